@@ -1,0 +1,1 @@
+"""The agent process: one per host, starts and ends the daemons there."""

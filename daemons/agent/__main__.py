@@ -1,0 +1,67 @@
+"""An agent: starts the daemons of its host and sees them end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+
+from daemons import process
+from daemons.lastwords import last_lines
+from daemons.loop import Loop
+from dlctl import runs
+from dlctl.launch import local
+from dlctl.roles.agent import Agent, ProcessStarted
+from dlctl.roles.desk import COORDINATOR
+from dlctl.roles.effects import ProcessEnded, SignalProcess, StartProcess
+
+log = logging.getLogger("dlctl")
+
+
+class Children:
+    """The processes that this agent has started; a pidfd each, so that none is missed or mistaken."""
+
+    def __init__(self, context: process.Context, loop: Loop) -> None:
+        self.context = context
+        self.loop = loop
+        self._running: dict[tuple[str, int], tuple[subprocess.Popen[bytes], int]] = {}
+
+    def start(self, effect: StartProcess) -> None:
+        directory, control = self.context.directory, self.context.control
+        name, incarnation = effect.name, effect.incarnation
+        try:
+            child = local.start(directory, effect.role, name, incarnation, control)
+        except OSError as error:
+            self.loop.post(ProcessEnded(name, incarnation, 1, (f"cannot start it: {error}",)))
+            return
+        pidfd = os.pidfd_open(child.pid)
+        self._running[name, incarnation] = (child, pidfd)
+        self.loop.watch(pidfd, lambda: self._ended(name, incarnation))
+        self.loop.post(ProcessStarted(name, incarnation, child.pid))
+
+    def _ended(self, name: str, incarnation: int) -> None:
+        child, pidfd = self._running.pop((name, incarnation))
+        self.loop.unwatch(pidfd)
+        os.close(pidfd)
+        status = child.wait()
+        words = last_lines(runs.log_path(self.context.directory, name, incarnation))
+        self.loop.post(ProcessEnded(name, incarnation, status, words))
+
+    def signal(self, effect: SignalProcess) -> None:
+        running = self._running.get((effect.name, effect.incarnation))
+        if running is not None:
+            signal.pidfd_send_signal(running[1], effect.signal)
+
+
+def serve(context: process.Context) -> int:
+    loop = Loop()
+    children = Children(context, loop)
+    loop.perform(StartProcess, children.start)
+    loop.perform(SignalProcess, children.signal)
+    loop.stop_on_signals()
+    loop.transport.connect(COORDINATOR, context.control)
+    return loop.run(Agent(context.birth, context.job.timeouts.resend_s))
+
+
+process.main("agent", serve)

@@ -1,0 +1,1 @@
+"""The coordinator process: the control plane of one run."""

@@ -1,0 +1,100 @@
+"""Performs what the coordinator writes down: rows in run.db, checkpoint directories, manifests.
+
+The machine's times are monotonic; here they become wall-clock times. Rows are committed before the
+next message goes out, so whatever the coordinator has told anybody is on record.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from daemons.loop import Loop
+from dlctl import checkpoints
+from dlctl.errors import DlctlError
+from dlctl.messages import Json
+from dlctl.roles import journal as j
+from dlctl.rundb import RunDb
+
+log = logging.getLogger("dlctl")
+
+
+class Records:
+    def __init__(self, directory: Path, db: RunDb, loop: Loop) -> None:
+        self.directory = directory
+        self.db = db
+        self.loop = loop
+        self._dirty = False
+        loop.perform(j.IssueTerm, self._on_term)
+        loop.perform(j.AddEvent, self._on_event)
+        loop.perform(j.AddMetric, self._on_metric)
+        loop.perform(j.Snapshot, self._on_snapshot)
+        loop.perform(j.RecordCheckpoint, self._on_checkpoint)
+        loop.perform(j.BeginCheckpoint, self._on_begin)
+        loop.perform(j.CompleteCheckpoint, self._on_complete)
+        loop.after_events = self.commit
+
+    def commit(self) -> None:
+        if self._dirty:
+            self.db.commit()
+            self._dirty = False
+
+    def _on_term(self, effect: j.IssueTerm) -> None:
+        self.db.put_term(effect.name, effect.term)
+        self.db.commit()
+
+    def _on_event(self, effect: j.AddEvent) -> None:
+        self.db.add_event(time.time(), effect.kind, effect.daemon, effect.text, effect.data)
+        self._dirty = True
+
+    def _on_metric(self, effect: j.AddMetric) -> None:
+        self.db.add_metric(time.time(), effect.daemon, effect.step, effect.values)
+        self._dirty = True
+
+    def _on_snapshot(self, effect: j.Snapshot) -> None:
+        self.db.put_run(**to_wall_clock(effect.run))
+        for row in effect.daemons:
+            self.db.put_daemon(row["name"], to_wall_clock(row))
+        self._dirty = True
+
+    def _on_checkpoint(self, effect: j.RecordCheckpoint) -> None:
+        self.db.put_checkpoint(effect.number, to_wall_clock(effect.value))
+        self.db.commit()
+
+    def _on_begin(self, effect: j.BeginCheckpoint) -> None:
+        try:
+            path = checkpoints.create(self.directory, effect.step, effect.number)
+            self.loop.post(j.CheckpointBegun(effect.number, str(path), ""))
+        except DlctlError as error:
+            self.loop.post(j.CheckpointBegun(effect.number, "", f"{error.message} ({error.where})"))
+
+    def _on_complete(self, effect: j.CompleteCheckpoint) -> None:
+        directory, error = Path(effect.directory), ""
+        manifest = effect.manifest | {"schema": "dlctl.checkpoint/1", "at": time.time()}
+        try:
+            checkpoints.write_manifest(directory, manifest)
+            checkpoints.prune(self.directory, effect.keep, trusted=directory)
+        except DlctlError as failure:
+            error = f"{failure.message} ({failure.where})"
+        self.loop.post(j.CheckpointEnded(effect.number, error))
+
+
+def to_wall_clock(value: Any) -> Any:
+    """The same JSON with every number under a key that ends in _at or _since moved to 1970's epoch."""
+    offset_s = time.time() - time.monotonic()
+    return _shift(value, offset_s)
+
+
+def _shift(value: Any, offset_s: float) -> Any:
+    if isinstance(value, list):
+        return [_shift(item, offset_s) for item in value]
+    if not isinstance(value, dict):
+        return value
+    shifted: Json = {}
+    for key, item in value.items():
+        is_time = key == "at" or key.endswith(("_at", "_since"))
+        is_number = isinstance(item, (int, float)) and not isinstance(item, bool)
+        shifted[key] = item + offset_s if is_time and is_number else _shift(item, offset_s)
+    return shifted

@@ -1,0 +1,46 @@
+"""Saving and loading a daemon's arrays in a thread of its own, so that messages go on meanwhile."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from daemons.loop import Loop
+from dlctl import checkpoints
+from dlctl.errors import DlctlError
+from dlctl.roles.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
+
+
+class Files:
+    def __init__(self, loop: Loop, name: str) -> None:
+        self._loop = loop
+        self._name = name
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="files")
+
+    def save(self, effect: SaveArrays) -> None:
+        self._thread.submit(self._save, effect)
+
+    def load(self, effect: LoadArrays) -> None:
+        """At the start only: nothing else can go on before it is done."""
+        directory = Path(effect.directory)
+        manifest = checkpoints.read_manifest(directory)
+        if self._name.startswith("worker"):
+            arrays = checkpoints.read_worker(directory, manifest, self._name)
+            self._loop.post(ArraysLoaded(arrays, {}))
+            return
+        arrays = {
+            name: checkpoints.read_slice(directory, manifest, name, effect.lo, effect.hi)
+            for name in effect.vectors
+        }
+        for extra in effect.extras:
+            arrays[extra] = checkpoints.read_extra(directory, manifest, extra)
+        self._loop.post(ArraysLoaded(arrays, manifest["shards"][0]["state"]))
+
+    def _save(self, effect: SaveArrays) -> None:
+        sha256, nbytes, error = "", 0, ""
+        try:
+            path = Path(effect.directory) / effect.file
+            sha256, nbytes = checkpoints.write_arrays(path, effect.arrays)
+        except DlctlError as failure:
+            error = f"{failure.message} ({failure.where})"
+        self._loop.post(ArraysSaved(effect.checkpoint, sha256, nbytes, error))

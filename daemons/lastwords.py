@@ -1,0 +1,31 @@
+"""The last lines of a daemon's log, as a person would want to read them after its death."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+LINES = 12
+TAIL_BYTES = 32 * 1024
+LINE_CHARS_MAX = 400
+
+
+def last_lines(path: Path) -> tuple[str, ...]:
+    """The last dozen lines: messages of JSON lines with their details, raw lines as they are."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            raw = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ()
+    lines = [line for text in raw for line in _readable(text)]
+    return tuple(line[:LINE_CHARS_MAX] for line in lines[-LINES:])
+
+
+def _readable(text: str) -> list[str]:
+    try:
+        record = json.loads(text)
+        message = f"{record['level'].upper()} {record['msg']}"
+        return [message, *str(record.get("detail", "")).splitlines()]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return [text] if text.strip() else []

@@ -1,0 +1,122 @@
+"""JSON lines: one object per event, written to standard error, which is the daemon's log file.
+
+The file belongs to this process alone (the launcher opened it for appending), so this process also
+rotates it: the file is renamed and its descriptors are pointed at a new one. Raw output of libraries
+and of a crashing interpreter lands in the same file, between the JSON lines.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+FILE_BYTES_MAX = 50_000_000
+FILES_KEPT = 5
+LINE_CHARS_MAX = 16 * 1024
+_PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonLines(logging.Formatter):
+    """{"ts", "level", "name", "inc", "msg", ...}; keys of `extra` are added as they are."""
+
+    def __init__(self, name: str, incarnation: int) -> None:
+        super().__init__()
+        self.daemon = name
+        self.incarnation = incarnation
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC)
+        line = {
+            "ts": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "name": self.daemon,
+            "inc": self.incarnation,
+            "msg": record.getMessage()[:LINE_CHARS_MAX],
+        }
+        line |= {key: value for key, value in vars(record).items() if key not in _PLAIN}
+        if record.exc_info:
+            line["detail"] = self.formatException(record.exc_info)[-LINE_CHARS_MAX:]
+        return json.dumps(line, default=str)
+
+
+class Rotating(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to descriptor 2; moves it to a new file when the present one is full."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(sys.stderr)
+        self.path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        self.rotate_if_full()
+
+    def rotate_if_full(self) -> None:
+        """Also called now and then by itself: raw output fills the file as well."""
+        try:
+            full = os.fstat(2).st_size >= FILE_BYTES_MAX
+        except OSError:
+            return
+        if full and self.path.exists():
+            self._rotate()
+
+    def _rotate(self) -> None:
+        oldest = self._numbered(FILES_KEPT - 1)
+        oldest.unlink(missing_ok=True)
+        for number in range(FILES_KEPT - 2, 0, -1):
+            if self._numbered(number).exists():
+                self._numbered(number).rename(self._numbered(number + 1))
+        self.path.rename(self._numbered(1))
+        new = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        for descriptor in (1, 2):
+            os.dup2(new, descriptor)
+        os.close(new)
+
+    def _numbered(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.{number}")
+
+
+def set_up(name: str, incarnation: int, path: Path) -> Rotating:
+    handler = Rotating(path)
+    handler.setFormatter(JsonLines(name, incarnation))
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("dlctl").setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    return handler
+
+
+class _Printed(io.TextIOBase):
+    """What user code prints, as log lines of this daemon: {"stream": "stdout", "msg": ...}."""
+
+    def __init__(self, stream: str) -> None:
+        self._stream = stream
+        self._line = ""
+        self._busy = False
+
+    def write(self, text: str) -> int:
+        if self._busy:
+            return len(text)  # A logging error that is being printed while we log.
+        self._busy = True
+        try:
+            *lines, rest = (self._line + text).split("\n")
+            self._line = rest[-LINE_CHARS_MAX:]
+            for line in lines:
+                logging.getLogger("dlctl").info("%s", line, extra={"stream": self._stream})
+        finally:
+            self._busy = False
+        return len(text)
+
+    def writable(self) -> bool:
+        return True
+
+
+def capture_prints() -> None:
+    """From now on `print` and writes to sys.stderr become log lines."""
+    sys.stdout = _Printed("stdout")
+    sys.stderr = _Printed("stderr")

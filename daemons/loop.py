@@ -1,0 +1,133 @@
+"""The one real loop: wait for messages, threads, signals or the machine's deadline; perform effects."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from daemons.transport import Transport
+from dlctl.machine import (
+    Configure,
+    Connect,
+    DeadlineReached,
+    Effect,
+    Event,
+    Exit,
+    Machine,
+    Note,
+    Received,
+    Send,
+    Started,
+    StopRequested,
+)
+
+log = logging.getLogger("dlctl")
+WAIT_S_MAX = 3600.0
+
+
+class Loop:
+    """Runs one machine. Effects that are a daemon's own it learns to do with `perform`."""
+
+    def __init__(self) -> None:
+        self.poller = zmq.Poller()
+        self.transport = Transport(self.poller)
+        self.exit_code: int | None = None
+        self.after_events: Callable[[], None] = lambda: None
+        """Called when all events that have come are handled, before waiting again."""
+        self._performers: dict[type[Effect], Callable[[Any], None]] = {
+            Send: lambda e: self.transport.send(e.peer, e.message),
+            Connect: lambda e: self.transport.connect(e.peer, e.address),
+            Note: _write_note,
+            Configure: _configure,
+            Exit: self._exit,
+        }
+        self._posted: deque[Event] = deque()
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._watched: dict[int, Callable[[], None]] = {}
+        self.poller.register(self._wakeup, zmq.POLLIN)
+
+    # ------------------------------------------------------------ from outside the loop
+
+    def perform(self, kind: type[Effect], how: Callable[[Any], None]) -> None:
+        """What to do with effects of a kind that only this daemon has."""
+        self._performers[kind] = how
+
+    def post(self, event: Event) -> None:
+        """Hand an event to the machine; safe from any thread and from signal handlers."""
+        self._posted.append(event)
+        os.eventfd_write(self._wakeup, 1)
+
+    def stop_on_signals(self) -> None:
+        """SIGTERM and SIGINT become events; the rest is the machine's business."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self.post(StopRequested(signal.Signals(number).name))
+
+    def watch(self, fd: int, ready: Callable[[], None]) -> None:
+        """Call `ready` when `fd` can be read (a pidfd: when the process has ended)."""
+        self._watched[fd] = ready
+        self.poller.register(fd, zmq.POLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        self._watched.pop(fd, None)
+        self.poller.unregister(fd)
+
+    # ------------------------------------------------------------ the loop
+
+    def run(self, machine: Machine) -> int:
+        """Until the machine exits; returns its exit code."""
+        self._handle(machine, Started())
+        while self.exit_code is None:
+            self.after_events()
+            for source in self._wait(machine.deadline()):
+                if self.exit_code is None:
+                    self._serve(machine, source)
+            deadline = machine.deadline()
+            if self.exit_code is None and deadline is not None and deadline <= time.monotonic():
+                self._handle(machine, DeadlineReached())
+        self.after_events()
+        self.transport.close()
+        return self.exit_code
+
+    def _wait(self, deadline: float | None) -> list[Any]:
+        timeout_s = WAIT_S_MAX if deadline is None else deadline - time.monotonic()
+        # Rounded up, or the last fraction of a millisecond would be spent in a busy loop.
+        timeout_ms = int(min(max(timeout_s, 0.0), WAIT_S_MAX) * 1000) + (timeout_s > 0)
+        return [source for source, _ in self.poller.poll(timeout_ms)]
+
+    def _serve(self, machine: Machine, source: Any) -> None:
+        if source == self._wakeup:
+            os.eventfd_read(self._wakeup)
+            while self._posted:
+                self._handle(machine, self._posted.popleft())
+        elif source in self._watched:
+            self._watched[source]()
+        else:
+            for peer, message in self.transport.receive(source):
+                self._handle(machine, Received(peer, message))
+
+    def _handle(self, machine: Machine, event: Event) -> None:
+        for effect in machine.handle(event, time.monotonic()):
+            self._performers[type(effect)](effect)
+
+    def _exit(self, effect: Exit) -> None:
+        log.info("exit %d: %s", effect.code, effect.reason)
+        self.exit_code = effect.code
+
+
+def _write_note(note: Note) -> None:
+    log.log(logging.getLevelNamesMapping()[note.level.upper()], note.text, extra=dict(note.fields))
+
+
+def _configure(effect: Configure) -> None:
+    if effect.key == "log_level":
+        log.setLevel(effect.value.upper())

@@ -1,0 +1,62 @@
+"""What all daemons begin and end with: arguments, log, job, exit code, and the last words."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemons import logs
+from dlctl import __version__, config, runs
+from dlctl.errors import DlctlError
+from dlctl.roles.desk import Birth
+
+log = logging.getLogger("dlctl")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a daemon is started with."""
+
+    directory: Path
+    control: str
+    """The coordinator's address; "" for the coordinator itself."""
+    birth: Birth
+    job: config.JobFile
+    key: bytes
+    log_handler: logs.Rotating
+
+
+def read_job(directory: Path) -> config.JobFile:
+    return config.from_dict(config.JobFile, json.loads((directory / "job.json").read_text()))
+
+
+def main(role: str, body: Callable[[Context], int]) -> None:
+    """Run a daemon: `python -m daemons.ROLE RUN_DIRECTORY NAME INCARNATION CONTROL_ADDRESS`."""
+    if len(sys.argv) != 5:
+        sys.exit(f"usage: python -m daemons.{role} RUN_DIRECTORY NAME INCARNATION CONTROL_ADDRESS")
+    directory, name, incarnation = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    handler = logs.set_up(name, incarnation, runs.log_path(directory, name, incarnation))
+    faulthandler.enable()
+    try:
+        birth = Birth(
+            directory.name, role, name, incarnation, os.getpid(), socket.gethostname(), __version__
+        )
+        job, key = read_job(directory), (directory / "key").read_bytes()
+        log.info("%s %s starts, pid %d", role, name, os.getpid())
+        code = body(Context(directory, sys.argv[4], birth, job, key, handler))
+    except DlctlError as error:
+        log.error("%s", error.message, extra={"hint": error.hint, "where": error.where})
+        code = error.exit_code
+    except Exception:
+        log.exception("a bug in dlctl: %s ends", name)
+        code = 70
+    logging.shutdown()
+    # Nothing that user code has registered or left running can hold the process back any more.
+    os._exit(code)

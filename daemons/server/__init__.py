@@ -1,0 +1,1 @@
+"""The parameter server process: owns one shard; numpy, never torch."""

@@ -1,0 +1,39 @@
+"""A server: everything that a shard is made of, in order."""
+
+from __future__ import annotations
+
+from daemons import process
+from daemons.files import Files
+from daemons.loop import Loop
+from daemons.transport import address_for
+from dlctl import registry
+from dlctl.roles.desk import COORDINATOR
+from dlctl.roles.effects import LoadArrays, SaveArrays
+from dlctl.roles.server import Server
+
+
+def serve(context: process.Context) -> int:
+    job, birth = context.job, context.birth
+    loop = Loop()
+    files = Files(loop, birth.name)
+    loop.perform(SaveArrays, files.save)
+    loop.perform(LoadArrays, files.load)
+    loop.stop_on_signals()
+    index = int(birth.name.rpartition("-")[2])
+    port = job.network.port + 1 + index if job.network.port else 0
+    address = address_for(birth.run_id, birth.name, job.network.transport, port)
+    address = loop.transport.listen(address)
+    loop.transport.connect(COORDINATOR, context.control)
+    machine = Server(
+        birth,
+        job,
+        context.key,
+        address,
+        registry.load("algorithms", job.algorithm.name),
+        registry.load("optimizers", job.optimizer.name),
+        registry.load("compressors", job.compression.name),
+    )
+    return loop.run(machine)
+
+
+process.main("server", serve)

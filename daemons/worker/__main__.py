@@ -1,0 +1,40 @@
+"""A worker: the only daemon that runs user code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from daemons import logs, process
+from daemons.files import Files
+from daemons.loop import Loop
+from daemons.worker.compute import ComputeThread
+from dlctl import registry
+from dlctl.roles.desk import COORDINATOR
+from dlctl.roles.effects import BuildModel, Compute, LoadArrays, RunEvaluation, SaveArrays
+from dlctl.roles.worker import Worker
+
+
+def serve(context: process.Context) -> int:
+    job = context.job
+    logs.capture_prints()
+    loop = Loop()
+    files = Files(loop, context.birth.name)
+    thread = ComputeThread(loop, job, Path(job.job.directory))
+    loop.perform(SaveArrays, files.save)
+    loop.perform(LoadArrays, files.load)
+    loop.perform(BuildModel, thread.build)
+    loop.perform(Compute, thread.compute)
+    loop.perform(RunEvaluation, thread.evaluate)
+    loop.stop_on_signals()
+    loop.transport.connect(COORDINATOR, context.control)
+    compressor = registry.load("compressors", job.compression.name)
+    machine = Worker(
+        context.birth,
+        job,
+        registry.load("algorithms", job.algorithm.name),
+        compressor(compressor.Options(**job.compression.options)),
+    )
+    return loop.run(machine)
+
+
+process.main("worker", serve)

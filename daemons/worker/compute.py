@@ -1,0 +1,116 @@
+"""The thread that computes: model, gradients and evaluations, one after the other.
+
+Messages go on in the main thread meanwhile: torch releases the interpreter while it works. Everything
+that touches the model happens here; the worker role sees to it that nobody else writes to it then.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from daemons.loop import Loop
+from dlctl.config import JobFile
+from dlctl.errors import DlctlError
+from dlctl.machine import Event
+from dlctl.roles.effects import (
+    BuildModel,
+    Compute,
+    Computed,
+    EvaluationRun,
+    ModelBuilt,
+    RunEvaluation,
+    TaskFailed,
+)
+
+
+class ComputeThread:
+    def __init__(self, loop: Loop, job: JobFile, directory: Any) -> None:
+        self._loop = loop
+        self._job = job
+        self._directory = directory
+        self._replica: Any = None
+        self._loader: Any = None
+        self._work: queue.SimpleQueue[Callable[[], Event]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="compute", daemon=True).start()
+
+    def build(self, effect: BuildModel) -> None:
+        self._work.put(lambda: self._build(effect))
+
+    def compute(self, effect: Compute) -> None:
+        self._work.put(lambda: self._compute(effect))
+
+    def evaluate(self, effect: RunEvaluation) -> None:
+        self._work.put(lambda: self._evaluate(effect))
+
+    def _run(self) -> None:
+        while True:
+            work = self._work.get()
+            try:
+                event = work()
+            except DlctlError as error:
+                where = f" ({error.where})" if error.where else ""
+                hint = f"; {error.hint}" if error.hint else ""
+                detail = getattr(error, "detail", "")
+                event = TaskFailed(f"{error.message}{where}{hint}", detail)
+            except Exception as error:
+                event = TaskFailed(f"a bug in dlctl: {type(error).__name__}: {error}", _trace())
+            self._loop.post(event)
+
+    def _build(self, effect: BuildModel) -> ModelBuilt:
+        # torch takes seconds to import and is needed in this thread only.
+        import torch
+
+        from daemons.worker.data import PortionLoader
+        from daemons.worker.replica import Replica, choose_device
+        from daemons.worker.task import load_task
+
+        workers, data = self._job.workers, self._job.data
+        torch.set_num_threads(workers.threads or _fair_share(workers.count))
+        task = load_task(self._job.job.task, self._directory)
+        device = choose_device(workers.device, effect.slot)
+        replica = Replica(task, device=str(device), seed=self._job.job.seed)
+        dataset = task.dataset()
+        self._loader = PortionLoader(
+            dataset,
+            batch_size=workers.batch_size,
+            seed=self._job.job.seed,
+            shuffle=data.shuffle,
+            processes=workers.loader_processes,
+            collate=task.collate,
+        )
+        replica.reseed(effect.slot, effect.epoch)
+        self._replica = replica
+        return ModelBuilt(
+            replica.layout.to_bytes(),
+            len(dataset),
+            replica.parameters,
+            replica.averaged(),
+            replica.constant(),
+        )
+
+    def _compute(self, effect: Compute) -> Computed:
+        batch = self._loader.batch(effect.data_epoch, effect.start, effect.stop, effect.number)
+        loss, gradient = self._replica.gradient(batch)
+        return Computed(loss, gradient, self._replica.averaged())
+
+    def _evaluate(self, effect: RunEvaluation) -> EvaluationRun:
+        averaged = np.array(effect.averaged, np.float64)
+        metrics = self._replica.evaluate(effect.parameters, averaged)
+        return EvaluationRun(effect.evaluation, metrics)
+
+
+def _fair_share(workers: int) -> int:
+    """Threads of torch for each of the workers on this machine."""
+    return max(1, len(os.sched_getaffinity(0)) // workers)
+
+
+def _trace() -> str:
+    import traceback
+
+    return traceback.format_exc()

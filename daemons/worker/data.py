@@ -1,0 +1,162 @@
+"""Batches of a leased portion: a range of samples in the shuffled order of a data epoch.
+
+Every worker knows the same order, because it follows from the seed and the data epoch; so a portion
+is two numbers on the wire, and a portion that another worker takes over has the same batches.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from daemons.worker.task import TaskError, blame, calling
+from dlctl.errors import DlctlError
+
+LOADING_S_MAX = 600
+"""For one batch: a sample that cannot leave its process would be waited for without an end."""
+ORDERS_KEPT = 2
+"""Around the end of a data epoch portions of two epochs are in work."""
+
+
+class PortionLoader:
+    """Reads a map-style dataset portion by portion, with `processes` of torch's DataLoader or none.
+
+    collate: makes a batch of a list of samples; None: torch's default_collate. Call `close` to end
+    the processes.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        seed: int,
+        shuffle: bool,
+        processes: int,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        self._size = len(dataset)
+        self._batch_size = batch_size
+        self._seed = seed
+        self._shuffle = shuffle
+        self._orders: dict[int, Any] = {}
+        self._batches = _Batches()
+        self._loader: DataLoader[Any] | None = DataLoader(
+            _Guarded(dataset, collate or default_collate),
+            batch_sampler=self._batches,
+            collate_fn=_first,
+            num_workers=processes,
+            persistent_workers=processes > 0,
+            timeout=LOADING_S_MAX if processes else 0,
+            worker_init_fn=_leave_signals_to_the_worker,
+            # One of its own, or every portion would shift the replica's dropout.
+            generator=torch.Generator().manual_seed(seed),
+        )
+        self._stream: Iterator[Any] = iter(())
+        self._next: tuple[int, int, int, int] | None = None
+
+    def batch(self, data_epoch: int, start: int, stop: int, number: int) -> Any:
+        """Batch `number` (from 0) of samples [start, stop); the last one may be smaller.
+
+        Asked for in order, the batches of a portion are loaded ahead; any other order costs a new
+        start. Raises TaskError for what the dataset raises.
+        """
+        assert 0 <= start < stop <= self._size
+        assert 0 <= number < -((start - stop) // self._batch_size)
+        wanted = (data_epoch, start, stop, number)
+        if wanted != self._next:
+            self._restart(*wanted)
+        self._next = (data_epoch, start, stop, number + 1)
+        try:
+            batch = next(self._stream)
+        except RuntimeError as error:
+            self._next = None
+            raise DlctlError(f"a process that loads the data has ended: {error}") from error
+        if isinstance(batch, TaskError):
+            self._next = None
+            raise batch
+        return batch
+
+    def close(self) -> None:
+        """End the loader's processes."""
+        self._stream = iter(())
+        self._next = self._loader = None
+
+    def _restart(self, data_epoch: int, start: int, stop: int, number: int) -> None:
+        assert self._loader is not None
+        self._next = None
+        samples = self._order(data_epoch)[start:stop]
+        size = self._batch_size
+        first = number * size
+        self._batches.lists = [
+            samples[i : i + size].tolist() for i in range(first, len(samples), size)
+        ]
+        with calling("starting to load the data"):
+            self._stream = iter(self._loader)
+
+    def _order(self, data_epoch: int) -> Any:
+        if not self._shuffle:
+            data_epoch = 0
+        if data_epoch not in self._orders:
+            while len(self._orders) >= ORDERS_KEPT:
+                del self._orders[next(iter(self._orders))]
+            rng = np.random.default_rng([self._seed, data_epoch])
+            order = rng.permutation(self._size) if self._shuffle else np.arange(self._size)
+            self._orders[data_epoch] = order
+        return self._orders[data_epoch]
+
+
+class _Batches:
+    """The batch sampler: what to load next, set before each pass."""
+
+    def __init__(self) -> None:
+        self.lists: list[list[int]] = []
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.lists)
+
+
+class _Guarded(Dataset[Any]):
+    """The user's dataset with its errors as values: so they keep their place and text on the way
+    out of a loader's process."""
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
+        self._dataset = dataset
+        self._collate = collate
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """One batch, collated, as a list of one."""
+        try:
+            samples = self._samples(indices)
+            with calling("making a batch of samples"):
+                return [self._collate(samples)]
+        except TaskError as error:
+            return [error.with_traceback(None)]
+
+    def _samples(self, indices: list[int]) -> list[Any]:
+        at_once = getattr(self._dataset, "__getitems__", None)
+        if at_once is not None:
+            with calling("task.dataset().__getitems__"):
+                return list(at_once(indices))
+        samples = []
+        for index in indices:
+            try:
+                samples.append(self._dataset[index])
+            except (Exception, SystemExit) as error:
+                raise blame(f"task.dataset()[{index}]", error) from error
+        return samples
+
+
+def _first(items: list[Any]) -> Any:
+    return items[0]
+
+
+def _leave_signals_to_the_worker(_: int) -> None:
+    """Ctrl-C reaches the whole process group; the worker decides when its loaders end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,146 @@
+"""Which tensors a model is made of: parameters, buffers, tied ones, as `state_dict` names them.
+
+`model.state_dict()` is the judge of what belongs to the model, because that is what an export must
+fit: buffers that are not persistent stay out, and so does state that is no tensor
+(`get_extra_state`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from daemons.worker.task import TaskError, calling
+from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout
+
+_TRAINED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_INTEGER_MAX = {AVERAGED: 2**53, CONSTANT: 2**24}
+"""Buffers travel as float64, constants as float32: integers beyond these would be rounded."""
+
+
+def layout_of(model: nn.Module) -> Layout:
+    """The layout of a model, in the order of its state_dict.
+
+    Tensors that are the same object have one entry; all other names are its aliases. Raises
+    TaskError for a model that cannot be laid out, with `where` left to the caller.
+    """
+    tensors, names = _tensors(model)
+    _check_complete(model, tensors)
+    _check_no_overlap(
+        (names[key][0], tensor) for key, tensor in tensors.items() if kind(tensor) == TRAINED
+    )
+    for key, tensor in tensors.items():
+        _check(names[key][0], tensor)
+    return Layout(
+        tuple(
+            Entry(
+                names[key][0],
+                kind(tensor),
+                tuple(tensor.shape),
+                str(tensor.dtype).removeprefix("torch."),
+                tuple(names[key][1:]),
+            )
+            for key, tensor in tensors.items()
+        )
+    )
+
+
+def kind(tensor: Tensor) -> str:
+    """TRAINED, CONSTANT or AVERAGED."""
+    if not isinstance(tensor, nn.Parameter):
+        return AVERAGED
+    return TRAINED if tensor.requires_grad else CONSTANT
+
+
+def find(model: nn.Module, name: str) -> Tensor:
+    """The parameter or buffer of that name, as it is now: a forward pass may replace buffers."""
+    tensor = _look_up(model, name)
+    assert isinstance(tensor, Tensor)
+    return tensor
+
+
+def _look_up(model: nn.Module, name: str) -> object:
+    path, _, key = name.rpartition(".")
+    try:
+        return getattr(model.get_submodule(path), key)
+    except AttributeError:
+        return None
+
+
+def describe(tensor: Tensor) -> str:
+    return "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+
+
+def _tensors(model: nn.Module) -> tuple[dict[int, Tensor], dict[int, list[str]]]:
+    """id -> tensor, and id -> all its names."""
+    with calling("model.state_dict()"):
+        state = model.state_dict(keep_vars=True)
+    tensors: dict[int, Tensor] = {}
+    names: dict[int, list[str]] = {}
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor):
+            continue
+        if _look_up(model, name) is not tensor:
+            raise TaskError(f'model.state_dict() has "{name}", which is no tensor of the model')
+        tensors[id(tensor)] = tensor
+        names.setdefault(id(tensor), []).append(name)
+    return tensors, names
+
+
+def _check_complete(model: nn.Module, tensors: dict[int, Tensor]) -> None:
+    if not any(kind(tensor) == TRAINED for tensor in tensors.values()):
+        raise TaskError(
+            "the model has nothing to train", hint="no parameter of it has requires_grad=True"
+        )
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in tensors:
+            raise TaskError(f'parameter "{name}" is not in model.state_dict()')
+
+
+def _check(name: str, tensor: Tensor) -> None:
+    what = f'{describe(tensor)} "{name}"'
+    if is_lazy(tensor):
+        raise TaskError(
+            f"{what} has no shape yet",
+            hint="let model() run one batch through its lazy modules before it returns the model",
+        )
+    if tensor.is_complex() or tensor.is_quantized or tensor.layout is not torch.strided:
+        kind_ = str(tensor.dtype).removeprefix("torch.")
+        layout = str(tensor.layout).removeprefix("torch.")
+        raise TaskError(f"{what} is {kind_} ({layout}); only real, dense tensors can be trained")
+    if kind(tensor) == TRAINED and tensor.dtype not in _TRAINED_DTYPES:
+        raise TaskError(
+            f"{what} is {tensor.dtype}".replace("torch.", ""),
+            hint="train in float32, bfloat16, float16 or float64, or set requires_grad=False",
+        )
+    if not tensor.is_floating_point() and tensor.dtype is not torch.bool and tensor.numel():
+        largest = max(abs(int(tensor.min())), abs(int(tensor.max())))
+        if largest > _INTEGER_MAX[kind(tensor)]:
+            raise TaskError(
+                f"{what} holds {largest}, too large an integer to travel without rounding",
+                hint="register it as a buffer with persistent=False and compute it in model()",
+            )
+
+
+def _check_no_overlap(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Two parameters in the same memory would be torn apart when they move into the flat vector."""
+    spans = sorted(
+        (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + _extent_bytes(tensor), name)
+        for name, tensor in named
+        if not is_lazy(tensor) and tensor.layout is torch.strided and tensor.numel()
+    )
+    for before, after in itertools.pairwise(spans):
+        if before[0] == after[0] and before[2] > after[1]:
+            raise TaskError(
+                f'parameters "{before[3]}" and "{after[3]}" share memory but are two parameters',
+                hint="tie them by assignment: self.head.weight = self.embedding.weight",
+            )
+
+
+def _extent_bytes(tensor: Tensor) -> int:
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()

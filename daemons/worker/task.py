@@ -1,0 +1,346 @@
+"""The user's task: loaded from a file, checked, and guarded in every call.
+
+A task is any object, class or module with these; there is no base class to inherit:
+
+    model() -> torch.nn.Module
+    dataset() -> map-style dataset: __len__ and __getitem__
+    loss(model, batch) -> 0-d tensor, the mean over the batch
+    evaluate(model) -> dict of numbers       optional
+    collate(samples) -> batch                optional; torch's default_collate if absent
+
+Whatever the user's code does wrong comes out as a TaskError: what was called, what it raised, and
+where in the user's files. This holds for SystemExit too: only KeyboardInterrupt passes through.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import inspect
+import numbers
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+import dlctl
+from dlctl.errors import JobFailed
+
+MESSAGE_CHARS_MAX = 2_000
+DETAIL_CHARS_MAX = 7_000
+"""At most 4 bytes each: message and detail fit into a message's header."""
+
+
+class TaskError(JobFailed):
+    """The user's code failed. `detail` is its traceback, cut to the frames that are not ours."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        where: str | None = None,
+        hint: str | None = None,
+        detail: str = "",
+    ) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.detail = detail
+
+
+class UserTask(Protocol):
+    """What a user writes; `evaluate(model)` and `collate(samples)` may stand beside these."""
+
+    def model(self) -> nn.Module: ...
+
+    def dataset(self) -> Any: ...
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor: ...
+
+
+class Task:
+    """A user's task with every call guarded and every result checked.
+
+    Raises TaskError, and only that, for what the user's code does; also if a part is missing.
+    """
+
+    def __init__(self, user: UserTask, name: str = "task") -> None:
+        missing = [part for part in ("model", "dataset", "loss") if not callable(_get(user, part))]
+        if missing:
+            raise TaskError(
+                f"{name} lacks {' and '.join(f'{part}()' for part in missing)}",
+                where=_place(user),
+                hint="a task has model(), dataset() and loss(model, batch)",
+            )
+        self._user = user
+
+    @property
+    def collate(self) -> Callable[[list[Any]], Any] | None:
+        """The user's way to make a batch of samples; None: torch's."""
+        collate: Callable[[list[Any]], Any] | None = _get(self._user, "collate")
+        return collate
+
+    @property
+    def has_evaluate(self) -> bool:
+        return callable(_get(self._user, "evaluate"))
+
+    def place(self, part: str) -> str | None:
+        """file:line of the user's `part`; None if Python does not know."""
+        return _place(_get(self._user, part))
+
+    def model(self) -> nn.Module:
+        with calling("task.model"):
+            model = self._user.model()
+        if not isinstance(model, nn.Module):
+            raise self._wrong("model", model, "a torch.nn.Module")
+        return model
+
+    def dataset(self) -> Any:
+        with calling("task.dataset"):
+            dataset = self._user.dataset()
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise self._wrong(
+                "dataset",
+                dataset,
+                "a map-style dataset with __len__ and __getitem__",
+                hint="dlctl hands out ranges of samples, so it must know how many there are",
+            )
+        with calling("len(task.dataset())"):
+            size = len(dataset)
+        if size == 0:
+            raise TaskError("task.dataset() has no samples", where=self.place("dataset"))
+        return dataset
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        with calling("task.loss"):
+            loss = self._user.loss(model, batch)
+        if not isinstance(loss, Tensor):
+            raise self._wrong("loss", loss, "a torch.Tensor")
+        if loss.ndim != 0 or not loss.is_floating_point():
+            raise self._wrong("loss", loss, "one real number", hint="take the mean over the batch")
+        if not loss.requires_grad:
+            raise TaskError(
+                "task.loss returned a tensor without a gradient",
+                where=self.place("loss"),
+                hint="no detach(), item() or no_grad() between the model's output and the loss",
+            )
+        return loss
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """The task's metrics; {} if it has no `evaluate`."""
+        if not self.has_evaluate:
+            return {}
+        with calling("task.evaluate"):
+            metrics = self._user.evaluate(model)  # type: ignore[attr-defined]
+        if not isinstance(metrics, dict) or not all(isinstance(key, str) for key in metrics):
+            raise self._wrong("evaluate", metrics, "a dict of names and numbers")
+        numbers_ = {key: _number(value) for key, value in metrics.items()}
+        for key, number in numbers_.items():
+            if number is None:
+                raise self._wrong("evaluate", metrics[key], "a number", item=f'["{key}"]')
+        return {key: number for key, number in numbers_.items() if number is not None}
+
+    def _wrong(
+        self, part: str, value: object, wanted: str, *, item: str = "", hint: str | None = None
+    ) -> TaskError:
+        text = f"task.{part}{item} returned {_describe(value)}, not {wanted}"
+        return TaskError(text, where=self.place(part), hint=hint)
+
+
+# ---------------------------------------------------------------- loading
+
+
+def load_task(spec: str, directory: Path) -> Task:
+    """The task that "train.py:task" names: a path relative to `directory`, and a name in that file.
+
+    The name may stand for an instance, a class (made without arguments) or a module; without a name
+    the file itself is the task. Its directory comes first on sys.path, as with `python train.py`.
+    Raises TaskError.
+    """
+    file, _, attribute = spec.partition(":")
+    path = (directory / file).resolve()
+    module = _import(path, directory.resolve())
+    if not attribute:
+        return Task(module, file)
+    try:
+        user = attrgetter(attribute)(module)
+    except AttributeError:
+        raise TaskError(
+            f'{file} has no "{attribute}"', where=str(path), hint=_meant(attribute, module)
+        ) from None
+    if isinstance(user, type):
+        with calling(f"{attribute}()"):
+            user = user()
+    return Task(user, f"the task {spec}")
+
+
+def _import(path: Path, directory: Path) -> ModuleType:
+    if not path.is_file() or path.suffix != ".py":
+        raise TaskError(
+            f"there is no Python file {path.name}",
+            where=str(path),
+            hint='job.task is a path beside the job file and a name in it: "train.py:task"',
+        )
+    for folder in dict.fromkeys((str(directory), str(path.parent))):
+        if folder in sys.path:
+            sys.path.remove(folder)
+        sys.path.insert(0, folder)
+    # The plain name lets the data loader's processes import the file, too; but not if it is taken.
+    taken = getattr(sys.modules.get(path.stem), "__file__", str(path)) != str(path)
+    name = f"dlctl_task_{path.stem}" if taken else path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        with calling(f"importing {path.name}"):
+            spec.loader.exec_module(module)
+    except TaskError:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _meant(attribute: str, module: ModuleType) -> str:
+    close = difflib.get_close_matches(attribute, vars(module), n=1)
+    if close:
+        return f'did you mean "{close[0]}"?'
+    own = [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    ]
+    return f"it has {', '.join(own[:20])}" if own else "the file defines nothing"
+
+
+# ---------------------------------------------------------------- guarding
+
+
+@contextmanager
+def calling(what: str) -> Iterator[None]:
+    """Turn whatever the user's code raises inside into a TaskError saying that `what` raised it.
+
+    A TaskError passes through unchanged: the innermost call is the one to name.
+    """
+    try:
+        yield
+    except TaskError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise blame(what, error) from error
+
+
+def blame(what: str, error: BaseException) -> TaskError:
+    """What `calling` makes of an error of the user's code."""
+    report = traceback.TracebackException.from_exception(error)
+    _cut(report)
+    return TaskError(
+        _plain(f"{what} raised {type(error).__name__}: {_text(error)}", MESSAGE_CHARS_MAX),
+        where=_where(error, report.stack),
+        hint=_hint(error),
+        # The end of a long traceback says more than its beginning.
+        detail=_plain("".join(report.format())[-DETAIL_CHARS_MAX:], DETAIL_CHARS_MAX),
+    )
+
+
+def _cut(report: traceback.TracebackException | None) -> None:
+    """Leave out our own frames, torch's and the import system's, unless there are no others."""
+    while report is not None:
+        kept = [frame for frame in report.stack if not _is_machinery(frame.filename)]
+        report.stack = traceback.StackSummary.from_list(kept or list(report.stack))
+        _cut(report.__cause__)
+        report = report.__context__
+
+
+_MACHINERY = tuple(
+    f"{Path(file).parent}/"
+    for file in (Path(__file__).parent, dlctl.__file__, torch.__file__)
+    if file
+)
+_LIBRARIES = tuple(
+    f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+def _is_machinery(filename: str) -> bool:
+    return filename.startswith(("<frozen", *_MACHINERY))
+
+
+def _where(error: BaseException, stack: traceback.StackSummary) -> str | None:
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    own = [frame for frame in stack if not frame.filename.startswith(_LIBRARIES)]
+    frames = own or list(stack)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
+
+
+def _text(error: BaseException) -> str:
+    if isinstance(error, SyntaxError):
+        return error.msg
+    try:
+        return str(error) or "(it gives no reason)"
+    except Exception:  # a broken __str__ must not hide the error itself
+        return "(its text cannot be printed)"
+
+
+def _hint(error: BaseException) -> str | None:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f'install what provides "{error.name}" for {sys.executable}'
+    if isinstance(error, torch.OutOfMemoryError):
+        return "make workers.batch_size smaller, or run fewer workers on this GPU"
+    return None
+
+
+def _plain(text: str, chars_max: int) -> str:
+    """Text that can be encoded whatever it was, and is not too long."""
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= chars_max else text[: chars_max - 3] + "..."
+
+
+# ---------------------------------------------------------------- describing
+
+
+def _get(user: object, name: str) -> Any:
+    with calling(f"task.{name}"):
+        return getattr(user, name, None)
+
+
+def _place(thing: object) -> str | None:
+    """file:line where a function, method, class or an instance's class is defined."""
+    if isinstance(thing, ModuleType):
+        return getattr(thing, "__file__", None)
+    named = thing if inspect.isroutine(thing) or isinstance(thing, type) else type(thing)
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(named))
+        line = inspect.getsourcelines(named)[1]
+    except (TypeError, OSError, ValueError):
+        return None
+    return f"{file}:{line}"
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor):
+        shape = ", ".join(map(str, value.shape))
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape [{shape}]"
+    return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+def _number(value: object) -> float | None:
+    """A Python or numpy number, or a tensor or array of one element; None for anything else."""
+    if isinstance(value, numbers.Real):
+        return float(value)
+    item = getattr(value, "item", None)
+    if not callable(item):
+        return None
+    try:
+        number = item()
+    except (TypeError, ValueError, RuntimeError):  # more than one element
+        return None
+    return float(number) if isinstance(number, numbers.Real) else None

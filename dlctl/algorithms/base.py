@@ -1,0 +1,212 @@
+"""What a method is: up to three sides of one conversation, in one file.
+
+- The worker side is a generator that reads like the paper's pseudocode. It *yields requests* (next
+  gradient, fetch, push) and is resumed when they are done; the worker role (`roles/worker.py`) knows
+  about leases, retries, windows and limits, so that a method does not.
+- The server side says what a push means to a shard: apply it now, hold it in a barrier, or drop it.
+  The server role (`roles/server.py`) has made sure before that it is new, in order and sound.
+- The coordinator side says who may work now, and may drive the shards itself with vector operations.
+
+Parameters, gradients and accrued updates are flat vectors (numpy, or torch on a GPU); every piece of
+state lies in attributes, so that it can be saved, restored and changed live between two requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dlctl import messages
+from dlctl.compress.base import Delta
+from dlctl.messages import Array
+from dlctl.optim.base import Optimizer
+from dlctl.vector import Vector, zeros_like
+
+# ---------------------------------------------------------------- what a worker side may ask for
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Start a fetch of all shards, answered with what they have once their clock is `clock_min`.
+
+    wait: resume only when the parameters are in place; resumed with the clock they are of. Otherwise
+    resume at once; they are put in place between two steps, when they have come.
+    """
+
+    wait: bool
+    clock_min: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NextGradient:
+    """Lease data if needed and compute. Resumed with a `Step`, or None: no data for now.
+
+    On None nothing may stay behind unpushed, because this may be the end of the run.
+    """
+
+    data_for: int | None = None
+    """Only data leased for this clock (batch methods); None: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Send part of `vector`: the compressor takes what it sends out of it, the residual stays in it.
+
+    Resumed as soon as the push is on its way; it waits only while the window is full.
+    """
+
+    vector: Vector | None
+    """None: an empty push, only to take part."""
+    samples: int
+    clock: int = 0
+
+
+class Step(NamedTuple):
+    """One gradient of the mean loss over `samples` samples, at the parameters as they were."""
+
+    gradient: Vector
+    samples: int
+    loss: float
+
+
+Requests = Generator[Fetch | NextGradient | Push, Any, None]
+
+
+class WorkerSide:
+    """One replica. `parameters` is the model itself: what is written to it is what computes next."""
+
+    def __init__(self, options: Any, parameters: Vector, slot: int) -> None:
+        self.options = options
+        self.parameters = parameters
+        self.slot = slot
+        self.residual = zeros_like(parameters)
+        """What was accrued and not yet sent: error feedback, and all there is to save of a replica."""
+
+    def run(self) -> Requests:
+        raise NotImplementedError
+
+
+# ---------------------------------------------------------------- servers
+
+
+@dataclass(slots=True)
+class Shard:
+    """A slice of the parameter vector, its optimiser, and the number of updates applied to it."""
+
+    w: Array
+    """float32[n]"""
+    optimizer: Optimizer
+    version: int = 0
+    vectors: dict[str, Array] = field(default_factory=dict)
+    """Further named vectors of coordinator-driven methods, float64[n]."""
+
+    def apply(self, delta: Delta) -> None:
+        self.optimizer.apply(self.w, delta)
+        self.version += 1
+
+
+class Outcome(NamedTuple):
+    """What became of one push; `kind` is one of APPLIED, HELD, LATE (`messages.Ack`)."""
+
+    slot: int
+    epoch: int
+    seq: int
+    kind: str
+    staleness: int = 0
+    """Updates that came between the version the gradient was of and this one, on this shard."""
+
+
+class ServerSide:
+    """One shard. Every method returns the pushes that it settled, in order."""
+
+    def __init__(self, options: Any, shard: Shard) -> None:
+        self.options = options
+        self.shard = shard
+
+    def clock(self) -> int:
+        """What `Fetch.clock_min` is compared with."""
+        return self.shard.version
+
+    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+        raise NotImplementedError
+
+    def joined(self, slot: int) -> list[Outcome]:
+        """A new epoch of `slot` has joined; pushes of its old epochs will not come any more."""
+        return []
+
+    def members(self, slots: frozenset[int]) -> list[Outcome]:
+        """These slots take part from now on."""
+        return []
+
+
+# ---------------------------------------------------------------- coordinator
+
+
+@dataclass(frozen=True, slots=True)
+class VectorRequest:
+    """One operation on the named vectors of all shards; resumed with the result.
+
+    copy: y = x. scale: x *= a. axpy: y += a * x. zero: x = 0. mul: y *= x. free: forget x.
+    dot: sum of x * y, partial sums in float64 added in shard order. "w" is the parameters.
+    """
+
+    op: str
+    x: str
+    y: str = ""
+    a: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """Have all replicas go over the whole dataset once, at the present parameters, adding their
+    gradient sums into the vector "accrued". Resumed with (sum of losses, samples)."""
+
+    clock: int
+
+
+Drives = Generator[VectorRequest | BatchRequest, Any, None]
+
+
+@dataclass(slots=True)
+class CoordinatorSide:
+    """Who may lease data now; for methods that the coordinator drives, also the driving."""
+
+    options: Any
+    steps_done: int = 0
+    """Acknowledged steps of all workers, kept up by the coordinator role."""
+
+    def may_lease(self, slot: int, first_slot: int) -> str:
+        """"" if `slot` may work now, else why it has to wait. `first_slot`: the lowest that lives."""
+        return ""
+
+    def drive(self) -> Drives | None:
+        """The method itself, if the coordinator drives it."""
+        return None
+
+
+# ---------------------------------------------------------------- a whole method
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """What the registry names. `Options` is a frozen dataclass: the keys of the job file."""
+
+    Options: type[Any]
+    worker: type[WorkerSide]
+    server: type[ServerSide]
+    coordinator: type[CoordinatorSide] = CoordinatorSide
+    live: tuple[str, ...] = field(default=())
+    """Options that may change while the run goes on."""
+    simulated_only: bool = False
+
+
+def dense(delta: Delta, size: int) -> Array:
+    """A delta as a full vector, float32[size]; the array itself if it is dense already."""
+    if delta.indices is None:
+        return delta.values
+    full = np.zeros(size, np.float32)
+    full[delta.indices] = delta.values
+    return full

@@ -1,0 +1,119 @@
+"""Synchronous SGD: a barrier in the servers. Chen et al., "Revisiting Distributed Synchronous SGD",
+2016, without backup workers.
+
+Every replica computes its gradient on the same parameters w_t. A shard waits for the push of step t
+from every member, averages by the samples used and updates once:
+
+    w_{t+1} = w_t - eta * sum_i n_i g_i / sum_i n_i          t = the shard's version
+
+so that N workers with batch n are one worker with batch N n. The sum is taken in slot order, whatever
+the order of arrival. Rules:
+
+- a replica without data takes part with 0 samples, so that nobody waits for it;
+- a push for a step that is over is LATE and dropped, never mixed into a later one;
+- a replica that dies is no member any more; one that joins counts from its first push on, because
+  shards may stand at different steps when it joins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dlctl import messages
+from dlctl.algorithms.base import (
+    Algorithm,
+    Fetch,
+    NextGradient,
+    Outcome,
+    Push,
+    Requests,
+    ServerSide,
+    Shard,
+    WorkerSide,
+    dense,
+)
+from dlctl.compress.base import Delta
+from dlctl.messages import APPLIED, HELD, LATE, Array
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    pass
+
+
+class Replica(WorkerSide):
+    def run(self) -> Requests:
+        clock = yield Fetch(wait=True)
+        while True:
+            computed = yield NextGradient()
+            if computed is None:
+                yield Push(None, 0, clock)
+            else:
+                self.residual += computed.gradient
+                yield Push(self.residual, computed.samples, clock)
+            clock = yield Fetch(wait=True, clock_min=clock + 1)
+
+
+class Barrier(ServerSide):
+    """Holds the pushes of step t until all who are due have come."""
+
+    def __init__(self, options: Options, shard: Shard) -> None:
+        super().__init__(options, shard)
+        self._members: frozenset[int] = frozenset()
+        self._due_from: dict[int, int | None] = {}
+        """The first step that counts a slot; None: not before it has pushed."""
+        self._held: dict[tuple[int, int], tuple[messages.Push, Array]] = {}
+        """(clock, slot) -> a push and its dense gradient."""
+
+    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+        if push.clock < self.shard.version:
+            return [Outcome(push.slot, push.epoch, push.seq, LATE)]
+        if self._due_from.get(push.slot) is None:
+            self._due_from[push.slot] = push.clock
+        gradient = dense(delta, self.shard.w.size)
+        self._held[push.clock, push.slot] = (push, gradient)
+        return [Outcome(push.slot, push.epoch, push.seq, HELD), *self._complete()]
+
+    def joined(self, slot: int) -> list[Outcome]:
+        if self.shard.version > 0 or self._held:
+            self._due_from[slot] = None
+            self._held = {key: held for key, held in self._held.items() if key[1] != slot}
+        return self._complete()
+
+    def members(self, slots: frozenset[int]) -> list[Outcome]:
+        if not self._members:
+            self._due_from = {slot: self.shard.version for slot in slots}
+        self._members = slots
+        return self._complete()
+
+    def _complete(self) -> list[Outcome]:
+        done: list[Outcome] = []
+        while self._is_complete(self.shard.version):
+            done += self._update(self.shard.version)
+        return done
+
+    def _is_complete(self, clock: int) -> bool:
+        due = [s for s in self._members if self._is_due(s, clock)]
+        return bool(due) and all((clock, slot) in self._held for slot in due)
+
+    def _is_due(self, slot: int, clock: int) -> bool:
+        since = self._due_from.get(slot)
+        return since is not None and since <= clock
+
+    def _update(self, clock: int) -> list[Outcome]:
+        slots = sorted(slot for (c, slot) in self._held if c == clock)
+        held = [self._held.pop((clock, slot)) for slot in slots]
+        samples = sum(push.samples for push, _ in held)
+        if samples:
+            mean = np.zeros(self.shard.w.size, np.float32)
+            for push, gradient in held:
+                mean += gradient * np.float32(push.samples / samples)
+            self.shard.apply(Delta(mean))
+        else:
+            self.shard.version += 1
+        return [Outcome(push.slot, push.epoch, push.seq, APPLIED) for push, _ in held]
+
+
+SYNC = Algorithm(Options=Options, worker=Replica, server=Barrier)

@@ -1,0 +1,350 @@
+"""Checkpoints on disk: how they are written, read, checked and cut anew.
+
+    <run>/ckpt/<step, 12 digits>-<number>/
+        shard-0.safetensors    "w" float32[hi-lo], "slot.<name>" float32[hi-lo] per optimiser slot;
+                               the first shard also "averaged" float64 and "constant" float32
+        worker-0.safetensors   residuals
+        manifest.json          written last: a directory without it is not a checkpoint
+
+Every file is written beside its place, hashed on the way, flushed to the disk and renamed, so that
+a crash at any moment leaves the old file, the new one or none, never half of one. The manifest
+knows every file's size and SHA-256. A slice of the flat vector is assembled from however many
+shards there were, so a run may go on with another number of servers. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from dlctl.errors import DlctlError
+from dlctl.manifest import MANIFEST, Manifest, parse, serialise
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+
+FOLDER = "ckpt"
+SLOT = "slot."
+_NAME = re.compile(r"(\d{12,})-(\d+)")
+_CHUNK_BYTES = 4 * 2**20
+_HEADER_ALIGNMENT_BYTES = 8
+_DTYPES = {
+    "<f8": "F64", "<i8": "I64", "<f4": "F32", "<i4": "I32", "<u4": "U32",
+    "<f2": "F16", "<u2": "U16", "|u1": "U8",
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- writing
+
+
+def create(run_directory: Path, step: int, number: int) -> Path:
+    """Make the directory of checkpoint `number`, and make its name durable. Raises DlctlError."""
+    directory = run_directory / FOLDER / f"{step:012d}-{number}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _sync(directory.parent)
+    except OSError as error:
+        raise DlctlError(
+            f"cannot make a checkpoint: {error.strerror}", where=str(directory)
+        ) from error
+    return directory
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Array]) -> tuple[str, int]:
+    """Write arrays as one safetensors file; returns its SHA-256 (hexadecimal) and size in bytes.
+
+    The arrays are hashed while they are written and never copied. Raises DlctlError naming `path`
+    (disk full, no permission, a dtype that safetensors does not have); no file is left then.
+    """
+    header, ordered = _header(path, arrays)
+    digest = hashlib.sha256()
+    with _replacing(path) as file:
+        for chunk in _chunks(header, ordered):
+            digest.update(chunk)
+            file.write(chunk)
+        nbytes = file.tell()
+    return digest.hexdigest(), nbytes
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Make the checkpoint complete. Its files must all be written. Raises DlctlError."""
+    path = directory / MANIFEST
+    data = serialise(manifest, str(path))
+    with _replacing(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that takes the place of `path` when the block ends well, and vanishes if not."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync(path.parent)
+    except OSError as error:
+        raise DlctlError(
+            f"cannot write: {error.strerror}", where=str(path), hint=f"df -h {path.parent}"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _header(path: Path, arrays: Mapping[str, Array]) -> tuple[bytes, list[Array]]:
+    """The head of a safetensors file, and the arrays in its order: wide items first, aligned."""
+    entries: dict[str, Any] = {}
+    offset = 0
+    names = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
+    for name in names:
+        array = arrays[name]
+        if array.dtype.str not in _DTYPES:
+            raise DlctlError(f'cannot save "{name}": it is {array.dtype}', where=str(path))
+        end = offset + array.nbytes
+        dtype = _DTYPES[array.dtype.str]
+        entries[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _HEADER_ALIGNMENT_BYTES)
+    return len(text).to_bytes(8, "little") + text, [arrays[name] for name in names]
+
+
+def _chunks(header: bytes, arrays: list[Array]) -> Iterator[bytes | memoryview]:
+    import numpy as np
+
+    yield header
+    for array in arrays:
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        yield from (data[i : i + _CHUNK_BYTES] for i in range(0, len(data), _CHUNK_BYTES))
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a checkpoint, every field checked. Raises DlctlError naming the file."""
+    path = directory / MANIFEST
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DlctlError(f"cannot read the manifest: {error.strerror}", where=str(path)) from error
+    return parse(data, str(path))
+
+
+def read_slice(directory: Path, manifest: Manifest, tensor: str, lo: int, hi: int) -> Array:
+    """Elements [lo, hi) of the flat vector `tensor` ("w", "slot.sum"), from all shards they are in.
+
+    Raises DlctlError naming the file if one is missing, cut, or has no such tensor of that length.
+    """
+    import numpy as np
+
+    if not 0 <= lo <= hi <= manifest["size"]:
+        raise DlctlError(f"[{lo}, {hi}) is not within the model's {manifest['size']} elements")
+    parts = [
+        _read(directory / shard["file"], tensor, shard, lo, hi)
+        for shard in manifest["shards"]
+        if max(lo, shard["lo"]) < min(hi, shard["hi"])
+    ]
+    if sum(part.size for part in parts) != hi - lo:
+        raise DlctlError(f"the shards do not cover [{lo}, {hi})", where=str(directory))
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+def _read(path: Path, tensor: str, shard: Mapping[str, Any], lo: int, hi: int) -> Array:
+    with _opened(path) as file:
+        _check_length(path, file, tensor, shard["hi"] - shard["lo"])
+        first, last = max(lo, shard["lo"]) - shard["lo"], min(hi, shard["hi"]) - shard["lo"]
+        part: Array = file.get_slice(tensor)[first:last]
+        return part
+
+
+def read_extra(directory: Path, manifest: Manifest, tensor: str) -> Array:
+    """A tensor that only the first shard has: "averaged" (float64) or "constant" (float32)."""
+    path = directory / manifest["shards"][0]["file"]
+    with _opened(path) as file:
+        if tensor not in file.keys():  # noqa: SIM118 - not a mapping
+            raise DlctlError(f'no tensor "{tensor}" in this file', where=str(path))
+        array: Array = file.get_tensor(tensor)
+        return array
+
+
+def slots(directory: Path, manifest: Manifest) -> list[str]:
+    """Names of the optimiser slots that were saved ("slot.sum" in the files is "sum" here)."""
+    with _opened(directory / manifest["shards"][0]["file"]) as file:
+        return sorted(key[len(SLOT) :] for key in file.keys() if key.startswith(SLOT))  # noqa: SIM118
+
+
+def read_worker(directory: Path, manifest: Manifest, name: str) -> dict[str, Array]:
+    """The arrays that worker `name` saved; {} if it saved none."""
+    for worker in manifest["workers"]:
+        if worker["name"] == name and worker["file"]:
+            with _opened(directory / worker["file"]) as file:
+                return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    return {}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A safetensors file. Whatever goes wrong while it is read becomes a DlctlError naming it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise DlctlError(
+            f"cannot read this part of the checkpoint: {error}", where=str(path)
+        ) from error
+
+
+def _check_length(path: Path, file: Any, tensor: str, length: int) -> None:
+    if tensor not in file.keys():  # noqa: SIM118 - not a mapping
+        raise DlctlError(f'no tensor "{tensor}" in this file', where=str(path))
+    shape = file.get_slice(tensor).get_shape()
+    if shape != [length]:
+        raise DlctlError(f'"{tensor}" has the shape {shape}, not [{length}]', where=str(path))
+
+
+# ---------------------------------------------------------------- checking
+
+
+def verify(directory: Path) -> list[str]:
+    """What is wrong with a checkpoint, a sentence each; [] if nothing. Hashes every file."""
+    try:
+        manifest = read_manifest(directory)
+    except DlctlError as error:
+        return [f"{error.where}: {error.message}"]
+    problems = _gaps(directory, manifest)
+    for part in (*manifest["shards"], *manifest["workers"]):
+        if part["file"]:
+            problems += _file_problems(directory / part["file"], part)
+    return problems
+
+
+def _gaps(directory: Path, manifest: Manifest) -> list[str]:
+    end = 0
+    for shard in manifest["shards"]:
+        if shard["lo"] != end:
+            return [f"{directory}: {shard['name']} begins at {shard['lo']}, not at {end}"]
+        end = shard["hi"]
+    if end != manifest["size"]:
+        return [f"{directory}: the shards end at {end}, the model at {manifest['size']}"]
+    return []
+
+
+def _file_problems(path: Path, part: Mapping[str, Any]) -> list[str]:
+    try:
+        size_bytes = path.lstat().st_size
+        if not path.is_file() or path.is_symlink():
+            return [f"{path}: not a plain file"]
+        if size_bytes != part["nbytes"]:
+            how = "cut off" if size_bytes < part["nbytes"] else "too long"
+            return [f"{path}: {how}: it has {size_bytes} bytes, the manifest says {part['nbytes']}"]
+        if _sha256(path) != part["sha256"]:
+            return [f"{path}: its SHA-256 is not the one in the manifest"]
+        if "lo" in part:
+            with _opened(path) as file:
+                for tensor in ("w", *(k for k in file.keys() if k.startswith(SLOT))):  # noqa: SIM118
+                    _check_length(path, file, tensor, part["hi"] - part["lo"])
+    except FileNotFoundError:
+        return [f"{path}: missing"]
+    except (OSError, DlctlError) as error:
+        return [f"{path}: {error}"]
+    return []
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ---------------------------------------------------------------- which ones there are
+
+
+def _candidates(run_directory: Path) -> list[Path]:
+    """Every directory that has the name of a checkpoint, complete or not, newest last."""
+    try:
+        entries = list((run_directory / FOLDER).iterdir())
+    except FileNotFoundError:
+        return []
+    real = [e for e in entries if _NAME.fullmatch(e.name) and e.is_dir() and not e.is_symlink()]
+    return sorted(real, key=number)
+
+
+def number(directory: Path) -> tuple[int, int]:
+    """(number, step) of a checkpoint directory, from its name: what "newer" means."""
+    step, number = directory.name.split("-")
+    return int(number), int(step)
+
+
+def complete(run_directory: Path) -> list[Path]:
+    """All checkpoints with a readable manifest, newest last. Their files are not looked at."""
+    found = []
+    for directory in _candidates(run_directory):
+        try:
+            read_manifest(directory)
+        except DlctlError:
+            continue
+        found.append(directory)
+    return found
+
+
+def _ignore(problem: str) -> None:
+    pass
+
+
+def newest_good(
+    run_directory: Path, on_problem: Callable[[str], None] = _ignore
+) -> tuple[Path, Manifest] | None:
+    """The newest checkpoint in which every byte is right; None if there is none.
+
+    A checkpoint that was meant to be complete and is not good is skipped; `on_problem` hears why.
+    """
+    for directory in reversed(_candidates(run_directory)):
+        if (directory / MANIFEST).exists():
+            problems = verify(directory)
+            if not problems:
+                return directory, read_manifest(directory)
+            for problem in problems:
+                on_problem(problem)
+    return None
+
+
+def prune(run_directory: Path, keep: int, trusted: Path | None = None) -> list[Path]:
+    """Remove all but the newest `keep` complete checkpoints, and what older attempts left behind.
+
+    The newest good one stays in any case. `trusted` is a checkpoint that the caller has just
+    written and need not be hashed again to be called good. Returns what was removed.
+    """
+    good = newest_good(run_directory) if trusted is None else (trusted, None)
+    if good is None:
+        return []
+    kept = {good[0].name, *(directory.name for directory in complete(run_directory)[-keep:])}
+    removed = []
+    for directory in _candidates(run_directory):
+        if directory.name not in kept and number(directory) < number(good[0]):
+            # Without its manifest a half removed checkpoint is taken for none at all.
+            (directory / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(directory, ignore_errors=True)
+            removed.append(directory)
+    return removed

@@ -1,0 +1,1 @@
+"""The command line: `main.py` has the table of commands, `console.py` all that is written."""

@@ -1,0 +1,97 @@
+"""`dlctl events`: what happened to a run, in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import click
+
+from dlctl.cli import console, following, logfiles, pick, report, values
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import job_option, json_option
+from dlctl.cli.snapshot import Snapshot
+from dlctl.errors import UsageError
+from dlctl.rundb import RunDb
+
+Event = dict[str, Any]
+
+
+@make_command(
+    "events",
+    examples=[
+        ("dlctl events", "the last 50 events"),
+        ("dlctl events worker-2 -f", "what happens to one daemon, as it happens"),
+        ("dlctl events --kind exit --since 1h", "who died in the last hour"),
+    ],
+    see_also=["status", "logs"],
+)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=pick.complete_daemons)
+@click.option("-f", "--follow", is_flag=True, help="Wait for more until the job ends.")
+@click.option(
+    "-n", "--tail", "limit", default=50, metavar="N", help="Show the last N.  [default: 50]"
+)
+@click.option("--since", metavar="TIME", help='Only later ones: "10m" ago or an ISO time.')
+@click.option("--kind", "kinds", multiple=True, metavar="KIND", help="Only events of this kind.")
+@job_option
+@json_option
+def command(
+    names: tuple[str, ...],
+    follow: bool,
+    limit: int,
+    since: str | None,
+    kinds: tuple[str, ...],
+    job: str | None,
+    as_json: bool,
+) -> None:
+    """Show faults, recoveries and changes in order."""
+    snapshot = pick.pick(job)
+    chosen = pick.match_daemons(names, snapshot.roles()) if names else []
+    since_at = moment(since, snapshot.now)
+
+    def wanted(event: Event) -> bool:
+        return (
+            (not chosen or event["daemon"] in chosen)
+            and (not kinds or event["kind"] in kinds)
+            and (since_at is None or event["at"] >= since_at)
+        )
+
+    with closing(RunDb(snapshot.directory, readonly=True)) as db:
+        found = list(db.events())
+        last = found[-1]["id"] if found else 0
+        shown = [event for event in found if wanted(event)]
+        _print(shown[-limit:] if limit > 0 and since is None else shown, as_json)
+        if follow:
+            _follow(snapshot, db, last, wanted, as_json)
+
+
+def _follow(
+    snapshot: Snapshot, db: RunDb, last: int, wanted: Callable[[Event], bool], as_json: bool
+) -> None:
+    def poll() -> None:
+        nonlocal last
+        for event in db.events(after=last):
+            last = event["id"]
+            if wanted(event):
+                _print([event], as_json)
+
+    following.follow(snapshot, poll, again="dlctl events -f")
+
+
+def _print(events: list[Event], as_json: bool) -> None:
+    now = time.time()
+    for event in events:
+        if as_json:
+            console.out_json("dlctl.event/1", values.timed(event), flush=True)
+        else:
+            console.out(report.event(event, now), flush=True)
+
+
+def moment(text: str | None, now: float) -> float | None:
+    """A time from an option; None if it was not given. Raises UsageError."""
+    try:
+        return None if text is None else logfiles.parse_time(text, now)
+    except ValueError as error:
+        raise UsageError(str(error)) from None

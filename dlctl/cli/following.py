@@ -1,0 +1,35 @@
+"""Following a run until it ends or the user has seen enough."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from dlctl.cli import console
+from dlctl.cli.snapshot import Snapshot, load
+
+POLL_S = 0.2
+LOOK_S = 1.0
+"""How often the run itself is looked at."""
+
+
+def follow(snapshot: Snapshot, poll: Callable[[], None], again: str) -> None:
+    """Call `poll` five times a second until the run has ended, and once more after that.
+
+    Ctrl-C only leaves: the run goes on, and `again` is the command that comes back to it.
+    """
+    run_id = snapshot.run_id
+    try:
+        while snapshot.is_live:
+            look_at = time.monotonic() + LOOK_S
+            while time.monotonic() < look_at:
+                poll()
+                time.sleep(POLL_S)
+            snapshot = load(snapshot.directory)
+        poll()
+    except KeyboardInterrupt:
+        commands = f"Again: {again} -j {run_id}   Stop: dlctl stop -j {run_id}"
+        console.note(f"\nDetached. {run_id} still runs.  {commands}")
+        return
+    reason = f" ({snapshot.reason})" if snapshot.reason else ""
+    console.note(f"-- {run_id} is {snapshot.state}{console.escape(reason)} --")

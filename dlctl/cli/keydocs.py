@@ -1,0 +1,122 @@
+"""What a job file's keys are, read from the dataclasses that own them: name, type, limits, text.
+
+`dlctl algorithms NAME` and the manual pages show the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import textwrap
+from itertools import pairwise
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Len, Lt
+
+_TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+
+
+class Key(NamedTuple):
+    """One key of a section, in words."""
+
+    name: str
+    type: str
+    limits: str
+    """ ">= 1, <= 4096", or ""."""
+    default: str
+    """As it would be written in the job file; "" if the key must be given."""
+    text: str
+
+    def to_dict(self) -> dict[str, str]:
+        return self._asdict()
+
+
+def keys(section: type[Any]) -> list[Key]:
+    """The keys of a dataclass. Nested tables are named by their dotted keys, after their own."""
+    texts = _texts(section)
+    hints = get_type_hints(section, include_extras=True)
+    found = []
+    for field in dataclasses.fields(section):
+        kind, limits = _describe(hints[field.name])
+        found.append(Key(field.name, kind, limits, _default(field), texts.get(field.name, "")))
+        if dataclasses.is_dataclass(hints[field.name]):
+            nested = keys(hints[field.name])
+            found += [key._replace(name=f"{field.name}.{key.name}") for key in nested]
+    return found
+
+
+def _texts(section: type[Any]) -> dict[str, str]:
+    """Field -> the string below it, in this class and its bases."""
+    texts: dict[str, str] = {}
+    for owner in reversed(section.__mro__):
+        if dataclasses.is_dataclass(owner):
+            tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
+            texts |= _strings_below(tree.body[0])
+    return texts
+
+
+def _strings_below(owner: ast.AST) -> dict[str, str]:
+    body = owner.body if isinstance(owner, ast.ClassDef) else []
+    found = {}
+    for statement, below in pairwise(body):
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+        ):
+            found[statement.target.id] = " ".join(str(below.value.value).split())
+    return found
+
+
+def _describe(hint: Any) -> tuple[str, str]:
+    """Type and limits of an annotation, in words."""
+    if get_origin(hint) is Annotated:
+        inner, *metadata = get_args(hint)
+        kind, limits = _describe(inner)
+        return kind, ", ".join(filter(None, [limits, *map(_limit, metadata)]))
+    if get_origin(hint) is Literal:
+        return " or ".join(_toml(choice) for choice in get_args(hint)), ""
+    if isinstance(hint, UnionType) or get_origin(hint) not in (None, list, tuple, dict):
+        return _describe(next(arg for arg in get_args(hint) if arg is not NoneType))
+    if dataclasses.is_dataclass(hint):
+        return "table", ""
+    return _TYPES.get(hint, "array" if get_origin(hint) in (list, tuple) else "table"), ""
+
+
+def _limit(constraint: Any) -> str:
+    for kind, sign, attribute in (
+        (Ge, ">=", "ge"),
+        (Gt, ">", "gt"),
+        (Le, "<=", "le"),
+        (Lt, "<", "lt"),
+    ):
+        if isinstance(constraint, kind):
+            return f"{sign} {_number(getattr(constraint, attribute))}"
+    if isinstance(constraint, Len):
+        return f"{constraint.min_length} to {constraint.max_length} characters"
+    return ""
+
+
+def _number(value: Any) -> str:
+    return f"{int(value)}" if float(value).is_integer() and abs(value) < 1e12 else f"{value:g}"
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return _toml(field.default_factory())
+    return "" if field.default is dataclasses.MISSING else _toml(field.default)
+
+
+def _toml(value: Any) -> str:
+    """A value as it is written in a job file; an absent one has no TOML and is "none"."""
+    if value is None:
+        return "none"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {k: v for k, v in dataclasses.asdict(value).items() if v is not None}
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
+    return json.dumps(value)

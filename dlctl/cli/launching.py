@@ -1,0 +1,324 @@
+"""From a job file to a run directory and its coordinator; what `start` and `run` have in common.
+
+Which run it becomes: an earlier run of the same job file goes on from its checkpoint if it was
+stopped or has failed; a live one with the same content is left alone; otherwise a new run begins.
+If anything goes wrong on the way, nothing is left: no directory, no link, no process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlctl import checkpoints, runs
+from dlctl.cli import console, pick, stop, values
+from dlctl.cli.snapshot import Snapshot, read_job
+from dlctl.errors import DlctlError, UsageError
+from dlctl.rundb import RunDb
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from dlctl.config import JobFile
+
+KEY_BYTES = 32
+Json = dict[str, Any]
+
+
+class Launched(NamedTuple):
+    directory: Path
+    process: subprocess.Popen[bytes] | None
+    """The coordinator; None if nothing had to be started."""
+
+
+def launch(file: Path, *, fresh: bool) -> Launched:
+    """Start the coordinator of a job, or find out that there is nothing to start.
+
+    Raises UsageError for a job file that is not valid or differs from its run that still lives,
+    and DlctlError if the run directory cannot be made or the process not be started.
+    """
+    from dlctl import config, jobfile
+    from dlctl.cli.validate import summary
+
+    job = jobfile.load(file)
+    content: Json = json.loads(json.dumps(config.to_dict(job)))
+    with _alone(file):
+        previous = _previous(file, job)
+        if previous is not None:
+            _refuse_if_changed_or_fresh(previous, content, fresh)
+        if previous is not None and not fresh and _is_done_with(previous, content):
+            return Launched(previous.directory, None)
+        good = None if previous is None or fresh else _checkpoint(previous, job)
+        console.note(f"{console.escape(summary(job))}")
+        if previous is None or good is None:
+            return _begin(file, job, content)
+        return _resume(previous, file, job, content, good)
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Only one command at a time starts this job: the other one then finds that it runs."""
+    with file.open("rb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+# ---------------------------------------------------------------- which run it becomes
+
+
+def _previous(file: Path, job: JobFile) -> Snapshot | None:
+    """The newest run of this job file under this name."""
+    same = [
+        snapshot
+        for snapshot in pick.readable(pick.known())
+        if snapshot.run.get("name") == job.job.name
+        and snapshot.run.get("job_file") == pick.job_file(file)
+    ]
+    return same[-1] if same else None
+
+
+def _refuse_if_changed_or_fresh(previous: Snapshot, content: Json, fresh: bool) -> None:
+    if not previous.is_live:
+        return
+    stop_it = f"dlctl stop -j {previous.run_id}"
+    if fresh:
+        raise UsageError(f"{previous.run_id} still runs; --fresh begins a second run", hint=stop_it)
+    changes = differences(read_job(previous.directory), content)
+    if changes:
+        raise UsageError(
+            f"{previous.run_id} runs with another content of this job file:\n"
+            + "\n".join(f"  {change}" for change in changes),
+            hint=f"{stop_it}   |   some keys change live: dlctl set --list",
+        )
+
+
+def _is_done_with(previous: Snapshot, content: Json) -> bool:
+    """Nothing to start: it runs already, or it has finished and the goal is still the same."""
+    name = console.escape(previous.run_id)
+    if previous.is_live:
+        console.note(f"{name} is already {console.escape(previous.state)}")
+        return True
+    if previous.state != "finished":
+        return False
+    goal = read_job(previous.directory).get("job", {}).get("stop")
+    if goal != content["job"]["stop"]:
+        return False
+    console.note(
+        f"{name} has finished already; to train anew: --fresh, to train on: change stop in [job]"
+    )
+    return True
+
+
+def _checkpoint(previous: Snapshot, job: JobFile) -> tuple[Path, Json] | None:
+    """The checkpoint that an ended run goes on from; first it is seen to that it has ended."""
+    stop.clean_up(previous, stop.EXIT_S)
+    good = checkpoints.newest_good(previous.directory, console.warn)
+    name = console.escape(previous.run_id)
+    if good is None:
+        console.note(f"{name} is {previous.state} and has no checkpoint; a new run begins")
+        return None
+    for section, now in (("algorithm", job.algorithm.name), ("optimizer", job.optimizer.name)):
+        before = good[1][section]
+        if isinstance(before, str) and before != now:
+            raise UsageError(
+                f'{previous.run_id} was trained with the {section} "{before}", not "{now}": '
+                "its checkpoint does not fit",
+                hint="begin a new run with --fresh",
+            )
+    step = values.count(good[1]["step"])
+    console.note(f"resumes {name} from step {step}; --fresh starts a new run")
+    return good
+
+
+def differences(before: Json, after: Json) -> list[str]:
+    """Keys that differ between two contents of a job file: "workers.count: 4 -> 8"."""
+    old, new = dict(_flat(before)), dict(_flat(after))
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return [f"{key}: {_shown(old.get(key))} -> {_shown(new.get(key))}" for key in keys]
+
+
+def _flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        # "options" is our own level: in the job file those keys stand beside the name.
+        here = path if key == "options" and path else f"{path}.{key}" if path else key
+        if isinstance(item, Mapping):
+            yield from _flat(item, here)
+        else:
+            yield here, item
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else json.dumps(value)
+
+
+# ---------------------------------------------------------------- its directory
+
+
+def _begin(file: Path, job: JobFile, content: Json) -> Launched:
+    """A new run in a new directory."""
+    parent = _run_dir(file, job)
+    made_parent = not parent.exists()
+    directory = _make_directory(parent, job.job.name)
+    try:
+        with _explained(directory):
+            _write_new(directory, file, job, content)
+            runs.socket_address(directory.name, "coordinator")
+            runs.register(directory)
+            return Launched(directory, _start(directory))
+    except BaseException:
+        _remove(directory, made_parent)
+        raise
+
+
+def _resume(
+    previous: Snapshot, file: Path, job: JobFile, content: Json, good: tuple[Path, Json]
+) -> Launched:
+    """The same directory again, from a checkpoint. On failure its files are as they were."""
+    directory = previous.directory
+    _check_owned(directory)
+    kept = {name: (directory / name).read_bytes() for name in ("job.toml", "job.json")}
+    try:
+        with _explained(directory):
+            _write_job(directory, file, content)
+            with closing(RunDb(directory)) as db:
+                db.put_run(**_keys(directory, file, job, resume=str(good[0])))
+                db.commit()
+            runs.socket_address(directory.name, "coordinator")
+            runs.register(directory)
+            return Launched(directory, _start(directory))
+    except BaseException:
+        for name, data in kept.items():
+            _write(directory / name, data)
+        with closing(RunDb(directory)) as db:
+            db.put_run(**{key: previous.run.get(key) for key in ("pid", "pid_created", "control")})
+            db.put_run(state=previous.state, reason=previous.reason)
+            db.commit()
+        raise
+
+
+def _run_dir(file: Path, job: JobFile) -> Path:
+    """Where run directories are made. Raises DlctlError unless it is, or can be made, ours."""
+    parent = Path(os.path.abspath(file.parent / job.job.run_dir))
+    if parent.is_symlink() and not parent.exists():
+        raise DlctlError("the run directory is a link to nowhere", where=str(parent))
+    if parent.exists():
+        _check_owned(parent.resolve(), (os.getuid(), 0))
+    return parent
+
+
+def _check_owned(directory: Path, owners: tuple[int, ...] | None = None) -> None:
+    """A directory of somebody else's may be swapped under our feet."""
+    info = directory.lstat()
+    if not directory.is_dir() or directory.is_symlink():
+        raise DlctlError("this is not a directory", where=str(directory))
+    if info.st_uid not in (owners or (os.getuid(),)):
+        raise DlctlError(
+            f"this directory belongs to somebody else (uid {info.st_uid})",
+            where=str(directory),
+            hint="set run_dir in [job] to a directory of yours",
+        )
+
+
+def _make_directory(parent: Path, name: str) -> Path:
+    """<name>-<4 hexadecimal digits>, unknown so far to this user."""
+    index = runs.index_dir()
+    for _ in range(1000):
+        directory = parent / f"{name}-{secrets.token_hex(2)}"
+        if (index / directory.name).is_symlink():
+            continue
+        try:
+            directory.mkdir(parents=True)
+            return directory
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise DlctlError(
+                f"cannot make a run directory: {error.strerror}",
+                where=str(directory),
+                hint="set run_dir in [job] to a directory that you can write to",
+            ) from error
+    raise DlctlError("there are too many runs of this name", where=str(parent))
+
+
+def _write_new(directory: Path, file: Path, job: JobFile, content: Json) -> None:
+    (directory / "logs").mkdir()
+    _write_job(directory, file, content)
+    _write(directory / "key", secrets.token_bytes(KEY_BYTES), 0o600)
+    with closing(RunDb(directory, create=True)) as db:
+        db.put_run(**_keys(directory, file, job, resume=""))
+        db.commit()
+
+
+def _write_job(directory: Path, file: Path, content: Json) -> None:
+    _write(directory / "job.toml", file.read_bytes())
+    _write(directory / "job.json", json.dumps(content, indent=1).encode())
+
+
+def _keys(directory: Path, file: Path, job: JobFile, resume: str) -> Json:
+    """What the database says before the coordinator has written anything."""
+    return {
+        "run_id": directory.name,
+        "name": job.job.name,
+        "job_file": pick.job_file(file),
+        "algorithm": job.algorithm.name,
+        "state": "pending",
+        "reason": "",
+        "waiting": "",
+        "resume": resume,
+        **dict.fromkeys(("pid", "pid_created", "control", "ready_at", "ended_at", "updated_at")),
+    }
+
+
+def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """A new file that takes the place of `path`; never through a link that somebody put there."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _explained(directory: Path) -> Iterator[None]:
+    """What the operating system or the database refuses becomes an error that says where."""
+    try:
+        yield
+    except OSError as error:
+        where, reason = str(error.filename or directory), error.strerror or str(error)
+        raise DlctlError(
+            f"cannot write the run: {reason}", where=where, hint=f"df -h {directory.parent}"
+        ) from error
+    except sqlite3.Error as error:
+        raise DlctlError(
+            f"cannot write the run's database: {error}",
+            where=str(directory),
+            hint=f"df -h {directory.parent}",
+        ) from error
+
+
+def _remove(directory: Path, made_parent: bool) -> None:
+    link = runs.index_dir() / directory.name
+    if link.is_symlink():
+        link.unlink()
+    shutil.rmtree(directory, ignore_errors=True)
+    if made_parent and not any(directory.parent.iterdir()):
+        directory.parent.rmdir()
+
+
+def _start(directory: Path) -> subprocess.Popen[bytes]:
+    from dlctl.launch import local
+
+    return local.start_coordinator(directory)

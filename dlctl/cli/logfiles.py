@@ -1,0 +1,285 @@
+"""Reading the daemons' logs: from the end, merged by time, and followed through restarts.
+
+    logs/worker-2.4.jsonl      the fourth incarnation of worker-2
+    logs/worker-2.4.jsonl.1    its older lines; .2 is older still
+
+A line is JSON with `ts`, `level`, `msg` and more, or it is text that the process wrote by itself
+(a traceback, a warning of a library). Files are read directly, so logs can be had from a run whose
+coordinator is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+TEXT = "text"
+"""The level of a line that is not JSON. It counts as a warning."""
+LINE_BYTES_MAX = 1 << 20
+"""A longer line is cut into several."""
+_BLOCK_BYTES = 1 << 16
+_FILE = re.compile(r"(?P<name>[a-z]+(?:-\d+)?)\.(?P<incarnation>\d+)\.jsonl(?:\.(?P<age>\d+))?")
+
+
+class LogFile(NamedTuple):
+    path: Path
+    name: str
+    incarnation: int
+    age: int
+    """0: is written now; 1, 2 ...: rotated away, the higher the older."""
+
+
+@dataclass(slots=True)
+class Line:
+    name: str
+    incarnation: int
+    at: float
+    """Seconds since 1970; that of the line before it if it carries no time."""
+    level: str
+    text: str
+    fields: dict[str, Any]
+    raw: str
+    """As it stands in the file."""
+
+    @property
+    def severity(self) -> int:
+        """Index in LEVELS; an unknown level counts as a warning, so that it is not overlooked."""
+        return LEVELS.index(self.level) if self.level in LEVELS else LEVELS.index("warning")
+
+
+def list_files(run_directory: Path) -> dict[str, list[LogFile]]:
+    """Daemon -> its log files, oldest first."""
+    found: dict[str, list[LogFile]] = {}
+    for path in sorted((run_directory / "logs").glob("*.jsonl*")):
+        match = _FILE.fullmatch(path.name)
+        if match:
+            name, incarnation, age = match["name"], int(match["incarnation"]), match["age"]
+            file = LogFile(path, name, incarnation, int(age or 0))
+            found.setdefault(name, []).append(file)
+    for files in found.values():
+        files.sort(key=lambda file: (file.incarnation, -file.age))
+    return found
+
+
+def parse(raw: str, name: str, incarnation: int, before: float) -> Line:
+    """One line of a log file; `before` is the time of the line before it."""
+    try:
+        fields = json.loads(raw) if raw.startswith("{") else None
+        at = datetime.fromisoformat(fields.pop("ts")).timestamp() if fields else before
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+        fields = None
+    if not isinstance(fields, dict) or not isinstance(fields.get("msg"), str):
+        shown = raw.rpartition("\r")[2] or raw  # a progress bar: what it showed last
+        return Line(name, incarnation, before, TEXT, shown, {}, raw)
+    level, text = str(fields.pop("level", "info")).lower(), fields.pop("msg")
+    fields.pop("name", None)
+    fields.pop("inc", None)
+    return Line(name, incarnation, at, level, text, fields, raw)
+
+
+def tail(
+    files: Iterable[LogFile], limit: int | None, wanted: Callable[[Line], bool] | None = None
+) -> list[Line]:
+    """The last `limit` lines (None: all) of one daemon's files for which `wanted` is true."""
+    chosen: list[Line] = []
+    for file in reversed(list(files)):
+        left = None if limit is None else limit - len(chosen)
+        if left == 0:
+            break
+        try:
+            lines = list(read(file, left) if wanted is None else filter(wanted, read(file)))
+        except FileNotFoundError:  # rotated away since it was listed
+            continue
+        chosen[:0] = lines if left is None else lines[-left:]
+    return chosen
+
+
+def read(file: LogFile, last: int | None = None) -> Iterator[Line]:
+    """Lines of one file, oldest first: all, or the `last` ones without reading what is before."""
+    with file.path.open("rb") as stream:
+        at = os.fstat(stream.fileno()).st_mtime
+        stream.seek(0 if last is None else _start_of_last(stream, last))
+        for data in iter(lambda: stream.readline(LINE_BYTES_MAX), b""):
+            line = parse(_text(data), file.name, file.incarnation, at)
+            at = line.at
+            yield line
+
+
+def _start_of_last(stream: IO[bytes], lines: int) -> int:
+    """Where the last `lines` lines begin. 0 lines: where a line that is half written begins."""
+    position = stream.seek(0, os.SEEK_END)
+    stream.seek(max(0, position - 1))
+    left = lines + 1 if stream.read() == b"\n" else max(lines, 1)
+    while position > 0:
+        start = max(0, position - _BLOCK_BYTES)
+        stream.seek(start)
+        block = stream.read(position - start)
+        at = len(block)
+        while (at := block.rfind(b"\n", 0, at)) >= 0:
+            left -= 1
+            if left == 0:
+                return start + at + 1
+        position = start
+    return 0
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace").rstrip("\r\n")
+
+
+def in_order(lines: Iterable[Line]) -> list[Line]:
+    """Merged by time. Lines of one daemon keep their order even where its clock went back."""
+    latest: dict[str, float] = {}
+    keyed = []
+    for line in lines:
+        latest[line.name] = max(line.at, latest.get(line.name, line.at))
+        keyed.append((latest[line.name], line))
+    return [line for _, line in sorted(keyed, key=lambda pair: pair[0])]
+
+
+def last_words(run_directory: Path, name: str, limit: int = 10) -> list[str]:
+    """The last lines of a daemon's newest log, as text for an error message."""
+    files = list_files(run_directory).get(name, [])
+    newest = [file for file in files if file.incarnation == files[-1].incarnation]
+    return [line.text for line in tail(newest, limit)]
+
+
+# ---------------------------------------------------------------- following
+
+
+class Follower:
+    """New lines of some daemons, poll by poll, through rotation and restarts."""
+
+    def __init__(self, run_directory: Path, names: Collection[str], last: int | None = 0) -> None:
+        """The first poll begins with the `last` lines (None: all) of each daemon's newest file.
+
+        `names` may be daemons that have yet to start.
+        """
+        self.run_directory = run_directory
+        self.names = names
+        self._open: dict[tuple[str, int], _Tail] = {}
+        for files in self._files():
+            for file in files:
+                if file.age == 0:
+                    self._add(file, last if file == files[-1] else 0)
+
+    def _add(self, file: LogFile, last: int | None) -> None:
+        key = file.name, file.incarnation
+        if key not in self._open:
+            try:
+                self._open[key] = _Tail(file, last)
+            except FileNotFoundError:  # just being rotated: the next poll finds it
+                return
+
+    def has(self, file: LogFile) -> bool:
+        """Whether the lines of this file come (or came) out of `poll`."""
+        try:
+            return file.path.stat().st_ino in {tail.inode for tail in self._open.values()}
+        except FileNotFoundError:
+            return False
+
+    def poll(self) -> list[Line]:
+        """Lines that have come since the last poll, merged by time."""
+        for files in self._files():
+            for file in files:  # the oldest part of a new incarnation comes first
+                self._add(file, None)
+        return in_order(line for key in sorted(self._open) for line in self._open[key].read())
+
+    def rest(self) -> list[Line]:
+        """The same at the end, with last lines that lack their line feed."""
+        lines = self.poll()
+        for key in sorted(self._open):
+            lines += self._open[key].unfinished()
+            self._open[key].stream.close()
+        self._open.clear()
+        return lines
+
+    def _files(self) -> list[list[LogFile]]:
+        found = list_files(self.run_directory)
+        return [files for name, files in found.items() if name in self.names]
+
+
+class _Tail:
+    """One incarnation's log. Rotation renames it: what is open goes on, then its successors."""
+
+    def __init__(self, file: LogFile, last: int | None) -> None:
+        self.file = file
+        self.stream: IO[bytes] = file.path.open("rb")
+        self.part = b""
+        info = os.fstat(self.stream.fileno())
+        self.inode, self.at = info.st_ino, info.st_mtime
+        self.stream.seek(0 if last is None else _start_of_last(self.stream, last))
+
+    def read(self) -> list[Line]:
+        lines = self._read_open()
+        while (newer := self._successor()) is not None:
+            self.stream.close()
+            self.stream = newer
+            self.inode = os.fstat(newer.fileno()).st_ino
+            lines += self._read_open()
+        return lines
+
+    def _read_open(self) -> list[Line]:
+        data = self.part + self.stream.read()
+        whole, found, self.part = data.rpartition(b"\n")
+        lines = [self._line(line) for line in whole.split(b"\n")] if found else []
+        return lines + (self.unfinished() if len(self.part) > LINE_BYTES_MAX else [])
+
+    def unfinished(self) -> list[Line]:
+        part, self.part = self.part, b""
+        return [self._line(part)] if part else []
+
+    def _line(self, data: bytes) -> Line:
+        line = parse(_text(data), self.file.name, self.file.incarnation, self.at)
+        self.at = line.at
+        return line
+
+    def _successor(self) -> IO[bytes] | None:
+        """The file that was begun right after the one that is open, opened."""
+        newer: tuple[Path, int] | None = None
+        base = f"{self.file.name}.{self.file.incarnation}.jsonl"
+        for age in count():
+            path = self.file.path.with_name(f"{base}.{age}" if age else base)
+            try:
+                inode = path.stat().st_ino
+            except FileNotFoundError:
+                if age > 0:  # age 0 may be missing for the moment in which it is rotated
+                    break
+                continue
+            if inode == self.inode:
+                break
+            newer = path, inode
+        return None if newer is None else self._open_if_same(*newer)
+
+    def _open_if_same(self, path: Path, inode: int) -> IO[bytes] | None:
+        """None if another rotation came in between: the next poll finds out what is what."""
+        try:
+            stream = path.open("rb")
+        except FileNotFoundError:
+            return None
+        if os.fstat(stream.fileno()).st_ino == inode:
+            return stream
+        stream.close()
+        return None
+
+
+def parse_time(text: str, now: float) -> float:
+    """A moment: "10m" (ago) or an ISO time, local unless it says its zone. Raises ValueError."""
+    from dlctl.units import parse_duration
+
+    try:
+        return now - parse_duration(text)
+    except ValueError:
+        pass
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(f'"{text}" is neither a duration ("10m") nor an ISO time') from None

@@ -1,0 +1,177 @@
+"""`dlctl logs`: the daemons' log files, merged by time and followed through restarts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import click
+
+from dlctl.cli import console, following, logfiles, loglines, pick
+from dlctl.cli.events import moment
+from dlctl.cli.group import command as make_command
+from dlctl.cli.logfiles import Line, LogFile
+from dlctl.cli.options import job_option, json_option
+from dlctl.cli.snapshot import Snapshot
+from dlctl.errors import NotFound, UsageError
+
+TAIL = 100
+TAIL_OF_FAILED = 40
+ENDED_DAEMON = ("backoff", "failed", "stopped", "unknown")
+TROUBLED = ("backoff", "failed", "unknown")
+Wanted = Callable[[Line], bool] | None
+
+
+class _Tail(click.ParamType):  # type: ignore[type-arg]
+    name = "N"
+
+    def convert(self, value: object, param: object, ctx: object) -> int:
+        """A number of lines; "all" is -1."""
+        if value == "all":
+            return -1
+        text = str(value)
+        if not text.isascii() or not text.isdigit():
+            raise UsageError(f'"{text}" is neither a number of lines nor "all"')
+        return int(text)
+
+
+@make_command(
+    "logs",
+    examples=[
+        ("dlctl logs", "the last 100 lines of each daemon"),
+        ("dlctl logs -f", "and what comes, until the job ends"),
+        ("dlctl logs worker-1 --previous", "what it wrote before it was restarted"),
+        ("dlctl logs --failed", "last words of daemons that are not well"),
+        ("dlctl logs 'worker-*' -l warning -g loss", "choose by level and text"),
+    ],
+    see_also=["status", "events"],
+)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=pick.complete_daemons)
+@click.option("-f", "--follow", is_flag=True, help="Wait for more until the job ends.")
+@click.option(
+    "-n", "--tail", "tail", type=_Tail(), help='Last N lines of each daemon, or "all" (100).'
+)
+@click.option("--since", metavar="TIME", help='Only later lines: "10m" ago or an ISO time.')
+@click.option("--until", metavar="TIME", help="Only earlier lines.")
+@click.option(
+    "-l", "--level", type=click.Choice(logfiles.LEVELS), help="Only lines at least as grave."
+)
+@click.option("-g", "--grep", metavar="REGEX", help="Only lines in which REGEX is found.")
+@click.option("--role", "roles", multiple=True, metavar="ROLE", help="Only daemons of this role.")
+@click.option("-p", "--previous", is_flag=True, help="The incarnation before this one.")
+@click.option("--failed", is_flag=True, help="Only daemons that are not well, 40 lines each.")
+@click.option("--raw", is_flag=True, help="Lines as they stand in the files.")
+@job_option
+@json_option
+def command(
+    names: tuple[str, ...],
+    follow: bool,
+    tail: int | None,
+    since: str | None,
+    until: str | None,
+    level: str | None,
+    grep: str | None,
+    roles: tuple[str, ...],
+    previous: bool,
+    failed: bool,
+    raw: bool,
+    job: str | None,
+    as_json: bool,
+) -> None:
+    """Show or follow logs of all or some daemons.
+
+    NAME is a daemon or a glob. Lines are merged by time; a restart is marked. A line of the level
+    "text" was written by the process itself (a traceback, a library's warning) and carries no time.
+    """
+    if follow and (previous or failed):
+        raise UsageError("--follow goes on with the present; --previous and --failed are the past")
+    snapshot = pick.pick(job)
+    chosen = _daemons(snapshot, names, roles, failed)
+    test = loglines.wanted(
+        level, moment(since, snapshot.now), moment(until, snapshot.now), _search(grep)
+    )
+    shape = "json" if as_json else "raw" if raw else "text"
+    printer = loglines.Printer(snapshot, max((len(name) for name in chosen), default=0), shape)
+    limit = _limit(tail, failed, since)
+    if follow:
+        follow_logs(snapshot, chosen, limit, test, printer)
+        return
+    files = logfiles.list_files(snapshot.directory)
+    lines = []
+    for name in chosen:
+        own = files.get(name, [])
+        own = _previous(snapshot, name, own) if previous else own
+        lines += logfiles.tail(own, limit, test)
+    printer.show(logfiles.in_order(lines))
+
+
+def follow_logs(
+    snapshot: Snapshot,
+    names: Sequence[str],
+    limit: int | None,
+    test: Wanted,
+    printer: loglines.Printer,
+) -> None:
+    """Print the last lines, then what comes, until the run has ended or Ctrl-C."""
+    follower = logfiles.Follower(snapshot.directory, names, limit if test is None else None)
+    present = [line for line in follower.poll() if test is None or test(line)]
+    lines = []
+    for name, files in logfiles.list_files(snapshot.directory).items():
+        if name in names:
+            own = [line for line in present if line.name == name]
+            own = own if limit is None else own[len(own) - min(limit, len(own)) :]
+            left = None if limit is None else limit - len(own)
+            older = [file for file in files if not follower.has(file)]
+            lines += logfiles.tail(older, left, test) + own
+    printer.show(logfiles.in_order(lines), flush=True)
+
+    def poll() -> None:
+        printer.show((x for x in follower.poll() if test is None or test(x)), flush=True)
+
+    following.follow(snapshot, poll, again="dlctl logs -f")
+    printer.show((x for x in follower.rest() if test is None or test(x)), flush=True)
+
+
+def _daemons(
+    snapshot: Snapshot, names: Sequence[str], roles: Sequence[str], failed: bool
+) -> list[str]:
+    known = snapshot.roles()
+    for name in logfiles.list_files(snapshot.directory):
+        known.setdefault(name, name.partition("-")[0])
+    chosen = pick.match_daemons(names, known, roles)
+    if failed:
+        chosen = [name for name in chosen if snapshot.daemon(name).get("state") in TROUBLED]
+        if not chosen:
+            console.note("no daemon is in trouble")
+    return chosen
+
+
+def _limit(tail: int | None, failed: bool, since: str | None) -> int | None:
+    """Lines per daemon; None: all of them."""
+    if tail is not None:
+        return None if tail < 0 else tail
+    if failed:
+        return TAIL_OF_FAILED
+    return TAIL if since is None else None
+
+
+def _search(pattern: str | None) -> Callable[[str], object] | None:
+    try:
+        return re.compile(pattern).search if pattern is not None else None
+    except re.error as error:
+        raise UsageError(f"--grep: {error}") from None
+
+
+def _previous(snapshot: Snapshot, name: str, files: list[LogFile]) -> list[LogFile]:
+    """The life before this one; of a daemon that is dead now, the one that has just ended."""
+    incarnations = sorted({file.incarnation for file in files})
+    row = snapshot.daemon(name)
+    if snapshot.is_live and row.get("state") not in ENDED_DAEMON:
+        now = row.get("incarnation", incarnations[-1] if incarnations else 0)
+        incarnations = [n for n in incarnations if n < now]
+    if not incarnations:
+        raise NotFound(
+            f"{name} was never restarted: it has no previous incarnation",
+            hint=f"dlctl logs {name} -j {snapshot.run_id}",
+        )
+    return [file for file in files if file.incarnation == incarnations[-1]]

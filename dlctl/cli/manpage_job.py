@@ -1,0 +1,79 @@
+"""`dlctl-job(5)`: every key of the job file, from the dataclasses that own them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from dlctl import registry
+from dlctl.cli.keydocs import Key, keys
+from dlctl.cli.roff import Page
+from dlctl.config import Choice, JobFile
+
+EXAMPLE = Path(__file__).with_name("template") / "job.toml"
+KINDS = {"algorithm": "algorithms", "optimizer": "optimizers", "compression": "compressors"}
+_ABOUT = {
+    "job": "What to train, and until when. This section and its name and task must be there.",
+    "algorithm": "The distributed optimisation method.",
+    "optimizer": "The rule by which the servers apply what is pushed.",
+    "compression": "What a worker sends of an update; what it does not send stays with it and is "
+    "added to the next one.",
+    "servers": "The daemons that own the parameters.",
+    "workers": "The daemons that compute.",
+    "data": "How the dataset is dealt out to the workers.",
+    "checkpoints": "When the whole state of a run is saved.",
+    "evaluation": "When the task's evaluate is called.",
+    "network": "How the daemons reach each other.",
+}
+
+
+def job_page(version: str) -> str:
+    page = Page("dlctl-job", 5, version)
+    page.heading("NAME")
+    page.paragraphs("dlctl-job - the job file of dlctl")
+    page.heading("DESCRIPTION")
+    page.paragraphs(
+        "A job file is TOML. All sections but [job] may be left out, and all keys that have a "
+        "default. An unknown key is an error; `dlctl validate` reports everything that is wrong, "
+        "with line numbers.\n\nRates need a unit: `100Mbit/s`, `5MB/s`, `64KiB/s`, or `off` for no "
+        "limit. Paths are relative to the job file."
+    )
+    page.heading("SECTIONS")
+    hints = get_type_hints(JobFile)
+    for field in dataclasses.fields(JobFile):
+        page.subheading(f"[{field.name}]")
+        page.paragraphs(_about(field.name, hints[field.name]))
+        if hints[field.name] is Choice:
+            default = "" if field.default is dataclasses.MISSING else field.default.name
+            _choices(page, field.name, default)
+        else:
+            _keys(page, keys(hints[field.name]))
+    page.heading("EXAMPLES")
+    page.code(EXAMPLE.read_text(encoding="utf-8").rstrip("\n"))
+    page.heading("SEE ALSO")
+    page.paragraphs("dlctl(1), dlctl-validate(1), dlctl-algorithms(1), dlctl-run(1)")
+    return str(page)
+
+
+def _about(section: str, owner: type[Any]) -> str:
+    """Our words, or the dataclass's own (the docstring that Python makes up says nothing)."""
+    own = owner.__doc__ or ""
+    return _ABOUT.get(section) or ("" if own.startswith(f"{owner.__name__}(") else own)
+
+
+def _choices(page: Page, section: str, default: str) -> None:
+    kind = KINDS[section]
+    known = registry.BUILT_IN[kind]
+    page.item(f'name = "{default}"', f"One of {', '.join(known)}. The other keys depend on it:")
+    for name, entry in known.items():
+        page.paragraphs(f'`name = "{name}"`: {entry.summary}')
+        _keys(page, keys(entry.load().Options))
+
+
+def _keys(page: Page, found: list[Key]) -> None:
+    for key in found:
+        term = f"{key.name} = {key.default}" if key.default else f"{key.name} (required)"
+        term = term.replace(" = none", " (no default)")
+        limits = f", {key.limits}" if key.limits else ""
+        page.item(term, f"({key.type}{limits}) {key.text}")

@@ -1,0 +1,101 @@
+"""Options that several commands share, and the global ones that every command takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from dlctl.cli import console
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+F = TypeVar("F")
+COLORS = ("auto", "always", "never")
+PROGRESS_STYLES = ("auto", "tty", "plain", "json", "quiet")
+_META = "dlctl.console"
+
+
+def job_option(function: F) -> F:
+    """`-j/--job NAME` as the argument `job: str | None`."""
+    option = click.option(
+        "-j",
+        "--job",
+        metavar="NAME",
+        envvar="DLCTL_JOB",
+        shell_complete=_complete_runs,
+        help="Name or run id of the job.  [default: the only one that runs]",
+    )
+    return option(function)  # type: ignore[type-var]
+
+
+def json_option(function: F) -> F:
+    """`--json` as the argument `as_json: bool`."""
+    option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+    return option(function)  # type: ignore[type-var]
+
+
+def _complete_runs(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Run ids from the local index; never from the network."""
+    from click.shell_completion import CompletionItem
+
+    from dlctl import runs
+
+    found = (directory.name for directory in runs.all_runs())
+    return [CompletionItem(name) for name in found if name.startswith(incomplete)]
+
+
+def add_global_options(command: click.Command, *, hidden: bool) -> None:
+    """Give a command the global options, so that they may stand before or after its name.
+
+    A command's own option of the same spelling wins.
+    """
+    taken = {spelling for param in command.params for spelling in param.opts}
+    for option in _global_options(hidden):
+        if not taken.intersection(option.opts):
+            command.params.append(option)
+
+
+def _global_options(hidden: bool) -> list[click.Option]:
+    common: dict[str, Any] = {
+        "expose_value": False,
+        "callback": _set_up_console,
+        "hidden": hidden,
+    }
+    return [
+        click.Option(
+            ["--color"],
+            type=click.Choice(COLORS),
+            envvar="DLCTL_COLOR",
+            help="When to use colours.  [default: auto]",
+            **common,
+        ),
+        click.Option(
+            ["--progress"],
+            type=click.Choice(PROGRESS_STYLES),
+            envvar="DLCTL_PROGRESS",
+            help="How to show progress.  [default: auto]",
+            **common,
+        ),
+        click.Option(
+            ["-q", "--quiet"],
+            is_flag=True,
+            default=None,
+            help="Print no notes; lists print only names.",
+            **common,
+        ),
+        click.Option(
+            ["-v", "--verbose"], is_flag=True, default=None, help="Print more notes.", **common
+        ),
+    ]
+
+
+def _set_up_console(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    """Remember a given value (for the commands below, too) and tell the console."""
+    chosen: dict[str, Any] = ctx.meta.setdefault(_META, {})
+    if value is not None and param.name is not None:
+        chosen[param.name] = value
+    console.setup(**chosen)

@@ -1,0 +1,149 @@
+"""Which run a command is about, and which of its daemons."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dlctl import runs
+from dlctl.cli.snapshot import Snapshot, load, started
+from dlctl.errors import DlctlError, NotFound, UsageError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+LISTED_MAX = 8
+
+
+def pick(job: str | None) -> Snapshot:
+    """The run that `-j/--job` or $DLCTL_JOB names; else the only one that runs, else the newest.
+
+    `job` is a run id, a job's name (its newest run), a run directory, or a job file. Raises
+    NotFound with what there is, and UsageError if several runs could be meant.
+    """
+    if job:
+        return load(_named(job))
+    found = known()
+    live = [snapshot for snapshot in readable(found) if snapshot.is_live]
+    if len(live) > 1:
+        raise _ambiguous("several jobs run", live)
+    if live:
+        return live[0]
+    here = [directory for directory in found if directory.parent == Path("runs").resolve()]
+    if not found:
+        raise NotFound("there are no runs yet", hint="dlctl run JOBFILE   |   dlctl init DIR")
+    return load((here or found)[-1])
+
+
+def known() -> list[Path]:
+    """Directories of all runs in ./runs and in the user's index, the last started one last."""
+    here = Path("runs")
+    local = [d.resolve() for d in here.iterdir() if _is_run(d)] if here.is_dir() else []
+    return sorted({*local, *runs.all_runs()}, key=lambda d: (started(d), d.name))
+
+
+def _is_run(directory: Path) -> bool:
+    return (directory / "run.db").is_file()
+
+
+def readable(directories: Iterable[Path]) -> list[Snapshot]:
+    """Those that can be read; one broken database must not hide all other runs."""
+    found = []
+    for directory in directories:
+        try:
+            found.append(load(directory))
+        except DlctlError:
+            continue
+    return found
+
+
+def _named(job: str) -> Path:
+    path = Path(job)
+    if path.is_dir() and _is_run(path):
+        return path.resolve()
+    found = known()
+    exact = [directory for directory in found if directory.name == job]
+    if len(exact) > 1:
+        raise _ambiguous(f'several runs are called "{job}"', readable(exact))
+    of_job = exact or _of_job_file(path, found) or _of_name(job, found)
+    if not of_job:
+        raise _unknown(job, found)
+    return of_job[-1]
+
+
+def _of_job_file(path: Path, found: list[Path]) -> list[Path]:
+    if not path.is_file():
+        return []
+    snapshots = readable(found)
+    same = [s.directory for s in snapshots if s.run.get("job_file") == job_file(path)]
+    if not same:
+        raise NotFound(f'no run was started from "{path}"', hint=f"dlctl start {path}")
+    return same
+
+
+def job_file(path: Path) -> str:
+    """How a job file is known: a link keeps its own name, because the task lies beside it."""
+    return str(path.parent.resolve() / path.name)
+
+
+def _of_name(job: str, found: list[Path]) -> list[Path]:
+    return [snapshot.directory for snapshot in readable(found) if snapshot.run.get("name") == job]
+
+
+def _unknown(job: str, found: list[Path]) -> NotFound:
+    names = [directory.name for directory in reversed(found)]
+    jobs = [name.rpartition("-")[0] for name in names]
+    close = difflib.get_close_matches(job, [*names, *jobs], n=1)
+    meant = f'; did you mean "{close[0]}"?' if close else f"; known: {_listed(names)}"
+    where = "DLCTL_JOB" if os.environ.get("DLCTL_JOB") == job else None
+    return NotFound(f'no run or job is called "{job}"{meant}', where=where, hint="dlctl ps")
+
+
+def _ambiguous(what: str, snapshots: Sequence[Snapshot]) -> UsageError:
+    same = len({s.run_id for s in snapshots}) < len(snapshots)
+    names = [str(s.directory) if same else s.run_id for s in snapshots]
+    return UsageError(f"{what}: {_listed(names)}", hint=f"say which one: -j {names[-1]}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - LISTED_MAX} more" if len(names) > LISTED_MAX else ""
+    return (", ".join(names[:LISTED_MAX]) or "none") + more
+
+
+def complete_daemons(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Names of daemons for TAB, from local files only."""
+    from click.shell_completion import CompletionItem
+
+    try:
+        names = pick(ctx.params.get("job")).roles()
+    except DlctlError:
+        return []
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def match_daemons(
+    patterns: Sequence[str], known: Mapping[str, str], roles: Collection[str] = ()
+) -> list[str]:
+    """Names of `known` (name -> role) that match one of the patterns (all if there are none).
+
+    A pattern is a name or a glob such as "worker-*"; `roles` narrows the choice. Raises NotFound,
+    with a suggestion, for a pattern that matches nothing.
+    """
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in known):
+            close = difflib.get_close_matches(pattern, known, n=1)
+            meant = f'; did you mean "{close[0]}"?' if close else f"; known: {_listed(list(known))}"
+            raise NotFound(f'no daemon is called "{pattern}"{meant}', hint="dlctl status")
+    chosen = [n for n in known if not patterns or any(fnmatchcase(n, p) for p in patterns)]
+    chosen = [name for name in chosen if not roles or known[name] in roles]
+    if not chosen:
+        raise NotFound(f"no such daemon has the role {' or '.join(sorted(roles))}")
+    return chosen

@@ -1,0 +1,276 @@
+"""What a run looks like in text: its head, the table of its daemons, and what needs attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dlctl.cli import console, values
+from dlctl.cli.snapshot import DAEMON_TROUBLES, Snapshot
+from dlctl.cli.values import NOTHING
+
+_COLORS = {
+    "running": "green",
+    "finished": "green",
+    "starting": "cyan",
+    "pending": "cyan",
+    "checkpointing": "cyan",
+    "stopping": "cyan",
+    "draining": "cyan",
+    "degraded": "yellow",
+    "slow": "yellow",
+    "backoff": "yellow",
+    "recovering": "yellow",
+    "unknown": "red",
+    "failed": "red",
+}
+Row = Mapping[str, Any]
+_STARTING = ("starting", "recovering", "draining")
+
+
+def state(text: Any) -> str:
+    """A state of a run or daemon, coloured; one that we do not know is shown as it is."""
+    shown = console.escape(str(text if text is not None else "unknown"))
+    return console.style(shown, fg=_COLORS.get(shown))
+
+
+def metrics(row: Row) -> Row:
+    """The metrics of a daemon; {} if it has not reported any."""
+    found = row.get("metrics")
+    return found if isinstance(found, Mapping) else {}
+
+
+def settings(row: Row) -> Row:
+    found = metrics(row).get("settings")
+    return found if isinstance(found, Mapping) else {}
+
+
+def text(value: Any) -> str:
+    """Text from the database, harmless; "" if there is none."""
+    return console.escape(value) if isinstance(value, str) else ""
+
+
+# ---------------------------------------------------------------- the run
+
+
+def uptime(snapshot: Snapshot) -> str:
+    """Since the start, or from the start to the end."""
+    began = values.number(snapshot.run.get("started_at"))
+    ended = values.number(snapshot.run.get("ended_at"))
+    if began is None or (ended is None and not snapshot.is_live):
+        return NOTHING
+    return values.duration((snapshot.now if snapshot.is_live or ended is None else ended) - began)
+
+
+def head(snapshot: Snapshot) -> list[str]:
+    """The lines above the table."""
+    run = snapshot.run
+    parts = [
+        console.style(console.escape(snapshot.run_id), bold=True),
+        state(snapshot.state)
+        + (f" ({console.escape(snapshot.reason)})" if snapshot.reason else ""),
+        f"up {uptime(snapshot)}" if snapshot.is_live else f"took {uptime(snapshot)}",
+        f"step {values.count(run.get('step'))}",
+        f"epoch {values.fixed(run.get('data_epoch'), 2)}",
+        f"loss {values.decimal(run.get('loss'))}",
+    ]
+    if snapshot.is_live:
+        parts.append(f"{values.fixed(run.get('samples_per_s'), 0)} samples/s")
+    if snapshot.stale_s is not None:
+        age = f"state {values.duration(snapshot.stale_s)} old"
+        parts.append(console.style(age, fg="yellow"))
+    return ["  ".join(parts), *_labelled(snapshot)]
+
+
+def _labelled(snapshot: Snapshot) -> list[str]:
+    run = snapshot.run
+    lines = []
+    if snapshot.is_live and text(run.get("waiting")):
+        lines.append(f"  waiting     for {text(run['waiting'])}")
+    if isinstance(run.get("evaluation"), Mapping):
+        step = values.count(run["evaluation"].get("step", run.get("evaluation_step")))
+        shown = console.escape(values.evaluation(run["evaluation"]))
+        lines.append(f"  evaluation  {shown} (at step {step})")
+    if isinstance(run.get("checkpoint"), Mapping):
+        lines.append(f"  checkpoint  {checkpoint(run['checkpoint'], snapshot.now)}")
+    if text(run.get("checkpoint_error")):
+        bad = console.style("!", fg="red")
+        lines.append(f"{bad} checkpoint  the last one failed: {text(run['checkpoint_error'])}")
+    return lines
+
+
+def checkpoint(row: Row, now: float) -> str:
+    """A row of the checkpoint table in one line."""
+    path = row.get("path")
+    parts = [f"step {values.count(row.get('step'))}"]
+    parts += [values.ago(row["at"], now)] if row.get("at") is not None else []
+    parts += [values.size(row["nbytes"])] if row.get("nbytes") is not None else []
+    parts += [console.escape(values.path(path))] if isinstance(path, str) else []
+    return ", ".join(parts)
+
+
+def as_data(snapshot: Snapshot) -> dict[str, Any]:
+    """A run as JSON, without its daemons: all its keys, and the state as it is in truth."""
+    truth = {
+        "run_id": snapshot.run_id,
+        "state": snapshot.state,
+        "reason": snapshot.reason,
+        "is_live": snapshot.is_live,
+        "stale_s": snapshot.stale_s,
+        "directory": str(snapshot.directory),
+    }
+    data: dict[str, Any] = values.timed({**snapshot.run, **truth})
+    return data
+
+
+# ---------------------------------------------------------------- its daemons
+
+_Cell = Callable[[Snapshot, Row], str]
+
+
+def _up(snapshot: Snapshot, row: Row) -> str:
+    began = values.number(row.get("started_at"))
+    if began is None or row.get("pid") is None or row.get("state") in ("stopped", "failed"):
+        return NOTHING
+    return values.duration(snapshot.now - began)
+
+
+def _step(snapshot: Snapshot, row: Row) -> str:
+    if row.get("role") == "server":
+        version = values.count(metrics(row).get("version"))
+        return version if version == NOTHING else f"v{version}"
+    return values.count(metrics(row).get("step"))
+
+
+def _lag(snapshot: Snapshot, row: Row) -> str:
+    """Steps behind the worker that is furthest."""
+    steps = {r["name"]: values.number(metrics(r).get("step")) for r in snapshot.daemons}
+    own = steps.get(row["name"])
+    if row.get("role") != "worker" or own is None:
+        return NOTHING
+    return values.count(max(step for step in steps.values() if step is not None) - own)
+
+
+def _limited(direction: str) -> _Cell:
+    def cell(snapshot: Snapshot, row: Row) -> str:
+        now = values.rate(metrics(row).get(f"{direction}_bytes_per_s"))
+        limit = settings(row).get(direction)
+        if limit is None or limit == "off":
+            return now
+        shown = console.escape(limit) if isinstance(limit, str) else values.rate(limit)
+        return f"{now} / {shown}"
+
+    return cell
+
+
+def _milliseconds(direction: str) -> _Cell:
+    def cell(snapshot: Snapshot, row: Row) -> str:
+        p50, p99 = (metrics(row).get(f"{direction}_ms_p{p}") for p in (50, 99))
+        return NOTHING if p50 is None else f"{values.decimal(p50, 2)}/{values.decimal(p99, 2)}"
+
+    return cell
+
+
+def _value(key: str, show: Callable[[Any], str] = values.count) -> _Cell:
+    return lambda snapshot, row: show(row.get(key))
+
+
+def _metric(key: str, show: Callable[[Any], str] = values.count) -> _Cell:
+    return lambda snapshot, row: show(metrics(row).get(key))
+
+
+def _word(value: Any) -> str:
+    return console.escape(str(value)) if value is not None else NOTHING
+
+
+_PLAIN: dict[str, _Cell] = {
+    "NAME": _value("name", _word),
+    "PID": _value("pid", _word),
+    "STATE": _value("state", state),
+    "UP": _up,
+    "STEP": _step,
+    "LAG": _lag,
+    "STALE": _metric("staleness_mean", lambda value: values.fixed(value, 1)),
+    "PUSH": _limited("push"),
+    "FETCH": _limited("fetch"),
+    "RST": _value("restarts"),
+}
+_WIDE: dict[str, _Cell] = {
+    "HOST": _value("host", _word),
+    "INC": _value("incarnation"),
+    "SAMPLES/S": _metric("samples_per_s", lambda value: values.fixed(value, 0)),
+    "LOSS": _metric("loss", values.decimal),
+    "RSS": _metric("rss_bytes", values.size),
+    "PUSH ms p50/p99": _milliseconds("push"),
+    "FETCH ms p50/p99": _milliseconds("fetch"),
+    "REFUSED": _metric("refused"),
+}
+_LEFT = ("NAME", "STATE", "HOST")
+
+
+def table(snapshot: Snapshot, rows: Sequence[Row], *, wide: bool) -> str:
+    """One line per daemon."""
+    columns = {**_PLAIN, **_WIDE} if wide else _PLAIN
+    cells = [[cell(snapshot, row) for cell in columns.values()] for row in rows]
+    return console.table(list(columns), cells, [name for name in columns if name not in _LEFT])
+
+
+# ---------------------------------------------------------------- what needs attention
+
+
+def attention(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
+    """Daemons that are not well or make others wait: why, their last words, the next command."""
+    lines = []
+    for row in rows:
+        if row.get("state") in DAEMON_TROUBLES:
+            lines += _trouble(snapshot, row)
+        elif snapshot.is_live and row.get("state") in _STARTING:
+            lines.append(f"· {console.escape(row['name'])}  {doing(row, snapshot.now)}")
+    return lines
+
+
+def doing(row: Row, now: float) -> str:
+    """ "importing torch, waits for server-0, 7s"."""
+    parts = [text(row.get("phase")) or console.escape(str(row.get("state")))]
+    if text(row.get("waiting_for")):
+        parts.append(f"waits for {text(row['waiting_for'])}")
+    if values.number(row.get("waiting_since")) is not None:
+        parts.append(values.duration(now - row["waiting_since"]))
+    return ", ".join(parts)
+
+
+def _trouble(snapshot: Snapshot, row: Row) -> list[str]:
+    name = console.escape(row["name"])
+    last = row.get("last_exit")
+    parts = [str(row.get("state"))] if row.get("state") != "backoff" else []
+    if row.get("state") in ("slow", "unknown", "recovering"):
+        parts.append(text(row.get("phase")) or f"last seen {_seen(snapshot, row)}")
+    if isinstance(last, Mapping):
+        parts.append(f"{exited(last)} {values.ago(last.get('at'), snapshot.now)}".strip())
+    if values.number(row.get("retry_at")) is not None and row.get("state") == "backoff":
+        parts.append(f"restart {values.count(row.get('restarts'))}")
+        parts.append(f"again in {values.duration(row['retry_at'] - snapshot.now)}")
+    lines = [f"{console.style('!', fg='red')} {name}  {', '.join(filter(None, parts))}"]
+    words = last.get("last_lines") if isinstance(last, Mapping) else None
+    if isinstance(words, list) and words and row.get("state") != "slow":
+        lines += [f"       | {console.escape(str(word))}" for word in words[-3:]]
+        which = " --previous" if row.get("state") != "failed" else ""
+        lines.append(f"       logs: dlctl logs {name}{which} -j {console.escape(snapshot.run_id)}")
+    return lines
+
+
+def _seen(snapshot: Snapshot, row: Row) -> str:
+    return values.ago(row.get("updated_at"), snapshot.now)
+
+
+def exited(last_exit: Row) -> str:
+    """A daemon's end in words: the coordinator's own, else what the exit code means."""
+    return text(last_exit.get("text")) or values.exit_in_words(last_exit.get("code"))
+
+
+def event(row: Row, now: float) -> str:
+    """One event in a line: when, whom, what."""
+    kind, who = console.escape(str(row["kind"])), console.escape(str(row["daemon"]) or "run")
+    return (
+        f"{values.clock(row['at'], now)}  {who:<12} {kind:<12} {console.escape(str(row['text']))}"
+    )

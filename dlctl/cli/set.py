@@ -1,0 +1,132 @@
+"""`dlctl set`: change settings of living daemons, and return when they have acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import click
+
+from dlctl import settings
+from dlctl.cli import console, pick, values
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import job_option
+from dlctl.cli.snapshot import Snapshot
+from dlctl.errors import NotRunning, Partial, UsageError
+
+TIMEOUT_S = 15.0
+
+
+@make_command(
+    "set",
+    examples=[
+        ("dlctl set 'worker-*' push=5MB/s", "limit what every worker pushes"),
+        ("dlctl set worker-1 fetch=off push_every_steps=16", "several settings of one worker"),
+        ("dlctl set lr=0.01", "all daemons that have it, here the servers"),
+        ("dlctl set --list", "which settings are live"),
+    ],
+    see_also=["get", "status"],
+)
+@click.argument("arguments", nargs=-1, metavar="[NAME]... KEY=VALUE...")
+@click.option("--list", "show_list", is_flag=True, help="List the live settings.")
+@click.option(
+    "--timeout", "timeout_s", default="15s", metavar="TIME", help="How long to wait for them (15s)."
+)
+@job_option
+def command(arguments: tuple[str, ...], show_list: bool, timeout_s: str, job: str | None) -> None:
+    """Change fetch/push limits and other live settings.
+
+    NAME is a daemon or a glob; without one, every daemon that has the setting. The command returns
+    when the daemons have put it in force, with exit code 8 if some of them did not answer. A change
+    lasts until the run ends; the job file stays as it is.
+    """
+    if show_list:
+        _list()
+        return
+    names = [text for text in arguments if "=" not in text]
+    wanted = _assignments([text for text in arguments if "=" in text])
+    snapshot = pick.pick(job)
+    if not snapshot.is_live:
+        raise NotRunning(
+            f"{snapshot.run_id} is {snapshot.state}: nobody is there to change",
+            hint="change the job file and start it again",
+        )
+    limit_s = values.parse_duration(timeout_s, "--timeout")
+    rows: list[list[str]] = []
+    missing: set[str] = set()
+    for daemons, assigned in _requests(snapshot, names, wanted).items():
+        _ask(snapshot, list(daemons), assigned, limit_s, rows, missing)
+    if rows:
+        console.out("\n".join(_aligned(rows)))
+    if missing:
+        raise Partial(
+            f"no answer from {', '.join(sorted(missing))}; it is in force when they come back",
+            hint=f"dlctl status -j {snapshot.run_id}",
+        )
+
+
+def _list() -> None:
+    rows = [[key, ", ".join(s.roles), s.help] for key, s in settings.SETTINGS.items()]
+    console.out(console.table(("KEY", "DAEMONS", "MEANING"), rows))
+
+
+def _assignments(texts: Sequence[str]) -> dict[str, str]:
+    """KEY=VALUE texts, every one of them checked before anything is sent."""
+    if not texts:
+        raise UsageError("nothing to set: give KEY=VALUE", hint="dlctl set --list")
+    wanted: dict[str, str] = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        if key in wanted:
+            raise UsageError(f"{key} is given twice")
+        settings.parse(key, value)
+        wanted[key] = value.strip()
+    return wanted
+
+
+def _requests(
+    snapshot: Snapshot, names: Sequence[str], wanted: Mapping[str, str]
+) -> dict[tuple[str, ...], dict[str, str]]:
+    """Daemons -> their settings: a glob means those of its daemons that have the setting."""
+    roles = snapshot.roles()
+    chosen = pick.match_daemons(names, roles)
+    requests: dict[tuple[str, ...], dict[str, str]] = {}
+    for key, value in wanted.items():
+        having = [name for name in chosen if roles[name] in settings.SETTINGS[key].roles]
+        for name in names:
+            if not any(fnmatchcase(one, name) for one in having):
+                owners = " and ".join(f"{role}s" for role in settings.SETTINGS[key].roles)
+                raise UsageError(f"{name} has no {key}: it is a setting of {owners}")
+        requests.setdefault(tuple(having), {})[key] = value
+    return requests
+
+
+def _ask(
+    snapshot: Snapshot,
+    names: list[str],
+    assigned: dict[str, str],
+    timeout_s: float,
+    rows: list[list[str]],
+    missing: set[str],
+) -> None:
+    from dlctl import client
+
+    arguments = {"names": names, "settings": assigned}
+    result = client.ask(snapshot.directory, "set", arguments, timeout_s)
+    rows += [_row(change) for change in result.get("changes", [])]
+    missing.update(str(name) for name in result.get("missing", []))
+
+
+def _row(change: Mapping[str, Any]) -> list[str]:
+    """ "worker-0", "push", "200 MB/s -> 100 MB/s", "applied in 3 ms"."""
+    key = str(change.get("key"))
+    before, after = (settings.format_value(key, change.get(k)) for k in ("before", "after"))
+    took = f"applied in {values.decimal(change.get('ms'), 2)} ms"
+    return [str(change.get("name")), key, f"{before} -> {after}", took]
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    escaped = [[console.escape(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in escaped) for i in range(len(escaped[0]))]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in escaped]

@@ -1,0 +1,99 @@
+"""Waiting until a run is ready: whom it waits for, and what went wrong if it never will be."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from dlctl.cli import console, live, logfiles, report, stop, values
+from dlctl.cli.launching import Launched
+from dlctl.cli.snapshot import READY, Snapshot, load, read_job
+from dlctl.errors import DlctlError, TimedOut
+
+POLL_S = 0.1
+MARGIN_S = 30.0
+"""On top of the job's own limit, after which the coordinator gives up by itself."""
+LAST_LINES = 12
+
+
+def wait_ready(launched: Launched, timeout_s: float | None, progress: live.Progress) -> Snapshot:
+    """Wait until all daemons are ready (or the run has already finished).
+
+    Raises DlctlError with the last words of the daemon that failed, when nothing is left running;
+    TimedOut if `timeout_s` has passed first: the run then goes on starting.
+    """
+    began = time.monotonic()
+    limit_s = timeout_s if timeout_s is not None else _ready_s(launched) + MARGIN_S
+    while True:
+        coordinator_died = launched.process is not None and launched.process.poll() is not None
+        snapshot = load(launched.directory)
+        if snapshot.state in (*READY, "finished"):
+            return snapshot
+        if coordinator_died or not snapshot.is_live:
+            raise _failed(launched, snapshot)
+        waited_s = time.monotonic() - began
+        if waited_s > limit_s:
+            raise TimedOut(
+                f"{snapshot.run_id} is not ready after {values.duration(limit_s)} and goes on "
+                f"starting; it waits for {waiting_for(snapshot) or 'its coordinator'}",
+                hint=f"dlctl wait --for ready -j {snapshot.run_id}   |   dlctl stop",
+            )
+        progress.phase(snapshot.state, waiting_for(snapshot), waited_s)
+        time.sleep(POLL_S)
+
+
+def _ready_s(launched: Launched) -> float:
+    timeouts = read_job(launched.directory).get("timeouts", {})
+    return values.number(timeouts.get("ready_s")) or 300.0
+
+
+def waiting_for(snapshot: Snapshot) -> str:
+    """Whom the run waits for, and what they are doing."""
+    said = report.text(snapshot.run.get("waiting"))
+    if said:
+        return said
+    starting = [row for row in snapshot.daemons if row.get("state") == "starting"]
+    return ", ".join(f"{row['name']} ({report.doing(row, snapshot.now)})" for row in starting[:4])
+
+
+def _failed(launched: Launched, snapshot: Snapshot) -> DlctlError:
+    """End what is left, and say who failed and what it said last."""
+    if launched.process is not None and snapshot.is_live:
+        launched.process.wait()
+        snapshot = load(launched.directory)
+    stop.settle(snapshot, quiet=True)
+    name, words = last_words(snapshot)
+    shown = "".join(f"\n    {line}" for line in words[-LAST_LINES:])
+    about = f"\n  last lines of {name}:{shown}" if words else ""
+    return DlctlError(
+        f"{snapshot.run_id} did not start: {snapshot.reason or snapshot.state}{about}",
+        where=str(snapshot.directory),
+        hint=f"dlctl logs --failed -j {snapshot.run_id}   |   dlctl start again once it is mended",
+    )
+
+
+def last_words(snapshot: Snapshot) -> tuple[str, list[str]]:
+    """(daemon, its last lines): the one that failed first, else the coordinator."""
+    ended = [row for row in snapshot.daemons if _exit_at(row) is not None and _has_failed(row)]
+    for row in sorted(ended, key=lambda row: _exit_at(row) or 0.0):
+        words = row["last_exit"].get("last_lines") or logfiles.last_words(
+            snapshot.directory, row["name"], LAST_LINES
+        )
+        return row["name"], [str(word) for word in words]
+    return "coordinator", logfiles.last_words(snapshot.directory, "coordinator", LAST_LINES)
+
+
+def _exit_at(row: dict[str, Any]) -> float | None:
+    last = row.get("last_exit")
+    return values.number(last.get("at")) if isinstance(last, dict) else None
+
+
+def _has_failed(row: dict[str, Any]) -> bool:
+    return bool(row["last_exit"].get("code"))
+
+
+def ready_line(snapshot: Snapshot, took_s: float) -> str:
+    return console.escape(
+        f"{snapshot.run_id} is {snapshot.state} after {values.duration(took_s)}: "
+        f"{len(snapshot.daemons)} daemons"
+    )

@@ -1,0 +1,154 @@
+"""`dlctl stop`: end a run in order, wait until it has ended, and leave no process behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from dlctl import processes
+from dlctl.cli import console, pick, report, values
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import job_option
+from dlctl.cli.snapshot import Snapshot, load
+from dlctl.errors import Partial, TimedOut, Unreachable
+
+GRACE = "30s"
+SAVE_S = 600.0
+"""For the checkpoint, on top of the grace."""
+MUTE_S = 5.0
+"""How long --kill asks before it takes the processes by itself."""
+EXIT_S = 15.0
+"""For the coordinator's own end, after it has said that all is done."""
+POLL_S = 0.05
+
+
+@make_command(
+    "stop",
+    examples=[
+        ("dlctl stop", "finish the steps, save a checkpoint, end all daemons"),
+        ("dlctl stop --no-checkpoint", "the same without saving"),
+        ("dlctl stop --grace 5s", "less time for the workers' last steps"),
+        ("dlctl stop --kill", "at once; what was not saved is lost"),
+    ],
+    see_also=["start", "status"],
+)
+@click.option(
+    "--grace", default=GRACE, metavar="TIME", help=f"For the workers' last steps ({GRACE})."
+)
+@click.option("--no-checkpoint", is_flag=True, help="Do not save before the end.")
+@click.option("--kill", is_flag=True, help="End everything at once.")
+@job_option
+def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> None:
+    """Stop a job, saving first.
+
+    The workers finish their steps and last pushes, the servers save, then all daemons end. A
+    stopped job goes on from its checkpoint with "dlctl start". Stopping a stopped job does nothing.
+    If the coordinator has died, the daemons it left behind are ended.
+    """
+    grace_s = values.parse_duration(grace, "--grace")
+    snapshot = pick.pick(job)
+    if snapshot.is_live:
+        stop(snapshot, checkpoint=not (no_checkpoint or kill), grace_s=grace_s, kill=kill)
+    elif not clean_up(snapshot, 0.0 if kill else grace_s):
+        run_id = console.escape(snapshot.run_id)
+        console.note(f"{run_id} has already ended ({snapshot.state}); nothing of it is left")
+
+
+def stop(snapshot: Snapshot, *, checkpoint: bool, grace_s: float, kill: bool) -> Snapshot:
+    """Stop a live run and wait for its end; returns the run as it is then.
+
+    Raises Unreachable, TimedOut, or Partial if processes are left that cannot be ended.
+    """
+    from dlctl import client
+
+    arguments = {"names": [], "checkpoint": checkpoint, "grace_s": grace_s, "kill": kill}
+    limit_s = MUTE_S if kill else grace_s + SAVE_S
+    try:
+        client.ask(snapshot.directory, "stop", arguments, limit_s, Countdown(grace_s))
+    except client.Gone:
+        console.note("the coordinator is gone; ending what it left behind")
+        clean_up(load(snapshot.directory), 0.0 if kill else grace_s)
+    except (Unreachable, TimedOut) as error:
+        if not kill:
+            raise
+        console.warn(error.message)
+        _kill_all(snapshot)
+    return settle(snapshot, 0.0 if kill else EXIT_S)
+
+
+def settle(snapshot: Snapshot, grace_s: float = EXIT_S) -> Snapshot:
+    """Wait for the coordinator's own end, see to it that nothing is left, and say how it ended."""
+    run_id = snapshot.run_id
+    deadline = time.monotonic() + EXIT_S
+    while time.monotonic() < deadline and _coordinator(snapshot):
+        time.sleep(POLL_S)
+    after = load(snapshot.directory)
+    _end([*_coordinator(snapshot), *_left(after)], run_id, grace_s)
+    after = load(snapshot.directory)
+    step = f"step {values.count(after.run.get('step'))}"
+    console.note(f"{console.escape(run_id)} {console.escape(after.state)} at {step}")
+    row = after.run.get("checkpoint")
+    if isinstance(row, dict):
+        console.note(f"checkpoint  {report.checkpoint(row, after.now)}")
+    return after
+
+
+def clean_up(snapshot: Snapshot, grace_s: float) -> list[str]:
+    """End the daemons of a run that has no coordinator; returns their names.
+
+    Only processes whose pid and creation time are the recorded ones are touched.
+    """
+    return _end(_left(snapshot), snapshot.run_id, grace_s)
+
+
+def _end(rows: Sequence[Mapping[str, Any]], run_id: str, grace_s: float) -> list[str]:
+    if not rows:
+        return []
+    names = ", ".join(console.escape(row["name"]) for row in rows)
+    console.note(f"still there: {names}; ending them (SIGTERM, SIGKILL after {grace_s:g}s)")
+    ended, left = processes.end(rows, grace_s)
+    if left:
+        raise Partial(
+            f"could not end {', '.join(left)} of {run_id}",
+            hint="ps -o pid,stat,cmd " + " ".join(str(r["pid"]) for r in rows if r["name"] in left),
+        )
+    console.note(f"ended {', '.join(map(console.escape, ended))}")
+    return ended
+
+
+def _left(snapshot: Snapshot) -> list[Mapping[str, Any]]:
+    """Daemons whose processes are there; not the coordinator, which ends by itself."""
+    rows = [row for row in snapshot.daemons if row["name"] != "coordinator"]
+    return processes.living(rows)
+
+
+def _coordinator(snapshot: Snapshot) -> list[Mapping[str, Any]]:
+    keys = {key: snapshot.run.get(key) for key in ("pid", "pid_created")}
+    return processes.living([{"name": "coordinator", **keys}])
+
+
+def _kill_all(snapshot: Snapshot) -> None:
+    """The coordinator first, so that nobody restarts what we end."""
+    _end(_coordinator(snapshot), snapshot.run_id, 0.0)
+    clean_up(load(snapshot.directory), 0.0)
+
+
+class Countdown:
+    """Says for whom a stop waits, whenever that changes, and how long it will wait for them."""
+
+    def __init__(self, grace_s: float) -> None:
+        self.until = time.monotonic() + grace_s
+        self.told: tuple[str, tuple[str, ...]] | None = None
+
+    def __call__(self, progress: Mapping[str, Any]) -> None:
+        """Take one progress report of the verb "stop": {"phase": text, "waiting": names}."""
+        phase = str(progress.get("phase", ""))
+        waiting = tuple(map(str, progress.get("waiting") or ()))
+        if (phase, waiting) != self.told:
+            self.told = phase, waiting
+            left_s = max(0.0, self.until - time.monotonic())
+            whom = f": {', '.join(waiting)}, {left_s:.0f}s left" if waiting else ""
+            console.note(console.escape(f"{phase or 'stopping'}{whom}"))

@@ -1,0 +1,86 @@
+"""`dlctl validate`: check a job file offline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dlctl.cli import console
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import json_option
+
+if TYPE_CHECKING:
+    from dlctl.config import Choice, JobFile, Stop
+
+
+@make_command(
+    "validate",
+    examples=[
+        ("dlctl validate job.toml", "say what is wrong, all of it"),
+        ("dlctl validate --json job.toml", "the job as it will run, defaults filled in"),
+    ],
+    see_also=["init", "run", "algorithms", "man"],
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@json_option
+def command(file: Path, as_json: bool) -> None:
+    """Check a job file offline; report every problem.
+
+    Nothing is started and the task is not imported. Exits with 2 if the file is not valid.
+    """
+    from dlctl import jobfile
+    from dlctl.config import to_dict
+
+    try:
+        job = jobfile.load(file)
+    except jobfile.JobFileError as error:
+        if as_json:
+            problems = [problem.to_dict() for problem in error.problems]
+            _out_json(file, {"valid": False, "problems": problems, "job": None})
+        raise
+    if as_json:
+        _out_json(file, {"valid": True, "problems": [], "job": to_dict(job)})
+    elif not console.is_quiet():
+        console.out(f"{console.escape(str(file))} is valid: {summary(job)}")
+
+
+def _out_json(file: Path, value: dict[str, Any]) -> None:
+    console.out_json("dlctl.validate/1", {"file": str(file), **value})
+
+
+def summary(job: JobFile) -> str:
+    """A job in one line."""
+    return ", ".join(
+        [
+            job.job.name,
+            job.algorithm.name,
+            f"{job.optimizer.name}(lr={job.optimizer.options.get('lr')})",
+            _compression(job.compression),
+            _count(job.servers.count, "server"),
+            _count(job.workers.count, "worker"),
+            _stop(job.job.stop),
+        ]
+    )
+
+
+def _compression(choice: Choice) -> str:
+    density = choice.options.get("density")
+    if choice.name == "none":
+        return "no compression"
+    return choice.name if density is None else f"{choice.name}(density={density})"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _stop(stop: Stop) -> str:
+    limits = [
+        f"{value:g} {unit}" if isinstance(value, float) else f"{value} {unit}"
+        for unit in ("epochs", "steps", "samples", "seconds")
+        if (value := getattr(stop, unit)) is not None
+    ]
+    limits += [console.escape(stop.target)] if stop.target else []
+    return f"until {' or '.join(limits)}" if limits else "until it is stopped"

@@ -1,0 +1,174 @@
+"""Ask a running coordinator for something, and know who is to blame if no answer comes.
+
+A question carries a random number and is sent again every second until the first answer, so a lost
+message costs a second and a repeated one nothing: the coordinator knows the number. The socket has
+no routing id, so two clients never push each other out.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlctl import processes, rundb
+from dlctl.errors import DlctlError, TimedOut, Unreachable
+from dlctl.units import format_duration
+
+if TYPE_CHECKING:
+    import zmq
+
+    from dlctl.messages import Reply, Request
+
+RESEND_S = 1.0
+REQUEST_BITS = 53
+"""So that every JSON reader keeps the number exactly."""
+
+Result = dict[str, Any]
+
+
+def ask(
+    directory: Path,
+    verb: str,
+    arguments: dict[str, Any],
+    timeout_s: float,
+    on_progress: Callable[[Result], None] | None = None,
+) -> Result:
+    """Ask the coordinator of the run in `directory` and wait until it is done; returns its result.
+
+    `on_progress` hears every intermediate result. Raises DlctlError with the coordinator's own
+    words if it refuses, Unreachable if it is gone, mute or has no address yet, and TimedOut if it
+    has answered but is not done after `timeout_s` seconds.
+    """
+    import zmq
+
+    from dlctl.messages import Request
+
+    request = Request(random.SystemRandom().getrandbits(REQUEST_BITS), verb, arguments)
+    with closing(_Question(directory, request, timeout_s, zmq.Context())) as question:
+        while True:
+            reply = question.next_reply()
+            if reply.error:
+                raise DlctlError(reply.error)
+            if reply.done:
+                return reply.result
+            if on_progress is not None:
+                on_progress(reply.result)
+
+
+class _Question:
+    """One request on its way: the socket, the coordinator's address, the time that is left."""
+
+    def __init__(
+        self, directory: Path, request: Request, timeout_s: float, context: zmq.Context[Any]
+    ) -> None:
+        self.directory = directory
+        self.request = request
+        self.timeout_s = timeout_s
+        self.began_at = time.monotonic()
+        self.answered = False
+        self.context = context
+        self.socket: zmq.Socket[bytes] | None = None
+        self.address = ""
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+    def next_reply(self) -> Reply:
+        """The next answer to our request; asks again while there has been none at all."""
+        while True:
+            self._check()
+            if self.socket is not None and not self.answered:
+                self._send(self.socket)
+            wait_s = min(RESEND_S, self._left_s())
+            if self.socket is None:
+                time.sleep(min(0.2, max(wait_s, 0.0)))
+            elif (reply := self._receive(self.socket, wait_s)) is not None:
+                self.answered = True
+                return reply
+
+    def _left_s(self) -> float:
+        return self.began_at + self.timeout_s - time.monotonic()
+
+    def _check(self) -> None:
+        """Connect to where the coordinator is now; raise if it is gone or the time is over."""
+        run = rundb.read(self.directory)
+        if run.get("pid") is not None and not processes.is_alive(
+            run["pid"], run.get("pid_created")
+        ):
+            raise _gone(self.directory, run)
+        address = run.get("control") or ""
+        if address != self.address:
+            self._connect(address)
+        if self._left_s() <= 0:
+            raise self._too_late(run)
+
+    def _connect(self, address: str) -> None:
+        import zmq
+
+        if self.socket is not None:
+            self.socket.close(linger=0)
+        self.address, self.answered, self.socket = address, False, None
+        if address:
+            self.socket = self.context.socket(zmq.DEALER)
+            self.socket.linger = 0
+            self.socket.connect(address)
+
+    def _send(self, socket: zmq.Socket[bytes]) -> None:
+        import zmq
+
+        from dlctl import wire
+
+        try:
+            socket.send_multipart(wire.encode(self.request), zmq.NOBLOCK)
+        except zmq.Again:  # nobody there yet; the next round sends again
+            return
+
+    def _receive(self, socket: zmq.Socket[bytes], wait_s: float) -> Reply | None:
+        from dlctl import wire
+        from dlctl.messages import Reply
+
+        deadline = time.monotonic() + wait_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            if socket.poll(int(left_s * 1000) + 1):
+                message = wire.decode(socket.recv_multipart())
+                if isinstance(message, Reply) and message.request == self.request.request:
+                    return message
+        return None
+
+    def _too_late(self, run: Result) -> DlctlError:
+        run_id, waited = self.directory.name, format_duration(self.timeout_s)
+        if self.answered:
+            return TimedOut(
+                f'"{self.request.verb}" was not done after {waited}; the coordinator of {run_id} '
+                "goes on with it",
+                hint=f"dlctl status -j {run_id}",
+            )
+        if not self.address:
+            return Unreachable(
+                f"the coordinator of {run_id} has no control address yet "
+                f"(state: {run.get('state', 'unknown')}); waited {waited}",
+                hint=f"dlctl logs coordinator -j {run_id}",
+            )
+        return Unreachable(
+            f"the coordinator of {run_id} lives (pid {run.get('pid', 'unknown')}) but does not "
+            f"answer for {waited}",
+            where=self.address,
+            hint=f"dlctl logs coordinator -j {run_id}   |   dlctl stop --kill -j {run_id}",
+        )
+
+
+class Gone(Unreachable):
+    """The coordinator's process has ended: nobody will ever answer."""
+
+
+def _gone(directory: Path, run: Result) -> Gone:
+    return Gone(
+        f"the coordinator of {directory.name} is gone (pid {run['pid']}); "
+        f"its last state was {run.get('state', 'unknown')}",
+        where=str(directory),
+        hint=f"dlctl logs coordinator -j {directory.name}   |   dlctl start JOBFILE",
+    )

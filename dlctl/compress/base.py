@@ -1,0 +1,50 @@
+"""What a compressor is, and what comes out when its work is undone.
+
+A compressor *takes* what it sends out of a vector and leaves the rest: after `take(u)`, `u` is the
+residual. Error feedback is then nothing but adding the next gradients to the same vector, and
+
+    sum of everything taken + residual == sum of everything added
+
+holds to the last bit by construction: what was rounded off on the way out stays in the residual.
+Vectors are numpy arrays or torch tensors alike (`dlctl/vector.py`), so that a gradient on a GPU is
+compressed there and only what is sent comes to the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from dlctl.messages import Array, Packed
+from dlctl.vector import Vector
+
+
+class Delta(NamedTuple):
+    """An update of one shard: all elements, or `values[i]` at `indices[i]`."""
+
+    values: Array
+    """float32[n]; n is the shard's size if dense."""
+    indices: Array | None = None
+    """int64[n], strictly increasing, within the shard; None: dense."""
+
+
+class Compressor(Protocol):
+    """`Options` is a frozen dataclass of this compressor's keys in the job file."""
+
+    Options: ClassVar[type[Any]]
+
+    def __init__(self, options: Any) -> None: ...
+
+    def take(self, u: Vector) -> Packed:
+        """Pack part of `u` (float32 or float64 [n]) and leave in `u` what was not sent.
+
+        The arrays of the result share no memory with `u`.
+        """
+        ...
+
+    @staticmethod
+    def expand(packed: Packed, size: int) -> Delta:
+        """Undo `take` for a shard of `size` elements. Values may still be non-finite.
+
+        Raises RemoteProtocolError unless every array has the dtype, length and range that it must.
+        """
+        ...

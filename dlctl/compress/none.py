@@ -1,0 +1,46 @@
+"""No selection: every element travels in every push, as float32 or rounded to float16."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dlctl.compress.base import Delta
+from dlctl.compress.values import Precision, arrays_of, as_float32, take_values
+from dlctl.config import STRICT
+from dlctl.errors import RemoteProtocolError
+from dlctl.messages import Packed
+from dlctl.vector import Vector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseOptions:
+    __pydantic_config__ = STRICT
+
+    values: Precision = "float32"
+    """Precision of the values that travel. "float16" halves the bytes; what the rounding takes away
+    stays with the worker and goes into its next push."""
+
+
+class Dense:
+    """Arrays on the wire: values float32[n] or float16[n].
+
+    A NaN or an infinity in `u` travels as it is and leaves 0; workers look for them before.
+    """
+
+    Options: ClassVar[type[Any]] = DenseOptions
+
+    def __init__(self, options: DenseOptions) -> None:
+        self.precision = options.values
+
+    def take(self, u: Vector) -> Packed:
+        """Take all of `u`; only what the precision cannot express stays (float32 of float32: 0)."""
+        return Packed("none", len(u), (take_values(u, self.precision),))
+
+    @staticmethod
+    def expand(packed: Packed, size: int) -> Delta:
+        """A dense delta; float32 values are the array of `packed` itself, perhaps read-only."""
+        (values,) = arrays_of(packed, size, 1)
+        if values.size != size:
+            raise RemoteProtocolError(f"{values.size} values for a shard of {size} elements")
+        return Delta(as_float32(values))

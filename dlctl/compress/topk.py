@@ -1,0 +1,69 @@
+"""Only the k elements of largest magnitude travel; all others wait in the worker and add up.
+
+This is TopK-SGD with error feedback: Stich et al., "Sparsified SGD with Memory", NeurIPS 2018;
+Shi et al., "Understanding Top-k Sparsification in Distributed Deep Learning", 2019. The selection
+is exact, over the worker's whole slice for one server. For every u of d elements
+
+    ||u - TopK(u)||^2 <= (1 - k/d) ||u||^2
+
+and since the rest is not thrown away, the training goes nearly as with dense pushes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Gt, Le
+
+from dlctl.compress import indices
+from dlctl.compress.base import Delta
+from dlctl.compress.values import Precision, arrays_of, as_float32, take_values
+from dlctl.config import STRICT
+from dlctl.messages import Packed
+from dlctl.vector import Vector, largest, to_host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopKOptions:
+    __pydantic_config__ = STRICT
+
+    density: Annotated[float, Gt(0), Le(1)] = 0.01
+    """The part of the elements that a push may carry: 0.01 sends the largest 1 %, at least one.
+    Changes live."""
+    values: Precision = "float32"
+    """Precision of the values that travel. "float16" halves their bytes; what the rounding takes
+    away stays with the worker and goes into a later push."""
+
+
+class TopK:
+    """Arrays on the wire: values float32[n] or float16[n], positions uint8[...] (`indices.py`).
+
+    n is at most k = max(1, int(density * d)): elements that are zero on the wire are not sent.
+    Which of several elements of the same magnitude go first is not specified. NaN counts as
+    largest, then infinity; they travel as they are and leave 0; workers look for them before.
+    """
+
+    Options: ClassVar[type[Any]] = TopKOptions
+
+    def __init__(self, options: TopKOptions) -> None:
+        self.density = options.density
+        self.precision = options.values
+
+    def take(self, u: Vector) -> Packed:
+        """Take the k largest elements of `u`; in their places stays what the precision lost."""
+        size = len(u)
+        where = largest(u, min(size, max(1, int(self.density * size))))
+        picked = u[where]
+        values = take_values(picked, self.precision)
+        u[where] = picked
+        sent = values != 0
+        positions = indices.pack(to_host(where)[sent], size)
+        return Packed("topk", size, (values[sent], positions))
+
+    @staticmethod
+    def expand(packed: Packed, size: int) -> Delta:
+        """A sparse delta; what `indices.unpack` refuses is refused before anything is allocated."""
+        values, positions = arrays_of(packed, size, 2)
+        found = indices.unpack(positions, values.size, size)
+        return Delta(as_float32(values), found)

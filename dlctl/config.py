@@ -1,0 +1,197 @@
+"""The job: what a job file says, as frozen dataclasses. Every key is documented under its field.
+
+The text under each field is the manual: `dlctl-job(5)` is generated from it. Limits stand in the
+types, so that `jobfile.py` reports every violation at once, with file and line. Daemons read the
+resolved job (`job.json` in the run directory) with `from_dict` and need no validator.
+
+Options of an algorithm, compressor or optimiser stand next to their owner.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Len
+
+STRICT = {"extra": "forbid", "strict": True}
+"""Config for the validator: an unknown key is an error and "4" is not 4."""
+
+Count = Annotated[int, Ge(1), Le(4096)]
+Seconds = Annotated[float, Gt(0), Le(1e7)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """When the run has finished: the first of these that is reached."""
+
+    __pydantic_config__ = STRICT
+
+    epochs: Annotated[float, Gt(0), Le(1e6)] | None = None
+    """Passes over the dataset; 0.5 is half of it."""
+    steps: Annotated[int, Ge(1)] | None = None
+    """Steps of all workers together."""
+    samples: Annotated[int, Ge(1)] | None = None
+    """Samples of all workers together."""
+    seconds: Seconds | None = None
+    """Seconds since the workers were released."""
+    target: str | None = None
+    """A metric of the task's `evaluate` and a bound: "accuracy >= 0.85"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    __pydantic_config__ = STRICT
+
+    name: Annotated[str, Len(1, 64)]
+    """Letters a-z, digits, dot, underscore, dash; begins with a letter or digit."""
+    task: str
+    """Where the model, data and loss are: "train.py:task", a path beside the job file and a name in it."""
+    stop: Stop = Stop(epochs=1)
+    """When the run has finished, for example { epochs = 3 } or { target = "accuracy >= 0.85" }."""
+    seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
+    """Seeds the model's initial values and the order of the samples."""
+    run_dir: str = "runs"
+    """Where run directories are made, relative to the job file."""
+    directory: str = ""
+    """Filled in by dlctl: the directory of the job file, which `task` is relative to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A name from the registry and that entry's own options."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Servers:
+    __pydantic_config__ = STRICT
+
+    count: Annotated[int, Ge(1), Le(256)] = 1
+    """Parameter servers; each owns one contiguous shard of the parameter vector."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    __pydantic_config__ = STRICT
+
+    count: Count = 1
+    """Model replicas."""
+    batch_size: Annotated[int, Ge(1)] = 32
+    """Samples of one step of one worker."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the replicas compute; "auto" takes a GPU if torch finds one, and spreads the workers over all."""
+    threads: Annotated[int, Ge(0), Le(1024)] = 0
+    """Threads of torch per worker; 0: this machine's cores divided by its workers."""
+    loader_processes: Annotated[int, Ge(0), Le(256)] = 0
+    """Processes of torch's DataLoader per worker; 0: the data is loaded in the worker itself."""
+    restarts_max: Annotated[int, Ge(0)] = 8
+    """How often a worker that died is replaced before the run fails."""
+    nonfinite_steps_max: Annotated[int, Ge(1)] = 20
+    """Consecutive steps with a NaN or infinite loss or gradient after which a worker gives up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    __pydantic_config__ = STRICT
+
+    portion_batches: Annotated[int, Ge(1), Le(100000)] = 8
+    """Batches of one portion: the range of samples that a worker leases at a time."""
+    shuffle: bool = True
+    """A new seeded order of the samples in every epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bytes per second of each worker. All of these change live with `dlctl set`."""
+
+    __pydantic_config__ = STRICT
+
+    push: str = "off"
+    """Rate at which a worker pushes: "100Mbit/s", "5MB/s" or "off"."""
+    fetch: str = "off"
+    """Rate at which a worker fetches: "100Mbit/s", "5MB/s" or "off"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    __pydantic_config__ = STRICT
+
+    every_s: Annotated[float, Ge(0)] = 60.0
+    """Seconds between checkpoints; 0: only when the run stops or finishes."""
+    keep: Annotated[int, Ge(1)] = 3
+    """Checkpoints that are kept; older ones are removed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    __pydantic_config__ = STRICT
+
+    every_epochs: Annotated[float, Ge(0)] = 1.0
+    """Epochs between evaluations by worker-0; 0: only at the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    __pydantic_config__ = STRICT
+
+    transport: Literal["ipc", "tcp"] = "ipc"
+    """"ipc": unix sockets in a directory only this user can enter. "tcp": ports on 127.0.0.1."""
+    port: Annotated[int, Ge(0), Le(65535)] = 0
+    """With "tcp": the coordinator's port, servers take the ones after it; 0: any free ports."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Every wait ends: these are the ends, in seconds."""
+
+    __pydantic_config__ = STRICT
+
+    ready_s: Seconds = 300.0
+    """From start until all daemons are ready, the user's imports and model() included."""
+    silent_s: Seconds = 15.0
+    """Without a word from a daemon after which it is taken for lost."""
+    resend_s: Seconds = 1.0
+    """Without an acknowledgement after which a push or fetch is sent again; doubles up to 8 times."""
+    grace_s: Seconds = 30.0
+    """For a stopping worker to finish its step and its last pushes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile:
+    """A whole job file: one section per field."""
+
+    __pydantic_config__ = STRICT
+
+    job: Job
+    algorithm: Choice = Choice(name="downpour")
+    optimizer: Choice = Choice(name="sgd")
+    compression: Choice = Choice(name="none")
+    servers: Servers = Servers()
+    workers: Workers = Workers()
+    data: Data = Data()
+    limits: Limits = Limits()
+    checkpoints: Checkpoints = Checkpoints()
+    evaluation: Evaluation = Evaluation()
+    network: Network = Network()
+    timeouts: Timeouts = Timeouts()
+
+
+def to_dict(job: JobFile) -> dict[str, Any]:
+    return dataclasses.asdict(job)
+
+
+T = TypeVar("T")
+
+
+def from_dict(kind: type[T], values: dict[str, Any]) -> T:
+    """Rebuild a dataclass tree from `to_dict`; values were validated when the run was made."""
+    hints = get_type_hints(kind)
+    built = {
+        key: from_dict(hints[key], value) if dataclasses.is_dataclass(hints[key]) else value
+        for key, value in values.items()
+    }
+    return kind(**built)

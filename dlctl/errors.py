@@ -1,0 +1,74 @@
+"""Every error that dlctl raises on purpose, and the exit code that each one ends in.
+
+    DlctlError                 1   the command failed
+    ├── UsageError             2   a wrong argument, or a job file that is not valid
+    ├── NotRunning             3   only `status --check` and `wait`
+    ├── NotFound               4   no such job, run or daemon
+    ├── Unreachable            5   a daemon or a host does not answer
+    ├── TimedOut               6   --timeout passed; the work may go on
+    ├── JobFailed              7   the training itself failed
+    ├── Partial                8   done on some daemons and not on others
+    ├── VersionMismatch        9   the other side speaks another protocol
+    └── ProtocolError          1   a conversation between daemons went wrong
+        ├── LocalProtocolError      we broke the rules: a bug of this process
+        └── RemoteProtocolError     they broke the rules: the peer's message is refused
+
+An error says what went wrong; `where` is the place (file:line, daemon, path); `hint` is what to do
+next, as a command where there is one.
+"""
+
+from __future__ import annotations
+
+
+class DlctlError(Exception):
+    exit_code = 1
+
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.hint = hint
+
+
+class UsageError(DlctlError):
+    exit_code = 2
+
+
+class NotRunning(DlctlError):
+    exit_code = 3
+
+
+class NotFound(DlctlError):
+    exit_code = 4
+
+
+class Unreachable(DlctlError):
+    exit_code = 5
+
+
+class TimedOut(DlctlError):
+    exit_code = 6
+
+
+class JobFailed(DlctlError):
+    exit_code = 7
+
+
+class Partial(DlctlError):
+    exit_code = 8
+
+
+class VersionMismatch(DlctlError):
+    exit_code = 9
+
+
+class ProtocolError(DlctlError):
+    """A message that the protocol does not allow."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This process was about to break the protocol."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer broke the protocol; its message was refused and changed nothing."""

@@ -1,0 +1,86 @@
+"""A model as one float32 vector: which name lies where, and which shard owns which slice.
+
+Three kinds of tensors make up a model. Only the first is trained and travels all the time:
+
+- `trained`: a parameter with requires_grad; a slice of the flat vector, float32 whatever its dtype.
+- `averaged`: a buffer (BatchNorm statistics); averaged over the replicas by samples.
+- `constant`: a frozen parameter; the same everywhere, kept only so that an export is complete.
+
+A tied parameter has one entry; its other names are in `aliases`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+TRAINED = "trained"
+AVERAGED = "averaged"
+CONSTANT = "constant"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of the model. `dtype` is torch's name without the prefix: "float32"."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        product = 1
+        for extent in self.shape:
+            product *= extent
+        return product
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All tensors of a model, in the order of their vectors."""
+
+    entries: tuple[Entry, ...]
+
+    def slices(self, kind: str) -> Iterator[tuple[Entry, int, int]]:
+        """(entry, lo, hi) of every entry of one kind, in the flat vector of that kind."""
+        lo = 0
+        for entry in self.entries:
+            if entry.kind == kind:
+                yield entry, lo, lo + entry.size
+                lo += entry.size
+
+    def size(self, kind: str = TRAINED) -> int:
+        """Length of the flat vector of one kind."""
+        return sum(entry.size for entry in self.entries if entry.kind == kind)
+
+    def to_rows(self) -> list[list[Any]]:
+        """[[name, kind, shape, dtype, aliases], ...]: plain data for JSON."""
+        return [[e.name, e.kind, [*e.shape], e.dtype, [*e.aliases]] for e in self.entries]
+
+    @staticmethod
+    def from_rows(rows: list[list[Any]]) -> Layout:
+        return Layout(
+            tuple(
+                Entry(name, kind, tuple(shape), dtype, tuple(aliases))
+                for name, kind, shape, dtype, aliases in rows
+            )
+        )
+
+    def to_bytes(self) -> bytes:
+        """JSON; equal on two replicas if and only if they built the same model."""
+        return json.dumps(self.to_rows()).encode()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Layout:
+        return Layout.from_rows(json.loads(data))
+
+
+def shard_bounds(size: int, shards: int) -> list[tuple[int, int]]:
+    """Cut `size` elements into contiguous slices (lo, hi) that differ by at most one element."""
+    cuts = [size * i // shards for i in range(shards + 1)]
+    return list(zip(cuts[:-1], cuts[1:], strict=True))

@@ -1,0 +1,125 @@
+"""The reader of job files: TOML in, a checked and resolved `config.JobFile` out.
+
+    reading.py    bytes -> document       what is wrong with the file itself
+    positions.py  text -> key -> place    where every key stands
+    schema.py     document -> dataclasses unknown keys, types, ranges
+    checks.py     what types cannot say   names, rates, targets, the task's file, cross checks
+    problems.py   faults -> JobFileError  all of them at once, each with its line
+
+Nothing of the job is imported or started here, and torch is not needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dlctl import registry
+from dlctl.config import Choice, JobFile
+from dlctl.errors import UsageError
+from dlctl.jobfile import checks, reading, schema
+from dlctl.jobfile.positions import find_keys
+from dlctl.jobfile.problems import Fault as Fault
+from dlctl.jobfile.problems import JobFileError as JobFileError
+from dlctl.jobfile.problems import Problem as Problem
+from dlctl.jobfile.problems import locate
+
+SECTIONS = {"algorithm": "algorithms", "optimizer": "optimizers", "compression": "compressors"}
+"""Section of the job file -> kind of the registry that its `name` is looked up in."""
+
+
+def load(
+    path: Path, overrides: Mapping[str, Any] | None = None, *, simulated: bool = False
+) -> JobFile:
+    """Read, check and resolve a job file.
+
+    overrides: dotted keys and values that win over the file: {"workers.count": 8}. simulated: also
+    allow what only the simulator can run. The options of algorithm, optimizer and compression are
+    complete, with their defaults, so that `Options(**job.algorithm.options)` needs no check.
+
+    Raises JobFileError with everything that is wrong, or UsageError for an override that has no
+    place.
+    """
+    text = reading.read(path)
+    document = reading.parse(path, text)
+    _override(document, overrides or {})
+    faults = [*reading.remove_foreign(document), *checks.check(document, path.parent)]
+    resolved: dict[str, Choice] = {}
+    for section, kind in SECTIONS.items():
+        found, more = _resolve(section, kind, document.get(section), simulated)
+        faults += more
+        if found:
+            resolved[section] = found
+    job, more = schema.validate(JobFile, _with_choices(document))
+    faults += more
+    if job is None or faults:
+        keys = find_keys(text)
+        for dotted in overrides or {}:
+            keys.pop(tuple(dotted.split(".")), None)
+        raise JobFileError(path, locate(path, text, keys, faults))
+    defaults = {section: getattr(job, section) for section in SECTIONS if section not in resolved}
+    for section, choice in defaults.items():
+        options = effective_options(SECTIONS[section], choice)
+        resolved[section] = Choice(name=choice.name, options=options)
+    return dataclasses.replace(job, **resolved)  # type: ignore[arg-type]
+
+
+def effective_options(kind: str, choice: Choice) -> dict[str, Any]:
+    """The options of a registry entry with its defaults filled in; `kind` as in the registry.
+
+    Raises UsageError for an unknown name or options that are not valid.
+    """
+    options_class = registry.load(kind, choice.name).Options
+    options, faults = schema.validate(options_class, dict(choice.options))
+    if options is None:
+        problems = "; ".join(f"{'.'.join(map(str, f.path))} {f.message}" for f in faults)
+        raise UsageError(f'options of {kind[:-1]} "{choice.name}" are not valid: {problems}')
+    return dataclasses.asdict(options)
+
+
+def _override(document: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    for dotted, value in overrides.items():
+        *parents, last = dotted.split(".")
+        table: Any = document
+        for key in parents:
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                raise UsageError(f'cannot set "{dotted}": "{key}" is not a table in the job file')
+        table[last] = value
+
+
+def _resolve(
+    section: str, kind: str, table: Any, simulated: bool
+) -> tuple[Choice | None, list[Fault]]:
+    """The choice that a section makes, its options complete, and what is wrong with it."""
+    if not isinstance(table, dict) or not isinstance(table.get("name"), str):
+        return None, []  # the schema says what is wrong
+    name = table["name"]
+    at = (section, "name")
+    if name not in registry.names(kind):
+        return None, [
+            Fault(at, f"unknown {kind[:-1]}", schema.did_you_mean(name, registry.names(kind)))
+        ]
+    try:
+        entry = registry.load(kind, name)
+    except (ImportError, AttributeError) as error:
+        return None, [Fault(at, f"cannot be loaded: {error}")]
+    if getattr(entry, "simulated_only", False) and not simulated:
+        return None, [Fault(at, "runs only in the simulator, not in real runs, so far")]
+    given = {key: value for key, value in table.items() if key != "name"}
+    options, faults = schema.validate(entry.Options, given, at=(section,), also=("name",))
+    if options is None:
+        return None, faults
+    return Choice(name=name, options=dataclasses.asdict(options)), faults
+
+
+def _with_choices(document: dict[str, Any]) -> dict[str, Any]:
+    """The document as `JobFile` has it, the options left out: they are checked on their own."""
+    reshaped = dict(document)
+    for section in SECTIONS:
+        table = document.get(section)
+        if isinstance(table, dict):
+            reshaped[section] = {"name": table["name"]} if "name" in table else {}
+    return reshaped

@@ -1,0 +1,125 @@
+"""What types cannot say: names, rates, targets, the task's file, and what goes together.
+
+Works on the document as it was read, so that these faults are reported together with all others;
+values of a wrong type are left to the schema.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dlctl.config import Network, Servers
+from dlctl.jobfile.positions import KeyPath
+from dlctl.jobfile.problems import Fault
+from dlctl.units import parse_rate
+
+JOB_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
+TARGET = re.compile(r"\s*([^\s<>=]+)\s*(>=|<=|>|<)\s*([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*")
+PORT_MAX = 65535
+
+
+def check(document: dict[str, Any], directory: Path) -> Iterator[Fault]:
+    """All faults of these kinds. `directory`: where the job file is."""
+    yield from _check_text(document, ("job", "name"), _job_name)
+    yield from _check_text(document, ("job", "task"), lambda text: _task(text, directory))
+    yield from _check_text(document, ("job", "run_dir"), _run_dir)
+    yield from _check_text(document, ("job", "stop", "target"), _target)
+    yield from _check_text(document, ("limits", "push"), _rate)
+    yield from _check_text(document, ("limits", "fetch"), _rate)
+    yield from _check_ports(document)
+    yield from _check_target_is_looked_at(document)
+
+
+def get(document: dict[str, Any], path: KeyPath) -> Any:
+    """The value of a key; None if there is none."""
+    value: Any = document
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _check_text(document: dict[str, Any], path: KeyPath, check: Any) -> Iterator[Fault]:
+    text = get(document, path)
+    if isinstance(text, str):
+        message, suggestion = check(text)
+        if message:
+            yield Fault(path, message, suggestion)
+
+
+Verdict = tuple[str, str]
+"""What is wrong and what was meant; "" if nothing."""
+FINE: Verdict = ("", "")
+
+
+def _job_name(text: str) -> Verdict:
+    if JOB_NAME.fullmatch(text):
+        return FINE
+    rule = "must be 1 to 64 of a-z, 0-9, dot, underscore, dash, beginning with a letter or digit"
+    meant = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("._-")[:64]
+    return rule, f'did you mean "{meant}"?' if meant else ""
+
+
+def _task(text: str, directory: Path) -> Verdict:
+    """The file must be there; whether the name is in it turns out when a worker imports it."""
+    file, _, name = text.rpartition(":")
+    if not file.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+        return 'must be a file and a name in it, as in "train.py:task"', ""
+    if "\0" not in file and (directory / file).is_file():
+        return FINE
+    try:
+        beside = [path.name for path in directory.glob("*.py")]
+    except OSError:
+        beside = []
+    close = difflib.get_close_matches(file, beside, n=1)
+    meant = f'did you mean "{close[0]}:{name}"?' if close else ""
+    return f'there is no file "{file}" beside the job file', meant
+
+
+def _run_dir(text: str) -> Verdict:
+    if not text or "\0" in text:
+        return "must be a directory's path", ""
+    return FINE
+
+
+def _target(text: str) -> Verdict:
+    match = TARGET.fullmatch(text)
+    try:
+        if match:
+            float(match[3])
+            return FINE
+    except ValueError:
+        pass
+    return 'must be a metric, one of >= <= > <, and a number, as in "accuracy >= 0.85"', ""
+
+
+def _rate(text: str) -> Verdict:
+    try:
+        parse_rate(text)
+    except ValueError as error:
+        return str(error), ""
+    return FINE
+
+
+def _check_ports(document: dict[str, Any]) -> Iterator[Fault]:
+    port = get(document, ("network", "port"))
+    servers = get(document, ("servers", "count"))
+    transport = get(document, ("network", "transport"))
+    if type(port) is not int or not 0 < port <= PORT_MAX:
+        return
+    if (transport or Network().transport) != "tcp":
+        yield Fault(("network", "port"), "has a meaning only with tcp", 'add transport = "tcp"')
+    servers = servers if type(servers) is int else Servers().count
+    if port + servers > PORT_MAX:
+        message = f"{servers} servers take the ports after it, up to {port + servers}"
+        yield Fault(("network", "port"), f"{message}; the last port is {PORT_MAX}")
+
+
+def _check_target_is_looked_at(document: dict[str, Any]) -> Iterator[Fault]:
+    path = ("evaluation", "every_epochs")
+    every = get(document, path)
+    if get(document, ("job", "stop", "target")) is not None and every == 0:
+        yield Fault(path, "must be > 0 to notice that job.stop.target is reached")

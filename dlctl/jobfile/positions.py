@@ -1,0 +1,149 @@
+"""Where every key of a TOML text stands: `tomllib` does not say, and an error needs a line.
+
+The text is known to be valid TOML, so that this scanner only has to tell keys from values.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+KeyPath = tuple[str | int, ...]
+PARTS_MAX = 32
+"""Deeper keys count as their 32nd ancestor."""
+
+_TOKEN = re.compile(
+    r'''(?P<space>[ \t\r]+|\#[^\n]*)
+      | (?P<text>"""(?:\\[\s\S]|[^\\])*?"{3,5} | \'\'\'[\s\S]*?'{3,5}
+                | "(?:\\.|[^"\\\n])*" | '[^'\n]*')
+      | (?P<bare>[^\s\[\]{}=,"'#]+)
+      | (?P<mark>[\n\[\]{}=,])''',
+    re.VERBOSE,
+)
+
+
+class Place(NamedTuple):
+    """Part of a line: lines count from 1, columns from 0; `end` is the column behind it."""
+
+    line: int
+    start: int
+    end: int
+
+
+class Spot(NamedTuple):
+    """A key and its value's first token; headers have no value."""
+
+    key: Place
+    value: Place | None = None
+
+
+def find_keys(text: str) -> dict[KeyPath, Spot]:
+    """Path of every key and table of a valid TOML text -> where it is first written."""
+    scanner = _Scanner()
+    line, line_start = 1, 0
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        if match.lastgroup != "space":
+            start = match.start() - line_start
+            scanner.take(token, match.lastgroup == "mark", Place(line, start, start + len(token)))
+        if "\n" in token:
+            line += token.count("\n")
+            line_start = match.start() + token.rindex("\n") + 1
+    return scanner.found
+
+
+class _Scanner:
+    """Takes tokens; knows whether the next one belongs to a key, a header or a value."""
+
+    def __init__(self) -> None:
+        self.found: dict[KeyPath, Spot] = {}
+        self._table: KeyPath = ()
+        self._counts: dict[KeyPath, int] = {}
+        """Array of tables -> index of its last element."""
+        self._open: list[tuple[str, KeyPath]] = []
+        """Brackets of the value that are open, and the key that each belongs to."""
+        self._new_statement()
+
+    def _new_statement(self) -> None:
+        self._parts: list[str] = []
+        self._place: Place | None = None
+        """Of the key that is being read."""
+        self._header = ""
+        self._owner: KeyPath | None = None
+        """The key whose value comes; None while a key is read."""
+
+    def take(self, word: str, is_mark: bool, place: Place) -> None:
+        if word == "\n" and is_mark:
+            if not self._open:
+                self._new_statement()
+        elif self._owner is not None:
+            self._take_value(word, is_mark, place)
+        elif not is_mark:
+            self._take_key_part(word, place)
+        elif word == "=":
+            base = self._open[-1][1] if self._open else self._table
+            self._owner = self._record(base)
+        elif word == "[":
+            self._header += "["
+        elif word == "]" and self._parts:
+            self._end_header()
+        elif word == "}" and self._open:
+            self._owner = self._open.pop()[1]
+
+    def _take_key_part(self, word: str, place: Place) -> None:
+        quoted = word[0] in "\"'"
+        parts = [_unquote(word)] if quoted else [part for part in word.split(".") if part]
+        self._parts = (self._parts + parts)[:PARTS_MAX]
+        self._place = self._place._replace(end=place.end) if self._place else place
+
+    def _record(self, base: KeyPath) -> KeyPath:
+        """Note where the key stands that was just read, and the tables that it makes on its way."""
+        path = base
+        for number, part in enumerate(self._parts, 1):
+            path = (*path, part)
+            self._note(path)
+            if path in self._counts and number < len(self._parts):
+                path = (*path, self._counts[path])
+        return path
+
+    def _note(self, path: KeyPath) -> None:
+        if self._place:
+            self.found.setdefault(path, Spot(self._place))
+
+    def _end_header(self) -> None:
+        self._table = self._record(())
+        if self._header == "[[":
+            self._counts[self._table] = self._counts.get(self._table, -1) + 1
+            self._table = (*self._table, self._counts[self._table])
+            self._note(self._table)
+        self._parts = []
+
+    def _take_value(self, word: str, is_mark: bool, place: Place) -> None:
+        owner = self._owner or ()
+        spot = self.found.get(owner)
+        if spot is None:
+            self.found[owner] = Spot(place, place)
+        elif spot.value is None and not (is_mark and word in "]},"):
+            self.found[owner] = spot._replace(value=place)
+        if not is_mark:
+            return
+        if word in "[{":
+            self._open.append((word, owner))
+            self._owner = (*owner, 0) if word == "[" else None
+            self._parts, self._place = [], None
+        elif word in "]}" and self._open:
+            self._owner = self._open.pop()[1]
+        elif word == "," and self._open:
+            self._next_element(owner)
+
+    def _next_element(self, owner: KeyPath) -> None:
+        bracket, base = self._open[-1]
+        if bracket == "{":
+            self._owner, self._parts, self._place = None, [], None
+        else:
+            self._owner = (*base, int(owner[-1]) + 1)
+
+
+def _unquote(word: str) -> str:
+    """The text of a quoted key. Keys with escapes do not occur in job files; they stay escaped."""
+    return word[1:-1]

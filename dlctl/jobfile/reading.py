@@ -1,0 +1,136 @@
+"""From a path to a document of plain values; what is wrong with the file itself."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from dlctl.jobfile.positions import KeyPath, Place, Spot
+from dlctl.jobfile.problems import UNREADABLE, Fault, JobFileError, Problem, locate
+
+SIZE_MAX_BYTES = 1_000_000
+DEPTH_MAX = 16
+DOTS_MAX = 100
+"""In one line. `tomllib` needs seconds for a key of ten thousand parts."""
+_TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+
+
+def read(path: Path) -> str:
+    """The text of a job file. Raises JobFileError if there is none that we want to read."""
+    try:
+        info = path.stat()
+        if stat.S_ISDIR(info.st_mode):
+            raise _unreadable(path, "is a directory", _job_files_in(path))
+        if not stat.S_ISREG(info.st_mode):
+            raise _unreadable(path, "is not a regular file")
+        if info.st_size > SIZE_MAX_BYTES:
+            size = f"{info.st_size} bytes; a job file has at most {SIZE_MAX_BYTES}"
+            raise _unreadable(path, f"has {size}")
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise _unreadable(path, "does not exist", _similar_file(path)) from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from error
+    if not data.strip():
+        raise _unreadable(path, "is empty", "dlctl init writes one to begin with")
+    return _decode(path, data)
+
+
+def _decode(path: Path, data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        message = f"is not UTF-8: byte 0x{data[error.start]:02x}"
+        raise JobFileError(path, [Problem(str(path), "", message, line=line)], UNREADABLE) from None
+
+
+def parse(path: Path, text: str) -> dict[str, Any]:
+    """The document of a TOML text. Raises JobFileError with the line of a syntax error."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.count(".") > DOTS_MAX and not line.lstrip().startswith("#"):
+            raise _syntax_error(path, text, f"more than {DOTS_MAX} dots in a line", number, 1)
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise _syntax_error(path, text, "is nested too deeply", None, 1) from None
+    except ValueError as error:
+        message, at_line, column = _place_of(str(error), text)
+        raise _syntax_error(path, text, message, at_line, column) from None
+
+
+def _place_of(message: str, text: str) -> tuple[str, int | None, int]:
+    """A message of tomllib without the place at its end, and the place: line and column from 1."""
+    found = _TOML_PLACE.search(message)
+    if not found:
+        return message, None, 1
+    lines = text.rstrip("\n").split("\n")
+    line = int(found[1] or len(lines))
+    column = int(found[2] or len(lines[-1]) + 1)
+    return message[: found.start()], line, column
+
+
+def _syntax_error(
+    path: Path, text: str, message: str, line: int | None, column: int
+) -> JobFileError:
+    message = message[:1].lower() + message[1:]
+    if line is None:
+        return JobFileError(path, [Problem(str(path), "", message)], "job file is not valid TOML")
+    key: KeyPath = ("",)
+    keys = {key: Spot(Place(line, column - 1, column))}
+    problems = locate(path, text, keys, [Fault(key, message)])
+    return JobFileError(path, problems, "job file is not valid TOML")
+
+
+def _unreadable(path: Path, message: str, suggestion: str = "") -> JobFileError:
+    return JobFileError(path, [Problem(str(path), "", message, suggestion)], UNREADABLE)
+
+
+def _similar_file(path: Path) -> str:
+    try:
+        beside = [file.name for file in path.parent.iterdir() if file.suffix == ".toml"]
+    except OSError:
+        return "dlctl init writes one to begin with"
+    close = difflib.get_close_matches(path.name, beside, n=1)
+    if not close:
+        return "dlctl init writes one to begin with"
+    return f'did you mean "{path.parent / close[0]}"?'
+
+
+def _job_files_in(directory: Path) -> str:
+    files = sorted(directory.glob("*.toml"))
+    return f'did you mean "{files[0]}"?' if files else ""
+
+
+def remove_foreign(document: dict[str, Any]) -> list[Fault]:
+    """Take out of the document what no job file has: dates, NaN, infinity, very deep tables."""
+    faults: list[Fault] = []
+    pending: list[tuple[KeyPath, Any]] = [((), document)]
+    while pending:
+        path, container = pending.pop()
+        items = container.items() if isinstance(container, dict) else enumerate(container)
+        for key, value in list(items):
+            here = (*path, key)
+            if isinstance(value, dict | list) and len(here) < DEPTH_MAX:
+                pending.append((here, value))
+            elif message := _foreign(value):
+                faults.append(Fault(here, message))
+                container[key] = None
+                if isinstance(container, dict):
+                    del container[key]
+    return faults
+
+
+def _foreign(value: Any) -> str:
+    if isinstance(value, dict | list):
+        return f"is nested more than {DEPTH_MAX} levels deep"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"must be a finite number (got {value})"
+    if not isinstance(value, str | int | float):
+        return f"must not be a date or time (got {value})"
+    return ""

@@ -1,0 +1,145 @@
+"""Unknown keys, types and ranges: what the dataclasses say, checked by pydantic, in our words."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import json
+from collections.abc import Iterable
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from dlctl.jobfile.positions import KeyPath
+from dlctl.jobfile.problems import Fault
+
+T = TypeVar("T")
+_MISSING = "\0 nothing"
+_TYPES = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "string_type": "must be text in quotes",
+    "bool_type": "must be true or false",
+    "dataclass_type": "must be a table",
+    "dict_type": "must be a table",
+    "list_type": "must be an array",
+    "tuple_type": "must be an array",
+}
+_BOUNDS = {
+    "greater_than": (">", "gt"),
+    "greater_than_equal": (">=", "ge"),
+    "less_than": ("<", "lt"),
+    "less_than_equal": ("<=", "le"),
+}
+
+
+def validate(
+    kind: type[T], values: dict[str, Any], at: KeyPath = (), also: Iterable[str] = ()
+) -> tuple[T | None, list[Fault]]:
+    """Build a dataclass (of dataclasses) from a table, or say everything that is wrong with it.
+
+    at: path of the table in the document. also: keys that the table may have besides its fields, to
+    be suggested only. Strict: "4" and 4.0 are not 4, and an unknown key is a fault whatever the
+    dataclass itself says about it.
+    """
+    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    faults = [
+        _unknown((*at, key), value, [*known, *also])
+        for key, value in values.items()
+        if key not in known
+    ]
+    sound = {key: value for key, value in values.items() if key in known}
+    try:
+        built = TypeAdapter(kind).validate_json(json.dumps(sound), strict=True)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        return None, faults + [_fault(kind, detail, sound, at) for detail in details]
+    return (None if faults else built), faults
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A suggestion for a word that is not known: the closest, or all there are."""
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    if close:
+        return f'did you mean "{close[0]}"?'
+    return f"known: {', '.join(known)}" if known else "it has no keys"
+
+
+def _unknown(path: KeyPath, value: Any, known: Iterable[str]) -> Fault:
+    what = "unknown section" if len(path) == 1 and isinstance(value, dict | list) else "unknown key"
+    if path == ("hosts",):
+        what = "jobs on several hosts are not supported yet"
+        return Fault(path, what, "remove it: all daemons run on this machine", at_key=True)
+    return Fault(path, what, did_you_mean(str(path[-1]), known), at_key=True)
+
+
+def _fault(kind: Any, detail: ErrorDetails, values: dict[str, Any], at: KeyPath) -> Fault:
+    path, value = _follow(detail["loc"], values)
+    if detail["type"] == "unexpected_keyword_argument":
+        known = _keys_at(kind, path[:-1])
+        return _unknown((*at, *path), value, known)
+    if detail["type"] == "missing":
+        what = f'"{path[-1]}"' if at or len(path) > 1 else f"section [{path[-1]}]"
+        return Fault((*at, *path), f"{what} is missing", at_key=True)
+    got = "" if value is _MISSING else f" (got {_shown(value)})"
+    suggestion = ""
+    if detail["type"] == "literal_error" and isinstance(value, str):
+        choices = detail["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+        close = difflib.get_close_matches(value, choices, n=1)
+        suggestion = f'did you mean "{close[0]}"?' if close else ""
+    return Fault((*at, *path), _message(detail) + got, suggestion)
+
+
+def _message(detail: ErrorDetails) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind in _TYPES:
+        return _TYPES[kind]
+    if kind in _BOUNDS:
+        sign, name = _BOUNDS[kind]
+        return f"must be {sign} {_number(context[name])}"
+    if kind == "literal_error":
+        return f"must be {context['expected']}".replace("'", '"')
+    if kind == "value_error":
+        return str(context["error"])
+    return detail["msg"][:1].lower() + detail["msg"][1:]
+
+
+def _follow(loc: KeyPath, values: Any) -> tuple[KeyPath, Any]:
+    """The part of pydantic's location that lies in the document, and what is there.
+
+    A location may go on inside a value with the names of a union's branches.
+    """
+    path: KeyPath = ()
+    for part in loc:
+        if not isinstance(values, dict | list):
+            break
+        path = (*path, part)
+        try:
+            values = values[part]  # type: ignore[index]
+        except (KeyError, TypeError):
+            return path, _MISSING
+    return path, values
+
+
+@functools.cache
+def _keys_at(kind: Any, path: KeyPath) -> list[str]:
+    for part in path:
+        kind = get_type_hints(kind)[str(part)]
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, list):
+        return "an array"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _number(bound: float) -> str:
+    return f"{int(bound)}" if float(bound).is_integer() else f"{bound}"

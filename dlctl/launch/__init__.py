@@ -1,0 +1,1 @@
+"""Launchers: how the first process gets onto a host. Everything else is started by it."""

@@ -1,0 +1,50 @@
+"""The launcher for this machine: processes, each the leader of its own session.
+
+They outlive the shell and the process that started them; Ctrl-C in a terminal does not reach them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from dlctl.launch import base
+from dlctl.rundb import RunDb
+
+
+def start_coordinator(directory: Path) -> subprocess.Popen[bytes]:
+    """Start the coordinator of a prepared run directory."""
+    db = RunDb(directory)
+    incarnation = db.run().get("incarnation", 0) + 1
+    db.put_run(incarnation=incarnation)
+    db.commit()
+    db.close()
+    return start(directory, "coordinator", "coordinator", incarnation, "")
+
+
+def start(
+    directory: Path, role: str, name: str, incarnation: int, control: str
+) -> subprocess.Popen[bytes]:
+    """Start one daemon, detached. Raises OSError."""
+    log = base.open_log(directory, name, incarnation)
+    try:
+        return subprocess.Popen(
+            base.argv(role, directory, name, incarnation, control),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=base.environment(role, directory, name, incarnation),
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+
+
+class Local:
+    """Agents on this machine."""
+
+    def start_agent(
+        self, directory: Path, name: str, incarnation: int, control: str
+    ) -> subprocess.Popen[bytes]:
+        return start(directory, "agent", name, incarnation, control)

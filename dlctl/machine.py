@@ -1,0 +1,108 @@
+"""The contract of every role: events in, effects out, time as an argument.
+
+A machine never reads a clock, opens a socket, starts a thread or draws a random number. A driver
+(`daemons/loop.py` with real sockets, `dlctl/sim/world.py` in virtual time) feeds it events and
+performs the effects it returns, in their order. The result of an effect comes back as an event.
+That is what makes a run replayable from a seed and every role testable without sleeping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dlctl.messages import Message
+
+Peer = str | bytes
+"""Whom a message is from or for. A name ("coordinator", "server-0") for connections this machine
+asked for with `Connect`; otherwise the opaque id of an incoming connection, good for replies only.
+It is no identity: who a peer is stands in its messages."""
+
+
+class Event:
+    """Something that happened, told to a machine."""
+
+
+class Effect:
+    """Something that a machine wants done, told to its driver."""
+
+
+class Machine(Protocol):
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take one event at time `now` (seconds on a monotonic clock) and say what to do."""
+        ...
+
+    def deadline(self) -> float | None:
+        """When to be called with `DeadlineReached` if nothing else happens; None: never."""
+        ...
+
+
+# ---------------------------------------------------------------- events every role may get
+
+
+@dataclass(frozen=True, slots=True)
+class Started(Event):
+    """The driver is ready; sockets are open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received(Event):
+    peer: Peer
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineReached(Event):
+    """The time that `deadline()` named has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested(Event):
+    """SIGTERM or SIGINT: come to an orderly end."""
+
+    reason: str
+
+
+# ---------------------------------------------------------------- effects every role may want
+
+
+@dataclass(frozen=True, slots=True)
+class Send(Effect):
+    """Send and forget. A transport may lose, repeat or reorder it: the roles repair that."""
+
+    peer: Peer
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Connect(Effect):
+    """From now on messages to `peer` go to `address`."""
+
+    peer: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note(Effect):
+    """A line for the log. `fields` are plain values."""
+
+    level: str
+    text: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Configure(Effect):
+    """A setting that only the driver can put in force (the log level)."""
+
+    key: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Exit(Effect):
+    """End this process after everything before it in the list was done."""
+
+    code: int
+    reason: str

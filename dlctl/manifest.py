@@ -1,0 +1,138 @@
+"""The manifest of a checkpoint: what must stand in `manifest.json`, checked field by field.
+
+It may come from another machine or another year, and the sizes and names in it decide what is read
+and where; so every value must have exactly the type that it should, and no file name leads out of
+the directory.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dlctl.errors import DlctlError
+from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Layout
+
+MANIFEST = "manifest.json"
+SCHEMA = "dlctl.checkpoint/1"
+Manifest = dict[str, Any]
+
+_SECTION = (str, dict)
+"""A name, or that whole section of the job."""
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "schema": (str,),
+    "run_id": (str,),
+    "job": _SECTION,
+    "number": (int,),
+    "step": (int,),
+    "samples": (int,),
+    "at": (float, int),
+    "layout": (list,),
+    "size": (int,),
+    "algorithm": _SECTION,
+    "optimizer": _SECTION,
+    "shards": (list,),
+    "workers": (list,),
+    "data": (dict,),
+    "evaluation": (dict, type(None)),
+}
+_PART: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "file": (str,),
+    "sha256": (str,),
+    "nbytes": (int,),
+    "state": (dict,),
+}
+_SHARD = {**_PART, "lo": (int,), "hi": (int,)}
+
+
+def parse(data: bytes, where: str) -> Manifest:
+    """The manifest that these bytes are. Raises DlctlError naming `where`."""
+    try:
+        manifest = json.loads(data)
+        check(manifest)
+    except (ValueError, RecursionError) as error:
+        raise DlctlError(
+            f"this is not the manifest of a checkpoint: {error}", where=where
+        ) from error
+    return manifest  # type: ignore[no-any-return]
+
+
+def serialise(manifest: Manifest, where: str) -> bytes:
+    """What `parse` reads back. Raises DlctlError for a manifest that it would refuse."""
+    data = json.dumps(manifest, indent=1).encode()
+    parse(data, where)
+    return data
+
+
+def layout(manifest: Manifest) -> Layout:
+    """The model's layout, as every replica built it."""
+    return Layout.from_rows(manifest["layout"])
+
+
+def check(manifest: Any) -> None:
+    """Raises ValueError saying which field is wrong and how."""
+    if type(manifest) is not dict or manifest.get("schema") != SCHEMA:
+        found = manifest.get("schema") if type(manifest) is dict else type(manifest).__name__
+        raise ValueError(f'its schema is {found!r:.60}, not "{SCHEMA}"')
+    _check_fields(manifest, _FIELDS, "")
+    for entry in manifest["layout"]:
+        _check_entry(entry)
+    for index, shard in enumerate(manifest["shards"]):
+        _check_part(shard, _SHARD, f"shards[{index}]")
+        if not shard["lo"] <= shard["hi"] <= manifest["size"] or not shard["file"]:
+            raise ValueError(f"shards[{index}] is no part of [0, {manifest['size']})")
+    for index, worker in enumerate(manifest["workers"]):
+        _check_part(worker, _PART, f"workers[{index}]")
+    _check_whole(manifest)
+
+
+def _check_whole(manifest: Manifest) -> None:
+    """What holds between fields."""
+    files = [part["file"] for part in (*manifest["shards"], *manifest["workers"]) if part["file"]]
+    if not manifest["shards"] or len(set(files)) != len(files):
+        raise ValueError("it has no shards, or names one file twice")
+    if layout(manifest).size() != manifest["size"]:
+        raise ValueError(f"size is {manifest['size']}, the layout has {layout(manifest).size()}")
+    portions = manifest["data"].get("portions")
+    if type(portions) is not list or not all(_is_naturals(p) and len(p) == 2 for p in portions):
+        raise ValueError("data.portions is not a list of [data epoch, portion]")
+
+
+def _check_fields(value: Any, fields: dict[str, tuple[type, ...]], where: str) -> None:
+    if type(value) is not dict:
+        raise ValueError(f"{where} is not an object")
+    for key, kinds in fields.items():
+        name = f"{where}.{key}" if where else key
+        if key not in value:
+            raise ValueError(f"{name} is missing")
+        if type(value[key]) not in kinds:
+            raise ValueError(f"{name} is {value[key]!r:.60}")
+        if type(value[key]) is int and value[key] < 0:
+            raise ValueError(f"{name} is negative")
+
+
+def _check_part(part: Any, fields: dict[str, tuple[type, ...]], where: str) -> None:
+    """A file of the checkpoint. A worker that saved no arrays has the file name ""."""
+    _check_fields(part, fields, where)
+    name = part["file"]
+    if "/" in name or "\0" in name or name in (".", "..", MANIFEST):
+        raise ValueError(f"{where}.file is {name!r:.60}: not a plain file name")
+    if name and (len(part["sha256"]) != 64 or set(part["sha256"]) - set("0123456789abcdef")):
+        raise ValueError(f"{where}.sha256 is not 64 hexadecimal digits")
+
+
+def _check_entry(entry: Any) -> None:
+    if type(entry) is not list or len(entry) != 5:
+        raise ValueError("layout has an entry that is not [name, kind, shape, dtype, aliases]")
+    name, kind, shape, dtype, aliases = entry
+    if type(name) is not str or type(dtype) is not str or kind not in (TRAINED, AVERAGED, CONSTANT):
+        raise ValueError(f"layout has a wrong entry: {name!r:.60}")
+    if not _is_naturals(shape) or type(aliases) is not list:
+        raise ValueError(f"layout: wrong shape or aliases of {name!r:.60}")
+    if not all(type(alias) is str for alias in aliases):
+        raise ValueError(f"layout: wrong aliases of {name!r:.60}")
+
+
+def _is_naturals(value: Any) -> bool:
+    return type(value) is list and all(type(n) is int and n >= 0 for n in value)

@@ -1,0 +1,1 @@
+"""Server optimisers: what a pushed gradient does to a shard, in place."""

@@ -1,0 +1,65 @@
+"""Adagrad: every element has its own, falling rate. Duchi, Hazan, Singer, JMLR 2011.
+
+    G += g * g
+    w -= lr * g / (sqrt(G) + eps)
+
+G includes the current gradient and never decays. In Dean et al. 2012 (§4.1) it lies in the shards
+and is never sent; updates of all replicas go into the one G in their order of arrival. Here g is
+what was pushed: a sum of several gradients counts as one gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from annotated_types import Ge, Gt, Le
+
+from dlctl.compress.base import Delta
+from dlctl.config import STRICT
+from dlctl.messages import Array, Json
+from dlctl.optim.blocks import blocks, scratch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdagradOptions:
+    __pydantic_config__ = STRICT
+
+    lr: Annotated[float, Gt(0), Le(1e6)] = 0.01
+    """Learning rate, gamma in the paper. Changes live."""
+    initial_accumulator: Annotated[float, Ge(0), Le(1e6)] = 0.0
+    """G at the start. With 0 the first step of an element is lr whatever its gradient; 0.1 or 1
+    tames the first steps."""
+    eps: Annotated[float, Ge(1e-30), Le(1)] = 1e-10
+    """Added to the root, so that an element without any gradient yet stays where it is."""
+
+
+class Adagrad:
+    """As torch.optim.Adagrad with lr_decay 0; slot "sum" is G.
+
+    A sparse push touches its own elements of G only. There is no weight decay: G holds gradients of
+    the loss and nothing else.
+    """
+
+    Options: ClassVar[type[Any]] = AdagradOptions
+
+    def __init__(self, options: AdagradOptions, size: int) -> None:
+        self.lr = options.lr
+        self.eps = options.eps
+        start = options.initial_accumulator
+        self.slots: dict[str, Array] = {"sum": np.full(size, start, np.float32)}
+        self.counters: Json = {}
+        self._scratch = scratch(size)
+
+    def apply(self, w: Array, delta: Delta) -> None:
+        """One step of each element at its own rate, in place."""
+        for w_block, g, (G,) in blocks(w, delta, self.slots):
+            step = self._scratch[: g.size]
+            np.multiply(g, g, out=step)
+            G += step
+            np.sqrt(G, out=step)
+            step += self.eps
+            np.divide(g, step, out=step)
+            step *= self.lr
+            w_block -= step

@@ -1,0 +1,89 @@
+"""Adam: steps along a mean gradient over its typical size. Kingma and Ba, ICLR 2015.
+
+    m += (1 - beta1) * (g - m)
+    v  = beta2 * v + (1 - beta2) * g * g
+    w -= lr / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + eps)
+
+With `weight_decay` it is AdamW (Loshchilov and Hutter, ICLR 2019): w shrinks by lr * weight_decay
+before each step, and the decay enters neither m nor v.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from annotated_types import Ge, Gt, Le, Lt
+
+from dlctl.compress.base import Delta
+from dlctl.config import STRICT
+from dlctl.messages import Array, Json
+from dlctl.optim.blocks import blocks, scratch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamOptions:
+    __pydantic_config__ = STRICT
+
+    lr: Annotated[float, Gt(0), Le(1e6)] = 0.001
+    """Learning rate: about the size of a step. Changes live."""
+    beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
+    """How much of the mean gradient m stays at each update."""
+    beta2: Annotated[float, Ge(0), Lt(1)] = 0.999
+    """How much of the mean square v stays at each update."""
+    eps: Annotated[float, Ge(1e-30), Le(1)] = 1e-8
+    """Added to the root of v."""
+    weight_decay: Annotated[float, Ge(0), Le(1e6)] = 0.0
+    """AdamW: w shrinks by lr times this at each update; for a sparse push only where it touches."""
+
+
+class Adam:
+    """As torch.optim.Adam, or AdamW with `weight_decay`; slots "mean" (m) and "square" (v).
+
+    t, counter "updates", counts the updates of the shard. Sparse pushes are lazy, as in
+    torch.optim.SparseAdam: an element that is not touched keeps its w, m and v, while t goes on.
+    """
+
+    Options: ClassVar[type[Any]] = AdamOptions
+
+    def __init__(self, options: AdamOptions, size: int) -> None:
+        self.lr = options.lr
+        self.beta1 = options.beta1
+        self.beta2 = options.beta2
+        self.eps = options.eps
+        self.weight_decay = options.weight_decay
+        self.slots: dict[str, Array] = {
+            "mean": np.zeros(size, np.float32),
+            "square": np.zeros(size, np.float32),
+        }
+        self.counters: Json = {"updates": 0}
+        self._scratch = scratch(size)
+
+    def apply(self, w: Array, delta: Delta) -> None:
+        """One update, in place; counts in `counters["updates"]` even if the push is empty."""
+        self.counters["updates"] += 1
+        t = self.counters["updates"]
+        rate = self.lr / (1 - self.beta1**t)
+        root_of_bias = math.sqrt(1 - self.beta2**t)
+        for w_block, g, (m, v) in blocks(w, delta, self.slots):
+            step = self._scratch[: g.size]
+            if self.weight_decay:
+                w_block *= 1 - self.lr * self.weight_decay
+            self._update_moments(g, m, v, step)
+            np.sqrt(v, out=step)
+            step /= root_of_bias
+            step += self.eps
+            np.divide(m, step, out=step)
+            step *= rate
+            w_block -= step
+
+    def _update_moments(self, g: Array, m: Array, v: Array, temporary: Array) -> None:
+        np.subtract(g, m, out=temporary)
+        temporary *= 1 - self.beta1
+        m += temporary
+        np.multiply(g, g, out=temporary)
+        temporary *= 1 - self.beta2
+        v *= self.beta2
+        v += temporary

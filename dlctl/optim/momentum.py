@@ -1,0 +1,75 @@
+"""Momentum: steps along a decaying sum of gradients. Polyak 1964; Nesterov as in Sutskever 2013.
+
+m = momentum * m + g
+w -= lr * m                     (heavy ball)
+w -= lr * (g + momentum * m)    (Nesterov)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from annotated_types import Ge, Gt, Le, Lt
+
+from dlctl.compress.base import Delta
+from dlctl.config import STRICT
+from dlctl.messages import Array, Json
+from dlctl.optim.blocks import blocks, scratch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MomentumOptions:
+    __pydantic_config__ = STRICT
+
+    lr: Annotated[float, Gt(0), Le(1e6)] = 0.01
+    """Learning rate. Changes live."""
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
+    """How much of the previous sum stays; 0.9 makes steady steps up to 10 times longer."""
+    nesterov: bool = False
+    """Look ahead: step along the gradient plus the decayed new sum."""
+    weight_decay: Annotated[float, Ge(0), Le(1e6)] = 0.0
+    """This times w is added to the gradient; for a sparse push only at the elements it touches."""
+
+
+class Momentum:
+    """As torch.optim.SGD with momentum and dampening 0; slot "momentum", 0 at first.
+
+    A sparse push leaves the sums of all other elements as they are; they do not decay meanwhile.
+    """
+
+    Options: ClassVar[type[Any]] = MomentumOptions
+
+    def __init__(self, options: MomentumOptions, size: int) -> None:
+        self.lr = options.lr
+        self.momentum = options.momentum
+        self.nesterov = options.nesterov
+        self.weight_decay = options.weight_decay
+        self.slots: dict[str, Array] = {"momentum": np.zeros(size, np.float32)}
+        self.counters: Json = {}
+        self._scratch = scratch(size)
+        self._decayed = scratch(size)
+
+    def apply(self, w: Array, delta: Delta) -> None:
+        """One step along the decayed sum, in place."""
+        for w_block, pushed, (m,) in blocks(w, delta, self.slots):
+            g = self._with_decay(w_block, pushed)
+            m *= self.momentum
+            m += g
+            step = self._scratch[: g.size]
+            if self.nesterov:
+                np.multiply(m, self.momentum, out=step)
+                step += g
+                step *= self.lr
+            else:
+                np.multiply(m, self.lr, out=step)
+            w_block -= step
+
+    def _with_decay(self, w: Array, g: Array) -> Array:
+        if not self.weight_decay:
+            return g
+        decayed = self._decayed[: g.size]
+        np.multiply(w, self.weight_decay, out=decayed)
+        decayed += g
+        return decayed

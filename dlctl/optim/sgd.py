@@ -1,0 +1,49 @@
+"""Plain gradient descent: w -= lr * g."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from annotated_types import Ge, Gt, Le
+
+from dlctl.compress.base import Delta
+from dlctl.config import STRICT
+from dlctl.messages import Array, Json
+from dlctl.optim.blocks import blocks, scratch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGDOptions:
+    __pydantic_config__ = STRICT
+
+    lr: Annotated[float, Gt(0), Le(1e6)] = 0.01
+    """Learning rate. Changes live."""
+    weight_decay: Annotated[float, Ge(0), Le(1e6)] = 0.0
+    """This times w is added to the gradient; for a sparse push only at the elements it touches."""
+
+
+class SGD:
+    """As torch.optim.SGD without momentum; it keeps no state."""
+
+    Options: ClassVar[type[Any]] = SGDOptions
+
+    def __init__(self, options: SGDOptions, size: int) -> None:
+        self.lr = options.lr
+        self.weight_decay = options.weight_decay
+        self.slots: dict[str, Array] = {}
+        self.counters: Json = {}
+        self._scratch = scratch(size)
+
+    def apply(self, w: Array, delta: Delta) -> None:
+        """w -= lr * (g + weight_decay * w), in place."""
+        for w_block, g, _ in blocks(w, delta, self.slots):
+            step = self._scratch[: g.size]
+            if self.weight_decay:
+                np.multiply(w_block, self.weight_decay, out=step)
+                step += g
+                step *= self.lr
+            else:
+                np.multiply(g, self.lr, out=step)
+            w_block -= step

@@ -1,0 +1,80 @@
+"""THE list of names that a job file can use: kind -> name -> where it is and what it is.
+
+Adding a method, compressor, server optimiser or launcher is one file and one line here. Entries are
+strings, imported on first use, so that this module costs nothing. Third parties add theirs through
+the entry-point groups `dlctl.algorithms`, `dlctl.compressors`, `dlctl.optimizers`, `dlctl.launchers`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from dlctl.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    target: str
+    """"module:attribute"."""
+    summary: str
+
+    def load(self) -> Any:
+        module, _, attribute = self.target.partition(":")
+        return getattr(import_module(module), attribute)
+
+
+BUILT_IN: dict[str, dict[str, Entry]] = {
+    "algorithms": {
+        "downpour": Entry("dlctl.algorithms.downpour:DOWNPOUR", "asynchronous SGD (Dean 2012)"),
+        "sync": Entry("dlctl.algorithms.sync:SYNC", "a barrier in the servers, averaged by samples"),
+        "sandblaster": Entry(
+            "dlctl.algorithms.sandblaster:SANDBLASTER", "L-BFGS on the shards (Dean 2012); simulator"
+        ),
+    },
+    "compressors": {
+        "none": Entry("dlctl.compress.none:Dense", "every entry, as float32 or float16"),
+        "topk": Entry("dlctl.compress.topk:TopK", "the k largest entries, exact, error feedback"),
+    },
+    "optimizers": {
+        "sgd": Entry("dlctl.optim.sgd:SGD", "w -= lr * g"),
+        "momentum": Entry("dlctl.optim.momentum:Momentum", "heavy ball or Nesterov"),
+        "adagrad": Entry("dlctl.optim.adagrad:Adagrad", "per-element rates (Duchi 2011)"),
+        "adam": Entry("dlctl.optim.adam:Adam", "Adam, or AdamW with decoupled decay"),
+    },
+    "launchers": {
+        "local": Entry("dlctl.launch.local:Local", "processes on this machine"),
+    },
+}
+
+
+def names(kind: str) -> list[str]:
+    """All names of one kind: built in first, then third parties'."""
+    return [*BUILT_IN[kind], *(n for n in sorted(_third_party(kind)) if n not in BUILT_IN[kind])]
+
+
+def find(kind: str, name: str) -> Entry:
+    """The entry of a name. Entry points are scanned only when the name is not built in.
+
+    Raises UsageError with a suggestion for an unknown name.
+    """
+    entry = BUILT_IN[kind].get(name) or _third_party(kind).get(name)
+    if entry is None:
+        known = names(kind)
+        close = difflib.get_close_matches(name, known, n=1)
+        meant = f'; did you mean "{close[0]}"?' if close else f"; known: {', '.join(known)}"
+        raise UsageError(f'unknown {kind[:-1]} "{name}"{meant}')
+    return entry
+
+
+def load(kind: str, name: str) -> Any:
+    return find(kind, name).load()
+
+
+def _third_party(kind: str) -> dict[str, Entry]:
+    from importlib.metadata import entry_points
+
+    found = entry_points(group=f"dlctl.{kind}")
+    return {point.name: Entry(point.value, f"from {point.dist}") for point in found}

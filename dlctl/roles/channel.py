@@ -1,0 +1,156 @@
+"""A worker's conversation with one shard: join, push in order, settle acks, fetch.
+
+A push is numbered densely from 0 for this (slot, epoch, shard) and kept until an ack settles it. The
+shard applies strictly the next number, so a repeat is never applied twice and a loss is never skipped:
+on a gap everything from the expected number on is sent again, in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dlctl import messages
+from dlctl.errors import RemoteProtocolError
+from dlctl.machine import Send
+from dlctl.messages import (
+    APPLIED,
+    DUPLICATE,
+    FENCED,
+    GAP,
+    GENERATION,
+    HELD,
+    LATE,
+    REFUSED,
+    Ack,
+    Join,
+    Joined,
+    Packed,
+    Parameters,
+    Push,
+)
+from dlctl.roles.outstanding import Outstanding
+
+WINDOW = 4
+"""Pushes per shard that may be without an ack: bounds the memory of a worker."""
+SETTLED = {APPLIED, DUPLICATE, LATE, REFUSED}
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a worker is: issued by the coordinator, shown to every server."""
+
+    run_id: str
+    slot: int
+    epoch: int
+    token: bytes
+
+
+class Fenced(Exception):  # noqa: N818 - an outcome, not an error of this process
+    """A newer epoch owns this slot: this process must go."""
+
+
+class Channel:
+    def __init__(self, shard: int, identity: Identity, outstanding: Outstanding) -> None:
+        self.shard = shard
+        self.peer = f"server-{shard}"
+        self.identity = identity
+        self.outstanding = outstanding
+        self.joined = False
+        self.initialised = False
+        self.lo = self.hi = 0
+        self.generation = 0
+        self.version = 0
+        """Of the slice that the replica computes with: the base of its next push."""
+        self.next_seq = 0
+        self._unsettled: list[int] = []
+
+    # ------------------------------------------------------------ joining
+
+    def join(self, now: float) -> Send:
+        self.joined = False
+        me = self.identity
+        return self.outstanding.add(
+            ("join", self.shard), self.peer, Join(me.run_id, me.slot, me.epoch, me.token), now
+        )
+
+    def on_joined(self, message: Joined, now: float) -> list[Send]:
+        """The shard's answer; pushes that it has seen are settled by their acks, which are repeated."""
+        self.outstanding.done(("join", self.shard), now)
+        if message.generation < self.generation:
+            return []
+        self.joined = True
+        self.initialised = message.initialised
+        self.lo, self.hi = message.lo, message.hi
+        self.generation = message.generation
+        return self._resend_from(0, now)
+
+    # ------------------------------------------------------------ pushing
+
+    def has_room(self) -> bool:
+        return len(self._unsettled) < WINDOW
+
+    def unsettled(self) -> int:
+        return len(self._unsettled)
+
+    def push(self, first_step: int, last_step: int, samples: int, clock: int, delta: Packed) -> Push:
+        """The next push, which has to be sent through the worker's outbox under `push_key`."""
+        me = self.identity
+        seq = self.next_seq
+        self.next_seq += 1
+        self._unsettled.append(seq)
+        return Push(
+            me.slot, me.epoch, self.generation, seq, self.version, first_step, last_step, samples,
+            clock, delta,
+        )  # fmt: skip
+
+    def push_key(self, seq: int) -> tuple[str, int, int]:
+        return ("push", self.shard, seq)
+
+    def on_ack(self, ack: Ack, now: float) -> tuple[float | None, list[Send]]:
+        """(seconds since the push was sent if this ack settles it, what has to be sent now).
+
+        Raises Fenced. An ack of an older generation is a shard that does not know that it is dead.
+        """
+        if ack.generation < self.generation:
+            return None, []
+        if ack.outcome == FENCED:
+            raise Fenced(ack.reason)
+        if ack.outcome == GENERATION:
+            return None, [self.join(now)]
+        if ack.outcome == GAP:
+            return None, self._resend_from(ack.next_seq, now)
+        if ack.outcome == HELD or ack.seq not in self._unsettled:
+            return None, []
+        if ack.outcome not in SETTLED:
+            raise RemoteProtocolError(f'{self.peer} acknowledged with "{ack.outcome}"')
+        self._unsettled.remove(ack.seq)
+        return self.outstanding.done(self.push_key(ack.seq), now), []
+
+    def _resend_from(self, seq: int, now: float) -> list[Send]:
+        sends = []
+        for key in (self.push_key(s) for s in self._unsettled if s >= seq):
+            push = self.outstanding.message(key)
+            if isinstance(push, Push) and push.generation != self.generation:
+                self.outstanding.update(key, replace(push, generation=self.generation))
+            sends += self.outstanding.resend_now(key, now)
+        return sends
+
+    # ------------------------------------------------------------ fetching
+
+    def fetch(self, request: int, clock_min: int) -> messages.Fetch:
+        """A fetch, which has to be sent through the worker's outbox under `fetch_key`."""
+        return messages.Fetch(self.identity.slot, self.identity.epoch, request, clock_min)
+
+    def fetch_key(self, request: int) -> tuple[str, int, int]:
+        return ("fetch", self.shard, request)
+
+    def on_parameters(self, message: Parameters, now: float) -> float | None:
+        """Seconds that the fetch took; None if nobody waits for this answer (any more).
+
+        Raises RemoteProtocolError if the slice has not the size of the shard.
+        """
+        if message.generation < self.generation:
+            return None
+        if message.values.size != self.hi - self.lo or message.values.dtype != "float32":
+            raise RemoteProtocolError(f"{self.peer} sent {message.values.size} parameters")
+        return self.outstanding.done(self.fetch_key(message.request), now)

@@ -1,0 +1,181 @@
+"""One checkpoint at a time: every shard and every replica saves, then the manifest makes it count.
+
+A shard copies its state between two pushes, so each file is consistent in itself; no shard waits for
+another. Portions that were done before the first `Save` went out are in every shard, so they are what
+the manifest calls done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dlctl import messages as m
+from dlctl.messages import Json
+from dlctl.roles.desk import Desk
+from dlctl.roles.journal import (
+    BeginCheckpoint,
+    CheckpointBegun,
+    CheckpointEnded,
+    CompleteCheckpoint,
+    RecordCheckpoint,
+)
+from dlctl.roles.membership import Membership
+
+SAVE_S_MAX = 120.0
+Finished = Callable[[Json], None]
+"""Called with the checkpoint's row; its "error" is "" if it is complete."""
+
+
+@dataclass(slots=True)
+class _Current:
+    number: int
+    step: int
+    begun: float
+    manifest: Json
+    """As it was when the checkpoint began; the files are filled in at the end."""
+    directory: str = ""
+    missing: set[str] = field(default_factory=set)
+    saved: dict[str, m.Saved] = field(default_factory=dict)
+    error: str = ""
+    listeners: list[Finished] = field(default_factory=list)
+
+
+class Checkpointing:
+    def __init__(
+        self, desk: Desk, members: Membership, keep: int, every_s: float, number: int
+    ) -> None:
+        """`number`: of the newest checkpoint that there has been."""
+        self.desk = desk
+        self.members = members
+        self.keep = keep
+        self.every_s = every_s
+        self.newest: Json | None = None
+        self.last_error = ""
+        self._number = number
+        self._current: _Current | None = None
+        self._next_at: float | None = None
+
+    @property
+    def active(self) -> bool:
+        return self._current is not None
+
+    def schedule(self, now: float) -> None:
+        """From now on a checkpoint every `every_s` seconds."""
+        self._next_at = now + self.every_s if self.every_s else None
+
+    def deadline(self) -> float | None:
+        if self._current is not None:
+            return self._current.begun + SAVE_S_MAX
+        return self._next_at
+
+    def is_due(self, now: float) -> bool:
+        return self._current is None and self._next_at is not None and self._next_at <= now
+
+    def waiting(self) -> str:
+        return ", ".join(sorted(self._current.missing)) if self._current else ""
+
+    def begin(self, step: int, manifest: Json, now: float, listener: Finished | None) -> None:
+        """Begin a checkpoint, or join the one that is under way."""
+        if self._current is None:
+            self._number += 1
+            self._current = _Current(self._number, step, now, manifest)
+            self.desk.do(BeginCheckpoint(self._number, step))
+        if listener is not None:
+            self._current.listeners.append(listener)
+
+    def on_begun(self, event: CheckpointBegun, now: float) -> None:
+        current = self._current
+        if current is None or current.number != event.number:
+            return
+        if event.error:
+            self._end(event.error, now)
+            return
+        current.directory = event.directory
+        asked = self.members.of("server") + [
+            d for d in self.members.of("worker") if d.alive and d.asked_for_data
+        ]
+        current.missing = {d.name for d in asked}
+        for name in sorted(current.missing):
+            message = m.Save(current.number, event.directory)
+            self.desk.ask(("save", name), name, message, now)
+
+    def on_saved(self, message: m.Saved, now: float) -> None:
+        current = self._current
+        if current is None or message.checkpoint != current.number:
+            return
+        self.desk.outstanding.done(("save", message.name), now)
+        current.missing.discard(message.name)
+        current.saved[message.name] = message
+        if message.error:
+            current.error = current.error or f"{message.name}: {message.error}"
+        self._complete_if_all(now)
+
+    def on_gone(self, name: str, now: float) -> None:
+        """A daemon has died. Without a worker's residual a checkpoint is whole, without a shard not."""
+        current = self._current
+        if current is None or name not in current.missing:
+            return
+        self.desk.outstanding.drop(("save", name))
+        current.missing.discard(name)
+        if name.startswith("server"):
+            current.error = current.error or f"{name} died while it was saving"
+        self._complete_if_all(now)
+
+    def on_deadline(self, now: float) -> None:
+        if self._current is not None and now >= self._current.begun + SAVE_S_MAX:
+            self._end(f"no answer from {self.waiting()} for {SAVE_S_MAX:.0f} s", now)
+
+    def _complete_if_all(self, now: float) -> None:
+        current = self._current
+        if current is None or current.missing or not current.directory:
+            return
+        if current.error:
+            self._end(current.error, now)
+            return
+        manifest = current.manifest | {
+            "number": current.number,
+            "step": current.step,
+            "shards": [_part(s) for s in self._saved("server")],
+            "workers": [_part(s) for s in self._saved("worker") if s.file],
+        }
+        self.desk.do(CompleteCheckpoint(current.number, current.directory, manifest, self.keep))
+
+    def _saved(self, role: str) -> list[m.Saved]:
+        assert self._current is not None
+        found = (self._current.saved.get(d.name) for d in self.members.of(role))
+        return [saved for saved in found if saved is not None]
+
+    def on_ended(self, event: CheckpointEnded, now: float) -> None:
+        if self._current is not None and self._current.number == event.number:
+            self._end(event.error, now)
+
+    def _end(self, error: str, now: float) -> None:
+        current, self._current = self._current, None
+        assert current is not None
+        for name in current.missing:
+            self.desk.outstanding.drop(("save", name))
+        row: dict[str, Any] = {
+            "number": current.number,
+            "step": current.step,
+            "path": current.directory,
+            "nbytes": sum(s.nbytes for s in current.saved.values()),
+            "seconds": round(now - current.begun, 3),
+            "at": now,
+            "error": error,
+        }
+        self.last_error = error
+        if not error:
+            self.newest = row
+        self.desk.do(RecordCheckpoint(current.number, row))
+        self.schedule(now)
+        for listener in current.listeners:
+            listener(row)
+
+
+def _part(saved: m.Saved) -> Json:
+    part: Json = {"name": saved.name, "file": saved.file, "sha256": saved.sha256}
+    part |= {"nbytes": saved.nbytes, "state": saved.state}
+    lo_hi = {key: saved.state[key] for key in ("lo", "hi") if key in saved.state}
+    return part | lo_hi

@@ -1,0 +1,68 @@
+"""What the parts of a role share: the effects of the present event, and the unanswered messages."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from dlctl.machine import Effect, Note, Send
+from dlctl.messages import Change, Changed, Json, Message, Register
+from dlctl.roles.outstanding import Outstanding
+
+COORDINATOR = "coordinator"
+REPORT_S = 1.0
+"""Between two reports of a daemon."""
+EXIT_FENCED = 75
+"""A process that found out that another one has taken its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """What a daemon knows about itself when it starts."""
+
+    run_id: str
+    role: str
+    name: str
+    incarnation: int
+    pid: int
+    host: str
+    version: str
+
+    def register(self) -> Register:
+        return Register(
+            self.run_id, self.role, self.name, self.incarnation, self.pid, self.host, self.version
+        )
+
+
+class Desk:
+    def __init__(self, resend_s: float) -> None:
+        self.outstanding = Outstanding(resend_s)
+        self._effects: list[Effect] = []
+
+    def do(self, *effects: Effect) -> None:
+        self._effects += effects
+
+    def send(self, peer: str | bytes, message: Message) -> None:
+        """Send once; for what is repeated anyway, or answers a repeated question."""
+        self._effects.append(Send(peer, message))
+
+    def ask(
+        self, key: Hashable, peer: str, message: Message, now: float, nbytes: int = 0
+    ) -> None:
+        """Send until `outstanding.done(key)`."""
+        self._effects.append(self.outstanding.add(key, peer, message, now, nbytes))
+
+    def answer_change(self, change: Change, name: str, before: Json, after: Json) -> None:
+        """Tell the coordinator what the keys of a change were and are; others are not ours."""
+        keys = [key for key in change.settings if key in before]
+        was, now_is = {k: before[k] for k in keys}, {k: after[k] for k in keys}
+        self.send(COORDINATOR, Changed(change.change, name, was, now_is))
+
+    def note(self, level: str, text: str, **fields: Any) -> None:
+        self._effects.append(Note(level, text, fields))
+
+    def clear(self) -> list[Effect]:
+        """The effects of this event, in order."""
+        effects, self._effects = self._effects, []
+        return effects

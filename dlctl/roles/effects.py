@@ -1,0 +1,148 @@
+"""What roles want from their daemons besides messages, and the events that answer.
+
+Arrays in an effect are not changed by the role until the answer has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dlctl.machine import Effect, Event
+from dlctl.messages import Array, Json
+from dlctl.vector import Vector
+
+# ---------------------------------------------------------------- files (servers and workers)
+
+
+@dataclass(frozen=True, slots=True)
+class SaveArrays(Effect):
+    """Write `file` into a checkpoint directory, durably; answered by `ArraysSaved`."""
+
+    checkpoint: int
+    directory: str
+    file: str
+    arrays: Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class ArraysSaved(Event):
+    checkpoint: int
+    sha256: str
+    nbytes: int
+    error: str
+    """"" if all went well."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadArrays(Effect):
+    """Read this daemon's state from a checkpoint directory; answered by `ArraysLoaded`.
+
+    A server gets the elements [lo, hi) of its vectors, however they were cut when they were written,
+    and the first one also the extras; a worker gets its own file, or nothing if it had none.
+    """
+
+    directory: str
+    vectors: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
+    lo: int = 0
+    hi: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ArraysLoaded(Event):
+    arrays: Mapping[str, Array]
+    state: Json
+
+
+# ---------------------------------------------------------------- the model (workers)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildModel(Effect):
+    """Import the task, build model and dataset; answered by `ModelBuilt`."""
+
+    slot: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBuilt(Event):
+    layout: bytes
+    samples: int
+    parameters: Vector
+    """float32[d]: the model itself, not a copy."""
+    averaged: Array
+    """float64[n], initial values of the averaged buffers."""
+    constant: Array
+    """float32[m], the frozen parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compute(Effect):
+    """The gradient of one batch: number `number` of the portion [start, stop) of `data_epoch`."""
+
+    data_epoch: int
+    start: int
+    stop: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Computed(Event):
+    loss: float
+    gradient: Vector
+    """float32[d], of the mean loss; valid until the next `Compute`."""
+    averaged: Array
+    """float64[n], the buffers after this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvaluation(Effect):
+    """The task's `evaluate` with these values in the model; answered by `EvaluationRun`."""
+
+    evaluation: int
+    parameters: Array
+    averaged: Array
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRun(Event):
+    evaluation: int
+    metrics: Json
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailed(Event):
+    """The user's code raised. `error` is one line, `detail` the traceback in that code."""
+
+    error: str
+    detail: str
+
+
+# ---------------------------------------------------------------- processes (agents)
+
+
+@dataclass(frozen=True, slots=True)
+class StartProcess(Effect):
+    name: str
+    role: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class SignalProcess(Effect):
+    """Signal a process that this agent started; a no-op if it has ended."""
+
+    name: str
+    incarnation: int
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnded(Event):
+    name: str
+    incarnation: int
+    status: int
+    """Exit code, or minus the signal that killed it."""
+    last_lines: tuple[str, ...]

@@ -1,0 +1,126 @@
+"""The data of a run, cut into portions and leased to workers.
+
+Every epoch of the dataset has the same portions, ranges of its shuffled order. A portion is leased,
+then done; when its worker is gone before that, it goes back and is leased first of all. So every
+sample is offered at least once per epoch, and exactly once when nothing fails.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Range(NamedTuple):
+    """A portion: samples [start, stop) in the shuffled order of `data_epoch`."""
+
+    data_epoch: int
+    portion: int
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class PortionPool:
+    samples: int
+    """Of the dataset."""
+    portion_samples: int
+    epochs: float | None = None
+    """How many passes are leased at all; None: no end."""
+    first_epoch: int = 0
+    _next: tuple[int, int] = (0, 0)
+    _returned: list[tuple[int, int]] = field(default_factory=list)
+    _leased: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Portion -> the slot that has it."""
+    _done: dict[int, set[int]] = field(default_factory=dict)
+    """Data epoch -> its portions that are done."""
+    _complete: set[int] = field(default_factory=set)
+    """Data epochs of which all portions are done."""
+    done_count: int = 0
+
+    def __post_init__(self) -> None:
+        self._next = (self.first_epoch, 0)
+
+    @property
+    def per_epoch(self) -> int:
+        return -(-self.samples // self.portion_samples)
+
+    @property
+    def limit(self) -> float:
+        """Portions that are leased in all."""
+        return math.inf if self.epochs is None else math.ceil(self.epochs * self.per_epoch)
+
+    def take(self, slot: int) -> Range | None:
+        """Lease the next portion; None if there is none now (others may still come back)."""
+        key = self._returned.pop(0) if self._returned else self._advance()
+        if key is None:
+            return None
+        self._leased[key] = slot
+        epoch, index = key
+        start = index * self.portion_samples
+        return Range(epoch, index, start, min(start + self.portion_samples, self.samples))
+
+    def release(self, slot: int) -> list[tuple[int, int]]:
+        """The worker of `slot` is gone: its portions that are not done go back."""
+        back = sorted(key for key, owner in self._leased.items() if owner == slot)
+        for key in back:
+            del self._leased[key]
+        self._returned = sorted(self._returned + back)
+        return back
+
+    def finish(self, data_epoch: int, portion: int) -> bool:
+        """A portion is done. False if it was done before, or is none of ours."""
+        key = (data_epoch, portion)
+        if self._is_done(key) or not self._was_given(key):
+            return False
+        self._leased.pop(key, None)
+        if key in self._returned:
+            self._returned.remove(key)
+        self._mark(key)
+        return True
+
+    def is_finished(self) -> bool:
+        """Whether every portion up to the limit is done."""
+        return self.done_count >= self.limit
+
+    def epochs_done(self) -> float:
+        return self.done_count / self.per_epoch
+
+    def done(self) -> list[list[int]]:
+        """[[data epoch, portion], ...] of the epochs that are not complete, for a checkpoint."""
+        return [[epoch, p] for epoch in sorted(self._done) for p in sorted(self._done[epoch])]
+
+    def complete_epochs(self) -> list[int]:
+        """Data epochs that are done altogether, for a checkpoint."""
+        return sorted(self._complete)
+
+    def restore(self, complete_epochs: list[int], done: list[list[int]]) -> None:
+        """Go on where a checkpoint was: these are done, everything else is leased (again)."""
+        self._complete = set(complete_epochs)
+        self.done_count = len(complete_epochs) * self.per_epoch
+        for data_epoch, portion in done:
+            self._mark((data_epoch, portion))
+
+    def _advance(self) -> tuple[int, int] | None:
+        while True:
+            epoch, index = key = self._next
+            if (epoch - self.first_epoch) * self.per_epoch + index >= self.limit:
+                return None
+            self._next = (epoch, index + 1) if index + 1 < self.per_epoch else (epoch + 1, 0)
+            if not self._is_done(key):
+                return key
+
+    def _was_given(self, key: tuple[int, int]) -> bool:
+        return self.first_epoch <= key[0] and 0 <= key[1] < self.per_epoch and key < self._next
+
+    def _is_done(self, key: tuple[int, int]) -> bool:
+        return key[0] in self._complete or key[1] in self._done.get(key[0], ())
+
+    def _mark(self, key: tuple[int, int]) -> None:
+        of_epoch = self._done.setdefault(key[0], set())
+        of_epoch.add(key[1])
+        self.done_count += 1
+        if len(of_epoch) == self.per_epoch:
+            del self._done[key[0]]
+            self._complete.add(key[0])

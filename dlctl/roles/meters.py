@@ -1,0 +1,78 @@
+"""What roles count: rates between two reports, latencies as quantiles, staleness as a histogram."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+
+LATENCIES_KEPT = 512
+
+
+class Latency:
+    """Quantiles of the last 512 durations."""
+
+    def __init__(self) -> None:
+        self._recent_s: deque[float] = deque(maxlen=LATENCIES_KEPT)
+
+    def add(self, seconds: float) -> None:
+        self._recent_s.append(seconds)
+
+    def quantiles_ms(self, prefix: str) -> dict[str, float]:
+        """{prefix_ms_p50, prefix_ms_p99}; empty before the first duration."""
+        if not self._recent_s:
+            return {}
+        ordered = sorted(self._recent_s)
+        last = len(ordered) - 1
+        return {
+            f"{prefix}_ms_p50": round(ordered[last // 2] * 1e3, 3),
+            f"{prefix}_ms_p99": round(ordered[math.ceil(last * 0.99)] * 1e3, 3),
+        }
+
+
+class Rates:
+    """Counters that only grow, reported with their growth per second since the last report."""
+
+    def __init__(self, *names: str) -> None:
+        self.total = dict.fromkeys(names, 0)
+        self._before = dict(self.total)
+        self._since: float | None = None
+
+    def add(self, name: str, amount: int) -> None:
+        self.total[name] += amount
+
+    def report(self, now: float) -> dict[str, float]:
+        """{name: total, name_per_s: rate}; call once per report."""
+        elapsed_s = now - self._since if self._since is not None else 0.0
+        values: dict[str, float] = dict(self.total)
+        if elapsed_s > 0:
+            for name, total in self.total.items():
+                values[f"{name}_per_s"] = round((total - self._before[name]) / elapsed_s, 3)
+        self._before, self._since = dict(self.total), now
+        return values
+
+
+class Staleness:
+    """How many updates came between the fetch that a gradient used and its own application."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+        self._sum = 0
+        self._number = 0
+
+    def add(self, staleness: int) -> None:
+        self._counts[staleness.bit_length()] += 1
+        self._sum += staleness
+        self._number += 1
+
+    def report(self) -> dict[str, object]:
+        """{"staleness": {"0": n, "1": n, "2-3": n, "4-7": n, ...}, "staleness_mean": x}."""
+        if not self._number:
+            return {}
+        histogram = {_bucket(bits): self._counts[bits] for bits in sorted(self._counts)}
+        return {"staleness": histogram, "staleness_mean": round(self._sum / self._number, 2)}
+
+
+def _bucket(bits: int) -> str:
+    if bits <= 1:
+        return str(bits)
+    return f"{2 ** (bits - 1)}-{2**bits - 1}"

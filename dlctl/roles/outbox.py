@@ -1,0 +1,58 @@
+"""Where a worker's pushes and fetches wait for the byte rates, before they wait for their answers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from dlctl.machine import Send
+from dlctl.messages import Message
+from dlctl.roles.limiter import Limiter
+from dlctl.roles.outstanding import Outstanding
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    key: Hashable
+    peer: str
+    message: Message
+    nbytes: int
+
+
+class Outbox:
+    """One queue per direction: pushes are paid for by what they send, fetches by what they bring."""
+
+    def __init__(self, outstanding: Outstanding) -> None:
+        self.outstanding = outstanding
+        self.limiters = {"push": Limiter(), "fetch": Limiter()}
+        self._queues: dict[str, deque[_Waiting]] = {"push": deque(), "fetch": deque()}
+
+    def queue(
+        self, direction: str, key: Hashable, peer: str, message: Message, nbytes: int
+    ) -> None:
+        """Send `message` with the next `flush` that the limit allows, and then until it is answered."""
+        self._queues[direction].append(_Waiting(key, peer, message, nbytes))
+
+    def flush(self, now: float) -> list[Send]:
+        """Send what the limits allow by now."""
+        sent = []
+        for direction, queue in self._queues.items():
+            limiter = self.limiters[direction]
+            while queue and limiter.ready_at(now) <= now:
+                waiting = queue.popleft()
+                limiter.spend(waiting.nbytes, now)
+                sent.append(
+                    self.outstanding.add(
+                        waiting.key, waiting.peer, waiting.message, now, waiting.nbytes
+                    )
+                )
+        return sent
+
+    def deadline(self) -> float | None:
+        times = [self.limiters[d].free_at for d, queue in self._queues.items() if queue]
+        return min(times, default=None)
+
+    def held_back(self) -> bool:
+        """Whether a limit, and nobody else, is being waited for."""
+        return any(self._queues.values())

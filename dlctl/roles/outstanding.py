@@ -1,0 +1,102 @@
+"""Messages that wait for an answer, sent again until it comes. The one retry mechanism of all roles.
+
+The transport delivers at most once and may lose what was under way when a connection broke. So every
+message that matters is kept here under a key until its answer arrives. The timeout follows the
+measured round trip (four times its average, never under `resend_s`) plus the time that the bytes need
+on a slow link, and doubles with every repetition up to eight times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+
+from dlctl.machine import Send
+from dlctl.messages import Message
+
+BACKOFF_MAX = 8
+BYTES_PER_S_MIN = 1e6
+"""A link slower than this gets a message twice now and then; nothing worse happens."""
+
+
+@dataclass(slots=True)
+class _Item:
+    peer: str
+    message: Message
+    nbytes: int
+    first_sent: float
+    due: float
+    attempts: int
+
+
+class Outstanding:
+    def __init__(self, resend_s: float) -> None:
+        self.resend_s = resend_s
+        self.repeated = 0
+        """Messages sent again so far."""
+        self._items: dict[Hashable, _Item] = {}
+        self._round_trip_s = 0.0
+
+    def add(self, key: Hashable, peer: str, message: Message, now: float, nbytes: int = 0) -> Send:
+        """Send `message` now and again until `done(key)`."""
+        item = _Item(peer, message, nbytes, now, 0.0, 0)
+        self._items[key] = item
+        self._rearm(item, now)
+        return Send(peer, message)
+
+    def done(self, key: Hashable, now: float) -> float | None:
+        """The answer has come: seconds since the first sending, or None if nothing waited for it."""
+        item = self._items.pop(key, None)
+        if item is None:
+            return None
+        age_s = now - item.first_sent
+        if item.attempts == 1:
+            # A repeated message has no round trip: nobody knows which copy was answered.
+            weight = 0.1 if self._round_trip_s else 1.0
+            self._round_trip_s += weight * (age_s - self._round_trip_s)
+        return age_s
+
+    def drop(self, key: Hashable) -> None:
+        self._items.pop(key, None)
+
+    def update(self, key: Hashable, message: Message) -> None:
+        """What is sent from now on under `key`, if it still waits."""
+        if key in self._items:
+            self._items[key].message = message
+
+    def message(self, key: Hashable) -> Message | None:
+        item = self._items.get(key)
+        return item.message if item else None
+
+    def resend_now(self, key: Hashable, now: float) -> list[Send]:
+        """Repeat one message without waiting for its timeout."""
+        item = self._items.get(key)
+        return [self._repeat(item, now)] if item else []
+
+    def due(self, now: float) -> list[Send]:
+        """What has to be sent again by now, in the order in which it was first sent."""
+        return [self._repeat(item, now) for item in self._items.values() if item.due <= now]
+
+    def deadline(self) -> float | None:
+        return min((item.due for item in self._items.values()), default=None)
+
+    def waiting(self) -> Iterator[tuple[Hashable, str, float]]:
+        """(key, peer, since) of everything that has no answer yet."""
+        return ((key, item.peer, item.first_sent) for key, item in self._items.items())
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def _repeat(self, item: _Item, now: float) -> Send:
+        self.repeated += 1
+        self._rearm(item, now)
+        return Send(item.peer, item.message)
+
+    def _rearm(self, item: _Item, now: float) -> None:
+        backoff = min(2**item.attempts, BACKOFF_MAX)
+        timeout_s = max(self.resend_s, 4 * self._round_trip_s) * backoff
+        item.due = now + timeout_s + item.nbytes / BYTES_PER_S_MIN
+        item.attempts += 1

@@ -1,0 +1,91 @@
+"""A worker's data: the portion that it holds, batch by batch, and which portions are done with.
+
+A portion is done when all its gradients are in settled pushes, not when they were computed: what a
+dead worker had computed and not pushed is leased to another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dlctl.messages import Lease
+
+
+@dataclass(slots=True)
+class Portion:
+    """One lease at work."""
+
+    lease: Lease
+    batch_size: int
+    next_number: int = 0
+    steps: int = 0
+    samples: int = 0
+    loss_sum: float = 0.0
+
+    @property
+    def batches(self) -> int:
+        return -(-(self.lease.stop - self.lease.start) // self.batch_size)
+
+    def batch_samples(self, number: int) -> int:
+        """Samples of one batch; the last one of an epoch may be smaller."""
+        begin = self.lease.start + number * self.batch_size
+        return min(self.batch_size, self.lease.stop - begin)
+
+    def is_last(self, number: int) -> bool:
+        return number == self.batches - 1
+
+
+@dataclass(slots=True)
+class Portions:
+    batch_size: int
+    current: Portion | None = None
+    upcoming: Portion | None = None
+    _computed: list[Portion] = field(default_factory=list)
+    """All batches computed, not all of them pushed."""
+    _pushed: dict[int, list[Portion]] = field(default_factory=dict)
+    """Push number -> portions that end with it."""
+
+    def take(self, lease: Lease) -> None:
+        """A lease has come: begin with it, or keep it for when the present one has ended."""
+        portion = Portion(lease, self.batch_size)
+        if self.current is None:
+            self.current = portion
+        else:
+            self.upcoming = portion
+
+    def wants_lease(self) -> bool:
+        """Nothing to do, or the last batch is under way and nothing comes after it."""
+        if self.current is None:
+            return True
+        return self.upcoming is None and self.current.next_number >= self.current.batches
+
+    def at_boundary(self) -> bool:
+        """Whether no portion is half done: a good place to stop."""
+        return self.current is None or self.current.next_number == 0
+
+    def next_batch(self) -> tuple[Portion, int] | None:
+        if self.current is None:
+            return None
+        number = self.current.next_number
+        self.current.next_number += 1
+        return self.current, number
+
+    def finish(self, portion: Portion) -> None:
+        """The last batch of the portion was computed (or refused)."""
+        self._computed.append(portion)
+        self.current, self.upcoming = self.upcoming, None
+
+    def pushed(self, number: int) -> None:
+        """Push `number` holds everything computed so far."""
+        if self._computed:
+            self._pushed[number], self._computed = self._computed, []
+
+    def settled(self, number: int) -> list[Portion]:
+        """Push `number` is settled on every shard: the portions that are done now."""
+        return self._pushed.pop(number, [])
+
+    def done_without_push(self) -> list[Portion]:
+        """Portions of which every batch was refused: there is nothing to push for them."""
+        empty = [p for p in self._computed if p.steps == 0]
+        self._computed = [p for p in self._computed if p.steps]
+        return empty

@@ -1,0 +1,274 @@
+"""The server role: how the owner of one shard comes into a run, is saved, and leaves.
+
+    registering -> (told its slice) -> (restoring) -> serving
+
+`Serving` is the shard at work. A worker's message that comes before this server knows its slice is
+dropped: the worker repeats it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dlctl import messages as m
+from dlctl.algorithms.base import Algorithm, Shard
+from dlctl.compress.base import Compressor
+from dlctl.config import JobFile
+from dlctl.machine import (
+    Configure,
+    DeadlineReached,
+    Effect,
+    Event,
+    Exit,
+    Peer,
+    Received,
+    Started,
+    StopRequested,
+)
+from dlctl.optim.base import Optimizer
+from dlctl.roles.desk import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Desk
+from dlctl.roles.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
+from dlctl.roles.serving import Serving
+from dlctl.roles.vectors import Vectors
+
+
+class Server:
+    def __init__(
+        self,
+        birth: Birth,
+        job: JobFile,
+        key: bytes,
+        address: str,
+        algorithm: Algorithm,
+        optimizer: type[Optimizer],
+        compressor: type[Compressor],
+    ) -> None:
+        self.birth = birth
+        self.job = job
+        self.key = key
+        self.address = address
+        self.algorithm = algorithm
+        self.make_optimizer = optimizer
+        self.compressor = compressor
+        self.desk = Desk(job.timeouts.resend_s)
+        self.log_level = "info"
+        self.serving: Serving | None = None
+        self._welcome: m.Welcome | None = None
+        self._vectors: Vectors | None = None
+        self._saving: m.Save | None = None
+        self._saving_state: dict[str, Any] = {}
+        self._restoring = False
+        self._report_at = 0.0
+
+    # ------------------------------------------------------------ the machine
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Received(peer, message):
+                self._on_message(peer, message, now)
+            case DeadlineReached():
+                self.desk.do(*self.desk.outstanding.due(now))
+            case ArraysLoaded(arrays, state):
+                self._on_restored(arrays, state)
+            case ArraysSaved():
+                self._on_saved(event)
+            case Started():
+                self.desk.ask("register", COORDINATOR, self.birth.register(), now)
+            case StopRequested(reason):
+                self.desk.do(Exit(0, reason))
+        self._report_if_due(now)
+        return self.desk.clear()
+
+    def deadline(self) -> float | None:
+        times = [self.desk.outstanding.deadline(), self._report_at if self._welcome else None]
+        return min((t for t in times if t is not None), default=None)
+
+    def _on_message(self, peer: Peer, message: m.Message, now: float) -> None:
+        if type(message) in self._FROM_WORKERS:
+            if self.serving is not None and not self._restoring:
+                self._FROM_WORKERS[type(message)](self.serving, peer, message)
+            return
+        handler = self._FROM_COORDINATOR.get(type(message))
+        if handler is None:
+            self.desk.note("warning", f"a server has no use for {type(message).__name__}")
+        else:
+            handler(self, message, now)
+
+    # ------------------------------------------------------------ coming into the run
+
+    def _on_welcome(self, message: m.Welcome, now: float) -> None:
+        if self.desk.outstanding.done("register", now) is not None:
+            self._welcome = message
+
+    def _on_assign(self, message: m.Assign, now: float) -> None:
+        if self._welcome is None:
+            return
+        if self.serving is None:
+            self._take_charge(message, self._welcome)
+            if message.restore:
+                self._restoring = True
+                assert self.serving is not None
+                vectors = ("w", *(f"slot.{s}" for s in self.serving.shard.optimizer.slots))
+                extras = ("averaged", "constant") if self._welcome.index == 0 else ()
+                lo, hi = message.lo, message.hi
+                self.desk.do(LoadArrays(message.restore, vectors, extras, lo, hi))
+        if not self._restoring:
+            self._answer_assign()
+
+    def _take_charge(self, message: m.Assign, welcome: m.Welcome) -> None:
+        size = message.hi - message.lo
+        options = self.make_optimizer.Options(**self.job.optimizer.options)
+        shard = Shard(np.zeros(size, np.float32), self.make_optimizer(options, size))
+        side = self.algorithm.server(self.algorithm.Options(**self.job.algorithm.options), shard)
+        self.serving = Serving(
+            self.desk, self.birth.run_id, self.key, welcome.index, welcome.term, message, shard,
+            side, (self.job.compression.name, self.compressor),
+        )  # fmt: skip
+        self._vectors = Vectors(shard)
+        self._apply(welcome.settings)
+
+    def _on_restored(self, arrays: Any, state: m.Json) -> None:
+        """The state of before the stop. Epochs are never issued twice, so deliveries begin anew."""
+        assert self.serving is not None
+        shard = self.serving.shard
+        shard.w[:] = arrays["w"]
+        for name, slot in shard.optimizer.slots.items():
+            slot[:] = arrays[f"slot.{name}"]
+        shard.optimizer.counters.update(state.get("counters", {}))
+        shard.version = state["version"]
+        if self.serving.index == 0:
+            self.serving.keep_extras(arrays["averaged"], arrays["constant"])
+        self.serving.initialised = True
+        self._restoring = False
+        self.desk.note("info", f"restored from {self.serving.assigned.restore}")
+        self._answer_assign()
+
+    def _answer_assign(self) -> None:
+        assert self.serving is not None
+        serving = m.Serving(self.birth.name, self.address, self.serving.initialised)
+        self.desk.send(COORDINATOR, serving)
+
+    # ------------------------------------------------------------ from the coordinator
+
+    def _on_members(self, message: m.Members, now: float) -> None:
+        if self.serving is not None:
+            self.serving.on_members(frozenset(message.slots))
+
+    def _on_vector_op(self, message: m.VectorOp, now: float) -> None:
+        if self.serving is not None and self._vectors is not None:
+            partial = self._vectors.run(message)
+            result = m.VectorResult(message.number, self.serving.index, partial)
+            self.desk.send(COORDINATOR, result)
+
+    def _on_change(self, message: m.Change, now: float) -> None:
+        before = self.settings()
+        self._apply(message.settings)
+        self.desk.answer_change(message, self.birth.name, before, self.settings())
+
+    def settings(self) -> dict[str, Any]:
+        """All live settings of this server, as they are in force."""
+        lr = self.serving.shard.optimizer.lr if self.serving else None
+        return {"lr": lr, "log_level": self.log_level}
+
+    def _apply(self, settings: dict[str, Any]) -> None:
+        for key, value in settings.items():
+            if key == "lr" and self.serving is not None:
+                self.serving.shard.optimizer.lr = value
+            elif key == "log_level":
+                self.log_level = value
+                self.desk.do(Configure(key, value))
+
+    # ------------------------------------------------------------ saving
+
+    def _on_save(self, message: m.Save, now: float) -> None:
+        """Copy the shard between two pushes; the driver writes the copy while pushes go on."""
+        if self._saving is not None:
+            return
+        if self.serving is None or not self.serving.initialised:
+            error = "the shard has no values yet"
+            self.desk.send(
+                COORDINATOR, m.Saved(message.checkpoint, self.birth.name, "", "", 0, {}, error)
+            )
+            return
+        self._saving = message
+        serving, shard = self.serving, self.serving.shard
+        arrays = {"w": shard.w.copy()}
+        arrays |= {f"slot.{n}": a.copy() for n, a in shard.optimizer.slots.items()}
+        if serving.buffers is not None:
+            arrays |= {"averaged": serving.buffers.average().copy(), "constant": serving.constant}
+        self._saving_state = self._state(serving)
+        file = f"shard-{serving.index}.safetensors"
+        self.desk.do(SaveArrays(message.checkpoint, message.directory, file, arrays))
+
+    def _state(self, serving: Serving) -> dict[str, Any]:
+        return {
+            "lo": serving.assigned.lo,
+            "hi": serving.assigned.hi,
+            "version": serving.shard.version,
+            "generation": serving.generation,
+            "counters": dict(serving.shard.optimizer.counters),
+            "deliveries": serving.deliveries.to_json(),
+        }
+
+    def _on_saved(self, event: ArraysSaved) -> None:
+        if self._saving is None or self._saving.checkpoint != event.checkpoint:
+            return
+        assert self.serving is not None
+        saved = m.Saved(
+            event.checkpoint, self.birth.name, f"shard-{self.serving.index}.safetensors",
+            event.sha256, event.nbytes, self._saving_state, event.error,
+        )  # fmt: skip
+        self.desk.send(COORDINATOR, saved)
+        self._saving = None
+
+    # ------------------------------------------------------------ ends and reports
+
+    def _on_dismiss(self, message: m.Dismiss, now: float) -> None:
+        self.desk.do(Exit(EXIT_FENCED, message.reason))
+
+    def _on_shutdown(self, message: m.Shutdown, now: float) -> None:
+        self.desk.do(Exit(0, message.reason))
+
+    def phase(self) -> tuple[str, str]:
+        """(what this server does, whom it waits for)."""
+        if self.serving is None:
+            return "waiting for the size of the model", "worker-0"
+        if self._restoring:
+            return "restoring", ""
+        if not self.serving.initialised:
+            return "waiting for initial values", "worker-0"
+        return "serving", ""
+
+    def _report_if_due(self, now: float) -> None:
+        if self._welcome is None or now < self._report_at:
+            return
+        self._report_at = now + REPORT_S
+        metrics = self.serving.metrics(now) if self.serving else {}
+        metrics["settings"] = self.settings()
+        phase, waiting_for = self.phase()
+        self.desk.send(
+            COORDINATOR,
+            m.Report(self.birth.name, self.birth.incarnation, phase, waiting_for, metrics),
+        )
+
+    _FROM_COORDINATOR: dict[type, Callable[[Any, Any, float], None]] = {
+        m.Welcome: _on_welcome,
+        m.Assign: _on_assign,
+        m.Members: _on_members,
+        m.VectorOp: _on_vector_op,
+        m.Change: _on_change,
+        m.Save: _on_save,
+        m.Dismiss: _on_dismiss,
+        m.Shutdown: _on_shutdown,
+    }
+    _FROM_WORKERS: dict[type, Callable[[Serving, Peer, Any], None]] = {
+        m.Join: Serving.on_join,
+        m.Initialise: Serving.on_initialise,
+        m.Push: Serving.on_push,
+        m.Fetch: Serving.on_fetch,
+        m.PushBuffers: Serving.on_push_buffers,
+        m.FetchBuffers: Serving.on_fetch_buffers,
+    }

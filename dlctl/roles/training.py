@@ -1,0 +1,313 @@
+"""A replica at work: serves what the method's worker side asks for.
+
+The method is a generator that is always blocked on exactly one request; after every event `advance`
+looks whether that request can be served now. What a method should not have to think of happens here:
+leases, the window of pushes, parameters that arrive while a gradient is being computed (they are put
+in place between two steps), poisoned batches, and that nothing stays behind when the data ends.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dlctl import messages as m
+from dlctl.algorithms.base import Fetch, NextGradient, Push, Step, WorkerSide
+from dlctl.compress.base import Compressor
+from dlctl.roles.channel import Channel, Identity
+from dlctl.roles.desk import COORDINATOR, Desk
+from dlctl.roles.effects import Compute, Computed
+from dlctl.roles.fetching import Fetched, Fetcher
+from dlctl.roles.meters import Latency, Rates
+from dlctl.roles.outbox import Outbox
+from dlctl.roles.portions import Portion, Portions
+from dlctl.vector import is_finite, zeros_like
+
+IDLE_S = 0.2
+"""Between two questions for data while there is none."""
+LOSS_WEIGHT = 0.05
+"""Of the newest loss in the running mean that is reported."""
+
+
+class Training:
+    def __init__(
+        self,
+        desk: Desk,
+        identity: Identity,
+        channels: list[Channel],
+        outbox: Outbox,
+        side: WorkerSide,
+        compressor: Compressor,
+        batch_size: int,
+        averaged: m.Array,
+    ) -> None:
+        self.desk = desk
+        self.identity = identity
+        self.channels = channels
+        self.outbox = outbox
+        self.side = side
+        self.compressor = compressor
+        self.portions = Portions(batch_size)
+        self.rates = Rates("samples", "push_bytes", "fetch_bytes")
+        self.fetcher = Fetcher(channels, outbox, self.rates)
+        self.push_latency = Latency()
+        self.steps = 0
+        self.loss: float | None = None
+        self.refused = 0
+        """Pushes that a server would not take."""
+        self.nonfinite = self.nonfinite_in_row = 0
+        self.last_poison = ""
+        self.staleness_sum = self.staleness_number = 0
+        self.draining = False
+        self.parked = False
+        """Drained: the method will not be resumed any more."""
+        self._averaged = averaged
+        self._generator = side.run()
+        self._request: Fetch | NextGradient | Push = next(self._generator)
+        self._fetched: Fetched | None = None
+        self._fetch_started = False
+        self._has_parameters = False
+        self._computing: tuple[Portion, int] | None = None
+        self._step: Step | None = None
+        self._lease_requests = 0
+        self._told_no_data = self._told_draining = False
+        self._none_now = False
+        self._ask_again_at: float | None = None
+        self._paused = False
+        self._steps_pushed = 0
+        self._unsettled: dict[int, int] = {}
+        """Push number -> shards that have not settled it."""
+
+    # ------------------------------------------------------------ the method and its requests
+
+    def advance(self, now: float) -> None:
+        """Serve the method's requests for as long as they can be served at once."""
+        if self._paused:
+            return
+        self._place_arrivals()
+        while not self.parked:
+            done, value = self._serve(self._request, now)
+            if not done:
+                return
+            self._request = self._generator.send(value)
+
+    def _serve(self, request: Fetch | NextGradient | Push, now: float) -> tuple[bool, Any]:
+        if isinstance(request, NextGradient):
+            return self._serve_gradient(now)
+        if isinstance(request, Push):
+            return self._serve_push(request)
+        return self._serve_fetch(request, now)
+
+    def deadline(self) -> float | None:
+        return self._ask_again_at
+
+    def pause(self) -> bool:
+        """Leave the model alone until `resume`, if no gradient is being computed now."""
+        self._paused = self._computing is None
+        return self._paused
+
+    def resume(self) -> None:
+        self._paused = False
+
+    def phase(self) -> str:
+        if self._computing:
+            return "computing"
+        if self.parked:
+            return "draining" if self.busy() else "drained"
+        waits = {Fetch: "fetching", Push: "pushing", NextGradient: "waiting for data"}
+        return waits[type(self._request)]
+
+    def busy(self) -> bool:
+        """Whether something of this replica is not settled yet."""
+        keys = (key for key, _, _ in self.desk.outstanding.waiting())
+        return bool(self._unsettled) or any(_kind(key) == "portion" for key in keys)
+
+    # ------------------------------------------------------------ fetch
+
+    def _serve_fetch(self, request: Fetch, now: float) -> tuple[bool, Any]:
+        if not self._fetch_started:
+            # A fetch that is still under way serves as this one: asking twice brings nothing newer.
+            self._fetched = self._fetched or self.fetcher.start(request.clock_min, now)
+            self._fetch_started = True
+        if (request.wait or not self._has_parameters) and self._fetched:
+            return False, None
+        self._fetch_started = False
+        return True, max(c.version for c in self.channels)
+
+    def _place_arrivals(self) -> None:
+        """Never while a gradient is being computed: it would be of no parameters at all."""
+        if self._fetched is None or self._computing:
+            return
+        self.fetcher.place(self._fetched, self.side.parameters)
+        if self._fetched.complete:
+            self._fetched = None
+            self._has_parameters = True
+
+    # ------------------------------------------------------------ push
+
+    def _serve_push(self, request: Push) -> tuple[bool, Any]:
+        if not all(c.joined and c.has_room() for c in self.channels):
+            return False, None
+        vector = request.vector if request.vector is not None else zeros_like(self.side.parameters)
+        number = self.channels[0].next_seq
+        for c in self.channels:
+            self._push_slice(c, vector[c.lo : c.hi], request)
+        self._unsettled[number] = len(self.channels)
+        self.portions.pushed(number)
+        self._steps_pushed = self.steps
+        self._told_no_data = False
+        self._push_buffers()
+        return True, None
+
+    def _push_slice(self, c: Channel, u: Any, request: Push) -> None:
+        delta = self.compressor.take(u)
+        last_step = max(self.steps - 1, 0)
+        push = c.push(self._steps_pushed, last_step, request.samples, request.clock, delta)
+        self.rates.add("push_bytes", delta.nbytes)
+        self.outbox.queue("push", c.push_key(push.seq), c.peer, push, delta.nbytes)
+
+    def _push_buffers(self) -> None:
+        if self._averaged.size:
+            me, samples = self.identity, self.rates.total["samples"]
+            buffers = m.PushBuffers(me.slot, me.epoch, samples, self._averaged)
+            self.desk.send(self.channels[0].peer, buffers)
+
+    def on_ack(self, ack: m.Ack, now: float) -> None:
+        """What a server says of a push. Raises Fenced."""
+        took_s, sends = self.channels[ack.shard].on_ack(ack, now)
+        self.desk.do(*sends)
+        if took_s is None:
+            return
+        self.push_latency.add(took_s)
+        self.staleness_sum += ack.staleness
+        self.staleness_number += 1
+        if ack.outcome == m.REFUSED:
+            self.refused += 1
+            self.desk.note("warning", f"server-{ack.shard} refused a push: {ack.reason}")
+        self._unsettled[ack.seq] -= 1
+        if not self._unsettled[ack.seq]:
+            del self._unsettled[ack.seq]
+            self._report_done(self.portions.settled(ack.seq), now)
+
+    # ------------------------------------------------------------ data
+
+    def _serve_gradient(self, now: float) -> tuple[bool, Any]:
+        if self._computing:
+            return False, None
+        if self._step is not None:
+            step, self._step = self._step, None
+            return True, step
+        if self.draining and self.portions.at_boundary():
+            # The first time the method may still push what it has accrued; then it is parked.
+            self.parked, self._told_draining = self._told_draining, True
+            return not self.parked, None
+        batch = self.portions.next_batch()
+        if batch is not None:
+            self._compute(batch, now)
+            return False, None
+        return self._wait_for_data(now)
+
+    def _compute(self, batch: tuple[Portion, int], now: float) -> None:
+        self._computing = batch
+        portion, number = batch
+        lease = portion.lease
+        self.desk.do(Compute(lease.data_epoch, lease.start, lease.stop, number))
+        if self.portions.wants_lease() and not self.draining:
+            self._request_lease(now)
+
+    def _wait_for_data(self, now: float) -> tuple[bool, Any]:
+        if self._none_now:
+            self._none_now = False
+            if not self._told_no_data:
+                self._told_no_data = True
+                return True, None
+            self._ask_again_at = now + IDLE_S
+        if self._ask_again_at is None or now >= self._ask_again_at:
+            self._ask_again_at = None
+            self._request_lease(now)
+        return False, None
+
+    def _request_lease(self, now: float) -> None:
+        if "lease" not in self.desk.outstanding:
+            self._lease_requests += 1
+            me = self.identity
+            request = m.LeaseRequest(me.slot, me.epoch, self._lease_requests)
+            self.desk.ask("lease", COORDINATOR, request, now)
+
+    def on_lease(self, lease: m.Lease, now: float) -> None:
+        if lease.request != self._lease_requests:
+            return
+        if self.desk.outstanding.done("lease", now) is None:
+            return
+        if lease.start < lease.stop:
+            self._told_no_data = False
+            self.portions.take(lease)
+        elif self.portions.current is None:
+            self._none_now = True
+
+    # ------------------------------------------------------------ gradients
+
+    def on_computed(self, event: Computed, now: float) -> None:
+        """A gradient has come. It gets no further unless it and its loss are finite."""
+        assert self._computing is not None
+        portion, number = self._computing
+        self._computing = None
+        if math.isfinite(event.loss) and is_finite(event.gradient):
+            self._accept(event, portion, portion.batch_samples(number))
+        else:
+            self._refuse(event, portion, number)
+        if portion.is_last(number):
+            self.portions.finish(portion)
+            self._report_done(self.portions.done_without_push(), now)
+
+    def _accept(self, event: Computed, portion: Portion, samples: int) -> None:
+        self._step = Step(event.gradient, samples, event.loss)
+        self._averaged = event.averaged
+        self.nonfinite_in_row = 0
+        self.steps += 1
+        portion.steps += 1
+        portion.samples += samples
+        portion.loss_sum += event.loss * samples
+        self.rates.add("samples", samples)
+        change = event.loss - self.loss if self.loss is not None else 0.0
+        self.loss = event.loss if self.loss is None else self.loss + LOSS_WEIGHT * change
+
+    def _refuse(self, event: Computed, portion: Portion, number: int) -> None:
+        """A NaN would stay in the residual for ever: a poisoned gradient never gets that far."""
+        self.nonfinite += 1
+        self.nonfinite_in_row += 1
+        lo = portion.lease.start + number * self.portions.batch_size
+        hi = lo + portion.batch_samples(number) - 1
+        self.last_poison = (
+            f"loss {event.loss}, samples {lo}..{hi} of the order of epoch {portion.lease.data_epoch}"
+        )
+        self.desk.note("warning", f"not finite, not pushed: {self.last_poison}")
+
+    def _report_done(self, done: list[Portion], now: float) -> None:
+        for p in done:
+            lease, me = p.lease, self.identity
+            message = m.PortionDone(
+                me.slot, me.epoch, lease.data_epoch, lease.portion, p.steps, p.samples, p.loss_sum
+            )
+            self.desk.ask(
+                ("portion", lease.data_epoch, lease.portion), COORDINATOR, message, now
+            )
+
+    # ------------------------------------------------------------ figures
+
+    def metrics(self, now: float) -> dict[str, Any]:
+        values: dict[str, Any] = {"step": self.steps, **self.rates.report(now)}
+        values |= self.push_latency.quantiles_ms("push")
+        values |= self.fetcher.latency.quantiles_ms("fetch")
+        if self.loss is not None:
+            values["loss"] = round(self.loss, 6)
+        if self.staleness_number:
+            values["staleness_mean"] = round(self.staleness_sum / self.staleness_number, 2)
+        values["repeated"] = self.desk.outstanding.repeated
+        values["refused"] = self.refused
+        values["nonfinite_steps"] = self.nonfinite
+        return values
+
+
+def _kind(key: object) -> object:
+    return key[0] if isinstance(key, tuple) else key

@@ -1,0 +1,222 @@
+"""The data side of the coordinator: who gets which portion, what is done, and when it is enough."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlctl import messages as m
+from dlctl.algorithms.base import CoordinatorSide
+from dlctl.config import JobFile
+from dlctl.errors import DlctlError
+from dlctl.messages import Json
+from dlctl.roles.desk import Desk
+from dlctl.roles.driving import Driving
+from dlctl.roles.leases import PortionPool
+from dlctl.roles.membership import Membership
+from dlctl.roles.target import Target
+
+LOSS_WEIGHT = 0.1
+"""Of the newest portion in the running mean of the loss."""
+
+
+class Work:
+    def __init__(
+        self, desk: Desk, members: Membership, job: JobFile, side: CoordinatorSide
+    ) -> None:
+        self.desk = desk
+        self.members = members
+        self.job = job
+        self.side = side
+        self.target = Target.parse(job.job.stop.target) if job.job.stop.target else None
+        self.steps = self.samples = 0
+        self.loss: float | None = None
+        self.released_at: float | None = None
+        """When the workers were let loose."""
+        self.stopped = False
+        self.driving: Driving | None = None
+        self._pool: PortionPool | None = None
+        self._restore: Json = {}
+        self._pending: dict[int, m.LeaseRequest] = {}
+        self._answered: dict[int, m.Lease] = {}
+        self._evaluated_epochs = 0.0
+
+    # ------------------------------------------------------------ the dataset
+
+    @property
+    def pool(self) -> PortionPool:
+        """The present portions (of the batch, for a method that the coordinator drives)."""
+        if self.driving is not None:
+            return self.driving.pool
+        assert self._pool is not None
+        return self._pool
+
+    def restore(self, data: Json) -> None:
+        """What a checkpoint's manifest says of the data and the steps."""
+        self._restore = data
+        self.steps, self.samples = data.get("steps", 0), data.get("samples", 0)
+        self.loss = data.get("loss")
+        self.side.steps_done = self.steps
+
+    def open_dataset(self, samples: int) -> None:
+        """The first worker has built the dataset. Raises DlctlError if a restored one was another."""
+        before = self._restore.get("dataset_samples", samples)
+        if before != samples:
+            raise DlctlError(
+                f"the dataset has {samples} samples; at the checkpoint it had {before}",
+                hint="start with --fresh to begin a new run",
+            )
+        portion = self.job.data.portion_batches * self.job.workers.batch_size
+        self._pool = PortionPool(samples, portion, self.job.job.stop.epochs)
+        if self._restore.get("portion_samples") == portion:
+            self._pool.restore(self._restore["complete_epochs"], self._restore["portions"])
+        elif self._restore:
+            # Other portions than before: only whole epochs can be told apart.
+            self._pool.restore(self._restore["complete_epochs"], [])
+        self._evaluated_epochs = self._pool.epochs_done()
+
+    def to_json(self) -> Json:
+        """For a checkpoint's manifest."""
+        pool = self.pool
+        return {
+            "steps": self.steps,
+            "samples": self.samples,
+            "loss": self.loss,
+            "dataset_samples": pool.samples,
+            "portion_samples": pool.portion_samples,
+            "complete_epochs": pool.complete_epochs(),
+            "portions": pool.done(),
+        }
+
+    # ------------------------------------------------------------ leases
+
+    def release(self, now: float) -> None:
+        """All workers are there: begin."""
+        self.released_at = now
+        drives = self.side.drive()
+        if drives is not None and self._pool is not None:
+            idle = PortionPool(self._pool.samples, self._pool.portion_samples, 1e-9)
+            idle.done_count = 1
+            self.driving = Driving(self.desk, drives, self.job.servers.count, idle)
+            self.driving.start(now)
+        self.grant(now)
+
+    def on_request(self, request: m.LeaseRequest, now: float) -> None:
+        answered = self._answered.get(request.slot)
+        daemon = self.members.worker(request.slot, request.epoch)
+        if daemon is None:
+            return
+        if answered is not None and answered.request == request.request:
+            self.desk.send(daemon.name, answered)
+            return
+        daemon.asked_for_data = True
+        self._pending[request.slot] = request
+        self.grant(now)
+
+    def grant(self, now: float) -> None:
+        """Answer the workers that wait for data, as far as they may work now."""
+        if self.released_at is None:
+            return
+        first = min(self.members.live_slots(), default=0)
+        for slot, request in list(self._pending.items()):
+            if not self.stopped and self.side.may_lease(slot, first):
+                continue
+            del self._pending[slot]
+            self._answer(slot, request)
+
+    def _answer(self, slot: int, request: m.LeaseRequest) -> None:
+        taken = None if self.stopped else self.pool.take(slot)
+        lease = m.Lease(request.request, *((0, 0, 0, 0) if taken is None else _wire(taken)))
+        self._answered[slot] = lease
+        self.desk.send(f"worker-{slot}", lease)
+
+    def gone(self, slot: int, now: float) -> int:
+        """The worker of a slot has died: number of portions that are leased again."""
+        self._pending.pop(slot, None)
+        self._answered.pop(slot, None)
+        if self._pool is None:
+            return 0
+        back = self.pool.release(slot)
+        self.grant(now)
+        return len(back)
+
+    def held_back(self) -> str:
+        """Why workers wait for data although there is some; "" if none does."""
+        first = min(self.members.live_slots(), default=0)
+        reasons = (self.side.may_lease(slot, first) for slot in self._pending)
+        return next((reason for reason in reasons if reason), "")
+
+    # ------------------------------------------------------------ what is done
+
+    def on_portion_done(self, done: m.PortionDone, now: float) -> bool:
+        """True if this is news. Steps and samples are counted here, once per portion."""
+        if self._pool is None or not self.pool.finish(done.data_epoch, done.portion):
+            return False
+        self.steps += done.steps
+        self.samples += done.samples
+        self.side.steps_done = self.steps
+        if done.samples:
+            loss = done.loss_sum / done.samples
+            self.loss = (
+                loss if self.loss is None else self.loss + LOSS_WEIGHT * (loss - self.loss)
+            )
+        if self.driving is not None:
+            self.driving.on_portion(done.portion, done.loss_sum, now)
+        self.grant(now)
+        return True
+
+    def enough(self, now: float) -> str:
+        """Why the run has finished; "" if it has not."""
+        stop = self.job.job.stop
+        if self._pool is None or self.released_at is None:
+            return ""
+        if self.driving is not None:
+            return "the method has come to its end" if self.driving.finished else ""
+        if self._pool.is_finished():
+            return f"{_number(stop.epochs)} epochs are done"
+        if stop.steps is not None and self.steps >= stop.steps:
+            return f"{self.steps} steps are done"
+        if stop.samples is not None and self.samples >= stop.samples:
+            return f"{self.samples} samples are done"
+        if stop.seconds is not None and now - self.released_at >= stop.seconds:
+            return f"{_number(stop.seconds)} seconds are over"
+        return ""
+
+    def deadline(self) -> float | None:
+        seconds = self.job.job.stop.seconds
+        return None if seconds is None or self.released_at is None else self.released_at + seconds
+
+    # ------------------------------------------------------------ evaluations
+
+    def evaluation_due(self) -> bool:
+        """Whether enough epochs have passed since the last evaluation was begun; says so once."""
+        every = self.job.evaluation.every_epochs
+        if self._pool is None or self.driving is not None or not every:
+            return False
+        if self._pool.epochs_done() < self._evaluated_epochs + every:
+            return False
+        self._evaluated_epochs = self._pool.epochs_done()
+        return True
+
+    def epochs_done(self) -> float:
+        return self._pool.epochs_done() if self._pool is not None else 0.0
+
+    def progress(self) -> float | None:
+        """How far the run is, 0..1, if that is known."""
+        stop = self.job.job.stop
+        parts: list[float] = []
+        if stop.epochs and self._pool is not None:
+            parts.append(self._pool.done_count / self._pool.limit)
+        if stop.steps:
+            parts.append(self.steps / stop.steps)
+        if stop.samples:
+            parts.append(self.samples / stop.samples)
+        return min(1.0, max(parts)) if parts else None
+
+
+def _wire(taken: Any) -> tuple[int, int, int, int]:
+    """A range in the order of `Lease`'s fields."""
+    return taken.portion, taken.data_epoch, taken.start, taken.stop
+
+
+def _number(value: float | None) -> str:
+    return f"{value:g}" if value is not None else "all"

@@ -1,0 +1,146 @@
+"""The run's SQLite file: what the coordinator writes and every reading command reads.
+
+`status`, `events`, `wait` open it read-only and need no running daemon. WAL mode: readers never
+block the writer. Rows that are objects are JSON, with units in their key names; times are seconds
+since 1970 (UTC). Local disks only: SQLite's locks do not hold on NFS.
+
+    run         key -> value: state, reason, step, loss, control address, pid of the coordinator ...
+    daemon      name -> object: role, pid, state, phase, waiting_for, incarnation, metrics, last_exit
+    event       what happened, in order
+    metric      one row per report of a daemon
+    checkpoint  every checkpoint that was begun, and how it ended
+    term        epochs and generations, written before they are handed out
+    portion     the samples that are done with, for resuming
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from dlctl.errors import DlctlError, NotFound
+
+SCHEMA_VERSION = 1
+FILE = "run.db"
+_SCHEMA = """
+CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE daemon (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE event (id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL,
+                    daemon TEXT NOT NULL, text TEXT NOT NULL, data TEXT NOT NULL);
+CREATE TABLE metric (at REAL NOT NULL, daemon TEXT NOT NULL, step INTEGER NOT NULL,
+                     value TEXT NOT NULL);
+CREATE INDEX metric_by_daemon ON metric (daemon, at);
+CREATE TABLE checkpoint (id INTEGER PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE term (name TEXT PRIMARY KEY, term INTEGER NOT NULL);
+CREATE TABLE portion (data_epoch INTEGER NOT NULL, portion INTEGER NOT NULL,
+                      PRIMARY KEY (data_epoch, portion));
+"""
+
+
+class RunDb:
+    """One open run.db. Writers commit explicitly; `put_*` outside `commit()` are lost by a crash."""
+
+    def __init__(self, directory: Path, *, create: bool = False, readonly: bool = False) -> None:
+        path = directory / FILE
+        if not create and not path.exists():
+            raise NotFound(f"{directory} is not a run directory: it has no {FILE}", hint="dlctl ps")
+        mode = "ro" if readonly else "rwc"
+        try:
+            self._db = sqlite3.connect(f"file:{path}?mode={mode}", uri=True, timeout=10)
+            if create:
+                self._create()
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        except sqlite3.Error as error:
+            raise DlctlError(f"cannot use the run's database: {error}", where=str(path)) from error
+        if version != SCHEMA_VERSION:
+            raise DlctlError(
+                f"the run's database has version {version}, this dlctl needs {SCHEMA_VERSION}",
+                where=str(path),
+                hint="use the dlctl that made this run",
+            )
+
+    def _create(self) -> None:
+        self._db.execute("PRAGMA journal_mode=WAL")
+        if self._db.execute("PRAGMA user_version").fetchone()[0] == 0:
+            self._db.executescript(_SCHEMA)
+            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            self._db.commit()
+
+    def close(self) -> None:
+        self._db.close()
+
+    def commit(self) -> None:
+        self._db.commit()
+
+    # ------------------------------------------------------------ run and daemons
+
+    def put_run(self, **values: Any) -> None:
+        rows = [(key, json.dumps(value)) for key, value in values.items()]
+        self._db.executemany("INSERT OR REPLACE INTO run VALUES (?, ?)", rows)
+
+    def run(self) -> dict[str, Any]:
+        return {k: json.loads(v) for k, v in self._db.execute("SELECT key, value FROM run")}
+
+    def put_daemon(self, name: str, value: dict[str, Any]) -> None:
+        self._db.execute("INSERT OR REPLACE INTO daemon VALUES (?, ?)", (name, json.dumps(value)))
+
+    def daemons(self) -> list[dict[str, Any]]:
+        return [json.loads(v) for (v,) in self._db.execute("SELECT value FROM daemon ORDER BY name")]
+
+    # ------------------------------------------------------------ what happened
+
+    def add_event(self, at: float, kind: str, daemon: str, text: str, data: dict[str, Any]) -> None:
+        row = (at, kind, daemon, text, json.dumps(data))
+        self._db.execute("INSERT INTO event (at, kind, daemon, text, data) VALUES (?,?,?,?,?)", row)
+
+    def events(self, after: int = 0) -> Iterator[dict[str, Any]]:
+        query = "SELECT id, at, kind, daemon, text, data FROM event WHERE id > ? ORDER BY id"
+        for id_, at, kind, daemon, text, data in self._db.execute(query, (after,)):
+            yield dict(id=id_, at=at, kind=kind, daemon=daemon, text=text, data=json.loads(data))
+
+    def add_metric(self, at: float, daemon: str, step: int, value: dict[str, Any]) -> None:
+        self._db.execute("INSERT INTO metric VALUES (?,?,?,?)", (at, daemon, step, json.dumps(value)))
+
+    def metrics(self, daemon: str) -> Iterator[dict[str, Any]]:
+        query = "SELECT at, step, value FROM metric WHERE daemon = ? ORDER BY at"
+        for at, step, value in self._db.execute(query, (daemon,)):
+            yield dict(at=at, step=step, **json.loads(value))
+
+    # ------------------------------------------------------------ checkpoints
+
+    def put_checkpoint(self, number: int, value: dict[str, Any]) -> None:
+        row = (number, json.dumps(value))
+        self._db.execute("INSERT OR REPLACE INTO checkpoint VALUES (?, ?)", row)
+
+    def checkpoints(self) -> list[dict[str, Any]]:
+        return [json.loads(v) for (v,) in self._db.execute("SELECT value FROM checkpoint ORDER BY id")]
+
+    # ------------------------------------------------------------ terms and portions
+
+    def put_term(self, name: str, term: int) -> None:
+        self._db.execute("INSERT OR REPLACE INTO term VALUES (?, ?)", (name, term))
+
+    def terms(self) -> dict[str, int]:
+        return dict(self._db.execute("SELECT name, term FROM term"))
+
+    def add_portion(self, data_epoch: int, portion: int) -> None:
+        self._db.execute("INSERT OR IGNORE INTO portion VALUES (?, ?)", (data_epoch, portion))
+
+    def portions(self) -> list[tuple[int, int]]:
+        query = "SELECT data_epoch, portion FROM portion ORDER BY data_epoch, portion"
+        return list(self._db.execute(query))
+
+    def drop_portions_after(self, keep: list[tuple[int, int]]) -> None:
+        """Forget all portions but `keep`: a run that went back to a checkpoint does the rest again."""
+        self._db.execute("DELETE FROM portion")
+        self._db.executemany("INSERT INTO portion VALUES (?, ?)", keep)
+
+
+def read(directory: Path) -> dict[str, Any]:
+    """A run and its daemons, as the coordinator last wrote them."""
+    with closing(RunDb(directory, readonly=True)) as db:
+        return {**db.run(), "daemons": db.daemons(), "directory": str(directory)}

@@ -1,0 +1,86 @@
+"""Where a run's files are, and how commands find a run.
+
+    <run_dir>/<job>-<id>/
+        job.toml   the job file as it was        job.json  the resolved job
+        run.db     state, events, metrics        key       32 random bytes, signs worker tokens
+        lock       held by the living coordinator
+        logs/<daemon>.<incarnation>.jsonl        ckpt/<step>/manifest.json, shard-*.safetensors
+
+Every run is linked in a per-user index, so that `ps` and `status` work in any directory. Sockets
+live in a runtime directory that only this user can enter: unix socket paths must be short.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from dlctl.errors import DlctlError
+
+SOCKET_PATH_MAX = 107
+
+
+def index_dir() -> Path:
+    """One symbolic link per run: `$XDG_STATE_HOME/dlctl/runs` (~/.local/state/dlctl/runs)."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "dlctl" / "runs"
+
+
+def all_runs() -> Iterator[Path]:
+    """Directories of all known runs that still exist, oldest first."""
+    index = index_dir()
+    if index.is_dir():
+        links = sorted(index.iterdir(), key=lambda link: link.lstat().st_mtime)
+        yield from (link.resolve() for link in links if (link / "run.db").exists())
+
+
+def register(directory: Path) -> None:
+    index = index_dir()
+    index.mkdir(parents=True, exist_ok=True)
+    link = index / directory.name
+    link.unlink(missing_ok=True)
+    link.symlink_to(directory.resolve())
+
+
+def socket_dir(run_id: str) -> Path:
+    """The directory of a run's unix sockets; made 0700.
+
+    Raises DlctlError if it belongs to somebody else or is a link.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    base = Path(runtime) / "dlctl" if runtime else Path(f"/tmp/dlctl-{os.getuid()}")
+    for directory in (base, base / run_id):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = directory.lstat()
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+            raise DlctlError(
+                "the socket directory must be a directory of yours with mode 0700",
+                where=str(directory),
+                hint=f"remove {directory} or set XDG_RUNTIME_DIR to a directory of your own",
+            )
+    return base / run_id
+
+
+def socket_address(run_id: str, name: str) -> str:
+    """`ipc://` address of one daemon's socket. Raises DlctlError if the path is too long."""
+    path = str(socket_dir(run_id) / name)
+    if len(path.encode()) > SOCKET_PATH_MAX:
+        raise DlctlError(
+            f"the path of a socket has {len(path)} bytes; the kernel allows {SOCKET_PATH_MAX}",
+            where=path,
+            hint="set XDG_RUNTIME_DIR to a shorter directory",
+        )
+    return f"ipc://{path}"
+
+
+def log_path(directory: Path, name: str, incarnation: int) -> Path:
+    """The log of one incarnation of a daemon; rotated parts have .1, .2 ... behind, older ones higher."""
+    return directory / "logs" / f"{name}.{incarnation}.jsonl"
+
+
+def remove_sockets(run_id: str) -> None:
+    """Remove a run's socket directory when all of its daemons are gone."""
+    shutil.rmtree(socket_dir(run_id), ignore_errors=True)

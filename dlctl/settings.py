@@ -1,0 +1,124 @@
+"""The settings that change while a run goes on: who has them and how their values are written.
+
+Plain data and pure functions: the command line checks a value before it is sent, the roles read
+the same text again. What `format_value` prints, `parse` reads back to the same value.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from dlctl.errors import UsageError
+from dlctl.units import format_rate, parse_rate
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class Setting(NamedTuple):
+    roles: tuple[str, ...]
+    """The roles whose daemons have it."""
+    kind: str
+    """The name of its parser: "count", "rate", "positive", "nonnegative", "fraction" or "level"."""
+    help: str
+
+
+SETTINGS: dict[str, Setting] = {
+    "push_every_steps": Setting(("worker",), "count", "steps from one push to the next"),
+    "fetch_every_steps": Setting(("worker",), "count", "steps from one fetch to the next"),
+    "push": Setting(("worker",), "rate", 'the most a worker pushes: "5MB/s", "100Mbit/s" or "off"'),
+    "fetch": Setting(
+        ("worker",), "rate", 'the most a worker fetches: "5MB/s", "100Mbit/s" or "off"'
+    ),
+    "lr": Setting(("server",), "positive", "learning rate of the servers' optimiser"),
+    "local_lr": Setting(
+        ("worker",), "nonnegative", "rate of a replica's own steps between fetches"
+    ),
+    "density": Setting(
+        ("worker",), "fraction", "part of the entries that a push carries, 0 < d <= 1"
+    ),
+    "log_level": Setting(
+        ("coordinator", "agent", "server", "worker"), "level", f"one of {', '.join(LOG_LEVELS)}"
+    ),
+}
+
+
+def parse(key: str, text: str) -> Any:
+    """The value of a setting as people write it: an int, a float, a str, or None for "off".
+
+    Raises UsageError for an unknown key (with a suggestion) or a value that the key cannot have.
+    """
+    try:
+        return _PARSERS[find(key).kind](text.strip())
+    except ValueError as error:
+        raise UsageError(f"{key}: {error}", hint="dlctl set --list") from None
+
+
+def find(key: str) -> Setting:
+    """The setting of this name. Raises UsageError with a suggestion."""
+    if key not in SETTINGS:
+        close = difflib.get_close_matches(key, SETTINGS, n=1)
+        meant = f'; did you mean "{close[0]}"?' if close else f"; known: {', '.join(SETTINGS)}"
+        raise UsageError(f'no live setting is called "{key}"{meant}', hint="dlctl set --list")
+    return SETTINGS[key]
+
+
+def format_value(key: str, value: Any) -> str:
+    """A value as `parse` reads it. Text stays as it is; an unknown key's value is shown plainly."""
+    if isinstance(value, str):
+        return value
+    if key in SETTINGS and SETTINGS[key].kind == "rate":
+        return format_rate(value)
+    return "-" if value is None else f"{value!r}"
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10**6:
+        raise ValueError(f'"{text}" is not a whole number from 1 to 1000000')
+    return int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f'"{text}" is not a number')
+    return number
+
+
+def _positive(text: str) -> float:
+    if (number := _number(text)) <= 0:
+        raise ValueError(f'"{text}" is not above zero')
+    return number
+
+
+def _nonnegative(text: str) -> float:
+    if (number := _number(text)) < 0:
+        raise ValueError(f'"{text}" is below zero')
+    return number
+
+
+def _fraction(text: str) -> float:
+    if not 0 < (number := _number(text)) <= 1:
+        raise ValueError(f'"{text}" is not above 0 and at most 1')
+    return number
+
+
+def _level(text: str) -> str:
+    if text not in LOG_LEVELS:
+        raise ValueError(f'"{text}" is not one of {", ".join(LOG_LEVELS)}')
+    return text
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "count": _count,
+    "rate": parse_rate,
+    "positive": _positive,
+    "nonnegative": _nonnegative,
+    "fraction": _fraction,
+    "level": _level,
+}

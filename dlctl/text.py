@@ -1,0 +1,25 @@
+"""Foreign text made harmless: what others wrote must not steer a terminal."""
+
+from __future__ import annotations
+
+_HARMLESS_SPACES = "\u00a0\u202f\u3000"
+
+
+def escape(text: str) -> str:
+    """`text` with every control, bidi or otherwise invisible character as a visible escape.
+
+    ESC becomes `\\x1b`, a line feed `\\n`, a right-to-left override `\\u202e`: one line stays one
+    line, and what is shown is what is there.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in _HARMLESS_SPACES else _visible(c) for c in text)
+
+
+def _visible(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def escape_lines(text: str) -> str:
+    """The same for text that may have several lines: its line feeds stay."""
+    return "\n".join(escape(line) for line in text.split("\n"))

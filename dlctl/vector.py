@@ -1,0 +1,74 @@
+"""The few things we do to a flat vector, for numpy arrays and torch tensors alike.
+
+Arithmetic in place (`u += g`, `u -= a * g`, `u[i] = 0`) is the same for both and needs no help.
+torch is never imported here: a tensor brings its own methods.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dlctl.messages import Array
+
+Vector = Any
+"""numpy.ndarray or torch.Tensor, 1-d, float."""
+
+
+def to_host(u: Vector) -> Array:
+    """A numpy array of the same values: the array itself, a view of a CPU tensor, or a copy."""
+    return u if isinstance(u, np.ndarray) else u.detach().cpu().numpy()
+
+
+def zeros_like(u: Vector) -> Vector:
+    return np.zeros_like(u) if isinstance(u, np.ndarray) else u.new_zeros(u.shape)
+
+
+def copy_into(target: Vector, values: Array) -> None:
+    """target[:] = values, from the host to wherever `target` is."""
+    if isinstance(target, np.ndarray):
+        target[:] = values
+    else:
+        target.copy_(target.new_tensor(values))
+
+
+def cast(u: Vector, precision: str) -> Vector:
+    """A copy of `u` where `u` is, as "float32" or "float16"; what is too large becomes infinite."""
+    if isinstance(u, np.ndarray):
+        with np.errstate(over="ignore", invalid="ignore"):
+            return u.astype(precision)
+    copy = {"float32": u.float, "float16": u.half}[precision]()
+    return copy.clone() if copy is u else copy
+
+
+def largest(u: Vector, k: int) -> Vector:
+    """Ascending indices (int64, where `u` is) of the k elements of largest magnitude, 1 <= k <= n.
+
+    They may be fewer than k if all others are zero. NaN counts as largest. For torch, ties fall as
+    they may; for numpy, the first elements of a tie are taken.
+    """
+    if isinstance(u, np.ndarray):
+        return _largest_numpy(u, k)
+    return u.abs().topk(k, sorted=False).indices.sort().values
+
+
+def _largest_numpy(u: Array, k: int) -> Array:
+    # Without the sign bit, floats are ordered as their bits are as integers, with NaN at the top.
+    # Zeros are left out first: partition() is many times slower where most elements are equal.
+    order = np.abs(u).view(f"i{u.itemsize}")
+    candidates = order[order > 0]
+    if candidates.size <= k:
+        return np.flatnonzero(order)
+    threshold = np.partition(candidates, candidates.size - k)[candidates.size - k]
+    chosen = np.flatnonzero(order >= threshold)
+    if chosen.size == k:
+        return chosen
+    tied = np.flatnonzero(order[chosen] == threshold)
+    return np.delete(chosen, tied[k - chosen.size :])
+
+
+def is_finite(u: Vector) -> bool:
+    """Whether no element is NaN or infinite and the norm does not overflow; one pass, no copy."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(float(u @ u)))

@@ -1,0 +1,239 @@
+"""Message <-> frames: [header, raw buffer, raw buffer, ...].
+
+The header is msgpack, at most 64 KiB: [PROTOCOL, code, fields, buffers]. `fields` are in the order of
+the dataclass; an array, a Packed or bytes leave their content to the raw frames behind, and `buffers`
+says what each frame is: [dtype code, length]. A frame whose size does not follow from the header is
+refused. Nothing is ever unpickled, no dtype or class is looked up by a name from the wire, and every
+value is checked for its exact type before a machine sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgpack
+import numpy as np
+
+from dlctl.errors import LocalProtocolError, RemoteProtocolError
+from dlctl.messages import MESSAGES, Array, Json, Message, Packed, Signed
+
+PROTOCOL = 1
+HEADER_BYTES_MAX = 64 * 1024
+FRAME_BYTES_MAX = 2**34
+FRAMES_MAX = 18
+STRING_MAX = 32 * 1024
+DEPTH_MAX = 8
+
+DTYPES = [np.dtype(name) for name in ("<f4", "<f2", "<f8", "u1", "<u2", "<u4", "<i4", "<i8")]
+_DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+_LIMITS = {
+    "strict_map_key": True,
+    "raw": False,
+    "max_str_len": STRING_MAX,
+    "max_bin_len": 0,
+    "max_array_len": 4096,
+    "max_map_len": 1024,
+    "max_ext_len": 0,
+}
+
+Frame = bytes | memoryview
+Frames = list[Frame]
+_pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+
+
+# ---------------------------------------------------------------- out
+
+
+def encode(message: Message) -> Frames:
+    """Frames of a message. Arrays are not copied: they must not change until the frames are sent.
+
+    Raises LocalProtocolError if the header is too large.
+    """
+    buffers: Frames = []
+    shapes: list[list[int]] = []
+    values = [_outgoing(getattr(message, f), buffers, shapes) for f in _NAMES[type(message)]]
+    header = _pack([PROTOCOL, message.code, values, shapes])
+    if len(header) > HEADER_BYTES_MAX:
+        raise LocalProtocolError(f"header of {type(message).__name__} has {len(header)} bytes")
+    return [header, *buffers]
+
+
+def _outgoing(value: Any, buffers: Frames, shapes: list[list[int]]) -> Any:
+    if isinstance(value, np.ndarray):
+        if value.ndim != 1 or value.dtype not in _DTYPE_CODES:
+            raise LocalProtocolError(f"cannot send an array {value.dtype}{list(value.shape)}")
+        contiguous = np.ascontiguousarray(value)
+        buffers.append(contiguous.data.cast("B") if value.size else b"")
+        shapes.append([_DTYPE_CODES[value.dtype], value.size])
+        return None
+    if isinstance(value, bytes):
+        buffers.append(value)
+        shapes.append([3, len(value)])
+        return None
+    if isinstance(value, Packed):
+        for array in value.arrays:
+            _outgoing(array, buffers, shapes)
+        return [value.kind, value.length, len(value.arrays)]
+    return value
+
+
+# ---------------------------------------------------------------- in
+
+
+def decode(frames: Sequence[Frame]) -> Message:
+    """The message of some frames. Arrays are read-only views of them: one copy less.
+
+    Raises RemoteProtocolError, and only that, for anything that `encode` would not have made.
+    """
+    kind, values, shapes = _read_header(frames)
+    arrays = iter(_read_buffers(frames[1:], shapes))
+    checkers = _CHECKERS[kind]
+    if type(values) is not list or len(values) != len(checkers):
+        raise RemoteProtocolError(f"{kind.__name__} has {len(checkers)} fields")
+    try:
+        message = kind(*[check(v, arrays) for check, v in zip(checkers, values, strict=True)])
+    except (ValueError, StopIteration) as error:
+        raise RemoteProtocolError(f"{kind.__name__}: {error}") from None
+    if next(arrays, None) is not None:
+        raise RemoteProtocolError(f"{kind.__name__} has more frames than fields for them")
+    return message
+
+
+def _read_header(frames: Sequence[Frame]) -> tuple[type[Message], Any, Any]:
+    if not 1 <= len(frames) <= FRAMES_MAX:
+        raise RemoteProtocolError(f"{len(frames)} frames; at most {FRAMES_MAX}")
+    if len(frames[0]) > HEADER_BYTES_MAX:
+        raise RemoteProtocolError(f"header of {len(frames[0])} bytes; at most {HEADER_BYTES_MAX}")
+    try:
+        header = msgpack.unpackb(frames[0], **_LIMITS)
+    except (ValueError, RecursionError, TypeError) as error:
+        raise RemoteProtocolError(f"header is not msgpack of our kind: {error}") from None
+    if type(header) is not list or len(header) != 4:
+        raise RemoteProtocolError("header is not [protocol, code, fields, buffers]")
+    protocol, code, values, shapes = header
+    if type(protocol) is not int or protocol != PROTOCOL:
+        raise RemoteProtocolError(f"peer speaks protocol {protocol!r:.20}, we speak {PROTOCOL}")
+    if type(code) is not int or code not in MESSAGES:
+        raise RemoteProtocolError(f"no message has code {code!r:.20}")
+    return MESSAGES[code], values, shapes
+
+
+def _read_buffers(frames: Sequence[Frame], shapes: Any) -> list[Array]:
+    if type(shapes) is not list or len(shapes) != len(frames):
+        raise RemoteProtocolError("header and number of frames differ")
+    return [_read_buffer(frame, shape) for frame, shape in zip(frames, shapes, strict=True)]
+
+
+def _read_buffer(frame: Frame, shape: Any) -> Array:
+    if type(shape) is not list or len(shape) != 2 or not all(type(n) is int for n in shape):
+        raise RemoteProtocolError("a buffer is described by [dtype code, length]")
+    code, length = shape
+    if not 0 <= code < len(DTYPES) or not 0 <= length <= FRAME_BYTES_MAX:
+        raise RemoteProtocolError("no such dtype or length")
+    if len(frame) != length * DTYPES[code].itemsize:
+        raise RemoteProtocolError(f"a frame has {len(frame)} bytes, not {length} x {DTYPES[code]}")
+    return np.frombuffer(frame, DTYPES[code])
+
+
+# ---------------------------------------------------------------- one checker per field type
+
+_Arrays = Iterator[Array]
+_Checker = Callable[[Any, _Arrays], Any]
+
+
+def _natural(value: Any, _: _Arrays) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError("expected a natural number")
+    return value
+
+
+def _signed(value: Any, _: _Arrays) -> int:
+    if type(value) is not int or not -(2**63) <= value < 2**63:
+        raise ValueError("expected an integer")
+    return value
+
+
+def _exactly(kind: type) -> _Checker:
+    def check(value: Any, _: _Arrays) -> Any:
+        if type(value) is not kind:
+            raise ValueError(f"expected {kind.__name__}")
+        return value
+
+    return check
+
+
+def _items(check: _Checker) -> _Checker:
+    def check_all(value: Any, arrays: _Arrays) -> tuple[Any, ...]:
+        if type(value) is not list:
+            raise ValueError("expected a list")
+        return tuple(check(item, arrays) for item in value)
+
+    return check_all
+
+
+def _json(value: Any, arrays: _Arrays) -> Json:
+    if type(value) is not dict:
+        raise ValueError("expected a map")
+    _check_depth(value, DEPTH_MAX)
+    return value
+
+
+def _check_depth(value: Any, depth: int) -> None:
+    if depth == 0:
+        raise ValueError("nested too deeply")
+    if type(value) is dict:
+        if not all(type(key) is str for key in value):
+            raise ValueError("expected text as keys")
+        value = list(value.values())
+    if type(value) is list:
+        for item in value:
+            _check_depth(item, depth - 1)
+
+
+def _array(value: Any, arrays: _Arrays) -> Array:
+    if value is not None:
+        raise ValueError("expected an array")
+    return next(arrays)
+
+
+def _bytes(value: Any, arrays: _Arrays) -> bytes:
+    array = _array(value, arrays)
+    if array.dtype != DTYPES[3]:
+        raise ValueError("expected bytes")
+    return array.tobytes()
+
+
+def _packed(value: Any, arrays: _Arrays) -> Packed:
+    if type(value) is not list or len(value) != 3 or type(value[0]) is not str:
+        raise ValueError("expected [compressor, length, arrays]")
+    count = _natural(value[2], arrays)
+    if count > FRAMES_MAX:
+        raise ValueError("too many arrays")
+    return Packed(value[0], _natural(value[1], arrays), tuple([next(arrays) for _ in range(count)]))
+
+
+def _checker(hint: Any) -> _Checker:
+    if get_origin(hint) is tuple:
+        return _items(_checker(get_args(hint)[0]))
+    return _BY_TYPE[str(hint)]
+
+
+
+_BY_TYPE: dict[str, _Checker] = {
+    str(int): _natural,
+    str(Signed): _signed,
+    str(float): _exactly(float),
+    str(str): _exactly(str),
+    str(bool): _exactly(bool),
+    str(bytes): _bytes,
+    str(Json): _json,
+    str(Array): _array,
+    str(Packed): _packed,
+}
+_NAMES = {kind: [f.name for f in fields(kind)] for kind in MESSAGES.values()}  # type: ignore[arg-type]
+_CHECKERS = {
+    kind: [_checker(get_type_hints(kind, include_extras=True)[name]) for name in names]
+    for kind, names in _NAMES.items()
+}

@@ -1,0 +1,532 @@
+"""Job files: what is right is read, what is wrong is said, all of it, with its line."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dlctl import jobfile, registry
+from dlctl.config import Choice
+from dlctl.errors import UsageError
+from dlctl.jobfile import JobFileError
+from dlctl.jobfile.positions import find_keys
+
+MINIMAL = '[job]\nname = "digits"\ntask = "train.py:task"\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("raise SystemExit('a task is never imported here')\n")
+    return tmp_path
+
+
+def written(folder: Path, text: str | bytes, name: str = "job.toml") -> Path:
+    path = folder / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def refusal(path: Path) -> JobFileError:
+    with pytest.raises(JobFileError) as caught:
+        jobfile.load(path)
+    assert caught.value.exit_code == 2
+    return caught.value
+
+
+def only_problem(folder: Path, text: str) -> jobfile.Problem:
+    problems = refusal(written(folder, text)).problems
+    assert len(problems) == 1, problems
+    return problems[0]
+
+
+# ---------------------------------------------------------------- what is right
+
+
+def test_two_keys_are_a_job_and_everything_else_has_a_default(folder: Path) -> None:
+    job = jobfile.load(written(folder, MINIMAL))
+    assert (job.job.name, job.job.task, job.job.stop.epochs) == ("digits", "train.py:task", 1)
+    assert (job.algorithm.name, job.optimizer.name, job.compression.name) == (
+        "downpour",
+        "sgd",
+        "none",
+    )
+
+
+def test_options_come_out_complete_so_that_daemons_need_no_check(folder: Path) -> None:
+    text = MINIMAL + '[algorithm]\nname = "downpour"\nfetch_every_steps = 4\n'
+    job = jobfile.load(written(folder, text))
+    options = registry.load("algorithms", "downpour").Options(**job.algorithm.options)
+    assert options.fetch_every_steps == 4
+    assert job.algorithm.options == dataclasses.asdict(options)
+    optimizer = registry.load("optimizers", "sgd").Options(**job.optimizer.options)
+    assert job.optimizer.options == dataclasses.asdict(optimizer)
+
+
+def test_a_whole_number_will_do_where_a_number_is_wanted(folder: Path) -> None:
+    text = MINIMAL + "[timeouts]\nready_s = 60\n[optimizer]\nname = 'sgd'\nlr = 1\n"
+    job = jobfile.load(written(folder, text))
+    assert (job.timeouts.ready_s, job.optimizer.options["lr"]) == (60.0, 1.0)
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_problem(folder: Path) -> None:
+    text = b"\xef\xbb\xbf" + MINIMAL.replace("\n", "\r\n").encode()
+    assert jobfile.load(written(folder, text)).job.name == "digits"
+
+
+def test_overrides_win_over_the_file(folder: Path) -> None:
+    path = written(folder, MINIMAL + "[workers]\ncount = 2\n")
+    job = jobfile.load(path, {"workers.count": 8, "limits.push": "5MB/s"})
+    assert (job.workers.count, job.limits.push) == (8, "5MB/s")
+
+
+def test_a_wrong_override_is_not_blamed_on_the_line_it_replaces(folder: Path) -> None:
+    path = written(folder, MINIMAL + "[workers]\ncount = 2\n")
+    with pytest.raises(JobFileError, match=r"must be >= 1 \(got 0\)") as caught:
+        jobfile.load(path, {"workers.count": 0})
+    assert "count = 2" not in caught.value.message
+
+
+def test_effective_options_fill_in_the_defaults_of_an_entry() -> None:
+    found = jobfile.effective_options("compressors", Choice(name="topk", options={"density": 0.5}))
+    assert found["density"] == 0.5
+    assert set(found) == {
+        f.name for f in dataclasses.fields(registry.load("compressors", "topk").Options)
+    }
+
+
+def test_effective_options_refuse_what_the_entry_does_not_have() -> None:
+    with pytest.raises(UsageError, match='compressor "topk" are not valid: dense unknown key'):
+        jobfile.effective_options("compressors", Choice(name="topk", options={"dense": True}))
+
+
+# ---------------------------------------------------------------- how it is shown
+
+
+def test_the_report_shows_every_problem_with_its_line_and_a_suggestion(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    text = MINIMAL + '\n[servers]\ncount = 0\nfetch_limt = "100MB/s"\n\n[limit]\npush = "off"\n'
+    written(folder, text)
+    assert refusal(Path("job.toml")).message == (
+        "job file is not valid\n"
+        "  --> job.toml:6   servers.count\n"
+        "  |\n"
+        "6 | count = 0\n"
+        "  |         ^ must be >= 1 (got 0)\n"
+        "  --> job.toml:7   servers.fetch_limt\n"
+        "  |\n"
+        '7 | fetch_limt = "100MB/s"\n'
+        "  | ^^^^^^^^^^ unknown key; known: count\n"
+        "  --> job.toml:9   limit\n"
+        "  |\n"
+        "9 | [limit]\n"
+        '  |  ^^^^^ unknown section; did you mean "limits"?\n'
+        "3 problems. Check again with: dlctl validate job.toml"
+    )
+
+
+def test_faults_of_all_kinds_are_reported_at_once(folder: Path) -> None:
+    text = """
+[job]
+name = "Fashion MNIST"
+task = "trian.py:task"
+stop = { epochs = 0, target = "accuracy => 3" }
+[algorithm]
+name = "downpuor"
+[optimizer]
+name = "adagrad"
+lr = -1
+[compression]
+name = "topk"
+denstiy = 0.01
+[workers]
+batch_size = "4"
+[limits]
+push = "5"
+[network]
+port = 7000
+[timeouts]
+ready_s = nan
+"""
+    problems = refusal(written(folder, text)).problems
+    assert {(p.line, p.key) for p in problems} == {
+        (3, "job.name"),
+        (4, "job.task"),
+        (5, "job.stop.epochs"),
+        (5, "job.stop.target"),
+        (7, "algorithm.name"),
+        (10, "optimizer.lr"),
+        (13, "compression.denstiy"),
+        (15, "workers.batch_size"),
+        (17, "limits.push"),
+        (19, "network.port"),
+        (21, "timeouts.ready_s"),
+    }
+    assert [p.line for p in problems] == sorted(p.line or 0 for p in problems)
+    suggested = {p.key: p.suggestion for p in problems}
+    assert suggested["job.name"] == 'did you mean "fashion-mnist"?'
+    assert suggested["job.task"] == 'did you mean "train.py:task"?'
+    assert suggested["algorithm.name"] == 'did you mean "downpour"?'
+    assert suggested["compression.denstiy"] == 'did you mean "density"?'
+
+
+def test_a_hostile_line_cannot_steer_the_terminal(folder: Path) -> None:
+    text = MINIMAL + '"k\\u001b[31m" = 1\nname2 = "\u202etxet"\n'
+    message = refusal(written(folder, text)).message
+    assert "\u202e" not in message
+    assert "\x1b" not in message
+    assert r"\u202e" in message
+
+
+def test_a_line_too_long_for_a_terminal_is_cut_around_the_fault(folder: Path) -> None:
+    text = MINIMAL.replace("[job]", "job.stop = {" + " " * 5000 + "epoch = 1}\n[job]")
+    text = text.replace("[job]\n", "").replace("name", "job.name").replace("task =", "job.task =")
+    message = refusal(written(folder, text)).message
+    assert max(map(len, message.split("\n"))) < 250
+    assert '^^^^^ unknown key; did you mean "epochs"?' in message
+
+
+# ---------------------------------------------------------------- files that cannot be read
+
+
+def test_a_missing_file_is_said_to_be_missing_and_a_similar_one_is_named(folder: Path) -> None:
+    written(folder, MINIMAL)
+    error = refusal(folder / "jop.toml")
+    assert error.message.startswith("cannot read the job file\n  --> ")
+    assert "does not exist; did you mean" in error.message
+    assert "job.toml" in error.problems[0].suggestion
+
+
+def test_a_directory_is_no_job_file_but_the_one_in_it_is_named(folder: Path) -> None:
+    written(folder, MINIMAL)
+    assert "is a directory; did you mean" in refusal(folder).message
+
+
+def test_an_empty_file_is_said_to_be_empty(folder: Path) -> None:
+    assert "is empty; dlctl init" in refusal(written(folder, " \n\n")).message
+
+
+def test_a_file_of_more_than_a_megabyte_is_refused_before_it_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "job.toml"
+    with path.open("wb") as file:
+        file.truncate(50_000_000)
+    monkeypatch.setattr(Path, "read_bytes", lambda self: pytest.fail("it was read"))
+    assert "has 50000000 bytes; a job file has at most 1000000" in refusal(path).message
+
+
+def test_a_pipe_is_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "job.toml")
+    assert "is not a regular file" in refusal(folder / "job.toml").message
+
+
+def test_a_file_that_may_not_be_read_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path) -> bytes:  # root, as in many containers, may read everything
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    path = written(folder, MINIMAL)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert "Permission denied" in refusal(path).message
+
+
+def test_a_name_that_no_file_can_have_is_refused() -> None:
+    assert "cannot read the job file" in refusal(Path("a\0b")).message
+
+
+def test_bytes_that_are_not_utf8_are_named_with_their_line(folder: Path) -> None:
+    error = refusal(written(folder, b'[job]\nname = "d\xe9j\xe0"\n'))
+    assert error.problems[0].line == 2
+    assert "is not UTF-8: byte 0xe9" in error.message
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column"),
+    [
+        ('[job]\nname "digits"\n', 2, 5),
+        ('[job]\nname = "digits"\nname = "again"\n', 3, 14),
+        ("[job]\nstop = {epochs = 3\n", 2, 18),
+        ("[job\n", 1, 4),
+        ('[job]\nname = """never closed', 2, 22),
+    ],
+)
+def test_a_syntax_error_is_shown_where_it_is(
+    folder: Path, text: str, line: int, column: int
+) -> None:
+    error = refusal(written(folder, text))
+    assert error.message.startswith("job file is not valid TOML\n")
+    assert (error.problems[0].line, error.problems[0].column) == (line, column)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = " + "[" * 10_000,
+        "a = " + "[" * 10_000 + "]" * 10_000,
+        "a = " + "{a = " * 10_000 + "1" + "}" * 10_000,
+        "a = " + "[" * 300 + "]" * 300,
+        "a" + ".a" * 10_000 + " = 1",
+        "[a" + ".a" * 90 + "]\nb = 1",
+        "a = " + "9" * 5000,
+        "a = " + "9" * 4000,
+    ],
+    ids=["open", "arrays", "tables", "few arrays", "dots", "header", "long int", "less long int"],
+)
+def test_absurd_nesting_and_numbers_are_refused_without_a_traceback(
+    folder: Path, text: str
+) -> None:
+    assert len(refusal(written(folder, text)).message) < 2000
+
+
+# ---------------------------------------------------------------- wrong keys and values
+
+
+def test_a_key_in_no_section_is_unknown(folder: Path) -> None:
+    problem = only_problem(folder, "nmae = 1\n" + MINIMAL)
+    assert (problem.line, problem.message) == (1, "unknown key")
+
+
+def test_what_must_be_there_is_missed(folder: Path) -> None:
+    assert only_problem(folder, "[servers]\ncount = 1\n").message == "section [job] is missing"
+    problem = only_problem(folder, '[job]\nname = "digits"\n')
+    assert (problem.line, problem.message) == (1, '"task" is missing')
+    problem = only_problem(folder, MINIMAL + "[optimizer]\nlr = 0.1\n")
+    assert (problem.line, problem.key, problem.message) == (
+        4,
+        "optimizer.name",
+        '"name" is missing',
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('[workers]\ncount = "4"', 'must be a whole number (got "4")'),
+        ("[workers]\ncount = 4.0", "must be a whole number (got 4.0)"),
+        ("[workers]\ncount = true", "must be a whole number (got true)"),
+        ("[workers]\ncount = [4]", "must be a whole number (got an array)"),
+        ("[workers]\ncount = {a = 1}", "must be a whole number (got a table)"),
+        ("[workers]\ncount = 5000", "must be <= 4096 (got 5000)"),
+        ("[workers]\ncount = 1e400", "must be a finite number (got inf)"),
+        ("[workers]\ncount = -nan", "must be a finite number (got nan)"),
+        ("[timeouts]\nready_s = 0", "must be > 0 (got 0)"),
+        ('[timeouts]\nready_s = "5s"', 'must be a number (got "5s")'),
+        ("[timeouts]\nready_s = 12:00:00", "must not be a date or time (got 12:00:00)"),
+        ("[data]\nshuffle = 1", "must be true or false (got 1)"),
+        ("[limits]\npush = 5", "must be text in quotes (got 5)"),
+        ('[workers]\ndevice = "gpu"', 'must be "auto", "cpu" or "cuda" (got "gpu")'),
+        ("servers = 3", "must be a table (got 3)"),
+        ("algorithm = 'sync'", 'must be a table (got "sync")'),
+        ("[algorithm]\nname = 3", "must be text in quotes (got 3)"),
+        ("[optimizer]\nname = 'sgd'\nlr = 0", "must be > 0 (got 0)"),
+        ("[compression]\nname = 'topk'\ndensity = '1%'", 'must be a number (got "1%")'),
+    ],
+)
+def test_a_value_that_cannot_be_is_named_with_what_it_must_be(
+    folder: Path, line: str, message: str
+) -> None:
+    text = line + "\n" + MINIMAL if not line.startswith("[") else MINIMAL + line + "\n"
+    problem = only_problem(folder, text)
+    assert problem.message == message
+    assert problem.source in line.split("\n")
+
+
+@pytest.mark.parametrize("kind", ["algorithm", "optimizer", "compression"])
+def test_an_unknown_name_is_answered_with_the_ones_there_are(folder: Path, kind: str) -> None:
+    problem = only_problem(folder, MINIMAL + f'[{kind}]\nname = "zzzzzz"\n')
+    assert problem.message.startswith("unknown ")
+    assert problem.suggestion.startswith("known: ")
+
+
+def test_an_algorithm_for_the_simulator_only_is_refused_for_real_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    downpour = registry.load("algorithms", "downpour")
+    monkeypatch.setattr("dlctl.algorithms.downpour.DOWNPOUR", _simulated(downpour))
+    path = written(folder, MINIMAL + '[algorithm]\nname = "downpour"\n')
+    assert "runs only in the simulator" in refusal(path).message
+    assert jobfile.load(path, simulated=True).algorithm.name == "downpour"
+
+
+def _simulated(algorithm: Any) -> Any:
+    return dataclasses.replace(algorithm, simulated_only=True)
+
+
+@pytest.mark.parametrize("rate", ["5", "5MB", "fast", "-1MB/s", "0MB/s", "5MB/m", ""])
+def test_a_rate_needs_a_number_and_a_unit(folder: Path, rate: str) -> None:
+    problem = only_problem(folder, MINIMAL + f'[limits]\nfetch = "{rate}"\n')
+    assert problem.key == "limits.fetch"
+    assert "rate" in problem.message or "unit" in problem.message
+
+
+@pytest.mark.parametrize("name", ["", "Digits", "-a", ".a", "a b", "a/b", "ä", "a" * 65, "a\\n"])
+def test_a_job_name_must_do_as_a_directory_everywhere(folder: Path, name: str) -> None:
+    problem = only_problem(folder, f'[job]\nname = "{name}"\ntask = "train.py:task"\n')
+    assert problem.message.startswith("must be 1 to 64 of a-z")
+
+
+@pytest.mark.parametrize("name", ["a", "0", "a" * 64, "fashion-mnist_v1.2"])
+def test_a_plain_job_name_is_taken(folder: Path, name: str) -> None:
+    text = f'[job]\nname = "{name}"\ntask = "train.py:task"\n'
+    assert jobfile.load(written(folder, text)).job.name == name
+
+
+@pytest.mark.parametrize("target", ["accuracy", "> 3", "a => 1", "a >= b", "a >= 1.2.3", "a == 1"])
+def test_a_target_is_a_metric_a_sign_and_a_number(folder: Path, target: str) -> None:
+    text = MINIMAL + f'stop = {{ target = "{target}" }}\n'
+    assert "must be a metric" in only_problem(folder, text).message
+
+
+@pytest.mark.parametrize("target", ["accuracy >= 0.85", "loss<1e-3", "val/err <= -2", "a>+.5"])
+def test_a_sound_target_is_taken(folder: Path, target: str) -> None:
+    text = MINIMAL + f'stop = {{ target = "{target}" }}\n'
+    assert jobfile.load(written(folder, text)).job.stop.target == target
+
+
+def test_a_target_that_nobody_looks_at_is_refused(folder: Path) -> None:
+    text = MINIMAL + 'stop = { target = "loss < 1" }\n[evaluation]\nevery_epochs = 0\n'
+    assert "job.stop.target" in only_problem(folder, text).message
+
+
+@pytest.mark.parametrize("task", ["train.py", "train:task", ":task", "train.py:", "train.py:a b"])
+def test_a_task_is_a_file_and_a_name_in_it(folder: Path, task: str) -> None:
+    problem = only_problem(folder, f'[job]\nname = "a"\ntask = "{task}"\n')
+    assert problem.message == 'must be a file and a name in it, as in "train.py:task"'
+
+
+def test_a_task_in_a_file_that_is_not_there_is_refused(folder: Path) -> None:
+    problem = only_problem(folder, '[job]\nname = "a"\ntask = "src/model.py:task"\n')
+    assert problem.message == 'there is no file "src/model.py" beside the job file'
+
+
+def test_a_port_needs_tcp_and_room_for_the_servers_after_it(folder: Path) -> None:
+    tcp = '[network]\ntransport = "tcp"\n'
+    problem = only_problem(folder, MINIMAL + "[network]\nport = 7000\n")
+    assert problem.suggestion == 'add transport = "tcp"'
+    problem = only_problem(folder, MINIMAL + tcp + "port = 65530\n[servers]\ncount = 6\n")
+    assert (
+        problem.message == "6 servers take the ports after it, up to 65536; the last port is 65535"
+    )
+    assert jobfile.load(written(folder, MINIMAL + tcp + "port = 65530\n")).network.port == 65530
+
+
+def test_several_hosts_are_not_supported_yet_and_that_is_said(folder: Path) -> None:
+    problem = only_problem(folder, MINIMAL + '[[hosts]]\nssh = "gpu1"\n[[hosts]]\nssh = "gpu2"\n')
+    assert (problem.line, problem.message) == (4, "jobs on several hosts are not supported yet")
+
+
+# ---------------------------------------------------------------- lines of keys
+
+GNARLY = (
+    r'''
+# [not.a.table] = 1
+top = 1   # key = "comment"
+"quoted key" = { a = 1, "b c" = [ { x = 1 }, { x = 2, y = "}],#" } ], d.e = 3 }
+text = """
+[fake]
+fake = 1 \""" still text """""
+lit = '''
+    + """'''
+fake2 = 2'''
+[table]
+'lit.eral' = 1
+dotted . key."with dot.s" = [
+  1, # ] not the end
+  "a]",
+  [2, 3],
+]
+time = 1979-05-27 07:32:00
+[table.sub]
+x = 0.5e-3
+[[many]]
+x = 1
+[many.inner]
+y = 2
+[[many]]
+x = 3
+[many.inner]
+y = 4
+"""
+)
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], Any]:
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    found: dict[tuple[Any, ...], Any] = {}
+    for key, item in items:
+        inner = leaves(item, (*path, key)) if isinstance(item, dict | list) else None
+        found |= inner if inner is not None else {(*path, key): item}
+    return found
+
+
+def test_every_key_of_a_gnarly_file_is_found_on_its_line() -> None:
+    lines = GNARLY.split("\n")
+    found = find_keys(GNARLY)
+    expected = leaves(tomllib.loads(GNARLY))
+    assert set(expected) <= set(found)
+    assert not any("fake" in str(path) for path in found)
+    for path in expected:
+        key, value = found[path]
+        assert value is not None
+        if isinstance(path[-1], str):
+            assert path[-1] in lines[key.line - 1][key.start : key.end]
+    second = found["many", 1, "inner", "y"].value
+    assert second is not None
+    assert lines[second.line - 1][second.start : second.end] == "4"
+
+
+SOUND = MINIMAL + (
+    'stop = { epochs = 3, target = "a >= 1" }\n[algorithm]\nname = "downpour"\n'
+    'overlap = false\n[optimizer]\nname = "adam"\nbeta1 = 0.5\n[limits]\npush = "5MB/s"\n'
+)
+PIECES = [
+    "[",
+    "]",
+    "{",
+    "}",
+    '"',
+    "'",
+    "=",
+    ".",
+    ",",
+    "\n",
+    "#",
+    "[[job]]",
+    "nan",
+    "é",
+    "\0",
+    "1e999",
+]
+
+
+@settings(
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    cuts=st.lists(
+        st.tuples(st.integers(0, len(SOUND)), st.integers(0, 12), st.sampled_from(["", *PIECES])),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_a_mutilated_job_file_is_read_or_refused_but_never_a_crash(
+    folder: Path, cuts: list[tuple[int, int, str]]
+) -> None:
+    text = SOUND
+    for start, length, piece in cuts:
+        text = text[:start] + piece + text[start + length :]
+    with contextlib.suppress(JobFileError):
+        assert jobfile.load(written(folder, text)).job.name

@@ -1,0 +1,84 @@
+"""Shared by all tests: run directories made by hand, with a real database and real files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlctl import config, runs
+from dlctl.rundb import RunDb
+
+START = 1_750_000_000.0
+"""A time in June 2025, in seconds since 1970."""
+
+
+@pytest.fixture
+def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """State, sockets and the current directory of this test alone; returns the latter."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.delenv("DLCTL_JOB", raising=False)
+    (tmp_path / "run").mkdir(mode=0o700)
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path / "home")
+    return tmp_path / "home"
+
+
+class RunDirectory:
+    """One run, as the coordinator would have written it. `run` and `daemon` change its database."""
+
+    def __init__(self, path: Path, job: config.JobFile) -> None:
+        self.path = path
+        (path / "logs").mkdir(parents=True)
+        (path / "job.json").write_text(json.dumps(config.to_dict(job)))
+        self.db = RunDb(path, create=True)
+        self.run(run_id=path.name, name=job.job.name, algorithm=job.algorithm.name, state="stopped")
+        runs.register(path)
+
+    def run(self, **values: Any) -> RunDirectory:
+        self.db.put_run(**values)
+        self.db.commit()
+        return self
+
+    def daemon(self, name: str, **values: Any) -> RunDirectory:
+        row = {"name": name, "role": name.partition("-")[0], "state": "running", **values}
+        self.db.put_daemon(name, row)
+        self.db.commit()
+        return self
+
+    def event(self, at: float, kind: str, daemon: str, text: str, **data: Any) -> RunDirectory:
+        self.db.add_event(at, kind, daemon, text, data)
+        self.db.commit()
+        return self
+
+    def log(
+        self, name: str, incarnation: int, *lines: dict[str, Any] | str, suffix: str = ""
+    ) -> Path:
+        """Add lines to a log file: objects as JSON, text as it is."""
+        path = self.path / "logs" / f"{name}.{incarnation}.jsonl{suffix}"
+        with path.open("a", encoding="utf-8", errors="surrogateescape") as file:
+            for line in lines:
+                file.write((line if isinstance(line, str) else json.dumps(line)) + "\n")
+        return path
+
+
+@pytest.fixture
+def run_directory(own_place: Path):
+    """Makes run directories under ./runs: `run_directory("digits-7f3a", servers=2, workers=3)`."""
+    made: list[RunDirectory] = []
+
+    def make(run_id: str = "digits-7f3a", servers: int = 1, workers: int = 2) -> RunDirectory:
+        job = config.JobFile(
+            job=config.Job(name=run_id.rpartition("-")[0], task="train.py:task"),
+            servers=config.Servers(count=servers),
+            workers=config.Workers(count=workers),
+        )
+        made.append(RunDirectory(own_place / "runs" / run_id, job))
+        return made[-1]
+
+    yield make
+    for directory in made:
+        directory.db.close()

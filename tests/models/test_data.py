@@ -1,0 +1,166 @@
+"""A portion has the same batches wherever, whenever and however often they are asked for."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from daemons.worker.data import PortionLoader
+from daemons.worker.task import TaskError
+from dlctl.errors import DlctlError
+
+
+@pytest.fixture(params=[0, 1], ids=["in_process", "one_process"])
+def loader(request: pytest.FixtureRequest):
+    """Makes loaders, and checks that their processes end with them."""
+    made: list[PortionLoader] = []
+
+    def make(dataset: Any = range(20), **options: Any) -> PortionLoader:
+        given = {"batch_size": 4, "seed": 5, "shuffle": True, "processes": request.param, **options}
+        made.append(PortionLoader(dataset, **given))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+    assert not multiprocessing.active_children()
+
+
+def order_of(epoch: int, size: int = 20, seed: int = 5) -> list[int]:
+    return np.random.default_rng([seed, epoch]).permutation(size).tolist()
+
+
+def test_the_batches_of_a_portion_are_its_range_of_the_shuffled_order(loader):
+    data = loader()
+    batches = [data.batch(2, 6, 16, number).tolist() for number in range(3)]
+    assert [len(batch) for batch in batches] == [4, 4, 2]
+    assert list(chain(*batches)) == order_of(2)[6:16]
+
+
+def test_the_portions_of_an_epoch_are_all_of_its_samples_once(loader):
+    data = loader()
+    seen = [data.batch(0, lo, lo + 4, 0).tolist() for lo in range(0, 20, 4)]
+    assert sorted(chain(*seen)) == list(range(20))
+    assert list(chain(*seen)) != list(range(20))
+
+
+def test_without_shuffling_samples_come_in_their_own_order(loader):
+    data = loader(shuffle=False)
+    assert data.batch(7, 0, 20, 0).tolist() == [0, 1, 2, 3]
+
+
+def test_any_order_gives_the_same_batches(loader):
+    data = loader()
+    expected = [order_of(1)[8:20][i : i + 4] for i in (0, 4, 8)]
+    for number in (2, 0, 1, 1, 0, 2):
+        assert data.batch(1, 8, 20, number).tolist() == expected[number]
+
+
+def test_portions_of_two_epochs_may_take_turns(loader):
+    data = loader()
+    for _ in range(2):
+        for epoch in (0, 1, 2):
+            assert data.batch(epoch, 0, 20, 1).tolist() == order_of(epoch)[4:8]
+
+
+def test_leaving_a_portion_in_its_middle_does_no_harm(loader):
+    data = loader(range(1000))
+    data.batch(0, 0, 1000, 0)
+    assert data.batch(0, 500, 504, 0).tolist() == order_of(0, 1000)[500:504]
+
+
+def test_batches_are_made_by_the_task_s_collate_if_it_has_one(loader):
+    assert loader(collate=sum, shuffle=False).batch(0, 0, 8, 1) == 4 + 5 + 6 + 7
+
+
+def test_a_dataset_that_reads_many_samples_at_once_is_asked_so(loader):
+    class AtOnce:
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> int:
+            raise AssertionError
+
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            return [10 * index for index in indices]
+
+    assert loader(AtOnce(), shuffle=False).batch(0, 4, 8, 0).tolist() == [40, 50, 60, 70]
+
+
+def test_samples_of_several_tensors_are_batched_as_torch_does(loader):
+    dataset = TensorDataset(torch.arange(20.0).view(20, 1), torch.arange(20))
+    x, y = loader(dataset, shuffle=False).batch(0, 0, 4, 0)
+    assert torch.equal(x, torch.arange(4.0).view(4, 1))
+    assert torch.equal(y, torch.arange(4))
+
+
+def test_loading_does_not_shift_the_dropout_of_the_replica(loader):
+    data = loader()
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    data.batch(0, 0, 8, 0)
+    data.batch(0, 8, 16, 0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Faulty:
+    """Sample 13 is broken, in the way that it is told."""
+
+    def __init__(self, fail: Callable[[], None]) -> None:
+        self.fail = fail
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        if index == 13:
+            self.fail()
+        return index
+
+
+def decode_error() -> None:
+    raise ValueError("cannot decode image")
+
+
+def test_an_error_of_the_dataset_names_the_sample_and_the_user_s_line(loader):
+    data = loader(Faulty(decode_error), shuffle=False)
+    with pytest.raises(TaskError) as caught:
+        data.batch(0, 12, 16, 0)
+    error = caught.value
+    assert error.message == "task.dataset()[13] raised ValueError: cannot decode image"
+    assert (error.where or "").startswith(f"{__file__}:")
+    assert "in decode_error" in error.detail
+    assert "torch/utils" not in error.detail
+    assert data.batch(0, 4, 8, 0).tolist() == [4, 5, 6, 7], (
+        "the next portion is loaded all the same"
+    )
+
+
+def test_samples_that_do_not_fit_together_are_an_error_of_the_task(loader):
+    ragged = [torch.ones(1 + i) for i in range(20)]
+    with pytest.raises(TaskError, match="making a batch of samples raised RuntimeError"):
+        loader(ragged).batch(0, 0, 4, 0)
+
+
+def kill_this_process() -> None:
+    import os
+    import signal
+
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_loader_process_that_is_killed_is_no_error_of_the_task():
+    data = PortionLoader(
+        Faulty(kill_this_process), batch_size=4, seed=0, shuffle=False, processes=1
+    )
+    with pytest.raises(DlctlError, match="a process that loads the data has ended") as caught:
+        data.batch(0, 12, 16, 0)
+    assert not isinstance(caught.value, TaskError)
+    data.close()

@@ -1,0 +1,172 @@
+"""What comes out of a checkpoint is what the user's own load_state_dict takes."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from daemons import export
+from daemons.worker.replica import Replica
+from daemons.worker.task import Task
+from dlctl import checkpoints
+from dlctl.flat import shard_bounds
+from dlctl.manifest import SCHEMA
+
+LOADERS = {
+    "safetensors": load_file,
+    "torch": lambda path: torch.load(path, weights_only=True),
+}
+
+
+def save(replica: Replica, directory: Path, shards: int = 2) -> Path:
+    """A checkpoint as the servers and the coordinator write one."""
+    directory.mkdir()
+    size = replica.layout.size()
+    parts = []
+    for index, (lo, hi) in enumerate(shard_bounds(size, shards)):
+        arrays = {"w": replica.parameters[lo:hi]}
+        if index == 0:
+            arrays |= {"averaged": replica.averaged(), "constant": replica.constant()}
+        file = f"shard-{index}.safetensors"
+        sha256, nbytes = checkpoints.write_arrays(directory / file, arrays)
+        name = f"server-{index}"
+        part = {"name": name, "file": file, "sha256": sha256, "nbytes": nbytes, "state": {}}
+        parts.append({**part, "lo": lo, "hi": hi})
+    manifest: dict[str, Any] = {
+        "schema": SCHEMA,
+        "run_id": "zoo-0001",
+        "job": "zoo",
+        "number": 1,
+        "step": 10,
+        "samples": 100,
+        "at": 0.0,
+        "layout": json.loads(replica.layout.to_bytes()),
+        "size": size,
+        "algorithm": "downpour",
+        "optimizer": "sgd",
+        "shards": parts,
+        "workers": [],
+        "data": {"portions": []},
+        "evaluation": None,
+    }
+    checkpoints.write_manifest(directory, manifest)
+    return directory
+
+
+@pytest.fixture
+def trained(animal: Any) -> Replica:
+    """A model of the zoo after a step, so that no tensor has its initial value."""
+    replica = Replica(Task(animal), device="cpu", seed=1)
+    gradient = replica.gradient(animal.batch()).gradient
+    replica.parameters -= np.float32(0.1) * gradient + np.float32(0.01)
+    replica.gradient(animal.batch())
+    return replica
+
+
+@pytest.mark.parametrize("to", sorted(export.WRITERS))
+def test_an_exported_model_computes_what_the_trained_one_did(animal, trained, tmp_path, to):
+    output = tmp_path / "model.out"
+    assert (
+        export.main([str(save(trained, tmp_path / "ckpt")), "--to", to, "--output", str(output)])
+        == 0
+    )
+    state = LOADERS[to](output)
+    expected = trained.model.state_dict()
+    assert set(state) == set(expected)
+    for name, tensor in state.items():
+        assert tensor.dtype == expected[name].dtype
+        assert torch.equal(tensor, expected[name])
+    model: nn.Module = animal.model()
+    model.load_state_dict(state, strict=True)
+    with torch.no_grad():
+        assert animal.evaluate(model.eval()) == animal.evaluate(trained.model.eval())
+
+
+def test_the_names_come_in_the_model_s_own_order(zoo, tmp_path):
+    replica = Replica(Task(zoo["conv_batchnorm"]), device="cpu", seed=1)
+    directory = save(replica, tmp_path / "ckpt")
+    state = export.state_dict(directory, checkpoints.read_manifest(directory))
+    assert list(state) == list(replica.model.state_dict())
+
+
+# ---------------------------------------------------------------- what may go wrong
+
+
+@pytest.fixture
+def checkpoint(zoo: Any, tmp_path: Path) -> Path:
+    return save(Replica(Task(zoo["mlp"]), device="cpu", seed=1), tmp_path / "ckpt")
+
+
+def test_a_damaged_checkpoint_is_not_exported(checkpoint, tmp_path, capsys):
+    shard = checkpoint / "shard-1.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    output = tmp_path / "model.pt"
+    output.write_text("the old one")
+    assert export.main([str(checkpoint), "--to", "torch", "--output", str(output)]) == 1
+    assert output.read_text() == "the old one"
+    error = capsys.readouterr().err
+    assert error.startswith("error: the checkpoint is not good: ")
+    assert "SHA-256" in error
+    assert f"\n  --> {checkpoint}\n  next: " in error
+
+
+def test_an_output_that_can_be_no_file_is_a_wrong_argument(checkpoint, tmp_path, capsys):
+    assert export.main([str(checkpoint), "--output", str(tmp_path)]) == 2
+    assert "the output is a directory" in capsys.readouterr().err
+    assert export.main([str(checkpoint), "--output", str(tmp_path / "no" / "where")]) == 2
+    assert "a directory that does not exist" in capsys.readouterr().err
+
+
+def test_a_dtype_that_this_torch_lacks_is_named(checkpoint, tmp_path, capsys):
+    path = checkpoint / "manifest.json"
+    path.write_text(path.read_text().replace("float32", "float31"))
+    assert export.main([str(checkpoint), "--output", str(tmp_path / "model")]) == 1
+    assert '"0.weight" is float31, a dtype that this torch does not have' in capsys.readouterr().err
+
+
+@contextmanager
+def full_disk(free_bytes: int) -> Iterator[None]:
+    """No file may grow beyond this."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (free_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("to", sorted(export.WRITERS))
+def test_a_disk_that_is_full_leaves_the_old_file_and_nothing_else(checkpoint, tmp_path, capsys, to):
+    output = tmp_path / "model"
+    output.write_text("the old one")
+    with full_disk(free_bytes=200):
+        assert export.main([str(checkpoint), "--to", to, "--output", str(output)]) == 1
+    assert output.read_text() == "the old one"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt", "model"]
+    assert "error: cannot write: " in capsys.readouterr().err
+
+
+def test_the_command_runs_as_a_module(checkpoint, tmp_path):
+    output = tmp_path / "model.safetensors"
+    done = subprocess.run(
+        [sys.executable, "-m", "daemons.export", str(checkpoint), "--output", str(output)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert set(load_file(output)) == {"0.weight", "0.bias", "2.weight", "2.bias"}

@@ -1,0 +1,388 @@
+"""Checkpoints survive what happens to files: bit flips, cuts, swaps, full disks."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from dlctl import checkpoints, manifest
+from dlctl.errors import DlctlError
+from dlctl.flat import shard_bounds
+
+SIZE = 103
+LAYOUT = [
+    ["weight", "trained", [10, 10], "float32", ["tied"]],
+    ["bias", "trained", [3], "bfloat16", []],
+    ["mean", "averaged", [4], "float32", []],
+    ["frozen", "constant", [2], "float32", []],
+]
+W = np.random.default_rng(7).standard_normal(SIZE).astype(np.float32)
+SUM = np.abs(W) + 1
+
+
+def save(run: Path, *, step: int = 12, number: int = 1, shards: int = 2) -> Path:
+    """A whole checkpoint of a model of 103 elements, as the daemons write one."""
+    directory = checkpoints.create(run, step, number)
+    parts = []
+    for index, (lo, hi) in enumerate(shard_bounds(SIZE, shards)):
+        arrays = {"w": W[lo:hi], "slot.sum": SUM[lo:hi]}
+        if index == 0:
+            arrays["averaged"] = np.linspace(0, 1, 4)
+            arrays["constant"] = np.array([5, 6], np.float32)
+        state = {"version": 40 + index, "counters": {"updates": 40}}
+        parts.append({"lo": lo, "hi": hi, **part(directory, f"shard-{index}", arrays, state)})
+    residual = {"residual": np.arange(SIZE, dtype=np.float64)}
+    workers = [part(directory, "worker-0", residual, {"clock": 3})]
+    checkpoints.write_manifest(directory, whole(step, number, parts, workers))
+    return directory
+
+
+def part(directory: Path, name: str, arrays: dict, state: dict) -> dict:
+    file = f"{name}.safetensors"
+    sha256, nbytes = checkpoints.write_arrays(directory / file, arrays)
+    return {"name": name, "file": file, "sha256": sha256, "nbytes": nbytes, "state": state}
+
+
+def whole(step: int, number: int, shards: list, workers: list) -> dict:
+    return {
+        "schema": manifest.SCHEMA,
+        "run_id": "digits-7f3a",
+        "job": "digits",
+        "number": number,
+        "step": step,
+        "samples": step * 32,
+        "at": 1.75e9,
+        "layout": LAYOUT,
+        "size": SIZE,
+        "algorithm": {"name": "downpour", "options": {}},
+        "optimizer": "adagrad",
+        "shards": shards,
+        "workers": workers,
+        "data": {"portions": [[0, 0], [0, 3]]},
+        "evaluation": None,
+    }
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x10
+    path.write_bytes(data)
+
+
+# ---------------------------------------------------------------- writing
+
+
+def test_what_is_written_is_what_the_safetensors_library_reads(tmp_path):
+    arrays = {
+        "w": W,
+        "averaged": np.linspace(0, 1, 7),
+        "half": np.arange(5, dtype=np.float16),
+        "matrix": np.arange(12, dtype=np.int64).reshape(3, 4).T,
+        "bytes": np.arange(3, dtype=np.uint8),
+        "nothing": np.zeros(0, np.float32),
+    }
+    sha256, nbytes = checkpoints.write_arrays(tmp_path / "a.safetensors", arrays)
+    read = load_file(tmp_path / "a.safetensors")
+    assert read.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert read[name].dtype == array.dtype
+        np.testing.assert_array_equal(read[name], array)
+    assert nbytes == (tmp_path / "a.safetensors").stat().st_size
+    assert sha256 == checkpoints._sha256(tmp_path / "a.safetensors")
+    assert os.listdir(tmp_path) == ["a.safetensors"]
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_and_names_the_path(tmp_path):
+    path = tmp_path / "shard-0.safetensors"
+    path.mkdir()
+    with pytest.raises(DlctlError, match="cannot write") as caught:
+        checkpoints.write_arrays(path, {"w": W})
+    assert caught.value.where == str(path)
+    assert os.listdir(tmp_path) == ["shard-0.safetensors"]
+    with pytest.raises(DlctlError, match="complex64"):
+        checkpoints.write_arrays(tmp_path / "x", {"w": W.astype(np.complex64)})
+
+
+def test_a_full_disk_keeps_the_old_file_and_leaves_no_rubbish(tmp_path):
+    checkpoints.write_arrays(tmp_path / "w", {"w": W})
+    before = (tmp_path / "w").read_bytes()
+    code = """
+        import resource, sys
+        from pathlib import Path
+        import numpy as np
+        from dlctl import checkpoints
+        from dlctl.errors import DlctlError
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+        try:
+            checkpoints.write_arrays(Path(sys.argv[1]), {"w": np.ones(2**20, np.float32)})
+        except DlctlError as error:
+            print(error.message, error.where)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "w")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"cannot write: File too large {tmp_path / 'w'}\n", done.stderr
+    assert (tmp_path / "w").read_bytes() == before
+    assert os.listdir(tmp_path) == ["w"]
+
+
+def test_a_manifest_that_could_not_be_read_back_is_not_written(tmp_path):
+    directory = save(tmp_path)
+    good = checkpoints.read_manifest(directory)
+    with pytest.raises(DlctlError, match="step"):
+        checkpoints.write_manifest(directory, {**good, "step": "12"})
+    assert checkpoints.read_manifest(directory) == good
+
+
+# ---------------------------------------------------------------- reading and cutting anew
+
+
+@pytest.mark.parametrize("saved_by", [1, 2, 5])
+@pytest.mark.parametrize("resumed_by", [1, 3, 7])
+def test_a_run_may_go_on_with_another_number_of_servers(tmp_path, saved_by, resumed_by):
+    directory = save(tmp_path, shards=saved_by)
+    found = checkpoints.read_manifest(directory)
+    for lo, hi in shard_bounds(SIZE, resumed_by):
+        for tensor, vector in (("w", W), ("slot.sum", SUM)):
+            piece = checkpoints.read_slice(directory, found, tensor, lo, hi)
+            assert piece.dtype == np.float32
+            np.testing.assert_array_equal(piece, vector[lo:hi])
+    np.testing.assert_array_equal(
+        checkpoints.read_extra(directory, found, "averaged"), np.linspace(0, 1, 4)
+    )
+    assert checkpoints.read_extra(directory, found, "constant").dtype == np.float32
+
+
+def test_more_servers_than_elements_leave_some_of_them_empty(tmp_path):
+    directory = save(tmp_path, shards=SIZE + 5)
+    assert checkpoints.verify(directory) == []
+    found = checkpoints.read_manifest(directory)
+    np.testing.assert_array_equal(checkpoints.read_slice(directory, found, "w", 0, SIZE), W)
+    assert checkpoints.read_slice(directory, found, "w", 7, 7).size == 0
+
+
+def test_a_worker_finds_its_residual_and_a_new_one_finds_nothing(tmp_path):
+    directory = save(tmp_path)
+    found = checkpoints.read_manifest(directory)
+    assert checkpoints.read_worker(directory, found, "worker-0")["residual"].dtype == np.float64
+    assert checkpoints.read_worker(directory, found, "worker-1") == {}
+
+
+def test_reading_what_is_not_there_says_which_file_lacks_it(tmp_path):
+    directory = save(tmp_path)
+    found = checkpoints.read_manifest(directory)
+    with pytest.raises(DlctlError, match=r'no tensor "slot\.m"') as caught:
+        checkpoints.read_slice(directory, found, "slot.m", 0, SIZE)
+    assert caught.value.where == str(directory / "shard-0.safetensors")
+    with pytest.raises(DlctlError, match="not within"):
+        checkpoints.read_slice(directory, found, "w", 0, SIZE + 1)
+    with pytest.raises(DlctlError, match="no tensor"):
+        checkpoints.read_extra(directory, found, "nothing")
+    (directory / "shard-1.safetensors").unlink()
+    with pytest.raises(DlctlError, match="cannot read"):
+        checkpoints.read_slice(directory, found, "w", 0, SIZE)
+
+
+# ---------------------------------------------------------------- damage
+
+
+def test_a_good_checkpoint_has_no_problems(tmp_path):
+    assert checkpoints.verify(save(tmp_path)) == []
+
+
+@pytest.mark.parametrize("file", ["shard-0", "shard-1", "worker-0"])
+@pytest.mark.parametrize("where", [0, 9, 60, -1])
+def test_one_flipped_bit_anywhere_is_found(tmp_path, file, where):
+    path = save(tmp_path) / f"{file}.safetensors"
+    flip(path, where)
+    assert checkpoints.verify(path.parent) == [
+        f"{path}: its SHA-256 is not the one in the manifest"
+    ]
+
+
+@pytest.mark.parametrize("left_bytes", [0, 1, 7, 8, 40, 200, -1])
+def test_a_file_that_was_cut_is_found_and_refused(tmp_path, left_bytes):
+    path = save(tmp_path) / "shard-0.safetensors"
+    path.write_bytes(path.read_bytes()[:left_bytes])
+    assert "cut off" in checkpoints.verify(path.parent)[0]
+    found = checkpoints.read_manifest(path.parent)
+    with pytest.raises(DlctlError, match="cannot read"):
+        checkpoints.read_slice(path.parent, found, "w", 0, SIZE)
+
+
+def test_a_manifest_cut_at_any_length_is_refused(tmp_path):
+    path = save(tmp_path) / manifest.MANIFEST
+    data = path.read_bytes()
+    for length in range(0, len(data) - 1, 7):
+        path.write_bytes(data[:length])
+        with pytest.raises(DlctlError, match="not the manifest"):
+            checkpoints.read_manifest(path.parent)
+
+
+def test_two_swapped_files_are_found_although_both_are_whole(tmp_path):
+    directory = save(tmp_path)
+    one, other = directory / "shard-0.safetensors", directory / "shard-1.safetensors"
+    one.rename(directory / "x")
+    other.rename(one)
+    (directory / "x").rename(other)
+    assert len(checkpoints.verify(directory)) == 2
+
+
+def test_missing_files_links_and_longer_files_are_found(tmp_path):
+    directory = save(tmp_path)
+    (directory / "shard-0.safetensors").unlink()
+    (directory / "shard-1.safetensors").rename(tmp_path / "elsewhere")
+    (directory / "shard-1.safetensors").symlink_to(tmp_path / "elsewhere")
+    with (directory / "worker-0.safetensors").open("ab") as file:
+        file.write(b"more")
+    problems = [p.partition(": ")[2] for p in checkpoints.verify(directory)]
+    assert problems[:2] == ["missing", "not a plain file"]
+    assert problems[2].startswith("too long")
+
+
+def test_shards_that_leave_a_gap_are_found(tmp_path):
+    directory = save(tmp_path)
+    found = checkpoints.read_manifest(directory)
+    second = found["shards"][1]
+    (directory / manifest.MANIFEST).write_text(json.dumps({**found, "shards": [second]}))
+    assert "begins at 51, not at 0" in checkpoints.verify(directory)[0]
+    (directory / manifest.MANIFEST).write_text(json.dumps({**found, "shards": found["shards"][:1]}))
+    assert "the shards end at 51" in checkpoints.verify(directory)[0]
+    with pytest.raises(DlctlError, match="do not cover"):
+        checkpoints.read_slice(directory, checkpoints.read_manifest(directory), "w", 40, 60)
+
+
+def test_a_shard_of_another_length_than_its_range_is_found(tmp_path):
+    directory = save(tmp_path)
+    found = checkpoints.read_manifest(directory)
+    found["shards"][1] |= part(directory, "shard-1", {"w": W[:5]}, {})
+    checkpoints.write_manifest(directory, found)
+    assert "has the shape [5], not [52]" in checkpoints.verify(directory)[0]
+
+
+FOREIGN = [
+    ("schema", "other/1"),
+    ("schema", None),
+    ("step", -1),
+    ("step", True),
+    ("step", 1.5),
+    ("number", "1"),
+    ("layout", [["weight", "trained", [SIZE], "float32"]]),
+    ("layout", [["weight", "evil", [SIZE], "float32", []]]),
+    ("layout", [["weight", "trained", [-1, -103], "float32", []]]),
+    ("size", SIZE + 1),
+    ("shards", []),
+    ("workers", None),
+    ("data", {}),
+    ("data", {"portions": [[0]]}),
+    ("data", {"portions": [[0, -1]]}),
+    ("evaluation", []),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), FOREIGN)
+def test_a_manifest_with_a_wrong_field_is_refused(tmp_path, key, value):
+    directory = save(tmp_path)
+    found = checkpoints.read_manifest(directory)
+    (directory / manifest.MANIFEST).write_text(json.dumps({**found, key: value}))
+    with pytest.raises(DlctlError, match="not the manifest") as caught:
+        checkpoints.read_manifest(directory)
+    assert caught.value.where == str(directory / manifest.MANIFEST)
+
+
+@pytest.mark.parametrize(
+    "name", ["../shard-0", "/etc/passwd", "..", "a/b", "manifest.json", "a\0b"]
+)
+def test_a_file_name_that_leads_out_of_the_directory_is_refused(tmp_path, name):
+    found = checkpoints.read_manifest(save(tmp_path))
+    for kind in ("shards", "workers"):
+        hostile = copy.deepcopy(found)
+        hostile[kind][0]["file"] = name
+        with pytest.raises(ValueError, match="not a plain file name"):
+            manifest.check(hostile)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"schema": NaN}'])
+def test_what_is_no_manifest_at_all_is_refused(tmp_path, data):
+    directory = checkpoints.create(tmp_path, 1, 1)
+    (directory / manifest.MANIFEST).write_bytes(data)
+    with pytest.raises(DlctlError, match="not the manifest"):
+        checkpoints.read_manifest(directory)
+    assert len(checkpoints.verify(directory)) == 1
+
+
+# ---------------------------------------------------------------- which ones there are
+
+
+def test_a_checkpoint_without_a_manifest_does_not_count(tmp_path):
+    assert checkpoints.complete(tmp_path) == []
+    first = save(tmp_path, step=10, number=1)
+    checkpoints.create(tmp_path, 20, 2)
+    assert checkpoints.complete(tmp_path) == [first]
+    assert checkpoints.newest_good(tmp_path)[0] == first
+
+
+def test_newer_means_written_later_not_more_steps(tmp_path):
+    """A run that went back to step 10 writes step 15 after it had once written step 20."""
+    save(tmp_path, step=10, number=1)
+    save(tmp_path, step=20, number=2)
+    last = save(tmp_path, step=15, number=10)
+    assert checkpoints.newest_good(tmp_path)[0] == last
+
+
+def test_a_bad_checkpoint_is_skipped_and_said_so(tmp_path):
+    good = save(tmp_path, step=10, number=1)
+    bad = save(tmp_path, step=20, number=2)
+    flip(bad / "shard-1.safetensors", -5)
+    worse = save(tmp_path, step=30, number=3)
+    (worse / manifest.MANIFEST).write_text("{}")
+    problems: list[str] = []
+    directory, found = checkpoints.newest_good(tmp_path, problems.append)
+    assert (directory, found["step"]) == (good, 10)
+    assert [p.split(":")[0] for p in problems] == [
+        str(worse / manifest.MANIFEST),
+        str(bad / "shard-1.safetensors"),
+    ]
+
+
+def test_pruning_keeps_the_newest_and_never_removes_the_newest_good_one(tmp_path):
+    saved = [save(tmp_path, step=n * 10, number=n) for n in range(1, 7)]
+    left_behind = checkpoints.create(tmp_path, 15, 1)
+    being_written = checkpoints.create(tmp_path, 70, 7)
+    flip(saved[5] / "shard-0.safetensors", -1)
+    flip(saved[4] / "shard-0.safetensors", -1)
+    removed = checkpoints.prune(tmp_path, keep=2)
+    assert sorted(removed) == sorted([left_behind, *saved[:3]])
+    assert sorted((tmp_path / "ckpt").iterdir()) == sorted([*saved[3:], being_written])
+    assert checkpoints.prune(tmp_path, keep=1, trusted=saved[3]) == []
+
+
+def test_pruning_touches_nothing_that_is_not_a_checkpoint(tmp_path):
+    save(tmp_path, step=10, number=1)
+    newest = save(tmp_path, step=20, number=2)
+    (tmp_path / "ckpt" / "notes").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "ckpt" / "000000000005-0").symlink_to(tmp_path / "elsewhere")
+    checkpoints.prune(tmp_path, keep=1, trusted=newest)
+    left = {entry.name for entry in (tmp_path / "ckpt").iterdir()}
+    assert left == {newest.name, "notes", "000000000005-0"}
+    assert (tmp_path / "elsewhere").exists()
+
+
+def test_without_a_good_checkpoint_nothing_is_removed(tmp_path):
+    bad = save(tmp_path)
+    flip(bad / "shard-0.safetensors", -1)
+    assert checkpoints.prune(tmp_path, keep=1) == []
+    assert checkpoints.newest_good(tmp_path) is None

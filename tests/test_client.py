@@ -1,0 +1,183 @@
+"""The client against real ROUTER sockets that answer, stay silent, or are not there at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+import zmq
+
+from dlctl import client, processes, wire
+from dlctl.errors import DlctlError, RemoteProtocolError, TimedOut, Unreachable
+from dlctl.messages import Reply, Request
+
+ME = {"pid": os.getpid(), "pid_created": psutil.Process().create_time()}
+
+
+@contextmanager
+def coordinator(
+    answer: Callable[[Request, int], list[Reply]],
+) -> Iterator[tuple[str, list[Request]]]:
+    """A control socket; `answer(request, how often it was heard)` says what it replies."""
+    heard: list[Request] = []
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    end = context.socket(zmq.PAIR)
+    end.bind("inproc://end")
+
+    def serve() -> None:
+        poller = zmq.Poller()
+        poller.register(router, zmq.POLLIN)
+        poller.register(end, zmq.POLLIN)
+        while end not in dict(poller.poll()):
+            peer, *frames = router.recv_multipart()
+            request = wire.decode(frames)
+            heard.append(request)
+            for reply in answer(request, len(heard)):
+                frames = wire.encode(reply) if isinstance(reply, Reply) else reply
+                router.send_multipart([peer, *frames])
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"tcp://127.0.0.1:{port}", heard
+    finally:
+        with context.socket(zmq.PAIR) as stop:
+            stop.connect("inproc://end")
+            stop.send(b"")
+            thread.join()
+        context.destroy(linger=0)
+
+
+def done(request: Request, **result) -> Reply:
+    return Reply(request.request, True, "", result)
+
+
+def test_a_question_is_answered(run_directory):
+    with coordinator(lambda q, n: [done(q, state="stopped")]) as (address, heard):
+        run = run_directory().run(state="running", control=address, **ME)
+        assert client.ask(run.path, "stop", {"names": []}, 5) == {"state": "stopped"}
+    assert [(q.verb, q.arguments) for q in heard] == [("stop", {"names": []})]
+    assert heard[0].request < 2**53
+
+
+def test_progress_is_heard_before_the_end(run_directory):
+    steps = []
+
+    def answer(q: Request, _: int) -> list[Reply]:
+        parts = [Reply(q.request, False, "", {"phase": p}) for p in ("draining", "saving")]
+        return [*parts, done(q)]
+
+    with coordinator(answer) as (address, _):
+        run = run_directory().run(control=address, **ME)
+        client.ask(run.path, "stop", {}, 5, steps.append)
+    assert steps == [{"phase": "draining"}, {"phase": "saving"}]
+
+
+def test_a_lost_question_is_asked_again_with_the_same_number(run_directory):
+    with coordinator(lambda q, n: [done(q)] if n == 2 else []) as (address, heard):
+        run = run_directory().run(control=address, **ME)
+        client.ask(run.path, "get", {}, 10)
+    assert len(heard) == 2
+    assert heard[0].request == heard[1].request
+
+
+def test_answers_to_other_questions_are_not_ours(run_directory):
+    def answer(q: Request, _: int) -> list[Reply]:
+        return [Reply(q.request ^ 1, True, "", {"other": 1}), done(q, mine=1)]
+
+    with coordinator(answer) as (address, _):
+        run = run_directory().run(control=address, **ME)
+        assert client.ask(run.path, "get", {}, 5) == {"mine": 1}
+
+
+def test_a_refusal_is_told_in_the_coordinators_own_words(run_directory):
+    with coordinator(lambda q, n: [Reply(q.request, True, "no server has a shard", {})]) as (a, _):
+        run = run_directory().run(control=a, **ME)
+        with pytest.raises(DlctlError, match=r"^no server has a shard$") as caught:
+            client.ask(run.path, "checkpoint", {}, 5)
+    assert caught.value.exit_code == 1
+
+
+def test_rubbish_instead_of_an_answer_is_the_peers_fault(run_directory):
+    with coordinator(lambda q, n: [[b"\xc1 rubbish"]]) as (address, _):
+        run = run_directory().run(control=address, **ME)
+        with pytest.raises(RemoteProtocolError):
+            client.ask(run.path, "get", {}, 5)
+
+
+def test_a_coordinator_that_is_gone_is_noticed_at_once_although_its_address_is_known(run_directory):
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        created = psutil.Process(process.pid).create_time()
+    run = run_directory().run(
+        state="running", control="tcp://127.0.0.1:9", pid=process.pid, pid_created=created
+    )
+    with pytest.raises(client.Gone, match=f"gone \\(pid {process.pid}\\).*running") as caught:
+        client.ask(run.path, "stop", {}, 30)
+    assert caught.value.exit_code == 5
+
+
+def test_a_pid_that_somebody_else_has_now_is_not_the_coordinator(run_directory):
+    run = run_directory().run(control="tcp://127.0.0.1:9", pid=ME["pid"], pid_created=1000.0)
+    with pytest.raises(client.Gone):
+        client.ask(run.path, "stop", {}, 30)
+    assert not processes.is_alive("x", None)
+    assert not processes.is_alive(-1, 1.0)
+
+
+def test_a_coordinator_that_lives_but_is_mute_is_called_so(run_directory):
+    with coordinator(lambda q, n: []) as (address, _):
+        run = run_directory().run(control=address, **ME)
+        with pytest.raises(Unreachable, match=r"lives .* does not answer for 0\.3s") as caught:
+            client.ask(run.path, "stop", {}, 0.3)
+    assert caught.value.where == address
+
+
+def test_a_coordinator_without_an_address_yet_is_waited_for_and_then_named(run_directory):
+    run = run_directory().run(state="starting", **ME)
+    with pytest.raises(Unreachable, match=r"no control address yet \(state: starting\)"):
+        client.ask(run.path, "stop", {}, 0.3)
+
+
+def test_work_that_takes_longer_than_the_timeout_goes_on(run_directory):
+    with coordinator(lambda q, n: [Reply(q.request, False, "", {})]) as (address, heard):
+        run = run_directory().run(control=address, **ME)
+        with pytest.raises(TimedOut, match="goes on with it") as caught:
+            client.ask(run.path, "checkpoint", {}, 1.3)
+        assert caught.value.exit_code == 6
+        assert len(heard) == 1  # once answered, it is not asked again
+
+
+def test_ending_processes_spares_those_that_only_have_the_same_pid(run_directory):
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen(sleeper) as mine, subprocess.Popen(sleeper) as foreign:
+        rows = [
+            {
+                "name": "worker-0",
+                "pid": mine.pid,
+                "pid_created": psutil.Process(mine.pid).create_time(),
+            },
+            {"name": "worker-1", "pid": foreign.pid, "pid_created": 1000.0},
+            {"name": "worker-2", "pid": None},
+        ]
+        assert [row["name"] for row in processes.living(rows)] == ["worker-0"]
+        assert processes.end(rows, grace_s=5) == (["worker-0"], [])
+        assert foreign.poll() is None
+        foreign.kill()
+
+
+def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(run_directory):
+    code = "import signal; signal.signal(15, signal.SIG_IGN); print(flush=True); signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        created = psutil.Process(process.pid).create_time()
+        row = {"name": "server-0", "pid": process.pid, "pid_created": created}
+        assert processes.end([row], grace_s=0.2) == (["server-0"], [])
+        assert not processes.is_alive(row["pid"], created)

@@ -1,0 +1,64 @@
+"""Live settings: what is shown reads back, and what cannot be is refused with a suggestion."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlctl import settings
+from dlctl.errors import UsageError
+
+GOOD = {
+    "push_every_steps": ["1", "4", "1000000"],
+    "fetch_every_steps": ["16"],
+    "push": ["5MB/s", "100Mbit/s", "off", "64KiB/s"],
+    "fetch": ["1.5GB/s"],
+    "lr": ["0.02", "1e-5", "3"],
+    "local_lr": ["0", "0.1"],
+    "density": ["0.01", "1"],
+    "log_level": ["debug", "warning"],
+}
+BAD = [
+    ("push_every_steps", "0"),
+    ("push_every_steps", "1.5"),
+    ("push_every_steps", "-1"),
+    ("push_every_steps", "٣"),
+    ("push", "500"),
+    ("fetch", "0B/s"),
+    ("lr", "nan"),
+    ("lr", "inf"),
+    ("lr", "0"),
+    ("local_lr", "-0.1"),
+    ("density", "0"),
+    ("density", "1.01"),
+    ("log_level", "loud"),
+]
+
+
+def test_every_setting_has_examples_here():
+    assert GOOD.keys() == settings.SETTINGS.keys()
+
+
+@pytest.mark.parametrize(("key", "text"), [(k, t) for k, texts in GOOD.items() for t in texts])
+def test_what_is_shown_reads_back_to_the_same_value(key, text):
+    value = settings.parse(key, text)
+    assert settings.parse(key, settings.format_value(key, value)) == value
+
+
+@pytest.mark.parametrize(("key", "text"), BAD)
+def test_a_value_that_cannot_be_is_refused_with_the_name_of_its_key(key, text):
+    with pytest.raises(UsageError, match=f"^{key}: "):
+        settings.parse(key, text)
+
+
+def test_a_mistyped_key_gets_a_suggestion():
+    with pytest.raises(UsageError, match='did you mean "push_every_steps"'):
+        settings.parse("push_every_step", "4")
+    with pytest.raises(UsageError, match="known: push_every_steps, "):
+        settings.parse("zzz", "4")
+
+
+def test_a_value_of_a_setting_from_another_version_is_shown_as_it_is():
+    assert settings.format_value("colour", "blue") == "blue"
+    assert settings.format_value("colour", 3) == "3"
+    assert settings.format_value("lr", None) == "-"
+    assert settings.format_value("push", None) == "off"
