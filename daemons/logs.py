@@ -1,8 +1,8 @@
 """JSON lines: one object per event, written to standard error, which is the daemon's log file.
 
 The file belongs to this process alone (the launcher opened it for appending), so this process also
-rotates it: the file is renamed and its descriptors are pointed at a new one. Raw output of libraries
-and of a crashing interpreter lands in the same file, between the JSON lines.
+rotates it: the file is renamed and its descriptors are pointed at a new one. Raw output of
+libraries and of a crashing interpreter lands in the same file, between the JSON lines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The one real loop: wait for messages, threads, signals or the machine's deadline; perform effects."""
+"""The one real loop: wait for messages, threads, signals or the machine's deadline; perform
+effects.
+"""
 
 from __future__ import annotations
 

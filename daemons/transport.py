@@ -1,9 +1,10 @@
-"""ZeroMQ: one ROUTER that takes whoever comes, one DEALER for each peer that this daemon connects to.
+"""ZeroMQ: one ROUTER that takes whoever comes, one DEALER for each peer that this daemon connects
+to.
 
-Connections get no name of their own (`ZMQ_ROUTING_ID` stays unset: with a fixed one, a reconnect after
-a half-open connection is silently ignored by libzmq). Who a peer is stands in its messages. A message
-that cannot be queued now is dropped, and one that is not ours is dropped and counted: the roles repeat
-what matters.
+Connections get no name of their own (`ZMQ_ROUTING_ID` stays unset: with a fixed one, a reconnect
+after a half-open connection is silently ignored by libzmq). Who a peer is stands in its messages. A
+message that cannot be queued now is dropped, and one that is not ours is dropped and counted: the
+roles repeat what matters.
 """
 
 from __future__ import annotations

@@ -47,7 +47,9 @@ class Job:
     name: Annotated[str, Len(1, 64)]
     """Letters a-z, digits, dot, underscore, dash; begins with a letter or digit."""
     task: str
-    """Where the model, data and loss are: "train.py:task", a path beside the job file and a name in it."""
+    """Where the model, data and loss are: "train.py:task", a path beside the job file and a name in
+    it.
+    """
     stop: Stop = Stop(epochs=1)
     """When the run has finished, for example { epochs = 3 } or { target = "accuracy >= 0.85" }."""
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
@@ -83,7 +85,9 @@ class Workers:
     batch_size: Annotated[int, Ge(1)] = 32
     """Samples of one step of one worker."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the replicas compute; "auto" takes a GPU if torch finds one, and spreads the workers over all."""
+    """Where the replicas compute; "auto" takes a GPU if torch finds one, and spreads the workers
+    over all.
+    """
     threads: Annotated[int, Ge(0), Le(1024)] = 0
     """Threads of torch per worker; 0: this machine's cores divided by its workers."""
     loader_processes: Annotated[int, Ge(0), Le(256)] = 0
@@ -155,7 +159,8 @@ class Timeouts:
     silent_s: Seconds = 15.0
     """Without a word from a daemon after which it is taken for lost."""
     resend_s: Seconds = 1.0
-    """Without an acknowledgement after which a push or fetch is sent again; doubles up to 8 times."""
+    """Without an acknowledgement after which a push or fetch is sent again; doubles up to 8 times.
+    """
     grace_s: Seconds = 30.0
     """For a stopping worker to finish its step and its last pushes."""
 

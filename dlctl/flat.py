@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 TRAINED = "trained"
@@ -83,4 +84,4 @@ class Layout:
 def shard_bounds(size: int, shards: int) -> list[tuple[int, int]]:
     """Cut `size` elements into contiguous slices (lo, hi) that differ by at most one element."""
     cuts = [size * i // shards for i in range(shards + 1)]
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    return list(pairwise(cuts))

@@ -1,12 +1,13 @@
 """Every message of a run, one frozen dataclass each.
 
-The control plane runs between the coordinator and everybody else; the data plane between workers and
-servers. Field types are the schema: `wire.py` reads them, checks each value on the way in, and sends
-arrays as raw frames of their own behind the header. Vectors are 1-d; units stand last in names.
+The control plane runs between the coordinator and everybody else; the data plane between workers
+and servers. Field types are the schema: `wire.py` reads them, checks each value on the way in, and
+sends arrays as raw frames of their own behind the header. Vectors are 1-d; units stand last in
+names.
 
-Identity: a worker is (slot, epoch), a shard is (shard, generation). The coordinator issues epochs and
-generations, never twice. `token` proves to a server that the coordinator issued the epoch. A push is
-(slot, epoch, shard, seq) with seq dense from 0.
+Identity: a worker is (slot, epoch), a shard is (shard, generation). The coordinator issues epochs
+and generations, never twice. `token` proves to a server that the coordinator issued the epoch. A
+push is (slot, epoch, shard, seq) with seq dense from 0.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _short(value: object) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Packed(Message):
-    """A compressed vector: `kind` names the compressor that expands it, `length` is the vector's."""
+    """A compressed vector of `length` elements; `kind` names the compressor that expands it."""
 
     kind: str
     length: int
@@ -73,7 +74,9 @@ class Register(Message):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Welcome(Message):
-    """To a worker: its slot and epoch. To a server: its shard and generation. Settings to begin with."""
+    """To a worker: its slot and epoch. To a server: its shard and generation. Settings to begin
+    with.
+    """
 
     name: str
     index: int
@@ -101,7 +104,9 @@ class ModelReady(Message):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Assign(Message):
-    """To a server: own the elements [lo, hi) of the flat vector; `restore` names a checkpoint directory or is ""."""
+    """To a server: own the elements [lo, hi) of the flat vector; `restore` names a checkpoint
+    directory or is "".
+    """
 
     lo: int
     hi: int
@@ -176,7 +181,9 @@ class LeaseRequest(Message):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Lease(Message):
-    """Samples [start, stop) in the shuffled order of `data_epoch`. start == stop: none now, ask later."""
+    """Samples [start, stop) in the shuffled order of `data_epoch`. start == stop: none now, ask
+    later.
+    """
 
     request: int
     portion: int
@@ -388,7 +395,9 @@ class Initialise(Message):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Push(Message):
-    """A delta for one shard: the steps first_step..last_step of one worker, `samples` samples in all."""
+    """A delta for one shard: the steps first_step..last_step of one worker, `samples` samples in
+    all.
+    """
 
     slot: int
     epoch: int
@@ -417,7 +426,8 @@ GENERATION = "generation"
 class Ack(Message):
     """What became of a push. All outcomes but HELD, GAP, FENCED and GENERATION settle it for good.
 
-    APPLIED: it is in the shard. DUPLICATE: it already was. LATE: the method dropped it, as it should.
+    APPLIED: it is in the shard. DUPLICATE: it already was. LATE: the method dropped it, as it
+    should.
     REFUSED: it was poison (`reason`). HELD: it waits in a barrier. GAP: resend from `next_seq`.
     FENCED: a newer epoch owns this slot. GENERATION: join again, the shard has restarted.
     """
@@ -472,7 +482,7 @@ class FetchBuffers(Message):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Buffers(Message):
-    """All replicas' buffers averaged by samples (float64), and the constant parameters (float32)."""
+    """All replicas' buffers averaged by samples (float64), and the constants (float32)."""
 
     request: int
     averaged: Array
@@ -512,4 +522,3 @@ def _all() -> dict[int, type[Message]]:
 
 
 MESSAGES: dict[int, type[Message]] = _all()
-

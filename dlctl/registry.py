@@ -2,7 +2,8 @@
 
 Adding a method, compressor, server optimiser or launcher is one file and one line here. Entries are
 strings, imported on first use, so that this module costs nothing. Third parties add theirs through
-the entry-point groups `dlctl.algorithms`, `dlctl.compressors`, `dlctl.optimizers`, `dlctl.launchers`.
+the entry-point groups `dlctl.algorithms`, `dlctl.compressors`, `dlctl.optimizers`,
+`dlctl.launchers`.
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ class Entry:
 BUILT_IN: dict[str, dict[str, Entry]] = {
     "algorithms": {
         "downpour": Entry("dlctl.algorithms.downpour:DOWNPOUR", "asynchronous SGD (Dean 2012)"),
-        "sync": Entry("dlctl.algorithms.sync:SYNC", "a barrier in the servers, averaged by samples"),
+        "sync": Entry(
+            "dlctl.algorithms.sync:SYNC", "a barrier in the servers, averaged by samples"
+        ),
         "sandblaster": Entry(
-            "dlctl.algorithms.sandblaster:SANDBLASTER", "L-BFGS on the shards (Dean 2012); simulator"
+            "dlctl.algorithms.sandblaster:SANDBLASTER",
+            "L-BFGS on the shards (Dean 2012); simulator",
         ),
     },
     "compressors": {

@@ -5,12 +5,11 @@ block the writer. Rows that are objects are JSON, with units in their key names;
 since 1970 (UTC). Local disks only: SQLite's locks do not hold on NFS.
 
     run         key -> value: state, reason, step, loss, control address, pid of the coordinator ...
-    daemon      name -> object: role, pid, state, phase, waiting_for, incarnation, metrics, last_exit
-    event       what happened, in order
-    metric      one row per report of a daemon
-    checkpoint  every checkpoint that was begun, and how it ended
-    term        epochs and generations, written before they are handed out
-    portion     the samples that are done with, for resuming
+    daemon      name -> object: role, pid, state, phase, waiting_for, incarnation, metrics,
+    last_exit event       what happened, in order metric      one row per report of a daemon
+    checkpoint  every checkpoint that was begun, and how it ended term        epochs and
+    generations, written before they are handed out portion     the samples that are done with, for
+    resuming
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ CREATE TABLE portion (data_epoch INTEGER NOT NULL, portion INTEGER NOT NULL,
 
 
 class RunDb:
-    """One open run.db. Writers commit explicitly; `put_*` outside `commit()` are lost by a crash."""
+    """One open run.db. Writers commit explicitly: before that, a crash loses what was put."""
 
     def __init__(self, directory: Path, *, create: bool = False, readonly: bool = False) -> None:
         path = directory / FILE
@@ -89,7 +88,9 @@ class RunDb:
         self._db.execute("INSERT OR REPLACE INTO daemon VALUES (?, ?)", (name, json.dumps(value)))
 
     def daemons(self) -> list[dict[str, Any]]:
-        return [json.loads(v) for (v,) in self._db.execute("SELECT value FROM daemon ORDER BY name")]
+        return [
+            json.loads(v) for (v,) in self._db.execute("SELECT value FROM daemon ORDER BY name")
+        ]
 
     # ------------------------------------------------------------ what happened
 
@@ -100,10 +101,19 @@ class RunDb:
     def events(self, after: int = 0) -> Iterator[dict[str, Any]]:
         query = "SELECT id, at, kind, daemon, text, data FROM event WHERE id > ? ORDER BY id"
         for id_, at, kind, daemon, text, data in self._db.execute(query, (after,)):
-            yield dict(id=id_, at=at, kind=kind, daemon=daemon, text=text, data=json.loads(data))
+            yield {
+                "id": id_,
+                "at": at,
+                "kind": kind,
+                "daemon": daemon,
+                "text": text,
+                "data": json.loads(data),
+            }
 
     def add_metric(self, at: float, daemon: str, step: int, value: dict[str, Any]) -> None:
-        self._db.execute("INSERT INTO metric VALUES (?,?,?,?)", (at, daemon, step, json.dumps(value)))
+        self._db.execute(
+            "INSERT INTO metric VALUES (?,?,?,?)", (at, daemon, step, json.dumps(value))
+        )
 
     def metrics(self, daemon: str) -> Iterator[dict[str, Any]]:
         query = "SELECT at, step, value FROM metric WHERE daemon = ? ORDER BY at"
@@ -117,7 +127,9 @@ class RunDb:
         self._db.execute("INSERT OR REPLACE INTO checkpoint VALUES (?, ?)", row)
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        return [json.loads(v) for (v,) in self._db.execute("SELECT value FROM checkpoint ORDER BY id")]
+        return [
+            json.loads(v) for (v,) in self._db.execute("SELECT value FROM checkpoint ORDER BY id")
+        ]
 
     # ------------------------------------------------------------ terms and portions
 
@@ -135,7 +147,7 @@ class RunDb:
         return list(self._db.execute(query))
 
     def drop_portions_after(self, keep: list[tuple[int, int]]) -> None:
-        """Forget all portions but `keep`: a run that went back to a checkpoint does the rest again."""
+        """Forget all portions but `keep`, because a run went back to a checkpoint."""
         self._db.execute("DELETE FROM portion")
         self._db.executemany("INSERT INTO portion VALUES (?, ?)", keep)
 

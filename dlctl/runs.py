@@ -77,7 +77,9 @@ def socket_address(run_id: str, name: str) -> str:
 
 
 def log_path(directory: Path, name: str, incarnation: int) -> Path:
-    """The log of one incarnation of a daemon; rotated parts have .1, .2 ... behind, older ones higher."""
+    """The log of one incarnation of a daemon; rotated parts have .1, .2 ... behind, older ones
+    higher.
+    """
     return directory / "logs" / f"{name}.{incarnation}.jsonl"
 
 

@@ -15,7 +15,7 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([A-Za-z]*)\s
 
 
 def parse_rate(text: str) -> float | None:
-    """"100Mbit/s", "5MB/s", "64KiB/s" as bytes per second; "off" (no limit) as None.
+    """ "100Mbit/s", "5MB/s", "64KiB/s" as bytes per second; "off" (no limit) as None.
 
     Raises ValueError for a bare number, an unknown unit or a rate that is not positive.
     """
@@ -23,7 +23,9 @@ def parse_rate(text: str) -> float | None:
         return None
     body, slash, per = text.partition("/")
     if not slash or per.strip() != "s":
-        raise ValueError(f'"{text}" is not a rate: write a number and a unit, as in "5MB/s", or "off"')
+        raise ValueError(
+            f'"{text}" is not a rate: write a number and a unit, as in "5MB/s", or "off"'
+        )
     rate = _parse(body, {**_BYTES, **_BITS}, text, '"5MB/s" or "100Mbit/s"')
     if rate <= 0:
         raise ValueError(f'"{text}" is not a rate: it must be above zero; "off" means no limit')
@@ -35,7 +37,7 @@ def format_rate(bytes_per_s: float | None) -> str:
 
 
 def parse_size(text: str) -> int:
-    """"50MB", "4MiB" as bytes. Raises ValueError."""
+    """ "50MB", "4MiB" as bytes. Raises ValueError."""
     return int(_parse(text, _BYTES, text, '"50MB" or "4MiB"'))
 
 
@@ -44,7 +46,7 @@ def format_size(size_bytes: float) -> str:
 
 
 def parse_duration(text: str) -> float:
-    """"90s", "5m", "1.5h" as seconds. Raises ValueError."""
+    """ "90s", "5m", "1.5h" as seconds. Raises ValueError."""
     return _parse(text, _SECONDS, text, '"90s", "5m" or "1.5h"')
 
 

@@ -1,10 +1,10 @@
 """Message <-> frames: [header, raw buffer, raw buffer, ...].
 
-The header is msgpack, at most 64 KiB: [PROTOCOL, code, fields, buffers]. `fields` are in the order of
-the dataclass; an array, a Packed or bytes leave their content to the raw frames behind, and `buffers`
-says what each frame is: [dtype code, length]. A frame whose size does not follow from the header is
-refused. Nothing is ever unpickled, no dtype or class is looked up by a name from the wire, and every
-value is checked for its exact type before a machine sees it.
+The header is msgpack, at most 64 KiB: [PROTOCOL, code, fields, buffers]. `fields` are in the order
+of the dataclass; an array, a Packed or bytes leave their content to the raw frames behind, and
+`buffers` says what each frame is: [dtype code, length]. A frame whose size does not follow from the
+header is refused. Nothing is ever unpickled, no dtype or class is looked up by a name from the
+wire, and every value is checked for its exact type before a machine sees it.
 """
 
 from __future__ import annotations
@@ -218,7 +218,6 @@ def _checker(hint: Any) -> _Checker:
     if get_origin(hint) is tuple:
         return _items(_checker(get_args(hint)[0]))
     return _BY_TYPE[str(hint)]
-
 
 
 _BY_TYPE: dict[str, _Checker] = {

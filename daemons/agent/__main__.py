@@ -20,7 +20,7 @@ log = logging.getLogger("dlctl")
 
 
 class Children:
-    """The processes that this agent has started; a pidfd each, so that none is missed or mistaken."""
+    """The processes that this agent has started; a pidfd each, so none is mistaken."""
 
     def __init__(self, context: process.Context, loop: Loop) -> None:
         self.context = context

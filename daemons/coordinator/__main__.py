@@ -21,7 +21,8 @@ from daemons.transport import address_for
 from dlctl import checkpoints, registry, runs
 from dlctl.errors import DlctlError
 from dlctl.launch.local import Local
-from dlctl.roles.coordinator import Coordinator, Past
+from dlctl.roles.arrivals import Past
+from dlctl.roles.coordinator import Coordinator
 from dlctl.roles.effects import ProcessEnded
 from dlctl.roles.journal import KillAgent, LaunchAgent
 from dlctl.rundb import RunDb
@@ -41,9 +42,7 @@ class Agents:
 
     def launch(self, effect: LaunchAgent) -> None:
         directory = self.context.directory
-        agent = self.launcher.start_agent(
-            directory, effect.name, effect.incarnation, self.control
-        )
+        agent = self.launcher.start_agent(directory, effect.name, effect.incarnation, self.control)
         self._running[effect.name] = agent
         pidfd = os.pidfd_open(agent.pid)
 

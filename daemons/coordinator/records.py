@@ -82,7 +82,7 @@ class Records:
 
 
 def to_wall_clock(value: Any) -> Any:
-    """The same JSON with every number under a key that ends in _at or _since moved to 1970's epoch."""
+    """The same JSON, its times (keys that end in _at or _since) counted from 1970."""
     offset_s = time.time() - time.monotonic()
     return _shift(value, offset_s)
 

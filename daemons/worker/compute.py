@@ -1,7 +1,8 @@
 """The thread that computes: model, gradients and evaluations, one after the other.
 
-Messages go on in the main thread meanwhile: torch releases the interpreter while it works. Everything
-that touches the model happens here; the worker role sees to it that nobody else writes to it then.
+Messages go on in the main thread meanwhile: torch releases the interpreter while it works.
+Everything that touches the model happens here; the worker role sees to it that nobody else writes
+to it then.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Replica:
         self.layout: Layout = _layout(task, model)
         with calling(f"moving the model to {self.device}"):
             self.model = model.to(self.device)
-        self.model.train()
+        self._set_mode(training=True)
         self._vector, self._bound = self._bind()
         self._gradient = torch.zeros_like(self._vector)
         self._slots = _views(self._gradient, self.layout)
@@ -89,16 +89,23 @@ class Replica:
 
     def gradient(self, batch: Any) -> Step:
         """Loss and gradient of one batch at the present parameters. Raises TaskError."""
+        with calling("moving the batch to the device"):
+            batch = to_device(batch, self.device)
         if not self.model.training:
-            self.model.train()
+            self._set_mode(training=True)
         self._cast()
         for parameter, _ in self._bound:
             parameter.grad = None
-        loss = self.task.loss(self.model, to_device(batch, self.device))
+        loss = self.task.loss(self.model, batch)
         with calling("the backward pass of task.loss"):
             loss.backward()  # type: ignore[no-untyped-call]
-        self._collect()
-        return Step(float(loss.detach()), _own(self._gradient))
+            self._collect()
+            value = float(loss.detach())  # a GPU tells of its errors only now
+        return Step(value, _own(self._gradient))
+
+    def _set_mode(self, training: bool) -> None:
+        with calling("model.train()" if training else "model.eval()"):
+            self.model.train(training)
 
     def _cast(self) -> None:
         """Bring parameters that are no views up to date with their float32 masters."""
@@ -132,7 +139,7 @@ class Replica:
         return self._gather(AVERAGED, torch.float64)
 
     def constant(self) -> npt.NDArray[np.float32]:
-        """All frozen parameters, float32[m]."""
+        """All frozen parameters, float32[m]; float64 ones are rounded."""
         return self._gather(CONSTANT, torch.float32)
 
     def load_averaged(self, values: npt.NDArray[Any]) -> None:
@@ -195,7 +202,7 @@ class Replica:
             self._vector.copy_(torch.tensor(parameters))
             self.load_averaged(averaged)
             self._cast()
-            self.model.eval()
+            self._set_mode(training=False)
             return self.task.evaluate(self.model)
 
     @contextmanager

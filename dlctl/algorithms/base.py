@@ -1,14 +1,16 @@
 """What a method is: up to three sides of one conversation, in one file.
 
 - The worker side is a generator that reads like the paper's pseudocode. It *yields requests* (next
-  gradient, fetch, push) and is resumed when they are done; the worker role (`roles/worker.py`) knows
-  about leases, retries, windows and limits, so that a method does not.
+  gradient, fetch, push) and is resumed when they are done; the worker role (`roles/worker.py`)
+  knows about leases, retries, windows and limits, so that a method does not.
 - The server side says what a push means to a shard: apply it now, hold it in a barrier, or drop it.
   The server role (`roles/server.py`) has made sure before that it is new, in order and sound.
-- The coordinator side says who may work now, and may drive the shards itself with vector operations.
+- The coordinator side says who may work now, and may drive the shards itself with vector
+operations.
 
-Parameters, gradients and accrued updates are flat vectors (numpy, or torch on a GPU); every piece of
-state lies in attributes, so that it can be saved, restored and changed live between two requests.
+Parameters, gradients and accrued updates are flat vectors (numpy, or torch on a GPU); every piece
+of state lies in attributes, so that it can be saved, restored and changed live between two
+requests.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from dlctl.vector import Vector, zeros_like
 class Fetch:
     """Start a fetch of all shards, answered with what they have once their clock is `clock_min`.
 
-    wait: resume only when the parameters are in place; resumed with the clock they are of. Otherwise
-    resume at once; they are put in place between two steps, when they have come.
+    wait: resume only when the parameters are in place; resumed with the clock they are of.
+    Otherwise resume at once; they are put in place between two steps, when they have come.
     """
 
     wait: bool
@@ -53,7 +55,8 @@ class NextGradient:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Send part of `vector`: the compressor takes what it sends out of it, the residual stays in it.
+    """Send part of `vector`: the compressor takes what it sends out of it, the residual stays in
+    it.
 
     Resumed as soon as the push is on its way; it waits only while the window is full.
     """
@@ -76,14 +79,15 @@ Requests = Generator[Fetch | NextGradient | Push, Any, None]
 
 
 class WorkerSide:
-    """One replica. `parameters` is the model itself: what is written to it is what computes next."""
+    """One replica. `parameters` is the model itself: a step computes with what stands there."""
 
     def __init__(self, options: Any, parameters: Vector, slot: int) -> None:
         self.options = options
         self.parameters = parameters
         self.slot = slot
         self.residual = zeros_like(parameters)
-        """What was accrued and not yet sent: error feedback, and all there is to save of a replica."""
+        """What was accrued and not yet sent: error feedback, and all there is to save of a replica.
+        """
 
     def run(self) -> Requests:
         raise NotImplementedError
@@ -179,7 +183,7 @@ class CoordinatorSide:
     """Acknowledged steps of all workers, kept up by the coordinator role."""
 
     def may_lease(self, slot: int, first_slot: int) -> str:
-        """"" if `slot` may work now, else why it has to wait. `first_slot`: the lowest that lives."""
+        """Why `slot` has to wait; "" if it may work now. `first_slot`: the lowest that lives."""
         return ""
 
     def drive(self) -> Drives | None:

@@ -1,8 +1,9 @@
 """Downpour SGD. Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, Alg. 1.1 and §4.1.
 
-Every replica runs on its own data and talks to the servers on its own schedule. In the paper's words,
-n_fetch = `fetch_every_steps`, n_push = `push_every_steps`, alpha = `local_lr`, eta = the rate of the
-servers' optimiser (Adagrad in the paper, one accumulator per shard, in order of arrival):
+Every replica runs on its own data and talks to the servers on its own schedule. In the paper's
+words, n_fetch = `fetch_every_steps`, n_push = `push_every_steps`, alpha = `local_lr`, eta = the
+rate of the servers' optimiser (Adagrad in the paper, one accumulator per shard, in order of
+arrival):
 
     step = 0; accrued = 0
     loop:
@@ -21,9 +22,9 @@ that dies takes its unpushed gradients with it, and the others do not wait.
 Warm start (§4.1): one replica alone for the first steps, then the rest from the state that it left
 in the servers, the optimiser's included.
 
-Where the paper says nothing: fetched parameters are put in place between two steps, before the local
-step of the gradient that was being computed. `overlap = false` waits for every fetch instead; one
-worker with n_fetch = n_push = 1 is then exactly the servers' optimiser on one machine.
+Where the paper says nothing: fetched parameters are put in place between two steps, before the
+local step of the gradient that was being computed. `overlap = false` waits for every fetch instead;
+one worker with n_fetch = n_push = 1 is then exactly the servers' optimiser on one machine.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Options:
 
 
 class Replica(WorkerSide):
-    """The client of Alg. 1.1. `accrued` is the residual: what a push leaves behind is in the next."""
+    """The client of Alg. 1.1. `residual` is accrued: what a push leaves is in the next one."""
 
     options: Options
 

@@ -6,8 +6,8 @@ from every member, averages by the samples used and updates once:
 
     w_{t+1} = w_t - eta * sum_i n_i g_i / sum_i n_i          t = the shard's version
 
-so that N workers with batch n are one worker with batch N n. The sum is taken in slot order, whatever
-the order of arrival. Rules:
+so that N workers with batch n are one worker with batch N n. The sum is taken in slot order,
+whatever the order of arrival. Rules:
 
 - a replica without data takes part with 0 samples, so that nobody waits for it;
 - a push for a step that is over is LATE and dropped, never mixed into a later one;
@@ -84,7 +84,7 @@ class Barrier(ServerSide):
 
     def members(self, slots: frozenset[int]) -> list[Outcome]:
         if not self._members:
-            self._due_from = {slot: self.shard.version for slot in slots}
+            self._due_from = dict.fromkeys(slots, self.shard.version)
         self._members = slots
         return self._complete()
 

@@ -44,7 +44,7 @@ class Printer:
             console.flush()
 
     def text(self, line: Line) -> str:
-        """ "worker-1 | 14:47:35.661 WARN  behind by 6 steps"."""
+        """One line, as in "worker-1 | 14:47:35.661 WARN  behind by 6 steps"."""
         prefix = self._prefix(line.name)
         if line.level == TEXT:
             return f"{prefix} {_NO_TIME} {TEXT:<5} {console.escape(line.text)}"

@@ -88,7 +88,8 @@ def _root_page(context: click.Context) -> str:
                 page.item(f"dlctl-{name}(1)", entry.help)
     _options(page, cli, context)
     page.paragraphs("--color, --progress, -q and -v may also stand behind the command's name.")
-    _closing(page, cli, [f"dlctl-{name}(1)" for name in cli.entries] + ["dlctl-job(5)"])
+    names = [f"dlctl-{name}(1)" for name in cli.entries]
+    _closing(page, cli, context, [*names, "dlctl-job(5)"])
     return str(page)
 
 
@@ -105,7 +106,8 @@ def _command_page(command: click.Command, context: click.Context) -> str:
             _subcommand(page, sub, click.Context(sub, info_name=name, parent=context))
     _options(page, command, context)
     see_also = command.see_also if isinstance(command, Command | LazyGroup) else ()
-    _closing(page, command, ["dlctl(1)", *(f"dlctl-{name}(1)" for name in see_also)])
+    names = [f"dlctl-{name}(1)" for name in see_also]
+    _closing(page, command, context, ["dlctl(1)", *names])
     return str(page)
 
 
@@ -113,7 +115,6 @@ def _subcommand(page: Page, command: click.Command, context: click.Context) -> N
     page.subheading(_usage(command, context))
     page.paragraphs("\n\n".join(summary_and_body(command)))
     page.items(_option_items(command, context))
-    _examples(page, command)
 
 
 def _name(page: Page, name: str, command: click.Command) -> None:
@@ -143,14 +144,19 @@ def _option_items(command: click.Command, context: click.Context) -> Iterator[tu
             yield names + metavar, " ".join((param.help or "").split())
 
 
-def _examples(page: Page, command: click.Command) -> None:
+def _examples(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
     for line, meaning in getattr(command, "examples", ()):
-        page.item(line, f"{meaning[:1].upper()}{meaning[1:]}.")
+        yield line, f"{meaning[:1].upper()}{meaning[1:]}."
+    if isinstance(command, click.Group) and command is not cli:
+        for _, sub in _commands(command, context):
+            yield from _examples(sub, context)
 
 
-def _closing(page: Page, command: click.Command, see_also: list[str]) -> None:
+def _closing(
+    page: Page, command: click.Command, context: click.Context, see_also: list[str]
+) -> None:
     page.heading("EXAMPLES")
-    _examples(page, command)
+    page.items(_examples(command, context))
     page.heading("EXIT STATUS")
     page.paragraphs("Every command ends with one of these:")
     page.items(EXIT_STATUS)

@@ -51,7 +51,8 @@ def _complete_runs(
 def add_global_options(command: click.Command, *, hidden: bool) -> None:
     """Give a command the global options, so that they may stand before or after its name.
 
-    A command's own option of the same spelling wins.
+    hidden: not in its help, and without environment variables, which would win over a flag that was
+    given before the command's name. A command's own option of the same spelling wins.
     """
     taken = {spelling for param in command.params for spelling in param.opts}
     for option in _global_options(hidden):
@@ -69,14 +70,14 @@ def _global_options(hidden: bool) -> list[click.Option]:
         click.Option(
             ["--color"],
             type=click.Choice(COLORS),
-            envvar="DLCTL_COLOR",
+            envvar=None if hidden else "DLCTL_COLOR",
             help="When to use colours.  [default: auto]",
             **common,
         ),
         click.Option(
             ["--progress"],
             type=click.Choice(PROGRESS_STYLES),
-            envvar="DLCTL_PROGRESS",
+            envvar=None if hidden else "DLCTL_PROGRESS",
             help="How to show progress.  [default: auto]",
             **common,
         ),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dlctl.cli import console, values
-from dlctl.cli.snapshot import DAEMON_TROUBLES, Snapshot
+from dlctl.cli.snapshot import DAEMON_TROUBLES, ENDED, Snapshot
 from dlctl.cli.values import NOTHING
 
 _COLORS = {
@@ -130,7 +130,7 @@ _Cell = Callable[[Snapshot, Row], str]
 
 def _up(snapshot: Snapshot, row: Row) -> str:
     began = values.number(row.get("started_at"))
-    if began is None or row.get("pid") is None or row.get("state") in ("stopped", "failed"):
+    if began is None or row.get("pid") is None or row.get("state") in (*ENDED, "unknown"):
         return NOTHING
     return values.duration(snapshot.now - began)
 
@@ -220,6 +220,8 @@ def table(snapshot: Snapshot, rows: Sequence[Row], *, wide: bool) -> str:
 
 def attention(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
     """Daemons that are not well or make others wait: why, their last words, the next command."""
+    if snapshot.is_gone:
+        return _orphans(snapshot, rows)
     lines = []
     for row in rows:
         if row.get("state") in DAEMON_TROUBLES:
@@ -229,8 +231,19 @@ def attention(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def _orphans(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
+    """What there is to say about daemons that nobody looks after."""
+    job = f"-j {console.escape(snapshot.run_id)}"
+    left = [row for row in rows if row.get("state") not in (*ENDED, "unknown", "backoff")]
+    lines = [f"{console.style('!', fg='red')} why: dlctl logs coordinator {job}"]
+    if left:
+        names = ", ".join(f"{console.escape(row['name'])} (pid {row.get('pid')})" for row in left)
+        lines.append(f"  still there: {names}; end them: dlctl stop {job}")
+    return lines
+
+
 def doing(row: Row, now: float) -> str:
-    """ "importing torch, waits for server-0, 7s"."""
+    """What a daemon is at, as in "importing torch, waits for server-0, 7s"."""
     parts = [text(row.get("phase")) or console.escape(str(row.get("state")))]
     if text(row.get("waiting_for")):
         parts.append(f"waits for {text(row['waiting_for'])}")

@@ -119,7 +119,7 @@ def _ask(
 
 
 def _row(change: Mapping[str, Any]) -> list[str]:
-    """ "worker-0", "push", "200 MB/s -> 100 MB/s", "applied in 3 ms"."""
+    """Cells, as in "worker-0", "push", "200 MB/s -> 100 MB/s", "applied in 3 ms"."""
     key = str(change.get("key"))
     before, after = (settings.format_value(key, change.get(k)) for k in ("before", "after"))
     took = f"applied in {values.decimal(change.get('ms'), 2)} ms"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from typing import Any
 
 from dlctl.cli import console, live, logfiles, report, stop, values
 from dlctl.cli.launching import Launched
-from dlctl.cli.snapshot import READY, Snapshot, load, read_job
+from dlctl.cli.snapshot import ENDED, READY, Snapshot, load, read_job
 from dlctl.errors import DlctlError, TimedOut
+from dlctl.rundb import RunDb
 
 POLL_S = 0.1
 MARGIN_S = 30.0
@@ -58,24 +60,38 @@ def waiting_for(snapshot: Snapshot) -> str:
 
 def _failed(launched: Launched, snapshot: Snapshot) -> DlctlError:
     """End what is left, and say who failed and what it said last."""
-    if launched.process is not None and snapshot.is_live:
-        launched.process.wait()
-        snapshot = load(launched.directory)
-    stop.settle(snapshot, quiet=True)
-    name, words = last_words(snapshot)
-    shown = "".join(f"\n    {line}" for line in words[-LAST_LINES:])
-    about = f"\n  last lines of {name}:{shown}" if words else ""
+    _record_death(launched)
+    snapshot = stop.settle(load(launched.directory))
     return DlctlError(
-        f"{snapshot.run_id} did not start: {snapshot.reason or snapshot.state}{about}",
+        f"{snapshot.run_id} did not start: {snapshot.reason or snapshot.state}{quoted(snapshot)}",
         where=str(snapshot.directory),
         hint=f"dlctl logs --failed -j {snapshot.run_id}   |   dlctl start again once it is mended",
     )
 
 
+def _record_death(launched: Launched) -> None:
+    """A coordinator that died before it could write anything leaves the last word to us."""
+    status = None if launched.process is None else launched.process.poll()
+    if status is None:
+        return
+    with closing(RunDb(launched.directory)) as db:
+        if db.run().get("state") not in ENDED:
+            how = values.exit_in_words(status)
+            db.put_run(state="failed", reason=f"the coordinator died while it started: {how}")
+            db.commit()
+
+
+def quoted(snapshot: Snapshot) -> str:
+    """The last lines of the daemon that failed, to be put behind an error message."""
+    name, words = last_words(snapshot)
+    shown = "".join(f"\n    {line}" for line in words[-LAST_LINES:])
+    return f"\n  last lines of {name}:{shown}" if words else ""
+
+
 def last_words(snapshot: Snapshot) -> tuple[str, list[str]]:
     """(daemon, its last lines): the one that failed first, else the coordinator."""
     ended = [row for row in snapshot.daemons if _exit_at(row) is not None and _has_failed(row)]
-    for row in sorted(ended, key=lambda row: _exit_at(row) or 0.0):
+    for row in sorted(ended, key=lambda row: (not row.get("error"), _exit_at(row) or 0.0)):
         words = row["last_exit"].get("last_lines") or logfiles.last_words(
             snapshot.directory, row["name"], LAST_LINES
         )

@@ -13,7 +13,7 @@ from dlctl.cli import console, pick, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
 from dlctl.cli.snapshot import Snapshot, load
-from dlctl.errors import Partial, TimedOut, Unreachable
+from dlctl.errors import DlctlError, Partial, TimedOut, Unreachable
 
 GRACE = "30s"
 SAVE_S = 600.0
@@ -51,7 +51,14 @@ def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> Non
     grace_s = values.parse_duration(grace, "--grace")
     snapshot = pick.pick(job)
     if snapshot.is_live:
-        stop(snapshot, checkpoint=not (no_checkpoint or kill), grace_s=grace_s, kill=kill)
+        save = not (no_checkpoint or kill)
+        after = stop(snapshot, checkpoint=save, grace_s=grace_s, kill=kill)
+        _tell(after)
+        if after.state == "failed" and not kill:
+            raise DlctlError(
+                f"{after.run_id} has ended, but not in order: {after.reason}",
+                hint=f"dlctl logs coordinator -j {after.run_id}",
+            )
     elif not clean_up(snapshot, 0.0 if kill else grace_s):
         run_id = console.escape(snapshot.run_id)
         console.note(f"{run_id} has already ended ({snapshot.state}); nothing of it is left")
@@ -80,20 +87,21 @@ def stop(snapshot: Snapshot, *, checkpoint: bool, grace_s: float, kill: bool) ->
 
 
 def settle(snapshot: Snapshot, grace_s: float = EXIT_S) -> Snapshot:
-    """Wait for the coordinator's own end, see to it that nothing is left, and say how it ended."""
-    run_id = snapshot.run_id
+    """Wait for the coordinator's own end and see to it that nothing is left of the run."""
     deadline = time.monotonic() + EXIT_S
     while time.monotonic() < deadline and _coordinator(snapshot):
         time.sleep(POLL_S)
     after = load(snapshot.directory)
-    _end([*_coordinator(snapshot), *_left(after)], run_id, grace_s)
-    after = load(snapshot.directory)
-    step = f"step {values.count(after.run.get('step'))}"
-    console.note(f"{console.escape(run_id)} {console.escape(after.state)} at {step}")
-    row = after.run.get("checkpoint")
+    _end([*_coordinator(snapshot), *_left(after)], snapshot.run_id, grace_s)
+    return load(snapshot.directory)
+
+
+def _tell(snapshot: Snapshot) -> None:
+    run_id, step = console.escape(snapshot.run_id), values.count(snapshot.run.get("step"))
+    console.note(f"{run_id} {console.escape(snapshot.state)} at step {step}")
+    row = snapshot.run.get("checkpoint")
     if isinstance(row, dict):
-        console.note(f"checkpoint  {report.checkpoint(row, after.now)}")
-    return after
+        console.note(f"checkpoint  {report.checkpoint(row, snapshot.now)}")
 
 
 def clean_up(snapshot: Snapshot, grace_s: float) -> list[str]:
@@ -145,6 +153,8 @@ class Countdown:
 
     def __call__(self, progress: Mapping[str, Any]) -> None:
         """Take one progress report of the verb "stop": {"phase": text, "waiting": names}."""
+        if "waiting" not in progress:  # only says that the request has arrived
+            return
         phase = str(progress.get("phase", ""))
         waiting = tuple(map(str, progress.get("waiting") or ()))
         if (phase, waiting) != self.told:

@@ -72,15 +72,15 @@ def _compression(choice: Choice) -> str:
     return choice.name if density is None else f"{choice.name}(density={density})"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def _count(number: float, what: str) -> str:
+    return f"{number:.10g} {what}" if number == 1 else f"{number:.10g} {what}s"
 
 
 def _stop(stop: Stop) -> str:
     limits = [
-        f"{value:g} {unit}" if isinstance(value, float) else f"{value} {unit}"
-        for unit in ("epochs", "steps", "samples", "seconds")
-        if (value := getattr(stop, unit)) is not None
+        _count(value, unit)
+        for unit in ("epoch", "step", "sample", "second")
+        if (value := getattr(stop, f"{unit}s")) is not None
     ]
     limits += [console.escape(stop.target)] if stop.target else []
     return f"until {' or '.join(limits)}" if limits else "until it is stopped"

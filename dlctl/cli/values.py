@@ -29,7 +29,7 @@ def number(value: Any) -> float | None:
 
 
 def count(value: Any) -> str:
-    """ "12,345"."""
+    """A whole number, as in "12,345"."""
     return NOTHING if number(value) is None else f"{int(value):,}"
 
 
@@ -61,12 +61,12 @@ def _three_digits(value: float) -> float:
 
 
 def duration(seconds: Any) -> str:
-    """ "0.4s", "12m03s"; a negative time (two clocks differ) is zero."""
+    """As in "0.4s", "12m03s"; a negative time (two clocks differ) is zero."""
     return NOTHING if number(seconds) is None else format_duration(max(seconds, 0.0))
 
 
 def ago(then: Any, now: float) -> str:
-    """ "41s ago"."""
+    """As in "41s ago"."""
     return NOTHING if number(then) is None else f"{duration(now - then)} ago"
 
 
@@ -83,7 +83,7 @@ def clock(at: Any, now: float) -> str:
 
 
 def rfc3339(at: float) -> str:
-    """ "2025-06-15T15:06:40.000Z"."""
+    """As in "2025-06-15T15:06:40.000Z"."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 
@@ -108,10 +108,11 @@ def path(path: str | Path) -> str:
 
 
 def evaluation(metrics: Any) -> str:
-    """ "accuracy 0.912, loss 0.31"; the step of it is shown elsewhere."""
+    """As in "accuracy 0.912, loss 0.31"; the step of it is shown elsewhere."""
     if not isinstance(metrics, Mapping):
         return NOTHING
-    return ", ".join(f"{name} {decimal(value, 4)}" for name, value in metrics.items()) or NOTHING
+    shown = {name: value for name, value in metrics.items() if name != "step"}
+    return ", ".join(f"{name} {decimal(value, 4)}" for name, value in shown.items()) or NOTHING
 
 
 def exit_in_words(code: Any) -> str:

@@ -1,8 +1,8 @@
 """The agent role: starts and ends the daemons of one host, and says when one has ended.
 
 It decides nothing: which incarnation runs, and when a dead one is replaced, is the coordinator's
-business. An agent that has not heard from its coordinator for long ends what it has started, so that
-nothing is left running on a host whose run is gone.
+business. An agent that has not heard from its coordinator for long ends what it has started, so
+that nothing is left running on a host whose run is gone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A worker's conversation with one shard: join, push in order, settle acks, fetch.
 
-A push is numbered densely from 0 for this (slot, epoch, shard) and kept until an ack settles it. The
-shard applies strictly the next number, so a repeat is never applied twice and a loss is never skipped:
-on a gap everything from the expected number on is sent again, in order.
+A push is numbered densely from 0 for this (slot, epoch, shard) and kept until an ack settles it.
+The shard applies strictly the next number, so a repeat is never applied twice and a loss is never
+skipped: on a gap everything from the expected number on is sent again, in order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Identity:
     token: bytes
 
 
-class Fenced(Exception):  # noqa: N818 - an outcome, not an error of this process
+class Fenced(Exception):
     """A newer epoch owns this slot: this process must go."""
 
 
@@ -74,7 +74,9 @@ class Channel:
         )
 
     def on_joined(self, message: Joined, now: float) -> list[Send]:
-        """The shard's answer; pushes that it has seen are settled by their acks, which are repeated."""
+        """The shard's answer; pushes that it has seen are settled by their acks, which are
+        repeated.
+        """
         self.outstanding.done(("join", self.shard), now)
         if message.generation < self.generation:
             return []
@@ -92,7 +94,9 @@ class Channel:
     def unsettled(self) -> int:
         return len(self._unsettled)
 
-    def push(self, first_step: int, last_step: int, samples: int, clock: int, delta: Packed) -> Push:
+    def push(
+        self, first_step: int, last_step: int, samples: int, clock: int, delta: Packed
+    ) -> Push:
         """The next push, which has to be sent through the worker's outbox under `push_key`."""
         me = self.identity
         seq = self.next_seq

@@ -1,8 +1,8 @@
 """One checkpoint at a time: every shard and every replica saves, then the manifest makes it count.
 
-A shard copies its state between two pushes, so each file is consistent in itself; no shard waits for
-another. Portions that were done before the first `Save` went out are in every shard, so they are what
-the manifest calls done.
+A shard copies its state between two pushes, so each file is consistent in itself; no shard waits
+for another. Portions that were done before the first `Save` went out are in every shard, so they
+are what the manifest calls done.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ class Checkpointing:
         self._complete_if_all(now)
 
     def on_gone(self, name: str, now: float) -> None:
-        """A daemon has died. Without a worker's residual a checkpoint is whole, without a shard not."""
+        """A daemon has died. Without a worker's residual a checkpoint is whole, without a shard
+        not.
+        """
         current = self._current
         if current is None or name not in current.missing:
             return

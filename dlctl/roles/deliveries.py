@@ -1,8 +1,10 @@
 """Exactly once: which pushes of which worker a shard has taken.
 
-Per slot the shard keeps the newest epoch that has joined and the next sequence number that it expects.
-It takes strictly that one: an older number was taken before (acknowledged again, not applied again), a
-newer one means that something was lost on the way (nothing is applied, the worker sends it again).
+Per slot the shard keeps the newest epoch that has joined and the next sequence number that it
+expects.
+It takes strictly that one: an older number was taken before (acknowledged again, not applied
+again), a newer one means that something was lost on the way (nothing is applied, the worker sends
+it again).
 An older epoch is a process that has been replaced: fenced.
 """
 
@@ -59,7 +61,7 @@ class Deliveries:
     def take(self, push: Push) -> None:
         """The push that was judged NEW is being applied (or refused for good)."""
         known = self._slots[push.slot]
-        assert push.epoch == known.epoch and push.seq == known.next_seq
+        assert (push.epoch, push.seq) == (known.epoch, known.next_seq)
         known.next_seq += 1
 
     def to_json(self) -> list[list[int]]:

@@ -47,9 +47,7 @@ class Desk:
         """Send once; for what is repeated anyway, or answers a repeated question."""
         self._effects.append(Send(peer, message))
 
-    def ask(
-        self, key: Hashable, peer: str, message: Message, now: float, nbytes: int = 0
-    ) -> None:
+    def ask(self, key: Hashable, peer: str, message: Message, now: float, nbytes: int = 0) -> None:
         """Send until `outstanding.done(key)`."""
         self._effects.append(self.outstanding.add(key, peer, message, now, nbytes))
 

@@ -1,8 +1,8 @@
 """Methods that the coordinator drives: vector operations on all shards, and whole-batch gradients.
 
-The method is a generator (`CoordinatorSide.drive`). An operation goes to every shard and is done when
-all have answered; partial dot products are added in float64 in shard order, so that the result does
-not depend on who was first. A batch is one epoch of portions, leased like any other data.
+The method is a generator (`CoordinatorSide.drive`). An operation goes to every shard and is done
+when all have answered; partial dot products are added in float64 in shard order, so that the result
+does not depend on who was first. A batch is one epoch of portions, leased like any other data.
 """
 
 from __future__ import annotations

@@ -38,8 +38,9 @@ class ArraysSaved(Event):
 class LoadArrays(Effect):
     """Read this daemon's state from a checkpoint directory; answered by `ArraysLoaded`.
 
-    A server gets the elements [lo, hi) of its vectors, however they were cut when they were written,
-    and the first one also the extras; a worker gets its own file, or nothing if it had none.
+    A server gets the elements [lo, hi) of its vectors, however they were cut when they were
+    written, and the first one also the extras; a worker gets its own file, or nothing if it had
+    none.
     """
 
     directory: str

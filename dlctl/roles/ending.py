@@ -1,45 +1,146 @@
-"""How a run ends, in order, each step with a deadline and with names of those it waits for.
+"""How a run ends, in order, each step with a deadline and with the names of those it waits for.
 
-    draining      workers finish their portion, push what is accrued, wait for the acks
-    evaluating    worker-0 evaluates what the servers have          (a finished run)
-    saving        the last checkpoint
-    shutting down workers and servers exit, then the agents
+draining       workers finish their portion, push what is accrued, wait for the acks
+evaluating     a worker evaluates what the servers have              (a finished run)
+saving         the last checkpoint
+shutting down  workers and servers exit; who does not is killed
+leaving        the agents exit
+over
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 
-DRAINING, EVALUATING, SAVING, SHUTTING_DOWN, AGENTS, OVER = (
-    "draining", "evaluating", "saving", "shutting down", "stopping the agents", "over",
+from dlctl import messages as m
+from dlctl.roles.checkpointing import SAVE_S_MAX, Checkpointing
+from dlctl.roles.evaluations import EVALUATE_S_MAX, Evaluations
+from dlctl.roles.journal import History, KillAgent
+from dlctl.roles.membership import Daemon, Membership
+
+DRAINING, EVALUATING, SAVING, SHUTTING_DOWN, LEAVING, OVER = (
+    "draining", "evaluating", "saving", "shutting down", "leaving", "over",
 )  # fmt: skip
-SHUTDOWN_S = 5.0
-"""Between the request to exit and SIGKILL."""
+EXIT_S = 5.0
+"""Between the request to exit and SIGKILL, and again until we give up."""
 
 
-@dataclass(slots=True)
 class Ending:
-    """What is being done on the way out."""
-
-    state: str
-    """The run's last state: stopped, finished or failed."""
-    reason: str
-    steps: list[str]
-    """What is still to be done, the present step first."""
-    grace_s: float
-    until: float = 0.0
-    killed: bool = False
+    def __init__(
+        self,
+        state: str,
+        reason: str,
+        steps: list[str],
+        grace_s: float,
+        desk: History,
+        members: Membership,
+        evaluations: Evaluations,
+        checkpointing: Checkpointing,
+        save: Callable[[float], None],
+    ) -> None:
+        """`state`: stopped, finished or failed. `steps`: which of the first three there are."""
+        self.state = state
+        self.reason = reason
+        self.grace_s = grace_s
+        self.desk = desk
+        self.members = members
+        self.evaluations = evaluations
+        self.checkpointing = checkpointing
+        self.save = save
+        self.until = 0.0
+        self._steps = [*steps, SHUTTING_DOWN, LEAVING, OVER]
+        self._killed = False
 
     @property
     def step(self) -> str:
-        return self.steps[0]
+        return self._steps[0]
 
-    def next(self) -> str:
-        self.steps.pop(0)
-        return self.step
+    def begin(self, now: float) -> None:
+        """Begin the present step."""
+        self._killed = False
+        limits_s = {DRAINING: self.grace_s, EVALUATING: EVALUATE_S_MAX, SAVING: SAVE_S_MAX + 5}
+        self.until = now + limits_s.get(self.step, EXIT_S)
+        if self.step == DRAINING:
+            self._drain(now)
+        elif self.step == EVALUATING:
+            self.evaluations.begin(now)
+        elif self.step == SAVING:
+            self.save(now)
+        elif self.step in (SHUTTING_DOWN, LEAVING):
+            self._shut_down()
 
+    def advance(self, now: float) -> bool:
+        """Go on from step to step as far as possible; True if a step was begun."""
+        begun = False
+        while self.step != OVER and (not self.pending() or self._is_over(now)):
+            self._finish_step()
+            self._steps.pop(0)
+            self.begin(now)
+            begun = True
+        return begun
 
-def plan(state: str, *, drain: bool, evaluate: bool, save: bool) -> list[str]:
-    """The steps of an ending."""
-    wanted = {DRAINING: drain, EVALUATING: evaluate, SAVING: save}
-    return [s for s, yes in wanted.items() if yes] + [SHUTTING_DOWN, AGENTS, OVER]
+    def hurry(self, now: float) -> None:
+        """Kill what is left (`stop --kill`)."""
+        while self.step not in (SHUTTING_DOWN, LEAVING, OVER):
+            self._finish_step()
+            self._steps.pop(0)
+        self.begin(now)
+        self.until = now
+
+    def pending(self) -> list[str]:
+        """Whom the present step waits for."""
+        daemons = self.members.daemons.values()
+        if self.step == DRAINING:
+            return [d.name for d in daemons if d.state == "draining" and not d.drained]
+        if self.step == EVALUATING:
+            return [self.evaluations.worker] if self.evaluations.worker else []
+        if self.step == SAVING:
+            waiting = self.checkpointing.waiting() or "the manifest"
+            return [waiting] if self.checkpointing.active else []
+        return [d.name for d in self._leavers() if d.alive]
+
+    def _leavers(self) -> list[Daemon]:
+        agents = self.step == LEAVING
+        return [d for d in self.members.daemons.values() if (d.role == "agent") == agents]
+
+    def _drain(self, now: float) -> None:
+        for worker in self.members.of("worker"):
+            if worker.alive and worker.asked_for_data:
+                worker.state = "draining"
+                self.desk.ask(("drain", worker.name), worker.name, m.Drain(self.reason), now)
+
+    def _shut_down(self) -> None:
+        for daemon in self._leavers():
+            self.desk.send(daemon.name, m.Shutdown(self.reason))
+            if not daemon.alive and daemon.state in ("backoff", "pending"):
+                daemon.state, daemon.retry_at = "stopped", None
+            elif daemon.alive and not daemon.registered:
+                self._kill(daemon, 15)
+
+    def _kill(self, daemon: Daemon, signal: int) -> None:
+        if daemon.role == "agent":
+            self.desk.do(KillAgent(daemon.name))
+        else:
+            self.desk.send("agent-0", m.Kill(daemon.name, daemon.incarnation, signal))
+
+    def _is_over(self, now: float) -> bool:
+        """Whether the step's time is over; those who had to exit are killed first."""
+        if now < self.until:
+            return False
+        if self.step in (SHUTTING_DOWN, LEAVING) and not self._killed:
+            self._killed = True
+            self.until = now + EXIT_S
+            for daemon in self._leavers():
+                if daemon.alive:
+                    self._kill(daemon, 9)
+            return False
+        pending = ", ".join(self.pending())
+        self.desk.event("late", "", f"{self.step}: gave up waiting for {pending}")
+        return True
+
+    def _finish_step(self) -> None:
+        if self.step == DRAINING:
+            for worker in self.members.of("worker"):
+                self.desk.outstanding.drop(("drain", worker.name))
+        elif self.step == EVALUATING:
+            self.evaluations.gone(self.evaluations.worker)

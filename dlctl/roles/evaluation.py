@@ -1,4 +1,4 @@
-"""One evaluation: the servers' parameters and averaged buffers, beside the training that goes on."""
+"""One evaluation: the servers' parameters and averaged buffers, beside the training."""
 
 from __future__ import annotations
 

@@ -8,9 +8,11 @@ number that was handed out is on record.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from dlctl.machine import Effect, Event
 from dlctl.messages import Json
+from dlctl.roles.desk import Desk
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class CheckpointBegun(Event):
 
 @dataclass(frozen=True, slots=True)
 class CompleteCheckpoint(Effect):
-    """All files are there: write the manifest, then drop the oldest; answered by `CheckpointEnded`."""
+    """Write the manifest, then drop the oldest; answered by `CheckpointEnded`."""
 
     number: int
     directory: str
@@ -94,3 +96,13 @@ class LaunchAgent(Effect):
 @dataclass(frozen=True, slots=True)
 class KillAgent(Effect):
     name: str
+
+
+class History(Desk):
+    """The coordinator's desk: what happens there is also written down."""
+
+    def event(self, kind: str, daemon: str, text: str, **data: Any) -> None:
+        """A line of the run's history, and of the coordinator's log."""
+        level = "warning" if kind in ("exit", "error", "lost", "silent", "late") else "info"
+        self.note(level, text)
+        self.do(AddEvent(kind, daemon, text, data))

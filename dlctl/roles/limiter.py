@@ -15,7 +15,7 @@ class Limiter:
         """When the debt is paid."""
 
     def change(self, bytes_per_s: float | None, now: float) -> None:
-        """A new rate; what is owed is owed at the new rate, so that a raised limit helps at once."""
+        """A new rate. Debts are paid at the new one, so that a raised limit helps at once."""
         owed = max(0.0, self.free_at - now) * (self.bytes_per_s or 0.0)
         self.bytes_per_s = bytes_per_s
         self.free_at = now + owed / bytes_per_s if bytes_per_s else now

@@ -16,6 +16,12 @@ BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 30.0
 
 
+_SHOWN = (
+    "name", "role", "host", "pid", "state", "phase", "waiting_for", "waiting_since", "incarnation",
+    "restarts", "started_at", "retry_at", "last_exit", "error", "settings", "metrics",
+)  # fmt: skip
+
+
 @dataclass(slots=True)
 class Daemon:
     name: str
@@ -44,6 +50,7 @@ class Daemon:
     """Live settings that differ from the job file."""
     metrics: Json = field(default_factory=dict)
     address: str = ""
+    registered: bool = False
     model_ready: bool = False
     asked_for_data: bool = False
     drained: bool = False
@@ -60,7 +67,8 @@ class Daemon:
         self.peer = self.pid = self.retry_at = self.waiting_since = None
         self.heard_at = self.started_at = now
         self.metrics, self.error = {}, ""
-        self.model_ready = self.asked_for_data = self.drained = False
+        self.address = ""
+        self.registered = self.model_ready = self.asked_for_data = self.drained = False
 
     def heard(self, peer: Peer, now: float) -> None:
         self.peer, self.heard_at = peer, now
@@ -85,11 +93,7 @@ class Daemon:
 
     def to_json(self) -> Json:
         """The row that `status` reads."""
-        shown = (
-            "name role host pid state phase waiting_for waiting_since incarnation restarts started_at "
-            "retry_at last_exit error settings metrics"
-        ).split()
-        return {key: getattr(self, key) for key in shown} | {"updated_at": self.heard_at}
+        return {key: getattr(self, key) for key in _SHOWN} | {"updated_at": self.heard_at}
 
 
 _SIGNALS = {

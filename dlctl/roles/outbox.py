@@ -1,4 +1,4 @@
-"""Where a worker's pushes and fetches wait for the byte rates, before they wait for their answers."""
+"""Where a worker's pushes and fetches wait for the byte rates, then for their answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Waiting:
 
 
 class Outbox:
-    """One queue per direction: pushes are paid for by what they send, fetches by what they bring."""
+    """A queue per direction: pushes are charged for what they send, fetches for what they bring."""
 
     def __init__(self, outstanding: Outstanding) -> None:
         self.outstanding = outstanding
@@ -31,7 +31,9 @@ class Outbox:
     def queue(
         self, direction: str, key: Hashable, peer: str, message: Message, nbytes: int
     ) -> None:
-        """Send `message` with the next `flush` that the limit allows, and then until it is answered."""
+        """Send `message` with the next `flush` that the limit allows, and then until it is
+        answered.
+        """
         self._queues[direction].append(_Waiting(key, peer, message, nbytes))
 
     def flush(self, now: float) -> list[Send]:

@@ -1,9 +1,10 @@
-"""Messages that wait for an answer, sent again until it comes. The one retry mechanism of all roles.
+"""Messages that wait for an answer, sent again until it comes. The one retry mechanism of all
+roles.
 
-The transport delivers at most once and may lose what was under way when a connection broke. So every
-message that matters is kept here under a key until its answer arrives. The timeout follows the
-measured round trip (four times its average, never under `resend_s`) plus the time that the bytes need
-on a slow link, and doubles with every repetition up to eight times.
+The transport delivers at most once and may lose what was under way when a connection broke. So
+every message that matters is kept here under a key until its answer arrives. The timeout follows
+the measured round trip (four times its average, never under `resend_s`) plus the time that the
+bytes need on a slow link, and doubles with every repetition up to eight times.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Outstanding:
         return Send(peer, message)
 
     def done(self, key: Hashable, now: float) -> float | None:
-        """The answer has come: seconds since the first sending, or None if nothing waited for it."""
+        """The answer has come: seconds since the first sending; None if nothing waited."""
         item = self._items.pop(key, None)
         if item is None:
             return None

@@ -9,7 +9,7 @@ dropped: the worker repeats it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -254,7 +254,7 @@ class Server:
             m.Report(self.birth.name, self.birth.incarnation, phase, waiting_for, metrics),
         )
 
-    _FROM_COORDINATOR: dict[type, Callable[[Any, Any, float], None]] = {
+    _FROM_COORDINATOR: ClassVar[dict[type, Callable[[Any, Any, float], None]]] = {
         m.Welcome: _on_welcome,
         m.Assign: _on_assign,
         m.Members: _on_members,
@@ -264,7 +264,7 @@ class Server:
         m.Dismiss: _on_dismiss,
         m.Shutdown: _on_shutdown,
     }
-    _FROM_WORKERS: dict[type, Callable[[Serving, Peer, Any], None]] = {
+    _FROM_WORKERS: ClassVar[dict[type, Callable[[Serving, Peer, Any], None]]] = {
         m.Join: Serving.on_join,
         m.Initialise: Serving.on_initialise,
         m.Push: Serving.on_push,

@@ -83,7 +83,9 @@ class Serving:
             self.desk.send(peer, m.Dismiss(f"this server belongs to run {self.run_id}"))
             return
         if not is_genuine(self.key, message.run_id, message.slot, message.epoch, message.token):
-            self.desk.note("warning", f"worker-{message.slot}: the token of its epoch is not genuine")
+            self.desk.note(
+                "warning", f"worker-{message.slot}: the token of its epoch is not genuine"
+            )
             return
         if self.deliveries.is_fenced(message.slot, message.epoch):
             self.desk.send(peer, m.Dismiss(f"worker-{message.slot} has been replaced"))
@@ -174,9 +176,7 @@ class Serving:
             else:
                 self._count(outcome.kind)
             if peer is not None and self.deliveries.is_current(outcome.slot, outcome.epoch):
-                self._ack(
-                    peer, outcome.seq, outcome.kind, outcome.staleness, slot=outcome.slot
-                )
+                self._ack(peer, outcome.seq, outcome.kind, outcome.staleness, slot=outcome.slot)
         self._answer_held_fetches()
 
     def _is_held(self, push: m.Push) -> bool:

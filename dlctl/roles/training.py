@@ -1,9 +1,10 @@
 """A replica at work: serves what the method's worker side asks for.
 
 The method is a generator that is always blocked on exactly one request; after every event `advance`
-looks whether that request can be served now. What a method should not have to think of happens here:
-leases, the window of pushes, parameters that arrive while a gradient is being computed (they are put
-in place between two steps), poisoned batches, and that nothing stays behind when the data ends.
+looks whether that request can be served now. What a method should not have to think of happens
+here: leases, the window of pushes, parameters that arrive while a gradient is being computed (they
+are put in place between two steps), poisoned batches, and that nothing stays behind when the data
+ends.
 """
 
 from __future__ import annotations
@@ -278,9 +279,8 @@ class Training:
         self.nonfinite_in_row += 1
         lo = portion.lease.start + number * self.portions.batch_size
         hi = lo + portion.batch_samples(number) - 1
-        self.last_poison = (
-            f"loss {event.loss}, samples {lo}..{hi} of the order of epoch {portion.lease.data_epoch}"
-        )
+        epoch = portion.lease.data_epoch
+        self.last_poison = f"loss {event.loss}, samples {lo}..{hi} of the order of epoch {epoch}"
         self.desk.note("warning", f"not finite, not pushed: {self.last_poison}")
 
     def _report_done(self, done: list[Portion], now: float) -> None:
@@ -289,9 +289,7 @@ class Training:
             message = m.PortionDone(
                 me.slot, me.epoch, lease.data_epoch, lease.portion, p.steps, p.samples, p.loss_sum
             )
-            self.desk.ask(
-                ("portion", lease.data_epoch, lease.portion), COORDINATOR, message, now
-            )
+            self.desk.ask(("portion", lease.data_epoch, lease.portion), COORDINATOR, message, now)
 
     # ------------------------------------------------------------ figures
 

@@ -1,8 +1,8 @@
 """Named vectors on one shard, and the operations on them that a coordinator-driven method asks for.
 
-Sandblaster (Dean 2012, §4.2): a shard owns the same slice of every vector; intermediate vectors stay
-where they are and only scalars travel. Vectors are float64: the two-loop recursion subtracts nearly
-equal numbers. "w" is the shard's parameters, "accrued" what pushes have added up.
+Sandblaster (Dean 2012, §4.2): a shard owns the same slice of every vector; intermediate vectors
+stay where they are and only scalars travel. Vectors are float64: the two-loop recursion subtracts
+nearly equal numbers. "w" is the shard's parameters, "accrued" what pushes have added up.
 """
 
 from __future__ import annotations

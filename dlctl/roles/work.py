@@ -58,7 +58,7 @@ class Work:
         self.side.steps_done = self.steps
 
     def open_dataset(self, samples: int) -> None:
-        """The first worker has built the dataset. Raises DlctlError if a restored one was another."""
+        """The first worker has built the dataset. Raises DlctlError if it was another before."""
         before = self._restore.get("dataset_samples", samples)
         if before != samples:
             raise DlctlError(
@@ -156,9 +156,7 @@ class Work:
         self.side.steps_done = self.steps
         if done.samples:
             loss = done.loss_sum / done.samples
-            self.loss = (
-                loss if self.loss is None else self.loss + LOSS_WEIGHT * (loss - self.loss)
-            )
+            self.loss = loss if self.loss is None else self.loss + LOSS_WEIGHT * (loss - self.loss)
         if self.driving is not None:
             self.driving.on_portion(done.portion, done.loss_sum, now)
         self.grant(now)

@@ -1,15 +1,16 @@
 """The worker role: how a replica comes into a run, works in it, and leaves it.
 
-    registering -> building the model -> waiting for the servers -> joining -> (restoring) -> at work
+    registering -> building the model -> waiting for the servers -> joining -> (restoring) -> at
+    work
 
-`Training` is the work. Around it stand live settings, evaluations, saving and draining; whatever the
-coordinator asks for may be asked twice.
+`Training` is the work. Around it stand live settings, evaluations, saving and draining; whatever
+the coordinator asks for may be asked twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from dlctl import messages as m
 from dlctl.algorithms.base import Algorithm
@@ -48,7 +49,8 @@ from dlctl.vector import copy_into, to_host
 REJOIN_S = 0.1
 """Between two looks whether another worker has initialised a shard."""
 PASSING = {"computing", "waiting for data", "fetching", "pushing"}
-"""Phases that come and go with every step: they are reported once a second and not at each change."""
+"""Phases that come and go with every step: they are reported once a second and not at each change.
+"""
 DETAIL_CHARS_MAX = 16_000
 
 
@@ -181,7 +183,8 @@ class Worker:
             self._begin()
 
     def _initialise_or_wait(self, channel: Channel, now: float) -> None:
-        assert self._model is not None and self._topology is not None
+        assert self._model is not None
+        assert self._topology is not None
         if not self._topology.initialise:
             self._rejoin_at = now + REJOIN_S
             return
@@ -194,7 +197,8 @@ class Worker:
 
     def _begin(self) -> None:
         """Every shard is there: put the method to work."""
-        assert self._model is not None and self._identity is not None
+        assert self._model is not None
+        assert self._identity is not None
         assert self._topology is not None
         side = self.algorithm.worker(self.options, self._model.parameters, self._identity.slot)
         self.training = Training(
@@ -329,7 +333,7 @@ class Worker:
         if phase == "drained":
             self.desk.send(COORDINATOR, m.Drained(self.birth.name))
 
-    _HANDLERS: dict[type, Callable[[Any, Any, float], None]] = {
+    _HANDLERS: ClassVar[dict[type, Callable[[Any, Any, float], None]]] = {
         m.Welcome: _on_welcome,
         m.Topology: _on_topology,
         m.Joined: _on_joined,

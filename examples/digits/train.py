@@ -18,15 +18,25 @@ from torch.utils.data import TensorDataset
 
 class Digits:
     def __init__(self):
-        # 1797 scans of 8 x 8 pixels, each 0 to 16. The seed makes the split the same everywhere.
+        # 1797 scans of 8 x 8 pixels, each 0 to 16. The seed gives every worker the same split.
         pixels, digits = load_digits(return_X_y=True)
-        images = torch.tensor(pixels / 16, dtype=torch.float32)
+        images = torch.tensor(pixels / 8, dtype=torch.float32)
         labels = torch.tensor(digits)
-        split = train_test_split(images, labels, test_size=360, stratify=digits, random_state=0)
-        self.train_images, self.test_images, self.train_labels, self.test_labels = split
+        train, test, self.train_labels, self.test_labels = train_test_split(
+            images, labels, test_size=360, stratify=digits, random_state=0
+        )
+        # Without the mean image the pixels are as often negative as positive: it learns faster.
+        mean = train.mean(0)
+        self.train_images, self.test_images = train - mean, test - mean
 
     def model(self):
-        return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
+        return nn.Sequential(
+            nn.Linear(64, 128),
+            nn.ReLU(),
+            nn.Linear(128, 64),
+            nn.ReLU(),
+            nn.Linear(64, 10),
+        )
 
     def dataset(self):
         return TensorDataset(self.train_images, self.train_labels)
@@ -36,7 +46,8 @@ class Digits:
         return functional.cross_entropy(model(images), labels)
 
     def evaluate(self, model):
-        guesses = model(self.test_images).argmax(1)
+        device = next(model.parameters()).device
+        guesses = model(self.test_images.to(device)).argmax(1).cpu()
         return {"accuracy": (guesses == self.test_labels).float().mean()}
 
 

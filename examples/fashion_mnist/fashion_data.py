@@ -72,6 +72,13 @@ def find(names):
 
 def read(path):
     """One file as an array of bytes in its own shape."""
+    try:
+        return _checked(path)
+    except DataError as error:
+        raise DataError(f"{path} {error}; remove it and start again") from error
+
+
+def _checked(path):
     shape, sha256 = FILES[path.name]
     header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
     size = len(header) + int(np.prod(shape))
@@ -79,11 +86,11 @@ def read(path):
         with gzip.open(path) as file:
             data = file.read(size + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read ({error}); remove it and start again") from error
+        raise DataError(f"cannot be read ({error})") from error
     if len(data) != size or not data.startswith(header):
-        raise DataError(f"{path} is not an idx file of shape {shape}; remove it and start again")
+        raise DataError(f"is not an idx file of shape {shape}")
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise DataError(f"{path} has not the SHA-256 that it should; remove it and start again")
+        raise DataError("has not the SHA-256 that it should")
     return np.frombuffer(bytearray(data), np.uint8, offset=len(header)).reshape(shape)
 
 
@@ -108,7 +115,13 @@ def _download_one(name, directory):
     # It gets its own name only when it is complete and checked.
     with tempfile.TemporaryDirectory(prefix=".part-", dir=directory) as scratch:
         path = Path(scratch) / name
-        with urllib.request.urlopen(URL + name, timeout=TIMEOUT_S) as answer, path.open("wb") as file:
+        with (
+            urllib.request.urlopen(URL + name, timeout=TIMEOUT_S) as answer,
+            path.open("wb") as file,
+        ):
             shutil.copyfileobj(answer, file)
-        read(path)
+        try:
+            _checked(path)
+        except DataError as error:
+            raise DataError(f"what came from {URL + name} {error}; try again") from error
         path.rename(directory / name)

@@ -81,6 +81,18 @@ def _task_module() -> ModuleType:
     return module
 
 
+@pytest.fixture
+def one_thread():
+    """A tiny model is slower with more, above all where the tests are not alone."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_the_task_that_init_writes_learns_with_the_optimizer_of_its_job() -> None:
     import torch
 

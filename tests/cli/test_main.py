@@ -180,7 +180,7 @@ def test_bash_accepts_its_completion_script() -> None:
             "error: invalid value for '{bash|zsh|fish}': 'tcsh' is not one of 'bash', 'zsh', "
             "'fish'\n  next: dlctl completion --help\n",
         ),
-        (["--bogus", "ps"], "error: no such option --bogus\n  next: dlctl --help\n"),
+        (["--zzz", "ps"], "error: no such option --zzz\n  next: dlctl --help\n"),
     ],
 )
 def test_a_wrong_command_line_is_answered_with_what_was_meant(
@@ -332,7 +332,7 @@ def test_validate_says_what_the_job_is(own_place: Path, capsys: pytest.CaptureFi
     assert main.run(["validate", "job.toml"]) == 0
     assert capsys.readouterr().out == (
         "job.toml is valid: digits, downpour, sgd(lr=0.01), no compression, 1 server, 1 worker, "
-        "until 1 epochs\n"
+        "until 1 epoch\n"
     )
 
 

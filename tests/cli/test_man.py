@@ -85,6 +85,15 @@ def test_every_key_of_the_job_file_is_documented_with_its_default_and_limits() -
     assert '("auto" or "cpu" or "cuda")' in " ".join(text.split())
 
 
+def test_pages_use_only_the_roff_that_we_can_read_back() -> None:
+    for name, page in manpages.pages().items():
+        for line in page.splitlines():
+            macro = line.split(" ")[0]
+            known = {'.\\"', ".TH", ".SH", ".SS", ".PP", ".TP", ".RS", ".RE", ".nf", ".fi"}
+            assert macro in known or not macro.startswith((".", "'")), (name, line)
+        assert "\\" not in to_text(page).replace("\\e", ""), name
+
+
 @pytest.mark.skipif(shutil.which("groff") is None, reason="needs groff to judge the roff")
 def test_groff_has_no_complaint() -> None:
     for name, page in manpages.pages().items():
@@ -101,15 +110,15 @@ def test_plain_text_of_a_page_reads_like_the_page() -> None:
     page = Page("dlctl-x", 1, "1.0")
     page.heading("NAME")
     page.paragraphs("dlctl-x - it's `bold` and \\ a backslash\n\n.not a command")
-    page.item("-f, --flag", "What it does. " * 8)
+    page.item("-f, --flag", "What this does. " * 8)
     page.code("dlctl x |\n  cat '-'")
     assert to_text(str(page)) == (
         "NAME\n\n"
         "       dlctl-x - it's bold and \\ a backslash\n\n"
         "       .not a command\n\n"
         "       -f, --flag\n"
-        "              What it does. What it does. What it does. What it does.\n"
-        "              What it does. What it does. What it does. What it does.\n\n"
+        "              What this does. What this does. What this does. What this does.\n"
+        "              What this does. What this does. What this does. What this does.\n\n"
         "           dlctl x |\n"
         "             cat '-'\n"
     )

@@ -16,6 +16,9 @@ from daemons.worker.data import PortionLoader
 from daemons.worker.task import TaskError
 from dlctl.errors import DlctlError
 
+# torch starts its loaders with fork where Python does; newer Pythons remark that threads are about.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
 
 @pytest.fixture(params=[0, 1], ids=["in_process", "one_process"])
 def loader(request: pytest.FixtureRequest):

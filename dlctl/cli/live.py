@@ -1,0 +1,217 @@
+"""Progress of an attached run: one live line on a terminal, plain lines or JSON elsewhere.
+
+Everything here goes to stderr. On a terminal rich draws a bar below the lines that are printed;
+what others wrote never passes through its markup.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from dlctl.cli import console, report, values
+from dlctl.cli.snapshot import Snapshot
+
+PLAIN_EVERY_S = 10.0
+WAIT_TOLD_EVERY_S = 15.0
+TELL_AFTER_S = 2.0
+"""A wait for nobody in particular is not worth a line before."""
+BAR_WIDTH = 24
+
+
+class Progress(Protocol):
+    def phase(self, state: str, waiting: str, waited_s: float) -> None:
+        """The run is on its way to something (ready, stopped) and waits for somebody."""
+        ...
+
+    def show(self, snapshot: Snapshot) -> None:
+        """How far the training is."""
+        ...
+
+    def line(self, text: str) -> None:
+        """A line that stays (may be styled, is escaped already)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def open_progress() -> Progress:
+    """The one that --progress asks for, else what stderr can show."""
+    style = console.progress_style()
+    if style == "tty":
+        return Bar()
+    if style == "quiet":
+        return Quiet()
+    return Json() if style == "json" else Plain()
+
+
+def fields(snapshot: Snapshot) -> dict[str, Any]:
+    """What the line shows, as plain values."""
+    workers = [report.metrics(row) for row in snapshot.daemons if row.get("role") == "worker"]
+    run = snapshot.run
+    return {
+        "state": snapshot.state,
+        "step": run.get("step"),
+        "data_epoch": run.get("data_epoch"),
+        "progress": run.get("progress"),
+        "loss": run.get("loss"),
+        "staleness_mean": _mean(workers, "staleness_mean"),
+        "push_bytes_per_s": _sum(workers, "push_bytes_per_s"),
+        "fetch_bytes_per_s": _sum(workers, "fetch_bytes_per_s"),
+        "samples_per_s": run.get("samples_per_s"),
+        "evaluation": run.get("evaluation"),
+        "waiting": run.get("waiting"),
+    }
+
+
+def text(shown: Mapping[str, Any]) -> str:
+    """The fields in a line, for people."""
+    parts = [
+        f"step {values.count(shown['step'])}",
+        f"epoch {values.fixed(shown['data_epoch'], 2)}",
+        f"loss {values.decimal(shown['loss'])}",
+        f"stale {values.fixed(shown['staleness_mean'], 1)}",
+        f"push {values.rate(shown['push_bytes_per_s'])}",
+        f"fetch {values.rate(shown['fetch_bytes_per_s'])}",
+        f"{values.fixed(shown['samples_per_s'], 0)} samples/s",
+    ]
+    if isinstance(shown["evaluation"], Mapping):
+        parts.append(console.escape(values.evaluation(shown["evaluation"])))
+    if report.text(shown["waiting"]):
+        parts.append(f"waits for {report.text(shown['waiting'])}")
+    return "  ".join(parts)
+
+
+def _numbers(rows: list[Any], key: str) -> list[float]:
+    return [n for row in rows if (n := values.number(row.get(key))) is not None]
+
+
+def _mean(rows: list[Any], key: str) -> float | None:
+    found = _numbers(rows, key)
+    return sum(found) / len(found) if found else None
+
+
+def _sum(rows: list[Any], key: str) -> float | None:
+    found = _numbers(rows, key)
+    return sum(found) if found else None
+
+
+# ---------------------------------------------------------------- the four ways to show it
+
+
+class Plain:
+    """A line whenever something changes, and every ten seconds while training goes on."""
+
+    def __init__(self) -> None:
+        self._waiting: tuple[str, str] | None = None
+        self._told_at = -PLAIN_EVERY_S
+        self._evaluation: Any = None
+
+    def phase(self, state: str, waiting: str, waited_s: float) -> None:
+        now = time.monotonic()
+        if not waiting and waited_s < TELL_AFTER_S:
+            return
+        if (state, waiting) != self._waiting or now - self._told_at > WAIT_TOLD_EVERY_S:
+            self._waiting, self._told_at = (state, waiting), now
+            whom = f"  waits for {console.escape(waiting)}" if waiting else ""
+            self.line(f"{console.escape(state)}{whom}  {values.duration(waited_s)}")
+
+    def show(self, snapshot: Snapshot) -> None:
+        shown, now = fields(snapshot), time.monotonic()
+        if now - self._told_at >= PLAIN_EVERY_S or shown["evaluation"] != self._evaluation:
+            self._told_at, self._evaluation = now, shown["evaluation"]
+            self.line(text(shown))
+
+    def line(self, text: str) -> None:
+        console.note(text)
+
+    def close(self) -> None:
+        return
+
+
+class Json(Plain):
+    """The same as JSON lines, for programs that watch stderr."""
+
+    def phase(self, state: str, waiting: str, waited_s: float) -> None:
+        if (state, waiting) != self._waiting:
+            self._waiting = state, waiting
+            self._write({"state": state, "waiting": waiting, "waited_s": round(waited_s, 3)})
+
+    def show(self, snapshot: Snapshot) -> None:
+        now = time.monotonic()
+        if now - self._told_at >= 1.0:
+            self._told_at = now
+            self._write(fields(snapshot))
+
+    def line(self, text: str) -> None:
+        self._write({"text": text})
+
+    def _write(self, value: Mapping[str, Any]) -> None:
+        console.note(json.dumps({"schema": "dlctl.progress/1", **value}))
+
+
+class Quiet:
+    def phase(self, state: str, waiting: str, waited_s: float) -> None:
+        return
+
+    def show(self, snapshot: Snapshot) -> None:
+        return
+
+    def line(self, text: str) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+class Bar:
+    """One line that is drawn again and again, with a bar if we know how far it is."""
+
+    def __init__(self) -> None:
+        import sys
+
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+        color = console.shows_color(err=True)
+        self._console = Console(
+            file=sys.stderr, force_terminal=True, no_color=not color, highlight=False, markup=False
+        )
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(BAR_WIDTH),
+            TextColumn("{task.fields[text]}", markup=False),
+            console=self._console,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            refresh_per_second=8,
+        )
+        self._task = self._progress.add_task("", total=None, text="")
+        self._progress.start()
+
+    def phase(self, state: str, waiting: str, waited_s: float) -> None:
+        whom = f"waits for {console.escape(waiting)}  " if waiting else ""
+        self._update(state, None, f"{whom}{values.duration(waited_s)}")
+
+    def show(self, snapshot: Snapshot) -> None:
+        shown = fields(snapshot)
+        self._update(snapshot.state, values.number(shown["progress"]), text(shown))
+
+    def _update(self, state: str, done: float | None, text: str) -> None:
+        total = None if done is None else 1.0
+        description = console.escape(state)
+        self._progress.update(
+            self._task, description=description, total=total, completed=done or 0.0, text=text
+        )
+
+    def line(self, text: str) -> None:
+        from rich.text import Text
+
+        self._console.print(Text.from_ansi(text), soft_wrap=True)
+
+    def close(self) -> None:
+        self._progress.stop()

@@ -1,0 +1,156 @@
+"""`dlctl run`: a job in the foreground. Ctrl-C stops it, saving; twice kills it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dlctl.cli import console, report, values
+from dlctl.cli.group import command as make_command
+from dlctl.cli.interrupts import Interrupted, Interrupts
+from dlctl.cli.snapshot import Snapshot, load, read_job
+from dlctl.errors import JobFailed, NotRunning, TimedOut
+
+if TYPE_CHECKING:
+    from dlctl.cli.launching import Launched
+    from dlctl.cli.live import Progress
+
+POLL_S = 0.2
+LOOK_S = 0.5
+LEVEL = "warning"
+SIGNALLED = 128
+"""A program that ended because of a signal has this plus its number as exit code."""
+
+
+@make_command(
+    "run",
+    examples=[
+        ("dlctl run job.toml", "train; Ctrl-C saves and stops"),
+        ("dlctl run --fresh job.toml", "from the beginning, not from the last checkpoint"),
+        ("dlctl run job.toml --progress plain", "lines instead of a bar, for log files"),
+    ],
+    see_also=["start", "status", "checkpoint"],
+)
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--fresh", is_flag=True, help="Begin a new run even if one could be resumed.")
+@click.option("--timeout", metavar="TIME", help="Stop if it is not ready by then (exit code 6).")
+@click.pass_context
+def command(ctx: click.Context, file: Path, fresh: bool, timeout: str | None) -> None:
+    """Start a job, stream its logs, stop it on Ctrl-C.
+
+    Shows warnings and errors of all daemons, and how far the training is. The exit code is that of
+    the job: 0 if it has finished, 7 if it failed, 3 if somebody else stopped it, 130 after Ctrl-C.
+    Ctrl-C saves a checkpoint and stops; once more kills. Started again, the job goes on from there.
+    """
+    from dlctl.cli import launching, live
+
+    limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
+    with Interrupts() as interrupts:
+        launched = launching.launch(file, fresh=fresh)
+        if launched.process is None:
+            _tell_next(load(launched.directory), file)
+            return
+        progress = live.open_progress()
+        try:
+            interrupts.arm()
+            snapshot = _attend(launched, limit_s, progress)
+        except (Interrupted, TimedOut) as end:
+            progress.close()
+            snapshot = _stop(launched.directory, interrupts)
+            _summary(snapshot, file)
+            if isinstance(end, TimedOut):
+                raise TimedOut(f"{snapshot.run_id} was not ready in time and was stopped") from None
+            ctx.exit(SIGNALLED + end.signal)
+        finally:
+            progress.close()
+    _summary(snapshot, file)
+    _exit_as_the_job(snapshot)
+
+
+# ---------------------------------------------------------------- while it runs
+
+
+def _attend(launched: Launched, limit_s: float | None, progress: Progress) -> Snapshot:
+    """From the start to the end: warnings as they come, and how far it is."""
+    from dlctl.cli import logfiles, loglines, starting, stop
+
+    directory = launched.directory
+    names = list(load(directory).roles())
+    printer = loglines.Printer(load(directory), max(map(len, names)))
+    follower = logfiles.Follower(directory, names)
+    test = loglines.wanted(LEVEL, None, None, None)
+    snapshot = starting.wait_ready(launched, limit_s, progress)
+    look_at = 0.0
+    while True:
+        for line in follower.poll() if snapshot.is_live else follower.rest():
+            if test is None or test(line):
+                progress.line(printer.text(line))
+        if not snapshot.is_live:
+            return stop.settle(snapshot)
+        if time.monotonic() >= look_at:
+            look_at = time.monotonic() + LOOK_S
+            snapshot = load(directory)
+            progress.show(snapshot)
+        time.sleep(POLL_S)
+
+
+def _stop(directory: Path, interrupts: Interrupts) -> Snapshot:
+    """Stop in order; if the user is in more of a hurry than that, kill."""
+    from dlctl.cli import stop
+
+    snapshot = load(directory)
+    grace_s = values.number(read_job(directory).get("timeouts", {}).get("grace_s")) or 30.0
+    console.note("\nstopping: the last steps, a checkpoint, the end; Ctrl-C again kills at once")
+    try:
+        if not snapshot.is_live:
+            return stop.settle(snapshot)
+        return stop.stop(snapshot, checkpoint=True, grace_s=grace_s, kill=False)
+    except Interrupted:
+        interrupts.disarm()
+        console.note("\nkilling")
+        return stop.stop(load(directory), checkpoint=False, grace_s=0.0, kill=True)
+
+
+# ---------------------------------------------------------------- when it has ended
+
+
+def _summary(snapshot: Snapshot, file: Path) -> None:
+    """What came of it (on stdout), and what to type next."""
+    console.out("\n".join(report.head(snapshot)), flush=True)
+    _tell_next(snapshot, file)
+
+
+def _tell_next(snapshot: Snapshot, file: Path) -> None:
+    job = f"-j {snapshot.run_id}"
+    commands = []
+    if snapshot.is_live:
+        commands += [(f"dlctl logs -f {job}", "follow it"), (f"dlctl stop {job}", "stop it")]
+    elif isinstance(snapshot.run.get("checkpoint"), dict):
+        export = f"dlctl checkpoint export {job} -o model.safetensors"
+        commands.append((export, "the model for torch"))
+    if snapshot.state == "finished":
+        commands.append((f"dlctl run --fresh {file}", "train anew"))
+        commands.append((f"dlctl run {file}", "train on, with a later stop in [job]"))
+    elif not snapshot.is_live:
+        commands.append((f"dlctl run {file}", "go on from the last checkpoint"))
+    commands.append((f"dlctl status {job}", "rates, staleness and troubles of every daemon"))
+    commands.append((f"dlctl events {job}", "what happened, in order"))
+    width = max(len(command) for command, _ in commands)
+    for command, what in commands:
+        console.note(console.escape(f"  {command:<{width}}  {what}"))
+
+
+def _exit_as_the_job(snapshot: Snapshot) -> None:
+    if snapshot.state == "finished":
+        return
+    if snapshot.state != "failed":
+        raise NotRunning(f"{snapshot.run_id} was {snapshot.state} before it had finished")
+    from dlctl.cli import starting
+
+    raise JobFailed(
+        f"{snapshot.run_id} failed: {snapshot.reason}{starting.quoted(snapshot)}",
+        hint=f"dlctl logs --failed -j {snapshot.run_id}",
+    )

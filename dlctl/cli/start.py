@@ -1,0 +1,79 @@
+"""`dlctl start`: a job in the background; returns when it is ready."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from dlctl.cli import console, values
+from dlctl.cli.group import command as make_command
+from dlctl.cli.snapshot import Snapshot
+from dlctl.errors import UsageError
+
+
+@make_command(
+    "start",
+    examples=[
+        ("dlctl start job.toml", "start it, or go on from its last checkpoint"),
+        ("dlctl start --fresh job.toml", "a new run from the beginning"),
+        ("dlctl start -f job.toml", "and follow its logs; Ctrl-C only leaves"),
+    ],
+    see_also=["run", "status", "stop"],
+)
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--fresh", is_flag=True, help="Begin a new run even if one could be resumed.")
+@click.option("--timeout", metavar="TIME", help='Give up waiting after "90s", "5m" (exit code 6).')
+@click.option("-d", "--no-wait", is_flag=True, help="Return at once, before it is ready.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the logs when it is ready.")
+def command(file: Path, fresh: bool, timeout: str | None, no_wait: bool, follow: bool) -> None:
+    """Start a job in the background; wait until it is ready.
+
+    A job that was stopped or has failed goes on from its newest good checkpoint. Starting a job
+    that runs already does nothing. If a daemon fails while the job starts, its last lines are shown
+    and nothing is left running.
+    """
+    from dlctl.cli import launching, live, starting
+
+    if no_wait and follow:
+        raise UsageError("--no-wait and --follow exclude each other")
+    limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
+    began = time.monotonic()
+    launched = launching.launch(file, fresh=fresh)
+    if console.is_quiet():
+        console.out(launched.directory.name, flush=True)
+    if no_wait:
+        console.note(f"{console.escape(launched.directory.name)} starts in the background")
+        return
+    progress = live.open_progress()
+    try:
+        snapshot = starting.wait_ready(launched, limit_s, progress)
+    finally:
+        progress.close()
+    if launched.process is not None:
+        console.note(starting.ready_line(snapshot, time.monotonic() - began))
+    _tell(snapshot)
+    if follow and snapshot.is_live:
+        _follow(snapshot)
+
+
+def _tell(snapshot: Snapshot) -> None:
+    """What to type next."""
+    job = f"-j {snapshot.run_id}"
+    if snapshot.is_live:
+        commands = (
+            f"status: dlctl status {job}   logs: dlctl logs -f {job}   stop: dlctl stop {job}"
+        )
+        console.note(f"Running in the background.  {commands}")
+    else:
+        console.note(f"status: dlctl status {job}   model: dlctl checkpoint export {job} -o FILE")
+
+
+def _follow(snapshot: Snapshot) -> None:
+    from dlctl.cli import loglines
+    from dlctl.cli.logs import follow_logs
+
+    names = list(snapshot.roles())
+    printer = loglines.Printer(snapshot, max(map(len, names), default=0))
+    follow_logs(snapshot, names, 10, None, printer)

@@ -1,0 +1,162 @@
+"""How daemons come into a run: started, registered, and told of each other.
+
+A process registers under the name and incarnation it was started with; only then a worker's slot
+gets a new epoch, or a server's shard a new generation. The first worker that has built the model
+fixes its layout. Then every server is told its slice, and when all of them serve, the workers are
+told where.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dlctl import messages as m
+from dlctl.config import JobFile
+from dlctl.errors import DlctlError
+from dlctl.flat import Layout, shard_bounds
+from dlctl.machine import Peer
+from dlctl.messages import Json
+from dlctl.roles.journal import History, IssueTerm
+from dlctl.roles.membership import Daemon, Membership
+from dlctl.roles.token import sign
+from dlctl.units import parse_rate
+
+FRESH = "start with --fresh to begin a new run"
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What earlier executions of this run have left on record."""
+
+    terms: dict[str, int] = field(default_factory=dict)
+    incarnations: dict[str, int] = field(default_factory=dict)
+    checkpoints: int = 0
+    """Number of the newest checkpoint that there has been."""
+    restore: str = ""
+    """Directory of the checkpoint to go on from, or ""."""
+    manifest: Json = field(default_factory=dict)
+
+
+class Arrivals:
+    def __init__(
+        self,
+        desk: History,
+        members: Membership,
+        run_id: str,
+        job: JobFile,
+        key: bytes,
+        past: Past,
+    ) -> None:
+        self.desk = desk
+        self.members = members
+        self.run_id = run_id
+        self.job = job
+        self.key = key
+        self.past = past
+        self.layout: Layout | None = None
+        self._bytes = b""
+        self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
+        self._terms = dict(past.terms)
+
+    # ------------------------------------------------------------ processes
+
+    def spawn(self, daemon: Daemon, now: float) -> None:
+        """Have the agent start the next incarnation."""
+        daemon.begin(now)
+        text = f"{daemon.name} starts, incarnation {daemon.incarnation}"
+        self.desk.event("start", daemon.name, text)
+        message = m.Spawn(daemon.name, daemon.role, daemon.incarnation)
+        self.desk.ask(("spawn", daemon.name), "agent-0", message, now)
+
+    def on_spawned(self, message: m.Spawned, now: float) -> None:
+        daemon = self.members.get(message.name, message.incarnation)
+        if daemon is not None:
+            self.desk.outstanding.done(("spawn", message.name), now)
+            daemon.pid = message.pid
+
+    def on_register(self, peer: Peer, message: m.Register, now: float) -> Daemon | None:
+        """The daemon, if it is the incarnation that was started last; any other is sent away."""
+        daemon = self.members.get(message.name, message.incarnation)
+        if message.run_id != self.run_id or daemon is None or not daemon.alive:
+            self.desk.send(peer, m.Dismiss(f"{message.name} is not (or no longer) of this run"))
+            return None
+        daemon.heard(peer, now)
+        daemon.host, daemon.pid = message.host, message.pid
+        if not daemon.registered:
+            daemon.registered = True
+            self._issue_term(daemon)
+        self._welcome(daemon)
+        if daemon.role == "server":
+            self.assign(now)
+        return daemon
+
+    def _issue_term(self, daemon: Daemon) -> None:
+        if daemon.role != "agent":
+            daemon.term = self._terms.get(daemon.name, 0) + 1
+            self._terms[daemon.name] = daemon.term
+            self.desk.do(IssueTerm(daemon.name, daemon.term))
+
+    def _welcome(self, daemon: Daemon) -> None:
+        token, settings = b"", daemon.settings
+        if daemon.role == "worker":
+            token = sign(self.key, self.run_id, daemon.index, daemon.term)
+            limits = self.job.limits
+            limited = {"push": parse_rate(limits.push), "fetch": parse_rate(limits.fetch)}
+            settings = limited | settings
+        welcome = m.Welcome(daemon.name, daemon.index, daemon.term, token, settings)
+        self.desk.send(daemon.name, welcome)
+
+    # ------------------------------------------------------------ the model and the servers
+
+    def on_model(self, worker: Daemon, layout: bytes, now: float) -> None:
+        """Raises DlctlError if this is not the model that the others, or the checkpoint, have."""
+        if self.layout is None:
+            self.layout, self._bytes = Layout.from_bytes(layout), layout
+            if self._before is not None and self.layout != self._before:
+                raise DlctlError(
+                    "the task builds another model than the one in the checkpoint", hint=FRESH
+                )
+        if layout != self._bytes:
+            raise DlctlError(
+                f"{worker.name} built another model than the first worker",
+                hint="model() must build the same layers every time it is called",
+            )
+        worker.model_ready = True
+        self.assign(now)
+        self.introduce()
+
+    def assign(self, now: float) -> None:
+        """Tell every server what it owns, as soon as the size of the model is known."""
+        if self.layout is None:
+            return
+        servers = self.members.of("server")
+        bounds = shard_bounds(self.layout.size(), len(servers))
+        for server, (lo, hi) in zip(servers, bounds, strict=True):
+            key = ("assign", server.name)
+            if server.registered and not server.address and key not in self.desk.outstanding:
+                assign = m.Assign(lo, hi, self._bytes, self.past.restore)
+                self.desk.ask(key, server.name, assign, now)
+
+    def on_serving(self, peer: Peer, message: m.Serving, now: float) -> None:
+        server = self.members.get(message.name)
+        if server is not None and server.peer == peer:
+            self.desk.outstanding.done(("assign", server.name), now)
+            server.address, server.state = message.address, "running"
+            self.introduce()
+
+    def introduce(self) -> None:
+        """Tell the workers that wait for it where the servers are, once all of these serve."""
+        addresses = tuple(server.address for server in self.members.of("server"))
+        if not all(addresses):
+            return
+        for worker in self.members.of("worker"):
+            if worker.model_ready and not worker.asked_for_data:
+                self.desk.send(worker.name, self._topology(worker, addresses))
+
+    def _topology(self, worker: Daemon, addresses: tuple[str, ...]) -> m.Topology:
+        """Residuals are restored once: a replacement must not add what was pushed since then."""
+        first_of_this_execution = worker.term == self.past.terms.get(worker.name, 0) + 1
+        initialise = worker.index == 0 and not self.past.restore
+        return m.Topology(
+            addresses, initialise, self.past.restore if first_of_this_execution else ""
+        )

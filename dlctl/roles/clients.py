@@ -1,0 +1,52 @@
+"""Requests of the command line. A client repeats a request under one number until an answer."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from dlctl.errors import DlctlError
+from dlctl.machine import Peer
+from dlctl.messages import Json, Reply, Request
+from dlctl.roles.desk import Desk
+
+ANSWERS_KEPT = 256
+Verb = Callable[[Request, float], None]
+
+
+class Clients:
+    def __init__(self, desk: Desk, verbs: dict[str, Verb]) -> None:
+        self.desk = desk
+        self.verbs = verbs
+        self._peers: OrderedDict[int, Peer] = OrderedDict()
+        self._answers: dict[int, Reply] = {}
+
+    def on_request(self, peer: Peer, request: Request, now: float) -> None:
+        """Do what is asked, once; a repeated request gets the answer as it stands."""
+        known = request.request in self._answers
+        self._peers[request.request] = peer
+        if known:
+            self.desk.send(peer, self._answers[request.request])
+            return
+        self.answer(request.request, False, "", {"phase": "received"})
+        try:
+            self._verb(request.verb)(request, now)
+        except DlctlError as error:
+            self.answer(request.request, True, error.message, {})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            self.answer(request.request, True, f"the request is not valid: {error}", {})
+        while len(self._peers) > ANSWERS_KEPT:
+            oldest, _ = self._peers.popitem(last=False)
+            del self._answers[oldest]
+
+    def _verb(self, name: str) -> Verb:
+        if name not in self.verbs:
+            raise DlctlError(f'the coordinator does not know the request "{name:.40}"')
+        return self.verbs[name]
+
+    def answer(self, request: int, done: bool, error: str, result: Json) -> None:
+        """Tell the client how far its request is, or how it ended."""
+        if request in self._peers:
+            reply = Reply(request, done, error, result)
+            self._answers[request] = reply
+            self.desk.send(self._peers[request], reply)

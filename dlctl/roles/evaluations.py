@@ -1,0 +1,44 @@
+"""Evaluations: one worker at a time runs the task's `evaluate` on what the servers have."""
+
+from __future__ import annotations
+
+from dlctl import messages as m
+from dlctl.messages import Json
+from dlctl.roles.desk import Desk
+from dlctl.roles.membership import Membership
+
+EVALUATE_S_MAX = 600.0
+
+
+class Evaluations:
+    def __init__(self, desk: Desk, members: Membership) -> None:
+        self.desk = desk
+        self.members = members
+        self.newest: Json | None = None
+        """Metrics of the last one, and the step it was made at."""
+        self.worker = ""
+        """Who evaluates now; "" if nobody does."""
+        self._number = 0
+
+    def begin(self, now: float) -> None:
+        """Ask the first worker that lives, unless an evaluation is under way."""
+        able = [d.name for d in self.members.of("worker") if d.alive and d.asked_for_data]
+        if able and not self.worker:
+            self._number += 1
+            self.worker = able[0]
+            self.desk.ask("evaluate", self.worker, m.Evaluate(self._number), now)
+
+    def on_evaluated(self, message: m.Evaluated, step: int, now: float) -> Json | None:
+        """The metrics, if this is the answer that is waited for."""
+        if not self.worker or message.evaluation != self._number:
+            return None
+        self.desk.outstanding.done("evaluate", now)
+        self.worker = ""
+        if message.metrics:
+            self.newest = message.metrics | {"step": step}
+        return message.metrics
+
+    def gone(self, name: str) -> None:
+        if name == self.worker:
+            self.desk.outstanding.drop("evaluate")
+            self.worker = ""

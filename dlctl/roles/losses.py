@@ -1,0 +1,93 @@
+"""Daemons that are silent, die, or say that they cannot go on; and what follows for the run.
+
+A worker is replaced, with growing pauses and not for ever; the others do not wait for it. A server
+takes its shard with it, an agent its daemons: the run ends, and can go on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlctl import messages as m
+from dlctl.machine import Peer
+from dlctl.roles.journal import KillAgent
+from dlctl.roles.membership import Daemon
+
+if TYPE_CHECKING:
+    from dlctl.roles.coordinator import Coordinator
+
+SLOW_S = 5.0
+"""Without a word from a daemon after which `status` calls it slow."""
+
+
+class Losses:
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.of = coordinator
+        self.desk = coordinator.desk
+        self.members = coordinator.members
+        self.limit_s = coordinator.job.timeouts.silent_s
+
+    def watch(self, daemon: Daemon, now: float) -> None:
+        """A daemon that does not say a word is first slow, then killed: its exit does the rest."""
+        silent_s = now - daemon.heard_at
+        if daemon.state == "running" and silent_s > SLOW_S:
+            daemon.state = "slow"
+        if not daemon.alive or not daemon.registered or silent_s <= self.limit_s:
+            return
+        daemon.heard_at = now  # Once per limit.
+        text = f"no word from {daemon.name} for {self.limit_s:.0f} s: it is killed"
+        self.desk.event("silent", daemon.name, text)
+        if daemon.role == "agent":
+            self.desk.do(KillAgent(daemon.name))
+        else:
+            self.desk.send("agent-0", m.Kill(daemon.name, daemon.incarnation, 9))
+
+    def on_exited(self, peer: Peer, message: m.ProcessExited, now: float) -> None:
+        """An agent's word about one of its daemons; repeated until it is noted."""
+        self.desk.send(peer, m.ExitNoted(message.name, message.incarnation))
+        self.on_exit(message.name, message.incarnation, message.status, message.last_lines, now)
+
+    def on_exit(
+        self, name: str, incarnation: int, status: int, last_lines: tuple[str, ...], now: float
+    ) -> None:
+        daemon = self.members.get(name, incarnation)
+        if daemon is None or not daemon.alive:
+            return
+        daemon.ended(status, last_lines, now)
+        for key in ("spawn", "assign"):
+            self.desk.outstanding.drop((key, name))
+        assert daemon.last_exit is not None
+        text = f"{name} ended: {daemon.last_exit['text']}"
+        self.desk.event("exit", name, text, last_lines=list(last_lines[-5:]))
+        self.of.checkpointing.on_gone(name, now)
+        self.of.evaluations.gone(name)
+        if daemon.role == "worker":
+            self._lose_worker(daemon, now)
+        else:
+            what = "its shard is lost" if daemon.role == "server" else "its daemons are orphans"
+            self.of.end("failed", f"{text}; {what}", now)
+
+    def _lose_worker(self, worker: Daemon, now: float) -> None:
+        """The others go on: its portions are leased again, barriers do not count it any more."""
+        portions = self.of.work.gone(worker.index, now)
+        self.of.tell_members()
+        if self.of.ending is not None:
+            return
+        if worker.error:
+            self.of.end("failed", f"{worker.name}: {worker.error}", now)
+        elif worker.restarts >= self.of.job.workers.restarts_max:
+            self.of.end("failed", f"{worker.name} died {worker.restarts + 1} times", now)
+        else:
+            worker.back_off(now)
+            text = f"{portions} portions of {worker.name} are leased again"
+            self.desk.event("lost", worker.name, text)
+
+    def on_failed(self, peer: Peer, message: m.Failed, now: float) -> None:
+        """A daemon's last words: the user's error, with the traceback in the user's code."""
+        daemon = self.members.get(message.name)
+        if daemon is None or daemon.peer != peer:
+            return
+        daemon.error = message.error
+        self.desk.event("error", message.name, message.error, detail=message.detail)
+        if message.fatal:
+            self.of.end("failed", f"{message.name}: {message.error}", now)

@@ -1,0 +1,242 @@
+"""A network in virtual time: latency, jitter, bandwidth, loss, repetition, reordering, one-way cuts.
+
+Connections behave as ZeroMQ's do. A connection is asked for by one side, which gives its peer a name;
+the other side knows it by an opaque id and can only reply. A restarted listener knows its connections
+by new ids. Each direction is first in, first out, and what cannot be delivered is lost without a word.
+Every message goes through the real `dlctl.wire`. As with a zero-copy send, its arrays are not copied
+before they arrive: a role that changes them too early is found out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from dlctl import wire
+from dlctl.machine import Peer
+from dlctl.messages import Message
+from dlctl.sim.timeline import Timeline
+
+RECONNECT_S = 0.1
+"""From a broken connection to a new one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One direction between two daemons."""
+
+    latency_s: float = 0.0005
+    jitter_s: float = 0.0
+    """Up to this is added to the latency, evenly distributed."""
+    bytes_per_s: float | None = None
+    loss: float = 0.0
+    """Probability that a message is lost; likewise the next two."""
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    """A reordered message arrives up to `late_s` later than it should, behind others."""
+    late_s: float = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkOptions:
+    link: Link = Link()
+    """Every direction that has no entry in `links`."""
+    links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
+    """(from, to) by the names of daemons."""
+
+
+class Endpoint(Protocol):
+    """A process, as the network sees it."""
+
+    name: str
+    alive: bool
+
+    def deliver(self, peer: Peer, message: Message) -> None: ...
+
+
+@dataclass(slots=True)
+class _Direction:
+    """One half of a connection."""
+
+    busy_until: float = 0.0
+    last_arrival: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    client: Endpoint
+    peer: str
+    """What the client calls the other side."""
+    address: str
+    id: bytes = b""
+    """What the listener calls the client."""
+    listener: Endpoint | None = None
+    """The process that gave out the id."""
+    broken: int = 0
+    """How often it broke: what was under way then is lost."""
+    up: _Direction = field(default_factory=_Direction)
+    down: _Direction = field(default_factory=_Direction)
+
+
+class Network:
+    """`note` takes the lines of the trace."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        options: NetworkOptions,
+        rng: np.random.Generator,
+        note: Callable[[str], None],
+    ) -> None:
+        self.timeline = timeline
+        self.options = options
+        self.rng = rng
+        self.healed = False
+        """From now on nothing is lost, repeated or reordered; latency and bandwidth stay."""
+        self.messages: Counter[str] = Counter()
+        """Sent, by type; likewise the bytes, and what became of some."""
+        self.nbytes: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
+        self.repeated: Counter[str] = Counter()
+        self._note = note
+        self._listeners: dict[str, Endpoint] = {}
+        self._outgoing: dict[tuple[int, str], Connection] = {}
+        self._incoming: dict[bytes, Connection] = {}
+        self._cuts: Counter[tuple[str, str]] = Counter()
+        self._ids = 0
+
+    # ------------------------------------------------------------ connections
+
+    def listen(self, address: str, endpoint: Endpoint) -> None:
+        self._listeners[address] = endpoint
+
+    def connect(self, client: Endpoint, peer: str, address: str) -> None:
+        """From now on messages of `client` to `peer` go to `address`."""
+        self._outgoing[id(client), peer] = Connection(client, peer, address)
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """A process has ended: nobody listens there, and its connections are closed."""
+        for address in [a for a, e in self._listeners.items() if e is endpoint]:
+            del self._listeners[address]
+        for key, connection in list(self._outgoing.items()):
+            if connection.client is endpoint:
+                self._incoming.pop(connection.id, None)
+                del self._outgoing[key]
+
+    def reset(self, client: str) -> None:
+        """Break all connections that a daemon has made; it is somebody else for its peers then."""
+        for connection in self._outgoing.values():
+            if connection.client.name == client:
+                self._incoming.pop(connection.id, None)
+                connection.broken += 1
+                connection.listener = None
+                connection.up.last_arrival = self.timeline.now + RECONNECT_S
+
+    # ------------------------------------------------------------ faults
+
+    def cut(self, source: str, target: str) -> None:
+        """Lose everything from `source` to `target`, one way, until as many `heal` calls."""
+        self._cuts[source, target] += 1
+
+    def heal(self, source: str, target: str) -> None:
+        self._cuts[source, target] -= 1
+
+    # ------------------------------------------------------------ messages
+
+    def send(self, source: Endpoint, peer: Peer, message: Message) -> None:
+        """Send and forget, as `daemons.transport` does."""
+        frames = wire.encode(message)
+        if isinstance(peer, bytes):
+            connection = self._incoming.get(peer)
+            if connection is None or connection.listener is not source:
+                self._lose(source.name, "nobody", message, "no connection")
+                return
+            self._transmit(connection, False, source.name, connection.client.name, message, frames)
+            return
+        connection = self._outgoing.get((id(source), peer))
+        if connection is None:
+            self._lose(source.name, peer, message, "no connection")
+            return
+        self._transmit(connection, True, source.name, peer, message, frames)
+
+    def _transmit(
+        self,
+        connection: Connection,
+        upward: bool,
+        source: str,
+        target: str,
+        message: Message,
+        frames: wire.Frames,
+    ) -> None:
+        kind, nbytes = type(message).__name__, sum(len(frame) for frame in frames)
+        self.messages[kind] += 1
+        self.nbytes[kind] += nbytes
+        link = self.options.links.get((source, target), self.options.link)
+        if self._cuts[source, target] > 0 or self._happens(link.loss):
+            self._lose(source, target, message, "lost")
+            return
+        self._note(f"{source} > {target} {kind} {nbytes}")
+        way = connection.up if upward else connection.down
+        for arrival in self._arrivals(link, way, kind, nbytes):
+            broken = connection.broken
+
+            def arrive() -> None:
+                if connection.broken == broken:
+                    self._arrive(connection, upward, source, target, message, frames)
+                else:
+                    self._lose(source, target, message, "broken")
+
+            self.timeline.at(arrival, arrive)
+
+    def _arrivals(self, link: Link, way: _Direction, kind: str, nbytes: int) -> list[float]:
+        """When the message arrives; twice if it is repeated on the way."""
+        start = max(self.timeline.now, way.busy_until)
+        way.busy_until = start + (nbytes / link.bytes_per_s if link.bytes_per_s else 0.0)
+        arrival = way.busy_until + link.latency_s
+        if link.jitter_s:
+            arrival += link.jitter_s * self.rng.random()
+        if self._happens(link.reorder):
+            arrival += link.late_s * self.rng.random()
+        else:
+            way.last_arrival = arrival = max(arrival, way.last_arrival)
+        if not self._happens(link.duplicate):
+            return [arrival]
+        self.repeated[kind] += 1
+        return [arrival, arrival + link.late_s * self.rng.random()]
+
+    def _happens(self, probability: float) -> bool:
+        return bool(probability) and not self.healed and self.rng.random() < probability
+
+    def _arrive(
+        self,
+        connection: Connection,
+        upward: bool,
+        source: str,
+        target: str,
+        message: Message,
+        frames: wire.Frames,
+    ) -> None:
+        receiver = self._listeners.get(connection.address) if upward else connection.client
+        if receiver is None or not receiver.alive or self._cuts[source, target] > 0:
+            self._lose(source, target, message, "lost")
+            return
+        peer: Peer = self._id(connection, receiver) if upward else connection.peer
+        receiver.deliver(peer, wire.decode([bytes(frame) for frame in frames]))
+
+    def _id(self, connection: Connection, listener: Endpoint) -> bytes:
+        """The listener's name for a connection: a new one for every process that listens."""
+        if connection.listener is not listener:
+            self._incoming.pop(connection.id, None)
+            self._ids += 1
+            connection.id = b"\x00" + self._ids.to_bytes(4, "big")
+            connection.listener = listener
+            self._incoming[connection.id] = connection
+        return connection.id
+
+    def _lose(self, source: str, target: str, message: Message, why: str) -> None:
+        self.lost[type(message).__name__] += 1
+        self._note(f"{source} > {target} {type(message).__name__} {why}")
