@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 TRAINED = "trained"
@@ -81,7 +80,10 @@ class Layout:
         return Layout.from_rows(json.loads(data))
 
 
-def shard_bounds(size: int, shards: int) -> list[tuple[int, int]]:
-    """Cut `size` elements into contiguous slices (lo, hi) that differ by at most one element."""
-    cuts = [size * i // shards for i in range(shards + 1)]
-    return list(pairwise(cuts))
+def slice_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
+    """(lo, hi) of slice `index` when `size` elements are cut into `parts` slices.
+
+    The slices are contiguous and differ by at most one element: shards, portions and batches are
+    all cut like this, so that none is ever tiny.
+    """
+    return size * index // parts, size * (index + 1) // parts

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -63,6 +64,24 @@ class RunDirectory:
             for line in lines:
                 file.write((line if isinstance(line, str) else json.dumps(line)) + "\n")
         return path
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def dlctl_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """Runs one command line in this process: `dlctl_command("status", "--json").out`."""
+    from dlctl.cli import main
+
+    def command(*arguments: str) -> Ended:
+        code = main.run(list(arguments))
+        return Ended(code, *capsys.readouterr())
+
+    return command
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from daemons.worker.task import TaskError, blame, calling
 from dlctl.errors import DlctlError
+from dlctl.flat import slice_bounds
 
 LOADING_S_MAX = 600
 """For one batch: a sample that cannot leave its process would be waited for without an end."""
@@ -61,7 +62,7 @@ class PortionLoader:
         self._next: tuple[int, int, int, int] | None = None
 
     def batch(self, data_epoch: int, start: int, stop: int, number: int) -> Any:
-        """Batch `number` (from 0) of samples [start, stop); the last one may be smaller.
+        """Batch `number` (from 0) of samples [start, stop), cut by `slice_bounds`.
 
         Asked for in order, the batches of a portion are loaded ahead; any other order costs a new
         start. Raises TaskError for what the dataset raises.
@@ -91,11 +92,9 @@ class PortionLoader:
         assert self._loader is not None
         self._next = None
         samples = self._order(data_epoch)[start:stop]
-        size = self._batch_size
-        first = number * size
-        self._batches.lists = [
-            samples[i : i + size].tolist() for i in range(first, len(samples), size)
-        ]
+        batches = -(-len(samples) // self._batch_size)
+        bounds = [slice_bounds(len(samples), batches, i) for i in range(number, batches)]
+        self._batches.lists = [samples[lo:hi].tolist() for lo, hi in bounds]
         with calling("starting to load the data"):
             self._stream = iter(self._loader)
 

@@ -166,6 +166,7 @@ class Follower:
         self.run_directory = run_directory
         self.names = names
         self._open: dict[tuple[str, int], _Tail] = {}
+        self._present: set[int] = set()
         for files in self._files():
             for file in files:
                 if file.age == 0:
@@ -176,13 +177,14 @@ class Follower:
         if key not in self._open:
             try:
                 self._open[key] = _Tail(file, last)
+                self._present |= set() if last == 0 else {self._open[key].inode}
             except FileNotFoundError:  # just being rotated: the next poll finds it
                 return
 
-    def has(self, file: LogFile) -> bool:
-        """Whether the lines of this file come (or came) out of `poll`."""
+    def begins_with(self, file: LogFile) -> bool:
+        """Whether the first poll brings (or brought) lines that had been in this file before."""
         try:
-            return file.path.stat().st_ino in {tail.inode for tail in self._open.values()}
+            return file.path.stat().st_ino in self._present
         except FileNotFoundError:
             return False
 

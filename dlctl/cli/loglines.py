@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import Any
 
 from dlctl.cli import console, report, values
 from dlctl.cli.logfiles import TEXT, Line
-from dlctl.cli.snapshot import Snapshot
+from dlctl.cli.snapshot import load
 
 _PALETTE = (39, 75, 114, 141, 44, 176, 108, 147, 37, 180)
 """Of 256 colours: neither red nor yellow, which mean levels."""
@@ -24,10 +25,10 @@ _NO_TIME = " " * len("14:47:35.120")
 class Printer:
     """Prints lines in one of three shapes and remembers which incarnation it was at."""
 
-    def __init__(self, snapshot: Snapshot, width: int, shape: str = "text") -> None:
-        """`shape` is "text", "raw" (no prefix) or "json"; `width` is that of the longest name."""
-        self.snapshot = snapshot
-        self.width = width
+    def __init__(self, directory: Path, names: Collection[str], shape: str = "text") -> None:
+        """For lines of these daemons of a run; `shape` is "text", "raw" (no prefix) or "json"."""
+        self.directory = directory
+        self.width = max(map(len, names), default=0)
         self.shape = shape
         self.incarnations: dict[str, int] = {}
 
@@ -68,7 +69,7 @@ class Printer:
         self.incarnations[line.name] = line.incarnation
         if before is None or before == line.incarnation:
             return
-        row = self.snapshot.daemon(line.name)
+        row = load(self.directory).daemon(line.name)  # as it is now: it has just come back
         last = row.get("last_exit")
         known = row.get("incarnation") == line.incarnation and isinstance(last, dict)
         how = f"exited: {report.exited(last)}; " if known and isinstance(last, dict) else ""

@@ -91,7 +91,7 @@ def command(
         level, moment(since, snapshot.now), moment(until, snapshot.now), _search(grep)
     )
     shape = "json" if as_json else "raw" if raw else "text"
-    printer = loglines.Printer(snapshot, max((len(name) for name in chosen), default=0), shape)
+    printer = loglines.Printer(snapshot.directory, chosen, shape)
     limit = _limit(tail, failed, since)
     if follow:
         follow_logs(snapshot, chosen, limit, test, printer)
@@ -121,7 +121,7 @@ def follow_logs(
             own = [line for line in present if line.name == name]
             own = own if limit is None else own[len(own) - min(limit, len(own)) :]
             left = None if limit is None else limit - len(own)
-            older = [file for file in files if not follower.has(file)]
+            older = [file for file in files if not follower.begins_with(file)]
             lines += logfiles.tail(older, left, test) + own
     printer.show(logfiles.in_order(lines), flush=True)
 

@@ -79,7 +79,7 @@ def _attend(launched: Launched, limit_s: float | None, progress: Progress) -> Sn
 
     directory = launched.directory
     names = list(load(directory).roles())
-    printer = loglines.Printer(load(directory), max(map(len, names)))
+    printer = loglines.Printer(directory, names)
     follower = logfiles.Follower(directory, names)
     test = loglines.wanted(LEVEL, None, None, None)
     snapshot = starting.wait_ready(launched, limit_s, progress)

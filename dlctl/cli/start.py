@@ -75,5 +75,5 @@ def _follow(snapshot: Snapshot) -> None:
     from dlctl.cli.logs import follow_logs
 
     names = list(snapshot.roles())
-    printer = loglines.Printer(snapshot, max(map(len, names), default=0))
+    printer = loglines.Printer(snapshot.directory, names)
     follow_logs(snapshot, names, 10, None, printer)

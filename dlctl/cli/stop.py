@@ -23,6 +23,8 @@ MUTE_S = 5.0
 EXIT_S = 15.0
 """For the coordinator's own end, after it has said that all is done."""
 POLL_S = 0.05
+DRAINING = "draining"
+"""The phase that the grace is for."""
 
 
 @make_command(
@@ -145,7 +147,7 @@ def _kill_all(snapshot: Snapshot) -> None:
 
 
 class Countdown:
-    """Says for whom a stop waits, whenever that changes, and how long it will wait for them."""
+    """Says for whom a stop waits, whenever that changes, and how long it waits for the workers."""
 
     def __init__(self, grace_s: float) -> None:
         self.until = time.monotonic() + grace_s
@@ -153,12 +155,10 @@ class Countdown:
 
     def __call__(self, progress: Mapping[str, Any]) -> None:
         """Take one progress report of the verb "stop": {"phase": text, "waiting": names}."""
-        if "waiting" not in progress:  # only says that the request has arrived
-            return
         phase = str(progress.get("phase", ""))
         waiting = tuple(map(str, progress.get("waiting") or ()))
-        if (phase, waiting) != self.told:
-            self.told = phase, waiting
-            left_s = max(0.0, self.until - time.monotonic())
-            whom = f": {', '.join(waiting)}, {left_s:.0f}s left" if waiting else ""
-            console.note(console.escape(f"{phase or 'stopping'}{whom}"))
+        if not waiting or (phase, waiting) == self.told:
+            return
+        self.told = phase, waiting
+        left = f", {max(0.0, self.until - time.monotonic()):.0f}s left" if phase == DRAINING else ""
+        console.note(console.escape(f"{phase or 'stopping'}: {', '.join(waiting)}{left}"))

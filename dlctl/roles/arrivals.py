@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from dlctl import messages as m
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError
-from dlctl.flat import Layout, shard_bounds
+from dlctl.flat import Layout, slice_bounds
 from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.journal import History, IssueTerm
@@ -130,8 +130,8 @@ class Arrivals:
         if self.layout is None:
             return
         servers = self.members.of("server")
-        bounds = shard_bounds(self.layout.size(), len(servers))
-        for server, (lo, hi) in zip(servers, bounds, strict=True):
+        for server in servers:
+            lo, hi = slice_bounds(self.layout.size(), len(servers), server.index)
             key = ("assign", server.name)
             if server.registered and not server.address and key not in self.desk.outstanding:
                 assign = m.Assign(lo, hi, self._bytes, self.past.restore)

@@ -13,6 +13,8 @@ class AveragedBuffers:
 
     def __init__(self, layout: Layout, initial: Array) -> None:
         self._initial = initial
+        self._finite = np.isfinite(initial)
+        """A mask may hold -inf for good; what began finite has to stay so."""
         self._latest: dict[int, tuple[int, Array]] = {}
         self._floating = np.concatenate(
             [np.full(e.size, e.dtype.startswith(("float", "bfloat"))) for e in layout.entries
@@ -24,8 +26,8 @@ class AveragedBuffers:
         return int(self._initial.size)
 
     def push(self, slot: int, samples: int, values: Array) -> bool:
-        """A replica's buffers after `samples` samples; False if they do not fit this model."""
-        if values.size != self.size or not np.isfinite(values).all():
+        """A replica's buffers after `samples` samples; False if they do not fit or are poison."""
+        if values.size != self.size or not np.isfinite(values[self._finite]).all():
             return False
         self._latest[slot] = (samples, values)
         return True

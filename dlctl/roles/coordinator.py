@@ -288,8 +288,10 @@ class Coordinator:
     def end(
         self, state: str, reason: str, now: float, save: bool = True, grace_s: float | None = None
     ) -> None:
-        """Bring the run to an end; the first reason counts."""
+        """Bring the run to an end. The first reason counts, but a failure on the way out is one."""
         if self.ending is not None:
+            if state == "failed" and self.ending.state != "failed":
+                self.ending.state, self.ending.reason = state, reason
             return
         shards_live = all(s.state in ("running", "slow") for s in self.members.of("server"))
         worked = self.work.released_at is not None and shards_live

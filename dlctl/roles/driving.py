@@ -34,7 +34,8 @@ class Driving:
         if isinstance(request, BatchRequest):
             self._losses = {}
             samples, portion = self.pool.samples, self.pool.portion_samples
-            self.pool = PortionPool(samples, portion, 1.0, request.clock)
+            self.pool = PortionPool(samples, portion, first_epoch=request.clock)
+            self.pool.limit = self.pool.per_epoch
             return
         self._number += 1
         self._partials = {}

@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from dlctl.flat import slice_bounds
+
 
 class Range(NamedTuple):
     """A portion: samples [start, stop) in the shuffled order of `data_epoch`."""
@@ -26,8 +28,9 @@ class PortionPool:
     samples: int
     """Of the dataset."""
     portion_samples: int
-    epochs: float | None = None
-    """How many passes are leased at all; None: no end."""
+    """At most so many in a portion."""
+    limit: float = math.inf
+    """Portions that are leased in all."""
     first_epoch: int = 0
     _next: tuple[int, int] = (0, 0)
     _returned: list[tuple[int, int]] = field(default_factory=list)
@@ -46,11 +49,6 @@ class PortionPool:
     def per_epoch(self) -> int:
         return -(-self.samples // self.portion_samples)
 
-    @property
-    def limit(self) -> float:
-        """Portions that are leased in all."""
-        return math.inf if self.epochs is None else math.ceil(self.epochs * self.per_epoch)
-
     def take(self, slot: int) -> Range | None:
         """Lease the next portion; None if there is none now (others may still come back)."""
         key = self._returned.pop(0) if self._returned else self._advance()
@@ -58,8 +56,7 @@ class PortionPool:
             return None
         self._leased[key] = slot
         epoch, index = key
-        start = index * self.portion_samples
-        return Range(epoch, index, start, min(start + self.portion_samples, self.samples))
+        return Range(epoch, index, *slice_bounds(self.samples, self.per_epoch, index))
 
     def release(self, slot: int) -> list[tuple[int, int]]:
         """The worker of `slot` is gone: its portions that are not done go back."""

@@ -63,7 +63,7 @@ class Losses:
         self.of.evaluations.gone(name)
         if daemon.role == "worker":
             self._lose_worker(daemon, now)
-        else:
+        elif self.of.ending is None:
             what = "its shard is lost" if daemon.role == "server" else "its daemons are orphans"
             self.of.end("failed", f"{text}; {what}", now)
 

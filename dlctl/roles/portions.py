@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dlctl.flat import slice_bounds
 from dlctl.messages import Lease
 
 
@@ -26,10 +27,10 @@ class Portion:
     def batches(self) -> int:
         return -(-(self.lease.stop - self.lease.start) // self.batch_size)
 
-    def batch_samples(self, number: int) -> int:
-        """Samples of one batch; the last one of an epoch may be smaller."""
-        begin = self.lease.start + number * self.batch_size
-        return min(self.batch_size, self.lease.stop - begin)
+    def batch_range(self, number: int) -> tuple[int, int]:
+        """The samples [start, stop) of one batch, at most `batch_size` of them."""
+        lo, hi = slice_bounds(self.lease.stop - self.lease.start, self.batches, number)
+        return self.lease.start + lo, self.lease.start + hi
 
     def is_last(self, number: int) -> bool:
         return number == self.batches - 1

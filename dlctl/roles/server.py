@@ -230,6 +230,8 @@ class Server:
         self.desk.do(Exit(EXIT_FENCED, message.reason))
 
     def _on_shutdown(self, message: m.Shutdown, now: float) -> None:
+        self._report_at = now
+        self._report_if_due(now)
         self.desk.do(Exit(0, message.reason))
 
     def phase(self) -> tuple[str, str]:

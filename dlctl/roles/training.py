@@ -100,7 +100,9 @@ class Training:
         return self._serve_fetch(request, now)
 
     def deadline(self) -> float | None:
-        return self._ask_again_at
+        """When to ask for data again; only while data is what this replica waits for."""
+        waits = isinstance(self._request, NextGradient) and not self._computing
+        return self._ask_again_at if waits and not self.parked and not self._paused else None
 
     def pause(self) -> bool:
         """Leave the model alone until `resume`, if no gradient is being computed now."""
@@ -254,7 +256,8 @@ class Training:
         portion, number = self._computing
         self._computing = None
         if math.isfinite(event.loss) and is_finite(event.gradient):
-            self._accept(event, portion, portion.batch_samples(number))
+            start, stop = portion.batch_range(number)
+            self._accept(event, portion, stop - start)
         else:
             self._refuse(event, portion, number)
         if portion.is_last(number):
@@ -277,10 +280,9 @@ class Training:
         """A NaN would stay in the residual for ever: a poisoned gradient never gets that far."""
         self.nonfinite += 1
         self.nonfinite_in_row += 1
-        lo = portion.lease.start + number * self.portions.batch_size
-        hi = lo + portion.batch_samples(number) - 1
-        epoch = portion.lease.data_epoch
-        self.last_poison = f"loss {event.loss}, samples {lo}..{hi} of the order of epoch {epoch}"
+        start, stop = portion.batch_range(number)
+        where = f"samples {start}..{stop - 1} of the order of epoch {portion.lease.data_epoch}"
+        self.last_poison = f"loss {event.loss}, {where}"
         self.desk.note("warning", f"not finite, not pushed: {self.last_poison}")
 
     def _report_done(self, done: list[Portion], now: float) -> None:

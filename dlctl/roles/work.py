@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dlctl import messages as m
@@ -66,7 +67,8 @@ class Work:
                 hint="start with --fresh to begin a new run",
             )
         portion = self.job.data.portion_batches * self.job.workers.batch_size
-        self._pool = PortionPool(samples, portion, self.job.job.stop.epochs)
+        self._pool = PortionPool(samples, portion)
+        self._pool.limit = _portions(self.job, self._pool.per_epoch)
         if self._restore.get("portion_samples") == portion:
             self._pool.restore(self._restore["complete_epochs"], self._restore["portions"])
         elif self._restore:
@@ -94,8 +96,7 @@ class Work:
         self.released_at = now
         drives = self.side.drive()
         if drives is not None and self._pool is not None:
-            idle = PortionPool(self._pool.samples, self._pool.portion_samples, 1e-9)
-            idle.done_count = 1
+            idle = PortionPool(self._pool.samples, self._pool.portion_samples, limit=0)
             self.driving = Driving(self.desk, drives, self.job.servers.count, idle)
             self.driving.start(now)
         self.grant(now)
@@ -170,13 +171,9 @@ class Work:
         if self.driving is not None:
             return "the method has come to its end" if self.driving.finished else ""
         if self._pool.is_finished():
-            return f"{_number(stop.epochs)} epochs are done"
-        if stop.steps is not None and self.steps >= stop.steps:
-            return f"{self.steps} steps are done"
-        if stop.samples is not None and self.samples >= stop.samples:
-            return f"{self.samples} samples are done"
+            return f"{self._pool.epochs_done():.3g} epochs are done"
         if stop.seconds is not None and now - self.released_at >= stop.seconds:
-            return f"{_number(stop.seconds)} seconds are over"
+            return f"{stop.seconds:g} seconds are over"
         return ""
 
     def deadline(self) -> float | None:
@@ -200,15 +197,9 @@ class Work:
 
     def progress(self) -> float | None:
         """How far the run is, 0..1, if that is known."""
-        stop = self.job.job.stop
-        parts: list[float] = []
-        if stop.epochs and self._pool is not None:
-            parts.append(self._pool.done_count / self._pool.limit)
-        if stop.steps:
-            parts.append(self.steps / stop.steps)
-        if stop.samples:
-            parts.append(self.samples / stop.samples)
-        return min(1.0, max(parts)) if parts else None
+        if self._pool is None or self._pool.limit == math.inf:
+            return None
+        return min(1.0, self._pool.done_count / self._pool.limit)
 
 
 def _wire(taken: Any) -> tuple[int, int, int, int]:
@@ -216,5 +207,12 @@ def _wire(taken: Any) -> tuple[int, int, int, int]:
     return taken.portion, taken.data_epoch, taken.start, taken.stop
 
 
-def _number(value: float | None) -> str:
-    return f"{value:g}" if value is not None else "all"
+def _portions(job: JobFile, per_epoch: int) -> float:
+    """Portions until the first of the job's limits; steps and samples are rounded up to portions."""
+    stop, batches = job.job.stop, job.data.portion_batches
+    limits = [
+        math.ceil(stop.epochs * per_epoch) if stop.epochs else math.inf,
+        math.ceil(stop.steps / batches) if stop.steps else math.inf,
+        math.ceil(stop.samples / (batches * job.workers.batch_size)) if stop.samples else math.inf,
+    ]
+    return min(limits)

@@ -127,6 +127,11 @@ class Network:
                 self._incoming.pop(connection.id, None)
                 del self._outgoing[key]
 
+    def client(self, id_: bytes) -> Endpoint | None:
+        """The process behind an incoming connection."""
+        connection = self._incoming.get(id_)
+        return connection.client if connection else None
+
     def reset(self, client: str) -> None:
         """Break all connections that a daemon has made; it is somebody else for its peers then."""
         for connection in self._outgoing.values():

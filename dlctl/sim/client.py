@@ -1,0 +1,31 @@
+"""A command of the command line, in virtual time: one request, repeated until its answer comes."""
+
+from __future__ import annotations
+
+from dlctl.machine import DeadlineReached, Effect, Event, Exit, Received, Send, Started
+from dlctl.messages import Json, Reply, Request
+from dlctl.roles.desk import COORDINATOR
+
+REPEAT_S = 1.0
+
+
+class Client:
+    """Asks once a second; `reply` is the newest answer, final once `reply.done`."""
+
+    def __init__(self, number: int, verb: str, arguments: Json) -> None:
+        self.request = Request(number, verb, arguments)
+        self.reply: Reply | None = None
+        self._ask_at = 0.0
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        if isinstance(event, (Started, DeadlineReached)):
+            self._ask_at = now + REPEAT_S
+            return [Send(COORDINATOR, self.request)]
+        if isinstance(event, Received) and isinstance(event.message, Reply):
+            self.reply = event.message
+            if self.reply.done:
+                return [Exit(0, "answered")]
+        return []
+
+    def deadline(self) -> float | None:
+        return self._ask_at

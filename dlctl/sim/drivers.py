@@ -1,0 +1,271 @@
+"""What `daemons/` does for each role, in virtual time: files, the computing thread, processes, records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dlctl.flat import CONSTANT
+from dlctl.messages import Array
+from dlctl.roles import journal as j
+from dlctl.roles.agent import ProcessStarted
+from dlctl.roles.effects import (
+    ArraysLoaded,
+    ArraysSaved,
+    BuildModel,
+    Compute,
+    Computed,
+    EvaluationRun,
+    LoadArrays,
+    ModelBuilt,
+    ProcessEnded,
+    RunEvaluation,
+    SaveArrays,
+    SignalProcess,
+    StartProcess,
+)
+from dlctl.sim.problems import Batch, Problem, batch_rows
+from dlctl.sim.process import Process
+from dlctl.sim.store import Store
+
+SPAWN_S = 0.05
+REAP_S = 0.001
+"""From the end of a process to its agent's knowing."""
+SAVE_S = 0.05
+LOAD_S = 0.05
+PID_FIRST = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeOptions:
+    """How long things take; steps are lognormal around their median."""
+
+    step_s: float = 0.01
+    spread: float = 0.2
+    """Standard deviation of the logarithm; 0: always `step_s`."""
+    slow: Mapping[int, float] = field(default_factory=dict)
+    """Slot -> how many times longer its steps take."""
+    build_s: float = 0.2
+    evaluate_s: float = 0.05
+
+
+class ComputeDriver:
+    """One worker's thread for its model. It also holds the worker role to two promises: nobody writes
+    to the model while a gradient is computed, and no gradient is used after the next was begun."""
+
+    def __init__(
+        self,
+        process: Process,
+        problem: Problem,
+        batch_size: int,
+        seed: int,
+        options: ComputeOptions,
+        rng: np.random.Generator,
+    ) -> None:
+        self.process = process
+        self.problem = problem
+        self.batch_size = batch_size
+        self.seed = seed
+        self.options = options
+        self.rng = rng
+        self.computed = 0
+        self.parameters = problem.initial()
+        self._gradient = np.empty_like(self.parameters)
+        self._averaged = np.zeros(problem.layout.size("averaged"))
+        self._who = (0, 0)
+        self._free_at = 0.0
+        process.perform(BuildModel, self._build)
+        process.perform(Compute, self._compute)
+        process.perform(RunEvaluation, self._evaluate)
+
+    def _build(self, effect: BuildModel) -> None:
+        self._who = (effect.slot, effect.epoch)
+        layout = self.problem.layout
+        constant = np.zeros(layout.size(CONSTANT), np.float32)
+        built = ModelBuilt(
+            layout.to_bytes(), self.problem.samples, self.parameters, self._averaged, constant
+        )
+        self.process.post(built, self.options.build_s)
+
+    def _compute(self, effect: Compute) -> None:
+        self._gradient[:] = np.nan
+        before = self.parameters.copy()
+        self._later(self._step_s(), lambda: self._finish(effect, before))
+
+    def _step_s(self) -> float:
+        spread = np.exp(self.options.spread * self.rng.standard_normal())
+        return self.options.step_s * self.options.slow.get(self._who[0], 1.0) * float(spread)
+
+    def _later(self, takes_s: float, do: Callable[[], None]) -> None:
+        """One thing after the other, as a thread does."""
+        timeline = self.process.timeline
+        self._free_at = max(self._free_at, timeline.now) + takes_s
+        timeline.at(self._free_at, lambda: do() if self.process.alive else None)
+
+    def _finish(self, effect: Compute, before: Array) -> None:
+        assert np.array_equal(before, self.parameters), "the model was changed under a gradient"
+        assert 0 <= effect.start < effect.stop <= self.problem.samples
+        rows = batch_rows(
+            self.problem.samples, self.seed, effect.data_epoch,
+            (effect.start, effect.stop), (effect.number, self.batch_size),
+        )  # fmt: skip
+        assert len(rows) > 0, f"{effect} has no rows"
+        batch = Batch(rows, *self._who, self.computed)
+        self.computed += 1
+        loss, self._gradient[:] = self.problem.gradient(self.parameters, batch)
+        self._averaged = self.problem.averaged(self._averaged, batch)
+        self.process.post(Computed(loss, self._gradient, self._averaged))
+
+    def _evaluate(self, effect: RunEvaluation) -> None:
+        ran = EvaluationRun(effect.evaluation, self.problem.evaluate(effect.parameters))
+        self._later(self.options.evaluate_s, lambda: self.process.post(ran))
+
+
+class FilesDriver:
+    """A daemon's arrays in the store. `fails` says which error a save meets, or ""."""
+
+    def __init__(self, process: Process, store: Store, fails: Callable[[], str]) -> None:
+        self.process = process
+        self.store = store
+        self.fails = fails
+        process.perform(SaveArrays, self._save)
+        process.perform(LoadArrays, self._load)
+
+    def _save(self, effect: SaveArrays) -> None:
+        before = {name: array.copy() for name, array in effect.arrays.items()}
+
+        def done() -> None:
+            for name, array in effect.arrays.items():
+                assert np.array_equal(before[name], array, equal_nan=True), f"{name} changed"
+            error = self.fails()
+            sha256, nbytes = (
+                self.store.write(effect.directory, effect.file, before) if not error else ("", 0)
+            )
+            self.process.post(ArraysSaved(effect.checkpoint, sha256, nbytes, error))
+
+        timeline = self.process.timeline
+        timeline.after(SAVE_S, lambda: done() if self.process.alive else None)
+
+    def _load(self, effect: LoadArrays) -> None:
+        manifest = self.store.manifests[effect.directory]
+        files = self.store.files[effect.directory]
+        if self.process.name.startswith("worker"):
+            part = next((w for w in manifest["workers"] if w["name"] == self.process.name), None)
+            arrays = dict(files[part["file"]]) if part else {}
+            self.process.post(ArraysLoaded(arrays, {}), LOAD_S)
+            return
+        arrays = {
+            name: self.store.read_slice(effect.directory, name, effect.lo, effect.hi)
+            for name in effect.vectors
+        }
+        first = min(manifest["shards"], key=lambda s: int(s["lo"]))
+        for extra in effect.extras:
+            arrays[extra] = files[first["file"]][extra]
+        self.process.post(ArraysLoaded(arrays, first["state"]), LOAD_S)
+
+
+Spawner = Callable[[str, str, int], Process]
+"""(role, name, incarnation) -> the process, not started yet."""
+
+
+class ChildrenDriver:
+    """The processes that an agent starts."""
+
+    def __init__(self, process: Process, spawn: Spawner) -> None:
+        self.process = process
+        self.spawn = spawn
+        self._children: dict[tuple[str, int], Process] = {}
+        process.perform(StartProcess, self._start)
+        process.perform(SignalProcess, self._signal)
+
+    def _start(self, effect: StartProcess) -> None:
+        name, incarnation = effect.name, effect.incarnation
+        child = self.spawn(effect.role, name, incarnation)
+        self._children[name, incarnation] = child
+        child.ended = lambda status: self.process.post(
+            ProcessEnded(name, incarnation, status, (f"last words of {name}",)), REAP_S
+        )
+        pid = PID_FIRST + len(self._children)
+        self.process.post(ProcessStarted(name, incarnation, pid))
+
+    def _signal(self, effect: SignalProcess) -> None:
+        child = self._children.get((effect.name, effect.incarnation))
+        if child is not None and child.alive:
+            child.signal(effect.signal)
+
+
+class RecordsDriver:
+    """What the coordinator writes down, and the agents that it places."""
+
+    def __init__(
+        self, process: Process, store: Store, spawn: Spawner, note: Callable[[str], None]
+    ) -> None:
+        self.process = process
+        self.store = store
+        self.spawn = spawn
+        self.note = note
+        self._agents: dict[str, Process] = {}
+        for kind, how in (
+            (j.IssueTerm, self._issue),
+            (j.AddEvent, self._event),
+            (j.AddMetric, self._metric),
+            (j.Snapshot, self._snapshot),
+            (j.BeginCheckpoint, self._begin),
+            (j.CompleteCheckpoint, self._complete),
+            (j.RecordCheckpoint, self._checkpoint),
+            (j.LaunchAgent, self._launch),
+            (j.KillAgent, self._kill),
+        ):
+            process.perform(kind, how)
+
+    def _issue(self, effect: j.IssueTerm) -> None:
+        self.store.terms[effect.name] = effect.term
+        self.store.issued.append((effect.name, effect.term))
+
+    def _event(self, effect: j.AddEvent) -> None:
+        json.dumps(effect.data)
+        self.note(f"event {effect.kind} {effect.daemon}: {effect.text}")
+        row = (self.process.timeline.now, effect.kind, effect.daemon, effect.text)
+        self.store.events.append(row)
+
+    def _metric(self, effect: j.AddMetric) -> None:
+        json.dumps(effect.values)
+        now = self.process.timeline.now
+        self.store.metrics.append((now, effect.daemon, effect.step, effect.values))
+
+    def _snapshot(self, effect: j.Snapshot) -> None:
+        json.dumps([effect.run, effect.daemons])
+        self.store.run |= effect.run
+        self.store.daemons |= {row["name"]: row for row in effect.daemons}
+
+    def _begin(self, effect: j.BeginCheckpoint) -> None:
+        directory = f"ckpt/{effect.step:012d}-{effect.number}"
+        self.store.files.setdefault(directory, {})
+        self.process.post(j.CheckpointBegun(effect.number, directory, ""))
+
+    def _complete(self, effect: j.CompleteCheckpoint) -> None:
+        self.store.manifests[effect.directory] = json.loads(json.dumps(effect.manifest))
+        kept = sorted(self.store.manifests, key=lambda d: int(self.store.manifests[d]["number"]))
+        for directory in kept[: -effect.keep]:
+            del self.store.manifests[directory]
+            del self.store.files[directory]
+        self.process.post(j.CheckpointEnded(effect.number, ""), SAVE_S)
+
+    def _checkpoint(self, effect: j.RecordCheckpoint) -> None:
+        self.store.checkpoints[effect.number] = json.loads(json.dumps(effect.value))
+
+    def _launch(self, effect: j.LaunchAgent) -> None:
+        name, incarnation = effect.name, effect.incarnation
+        agent = self.spawn("agent", name, incarnation)
+        self._agents[name] = agent
+        agent.ended = lambda status: self.process.post(
+            ProcessEnded(name, incarnation, status, ()), REAP_S
+        )
+
+    def _kill(self, effect: j.KillAgent) -> None:
+        agent = self._agents.get(effect.name)
+        if agent is not None:
+            agent.signal(9)

@@ -1,0 +1,177 @@
+"""Small tasks in numpy, in place of a torch model: a vector of parameters, rows of data, a loss.
+
+Batches are cut exactly as the real loader cuts them: a portion is a range of the order
+`default_rng([seed, data_epoch]).permutation(samples)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from dlctl.flat import AVERAGED, TRAINED, Entry, Layout
+from dlctl.messages import Array, Json
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch, and who computes it."""
+
+    rows: Array
+    """int64[n], numbers of samples."""
+    slot: int
+    epoch: int
+    number: int
+    """Gradients that this process has computed before."""
+
+
+class Problem(Protocol):
+    """A task: what the model is, and its gradient."""
+
+    samples: int
+    layout: Layout
+
+    def initial(self) -> Array:
+        """float32[d], fresh."""
+        ...
+
+    def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
+        """(mean loss, float32[d] gradient of it)."""
+        ...
+
+    def averaged(self, before: Array, batch: Batch) -> Array:
+        """Buffers after this batch, float64[n]."""
+        ...
+
+    def evaluate(self, w: Array) -> Json: ...
+
+
+def batch_rows(
+    samples: int, seed: int, data_epoch: int, portion: tuple[int, int], batch: tuple[int, int]
+) -> Array:
+    """Rows of a batch: `portion` is [start, stop) in the epoch's order, `batch` (number, size)."""
+    order = np.random.default_rng([seed, data_epoch]).permutation(samples)
+    (start, stop), (number, size) = portion, batch
+    return order[start:stop][number * size : (number + 1) * size]
+
+
+def layout_of(size: int, buffers: int = 0) -> Layout:
+    """A model of one parameter "w" and perhaps one buffer "seen"."""
+    entries = [Entry("w", TRAINED, (size,), "float32")]
+    if buffers:
+        entries.append(Entry("seen", AVERAGED, (buffers,), "float64"))
+    return Layout(tuple(entries))
+
+
+class LeastSquares:
+    """Mean of (x w - y)^2 / 2 over the rows; y = x w* plus a little noise."""
+
+    def __init__(
+        self, samples: int = 256, size: int = 12, seed: int = 0, noise: float = 0.01
+    ) -> None:
+        rng = np.random.default_rng([seed, 1])
+        self.samples = samples
+        self.layout = layout_of(size)
+        self.solution = rng.standard_normal(size)
+        self.x = rng.standard_normal((samples, size))
+        self.y = self.x @ self.solution + noise * rng.standard_normal(samples)
+
+    def initial(self) -> Array:
+        return np.zeros(self.layout.size(), np.float32)
+
+    def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
+        x = self.x[batch.rows]
+        error = x @ w.astype(np.float64) - self.y[batch.rows]
+        return float(error @ error) / (2 * len(error)), (x.T @ error / len(error)).astype("f4")
+
+    def averaged(self, before: Array, batch: Batch) -> Array:
+        return before
+
+    def evaluate(self, w: Array) -> Json:
+        error = self.x @ w.astype(np.float64) - self.y
+        return {"loss": float(error @ error) / (2 * self.samples)}
+
+
+class WithBuffers(LeastSquares):
+    """The same with a buffer of one number: how many samples this replica has seen."""
+
+    def __init__(self, samples: int = 256, size: int = 12, seed: int = 0) -> None:
+        super().__init__(samples, size, seed)
+        self.layout = layout_of(size, buffers=1)
+
+    def averaged(self, before: Array, batch: Batch) -> Array:
+        return before + len(batch.rows)
+
+
+class Logistic:
+    """Logistic regression of two clouds of points; `evaluate` gives the accuracy."""
+
+    def __init__(
+        self, samples: int = 256, size: int = 10, seed: int = 0, distance: float = 2.0
+    ) -> None:
+        rng = np.random.default_rng([seed, 2])
+        self.samples = samples
+        self.layout = layout_of(size)
+        self.y = rng.integers(0, 2, samples) * 2.0 - 1.0
+        direction = rng.standard_normal(size)
+        direction *= distance / np.linalg.norm(direction)
+        self.x = rng.standard_normal((samples, size)) + np.outer(self.y, direction)
+
+    def initial(self) -> Array:
+        return np.zeros(self.layout.size(), np.float32)
+
+    def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
+        x, y = self.x[batch.rows], self.y[batch.rows]
+        margin = y * (x @ w.astype(np.float64))
+        slope = -y / (1.0 + np.exp(np.minimum(margin, 500.0)))
+        return float(np.logaddexp(0.0, -margin).mean()), (x.T @ slope / len(y)).astype("f4")
+
+    def averaged(self, before: Array, batch: Batch) -> Array:
+        return before
+
+    def evaluate(self, w: Array) -> Json:
+        correct = (self.x @ w.astype(np.float64)) * self.y > 0
+        return {"accuracy": float(correct.mean())}
+
+
+@dataclass
+class Ledger:
+    """Not a task but an account: every gradient adds exactly 1.0 to a cell of its own.
+
+    With plain SGD at lr = 1 the final weights are the count of applications: a cell of 0 whose push
+    was acknowledged is a loss, a cell of 2 is a push that was applied twice. Every shard has a whole
+    account (`shards` must be the job's number of servers), so each is judged by itself.
+    """
+
+    shards: int = 1
+    samples: int = 64
+    cells: int = 512
+    """Gradients that can be told apart, over all processes of a run."""
+    layout: Layout = field(init=False)
+    authors: dict[tuple[int, int, int], int] = field(init=False, default_factory=dict)
+    """(slot, epoch, number of the gradient) -> its cell."""
+
+    def __post_init__(self) -> None:
+        self.layout = layout_of(self.shards * self.cells)
+
+    def initial(self) -> Array:
+        return np.zeros(self.layout.size(), np.float32)
+
+    def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
+        author = (batch.slot, batch.epoch, batch.number)
+        cell = self.authors.setdefault(author, len(self.authors))
+        gradient = np.zeros(self.layout.size(), np.float32)
+        gradient[cell :: self.cells] = -1.0
+        return 1.0, gradient
+
+    def averaged(self, before: Array, batch: Batch) -> Array:
+        return before
+
+    def evaluate(self, w: Array) -> Json:
+        return {"applied": float(w.sum())}
+
+    def counts(self, w: Array) -> Array:
+        """int64[shards, cells]: how often each gradient was applied on each shard."""
+        return w.reshape(self.shards, self.cells).round().astype(np.int64)

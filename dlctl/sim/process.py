@@ -1,0 +1,198 @@
+"""One process in virtual time: a machine, its timer, and what befalls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from dlctl.machine import (
+    Configure,
+    Connect,
+    DeadlineReached,
+    Effect,
+    Event,
+    Exit,
+    Machine,
+    Note,
+    Peer,
+    Received,
+    Send,
+    StopRequested,
+)
+from dlctl.messages import Message
+from dlctl.sim.network import Network
+from dlctl.sim.timeline import Timeline
+
+SPINS_MAX = 3
+"""Deadlines in a row that may lie in the past: beyond that the real loop would burn a core."""
+
+
+class Spinning(AssertionError):
+    """A machine names a deadline that has passed and does nothing about it."""
+
+
+class Observer(Protocol):
+    """Looks on: the checkers, and faults that wait for their moment."""
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        """An effect is about to be performed."""
+        ...
+
+    def on_message(self, process: Process, peer: Peer, message: Message) -> None:
+        """A message is about to be handed to the machine."""
+        ...
+
+
+class Process:
+    """An incarnation of a daemon. Its clock runs `clock_s` ahead of everybody else's: nobody may
+    compare times across processes."""
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: int,
+        timeline: Timeline,
+        network: Network,
+        clock_s: float,
+        note: Callable[[str], None],
+    ) -> None:
+        self.name = name
+        self.incarnation = incarnation
+        self.timeline = timeline
+        self.network = network
+        self.alive = True
+        self.frozen = False
+        self.observers: list[Observer] = []
+        self.ended: Callable[[int], None] = lambda status: None
+        """Called once, with the exit status."""
+        self.exit_code: int | None = None
+        self.status: int | None = None
+        """How it ended; None while it lives."""
+        self.machine: Machine
+        self._clock_s = clock_s
+        self._note = note
+        self._performers: dict[type[Effect], Callable[[Any], None]] = {
+            Send: lambda e: network.send(self, e.peer, e.message),
+            Connect: lambda e: network.connect(self, e.peer, e.address),
+            Note: lambda e: note(f"{self} {e.level}: {e.text}"),
+            Configure: lambda e: note(f"{self} sets {e.key} {e.value}"),
+            Exit: self._exit,
+        }
+        self._missed: list[Event] = []
+        self._timer: float | None = None
+        self._spins = 0
+
+    def __str__(self) -> str:
+        return f"{self.name}.{self.incarnation}"
+
+    def perform(self, kind: type[Effect], how: Callable[[Any], None]) -> None:
+        """What to do with effects of a kind that only this daemon has."""
+        self._performers[kind] = how
+
+    def clock(self) -> float:
+        return self.timeline.now + self._clock_s
+
+    # ------------------------------------------------------------ events
+
+    def post(self, event: Event, delay_s: float = 0.0) -> None:
+        """Hand an event to the machine, a while from now."""
+        self.timeline.after(delay_s, lambda: self._take(event))
+
+    def deliver(self, peer: Peer, message: Message) -> None:
+        self._take(Received(peer, message))
+
+    def _take(self, event: Event) -> None:
+        if not self.alive:
+            return
+        if self.frozen:
+            self._missed.append(event)
+            return
+        self._spins = 0
+        self._handle(event, self.clock())
+
+    def _handle(self, event: Event, now: float) -> None:
+        if isinstance(event, Received):
+            for observer in self.observers:
+                observer.on_message(self, event.peer, event.message)
+            if not self.alive:
+                return
+        for effect in self.machine.handle(event, now):
+            for observer in self.observers:
+                observer.on_effect(self, effect)
+            if not self.alive:
+                return
+            self._performers[type(effect)](effect)
+        if self.exit_code is not None:
+            self.end(self.exit_code)
+        else:
+            self._arm()
+
+    def _exit(self, effect: Exit) -> None:
+        self._note(f"{self} exits {effect.code}: {effect.reason}")
+        self.exit_code = effect.code
+
+    # ------------------------------------------------------------ the timer
+
+    def _arm(self) -> None:
+        deadline = self.machine.deadline()
+        if deadline is None:
+            self._timer = None
+            return
+        when = deadline - self._clock_s
+        if self._timer is None or when < self._timer:
+            self._timer = when
+            self.timeline.at(when, lambda: self._ring(when))
+
+    def _ring(self, when: float) -> None:
+        if when != self._timer or not self.alive or self.frozen:
+            return
+        self._timer = None
+        deadline = self.machine.deadline()
+        if deadline is None:
+            return
+        if deadline - self._clock_s > self.timeline.now:
+            self._arm()
+            return
+        self._spins += 1
+        if self._spins > SPINS_MAX:
+            raise Spinning(f"{self} at {self.timeline.now:.3f} s: its deadline stays in the past")
+        self._handle(DeadlineReached(), max(self.clock(), deadline))
+        if self.alive and not self._is_due():
+            self._spins = 0
+
+    def _is_due(self) -> bool:
+        deadline = self.machine.deadline()
+        return deadline is not None and deadline - self._clock_s <= self.timeline.now
+
+    # ------------------------------------------------------------ what befalls it
+
+    def freeze(self) -> None:
+        """SIGSTOP: it lives and does nothing; what comes for it waits."""
+        if self.alive and not self.frozen:
+            self._note(f"{self} is frozen")
+            self.frozen = True
+
+    def thaw(self) -> None:
+        if self.alive and self.frozen:
+            self._note(f"{self} thaws")
+            self.frozen = False
+            missed, self._missed = self._missed, []
+            for event in missed:
+                self._take(event)
+            if self.alive and not self.frozen:
+                self._timer = None
+                self._arm()
+
+    def signal(self, number: int) -> None:
+        if number == 9:
+            self.end(-9)
+        else:
+            self.post(StopRequested(f"signal {number}"))
+
+    def end(self, status: int) -> None:
+        """The process is gone, with everything that it knew."""
+        if self.alive:
+            self._note(f"{self} ended: {status}")
+            self.alive, self.status = False, status
+            self.network.forget(self)
+            self.ended(status)

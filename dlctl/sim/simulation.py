@@ -1,0 +1,123 @@
+"""The door of the simulator: a job, a problem, a seed; run it, and look at what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dlctl.config import JobFile
+from dlctl.machine import Started
+from dlctl.messages import Array, Json
+from dlctl.roles.arrivals import Past
+from dlctl.roles.desk import COORDINATOR
+from dlctl.sim.checkers import Checker
+from dlctl.sim.client import Client
+from dlctl.sim.drivers import ComputeOptions
+from dlctl.sim.faults import Faults, Injector
+from dlctl.sim.network import Network, NetworkOptions
+from dlctl.sim.problems import Problem
+from dlctl.sim.store import Store
+from dlctl.sim.world import CONTROL, World
+
+AFTERWARDS_S = 120.0
+"""After the coordinator has gone: whoever still lives then was left behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a simulated run has come to. Everything in it is simulated, times included."""
+
+    state: str
+    """finished, stopped or failed; "" if the time ran out."""
+    reason: str
+    weights: Array
+    """float32[d], the servers' at their end."""
+    seconds: float
+    """Until the coordinator's exit."""
+    trace: list[str]
+    digest: str
+    network: Network
+    """Messages and bytes by type, lost and repeated ones."""
+    store: Store
+    left_behind: list[str]
+    """Processes that outlived their run."""
+    world: World
+
+
+class Simulation:
+    """One execution of a run. `store` is where an earlier one of the same run has left off.
+
+    `at` plans something for a time; `run` goes on until the coordinator exits.
+    """
+
+    def __init__(
+        self,
+        job: JobFile,
+        problem: Problem,
+        seed: int = 0,
+        *,
+        network: NetworkOptions | None = None,
+        compute: ComputeOptions | None = None,
+        faults: Faults | None = None,
+        store: Store | None = None,
+        past: Past | None = None,
+        checkers: tuple[Checker, ...] = (),
+    ) -> None:
+        self.store = store if store is not None else Store()
+        self.world = World(
+            job,
+            problem,
+            seed,
+            network or NetworkOptions(),
+            compute or ComputeOptions(),
+            self.store,
+        )
+        self.checkers = checkers
+        self.world.observers += checkers
+        self._past = past if past is not None else self.store.past()
+        self._injector = Injector(self.world, faults or Faults())
+        self._requests = 0
+
+    def at(self, when_s: float, do: Callable[[], None]) -> None:
+        self.world.timeline.at(when_s, do)
+
+    def request(self, when_s: float, verb: str, arguments: Json) -> Client:
+        """Have a command line ask the coordinator something at a time."""
+        self._requests += 1
+        client = Client(self._requests, verb, arguments)
+
+        def ask() -> None:
+            process = self.world._new(f"client-{client.request.request}", 1)
+            process.machine = client
+            self.world.network.connect(process, COORDINATOR, CONTROL)
+            process.post(Started())
+
+        self.at(when_s, ask)
+        return client
+
+    def run(self, until_s: float = 3600.0) -> Outcome:
+        """Raises AssertionError as soon as a checker finds a promise broken."""
+        world = self.world
+        coordinator = world.start(self._past)
+        self._injector.begin()
+        while coordinator.alive and world.timeline.step(until_s):
+            pass
+        seconds = world.timeline.now
+        while world.living() and world.timeline.step(seconds + AFTERWARDS_S):
+            pass
+        for checker in self.checkers:
+            checker.at_end(world)
+        run = self.store.run
+        ended = not coordinator.alive
+        return Outcome(
+            state=run.get("state", "") if ended else "",
+            reason=run.get("reason", ""),
+            weights=world.weights(),
+            seconds=seconds,
+            trace=world.trace,
+            digest=world.digest(),
+            network=world.network,
+            store=self.store,
+            left_behind=world.living(),
+            world=world,
+        )

@@ -1,0 +1,83 @@
+"""What a run directory holds, in memory: terms, events, metrics, checkpoints. Outlives a simulation,
+so that the next one can go on from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dlctl.messages import Array, Json
+from dlctl.roles.arrivals import Past
+
+
+@dataclass(slots=True)
+class Store:
+    terms: dict[str, int] = field(default_factory=dict)
+    issued: list[tuple[str, int]] = field(default_factory=list)
+    """Every epoch and generation, in the order in which they were handed out."""
+    run: Json = field(default_factory=dict)
+    daemons: dict[str, Json] = field(default_factory=dict)
+    events: list[tuple[float, str, str, str]] = field(default_factory=list)
+    """(seconds, kind, daemon, text)."""
+    metrics: list[tuple[float, str, int, Json]] = field(default_factory=list)
+    checkpoints: dict[int, Json] = field(default_factory=dict)
+    files: dict[str, dict[str, Mapping[str, Array]]] = field(default_factory=dict)
+    """Directory -> file -> its arrays."""
+    manifests: dict[str, Json] = field(default_factory=dict)
+
+    def texts(self, kind: str) -> list[str]:
+        return [text for _, k, _, text in self.events if k == kind]
+
+    # ------------------------------------------------------------ checkpoints
+
+    def write(self, directory: str, file: str, arrays: Mapping[str, Array]) -> tuple[str, int]:
+        """Keep a file; returns its SHA-256 and size in bytes, as `dlctl.checkpoints` does."""
+        self.files.setdefault(directory, {})[file] = arrays
+        return _digest(arrays), sum(array.nbytes for array in arrays.values())
+
+    def verify(self, directory: str) -> list[str]:
+        """What is wrong with the files that a manifest names."""
+        manifest, files = self.manifests[directory], self.files[directory]
+        parts = [*manifest["shards"], *manifest["workers"]]
+        return [
+            f"{directory}/{part['file']} is not what the manifest says"
+            for part in parts
+            if part["file"] not in files or _digest(files[part["file"]]) != part["sha256"]
+        ]
+
+    def read_slice(self, directory: str, name: str, lo: int, hi: int) -> Array:
+        """Elements [lo, hi) of a vector, however it was cut when it was written."""
+        shards = self.manifests[directory]["shards"]
+        parts = [
+            self.files[directory][s["file"]][name][max(lo - s["lo"], 0) : max(hi - s["lo"], 0)]
+            for s in sorted(shards, key=lambda s: int(s["lo"]))
+            if s["lo"] < hi and lo < s["hi"]
+        ]
+        return np.concatenate(parts)
+
+    def newest(self) -> str:
+        """Directory of the newest complete checkpoint, or ""."""
+        return max(self.manifests, key=lambda d: int(self.manifests[d]["number"]), default="")
+
+    def past(self, *, resume: bool = True) -> Past:
+        """What the next execution of this run finds."""
+        restore = self.newest() if resume else ""
+        return Past(
+            terms=dict(self.terms),
+            incarnations={name: row["incarnation"] for name, row in self.daemons.items()},
+            checkpoints=max(self.checkpoints, default=0),
+            restore=restore,
+            manifest=json.loads(json.dumps(self.manifests[restore])) if restore else {},
+        )
+
+
+def _digest(arrays: Mapping[str, Array]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(f"{name} {arrays[name].dtype} {arrays[name].size};".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,214 @@
+"""Log files as daemons leave them: rotated, cut, of several lives, and with raw text between the JSON."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from dlctl.cli import logfiles, values
+
+
+def line(at: float, msg: str, level: str = "info", **extra):
+    return {"ts": values.rfc3339(at), "level": level, "name": "worker-0", "inc": 1, "msg": msg, **extra}
+
+
+def texts(lines) -> list[str]:
+    return [found.text for found in lines]
+
+
+def tail(run, name: str, limit: int | None, wanted=None) -> list[str]:
+    return texts(logfiles.tail(logfiles.list_files(run.path).get(name, []), limit, wanted))
+
+
+def test_a_json_line_is_taken_apart_and_other_text_stays_text(run_directory):
+    path = run_directory().log(
+        "worker-0", 3, line(1000.5, "hello", "warning", step=7), "Traceback (most recent call last):"
+    )
+    first, second = logfiles.read(logfiles.LogFile(path, "worker-0", 3, 0))
+    assert (first.at, first.level, first.text, first.fields) == (1000.5, "warning", "hello", {"step": 7})
+    assert (second.at, second.level, second.text) == (1000.5, logfiles.TEXT, second.raw)
+    assert second.incarnation == 3
+
+
+@pytest.mark.parametrize(
+    "raw",
+    ["", "{", "{}", "[1]", '{"msg": 3, "ts": "2025-01-01T00:00:00Z"}', '{"msg": "x"}', "{" * 10_000,
+     '{"msg": "x", "ts": "yesterday"}', '{"msg": "x", "ts": 5}', "\x00\x01"],
+)  # fmt: skip
+def test_what_is_not_such_json_is_shown_as_it_stands(raw):
+    found = logfiles.parse(raw, "worker-0", 1, 5.0)
+    assert (found.level, found.text, found.at) == (logfiles.TEXT, raw, 5.0)
+
+
+def test_of_a_progress_bar_the_last_state_is_shown():
+    assert logfiles.parse("10%\r50%\r100%", "w", 1, 0.0).text == "100%"
+
+
+def test_an_unknown_level_is_not_overlooked():
+    found = logfiles.parse('{"ts":"2025-01-01T00:00:00Z","level":"PANIC","msg":"x"}', "w", 1, 0.0)
+    assert (found.level, found.severity) == ("panic", logfiles.LEVELS.index("warning"))
+
+
+def test_files_are_ordered_by_life_and_age(run_directory):
+    run = run_directory()
+    for incarnation, suffix in ((10, ""), (2, ".2"), (2, ""), (2, ".1"), (1, "")):
+        run.log("worker-0", incarnation, "x", suffix=suffix)
+    run.log("server-12", 1, "x")
+    (run.path / "logs" / "notes.txt").write_text("no log")
+    found = logfiles.list_files(run.path)
+    assert list(found) == ["server-12", "worker-0"]
+    assert [(f.incarnation, f.age) for f in found["worker-0"]] == [
+        (1, 0), (2, 2), (2, 1), (2, 0), (10, 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5, 6, 7, 100])
+def test_the_last_lines_come_from_as_many_files_as_needed(run_directory, limit):
+    run = run_directory()
+    run.log("worker-0", 1, "a", "b")
+    run.log("worker-0", 2, "c", "d", suffix=".1")
+    run.log("worker-0", 2, "e", "f")
+    assert tail(run, "worker-0", limit) == list("abcdef")[-limit:]
+    assert tail(run, "worker-0", None) == list("abcdef")
+    assert tail(run, "worker-0", limit, lambda x: x.text in "ace") == list("ace")[-limit:]
+
+
+def test_nothing_is_the_tail_of_nothing(run_directory):
+    run = run_directory()
+    assert tail(run, "worker-0", 5) == []
+    run.log("worker-0", 1)
+    assert tail(run, "worker-0", 5) == []
+    run.log("worker-0", 1, "x")
+    assert tail(run, "worker-0", 0) == []
+
+
+@pytest.mark.parametrize("end", ["\n", ""])
+@pytest.mark.parametrize("count", [1, 3, 4000])
+def test_the_tail_of_a_long_file_is_found_from_its_end(run_directory, count, end):
+    run = run_directory()
+    path = run.log("worker-0", 1)
+    path.write_text("\n".join(f"line {n} {'x' * (n % 97)}" for n in range(count)) + end)
+    for limit in (1, 2, 3, 1000):
+        found = tail(run, "worker-0", limit)
+        assert [t.split()[1] for t in found] == [str(n) for n in range(count)][-limit:]
+
+
+def test_lines_of_several_daemons_are_merged_by_time_and_keep_their_own_order():
+    def made(name: str, *times: float):
+        return [logfiles.Line(name, 1, at, "info", f"{name}{i}", {}, "") for i, at in enumerate(times)]
+
+    clock_set_back = made("b", 1.0, 9.0, 2.0)
+    assert texts(logfiles.in_order([*made("a", 3.0, 5.0), *clock_set_back])) == [
+        "b0", "a0", "a1", "b1", "b2",
+    ]  # fmt: skip
+
+
+def test_bytes_that_are_no_text_are_shown_and_not_lost(run_directory):
+    run = run_directory()
+    run.log("worker-0", 1).write_bytes(b"caf\xe9\r\n\xff\n")
+    assert tail(run, "worker-0", 5) == [r"caf\xe9", r"\xff"]
+
+
+# ---------------------------------------------------------------- following
+
+
+def test_following_begins_at_the_end_and_brings_what_comes(run_directory):
+    run = run_directory()
+    run.log("worker-0", 1, "old")
+    follower = logfiles.Follower(run.path, ["worker-0"])
+    assert follower.poll() == []
+    run.log("worker-0", 1, "new")
+    assert texts(follower.poll()) == ["new"]
+    assert follower.poll() == []
+    assert follower.rest() == []
+
+
+def test_following_can_begin_with_the_last_lines(run_directory):
+    run = run_directory()
+    run.log("worker-0", 1, "first life")
+    run.log("worker-0", 2, "a", "b", "c")
+    follower = logfiles.Follower(run.path, ["worker-0"], last=2)
+    assert texts(follower.poll()) == ["b", "c"]
+    files = logfiles.list_files(run.path)["worker-0"]
+    assert [follower.begins_with(file) for file in files] == [False, True]
+    follower.rest()
+
+
+def test_a_half_written_line_waits_for_its_other_half(run_directory):
+    run = run_directory()
+    path = run.log("worker-0", 1)
+    follower = logfiles.Follower(run.path, ["worker-0"])
+    with path.open("a") as file:
+        file.write("half ")
+        file.flush()
+        assert follower.poll() == []
+        file.write("line\nrest")
+    assert texts(follower.poll()) == ["half line"]
+    assert texts(follower.rest()) == ["rest"]
+
+
+def test_following_goes_on_through_rotation_and_misses_nothing(run_directory):
+    run = run_directory()
+    follower = logfiles.Follower(run.path, ["worker-0"])
+    path = run.log("worker-0", 1, "1")
+    assert texts(follower.poll()) == ["1"]
+
+    def rotate() -> None:
+        for age in (2, 1):
+            older = path.with_name(f"{path.name}.{age}")
+            if older.exists():
+                older.rename(path.with_name(f"{path.name}.{age + 1}"))
+        path.rename(path.with_name(f"{path.name}.1"))
+
+    run.log("worker-0", 1, "2")
+    rotate()
+    run.log("worker-0", 1, "3")
+    rotate()
+    run.log("worker-0", 1, "4")
+    rotate()  # now there is no present file at all
+    assert texts(follower.poll()) == ["2", "3", "4"]
+    run.log("worker-0", 1, "5")
+    assert texts(follower.poll()) == ["5"]
+    assert follower.rest() == []
+
+
+def test_following_goes_on_through_restarts_and_waits_for_late_comers(run_directory):
+    run = run_directory()
+    follower = logfiles.Follower(run.path, ["worker-0", "worker-1"])
+    run.log("worker-0", 1, line(1.0, "a"))
+    run.log("worker-0", 2, line(3.0, "c"))
+    run.log("worker-1", 1, line(2.0, "b"))
+    run.log("server-0", 1, line(2.0, "not asked for"))
+    assert [(x.text, x.incarnation) for x in follower.poll()] == [("a", 1), ("b", 1), ("c", 2)]
+    assert follower.rest() == []
+
+
+def test_a_line_without_end_does_not_fill_the_memory(run_directory, monkeypatch):
+    monkeypatch.setattr(logfiles, "LINE_BYTES_MAX", 1000)
+    run = run_directory()
+    path = run.log("worker-0", 1)
+    follower = logfiles.Follower(run.path, ["worker-0"])
+    path.write_text("x" * 2500)
+    assert texts(follower.poll()) == ["x" * 2500]
+    assert [len(t) for t in tail(run, "worker-0", 5)] == [1000, 1000, 500]
+    follower.rest()
+
+
+def test_times_are_given_as_ages_or_iso():
+    now = datetime(2025, 6, 15, 12, 0, tzinfo=UTC).timestamp()
+    assert logfiles.parse_time("10m", now) == now - 600
+    assert logfiles.parse_time("2025-06-15T11:00:00Z", now) == now - 3600
+    assert logfiles.parse_time("2025-06-15 11:00:00+00:00", now) == now - 3600
+    local = datetime(2025, 6, 15, 11, 0).timestamp()  # noqa: DTZ001
+    assert logfiles.parse_time("2025-06-15T11:00:00", now) == local
+    with pytest.raises(ValueError, match="neither a duration"):
+        logfiles.parse_time("noon", now)
+
+
+def test_last_words_are_those_of_the_newest_life(run_directory):
+    run = run_directory()
+    run.log("worker-0", 1, "old")
+    run.log("worker-0", 2, line(1.0, "a"), "b", "c")
+    assert logfiles.last_words(run.path, "worker-0", 2) == ["b", "c"]
+    assert logfiles.last_words(run.path, "worker-1") == []

@@ -1,0 +1,151 @@
+"""Which run a command means, and which daemons."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from dlctl.cli import pick
+from dlctl.cli.snapshot import load, natural
+from dlctl.errors import DlctlError, NotFound, UsageError
+
+ME = {"pid": os.getpid(), "pid_created": psutil.Process().create_time()}
+KNOWN = {"coordinator": "coordinator", "server-0": "server", "worker-0": "worker", "worker-1": "worker"}
+
+
+def started(run, at: float):
+    os.utime(run.path / "job.json", (at, at))
+    return run
+
+
+def test_without_runs_the_way_to_the_first_one_is_shown(own_place):
+    with pytest.raises(NotFound, match="no runs yet") as caught:
+        pick.pick(None)
+    assert "dlctl run" in caught.value.hint
+
+
+def test_the_only_run_that_lives_is_meant_although_others_are_newer(run_directory):
+    live = started(run_directory("a-0001").run(state="running", **ME), 1000)
+    started(run_directory("b-0002").run(state="stopped"), 2000)
+    assert pick.pick(None).directory == live.path
+
+
+def test_without_a_live_one_the_newest_here_is_meant(run_directory, tmp_path, monkeypatch):
+    started(run_directory("a-0001"), 1000)
+    newest_here = started(run_directory("a-0002"), 2000)
+    (tmp_path / "elsewhere").mkdir()
+    assert pick.pick(None).directory == newest_here.path
+    monkeypatch.chdir(tmp_path / "elsewhere")  # known from the index alone
+    assert pick.pick(None).directory == newest_here.path
+
+
+def test_several_live_runs_are_ambiguous(run_directory):
+    for name in ("a-0001", "b-0002"):
+        run_directory(name).run(state="running", **ME)
+    with pytest.raises(UsageError, match="several jobs run: a-0001, b-0002") as caught:
+        pick.pick(None)
+    assert caught.value.hint == "say which one: -j b-0002"
+
+
+def test_a_job_name_means_its_newest_run(run_directory):
+    started(run_directory("digits-0001"), 2000)
+    newest = started(run_directory("digits-0002"), 3000)
+    started(run_directory("other-0003"), 4000)
+    assert pick.pick("digits").directory == newest.path
+    assert pick.pick("digits-0001").run_id == "digits-0001"
+
+
+def test_a_directory_or_a_job_file_is_understood(run_directory, own_place):
+    file = own_place / "job.toml"
+    file.write_text("")
+    run = run_directory("digits-0001").run(job_file=str(file))
+    assert pick.pick("runs/digits-0001").directory == run.path
+    assert pick.pick("job.toml").directory == run.path
+    (own_place / "other.toml").write_text("")
+    with pytest.raises(NotFound, match=r'no run was started from "other\.toml"'):
+        pick.pick("other.toml")
+
+
+def test_a_copied_run_directory_makes_its_name_ambiguous(run_directory, tmp_path, monkeypatch):
+    run = run_directory("digits-0001")
+    shutil.copytree(run.path, tmp_path / "there" / "runs" / "digits-0001")
+    monkeypatch.chdir(tmp_path / "there")
+    with pytest.raises(UsageError, match='several runs are called "digits-0001"') as caught:
+        pick.pick("digits-0001")
+    assert str(run.path) in caught.value.message
+    assert pick.pick("runs/digits-0001").directory == tmp_path / "there" / "runs" / "digits-0001"
+
+
+def test_a_mistyped_name_gets_a_suggestion_and_says_where_it_came_from(run_directory, monkeypatch):
+    run_directory("digits-0001")
+    monkeypatch.setenv("DLCTL_JOB", "digist")
+    with pytest.raises(NotFound, match='no run or job is called "digist"; did you mean "digits"') as c:
+        pick.pick("digist")
+    assert c.value.where == "DLCTL_JOB"
+    assert c.value.exit_code == 4
+
+
+def test_one_unreadable_database_does_not_hide_the_other_runs(run_directory):
+    good = run_directory("a-0001").run(state="running", **ME)
+    bad = run_directory("b-0002")
+    bad.db.close()
+    (bad.path / "run.db").write_bytes(b"this is no database" * 100)
+    assert pick.pick(None).directory == good.path
+    with pytest.raises(DlctlError, match="database"):
+        pick.pick("b-0002")
+
+
+def test_a_run_whose_coordinator_is_gone_has_failed_whatever_its_database_says(run_directory):
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pid = process.pid
+    snapshot = load(run_directory().run(state="running", pid=pid, pid_created=time.time()).path)
+    assert (snapshot.state, snapshot.is_live, snapshot.is_gone) == ("failed", False, True)
+    assert snapshot.reason == f"the coordinator is gone (pid {pid}, the run was running)"
+
+
+def test_a_run_that_nobody_ever_started_is_not_pending_for_ever(run_directory):
+    run = run_directory().run(state="pending")
+    assert load(run.path).is_live
+    started(run, time.time() - 3600)
+    assert load(run.path).reason == "it was never started"
+
+
+def test_a_state_from_the_future_is_passed_on_as_text(run_directory):
+    run = run_directory().run(state="hibernating", **ME)
+    assert (load(run.path).state, load(run.path).is_live) == ("hibernating", True)
+    run.run(pid_created=1.0)
+    assert (load(run.path).state, load(run.path).is_live) == ("hibernating", False)
+
+
+def test_daemons_are_chosen_by_name_glob_and_role():
+    assert pick.match_daemons([], KNOWN) == list(KNOWN)
+    assert pick.match_daemons(["worker-*", "server-0"], KNOWN) == ["server-0", "worker-0", "worker-1"]
+    assert pick.match_daemons([], KNOWN, ["worker"]) == ["worker-0", "worker-1"]
+
+
+def test_a_daemon_that_does_not_exist_is_named_with_a_suggestion():
+    with pytest.raises(NotFound, match='no daemon is called "worker-7"; did you mean "worker-1"'):
+        pick.match_daemons(["worker-7"], KNOWN)
+    with pytest.raises(NotFound, match="known: coordinator, server-0"):
+        pick.match_daemons(["zzz"], KNOWN)
+    with pytest.raises(NotFound, match="role server"):
+        pick.match_daemons(["worker-*"], KNOWN, ["server"])
+
+
+def test_names_are_sorted_as_people_count():
+    names = ["worker-10", "worker-9", "server-1", "agent-0", "coordinator", "zebra-2"]
+    ordered = ["coordinator", "agent-0", "server-1", "worker-9", "worker-10", "zebra-2"]
+    assert sorted(names, key=natural) == ordered
+
+
+def test_daemons_that_have_yet_to_start_are_known_from_the_job(run_directory):
+    run = run_directory(servers=1, workers=11).daemon("worker-3")
+    names = list(load(run.path).roles())
+    assert names[:3] == ["coordinator", "agent-0", "server-0"]
+    assert names[-1] == "worker-10"

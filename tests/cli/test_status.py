@@ -1,0 +1,212 @@
+"""`status` and `ps` from databases made by hand: complete, early, stale, broken, and from the future."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+
+ME = {"pid": os.getpid(), "pid_created": psutil.Process().create_time()}
+
+
+def training(run):
+    """A run in full swing with one worker in trouble."""
+    now = time.time()
+    run.run(
+        state="degraded",
+        step=12345,
+        samples=395040,
+        data_epoch=2.412,
+        loss=0.2134,
+        samples_per_s=812.4,
+        evaluation={"accuracy": 0.9123, "step": 12000},
+        checkpoint={"number": 3, "step": 12000, "path": str(run.path / "ckpt/x"), "at": now - 41,
+                    "nbytes": 312_400_000, "error": ""},
+        started_at=now - 723,
+        updated_at=now + 60,
+        waiting="worker-1 (back-off)",
+        **ME,
+    )  # fmt: skip
+    run.daemon(
+        "server-0", pid=41233, started_at=now - 723, restarts=0,
+        metrics={"version": 8110, "push_bytes_per_s": 0.9e9, "fetch_bytes_per_s": 1.1e9,
+                 "staleness_mean": 1.82},
+    )  # fmt: skip
+    run.daemon(
+        "worker-0", pid=9911, started_at=now - 721, restarts=1,
+        metrics={"step": 12345, "push_bytes_per_s": 96.4e6, "fetch_bytes_per_s": 118e6,
+                 "settings": {"push": 200e6, "fetch": None}},
+    )  # fmt: skip
+    run.daemon(
+        "worker-1", pid=None, state="backoff", restarts=4, retry_at=now + 3600,
+        last_exit={"code": -9, "text": "", "at": now - 8,
+                   "last_lines": ["RuntimeError: worker is killed"]},
+        metrics={"step": 12339},
+    )  # fmt: skip
+    return run
+
+
+def test_a_run_in_depth(run_directory, dlctl_command):
+    run = training(run_directory())
+    code, out, err = dlctl_command("status")
+    assert (code, err) == (0, "")
+    head, waiting, evaluation, checkpoint, *table = out.splitlines()
+    assert head.startswith("digits-7f3a  degraded  up 12m0")
+    assert head.endswith("step 12,345  epoch 2.41  loss 0.213  812 samples/s")
+    assert waiting == "  waiting     for worker-1 (back-off)"
+    assert evaluation == "  evaluation  accuracy 0.9123 (at step 12,000)"
+    assert "step 12,000, 41s ago, 312 MB, runs/digits-7f3a/ckpt/x" in checkpoint
+    assert table[0].split() == "NAME PID STATE UP STEP LAG STALE PUSH FETCH RST".split()
+    server, worker, dead = (line.split() for line in table[1:4])
+    assert server[:1] + server[4:7] == ["server-0", "v8,110", "-", "1.8"]
+    assert " ".join(worker[7:]) == "96.4 MB/s / 200 MB/s 118 MB/s 1"
+    assert dead == ["worker-1", "-", "backoff", "-", "12,339", "6", "-", "-", "-", "4"]
+    trouble = "\n".join(table[4:])
+    assert "! worker-1  killed by SIGKILL (out of memory?) 8." in trouble
+    assert "s ago, restart 4, again in 59m" in trouble
+    assert "| RuntimeError: worker is killed" in trouble
+    assert f"dlctl logs worker-1 --previous -j {run.path.name}" in trouble
+
+
+def test_status_succeeds_whatever_the_state_and_check_says_3(run_directory, dlctl_command):
+    run = training(run_directory())
+    assert dlctl_command("status").code == 0
+    ended = dlctl_command("status", "--check")
+    assert (ended.code, "is degraded" in ended.err) == (3, True)
+    run.run(state="running", updated_at=time.time())
+    assert dlctl_command("status", "--check").code == 0
+
+
+def test_early_when_next_to_nothing_is_known(run_directory, dlctl_command):
+    run_directory().run(state="pending", **ME).daemon("worker-0", state="starting")
+    code, out, _ = dlctl_command("status")
+    assert code == 0
+    assert out.startswith("digits-7f3a  pending  up -  step -  epoch -  loss -  - samples/s\n")
+    assert "worker-0    -  starting" in out
+    assert "· worker-0  starting" in out
+
+
+def test_who_is_waited_for_is_said(run_directory, dlctl_command):
+    run = run_directory().run(state="starting", **ME)
+    run.daemon("worker-0", state="starting", phase="importing torch", waiting_for="server-0",
+               waiting_since=time.time() - 7.4)  # fmt: skip
+    assert "· worker-0  importing torch, waits for server-0, 7.4s" in dlctl_command("status").out
+
+
+def test_old_news_is_called_old(run_directory, dlctl_command):
+    run_directory().run(state="running", updated_at=time.time() - 14.2, **ME)
+    out = dlctl_command("status").out
+    assert "state 14s old" in out
+    assert dlctl_command("status", "--check").code == 3
+
+
+def test_a_dead_coordinator_is_told_and_living_orphans_are_named(run_directory, dlctl_command):
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        created = psutil.Process(dead.pid).create_time()
+    run = run_directory().run(state="running", pid=dead.pid, pid_created=created)
+    run.daemon("server-0", pid=dead.pid, pid_created=created).daemon("worker-0", **ME)
+    out = dlctl_command("status").out
+    assert f"failed (the coordinator is gone (pid {dead.pid}, the run was running))" in out
+    assert f"server-0  {dead.pid}  unknown" in " ".join(out.split()).replace(" ", "  ")
+    assert f"still there: worker-0 (pid {os.getpid()}); end them: dlctl stop" in out
+    assert dlctl_command("ps").out.splitlines()[1].split()[1] == "failed"
+
+
+def test_values_of_another_version_never_break_the_table(run_directory, dlctl_command):
+    run = run_directory().run(state="dreaming", step="many", loss=float("nan"), evaluation=[1], **ME)
+    run.daemon("worker-0", state="levitating", metrics={"step": None, "push_bytes_per_s": "fast"})
+    run.daemon("gardener-0", role="gardener", metrics=7, last_exit="gone", settings=[])
+    code, out, _ = dlctl_command("status", "--wide")
+    assert code == 0
+    assert "dreaming" in out
+    assert "levitating" in out
+    assert "loss nan" in out
+    assert "gardener-0" in out
+
+
+def test_foreign_text_cannot_steer_the_terminal(run_directory, dlctl_command):
+    run = run_directory().run(state="running", reason="\x1b[2J\u202eevil\n", **ME)
+    run.daemon("worker-0", state="failed",
+               last_exit={"code": 1, "at": time.time(), "last_lines": ["\x1b]0;title\x07"]})  # fmt: skip
+    out = dlctl_command("status").out
+    assert "\x1b" not in out
+    assert "\x07" not in out
+    assert r"\x1b[2J\u202eevil\n" in out
+
+
+def test_json_has_the_truth_units_in_its_keys_and_utc_times(run_directory, dlctl_command):
+    run = training(run_directory()).run(loss=float("inf"), started_at=1_750_000_000.0)
+    data = json.loads(dlctl_command("status", "--json").out)
+    assert data["schema"] == "dlctl.status/1"
+    assert (data["run_id"], data["state"], data["is_live"]) == ("digits-7f3a", "degraded", True)
+    assert data["started_at"] == "2025-06-15T15:06:40.000Z"
+    assert data["loss"] is None
+    assert data["directory"] == str(run.path)
+    assert [row["name"] for row in data["daemons"]] == ["server-0", "worker-0", "worker-1"]
+    assert data["daemons"][2]["last_exit"]["at"].endswith("Z")
+
+
+def test_one_daemon_comes_with_its_recent_events(run_directory, dlctl_command):
+    run = training(run_directory())
+    run.event(1000.0, "exit", "worker-1", "worker-1 ended: killed")
+    run.event(1001.0, "set", "worker-0", "x")
+    out = dlctl_command("status", "worker-1").out
+    assert "recent events" in out
+    assert "worker-1 ended: killed" in out
+    assert "worker-0" not in out
+    ended = dlctl_command("status", "worker-9")
+    assert (ended.code, 'did you mean "worker-1"' in ended.err) == (4, True)
+
+
+def test_an_ended_run_says_how_long_it_took(run_directory, dlctl_command):
+    run_directory().run(state="finished", reason="3 epochs", started_at=1000.0, ended_at=1041.0)
+    assert dlctl_command("status").out.startswith("digits-7f3a  finished (3 epochs)  took 41s")
+
+
+def test_watching_ends_with_the_run(run_directory, dlctl_command):
+    run_directory().run(state="finished")
+    assert dlctl_command("status", "--watch", "0.1").code == 0
+    assert dlctl_command("status", "-w").code == 0
+
+
+def test_ps_lists_live_and_recent_runs_and_says_what_it_hides(run_directory, dlctl_command):
+    for number, (run_id, at) in enumerate([("old-0001", 5.0), ("new-0002", time.time() - 60)]):
+        run = run_directory(run_id).run(state="stopped", ended_at=at, algorithm="downpour")
+        os.utime(run.path / "job.json", (1000 + number, 1000 + number))
+    training(run_directory("digits-7f3a"))
+    code, out, err = dlctl_command("ps")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["RUN", "digits-7f3a", "new-0002"]
+    assert out.splitlines()[1].split()[-1] == "runs/digits-7f3a"
+    assert "1 older not shown" in err
+    everything = dlctl_command("ps", "-a", "-q")
+    assert everything.out.split() == ["digits-7f3a", "new-0002", "old-0001"]
+    data = json.loads(dlctl_command("ps", "--json", "-a").out)
+    assert data["schema"] == "dlctl.ps/1"
+    assert [run["state"] for run in data["runs"]] == ["degraded", "stopped", "stopped"]
+
+
+def test_ps_without_runs_shows_the_way_and_still_succeeds(own_place, dlctl_command):
+    code, out, err = dlctl_command("ps")
+    assert (code, out) == (0, "")
+    assert "dlctl init" in err
+
+
+def test_reading_commands_import_nothing_heavy(run_directory):
+    training(run_directory())
+    code = """
+import sys
+from dlctl.cli import main
+for arguments in (["ps"], ["status"], ["logs"], ["events"], ["get"], ["wait", "--for", "step=1"]):
+    assert main.run(arguments) == 0, arguments
+print([m for m in ("torch", "numpy", "zmq", "rich", "pydantic", "msgpack") if m in sys.modules])
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
