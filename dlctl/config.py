@@ -56,8 +56,6 @@ class Job:
     """Seeds the model's initial values and the order of the samples."""
     run_dir: str = "runs"
     """Where run directories are made, relative to the job file."""
-    directory: str = ""
-    """Filled in by dlctl: the directory of the job file, which `task` is relative to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

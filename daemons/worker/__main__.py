@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from daemons import logs, process
 from daemons.files import Files
 from daemons.loop import Loop
@@ -19,7 +17,7 @@ def serve(context: process.Context) -> int:
     logs.capture_prints()
     loop = Loop()
     files = Files(loop, context.birth.name)
-    thread = ComputeThread(loop, job, Path(job.job.directory))
+    thread = ComputeThread(loop, job)
     loop.perform(SaveArrays, files.save)
     loop.perform(LoadArrays, files.load)
     loop.perform(BuildModel, thread.build)

@@ -11,6 +11,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,10 +32,9 @@ from dlctl.roles.effects import (
 
 
 class ComputeThread:
-    def __init__(self, loop: Loop, job: JobFile, directory: Any) -> None:
+    def __init__(self, loop: Loop, job: JobFile) -> None:
         self._loop = loop
         self._job = job
-        self._directory = directory
         self._replica: Any = None
         self._loader: Any = None
         self._work: queue.SimpleQueue[Callable[[], Event]] = queue.SimpleQueue()
@@ -73,7 +73,8 @@ class ComputeThread:
 
         workers, data = self._job.workers, self._job.data
         torch.set_num_threads(workers.threads or _fair_share(workers.count))
-        task = load_task(self._job.job.task, self._directory)
+        file = self._job.job.task.rpartition(":")[0]
+        task = load_task(self._job.job.task, Path(file).parent)
         device = choose_device(workers.device, effect.slot)
         replica = Replica(task, device=str(device), seed=self._job.job.seed)
         dataset = task.dataset()

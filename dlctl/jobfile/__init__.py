@@ -63,7 +63,10 @@ def load(
     for section, choice in defaults.items():
         options = effective_options(SECTIONS[section], choice)
         resolved[section] = Choice(name=choice.name, options=options)
-    return dataclasses.replace(job, **resolved)  # type: ignore[arg-type]
+    # Daemons run elsewhere, so they get the task's file by its full path.
+    task = str(path.parent.resolve() / job.job.task)
+    found = dataclasses.replace(job.job, task=task)
+    return dataclasses.replace(job, job=found, **resolved)  # type: ignore[arg-type]
 
 
 def effective_options(kind: str, choice: Choice) -> dict[str, Any]:

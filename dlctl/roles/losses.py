@@ -58,7 +58,9 @@ class Losses:
             self.desk.outstanding.drop((key, name))
         assert daemon.last_exit is not None
         text = f"{name} ended: {daemon.last_exit['text']}"
-        self.desk.event("exit", name, text, last_lines=list(last_lines[-5:]))
+        planned = self.of.ending is not None and status == 0
+        kind = "stop" if planned else "exit"
+        self.desk.event(kind, name, text, last_lines=[] if planned else list(last_lines[-5:]))
         self.of.checkpointing.on_gone(name, now)
         self.of.evaluations.gone(name)
         if daemon.role == "worker":

@@ -1,0 +1,334 @@
+"""`set`, `stop` and `checkpoint create`: asking a control socket that answers as a coordinator does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from answering import coordinator, done
+
+from dlctl import client
+from dlctl.messages import Reply, Request
+
+ME = {"pid": os.getpid(), "pid_created": psutil.Process().create_time()}
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+def identity(process: subprocess.Popen) -> dict:
+    return {"pid": process.pid, "pid_created": psutil.Process(process.pid).create_time()}
+
+
+@pytest.fixture
+def run(run_directory):
+    return run_directory(servers=1, workers=2).run(state="running", **ME)
+
+
+# ---------------------------------------------------------------- set
+
+
+def change(q: Request, _: int) -> list[Reply]:
+    rows = [
+        {"name": name, "key": key, "before": None, "after": text, "ms": 3.21}
+        for name in q.arguments["names"]
+        for key, text in q.arguments["settings"].items()
+    ]
+    return [done(q, changes=rows, missing=[])]
+
+
+def test_a_change_is_shown_when_the_daemons_have_acknowledged_it(run, dlctl_command):
+    with coordinator(change) as (address, heard):
+        run.run(control=address)
+        ended = dlctl_command("set", "worker-*", "push=5MB/s")
+    assert heard[0].verb == "set"
+    assert heard[0].arguments == {"names": ["worker-0", "worker-1"], "settings": {"push": "5MB/s"}}
+    assert (ended.code, ended.out.splitlines()) == (
+        0,
+        [
+            "worker-0  push  off -> 5MB/s  applied in 3.2 ms",
+            "worker-1  push  off -> 5MB/s  applied in 3.2 ms",
+        ],
+    )
+
+
+def test_without_names_every_daemon_that_has_the_setting_is_meant(run, dlctl_command):
+    with coordinator(change) as (address, heard):
+        run.run(control=address)
+        assert dlctl_command("set", "lr=0.01", "push=off", "fetch=1MB/s").code == 0
+    assert [(q.arguments["names"], list(q.arguments["settings"])) for q in heard] == [
+        (["server-0"], ["lr"]),
+        (["worker-0", "worker-1"], ["push", "fetch"]),
+    ]
+
+
+def test_daemons_that_did_not_answer_are_named_and_the_code_is_8(run, dlctl_command):
+    with coordinator(lambda q, n: [done(q, changes=[], missing=["worker-1"])]) as (address, _):
+        run.run(control=address)
+        ended = dlctl_command("set", "worker-*", "push=off")
+    assert ended.code == 8
+    assert "no answer from worker-1" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["worker-0"], 2, "nothing to set"),
+        (["worker-0", "push=500"], 2, "push: "),
+        (["worker-0", "psuh=off"], 2, 'did you mean "push"'),
+        (["push=off", "push=1MB/s"], 2, "push is given twice"),
+        (["server-0", "push=off"], 2, "server-0 has no push: it is a setting of workers"),
+        (["worker-7", "push=off"], 4, 'no daemon is called "worker-7"'),
+        (["--timeout", "5", "push=off"], 2, "--timeout: "),
+    ],
+)
+def test_a_wrong_change_is_refused_before_anybody_is_asked(
+    run, dlctl_command, arguments, code, message
+):
+    ended = dlctl_command("set", *arguments)
+    assert (ended.code, message in ended.err) == (code, True)
+
+
+def test_an_ended_run_cannot_be_changed(run, dlctl_command):
+    run.run(state="stopped")
+    ended = dlctl_command("set", "push=off")
+    assert (ended.code, "digits-7f3a is stopped" in ended.err) == (3, True)
+
+
+def test_the_live_settings_are_listed_without_any_run(own_place, dlctl_command):
+    code, out, _ = dlctl_command("set", "--list")
+    assert code == 0
+    assert "push_every_steps" in out
+
+
+# ---------------------------------------------------------------- stop
+
+
+def stopping(run, process: subprocess.Popen):
+    """A coordinator in `process` that drains, saves, says so, and exits."""
+
+    def answer(q: Request, _: int) -> list[Reply]:
+        run.run(state="stopped", step=345, checkpoint={"step": 345, "path": "runs/x", "nbytes": 9})
+        process.terminate()
+        phases = [
+            {"phase": "received"},
+            {"phase": "draining", "waiting": ["worker-0", "worker-1"]},
+            {"phase": "draining", "waiting": ["worker-1"]},
+            {"phase": "draining", "waiting": ["worker-1"]},
+            {"phase": "saving", "waiting": ["the manifest"]},
+            {"phase": "over", "waiting": []},
+        ]
+        return [*(Reply(q.request, False, "", phase) for phase in phases), done(q, state="stopped")]
+
+    return answer
+
+
+def test_a_stop_names_whom_it_waits_for_and_returns_when_nothing_is_left(run, dlctl_command):
+    with subprocess.Popen(SLEEP) as process, coordinator(stopping(run, process)) as (address, heard):
+        run.run(control=address, **identity(process))
+        code, out, err = dlctl_command("stop", "--grace", "7s")
+    assert (code, out) == (0, "")
+    assert heard[0].arguments == {"names": [], "checkpoint": True, "grace_s": 7.0, "kill": False}
+    assert err.splitlines() == [
+        "draining: worker-0, worker-1, 7s left",
+        "draining: worker-1, 7s left",
+        "saving: the manifest",
+        "digits-7f3a stopped at step 345",
+        "checkpoint  step 345, 9 B, runs/x",
+    ]
+
+
+def test_not_saving_and_killing_are_passed_on(run, dlctl_command):
+    for arguments, expected in (("--no-checkpoint", False), ("--kill", True)):
+        with (
+            subprocess.Popen(SLEEP) as process,
+            coordinator(stopping(run, process)) as (address, heard),
+        ):
+            run.run(state="running", control=address, **identity(process))
+            assert dlctl_command("stop", arguments).code == 0
+        assert (heard[0].arguments["checkpoint"], heard[0].arguments["kill"]) == (False, expected)
+
+
+def test_stopping_a_stopped_job_is_no_error(run, dlctl_command):
+    run.run(state="stopped")
+    ended = dlctl_command("stop")
+    assert (ended.code, "already ended (stopped)" in ended.err) == (0, True)
+
+
+def test_what_a_dead_coordinator_left_behind_is_ended_and_told(run, dlctl_command):
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        gone = identity(dead)
+    with subprocess.Popen(SLEEP) as orphan, subprocess.Popen(SLEEP) as foreign:
+        run.run(**gone)
+        run.daemon("worker-0", **identity(orphan)).daemon("worker-1", pid=foreign.pid, pid_created=9.0)
+        code, _, err = dlctl_command("stop")
+        assert (code, foreign.poll()) == (0, None)
+        foreign.kill()
+    assert "still there: worker-0; ending them" in err
+    assert "ended worker-0" in err
+
+
+def test_a_coordinator_that_dies_while_it_stops_is_cleaned_up_after(run, dlctl_command, monkeypatch):
+    monkeypatch.setattr(client, "RESEND_S", 0.1)
+    with subprocess.Popen(SLEEP) as process, subprocess.Popen(SLEEP) as orphan:
+
+        def die(q: Request, _: int) -> list[Reply]:
+            process.kill()
+            return [Reply(q.request, False, "", {"phase": "draining", "waiting": ["worker-0"]})]
+
+        with coordinator(die) as (address, _):
+            run.run(control=address, **identity(process)).daemon("worker-0", **identity(orphan))
+            ended = dlctl_command("stop", "--grace", "5s")
+    assert ended.code == 1
+    assert "the coordinator is gone; ending what it left behind" in ended.err
+    assert "ended worker-0" in ended.err
+    assert "has ended, but not in order" in ended.err
+
+
+def test_kill_takes_a_mute_coordinator_and_its_daemons_by_itself(run, dlctl_command, monkeypatch):
+    from dlctl.cli import stop
+
+    monkeypatch.setattr(stop, "MUTE_S", 0.2)
+    with (
+        subprocess.Popen(SLEEP) as process,
+        subprocess.Popen(SLEEP) as worker,
+        coordinator(lambda q, n: []) as (address, _),
+    ):
+        run.run(control=address, **identity(process)).daemon("worker-0", **identity(worker))
+        code, _, err = dlctl_command("stop", "--kill")
+    assert code == 0
+    assert "does not answer for 0.2s" in err
+    assert "ended coordinator" in err
+    assert "ended worker-0" in err
+
+
+def test_daemons_that_outlive_their_coordinators_orderly_end_are_ended(run, dlctl_command):
+    with subprocess.Popen(SLEEP) as process, subprocess.Popen(SLEEP) as left:
+        with coordinator(stopping(run, process)) as (address, _):
+            run.run(control=address, **identity(process)).daemon("server-0", **identity(left))
+            code, _, err = dlctl_command("stop")
+    assert code == 0
+    assert "still there: server-0" in err
+
+
+# ---------------------------------------------------------------- checkpoint create
+
+
+def test_saving_now_shows_what_was_saved(run, dlctl_command):
+    row = {"number": 3, "step": 12345, "path": str(run.path / "ckpt/x"), "nbytes": 312e6,
+           "seconds": 0.82, "at": 1.75e9, "error": ""}  # fmt: skip
+    with coordinator(lambda q, n: [done(q, **row)]) as (address, heard):
+        run.run(control=address)
+        assert dlctl_command("checkpoint").out == (
+            "step 12,345  312 MB in 0.8s  runs/digits-7f3a/ckpt/x\n"
+        )
+        data = json.loads(dlctl_command("checkpoint", "create", "--json").out)
+        assert dlctl_command("checkpoint", "-j", "digits", "create").code == 0
+    assert [q.verb for q in heard] == ["checkpoint"] * 3
+    assert (data["schema"], data["at"]) == ("dlctl.checkpoint/1", "2025-06-15T15:06:40.000Z")
+
+
+def test_a_checkpoint_that_failed_is_an_error(run, dlctl_command):
+    row = {"number": 3, "step": 5, "path": "ckpt/x", "error": "server-0: disk full"}
+    with coordinator(lambda q, n: [done(q, **row)]) as (address, _):
+        run.run(control=address)
+        ended = dlctl_command("checkpoint")
+    assert (ended.code, "server-0: disk full" in ended.err) == (1, True)
+    run.run(state="finished")
+    assert dlctl_command("checkpoint").code == 3
+
+
+# ---------------------------------------------------------------- get, events, wait
+
+
+def test_settings_are_shown_so_that_set_takes_them_again(run, dlctl_command):
+    run.run(settings={"worker-0": {"push": 5e6}})
+    run.daemon("worker-0", metrics={"settings": {"push": None, "push_every_steps": 4}})
+    run.daemon("server-0", metrics={"settings": {"lr": 0.05, "colour": "blue"}})
+    code, out, _ = dlctl_command("get")
+    assert code == 0
+    assert [x.split(maxsplit=2) for x in out.splitlines()[1:]] == [
+        ["server-0", "lr", "0.05"],
+        ["server-0", "colour", "blue"],
+        ["worker-0", "push", "5 MB/s"],
+        ["worker-0", "push_every_steps", "4"],
+    ]
+    assert dlctl_command("get", "worker-0", "push", "-q").out == "5 MB/s\n"
+    data = json.loads(dlctl_command("get", "server-*", "lr", "--json").out)
+    assert (data["schema"], data["settings"]) == ("dlctl.settings/1", {"server-0": {"lr": 0.05}})
+    assert dlctl_command("get", "worker-9").code == 4
+    assert "no daemon has reported" in dlctl_command("get", "density").err
+
+
+def test_events_are_shown_in_order_and_chosen(run, dlctl_command):
+    for second, (kind, daemon) in enumerate(
+        [("state", ""), ("exit", "worker-1"), ("start", "worker-1"), ("set", "worker-0")]
+    ):
+        run.event(1.75e9 + second, kind, daemon, f"{kind} \x1b[1m", code=second)
+    code, out, _ = dlctl_command("events")
+    assert code == 0
+    assert [x.split()[-2] for x in out.splitlines()] == ["state", "exit", "start", "set"]
+    assert "\x1b" not in out
+    assert len(dlctl_command("events", "worker-1").out.splitlines()) == 2
+    assert len(dlctl_command("events", "--kind", "exit", "--kind", "set").out.splitlines()) == 2
+    assert len(dlctl_command("events", "-n", "3").out.splitlines()) == 3
+    since = dlctl_command("events", "--since", "2025-06-15T15:06:42Z", "--json").out.splitlines()
+    assert [json.loads(x)["at"] for x in since] == [
+        "2025-06-15T15:06:42.000Z", "2025-06-15T15:06:43.000Z",
+    ]  # fmt: skip
+    run.run(state="finished")
+    assert dlctl_command("events", "-f").code == 0
+
+
+def test_waiting_for_what_is_already_so_returns_at_once(run, dlctl_command):
+    run.run(step=100, data_epoch=1.5)
+    for goal in ("ready", "step=100", "epoch=1.5"):
+        assert dlctl_command("wait", "--for", goal).code == 0
+    run.run(state="finished")
+    assert dlctl_command("wait").code == 0
+    data = json.loads(dlctl_command("wait", "--for", "stopped", "--json").out)
+    assert data == {"schema": "dlctl.wait/1", "run_id": "digits-7f3a", "goal": "stopped",
+                    "state": "finished", "step": 100}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "goal", "code"),
+    [
+        ("failed", "finished", 7),
+        ("failed", "step=9", 7),
+        ("stopped", "finished", 3),
+        ("stopped", "ready", 3),
+        ("finished", "step=9", 3),
+        ("failed", "stopped", 0),
+    ],
+)
+def test_a_goal_that_has_become_impossible_ends_the_waiting(run, dlctl_command, state, goal, code):
+    run.run(state=state, reason="worker-0: boom")
+    assert dlctl_command("wait", "--for", goal).code == code
+
+
+def test_waiting_has_an_end_and_wrong_goals_are_refused(run, dlctl_command):
+    ended = dlctl_command("wait", "--timeout", "300ms")
+    assert (ended.code, "not yet: finished" in ended.err) == (6, True)
+    assert dlctl_command("wait", "--for", "luck").code == 2
+    assert dlctl_command("wait", "--for", "step=x").code == 2
+    assert dlctl_command("wait", "--timeout", "5").code == 2
+    never = dlctl_command("wait", "-j", "never", "--timeout", "300ms")
+    assert (never.code, "waiting for it to be started" in never.err) == (6, True)
+
+
+def test_a_new_checkpoint_is_waited_for_and_an_old_one_does_not_count(run):
+    from dlctl.cli.snapshot import load
+    from dlctl.cli.wait import _goal
+
+    begin = load(run.run(checkpoint={"number": 3}).path)
+    reached = _goal("checkpoint")(begin)
+    assert not reached(begin)
+    assert reached(load(run.run(checkpoint={"number": 4}).path))
+
+
+def test_the_age_of_things_never_depends_on_the_hour(run):
+    assert time.time() > 1.75e9
