@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from dlctl.messages import Reply, Request
 
 RESEND_S = 1.0
+CONNECT_S = 0.2
+"""Between two looks for an address that is not known yet."""
+LAST_WORDS_S = 0.2
 REQUEST_BITS = 53
 """So that every JSON reader keeps the number exactly."""
 
@@ -79,16 +82,20 @@ class _Question:
 
     def next_reply(self) -> Reply:
         """The next answer to our request; asks again while there has been none at all."""
-        while True:
-            self._check()
+        reply = self._receive(0.0)
+        while reply is None:
+            try:
+                self._check()
+            except Gone:
+                # Its last words may still be on their way.
+                if (reply := self._receive(LAST_WORDS_S)) is None:
+                    raise
+                break
             if self.socket is not None and not self.answered:
                 self._send(self.socket)
-            wait_s = min(RESEND_S, self._left_s())
-            if self.socket is None:
-                time.sleep(min(0.2, max(wait_s, 0.0)))
-            elif (reply := self._receive(self.socket, wait_s)) is not None:
-                self.answered = True
-                return reply
+            reply = self._receive(min(RESEND_S if self.socket else CONNECT_S, self._left_s()))
+        self.answered = True
+        return reply
 
     def _left_s(self) -> float:
         return self.began_at + self.timeout_s - time.monotonic()
@@ -127,16 +134,19 @@ class _Question:
         except zmq.Again:  # nobody there yet; the next round sends again
             return
 
-    def _receive(self, socket: zmq.Socket[bytes], wait_s: float) -> Reply | None:
+    def _receive(self, wait_s: float) -> Reply | None:
+        """An answer to our own request that is there, or comes within `wait_s` seconds."""
         from dlctl import wire
         from dlctl.messages import Reply
 
+        if self.socket is None:
+            time.sleep(max(wait_s, 0.0))
+            return None
         deadline = time.monotonic() + wait_s
-        while (left_s := deadline - time.monotonic()) > 0:
-            if socket.poll(int(left_s * 1000) + 1):
-                message = wire.decode(socket.recv_multipart())
-                if isinstance(message, Reply) and message.request == self.request.request:
-                    return message
+        while self.socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
+            message = wire.decode(self.socket.recv_multipart())
+            if isinstance(message, Reply) and message.request == self.request.request:
+                return message
         return None
 
     def _too_late(self, run: Result) -> DlctlError:

@@ -15,8 +15,8 @@ from dlctl.algorithms import downpour
 from dlctl.algorithms.base import Fetch, NextGradient, Push, Step
 from dlctl.compress.topk import TopK, TopKOptions
 from dlctl.config import Choice, Job, JobFile
-from dlctl.flat import shard_bounds
-from dlctl.machine import Received
+from dlctl.flat import slice_bounds
+from dlctl.machine import Received, Started
 from dlctl.messages import APPLIED, Assign, Initialise, Join, Message, Welcome
 from dlctl.optim.adagrad import Adagrad
 from dlctl.roles.channel import Channel, Identity
@@ -59,9 +59,10 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
     assert gradient.shape == replica.parameters.shape == (6,)
 
     # Two servers own one half of it each. We follow the first half; its server has been told so.
-    lo, hi = shard_bounds(replica.layout.size(), 2)[0]
+    lo, hi = slice_bounds(replica.layout.size(), parts=2, index=0)
     birth = Birth("tour-1", "server", "server-0", 1, pid=1, host="here", version="0")
     server = Server(birth, JOB, KEY, "ipc://server-0", downpour.DOWNPOUR, Adagrad, TopK)
+    server.handle(Started(), now=0.0)
     for message in (
         Welcome("server-0", index=0, term=1, token=b"", settings={}),
         Assign(lo, hi, replica.layout.to_bytes(), restore=""),

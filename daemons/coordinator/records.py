@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from daemons.loop import Loop
 from dlctl import checkpoints
 from dlctl.errors import DlctlError
@@ -27,6 +29,7 @@ class Records:
         self.db = db
         self.loop = loop
         self._dirty = False
+        self._created = _CreationTimes()
         loop.perform(j.IssueTerm, self._on_term)
         loop.perform(j.AddEvent, self._on_event)
         loop.perform(j.AddMetric, self._on_metric)
@@ -56,7 +59,8 @@ class Records:
     def _on_snapshot(self, effect: j.Snapshot) -> None:
         self.db.put_run(**to_wall_clock(effect.run))
         for row in effect.daemons:
-            self.db.put_daemon(row["name"], to_wall_clock(row))
+            created = {"pid_created": self._created.of(row)}
+            self.db.put_daemon(row["name"], to_wall_clock(row) | created)
         self._dirty = True
 
     def _on_checkpoint(self, effect: j.RecordCheckpoint) -> None:
@@ -79,6 +83,29 @@ class Records:
         except DlctlError as failure:
             error = f"{failure.message} ({failure.where})"
         self.loop.post(j.CheckpointEnded(effect.number, error))
+
+
+class _CreationTimes:
+    """When the daemons' processes were created: only with that a pid says who it is for ever."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, float | None]] = {}
+
+    def of(self, row: Json) -> float | None:
+        """Seconds since 1970 of the process in this row; looked up once per process."""
+        name, pid = row["name"], row["pid"]
+        if pid is None:
+            return None
+        if self._known.get(name, (0, None))[0] != pid:
+            self._known[name] = (pid, _creation_time(pid))
+        return self._known[name][1]
+
+
+def _creation_time(pid: int) -> float | None:
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.NoSuchProcess:
+        return None
 
 
 def to_wall_clock(value: Any) -> Any:

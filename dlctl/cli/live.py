@@ -19,6 +19,8 @@ WAIT_TOLD_EVERY_S = 15.0
 TELL_AFTER_S = 2.0
 """A wait for nobody in particular is not worth a line before."""
 BAR_WIDTH = 24
+BAR_MARGIN = 6
+"""The spinner and the spaces between the columns."""
 
 
 class Progress(Protocol):
@@ -166,6 +168,14 @@ class Quiet:
         return
 
 
+def _fitting(text: str, room: int) -> str:
+    """As many parts of a line as there is room for; the bar must not be squeezed away."""
+    parts = text.split("  ")
+    while len(parts) > 1 and len("  ".join(parts)) > room:
+        parts.pop()
+    return "  ".join(parts)[: max(room, 0)]
+
+
 class Bar:
     """One line that is drawn again and again, with a bar if we know how far it is."""
 
@@ -204,8 +214,13 @@ class Bar:
     def _update(self, state: str, done: float | None, text: str) -> None:
         total = None if done is None else 1.0
         description = console.escape(state)
+        room = self._console.width - len(description) - BAR_WIDTH - BAR_MARGIN
         self._progress.update(
-            self._task, description=description, total=total, completed=done or 0.0, text=text
+            self._task,
+            description=description,
+            total=total,
+            completed=done or 0.0,
+            text=_fitting(text, room),
         )
 
     def line(self, text: str) -> None:

@@ -121,10 +121,13 @@ class Coordinator:
     def deadline(self) -> float | None:
         times = [
             self.desk.outstanding.deadline(), self.changes.deadline(), self.overview.due_at,
-            self.checkpointing.deadline(), self.work.deadline(),
         ]  # fmt: skip
-        times += [d.retry_at for d in self.members.daemons.values()]
-        times += [self.ending.until] if self.ending else []
+        if self.ending is None:
+            times += [self.checkpointing.deadline(), self.work.deadline()]
+            times += [d.retry_at for d in self.members.daemons.values()]
+        else:
+            times += [self.ending.until]
+            times += [self.checkpointing.deadline()] if self.checkpointing.active else []
         return min((t for t in times if t is not None), default=None)
 
     def _on_message(self, peer: Peer, message: m.Message, now: float) -> None:

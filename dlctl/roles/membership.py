@@ -130,9 +130,14 @@ class Membership:
         return [d for d in self.daemons.values() if d.role == role]
 
     def worker(self, slot: int, epoch: int) -> Daemon | None:
-        """The worker that has this slot in this epoch, or None."""
+        """The worker that lives and has this slot in this epoch, or None.
+
+        A dead worker's last messages may still be under way when its exit is known.
+        """
         daemon = self.daemons.get(f"worker-{slot}")
-        return daemon if daemon is not None and daemon.term == epoch else None
+        if daemon is None or not daemon.alive or not daemon.registered:
+            return None
+        return daemon if daemon.term == epoch else None
 
     def live_slots(self) -> tuple[int, ...]:
         """Slots that take part: their process lives, has come to work, and is not drained."""

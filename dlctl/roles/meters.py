@@ -6,6 +6,8 @@ import math
 from collections import Counter, deque
 
 LATENCIES_KEPT = 512
+RATE_S_MIN = 0.5
+"""A rate over less would be noise: the last one is reported again."""
 
 
 class Latency:
@@ -36,19 +38,23 @@ class Rates:
         self.total = dict.fromkeys(names, 0)
         self._before = dict(self.total)
         self._since: float | None = None
+        self._per_s: dict[str, float] = {}
 
     def add(self, name: str, amount: int) -> None:
         self.total[name] += amount
 
     def report(self, now: float) -> dict[str, float]:
-        """{name: total, name_per_s: rate}; call once per report."""
-        elapsed_s = now - self._since if self._since is not None else 0.0
-        values: dict[str, float] = dict(self.total)
-        if elapsed_s > 0:
-            for name, total in self.total.items():
-                values[f"{name}_per_s"] = round((total - self._before[name]) / elapsed_s, 3)
-        self._before, self._since = dict(self.total), now
-        return values
+        """{name: total, name_per_s: rate since an earlier report}; no rate before the second."""
+        if self._since is None:
+            self._before, self._since = dict(self.total), now
+        elapsed_s = now - self._since
+        if elapsed_s >= RATE_S_MIN:
+            self._per_s = {
+                f"{name}_per_s": round((total - self._before[name]) / elapsed_s, 3)
+                for name, total in self.total.items()
+            }
+            self._before, self._since = dict(self.total), now
+        return {**self.total, **self._per_s}
 
 
 class Staleness:

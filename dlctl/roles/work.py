@@ -106,8 +106,10 @@ class Work:
         daemon = self.members.worker(request.slot, request.epoch)
         if daemon is None:
             return
-        if answered is not None and answered.request == request.request:
-            self.desk.send(daemon.name, answered)
+        if answered is not None and request.request <= answered.request:
+            # Repeated, or overtaken by a newer one on the way: then nobody waits for its answer.
+            if request.request == answered.request:
+                self.desk.send(daemon.name, answered)
             return
         daemon.asked_for_data = True
         self._pending[request.slot] = request

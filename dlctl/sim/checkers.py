@@ -87,7 +87,7 @@ class LedgerChecker(Checker):
             return
         key = (*who, ack.shard, ack.seq)
         w = server.machine.serving.shard.w  # type: ignore[attr-defined]
-        assert (w[self._cells[key]] == 1).all(), f"push {key} was acknowledged before it was applied"
+        assert (w[self._cells[key]] == 1).all(), f"push {key} was acknowledged and not applied"
         self.acknowledged.add(key)
 
     def _on_portion(self, done: m.PortionDone) -> None:
@@ -144,8 +144,8 @@ class TermsChecker(Checker):
 
     def __init__(self) -> None:
         self._newest: dict[str, int] = {}
-        self._owner: dict[tuple[str, int], Peer] = {}
-        self._registered: dict[str, int] = {}
+        self._owners: dict[tuple[str, int], int] = {}
+        """(name, term) -> the incarnation that was given it."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         if isinstance(effect, IssueTerm):
@@ -157,7 +157,7 @@ class TermsChecker(Checker):
             client = process.network.client(effect.peer)
             if not welcome.name.startswith("agent") and isinstance(client, Process):
                 assert welcome.term == self._newest[welcome.name], "a term that is not on record"
-                owner = self._registered.setdefault(f"{welcome.name} {welcome.term}", client.incarnation)
+                owner = self._owners.setdefault((welcome.name, welcome.term), client.incarnation)
                 assert owner == client.incarnation, f"{welcome.name}: one term, two processes"
 
 

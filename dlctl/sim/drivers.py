@@ -1,4 +1,4 @@
-"""What `daemons/` does for each role, in virtual time: files, the computing thread, processes, records."""
+"""What `daemons/` does for each role, in virtual time: files, computing, processes, records."""
 
 from __future__ import annotations
 
@@ -53,8 +53,11 @@ class ComputeOptions:
 
 
 class ComputeDriver:
-    """One worker's thread for its model. It also holds the worker role to two promises: nobody writes
-    to the model while a gradient is computed, and no gradient is used after the next was begun."""
+    """One worker's thread for its model.
+
+    It holds the worker role to two promises: nobody writes to the model while a gradient is
+    computed, and no gradient is used once the next one is begun.
+    """
 
     def __init__(
         self,

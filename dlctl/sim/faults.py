@@ -26,7 +26,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """How many of each, at random times from `from_s` to `heal_at_s`; then everything is well again.
+    """How many of each, at random times from `from_s` to `heal_at_s`; then all is well again.
 
     Loss, repetition and reordering of messages stand in the network's options; they too end at
     `heal_at_s`.

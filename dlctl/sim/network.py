@@ -1,10 +1,10 @@
-"""A network in virtual time: latency, jitter, bandwidth, loss, repetition, reordering, one-way cuts.
+"""A network in virtual time: latency, jitter, bandwidth, loss, repetition, reordering, cuts.
 
-Connections behave as ZeroMQ's do. A connection is asked for by one side, which gives its peer a name;
-the other side knows it by an opaque id and can only reply. A restarted listener knows its connections
-by new ids. Each direction is first in, first out, and what cannot be delivered is lost without a word.
-Every message goes through the real `dlctl.wire`. As with a zero-copy send, its arrays are not copied
-before they arrive: a role that changes them too early is found out.
+Connections behave as ZeroMQ's do. A connection is asked for by one side, which gives its peer a
+name; the other side knows it by an opaque id and can only reply. A restarted listener knows its
+connections by new ids. Each direction is first in, first out, and what cannot be delivered is lost
+without a word. Every message goes through the real `dlctl.wire`. As with a zero-copy send, its
+arrays are not copied before they arrive: a role that changes them too early is found out.
 """
 
 from __future__ import annotations
@@ -186,15 +186,15 @@ class Network:
             return
         self._note(f"{source} > {target} {kind} {nbytes}")
         way = connection.up if upward else connection.down
+        broken = connection.broken
+
+        def arrive() -> None:
+            if connection.broken == broken:
+                self._arrive(connection, upward, source, target, message, frames)
+            else:
+                self._lose(source, target, message, "broken")
+
         for arrival in self._arrivals(link, way, kind, nbytes):
-            broken = connection.broken
-
-            def arrive() -> None:
-                if connection.broken == broken:
-                    self._arrive(connection, upward, source, target, message, frames)
-                else:
-                    self._lose(source, target, message, "broken")
-
             self.timeline.at(arrival, arrive)
 
     def _arrivals(self, link: Link, way: _Direction, kind: str, nbytes: int) -> list[float]:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dlctl.flat import AVERAGED, TRAINED, Entry, Layout
+from dlctl.flat import AVERAGED, TRAINED, Entry, Layout, slice_bounds
 from dlctl.messages import Array, Json
 
 
@@ -51,10 +51,13 @@ class Problem(Protocol):
 def batch_rows(
     samples: int, seed: int, data_epoch: int, portion: tuple[int, int], batch: tuple[int, int]
 ) -> Array:
-    """Rows of a batch: `portion` is [start, stop) in the epoch's order, `batch` (number, size)."""
+    """Rows of a batch: `portion` is [start, stop) in the epoch's order, `batch` (number, the most
+    samples that a batch has).
+    """
     order = np.random.default_rng([seed, data_epoch]).permutation(samples)
     (start, stop), (number, size) = portion, batch
-    return order[start:stop][number * size : (number + 1) * size]
+    lo, hi = slice_bounds(stop - start, -(-(stop - start) // size), number)
+    return order[start + lo : start + hi]
 
 
 def layout_of(size: int, buffers: int = 0) -> Layout:
@@ -141,8 +144,8 @@ class Ledger:
     """Not a task but an account: every gradient adds exactly 1.0 to a cell of its own.
 
     With plain SGD at lr = 1 the final weights are the count of applications: a cell of 0 whose push
-    was acknowledged is a loss, a cell of 2 is a push that was applied twice. Every shard has a whole
-    account (`shards` must be the job's number of servers), so each is judged by itself.
+    was acknowledged is a loss, a cell of 2 is a push that was applied twice. Every shard has a
+    whole account (`shards` must be the job's number of servers), so each is judged by itself.
     """
 
     shards: int = 1

@@ -1,5 +1,7 @@
-"""What a run directory holds, in memory: terms, events, metrics, checkpoints. Outlives a simulation,
-so that the next one can go on from it."""
+"""What a run directory holds, in memory: terms, events, metrics, checkpoints.
+
+It outlives a simulation, so that the next one can go on from it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A whole run in virtual time: its processes, its network, its store, and a trace of what happened.
 
-Nothing here reads a clock or draws an unseeded number; two worlds of the same seed have the same trace
-to the last byte.
+Nothing here reads a clock or draws an unseeded number; two worlds of the same seed have the same
+trace to the last byte.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CLOCK_S_MAX = 1e5
 
 
 class World:
-    """Everything that a run is made of. `spawn` starts processes; all else follows from their events."""
+    """Everything that a run is made of. `start` it; all else follows from its processes' events."""
 
     def __init__(
         self,

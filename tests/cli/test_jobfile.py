@@ -54,7 +54,7 @@ def only_problem(folder: Path, text: str) -> jobfile.Problem:
 def test_two_keys_are_a_job_and_everything_else_has_a_default(folder: Path) -> None:
     job = jobfile.load(written(folder, MINIMAL))
     assert (job.job.name, job.job.stop.epochs) == ("digits", 1)
-    assert job.job.task == str(path.parent.resolve() / "train.py:task")
+    assert job.job.task == str(folder.resolve() / "train.py:task")
     assert (job.algorithm.name, job.optimizer.name, job.compression.name) == (
         "downpour",
         "sgd",

@@ -1,4 +1,4 @@
-"""Log files as daemons leave them: rotated, cut, of several lives, and with raw text between the JSON."""
+"""Log files as daemons leave them: rotated, cut, of several lives, raw text between the JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from dlctl.cli import logfiles, values
 
 
 def line(at: float, msg: str, level: str = "info", **extra):
-    return {"ts": values.rfc3339(at), "level": level, "name": "worker-0", "inc": 1, "msg": msg, **extra}
+    return {
+        "ts": values.rfc3339(at),
+        "level": level,
+        "name": "worker-0",
+        "inc": 1,
+        "msg": msg,
+        **extra,
+    }
 
 
 def texts(lines) -> list[str]:
@@ -23,10 +30,18 @@ def tail(run, name: str, limit: int | None, wanted=None) -> list[str]:
 
 def test_a_json_line_is_taken_apart_and_other_text_stays_text(run_directory):
     path = run_directory().log(
-        "worker-0", 3, line(1000.5, "hello", "warning", step=7), "Traceback (most recent call last):"
+        "worker-0",
+        3,
+        line(1000.5, "hello", "warning", step=7),
+        "Traceback (most recent call last):",
     )
     first, second = logfiles.read(logfiles.LogFile(path, "worker-0", 3, 0))
-    assert (first.at, first.level, first.text, first.fields) == (1000.5, "warning", "hello", {"step": 7})
+    assert (first.at, first.level, first.text, first.fields) == (
+        1000.5,
+        "warning",
+        "hello",
+        {"step": 7},
+    )
     assert (second.at, second.level, second.text) == (1000.5, logfiles.TEXT, second.raw)
     assert second.incarnation == 3
 
@@ -96,7 +111,9 @@ def test_the_tail_of_a_long_file_is_found_from_its_end(run_directory, count, end
 
 def test_lines_of_several_daemons_are_merged_by_time_and_keep_their_own_order():
     def made(name: str, *times: float):
-        return [logfiles.Line(name, 1, at, "info", f"{name}{i}", {}, "") for i, at in enumerate(times)]
+        return [
+            logfiles.Line(name, 1, at, "info", f"{name}{i}", {}, "") for i, at in enumerate(times)
+        ]
 
     clock_set_back = made("b", 1.0, 9.0, 2.0)
     assert texts(logfiles.in_order([*made("a", 3.0, 5.0), *clock_set_back])) == [
@@ -200,7 +217,7 @@ def test_times_are_given_as_ages_or_iso():
     assert logfiles.parse_time("10m", now) == now - 600
     assert logfiles.parse_time("2025-06-15T11:00:00Z", now) == now - 3600
     assert logfiles.parse_time("2025-06-15 11:00:00+00:00", now) == now - 3600
-    local = datetime(2025, 6, 15, 11, 0).timestamp()  # noqa: DTZ001
+    local = datetime(2025, 6, 15, 11, 0).timestamp()
     assert logfiles.parse_time("2025-06-15T11:00:00", now) == local
     with pytest.raises(ValueError, match="neither a duration"):
         logfiles.parse_time("noon", now)

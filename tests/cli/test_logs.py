@@ -32,7 +32,9 @@ def run(run_directory):
         "worker-1", incarnation=2, last_exit={"code": -9, "text": "killed by SIGKILL", "at": AT}
     )
     made.log("server-0", 1, line(1, "serving", shard=0), line(5, "checkpoint written"))
-    made.log("worker-0", 1, line(2, "step 1"), "a library's own words", line(6, "loss 0.5", "debug"))
+    made.log(
+        "worker-0", 1, line(2, "step 1"), "a library's own words", line(6, "loss 0.5", "debug")
+    )
     made.log("worker-1", 1, line(3, "behind by 6 steps", "warning"), "Killed")
     made.log("worker-1", 2, line(4, "here again"))
     return made
@@ -75,7 +77,9 @@ def test_all_daemons_merged_by_time_with_a_mark_where_one_came_back(run, dlctl_c
          ["here again", "checkpoint written"]),
     ],
 )  # fmt: skip
-def test_lines_are_chosen_by_daemon_level_text_time_and_life(run, dlctl_command, arguments, messages):
+def test_lines_are_chosen_by_daemon_level_text_time_and_life(
+    run, dlctl_command, arguments, messages
+):
     out = dlctl_command("logs", "--json", *arguments).out
     assert [json.loads(x)["msg"] for x in out.splitlines()] == messages
 
@@ -139,7 +143,9 @@ def test_the_previous_life_of_a_dead_daemon_is_its_last_one(run, dlctl_command):
         (["-l", "loud"], 2, "loud"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_with_a_reason(run, dlctl_command, arguments, code, message):
+def test_what_cannot_be_asked_is_refused_with_a_reason(
+    run, dlctl_command, arguments, code, message
+):
     ended = dlctl_command("logs", *arguments)
     assert (ended.code, message in ended.err) == (code, True)
 
@@ -194,7 +200,7 @@ def test_ctrl_c_leaves_and_says_that_the_job_goes_on(run):
         timer.start()
         assert "step 1" in process.stdout.readline()
         process.send_signal(2)
-        out, err = process.communicate()
+        _, err = process.communicate()
         timer.cancel()
     assert process.returncode == 0
     assert "Detached. digits-7f3a still runs.  Again: dlctl logs -f -j digits-7f3a" in err
@@ -221,4 +227,4 @@ def test_many_lines_are_read_fast_enough(run, dlctl_command):
     run.log("worker-0", 1, *(line(10 + n / 1000, f"step {n}") for n in range(10_000)))
     out = dlctl_command("logs", "worker-0", "-n", "all").out
     assert len(out.splitlines()) == 10_003
-    assert logs.TAIL == len(dlctl_command("logs", "worker-0").out.splitlines())
+    assert len(dlctl_command("logs", "worker-0").out.splitlines()) == logs.TAIL

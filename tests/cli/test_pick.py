@@ -16,7 +16,12 @@ from dlctl.cli.snapshot import load, natural
 from dlctl.errors import DlctlError, NotFound, UsageError
 
 ME = {"pid": os.getpid(), "pid_created": psutil.Process().create_time()}
-KNOWN = {"coordinator": "coordinator", "server-0": "server", "worker-0": "worker", "worker-1": "worker"}
+KNOWN = {
+    "coordinator": "coordinator",
+    "server-0": "server",
+    "worker-0": "worker",
+    "worker-1": "worker",
+}
 
 
 def started(run, at: float):
@@ -85,7 +90,9 @@ def test_a_copied_run_directory_makes_its_name_ambiguous(run_directory, tmp_path
 def test_a_mistyped_name_gets_a_suggestion_and_says_where_it_came_from(run_directory, monkeypatch):
     run_directory("digits-0001")
     monkeypatch.setenv("DLCTL_JOB", "digist")
-    with pytest.raises(NotFound, match='no run or job is called "digist"; did you mean "digits"') as c:
+    with pytest.raises(
+        NotFound, match='no run or job is called "digist"; did you mean "digits"'
+    ) as c:
         pick.pick("digist")
     assert c.value.where == "DLCTL_JOB"
     assert c.value.exit_code == 4
@@ -125,7 +132,11 @@ def test_a_state_from_the_future_is_passed_on_as_text(run_directory):
 
 def test_daemons_are_chosen_by_name_glob_and_role():
     assert pick.match_daemons([], KNOWN) == list(KNOWN)
-    assert pick.match_daemons(["worker-*", "server-0"], KNOWN) == ["server-0", "worker-0", "worker-1"]
+    assert pick.match_daemons(["worker-*", "server-0"], KNOWN) == [
+        "server-0",
+        "worker-0",
+        "worker-1",
+    ]
     assert pick.match_daemons([], KNOWN, ["worker"]) == ["worker-0", "worker-1"]
 
 

@@ -1,0 +1,60 @@
+"""`python -m benchmarks [CHAPTER...] [--json FILE] [--quick]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from benchmarks.figures import Figure, table, to_json
+
+CHAPTERS = {
+    "start": "from `dlctl start` to ready, against bare processes that import the same",
+    "server_memory": "resident memory of a server that owns next to nothing",
+    "push": "a push of 10,000 parameters until its ack, against bare pyzmq",
+    "cli": "--help, --version and completion, against importing click",
+    "roundtrip": "push, Adagrad and fetch of 1e4 to 25e6 parameters, against raw TCP",
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Measure, print the table, write the JSON. 1 if a median is over what was asked."""
+    options = _parser().parse_args(arguments)
+    figures: list[Figure] = []
+    for chapter in options.chapters or CHAPTERS:
+        print(f"{chapter}: {CHAPTERS[chapter]} ...", file=sys.stderr, flush=True)
+        figures += import_module(f"benchmarks.{chapter}").measure(quick=options.quick)
+    print(table(figures))
+    if options.json:
+        options.json.write_text(json.dumps(to_json(figures, quick=options.quick), indent=2) + "\n")
+    return int(any(figure.is_over() for figure in figures))
+
+
+def _parser() -> argparse.ArgumentParser:
+    chapters = "\n".join(f"  {name:14} {text}" for name, text in CHAPTERS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=f"Measure what dlctl costs against the bare thing.\n\nchapters:\n{chapters}",
+        epilog="The exit code is 1 if a median is over what was asked.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "chapters", metavar="CHAPTER", nargs="*", type=_chapter, help="default: all of them"
+    )
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write every value there")
+    parser.add_argument(
+        "--quick", action="store_true", help="few rounds: to see that it works, not to measure"
+    )
+    return parser
+
+
+def _chapter(name: str) -> str:
+    if name not in CHAPTERS:
+        raise argparse.ArgumentTypeError(f'no chapter "{name}"; there are {", ".join(CHAPTERS)}')
+    return name
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,41 @@
+"""What the command line costs before it does anything, against importing click."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from benchmarks.figures import Figure, ratio, take_turns, timed
+from benchmarks.sandbox import console_script, sandbox
+
+TAB = {"_DLCTL_COMPLETE": "bash_complete", "COMP_WORDS": "dlctl st", "COMP_CWORD": "1"}
+
+
+def measure(*, quick: bool) -> list[Figure]:
+    script = console_script()
+    commands: dict[str, tuple[list[str], dict[str, str]]] = {
+        "dlctl --help": ([script, "--help"], {}),
+        "dlctl --version": ([script, "--version"], {}),
+        "dlctl st<TAB>": ([script], TAB),
+        "dlctl completion bash": ([script, "completion", "bash"], {}),
+    }
+    bare = [sys.executable, "-c", "import click"]
+    figures = []
+    with sandbox():
+        for what, (command, variables) in commands.items():
+            ours_s, bare_s = take_turns(
+                2 if quick else 21,
+                lambda command=command, variables=variables: _run(command, variables),
+                lambda: _run(bare, {}),
+            )
+            figures.append(ratio("cli", f"{what} / import click", ours_s, bare_s, asked=3.0))
+    return figures
+
+
+def _run(command: list[str], variables: dict[str, str]) -> float:
+    """Seconds until it has ended. Raises CalledProcessError unless it ended well."""
+    environment = {**os.environ, **variables}
+    return timed(
+        lambda: subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    )

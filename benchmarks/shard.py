@@ -1,0 +1,132 @@
+"""A real server process, started as in production, and what it needs around it to serve.
+
+This process is its coordinator for the few messages until it owns a shard, and then the one worker
+that joins, pushes and fetches: the daemons' own transport and wire format, without a machine that
+retries, because nothing is lost on the way here.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import zmq
+
+from daemons.transport import Transport, address_for
+from dlctl import config, messages as m
+from dlctl.flat import TRAINED, Entry, Layout
+from dlctl.launch import local
+from dlctl.machine import Peer
+from dlctl.roles.token import sign
+
+ANSWER_LIMIT_MS = 60_000
+SLOT, EPOCH, GENERATION = 0, 1, 1
+SERVER = "server-0"
+M = TypeVar("M", bound=m.Message)
+
+
+class End:
+    """One end of the daemons' transport."""
+
+    def __init__(self) -> None:
+        self.poller = zmq.Poller()
+        self.transport = Transport(self.poller)
+
+    def wait_for(self, kind: type[M]) -> tuple[Peer, M]:
+        """The next message of a kind; others are dropped. Raises TimeoutError."""
+        while ready := self.poller.poll(ANSWER_LIMIT_MS):
+            for socket, _ in ready:
+                for peer, message in self.transport.receive(socket):
+                    if isinstance(message, kind):
+                        return peer, message
+        raise TimeoutError(f"no {kind.__name__} came")
+
+
+class Worker:
+    """The one worker of a shard. Every method waits for the answer."""
+
+    def __init__(self, end: End, size: int) -> None:
+        self.end = end
+        self.size = size
+        self._seq = 0
+        self._request = 0
+
+    def join(self, run_id: str, key: bytes) -> None:
+        token = sign(key, run_id, SLOT, EPOCH)
+        self.end.transport.send(SERVER, m.Join(run_id, SLOT, EPOCH, token))
+        self.end.wait_for(m.Joined)
+        nothing = np.zeros(0, np.float64), np.zeros(0, np.float32)
+        values = np.zeros(self.size, np.float32)
+        self.end.transport.send(SERVER, m.Initialise(SLOT, EPOCH, values, *nothing))
+        _, joined = self.end.wait_for(m.Joined)
+        assert joined.initialised
+
+    def next_push(self, delta: m.Packed) -> m.Push:
+        """What `push` would send now."""
+        seq = version = self._seq
+        return m.Push(SLOT, EPOCH, GENERATION, seq, version, 0, 0, 32, 0, delta)
+
+    def push(self, delta: m.Packed) -> m.Ack:
+        """Until the shard has applied it and said so."""
+        self.end.transport.send(SERVER, self.next_push(delta))
+        _, ack = self.end.wait_for(m.Ack)
+        assert ack.outcome == m.APPLIED, ack
+        self._seq += 1
+        return ack
+
+    def fetch(self) -> m.Array:
+        """float32[size], the shard's parameters."""
+        self._request += 1
+        self.end.transport.send(SERVER, m.Fetch(SLOT, EPOCH, self._request, 0))
+        _, parameters = self.end.wait_for(m.Parameters)
+        return parameters.values
+
+
+@contextmanager
+def shard(
+    directory: Path, transport: str, size: int, optimizer: str = "sgd", compressor: str = "none"
+) -> Iterator[Worker]:
+    """A server process that owns `size` parameters, all zero, and its worker."""
+    run = directory / f"bench-{secrets.token_hex(2)}"
+    job = config.JobFile(
+        job=config.Job(name="bench", task="none"),
+        optimizer=config.Choice(name=optimizer),
+        compression=config.Choice(name=compressor),
+        network=config.Network(transport=transport),  # type: ignore[arg-type]
+    )
+    key = secrets.token_bytes(32)
+    (run / "logs").mkdir(parents=True)
+    (run / "job.json").write_text(json.dumps(config.to_dict(job)))
+    (run / "key").write_bytes(key)
+    coordinator, end = End(), End()
+    control = coordinator.transport.listen(address_for(run.name, "control", transport, 0))
+    process = local.start(run, "server", SERVER, 1, control)
+    try:
+        peer, address = _assign(coordinator, size)
+        end.transport.connect(SERVER, address)
+        worker = Worker(end, size)
+        worker.join(run.name, key)
+        yield worker
+        coordinator.transport.send(peer, m.Shutdown("measured"))
+        if process.wait(30):
+            raise RuntimeError(f"the server ended with exit code {process.returncode}")
+    finally:
+        process.kill()
+        process.wait()
+        coordinator.transport.close()
+        end.transport.close()
+
+
+def _assign(coordinator: End, size: int) -> tuple[Peer, str]:
+    """What a coordinator says to a server; (its connection, the address that it serves at)."""
+    layout = Layout((Entry("w", TRAINED, (size,), "float32"),)).to_bytes()
+    peer, _ = coordinator.wait_for(m.Register)
+    coordinator.transport.send(peer, m.Welcome(SERVER, 0, GENERATION, b"", {}))
+    coordinator.transport.send(peer, m.Assign(0, size, layout, ""))
+    _, serving = coordinator.wait_for(m.Serving)
+    return peer, serving.address

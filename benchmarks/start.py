@@ -1,0 +1,51 @@
+"""`dlctl start` until it says ready, against as many bare processes that only import.
+
+Two servers and four workers are six processes beside the coordinator and the agent; the baseline
+is six Python processes, started side by side, that import torch and the task and say so. A second
+figure takes only four of them: as many as import torch in a run.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.figures import Figure, ratio, timed
+from benchmarks.sandbox import dlctl, sandbox, write_job
+
+SERVERS, WORKERS = 2, 4
+IMPORTS = "import torch, train; print(flush=True)"
+
+
+def measure(*, quick: bool) -> list[Figure]:
+    times: list[tuple[float, float, float]] = []
+    with sandbox() as directory:
+        file = write_job(directory, servers=SERVERS, workers=WORKERS)
+        _import_side_by_side(1, directory)  # the files are read from the disk once, uncounted
+        for _ in range(1 if quick else 7):
+            bare_s = timed(lambda: _import_side_by_side(SERVERS + WORKERS, directory))
+            ours_s = timed(lambda: dlctl("start", "--fresh", str(file)))
+            dlctl("stop")
+            fewer_s = timed(lambda: _import_side_by_side(WORKERS, directory))
+            times.append((ours_s, bare_s, fewer_s))
+    ours, bare, fewer = zip(*times, strict=True)
+    what = f"start, {SERVERS} servers + {WORKERS} workers"
+    return [
+        ratio("start", f"{what} / {SERVERS + WORKERS} bare imports", ours, bare, asked=1.5),
+        ratio("start", f"{what} / {WORKERS} bare imports", ours, fewer),
+    ]
+
+
+def _import_side_by_side(count: int, directory: Path) -> None:
+    """Until the last of `count` processes has imported torch and the task."""
+    processes = [
+        subprocess.Popen([sys.executable, "-c", IMPORTS], cwd=directory, stdout=subprocess.PIPE)
+        for _ in range(count)
+    ]
+    said = [process.stdout.readline() for process in processes if process.stdout]
+    if said != [b"\n"] * count:
+        raise RuntimeError("a bare process could not import torch and the task")
+    # They end by themselves; the time that takes is not counted, but nobody is to be left behind.
+    for process in processes:
+        process.communicate()

@@ -1,0 +1,1 @@
+"""Found instead of the real daemons when this directory is first in PYTHONPATH."""

@@ -1,0 +1,149 @@
+"""A coordinator without daemons, which does what $STAND_IN says, for tests of `start` and `run`.
+
+It is a real process with a real database, log, control socket and checkpoints; only the training is
+missing. `STAND_IN` is one of the functions below; several may be joined by commas.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import psutil
+import zmq
+
+from dlctl import checkpoints, runs, wire
+from dlctl.messages import Reply
+from dlctl.rundb import RunDb
+
+
+class Coordinator:
+    def __init__(self, directory: Path, incarnation: str) -> None:
+        self.directory = directory
+        self.incarnation = incarnation
+        self.db = RunDb(directory)
+        self.router = zmq.Context.instance().socket(zmq.ROUTER)
+
+    def put(self, **values: object) -> None:
+        self.db.put_run(updated_at=time.time(), **values)
+        self.db.commit()
+
+    def daemon(self, name: str, **values: object) -> None:
+        self.db.put_daemon(name, {"name": name, "role": name.partition("-")[0], **values})
+        self.db.commit()
+
+    def log(self, level: str, text: str) -> None:
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        print(json.dumps({"ts": now, "level": level, "msg": text}), flush=True)
+
+    # ------------------------------------------------------------ what $STAND_IN may name
+
+    def die(self) -> None:
+        """Before anything has been written."""
+        raise RuntimeError("there is no such task")
+
+    def start(self) -> None:
+        address = runs.socket_address(self.directory.name, "control")
+        self.router.bind(address)
+        created = psutil.Process().create_time()
+        self.put(pid=os.getpid(), pid_created=created, started_at=time.time(), control=address)
+        self.put(state="starting", waiting="worker-0 (importing torch)")
+        self.daemon("worker-0", state="starting", phase="importing torch")
+
+    def stick(self) -> None:
+        """Never become ready."""
+        self.serve(None)
+
+    def fail(self) -> None:
+        """As the real one does when the user's code cannot be imported."""
+        words = ["Traceback (most recent call last):", "ImportError: no module named tensors"]
+        end = {"code": 1, "text": "exit 1", "at": time.time(), "last_lines": words}
+        self.daemon("worker-0", state="failed", error="ImportError", last_exit=end)
+        self.end("failed", "worker-0: ImportError")
+
+    def ready(self) -> None:
+        self.put(state="running", waiting="", step=self.resumed_step(), ready_at=time.time())
+        self.daemon("worker-0", state="running", metrics={"step": 1, "staleness_mean": 1.5})
+
+    def warn(self) -> None:
+        self.log("warning", "worker-1 is behind by 6 steps")
+        self.log("info", "nothing to see here")
+
+    def forever(self) -> None:
+        self.serve(None)
+
+    def finish(self) -> None:
+        self.put(step=100, data_epoch=1.0, loss=0.25, evaluation={"accuracy": 0.91, "step": 100})
+        self.save(100)
+        self.end("finished", "1 epoch")
+
+    def mute(self) -> None:
+        """Alive, and never answers."""
+        signal.pause()
+
+    # ------------------------------------------------------------ what they are made of
+
+    def resumed_step(self) -> int:
+        resume = self.db.run()["resume"]
+        return checkpoints.read_manifest(Path(resume))["step"] if resume else 0
+
+    def serve(self, timeout_ms: int | None) -> None:
+        """Wait for "stop"; then save, say so and end."""
+        while self.router.poll(timeout_ms):
+            peer, *frames = self.router.recv_multipart()
+            request = wire.decode(frames)
+
+            def answer(done: bool, result: dict, peer=peer, request=request) -> None:
+                reply = Reply(request.request, done, "", result)
+                self.router.send_multipart([peer, *wire.encode(reply)])
+
+            answer(False, {"phase": "draining", "waiting": ["worker-0"]})
+            if os.environ.get("STAND_IN_SLOW") and not request.arguments["kill"]:
+                continue
+            if request.arguments["checkpoint"] and self.db.run()["state"] == "running":
+                self.save(self.db.run()["step"] + 50)
+            self.put(state="stopped", reason="stopped by dlctl stop", ended_at=time.time())
+            answer(True, {"state": "stopped"})
+            self.router.close(linger=1000)
+            sys.exit(0)
+
+    def save(self, step: int) -> None:
+        number = len(self.db.checkpoints()) + 1
+        directory = checkpoints.create(self.directory, step, number)
+        arrays = {"w": np.full(3, step, np.float32)}
+        sha256, nbytes = checkpoints.write_arrays(directory / "shard-0.safetensors", arrays)
+        shard = {"name": "server-0", "file": "shard-0.safetensors", "sha256": sha256}
+        shard |= {"nbytes": nbytes, "state": {}, "lo": 0, "hi": 3}
+        job = json.loads((self.directory / "job.json").read_text())
+        manifest = {
+            "schema": "dlctl.checkpoint/1", "run_id": self.directory.name, "job": "quick",
+            "number": number, "step": step, "samples": 0, "at": time.time(),
+            "layout": [["w", "trained", [3], "float32", []]], "size": 3, "workers": [],
+            "algorithm": job["algorithm"]["name"], "optimizer": job["optimizer"]["name"],
+            "shards": [shard], "data": {"portions": []}, "evaluation": None,
+        }  # fmt: skip
+        checkpoints.write_manifest(directory, manifest)
+        row = {"number": number, "step": step, "path": str(directory), "nbytes": nbytes, "error": ""}
+        self.db.put_checkpoint(number, row)
+        self.put(step=step, checkpoint={**row, "at": time.time()})
+
+    def end(self, state: str, reason: str) -> None:
+        self.put(state=state, reason=reason, ended_at=time.time())
+        sys.exit(0 if state == "finished" else 1)
+
+
+def main() -> None:
+    directory, _, incarnation, _ = sys.argv[1:]
+    coordinator = Coordinator(Path(directory), incarnation)
+    with closing(coordinator.db):
+        for name in os.environ["STAND_IN"].split(","):
+            getattr(coordinator, name)()
+
+
+main()

@@ -1,0 +1,470 @@
+"""`start` and `run`: which run a job becomes, what they show, and that nothing is left when they fail.
+
+The coordinator is a stand-in (`stand_in/daemons/coordinator.py`): a real process that plays its part.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dlctl import checkpoints, rundb, runs
+from dlctl.cli import launching
+from dlctl.launch import local
+
+STAND_IN = Path(__file__).parent / "stand_in"
+JOB = """
+[job]
+name = "quick"
+task = "train.py:task"
+stop = { epochs = 1 }
+[optimizer]
+name = "sgd"
+lr = 0.1
+[workers]
+count = 2
+[timeouts]
+grace_s = 5.0
+"""
+
+
+@pytest.fixture
+def job(own_place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A job file, and the stand-in in place of the coordinator; all of these are ended at the end."""
+    (own_place / "train.py").write_text("task = None\n")
+    path = own_place / "job.toml"
+    path.write_text(JOB)
+    paths = [str(STAND_IN), *(p for p in sys.path if p)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    started: list[subprocess.Popen] = []
+    start = local.start_coordinator
+
+    def recorded(directory: Path) -> subprocess.Popen:
+        started.append(start(directory))
+        return started[-1]
+
+    monkeypatch.setattr(local, "start_coordinator", recorded)
+    yield path
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch):
+    """What the next coordinators do."""
+    return lambda *scenes: monkeypatch.setenv("STAND_IN", ",".join(scenes))
+
+
+def the_run(own_place: Path) -> dict:
+    (directory,) = (own_place / "runs").iterdir()
+    return rundb.read(directory)
+
+
+def left_over(own_place: Path) -> list[str]:
+    """Everything that a failed start could leave behind."""
+    found = [str(p.relative_to(own_place)) for p in own_place.iterdir()]
+    index = runs.index_dir()
+    links = [link.name for link in index.iterdir()] if index.exists() else []
+    return sorted(name for name in [*found, *links] if name not in ("train.py", "job.toml"))
+
+
+# ---------------------------------------------------------------- start
+
+
+def test_a_job_is_started_and_its_directory_is_complete(job, own_place, play, dlctl_command):
+    play("start", "ready", "forever")
+    code, out, err = dlctl_command("start", "job.toml")
+    assert (code, out) == (0, "")
+    run = the_run(own_place)
+    directory = Path(run["directory"])
+    assert directory.name.startswith("quick-")
+    assert err.splitlines()[0].startswith("quick, downpour, sgd(lr=0.1)")
+    assert f"{directory.name} is running after" in err
+    assert f"stop: dlctl stop -j {directory.name}" in err
+    assert (run["state"], run["name"], run["algorithm"]) == ("running", "quick", "downpour")
+    assert run["job_file"] == str(job)
+    assert run["resume"] == ""
+    assert (directory / "job.toml").read_text() == JOB
+    assert json.loads((directory / "job.json").read_text())["workers"]["count"] == 2
+    key = directory / "key"
+    assert (key.stat().st_mode & 0o777, len(key.read_bytes())) == (0o600, 32)
+    assert [found.name for found in runs.all_runs()] == [directory.name]
+
+
+def test_starting_a_job_that_runs_already_does_nothing(job, own_place, play, dlctl_command):
+    play("start", "ready", "forever")
+    assert dlctl_command("start", "job.toml").code == 0
+    pid = the_run(own_place)["pid"]
+    again = dlctl_command("start", "job.toml")
+    assert (again.code, "is already running" in again.err) == (0, True)
+    assert the_run(own_place)["pid"] == pid
+    assert dlctl_command("run", "job.toml").code == 0
+
+
+def test_a_changed_job_file_is_refused_with_the_keys_that_differ(job, play, dlctl_command):
+    play("start", "ready", "forever")
+    assert dlctl_command("start", "job.toml").code == 0
+    job.write_text(JOB.replace("count = 2", "count = 3").replace("lr = 0.1", "lr = 0.2"))
+    code, _, err = dlctl_command("start", "job.toml")
+    assert code == 2
+    assert "optimizer.lr: 0.1 -> 0.2" in err
+    assert "workers.count: 2 -> 3" in err
+    assert "next: dlctl stop -j quick-" in err
+    fresh = dlctl_command("start", "--fresh", "job.toml")
+    assert (fresh.code, "still runs" in fresh.err) == (2, True)
+
+
+def test_a_stopped_job_goes_on_from_its_checkpoint(job, own_place, play, dlctl_command):
+    play("start", "ready", "forever")
+    dlctl_command("start", "job.toml")
+    assert dlctl_command("stop").code == 0
+    first = the_run(own_place)
+    assert (first["state"], first["step"]) == ("stopped", 50)
+    job.write_text(JOB.replace("count = 2", "count = 3"))  # other workers are no hindrance
+    code, _, err = dlctl_command("start", "job.toml")
+    assert code == 0
+    assert f"resumes {first['run_id']} from step 50; --fresh starts a new run" in err
+    second = the_run(own_place)
+    assert second["resume"] == first["checkpoint"]["path"]
+    assert (second["state"], second["step"], second["ended_at"]) == ("running", 50, None)
+    assert json.loads((Path(second["directory"]) / "job.json").read_text())["workers"]["count"] == 3
+    assert dlctl_command("stop").code == 0
+    assert the_run(own_place)["step"] == 100
+
+
+def test_fresh_begins_a_new_run_and_keeps_the_old_one(job, own_place, play, dlctl_command):
+    play("start", "ready", "forever")
+    dlctl_command("start", "job.toml")
+    dlctl_command("stop")
+    assert dlctl_command("start", "--fresh", "job.toml").code == 0
+    assert len(list((own_place / "runs").iterdir())) == 2
+    assert dlctl_command("ps", "-q").out.count("quick-") == 2
+
+
+def test_a_damaged_checkpoint_is_skipped_and_said_so(job, own_place, play, dlctl_command):
+    play("start", "ready", "forever")
+    dlctl_command("start", "job.toml")
+    dlctl_command("stop")
+    directory = Path(the_run(own_place)["directory"])
+    (shard,) = directory.glob("ckpt/*/shard-0.safetensors")
+    shard.write_bytes(shard.read_bytes()[:-1])
+    code, _, err = dlctl_command("start", "job.toml")
+    assert code == 0
+    assert "cut off" in err
+    assert "has no checkpoint; a new run begins" in err
+    assert len(list((own_place / "runs").iterdir())) == 2
+
+
+def test_another_optimizer_cannot_go_on_from_the_checkpoint(job, play, dlctl_command):
+    play("start", "ready", "forever")
+    dlctl_command("start", "job.toml")
+    dlctl_command("stop")
+    job.write_text(JOB.replace('"sgd"', '"adam"'))
+    code, _, err = dlctl_command("start", "job.toml")
+    assert code == 2
+    assert 'trained with the optimizer "sgd", not "adam"' in err
+    assert "--fresh" in err
+
+
+def test_a_finished_job_is_left_alone_until_its_goal_changes(job, own_place, play, dlctl_command):
+    play("start", "ready", "finish")
+    assert dlctl_command("run", "job.toml").code == 0
+    again = dlctl_command("start", "job.toml")
+    assert (again.code, "has finished already" in again.err) == (0, True)
+    job.write_text(JOB.replace("epochs = 1", "epochs = 2"))
+    play("start", "ready", "forever")
+    on = dlctl_command("start", "job.toml")
+    assert (on.code, "from step 100" in on.err) == (0, True)
+    assert len(list((own_place / "runs").iterdir())) == 1
+
+
+def test_a_run_whose_coordinator_was_killed_goes_on(job, own_place, play, dlctl_command):
+    play("start", "ready", "forever")
+    dlctl_command("start", "job.toml")
+    dlctl_command("stop")
+    dlctl_command("start", "job.toml")
+    psutil.Process(the_run(own_place)["pid"]).kill()
+    code, _, err = dlctl_command("start", "job.toml")
+    assert (code, "from step 50" in err) == (0, True)
+
+
+def test_not_waiting_returns_at_once_and_quiet_prints_the_run_id(job, own_place, play, dlctl_command):
+    play("start", "stick")
+    code, out, err = dlctl_command("start", "-q", "--no-wait", "job.toml")
+    assert (code, err) == (0, "")
+    assert out.strip() == the_run(own_place)["run_id"]
+
+
+def test_a_timeout_names_who_is_waited_for_and_leaves_the_run_alone(job, play, dlctl_command):
+    play("start", "stick")
+    code, _, err = dlctl_command("start", "--timeout", "600ms", "job.toml")
+    assert code == 6
+    assert "starting  waits for worker-0 (importing torch)" in err
+    assert "goes on starting; it waits for worker-0 (importing torch)" in err
+    assert dlctl_command("ps").out.split()[10] == "starting"
+
+
+def test_following_a_start_shows_the_logs_until_the_end(job, play, dlctl_command):
+    play("start", "ready", "warn", "finish")
+    code, out, err = dlctl_command("start", "-f", "job.toml")
+    assert code == 0
+    assert "worker-1 is behind by 6 steps" in out or "is finished" in err
+    assert dlctl_command("start", "-f", "-d", "job.toml").code == 2
+
+
+# ---------------------------------------------------------------- starts that fail
+
+
+def test_a_coordinator_that_dies_at_once_is_quoted(job, own_place, play, dlctl_command):
+    play("die")
+    code, _, err = dlctl_command("start", "job.toml")
+    assert code == 1
+    assert "did not start: the coordinator died while it started: exit 1" in err
+    assert "RuntimeError: there is no such task" in err
+    assert the_run(own_place)["state"] == "failed"
+
+
+def test_a_daemon_that_fails_while_starting_is_quoted(job, own_place, play, dlctl_command):
+    play("start", "fail")
+    code, _, err = dlctl_command("start", "job.toml")
+    assert code == 1
+    assert "did not start: worker-0: ImportError" in err
+    assert "last lines of worker-0:" in err
+    assert "ImportError: no module named tensors" in err
+    assert "dlctl logs --failed -j quick-" in err
+    assert not psutil.pid_exists(the_run(own_place)["pid"])
+
+
+def test_a_job_file_that_is_not_valid_starts_nothing(job, own_place, dlctl_command):
+    job.write_text(JOB.replace("count = 2", "count = 0"))
+    assert dlctl_command("start", "job.toml").code == 2
+    assert dlctl_command("start", "nothing.toml").code == 2
+    assert left_over(own_place) == []
+
+
+def test_a_coordinator_that_cannot_be_started_leaves_nothing(job, own_place, dlctl_command, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    code, _, err = dlctl_command("start", "job.toml")
+    assert (code, "/nowhere/python" in err) == (1, True)
+    assert left_over(own_place) == []
+
+
+def test_a_run_directory_that_cannot_be_made_is_named(job, own_place, dlctl_command):
+    (own_place / "runs").write_text("a file")
+    code, _, err = dlctl_command("start", "job.toml")
+    assert (code, str(own_place / "runs") in err) == (1, True)
+    (own_place / "runs").unlink()
+    (own_place / "runs").symlink_to(own_place / "nowhere")
+    code, _, err = dlctl_command("start", "job.toml")
+    assert (code, "a link to nowhere" in err) == (1, True)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a directory somebody else's")
+def test_a_run_directory_of_somebody_else_is_refused(job, own_place, dlctl_command):
+    (own_place / "runs").mkdir()
+    os.chown(own_place / "runs", 12345, 12345)
+    code, _, err = dlctl_command("start", "job.toml")
+    assert (code, "belongs to somebody else (uid 12345)" in err) == (1, True)
+    assert list((own_place / "runs").iterdir()) == []
+
+
+def test_a_socket_path_that_is_too_long_is_told_before_anything_starts(
+    job, own_place, dlctl_command, monkeypatch, tmp_path
+):
+    long = tmp_path / ("x" * 100)
+    long.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    code, _, err = dlctl_command("start", "job.toml")
+    assert (code, "the kernel allows 107" in err) == (1, True)
+    assert left_over(own_place) == []
+
+
+def test_a_full_disk_leaves_nothing(job, own_place):
+    """A real limit on file sizes, in a process of its own."""
+    code = """
+import resource, sys
+from dlctl.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+sys.exit(main.run(["start", "job.toml"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "error: cannot write the run" in done.stderr
+    assert left_over(own_place) == []
+
+
+def test_a_resume_that_fails_leaves_the_run_as_it_was(
+    job, own_place, play, dlctl_command, monkeypatch
+):
+    play("start", "ready", "forever")
+    dlctl_command("start", "job.toml")
+    dlctl_command("stop")
+    before = the_run(own_place)
+    job.write_text(JOB.replace("count = 2", "count = 3"))
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert dlctl_command("start", "job.toml").code == 1
+    after = the_run(own_place)
+    assert (after["state"], after["reason"]) == ("stopped", before["reason"])
+    directory = Path(after["directory"])
+    assert (directory / "job.toml").read_text() == JOB
+    assert json.loads((directory / "job.json").read_text())["workers"]["count"] == 2
+
+
+def test_two_commands_at_once_start_one_run(job, own_place, play):
+    play("start", "ready", "forever")
+    with attached("start", "-q", "job.toml") as one, attached("start", "-q", "job.toml") as other:
+        ids = {process.communicate()[0].strip() for process in (one, other)}
+    assert ids == {the_run(own_place)["run_id"]}
+    psutil.Process(the_run(own_place)["pid"]).kill()
+
+
+def test_differences_are_named_as_in_the_job_file():
+    before = {"optimizer": {"name": "sgd", "options": {"lr": 0.1}}, "job": {"stop": {"epochs": 1}}}
+    after = {"optimizer": {"name": "sgd", "options": {"lr": 0.2}}, "job": {"stop": {"steps": 5}}}
+    assert launching.differences(before, after) == [
+        "optimizer.lr: 0.1 -> 0.2",
+        "job.stop.epochs: 1 -> none",
+        "job.stop.steps: none -> 5",
+    ]
+
+
+# ---------------------------------------------------------------- run
+
+
+@contextmanager
+def attached(*arguments: str) -> Iterator[subprocess.Popen]:
+    """A command in a process of its own, which can get signals; killed if it hangs."""
+    code = "import sys; from dlctl.cli import main; sys.exit(main.run(sys.argv[1:]))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdout=-1, stderr=-1, text=True
+    ) as process:
+        timer = threading.Timer(30, process.kill)
+        timer.start()
+        yield process
+        timer.cancel()
+
+
+def until(stream, text: str) -> str:
+    """Read lines until one has `text` in it."""
+    read = ""
+    for line in stream:
+        read += line
+        if text in line:
+            break
+    return read
+
+
+def test_a_run_that_finishes_shows_what_came_of_it(job, play, dlctl_command):
+    play("start", "ready", "warn", "finish")
+    code, out, err = dlctl_command("run", "job.toml")
+    assert code == 0
+    assert "finished (1 epoch)" in out
+    assert "evaluation  accuracy 0.91 (at step 100)" in out
+    assert "checkpoint  step 100" in out
+    assert "worker-1 is behind by 6 steps" in err
+    assert "nothing to see here" not in err
+    assert "dlctl checkpoint export -j quick-" in err
+
+
+def test_a_run_that_fails_ends_with_7_and_the_last_words(job, play, dlctl_command):
+    play("start", "ready", "fail")
+    code, out, err = dlctl_command("run", "job.toml")
+    assert code == 7
+    assert "failed: worker-0: ImportError" in err
+    assert "ImportError: no module named tensors" in err
+    play("start", "fail")
+    assert dlctl_command("run", "job.toml").code == 1  # it never ran
+    assert "failed" in out
+
+
+def test_progress_can_be_json_or_nothing(job, play, dlctl_command):
+    play("start", "ready", "finish")
+    _, _, err = dlctl_command("run", "--progress", "json", "job.toml")
+    lines = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+    assert {line["schema"] for line in lines} == {"dlctl.progress/1"}
+    assert any(line.get("step") == 100 for line in lines)
+
+
+def test_ctrl_c_saves_stops_and_ends_with_130(job, own_place, play):
+    play("start", "ready", "forever")
+    with attached("run", "job.toml") as process:
+        shown = until(process.stderr, "step 0")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    assert process.returncode == 130, shown + err
+    assert "stopping: the last steps, a checkpoint, the end; Ctrl-C again kills at once" in err
+    assert "draining: worker-0" in err
+    assert "stopped (stopped by dlctl stop)" in out
+    assert "go on from the last checkpoint" in err
+    run = the_run(own_place)
+    assert (run["state"], run["step"]) == ("stopped", 50)
+    assert len(checkpoints.complete(Path(run["directory"]))) == 1
+    assert not psutil.pid_exists(run["pid"])
+
+
+def test_a_second_ctrl_c_kills(job, own_place, play, monkeypatch):
+    monkeypatch.setenv("STAND_IN_SLOW", "1")
+    play("start", "ready", "forever")
+    with attached("run", "job.toml") as process:
+        until(process.stderr, "step 0")
+        process.send_signal(signal.SIGINT)
+        until(process.stderr, "draining: worker-0")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    assert process.returncode == 130
+    assert "killing" in err
+    run = the_run(own_place)
+    assert not psutil.pid_exists(run["pid"])
+    assert "checkpoint" not in run
+
+
+def test_sigterm_stops_as_ctrl_c_does(job, own_place, play):
+    play("start", "ready", "forever")
+    with attached("run", "job.toml") as process:
+        until(process.stderr, "step 0")
+        process.terminate()
+        process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert the_run(own_place)["state"] == "stopped"
+
+
+def test_a_run_that_somebody_else_stops_ends_with_3(job, own_place, play, dlctl_command):
+    play("start", "ready", "forever")
+    with attached("run", "job.toml") as process:
+        until(process.stderr, "step 0")
+        assert dlctl_command("stop").code == 0
+        _, err = process.communicate()
+    assert process.returncode == 3, err
+    assert "was stopped before it had finished" in err
+
+
+def test_a_run_that_is_not_ready_in_time_is_stopped(job, own_place, play, dlctl_command):
+    play("start", "stick")
+    code, _, err = dlctl_command("run", "--timeout", "600ms", "job.toml")
+    assert (code, "was not ready in time and was stopped" in err) == (6, True)
+    assert the_run(own_place)["state"] == "stopped"
+
+
+def test_the_bar_on_a_terminal_shows_the_fields_and_goes_away(job, play, monkeypatch, capfd):
+    from dlctl.cli import live
+
+    monkeypatch.setenv("COLUMNS", "200")
+    bar = live.Bar()
+    bar.phase("starting", "worker-0 [bold]", 1.0)
+    bar.line("\x1b[33ma [/bold] line\x1b[0m")
+    bar.close()
+    bar.close()
+    shown = capfd.readouterr().err
+    assert "worker-0 [bold]" in shown
+    assert "a [/bold] line" in shown

@@ -1,0 +1,130 @@
+"""The ways a job comes to its end, and how it goes on afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors.numpy import load_file
+from workplace import Workplace
+
+ENDLESS = "{ steps = 100000000 }"
+SLOW_S = 0.02
+
+COUNTING = """
+    def __getitem__(self, index):
+        # One line per sample that is taken, from all workers.
+        with open(__file__ + ".seen", "a") as file:
+            file.write(f"{index}\\n")
+        return super().__getitem__(index)
+"""
+
+
+def _count_samples(place: Workplace) -> Callable[[], Counter[int]]:
+    """From now on the dataset writes down every sample that a worker takes."""
+    task = place.path / "train.py"
+    text = task.read_text().replace("return TensorDataset(", "return Counting(")
+    task.write_text(
+        text.replace("class Clouds", f"class Counting(TensorDataset):{COUNTING}\n\nclass Clouds")
+    )
+    seen = Path(f"{task}.seen")
+    return lambda: Counter(int(line) for line in seen.read_text().split())
+
+
+def _newest_checkpoint(place: Workplace) -> Path:
+    return Path(place.run()["checkpoint"]["path"])
+
+
+def test_a_stopped_job_goes_on_where_it_was_and_takes_every_sample_once(place: Workplace) -> None:
+    place.task(pause_s=SLOW_S, samples=200)
+    seen = _count_samples(place)
+    place.job(stop="{ epochs = 2 }", workers=2, servers=2)
+    first = place.start()
+    place.until_step(12)
+    assert place.dlctl("stop").code == 0
+    place.nothing_left()
+    stopped = place.run()
+    before = load_file(_newest_checkpoint(place) / "shard-0.safetensors")
+    assert stopped["state"] == "stopped"
+    assert 12 <= stopped["step"] < 50
+
+    ended = place.dlctl("run", "job.toml")
+
+    assert ended.code == 0, ended.err
+    assert f"resumes {first.name} from step {stopped['step']}" in ended.err
+    assert place.directory == first
+    assert place.run()["step"] == 50, "25 batches of 8 samples, twice"
+    assert seen() == dict.fromkeys(range(200), 2)
+    after = load_file(_newest_checkpoint(place) / "shard-0.safetensors")
+    assert (after["slot.accumulator"] >= before["slot.accumulator"]).all(), "Adagrad's sums"
+    manifest = json.loads((_newest_checkpoint(place) / "manifest.json").read_text())
+    assert manifest["step"] == 50
+    place.nothing_left()
+
+
+def test_fresh_begins_a_second_run_and_leaves_the_first_alone(place: Workplace) -> None:
+    place.job(stop="{ steps = 4 }")
+    assert place.dlctl("run", "job.toml").code == 0
+    first, files = place.directory, sorted(place.directory.rglob("*.safetensors"))
+    ended = place.dlctl("run", "--fresh", "job.toml")
+    assert ended.code == 0, ended.err
+    assert place.directory != first
+    assert sorted(first.rglob("*.safetensors")) == files
+    assert len(json.loads(line) for line in place.dlctl("ps", "--all", "--json").out.split()) == 2
+
+
+def test_ctrl_c_stops_in_order_and_saves(place: Workplace) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS)
+    terminal = place.terminal("run", "job.toml")
+    place.until_step(5)
+    terminal.type(b"\x03")
+    assert terminal.end() == 130
+    assert "Ctrl-C again kills" in terminal.shown
+    run = place.run()
+    assert run["state"] == "stopped"
+    assert run["checkpoint"]["step"] == run["step"] >= 5
+    place.nothing_left()
+
+
+def test_ctrl_c_twice_does_not_wait_for_anybody(place: Workplace) -> None:
+    place.task(pause_s=60.0)
+    place.job(stop=ENDLESS)
+    terminal = place.terminal("run", "job.toml")
+    place.until("a step is being computed", lambda: place.daemon("worker-0").get("phase") == "computing")
+    terminal.type(b"\x03")
+    place.until("the worker drains", lambda: "draining: worker-0" in terminal.shown)
+    began = time.monotonic()
+    terminal.type(b"\x03")
+    assert terminal.end() == 130
+    assert time.monotonic() - began < 10
+    assert "killing" in terminal.shown
+    place.nothing_left()
+
+
+def test_a_closed_window_stops_an_attached_run_in_order(place: Workplace) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS)
+    terminal = place.terminal("run", "job.toml")
+    place.until_step(5)
+    terminal.hang_up()
+    assert terminal.end() == 129
+    assert place.run()["checkpoint"]["step"] >= 5
+    place.nothing_left()
+
+
+def test_sigterm_to_the_coordinator_is_an_orderly_stop(place: Workplace) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS)
+    place.start()
+    place.until_step(5)
+    os.kill(place.pid("coordinator"), signal.SIGTERM)
+    place.until_state("stopped")
+    assert place.run()["reason"] == "SIGTERM"
+    assert place.run()["checkpoint"]["step"] >= 5
+    place.nothing_left()

@@ -1,0 +1,100 @@
+"""A job from its first word to the exported model, over TCP, with two workers and two servers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from workplace import Ended, Workplace
+
+ACCURACY = 0.95
+
+
+class Finished(NamedTuple):
+    place: Workplace
+    ended: Ended
+
+
+@pytest.fixture(scope="module")
+def finished(shared_place: Workplace) -> Iterator[Finished]:
+    """A run that has reached its target."""
+    place = shared_place
+    place.job(
+        stop=f'{{ epochs = 20, target = "accuracy >= {ACCURACY}" }}', workers=2, servers=2,
+        more='[network]\ntransport = "tcp"\n',
+    )  # fmt: skip
+    yield Finished(place, place.dlctl("run", "job.toml"))
+    place.nothing_left()
+
+
+def test_it_ends_well_and_says_where_the_model_is_and_what_comes_next(finished: Finished) -> None:
+    assert finished.ended.code == 0, finished.ended.err
+    assert "finished" in finished.ended.out
+    assert re.search(r"checkpoint  step [\d,]+,.* runs/clouds-\w+/ckpt/\d+-\d+", finished.ended.out)
+    assert "dlctl checkpoint export" in finished.ended.err.splitlines()[-5]
+    assert "dlctl run --fresh job.toml" in finished.ended.err
+    assert "WARN" not in finished.ended.err, "nothing is wrong with an orderly end"
+
+
+def test_the_target_is_reached(finished: Finished) -> None:
+    run = finished.place.run()
+    assert run["evaluation"]["accuracy"] >= ACCURACY
+    assert "target" in run["reason"]
+    assert all(row["last_exit"]["code"] == 0 for row in run["daemons"])
+
+
+@pytest.mark.parametrize(("kind", "name"), [("torch", "m.pt"), ("safetensors", "m.safetensors")])
+def test_the_exported_model_is_as_good_as_the_run_said(
+    finished: Finished, kind: str, name: str
+) -> None:
+    place = finished.place
+    ended = place.dlctl("checkpoint", "export", "--to", kind, "-o", name)
+    assert ended.code == 0, ended.err
+    path = place.path / name
+    state = torch.load(path) if kind == "torch" else load_file(path)
+    assert _accuracy(place, state) == pytest.approx(place.run()["evaluation"]["accuracy"])
+
+
+def _accuracy(place: Workplace, state: dict[str, torch.Tensor]) -> float:
+    names: dict[str, object] = {}
+    exec((place.path / "train.py").read_text(), names)
+    task = names["task"]
+    model: nn.Module = task.model()  # type: ignore[attr-defined]
+    model.load_state_dict(state, strict=True)
+    return float(task.evaluate(model)["accuracy"])  # type: ignore[attr-defined]
+
+
+def test_every_byte_of_the_checkpoint_is_good(finished: Finished) -> None:
+    ended = finished.place.dlctl("checkpoint", "verify", "--json")
+    assert ended.code == 0
+    assert [c["ok"] for c in json.loads(ended.out)["checkpoints"]] == [True]
+
+
+def test_started_again_it_has_nothing_to_do(finished: Finished) -> None:
+    ended = finished.place.dlctl("start", "job.toml")
+    assert ended.code == 0
+    assert "has finished already" in ended.err
+
+
+def test_to_stop_it_again_does_nothing(finished: Finished) -> None:
+    ended = finished.place.dlctl("stop")
+    assert ended.code == 0
+    assert "has already ended" in ended.err
+
+
+def test_to_stop_what_never_was_is_an_error_with_what_there_is(finished: Finished) -> None:
+    ended = finished.place.dlctl("stop", "-j", "cluods")
+    assert ended.code == 4
+    assert 'did you mean "clouds' in ended.err
+
+
+def test_to_wait_for_what_has_happened_returns_at_once(finished: Finished) -> None:
+    assert finished.place.dlctl("wait").code == 0
+    assert finished.place.dlctl("wait", "--for", "stopped").code == 0
+    assert finished.place.dlctl("status", "--check").code == 3

@@ -1,0 +1,84 @@
+"""Jobs, and ways to look into simulated runs, shared by the tests beside this file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlctl import config
+from dlctl.machine import Send
+from dlctl.sim.checkers import Checker, LedgerChecker, NothingLeft, SamplesChecker, TermsChecker
+from dlctl.sim.problems import Ledger
+
+ACCOUNT = ("sgd", {"lr": 1.0})
+"""The optimiser with which final weights are the count of applications."""
+
+
+def job_file(
+    workers: int = 1,
+    servers: int = 1,
+    *,
+    algorithm: tuple[str, dict[str, Any]] = ("downpour", {}),
+    optimizer: tuple[str, dict[str, Any]] = ("sgd", {"lr": 0.1}),
+    compression: tuple[str, dict[str, Any]] = ("none", {}),
+    batch_size: int = 8,
+    portion_batches: int = 4,
+    seed: int = 0,
+    push: str = "off",
+    fetch: str = "off",
+    checkpoint_s: float = 0.0,
+    evaluate_epochs: float = 0.0,
+    restarts_max: int = 8,
+    nonfinite_steps_max: int = 20,
+    timeouts: dict[str, float] | None = None,
+    **stop: Any,
+) -> config.JobFile:
+    """A job as the tests need it; `stop` is { epochs = 2 } unless something else is given."""
+    return config.JobFile(
+        job=config.Job(
+            name="simulated",
+            task="none",
+            seed=seed,
+            stop=config.Stop(**(stop or {"epochs": 2.0})),
+        ),
+        algorithm=config.Choice(name=algorithm[0], options=algorithm[1]),
+        optimizer=config.Choice(name=optimizer[0], options=optimizer[1]),
+        compression=config.Choice(name=compression[0], options=compression[1]),
+        servers=config.Servers(count=servers),
+        workers=config.Workers(
+            count=workers,
+            batch_size=batch_size,
+            restarts_max=restarts_max,
+            nonfinite_steps_max=nonfinite_steps_max,
+        ),
+        data=config.Data(portion_batches=portion_batches),
+        limits=config.Limits(push=push, fetch=fetch),
+        checkpoints=config.Checkpoints(every_s=checkpoint_s),
+        evaluation=config.Evaluation(every_epochs=evaluate_epochs),
+        timeouts=config.Timeouts(**(timeouts or {})),
+    )
+
+
+def ledger_checkers(problem: Ledger, epochs: int, *, once: bool) -> tuple[Checker, ...]:
+    """Everything that must be true of a run of `problem`."""
+    return (
+        LedgerChecker(problem),
+        TermsChecker(),
+        SamplesChecker(problem.samples, epochs, once=once),
+        NothingLeft(),
+    )
+
+
+class Watcher(Checker):
+    """Keeps what was sent: (seconds, process, peer, message) of some types."""
+
+    def __init__(self, *kinds: type) -> None:
+        self.kinds = kinds
+        self.sent: list[tuple[float, str, Any, Any]] = []
+
+    def on_effect(self, process: Any, effect: Any) -> None:
+        if isinstance(effect, Send) and isinstance(effect.message, self.kinds):
+            now = process.timeline.now
+            self.sent.append((now, process.name, effect.peer, effect.message))
+
+    def messages(self, name: str | None = None) -> list[Any]:
+        return [message for _, source, _, message in self.sent if name in (None, source)]
