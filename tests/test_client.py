@@ -113,7 +113,7 @@ def test_work_that_takes_longer_than_the_timeout_goes_on(run_directory):
 
 
 def test_ending_processes_spares_those_that_only_have_the_same_pid(run_directory):
-    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+    sleeper = [sys.executable, "-c", "import signal; signal.pause()"]
     with subprocess.Popen(sleeper) as mine, subprocess.Popen(sleeper) as foreign:
         rows = [
             {

@@ -156,7 +156,7 @@ def last_words(run_directory: Path, name: str, limit: int = 10) -> list[str]:
 
 
 class Follower:
-    """New lines of some daemons, poll by poll, through rotation and restarts."""
+    """New lines of some daemons, poll by poll, through rotation and restarts; close it."""
 
     def __init__(self, run_directory: Path, names: Collection[str], last: int | None = 0) -> None:
         """The first poll begins with the `last` lines (None: all) of each daemon's newest file.
@@ -200,9 +200,12 @@ class Follower:
         lines = self.poll()
         for key in sorted(self._open):
             lines += self._open[key].unfinished()
-            self._open[key].stream.close()
-        self._open.clear()
         return lines
+
+    def close(self) -> None:
+        for tail in self._open.values():
+            tail.stream.close()
+        self._open.clear()
 
     def _files(self) -> list[list[LogFile]]:
         found = list_files(self.run_directory)

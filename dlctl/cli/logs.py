@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 import click
 
@@ -113,7 +114,19 @@ def follow_logs(
     printer: loglines.Printer,
 ) -> None:
     """Print the last lines, then what comes, until the run has ended or Ctrl-C."""
-    follower = logfiles.Follower(snapshot.directory, names, limit if test is None else None)
+    begin = limit if test is None else None
+    with closing(logfiles.Follower(snapshot.directory, names, begin)) as follower:
+        _follow(follower, snapshot, names, limit, test, printer)
+
+
+def _follow(
+    follower: logfiles.Follower,
+    snapshot: Snapshot,
+    names: Sequence[str],
+    limit: int | None,
+    test: Wanted,
+    printer: loglines.Printer,
+) -> None:
     present = [line for line in follower.poll() if test is None or test(line)]
     lines = []
     for name, files in logfiles.list_files(snapshot.directory).items():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,12 +13,14 @@ import click
 from dlctl.cli import console, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.interrupts import Interrupted, Interrupts
+from dlctl.cli.logfiles import LEVELS, Line
 from dlctl.cli.snapshot import Snapshot, load, read_job
 from dlctl.errors import JobFailed, NotRunning, TimedOut
 
 if TYPE_CHECKING:
     from dlctl.cli.launching import Launched
     from dlctl.cli.live import Progress
+    from dlctl.cli.loglines import Printer
 
 POLL_S = 0.2
 LOOK_S = 0.5
@@ -80,21 +84,25 @@ def _attend(launched: Launched, limit_s: float | None, progress: Progress) -> Sn
     directory = launched.directory
     names = list(load(directory).roles())
     printer = loglines.Printer(directory, names)
-    follower = logfiles.Follower(directory, names)
-    test = loglines.wanted(LEVEL, None, None, None)
-    snapshot = starting.wait_ready(launched, limit_s, progress)
-    look_at = 0.0
-    while True:
-        for line in follower.poll() if snapshot.is_live else follower.rest():
-            if test is None or test(line):
-                progress.line(printer.text(line))
-        if not snapshot.is_live:
-            return stop.settle(snapshot)
-        if time.monotonic() >= look_at:
-            look_at = time.monotonic() + LOOK_S
-            snapshot = load(directory)
-            progress.show(snapshot)
-        time.sleep(POLL_S)
+    with closing(logfiles.Follower(directory, names)) as follower:
+        snapshot = starting.wait_ready(launched, limit_s, progress)
+        look_at = 0.0
+        while snapshot.is_live:
+            _show(follower.poll(), printer, progress)
+            if time.monotonic() >= look_at:
+                look_at = time.monotonic() + LOOK_S
+                snapshot = load(directory)
+                progress.show(snapshot)
+            time.sleep(POLL_S)
+        snapshot = stop.settle(snapshot)
+        _show(follower.rest(), printer, progress)
+    return snapshot
+
+
+def _show(lines: Iterable[Line], printer: Printer, progress: Progress) -> None:
+    for line in lines:
+        if line.severity >= LEVELS.index(LEVEL):
+            progress.line(printer.text(line))
 
 
 def _stop(directory: Path, interrupts: Interrupts) -> Snapshot:

@@ -65,8 +65,8 @@ def load(
         resolved[section] = Choice(name=choice.name, options=options)
     # Daemons run elsewhere, so they get the task's file by its full path.
     task = str(path.parent.resolve() / job.job.task)
-    found = dataclasses.replace(job.job, task=task)
-    return dataclasses.replace(job, job=found, **resolved)  # type: ignore[arg-type]
+    located = dataclasses.replace(job.job, task=task)
+    return dataclasses.replace(job, job=located, **resolved)  # type: ignore[arg-type]
 
 
 def effective_options(kind: str, choice: Choice) -> dict[str, Any]:

@@ -199,7 +199,9 @@ def test_a_run_whose_coordinator_was_killed_goes_on(job, own_place, play, dlctl_
     assert (code, "from step 50" in err) == (0, True)
 
 
-def test_not_waiting_returns_at_once_and_quiet_prints_the_run_id(job, own_place, play, dlctl_command):
+def test_not_waiting_returns_at_once_and_quiet_prints_the_run_id(
+    job, own_place, play, dlctl_command
+):
     play("start", "stick")
     code, out, err = dlctl_command("start", "-q", "--no-wait", "job.toml")
     assert (code, err) == (0, "")
@@ -253,7 +255,9 @@ def test_a_job_file_that_is_not_valid_starts_nothing(job, own_place, dlctl_comma
     assert left_over(own_place) == []
 
 
-def test_a_coordinator_that_cannot_be_started_leaves_nothing(job, own_place, dlctl_command, monkeypatch):
+def test_a_coordinator_that_cannot_be_started_leaves_nothing(
+    job, own_place, dlctl_command, monkeypatch
+):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     code, _, err = dlctl_command("start", "job.toml")
     assert (code, "/nowhere/python" in err) == (1, True)

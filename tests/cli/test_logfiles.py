@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 
 import pytest
@@ -130,10 +131,19 @@ def test_bytes_that_are_no_text_are_shown_and_not_lost(run_directory):
 # ---------------------------------------------------------------- following
 
 
-def test_following_begins_at_the_end_and_brings_what_comes(run_directory):
+@pytest.fixture
+def follow(run_directory):
+    """Followers of a run, closed at the end."""
+    with ExitStack() as stack:
+        yield lambda run, *names, last=0: stack.enter_context(
+            closing(logfiles.Follower(run.path, names, last))
+        )
+
+
+def test_following_begins_at_the_end_and_brings_what_comes(run_directory, follow):
     run = run_directory()
     run.log("worker-0", 1, "old")
-    follower = logfiles.Follower(run.path, ["worker-0"])
+    follower = follow(run, "worker-0")
     assert follower.poll() == []
     run.log("worker-0", 1, "new")
     assert texts(follower.poll()) == ["new"]
@@ -141,21 +151,20 @@ def test_following_begins_at_the_end_and_brings_what_comes(run_directory):
     assert follower.rest() == []
 
 
-def test_following_can_begin_with_the_last_lines(run_directory):
+def test_following_can_begin_with_the_last_lines(run_directory, follow):
     run = run_directory()
     run.log("worker-0", 1, "first life")
     run.log("worker-0", 2, "a", "b", "c")
-    follower = logfiles.Follower(run.path, ["worker-0"], last=2)
+    follower = follow(run, "worker-0", last=2)
     assert texts(follower.poll()) == ["b", "c"]
     files = logfiles.list_files(run.path)["worker-0"]
     assert [follower.begins_with(file) for file in files] == [False, True]
-    follower.rest()
 
 
-def test_a_half_written_line_waits_for_its_other_half(run_directory):
+def test_a_half_written_line_waits_for_its_other_half(run_directory, follow):
     run = run_directory()
     path = run.log("worker-0", 1)
-    follower = logfiles.Follower(run.path, ["worker-0"])
+    follower = follow(run, "worker-0")
     with path.open("a") as file:
         file.write("half ")
         file.flush()
@@ -165,9 +174,9 @@ def test_a_half_written_line_waits_for_its_other_half(run_directory):
     assert texts(follower.rest()) == ["rest"]
 
 
-def test_following_goes_on_through_rotation_and_misses_nothing(run_directory):
+def test_following_goes_on_through_rotation_and_misses_nothing(run_directory, follow):
     run = run_directory()
-    follower = logfiles.Follower(run.path, ["worker-0"])
+    follower = follow(run, "worker-0")
     path = run.log("worker-0", 1, "1")
     assert texts(follower.poll()) == ["1"]
 
@@ -190,9 +199,9 @@ def test_following_goes_on_through_rotation_and_misses_nothing(run_directory):
     assert follower.rest() == []
 
 
-def test_following_goes_on_through_restarts_and_waits_for_late_comers(run_directory):
+def test_following_goes_on_through_restarts_and_waits_for_late_comers(run_directory, follow):
     run = run_directory()
-    follower = logfiles.Follower(run.path, ["worker-0", "worker-1"])
+    follower = follow(run, "worker-0", "worker-1")
     run.log("worker-0", 1, line(1.0, "a"))
     run.log("worker-0", 2, line(3.0, "c"))
     run.log("worker-1", 1, line(2.0, "b"))
@@ -201,15 +210,14 @@ def test_following_goes_on_through_restarts_and_waits_for_late_comers(run_direct
     assert follower.rest() == []
 
 
-def test_a_line_without_end_does_not_fill_the_memory(run_directory, monkeypatch):
+def test_a_line_without_end_does_not_fill_the_memory(run_directory, follow, monkeypatch):
     monkeypatch.setattr(logfiles, "LINE_BYTES_MAX", 1000)
     run = run_directory()
     path = run.log("worker-0", 1)
-    follower = logfiles.Follower(run.path, ["worker-0"])
+    follower = follow(run, "worker-0")
     path.write_text("x" * 2500)
     assert texts(follower.poll()) == ["x" * 2500]
     assert [len(t) for t in tail(run, "worker-0", 5)] == [1000, 1000, 500]
-    follower.rest()
 
 
 def test_times_are_given_as_ages_or_iso():

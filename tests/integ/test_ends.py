@@ -41,7 +41,7 @@ def _newest_checkpoint(place: Workplace) -> Path:
 
 
 def test_a_stopped_job_goes_on_where_it_was_and_takes_every_sample_once(place: Workplace) -> None:
-    place.task(pause_s=SLOW_S, samples=200)
+    place.task(pause_s=0.1, samples=208)
     seen = _count_samples(place)
     place.job(stop="{ epochs = 2 }", workers=2, servers=2)
     first = place.start()
@@ -51,19 +51,19 @@ def test_a_stopped_job_goes_on_where_it_was_and_takes_every_sample_once(place: W
     stopped = place.run()
     before = load_file(_newest_checkpoint(place) / "shard-0.safetensors")
     assert stopped["state"] == "stopped"
-    assert 12 <= stopped["step"] < 50
+    assert 12 <= stopped["step"] < 52
 
     ended = place.dlctl("run", "job.toml")
 
     assert ended.code == 0, ended.err
     assert f"resumes {first.name} from step {stopped['step']}" in ended.err
     assert place.directory == first
-    assert place.run()["step"] == 50, "25 batches of 8 samples, twice"
-    assert seen() == dict.fromkeys(range(200), 2)
+    assert place.run()["step"] == 52, "26 batches of 8 samples, twice"
+    assert seen() == dict.fromkeys(range(208), 2)
     after = load_file(_newest_checkpoint(place) / "shard-0.safetensors")
     assert (after["slot.accumulator"] >= before["slot.accumulator"]).all(), "Adagrad's sums"
     manifest = json.loads((_newest_checkpoint(place) / "manifest.json").read_text())
-    assert manifest["step"] == 50
+    assert manifest["step"] == 52
     place.nothing_left()
 
 
@@ -75,7 +75,8 @@ def test_fresh_begins_a_second_run_and_leaves_the_first_alone(place: Workplace) 
     assert ended.code == 0, ended.err
     assert place.directory != first
     assert sorted(first.rglob("*.safetensors")) == files
-    assert len(json.loads(line) for line in place.dlctl("ps", "--all", "--json").out.split()) == 2
+    listed = place.dlctl("ps", "--all", "-q").out.split()
+    assert sorted(listed) == sorted([first.name, place.directory.name])
 
 
 def test_ctrl_c_stops_in_order_and_saves(place: Workplace) -> None:
@@ -96,7 +97,7 @@ def test_ctrl_c_twice_does_not_wait_for_anybody(place: Workplace) -> None:
     place.task(pause_s=60.0)
     place.job(stop=ENDLESS)
     terminal = place.terminal("run", "job.toml")
-    place.until("a step is being computed", lambda: place.daemon("worker-0").get("phase") == "computing")
+    place.until("it computes", lambda: place.daemon("worker-0").get("phase") == "computing")
     terminal.type(b"\x03")
     place.until("the worker drains", lambda: "draining: worker-0" in terminal.shown)
     began = time.monotonic()

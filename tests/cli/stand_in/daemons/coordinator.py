@@ -129,7 +129,13 @@ class Coordinator:
             "shards": [shard], "data": {"portions": []}, "evaluation": None,
         }  # fmt: skip
         checkpoints.write_manifest(directory, manifest)
-        row = {"number": number, "step": step, "path": str(directory), "nbytes": nbytes, "error": ""}
+        row = {
+            "number": number,
+            "step": step,
+            "path": str(directory),
+            "nbytes": nbytes,
+            "error": "",
+        }
         self.db.put_checkpoint(number, row)
         self.put(step=step, checkpoint={**row, "at": time.time()})
 

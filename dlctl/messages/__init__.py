@@ -1,0 +1,45 @@
+"""Every message of a run, one frozen dataclass each.
+
+The control plane runs between the coordinator and everybody else; the data plane between workers
+and servers. Field types are the schema: `wire.py` reads them, checks each value on the way in, and
+sends arrays as raw frames of their own behind the header. Vectors are 1-d; units stand last in
+names.
+
+Identity: a worker is (slot, epoch), a shard is (shard, generation). The coordinator issues epochs
+and generations, never twice. `token` proves to a server that the coordinator issued the epoch. A
+push is (slot, epoch, shard, seq) with seq dense from 0.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from dlctl.messages import control, data
+from dlctl.messages.base import *  # noqa: F403
+from dlctl.messages.base import Message
+from dlctl.messages.control import *  # noqa: F403
+from dlctl.messages.data import *  # noqa: F403
+
+FIRST_CODE = {control: 0, data: 128}
+
+
+def _numbered(module: ModuleType, first: int) -> dict[int, type[Message]]:
+    """Wire codes follow the order in the file: append to it, or raise `wire.PROTOCOL`."""
+    kinds: list[type[Message]] = [
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type)
+        and issubclass(kind, Message)
+        and kind.__module__ == module.__name__
+    ]
+    numbered = dict(enumerate(kinds, first))
+    for code, kind in numbered.items():
+        kind.code = code
+    return numbered
+
+
+MESSAGES: dict[int, type[Message]] = {
+    code: kind
+    for module, first in FIRST_CODE.items()
+    for code, kind in _numbered(module, first).items()
+}

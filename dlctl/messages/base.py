@@ -1,0 +1,46 @@
+"""What all messages have in common, and the types of their fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Json = dict[str, Any]
+"""Plain data: None, bool, int, float, str, lists and dicts of them, a few levels deep."""
+Signed = Annotated[int, "may be negative"]
+"""A plain int on the wire is a count, an index or a number: never negative."""
+
+
+class Message:
+    """Base of all messages. Its repr shows arrays as dtype and length, never their content."""
+
+    __slots__ = ()
+    code: ClassVar[int]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{f.name}={_short(getattr(self, f.name))}" for f in fields(self))  # type: ignore[arg-type]
+        return f"{type(self).__name__}({shown})"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}[{value.size}]"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Packed(Message):
+    """A compressed vector of `length` elements; `kind` names the compressor that expands it."""
+
+    kind: str
+    length: int
+    arrays: tuple[Array, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)

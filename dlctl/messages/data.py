@@ -1,0 +1,161 @@
+"""The data plane: workers and servers, and vector operations on the shards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlctl.messages.base import Array, Message, Packed
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Join(Message):
+    """A worker's first word to a server, and its way to learn the generation after a break."""
+
+    run_id: str
+    slot: int
+    epoch: int
+    token: bytes
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Joined(Message):
+    shard: int
+    generation: int
+    version: int
+    lo: int
+    hi: int
+    initialised: bool
+    next_seq: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Initialise(Message):
+    """The model's initial values of a shard. Only the first one counts. Answered by `Joined`.
+
+    `values` float32[hi-lo]; for shard 0 also `averaged` float64 and `constant` float32, else empty.
+    """
+
+    slot: int
+    epoch: int
+    values: Array
+    averaged: Array
+    constant: Array
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Push(Message):
+    """A delta for one shard: the steps first_step..last_step of one worker, `samples` samples in
+    all.
+    """
+
+    slot: int
+    epoch: int
+    generation: int
+    seq: int
+    base_version: int
+    first_step: int
+    last_step: int
+    samples: int
+    clock: int
+    """What the method counts: the step of a barrier, the iteration of a batch method."""
+    delta: Packed
+
+
+APPLIED = "applied"
+DUPLICATE = "duplicate"
+HELD = "held"
+LATE = "late"
+REFUSED = "refused"
+GAP = "gap"
+FENCED = "fenced"
+GENERATION = "generation"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Ack(Message):
+    """What became of a push. All outcomes but HELD, GAP, FENCED and GENERATION settle it for good.
+
+    APPLIED: it is in the shard. DUPLICATE: it already was. LATE: the method dropped it, as it
+    should.
+    REFUSED: it was poison (`reason`). HELD: it waits in a barrier. GAP: resend from `next_seq`.
+    FENCED: a newer epoch owns this slot. GENERATION: join again, the shard has restarted.
+    """
+
+    shard: int
+    generation: int
+    seq: int
+    outcome: str
+    version: int
+    staleness: int
+    next_seq: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Fetch(Message):
+    """Send me your slice, once your clock is at least `clock_min` (barriers), at once if 0."""
+
+    slot: int
+    epoch: int
+    request: int
+    clock_min: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Parameters(Message):
+    """A whole slice, float32[hi-lo], as of `version`: absolute values, so a repeat does no harm."""
+
+    shard: int
+    generation: int
+    request: int
+    version: int
+    values: Array
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PushBuffers(Message):
+    """A replica's averaged buffers after `samples` samples: absolute, the newest one counts."""
+
+    slot: int
+    epoch: int
+    samples: int
+    values: Array
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FetchBuffers(Message):
+    slot: int
+    epoch: int
+    request: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Buffers(Message):
+    """All replicas' buffers averaged by samples (float64), and the constants (float32)."""
+
+    request: int
+    averaged: Array
+    constant: Array
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class VectorOp(Message):
+    """From the coordinator: one operation on named vectors that stay on the shards.
+
+    Idempotent by `number`: a server answers a repeat with the result it gave.
+    """
+
+    number: int
+    op: str
+    a: float
+    x: str
+    y: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class VectorResult(Message):
+    """`partial` is this shard's part of a dot product (float64), 0.0 for other operations."""
+
+    number: int
+    shard: int
+    partial: float

@@ -1,0 +1,151 @@
+"""Daemons that die, freeze or are shot: the run goes on, or ends and says who is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import psutil
+from workplace import Workplace
+
+ENDLESS = "{ steps = 100000000 }"
+SLOW_S = 0.01
+
+
+def test_a_run_finishes_although_a_worker_is_killed(place: Workplace) -> None:
+    place.task(pause_s=0.05)
+    place.job(stop="{ epochs = 3 }", workers=2)
+    run = place.begin("run", "job.toml")
+    place.until_step(8)
+    os.kill(place.pid("worker-1"), signal.SIGKILL)
+    ended = run.end()
+    assert ended.code == 0, ended.err
+    assert place.run()["step"] == 96, "16 portions of 2 batches, three times"
+    assert "worker-1 ended: killed by SIGKILL" in ended.err
+    assert any("portions of worker-1 are leased again" in text for text in place.events("lost"))
+    place.nothing_left()
+
+
+def test_a_killed_server_ends_the_run_and_it_goes_on_from_its_checkpoint(place: Workplace) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS, servers=2)
+    run = place.begin("run", "job.toml")
+    place.until_step(5)
+    assert place.dlctl("checkpoint").code == 0
+    saved = place.until("saved", lambda: place.run().get("checkpoint"))["step"]
+    os.kill(place.pid("server-1"), signal.SIGKILL)
+    ended = run.end()
+    assert ended.code == 7
+    assert "server-1 ended: killed by SIGKILL" in ended.err
+    assert "its shard is lost" in ended.err
+    assert "dlctl run job.toml" in ended.err, "what to do next"
+    place.nothing_left()
+    again = place.dlctl("start", "job.toml")
+    assert again.code == 0, again.err
+    assert f"from step {saved}" in again.err
+    assert place.dlctl("stop").code == 0
+
+
+def test_a_killed_agent_ends_the_run_and_nothing_is_lost(place: Workplace) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS)
+    run = place.begin("run", "job.toml")
+    place.until_step(5)
+    os.kill(place.pid("agent-0"), signal.SIGKILL)
+    began = time.monotonic()
+    ended = run.end()
+    assert ended.code == 7
+    assert "agent-0 ended: killed by SIGKILL" in ended.err
+    assert time.monotonic() - began < 8, "nobody waits for word of processes that nobody watches"
+    assert place.run()["checkpoint"]["step"] == place.run()["step"], "the workers were drained"
+    place.nothing_left()
+
+
+def test_a_dead_coordinator_is_noticed_and_stop_cleans_up(place: Workplace) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS)
+    place.start()
+    place.until_step(5)
+    pid = place.pid("coordinator")
+    os.kill(pid, signal.SIGKILL)
+    psutil.wait_procs([p for p in place.processes() if p.pid == pid], timeout=5)
+
+    status = place.dlctl("status")
+    assert status.code == 0
+    assert f"the coordinator is gone (pid {pid}" in status.out
+    assert "still there: agent-0" in status.out
+    assert "end them: dlctl stop" in status.out
+    assert place.dlctl("status", "--check").code == 3
+    assert place.dlctl("wait").code == 7
+    change = place.dlctl("set", "worker-0", "push=off")
+    assert change.code == 3
+    assert "dlctl" in change.err.splitlines()[-1]
+
+    stop = place.dlctl("stop")
+    assert stop.code == 0, stop.err
+    assert "ended agent-0, server-0, worker-0" in stop.err
+    place.nothing_left()
+    assert "nothing of it is left" in place.dlctl("stop").err
+
+
+def test_a_start_after_the_coordinator_has_died_ends_the_orphans_first(place: Workplace) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS)
+    place.start()
+    place.until_step(5)
+    assert place.dlctl("checkpoint").code == 0
+    before = {name: place.pid(name) for name in ("coordinator", "agent-0", "server-0", "worker-0")}
+    os.kill(before["coordinator"], signal.SIGKILL)
+    place.until("it is dead", lambda: "coordinator is gone" in place.dlctl("status").out)
+    ended = place.dlctl("start", "job.toml")
+    assert ended.code == 0, ended.err
+    alive = {process.pid for process in place.processes()}
+    assert not alive & set(before.values())
+    assert len(alive) == 4
+    assert place.dlctl("stop").code == 0
+    place.nothing_left()
+
+
+def test_run_whose_coordinator_dies_ends_what_it_leaves(place: Workplace) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS)
+    run = place.begin("run", "job.toml")
+    place.until_step(5)
+    os.kill(place.pid("coordinator"), signal.SIGKILL)
+    ended = run.end()
+    assert ended.code == 7
+    assert "the coordinator is gone" in ended.err
+    place.nothing_left()
+
+
+def test_a_frozen_worker_is_shown_the_others_go_on_and_it_is_replaced(place: Workplace) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS, workers=2, more="[timeouts]\nsilent_s = 7.0\n")
+    place.start()
+    place.until_step(10)
+    frozen = place.pid("worker-1")
+    os.kill(frozen, signal.SIGSTOP)
+    place.until("status calls it slow", lambda: place.daemon("worker-1")["state"] == "slow")
+    status = place.dlctl("status").out
+    assert "degraded (worker-1)" in status
+    assert "! worker-1  slow" in status
+    assert place.pid("worker-1") == frozen
+    step = place.run()["step"]
+    place.until_step(step + 20)
+    place.until("it is replaced", lambda: place.daemon("worker-1")["incarnation"] == 2)
+    assert not psutil.pid_exists(frozen)
+    place.until_state("running")
+    assert "no word from worker-1 for 7 s: it is killed" in place.events("silent")
+    assert place.dlctl("stop").code == 0
+    place.nothing_left()
+
+
+def test_with_agent_and_coordinator_dead_the_others_do_not_stay_for_ever(place: Workplace) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS, more="[timeouts]\ngrace_s = 0.5\n")
+    place.start()
+    place.until_step(5)
+    for name in ("coordinator", "agent-0"):
+        os.kill(place.pid(name), signal.SIGKILL)
+    place.until("they are gone", lambda: not place.processes(), timeout_s=20)

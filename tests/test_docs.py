@@ -1,0 +1,50 @@
+"""The texts keep up with the code: commands, files and keys that they name exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dlctl import jobfile
+from dlctl.cli.main import cli
+
+ROOT = Path(__file__).parent.parent
+TEXTS = [ROOT / n for n in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+TEXTS += sorted(ROOT.glob("examples/*/README.md"))
+
+
+def test_every_command_that_the_texts_use_exists() -> None:
+    known = set(cli.list_commands(None))  # type: ignore[arg-type]
+    for text in TEXTS:
+        used = set(re.findall(r"(?:^ {4}|`|\$ |&& )dlctl ([a-z]+)", text.read_text(), re.M))
+        assert used <= known, text
+
+
+def test_every_file_that_the_texts_link_to_exists() -> None:
+    for text in TEXTS:
+        for target in re.findall(r"\]\(([^)#:]+)\)", text.read_text()):
+            assert (text.parent / target).exists(), (text, target)
+
+
+def test_the_reading_order_names_files_that_exist() -> None:
+    import dlctl
+
+    named = re.findall(r"`((?:dlctl|daemons|tests)/[\w/]+\.py)`", dlctl.__doc__ or "")
+    assert len(named) >= 10
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("examples/*/job.toml")), ids=lambda p: p.parent.name
+)
+def test_every_example_is_a_valid_job(path: Path) -> None:
+    assert jobfile.load(path).workers.count >= 1
+
+
+def test_the_job_file_in_the_readme_is_valid(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    (tmp_path / "train.py").write_text("task = None\n")
+    (tmp_path / "job.toml").write_text(block)
+    assert jobfile.load(tmp_path / "job.toml").compression.options["density"] == 0.01

@@ -1,0 +1,95 @@
+"""Properties of the code itself: sizes, words that must not be in it, files that nobody uses."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MODULE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 70
+CODE = sorted([*ROOT.glob("dlctl/**/*.py"), *ROOT.glob("daemons/**/*.py")])
+TESTS = sorted(ROOT.glob("tests/**/*.py"))
+TOP_LEVEL = {
+    "pyproject.toml", "dlctl", "daemons", "tests", "examples", "man", "benchmarks", "README.md",
+    "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "constraints.txt",
+}  # fmt: skip
+BANNED = {
+    r"\bpickle\b|\brecv_pyobj\b|\bsend_pyobj\b": "nothing is ever unpickled",
+    r"\bshell=True\b|\bos\.system\b": "processes are started from argument lists",
+    r"(?<![\w.])eval\(|(?<![\w.])exec\(": "data never becomes code",
+    r"\bROUTING_ID\b(?!`)": "a fixed routing id loses messages after a reconnect",
+    r"\bTODO\b|\bFIXME\b|\bXXX\b": "unfinished work belongs in an issue",
+    r"except:|except BaseException: pass": "no error is swallowed",
+    r"yaml\.load|torch\.load\((?!.*weights_only=True)": "files are read without running code",
+}
+TAKEN_BY_OTHERS = {
+    "daemonize", "daemonizer", "interfaces", "message", "pid", "prefab", "signal", "startstop",
+}  # fmt: skip
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return (node for node in ast.walk(tree) if isinstance(node, kinds))
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", CODE, ids=name)
+def test_modules_and_functions_are_small(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= MODULE_LINES_MAX
+    sizes = {f.name: (f.end_lineno or 0) - f.lineno + 1 for f in functions(ast.parse(text))}
+    assert {n: size for n, size in sizes.items() if size > FUNCTION_LINES_MAX} == {}
+
+
+@pytest.mark.parametrize("path", CODE, ids=name)
+def test_no_banned_word_is_in_the_code(path: Path) -> None:
+    code = "\n".join(line.partition("# ")[0] for line in path.read_text().splitlines())
+    assert {why: m[0] for word, why in BANNED.items() if (m := re.search(word, code))} == {}
+
+
+@pytest.mark.parametrize("path", CODE, ids=name)
+def test_every_module_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text())) or path.stat().st_size == 0
+
+
+@pytest.mark.parametrize("path", TESTS, ids=name)
+def test_tests_neither_sleep_nor_expect_to_fail(path: Path) -> None:
+    if path == Path(__file__):
+        return
+    found = re.findall(r"time\.sleep\(|\bxfail\b|pytest\.mark\.skip\b", path.read_text())
+    assert found == []
+
+
+def test_nothing_but_the_planned_folders_stands_at_the_top() -> None:
+    visible = {p.name for p in ROOT.iterdir() if not p.name.startswith(".")}
+    generated = {"runs", "build", "dist"} | {n for n in visible if n.endswith(".egg-info")}
+    assert visible - generated <= TOP_LEVEL
+
+
+def test_the_daemons_package_keeps_clear_of_another_ones_modules() -> None:
+    """PyPI has a package `daemons`, too. Both can be installed while no submodule has one name."""
+    ours = {path.stem for path in (ROOT / "daemons").iterdir()}
+    assert ours & TAKEN_BY_OTHERS == set()
+    tree = ast.parse((ROOT / "daemons" / "__init__.py").read_text())
+    assert all(isinstance(node, ast.Expr) for node in tree.body)
+
+
+def test_every_module_is_used_somewhere() -> None:
+    """A dead file is one whose name is in no import, registry entry or command line."""
+    sources = {path: path.read_text() for path in [*CODE, ROOT / "Makefile"]}
+    dead = []
+    for path in CODE:
+        if path.name in ("__init__.py", "__main__.py"):
+            continue
+        word = re.compile(rf"\b{re.escape(path.stem)}\b")
+        if not any(word.search(text) for other, text in sources.items() if other != path):
+            dead.append(name(path))
+    assert dead == []
