@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from benchmarks.figures import Figure, ratio, take_turns, timed
+from benchmarks.figures import Figure, ratio, take_turns
 from benchmarks.sandbox import console_script, sandbox
 
 TAB = {"_DLCTL_COMPLETE": "bash_complete", "COMP_WORDS": "dlctl st", "COMP_CWORD": "1"}
@@ -33,9 +33,7 @@ def measure(*, quick: bool) -> list[Figure]:
     return figures
 
 
-def _run(command: list[str], variables: dict[str, str]) -> float:
-    """Seconds until it has ended. Raises CalledProcessError unless it ended well."""
+def _run(command: list[str], variables: dict[str, str]) -> None:
+    """Raises CalledProcessError unless it ends well."""
     environment = {**os.environ, **variables}
-    return timed(
-        lambda: subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-    )
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+BLOCK = 10
+"""Repetitions of one side before it is the other's turn."""
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -47,12 +50,23 @@ def ratio(
 
 
 def take_turns(
-    rounds: int, ours: Callable[[], float], bare: Callable[[], float]
+    rounds: int, ours: Callable[[], object], bare: Callable[[], object], repeats: int = 1
 ) -> tuple[list[float], list[float]]:
-    """A B A B ...: what both say, in seconds, after one round that is not counted."""
-    ours(), bare()
-    pairs = [(ours(), bare()) for _ in range(rounds)]
-    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    """Seconds that both take, one value per round: the median of `repeats` times.
+
+    They alternate in blocks of a few, so that whatever else the machine does slows down both. One
+    round before the others is not counted.
+    """
+    block = min(repeats, BLOCK)
+    rounds_s: tuple[list[float], list[float]] = [], []
+    for _ in range(rounds + 1):
+        times_s: tuple[list[float], list[float]] = [], []
+        for _ in range(repeats // block):
+            for side, work in enumerate((ours, bare)):
+                times_s[side].extend(timed(work) for _ in range(block))
+        for side in (0, 1):
+            rounds_s[side].append(median(times_s[side]))
+    return rounds_s[0][1:], rounds_s[1][1:]
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -60,11 +74,6 @@ def timed(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
-
-
-def typical(repeats: int, work: Callable[[], object]) -> float:
-    """The median of `repeats` times, in seconds."""
-    return median(timed(work) for _ in range(repeats))
 
 
 def seconds(value: float) -> str:

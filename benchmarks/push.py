@@ -13,7 +13,7 @@ import numpy as np
 import zmq
 
 from benchmarks.echo import echo
-from benchmarks.figures import Figure, ratio, take_turns, typical
+from benchmarks.figures import Figure, ratio, take_turns
 from benchmarks.sandbox import sandbox
 from benchmarks.shard import shard
 from dlctl import registry, wire
@@ -46,11 +46,7 @@ def _measure(transport: str, compressor: str, rounds: int, repeats: int) -> Figu
                 bare.send_multipart(frames)
                 bare.recv_multipart()
 
-            ours_s, bare_s = take_turns(
-                rounds,
-                lambda: typical(repeats, lambda: w.push(delta)),
-                lambda: typical(repeats, request),
-            )
+            ours_s, bare_s = take_turns(rounds, lambda: w.push(delta), request, repeats)
             bare.close(linger=0)
     what = f"push, {COMPRESSORS[compressor]}, {transport} / bare pyzmq"
     return ratio("push", what, ours_s, bare_s, asked=3.0)

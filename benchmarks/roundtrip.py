@@ -11,7 +11,7 @@ import socket
 import numpy as np
 
 from benchmarks.echo import echo, read_exactly
-from benchmarks.figures import Figure, ratio, take_turns, typical
+from benchmarks.figures import Figure, ratio, take_turns
 from benchmarks.sandbox import sandbox
 from benchmarks.shard import Worker, shard
 from dlctl.compress.none import Dense, DenseOptions
@@ -41,9 +41,7 @@ def _measure(size: int, rounds: int, repeats: int) -> Figure:
             read_exactly(stream, back)
 
         ours_s, bare_s = take_turns(
-            rounds,
-            lambda: typical(repeats, lambda: _push_and_fetch(worker, gradient)),
-            lambda: typical(repeats, bounce),
+            rounds, lambda: _push_and_fetch(worker, gradient), bounce, repeats
         )
     return ratio("roundtrip", f"push + Adagrad + fetch, {size:.0e} / raw TCP", ours_s, bare_s)
 

@@ -8,7 +8,7 @@ Read the code in this order; it is the way of one gradient:
  4. `dlctl/roles/worker.py`       the machine around it: join, lease data, compute, push, fetch
  5. `dlctl/compress/topk.py`      the residual is added, the largest entries are taken
  6. `dlctl/roles/channel.py`      a sequence number, a window of unacknowledged pushes, resending
- 7. `dlctl/messages.py`, `dlctl/wire.py`   Push, as a msgpack header and raw buffers
+ 7. `dlctl/messages/data.py`, `dlctl/wire.py`   Push, as a msgpack header and raw buffers
  8. `daemons/transport.py`        ZeroMQ
  9. `dlctl/roles/server.py`       who, epoch, sequence number: applied exactly once
 10. `dlctl/algorithms/downpour.py`  Shard: what a push means to this method

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from dlctl import checkpoints, manifest
 from dlctl.errors import DlctlError
-from dlctl.flat import shard_bounds
+from dlctl.flat import slice_bounds
 
 SIZE = 103
 LAYOUT = [
@@ -33,7 +33,8 @@ def save(run: Path, *, step: int = 12, number: int = 1, shards: int = 2) -> Path
     """A whole checkpoint of a model of 103 elements, as the daemons write one."""
     directory = checkpoints.create(run, step, number)
     parts = []
-    for index, (lo, hi) in enumerate(shard_bounds(SIZE, shards)):
+    for index in range(shards):
+        lo, hi = slice_bounds(SIZE, shards, index)
         arrays = {"w": W[lo:hi], "slot.sum": SUM[lo:hi]}
         if index == 0:
             arrays["averaged"] = np.linspace(0, 1, 4)
@@ -154,7 +155,8 @@ def test_a_manifest_that_could_not_be_read_back_is_not_written(tmp_path):
 def test_a_run_may_go_on_with_another_number_of_servers(tmp_path, saved_by, resumed_by):
     directory = save(tmp_path, shards=saved_by)
     found = checkpoints.read_manifest(directory)
-    for lo, hi in shard_bounds(SIZE, resumed_by):
+    for index in range(resumed_by):
+        lo, hi = slice_bounds(SIZE, resumed_by, index)
         for tensor, vector in (("w", W), ("slot.sum", SUM)):
             piece = checkpoints.read_slice(directory, found, tensor, lo, hi)
             assert piece.dtype == np.float32

@@ -46,11 +46,18 @@ class Fetch:
 class NextGradient:
     """Lease data if needed and compute. Resumed with a `Step`, or None: no data for now.
 
-    On None nothing may stay behind unpushed, because this may be the end of the run.
+    On None nothing may stay behind unpushed, because this may be the end of the run. Batches whose
+    gradient is not finite are left out, and the next one is computed instead; but right after
+    `NextData` it is the announced batch or, if that one is not finite, None.
     """
 
-    data_for: int | None = None
-    """Only data leased for this clock (batch methods); None: any."""
+
+@dataclass(frozen=True, slots=True)
+class NextData:
+    """Wait until there is a batch to compute. Resumed with its `Data`, or None: no data for now.
+
+    On None nothing may stay behind unpushed, because this may be the end of the run.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,18 @@ class Push:
     """None: an empty push, only to take part."""
     samples: int
     clock: int = 0
+    portion: int = 0
+    """The portion of `clock` that this is the sum of, for methods that push portion by portion."""
+
+
+class Data(NamedTuple):
+    """The batch that is computed next."""
+
+    data_epoch: int
+    """Also `BatchRequest.clock`, for methods that the coordinator drives."""
+    portion: int
+    is_last: bool
+    """Of its portion."""
 
 
 class Step(NamedTuple):
@@ -75,7 +94,8 @@ class Step(NamedTuple):
     loss: float
 
 
-Requests = Generator[Fetch | NextGradient | Push, Any, None]
+Request = Fetch | NextData | NextGradient | Push
+Requests = Generator[Request, Any, None]
 
 
 class WorkerSide:
@@ -154,7 +174,8 @@ class VectorRequest:
     """One operation on the named vectors of all shards; resumed with the result.
 
     copy: y = x. scale: x *= a. axpy: y += a * x. zero: x = 0. mul: y *= x. free: forget x.
-    dot: sum of x * y, partial sums in float64 added in shard order. "w" is the parameters.
+    dot: sum of x * y. norm1: sum of |x|. Partial sums in float64 are added in shard order. A vector
+    begins as zeros when it is first named; "w" is the parameters, float32, all others are float64.
     """
 
     op: str
@@ -166,12 +187,18 @@ class VectorRequest:
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
     """Have all replicas go over the whole dataset once, at the present parameters, adding their
-    gradient sums into the vector "accrued". Resumed with (sum of losses, samples)."""
+    gradient sums into the vector "accrued".
+
+    Resumed with (sum of losses, samples) when every portion is in "accrued" of every shard, once.
+    The sum is infinite if the loss or the gradient of any batch was not finite.
+    """
 
     clock: int
+    """Greater with every request; it tells the pushes of one batch from those of another."""
 
 
-Drives = Generator[VectorRequest | BatchRequest, Any, None]
+Drives = Generator[VectorRequest | BatchRequest, Any, str]
+"""Returns why it has come to its end, as a sentence for the user."""
 
 
 @dataclass(slots=True)
@@ -205,6 +232,8 @@ class Algorithm:
     live: tuple[str, ...] = field(default=())
     """Options that may change while the run goes on."""
     simulated_only: bool = False
+    exact_pushes: bool = False
+    """Whether every entry of every push must arrive as it was computed, in float32."""
 
 
 def dense(delta: Delta, size: int) -> Array:

@@ -64,7 +64,8 @@ def command(
         shown = [event for event in found if wanted(event)]
         _print(shown[-limit:] if limit > 0 and since is None else shown, as_json)
         if follow:
-            _follow(snapshot, db, last, wanted, as_json)
+            with following.leaving(snapshot, "dlctl events -f"):
+                _follow(snapshot, db, last, wanted, as_json)
 
 
 def _follow(
@@ -77,7 +78,7 @@ def _follow(
             if wanted(event):
                 _print([event], as_json)
 
-    following.follow(snapshot, poll, again="dlctl events -f")
+    following.follow(snapshot, poll)
 
 
 def _print(events: list[Event], as_json: bool) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from dlctl.cli import console
 from dlctl.cli.snapshot import Snapshot, load
@@ -13,23 +14,25 @@ LOOK_S = 1.0
 """How often the run itself is looked at."""
 
 
-def follow(snapshot: Snapshot, poll: Callable[[], None], again: str) -> None:
-    """Call `poll` five times a second until the run has ended, and once more after that.
-
-    Ctrl-C only leaves: the run goes on, and `again` is the command that comes back to it.
-    """
-    run_id = snapshot.run_id
+@contextmanager
+def leaving(snapshot: Snapshot, again: str) -> Iterator[None]:
+    """Within this, Ctrl-C only leaves: the run goes on, and `again` is the command to come back."""
     try:
-        while snapshot.is_live:
-            look_at = time.monotonic() + LOOK_S
-            while time.monotonic() < look_at:
-                poll()
-                time.sleep(POLL_S)
-            snapshot = load(snapshot.directory)
-        poll()
+        yield
     except KeyboardInterrupt:
+        run_id = console.escape(snapshot.run_id)
         commands = f"Again: {again} -j {run_id}   Stop: dlctl stop -j {run_id}"
         console.note(f"\nDetached. {run_id} still runs.  {commands}")
-        return
+
+
+def follow(snapshot: Snapshot, poll: Callable[[], None]) -> None:
+    """Call `poll` five times a second until the run has ended, and once more after that."""
+    while snapshot.is_live:
+        look_at = time.monotonic() + LOOK_S
+        while time.monotonic() < look_at:
+            poll()
+            time.sleep(POLL_S)
+        snapshot = load(snapshot.directory)
+    poll()
     reason = f" ({snapshot.reason})" if snapshot.reason else ""
-    console.note(f"-- {run_id} is {snapshot.state}{console.escape(reason)} --")
+    console.note(console.escape(f"-- {snapshot.run_id} is {snapshot.state}{reason} --"))

@@ -15,6 +15,7 @@ from dlctl.cli import console, report, values
 from dlctl.cli.snapshot import Snapshot
 
 PLAIN_EVERY_S = 10.0
+JSON_EVERY_S = 1.0
 WAIT_TOLD_EVERY_S = 15.0
 TELL_AFTER_S = 2.0
 """A wait for nobody in particular is not worth a line before."""
@@ -143,7 +144,7 @@ class Json(Plain):
 
     def show(self, snapshot: Snapshot) -> None:
         now = time.monotonic()
-        if now - self._told_at >= 1.0:
+        if now - self._told_at >= JSON_EVERY_S or not snapshot.is_live:
             self._told_at = now
             self._write(fields(snapshot))
 

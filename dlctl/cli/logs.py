@@ -115,7 +115,10 @@ def follow_logs(
 ) -> None:
     """Print the last lines, then what comes, until the run has ended or Ctrl-C."""
     begin = limit if test is None else None
-    with closing(logfiles.Follower(snapshot.directory, names, begin)) as follower:
+    with (
+        following.leaving(snapshot, "dlctl logs -f"),
+        closing(logfiles.Follower(snapshot.directory, names, begin)) as follower,
+    ):
         _follow(follower, snapshot, names, limit, test, printer)
 
 
@@ -141,7 +144,7 @@ def _follow(
     def poll() -> None:
         printer.show((x for x in follower.poll() if test is None or test(x)), flush=True)
 
-    following.follow(snapshot, poll, again="dlctl logs -f")
+    following.follow(snapshot, poll)
     printer.show((x for x in follower.rest() if test is None or test(x)), flush=True)
 
 

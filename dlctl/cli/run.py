@@ -94,6 +94,7 @@ def _attend(launched: Launched, limit_s: float | None, progress: Progress) -> Sn
                 snapshot = load(directory)
                 progress.show(snapshot)
             time.sleep(POLL_S)
+        progress.show(snapshot)
         snapshot = stop.settle(snapshot)
         _show(follower.rest(), printer, progress)
     return snapshot

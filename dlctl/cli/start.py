@@ -51,6 +51,8 @@ def command(file: Path, fresh: bool, timeout: str | None, no_wait: bool, follow:
         snapshot = starting.wait_ready(launched, limit_s, progress)
     finally:
         progress.close()
+    if snapshot.state == "failed":
+        raise starting.failed(launched, "failed soon after its start")
     if launched.process is not None:
         console.note(starting.ready_line(snapshot, time.monotonic() - began))
     _tell(snapshot)

@@ -19,7 +19,7 @@ LAST_LINES = 12
 
 
 def wait_ready(launched: Launched, timeout_s: float | None, progress: live.Progress) -> Snapshot:
-    """Wait until all daemons are ready (or the run has already finished).
+    """Wait until all daemons are ready (by then the run may even have ended).
 
     Raises DlctlError with the last words of the daemon that failed, when nothing is left running;
     TimedOut if `timeout_s` has passed first: the run then goes on starting.
@@ -29,10 +29,10 @@ def wait_ready(launched: Launched, timeout_s: float | None, progress: live.Progr
     while True:
         coordinator_died = launched.process is not None and launched.process.poll() is not None
         snapshot = load(launched.directory)
-        if snapshot.state in (*READY, "finished"):
+        if snapshot.state in (*READY, "finished") or snapshot.run.get("ready_at") is not None:
             return snapshot
         if coordinator_died or not snapshot.is_live:
-            raise _failed(launched, snapshot)
+            raise failed(launched, "did not start")
         waited_s = time.monotonic() - began
         if waited_s > limit_s:
             raise TimedOut(
@@ -58,14 +58,14 @@ def waiting_for(snapshot: Snapshot) -> str:
     return ", ".join(f"{row['name']} ({report.doing(row, snapshot.now)})" for row in starting[:4])
 
 
-def _failed(launched: Launched, snapshot: Snapshot) -> DlctlError:
+def failed(launched: Launched, what: str) -> DlctlError:
     """End what is left, and say who failed and what it said last."""
     _record_death(launched)
     snapshot = stop.settle(load(launched.directory))
     return DlctlError(
-        f"{snapshot.run_id} did not start: {snapshot.reason or snapshot.state}{quoted(snapshot)}",
+        f"{snapshot.run_id} {what}: {snapshot.reason or snapshot.state}{quoted(snapshot)}",
         where=str(snapshot.directory),
-        hint=f"dlctl logs --failed -j {snapshot.run_id}   |   dlctl start again once it is mended",
+        hint=f"dlctl logs --failed -j {snapshot.run_id}   |   dlctl events -j {snapshot.run_id}",
     )
 
 

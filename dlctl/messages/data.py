@@ -57,8 +57,10 @@ class Push(Message):
     last_step: int
     samples: int
     clock: int
-    """What the method counts: the step of a barrier, the iteration of a batch method."""
+    """What the method counts: the step of a barrier, the number of a batch method's batch."""
     delta: Packed
+    portion: int = 0
+    """The portion of `clock` that this is the sum of, for methods that push portion by portion."""
 
 
 APPLIED = "applied"

@@ -95,7 +95,13 @@ class Channel:
         return len(self._unsettled)
 
     def push(
-        self, first_step: int, last_step: int, samples: int, clock: int, delta: Packed
+        self,
+        first_step: int,
+        last_step: int,
+        samples: int,
+        clock: int,
+        delta: Packed,
+        portion: int = 0,
     ) -> Push:
         """The next push, which has to be sent through the worker's outbox under `push_key`."""
         me = self.identity
@@ -104,7 +110,7 @@ class Channel:
         self._unsettled.append(seq)
         return Push(
             me.slot, me.epoch, self.generation, seq, self.version, first_step, last_step, samples,
-            clock, delta,
+            clock, delta, portion,
         )  # fmt: skip
 
     def push_key(self, seq: int) -> tuple[str, int, int]:

@@ -60,6 +60,8 @@ class Ending:
         self._killed = False
         limits_s = {DRAINING: self.grace_s, EVALUATING: EVALUATE_S_MAX, SAVING: SAVE_S_MAX + 5}
         self.until = now + limits_s.get(self.step, EXIT_S)
+        if self.is_in_vain():
+            return
         if self.step == DRAINING:
             self._drain(now)
         elif self.step == EVALUATING:
@@ -67,7 +69,14 @@ class Ending:
         elif self.step == SAVING:
             self.save(now)
         elif self.step in (SHUTTING_DOWN, LEAVING):
-            self._shut_down()
+            self._shut_down(now)
+
+    def needs_servers(self) -> bool:
+        return self.step in (DRAINING, EVALUATING, SAVING)
+
+    def is_in_vain(self) -> bool:
+        """Whether a shard is gone that this step needs: nothing can come of it any more."""
+        return self.needs_servers() and not all(s.alive for s in self.members.of("server"))
 
     def advance(self, now: float) -> bool:
         """Go on from step to step as far as possible; True if a step was begun."""
@@ -90,6 +99,8 @@ class Ending:
     def pending(self) -> list[str]:
         """Whom the present step waits for."""
         daemons = self.members.daemons.values()
+        if self.is_in_vain():
+            return []
         if self.step == DRAINING:
             return [d.name for d in daemons if d.state == "draining" and not d.drained]
         if self.step == EVALUATING:
@@ -109,19 +120,23 @@ class Ending:
                 worker.state = "draining"
                 self.desk.ask(("drain", worker.name), worker.name, m.Drain(self.reason), now)
 
-    def _shut_down(self) -> None:
+    def _shut_down(self, now: float) -> None:
+        """Have them exit; repeated until their exit is known (`Losses.on_exit`)."""
         for daemon in self._leavers():
-            self.desk.send(daemon.name, m.Shutdown(self.reason))
             if not daemon.alive and daemon.state in ("backoff", "pending"):
                 daemon.state, daemon.retry_at = "stopped", None
             elif daemon.alive and not daemon.registered:
-                self._kill(daemon, 15)
+                self._kill(daemon, 15, now)
+            elif daemon.alive:
+                shutdown = m.Shutdown(self.reason)
+                self.desk.ask(("shutdown", daemon.name), daemon.name, shutdown, now)
 
-    def _kill(self, daemon: Daemon, signal: int) -> None:
+    def _kill(self, daemon: Daemon, signal: int, now: float) -> None:
         if daemon.role == "agent":
             self.desk.do(KillAgent(daemon.name))
         else:
-            self.desk.send("agent-0", m.Kill(daemon.name, daemon.incarnation, signal))
+            kill = m.Kill(daemon.name, daemon.incarnation, signal)
+            self.desk.ask(("kill", daemon.name), "agent-0", kill, now)
 
     def _is_over(self, now: float) -> bool:
         """Whether the step's time is over; those who had to exit are killed first."""
@@ -132,7 +147,7 @@ class Ending:
             self.until = now + EXIT_S
             for daemon in self._leavers():
                 if daemon.alive:
-                    self._kill(daemon, 9)
+                    self._kill(daemon, 9, now)
             return False
         pending = ", ".join(self.pending())
         self.desk.event("late", "", f"{self.step}: gave up waiting for {pending}")

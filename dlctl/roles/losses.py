@@ -54,7 +54,7 @@ class Losses:
         if daemon is None or not daemon.alive:
             return
         daemon.ended(status, last_lines, now)
-        for key in ("spawn", "assign"):
+        for key in ("spawn", "assign", "shutdown", "kill"):
             self.desk.outstanding.drop((key, name))
         assert daemon.last_exit is not None
         text = f"{name} ended: {daemon.last_exit['text']}"
@@ -65,7 +65,7 @@ class Losses:
         self.of.evaluations.gone(name)
         if daemon.role == "worker":
             self._lose_worker(daemon, now)
-        elif self.of.ending is None:
+        elif self.of.ending is None or self.of.ending.needs_servers():
             what = "its shard is lost" if daemon.role == "server" else "its daemons are orphans"
             self.of.end("failed", f"{text}; {what}", now)
 

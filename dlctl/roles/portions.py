@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dlctl.algorithms.base import Data
 from dlctl.flat import slice_bounds
 from dlctl.messages import Lease
 
@@ -64,9 +65,16 @@ class Portions:
         """Whether no portion is half done: a good place to stop."""
         return self.current is None or self.current.next_number == 0
 
-    def next_batch(self) -> tuple[Portion, int] | None:
+    def ahead(self) -> Data | None:
+        """What `next_batch` would bring, if anything."""
         if self.current is None:
             return None
+        lease, is_last = self.current.lease, self.current.is_last(self.current.next_number)
+        return Data(lease.data_epoch, lease.portion, is_last)
+
+    def next_batch(self) -> tuple[Portion, int]:
+        """(portion, number of the batch in it); only if there is one ahead."""
+        assert self.current is not None
         number = self.current.next_number
         self.current.next_number += 1
         return self.current, number

@@ -160,8 +160,9 @@ class Server:
     def _on_vector_op(self, message: m.VectorOp, now: float) -> None:
         if self.serving is not None and self._vectors is not None:
             partial = self._vectors.run(message)
-            result = m.VectorResult(message.number, self.serving.index, partial)
-            self.desk.send(COORDINATOR, result)
+            if partial is not None:
+                result = m.VectorResult(message.number, self.serving.index, partial)
+                self.desk.send(COORDINATOR, result)
 
     def _on_change(self, message: m.Change, now: float) -> None:
         before = self.settings()

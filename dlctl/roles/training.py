@@ -13,7 +13,16 @@ import math
 from typing import Any
 
 from dlctl import messages as m
-from dlctl.algorithms.base import Fetch, NextGradient, Push, Step, WorkerSide
+from dlctl.algorithms.base import (
+    Data,
+    Fetch,
+    NextData,
+    NextGradient,
+    Push,
+    Request,
+    Step,
+    WorkerSide,
+)
 from dlctl.compress.base import Compressor
 from dlctl.roles.channel import Channel, Identity
 from dlctl.roles.desk import COORDINATOR, Desk
@@ -64,12 +73,14 @@ class Training:
         """Drained: the method will not be resumed any more."""
         self._averaged = averaged
         self._generator = side.run()
-        self._request: Fetch | NextGradient | Push = next(self._generator)
+        self._request: Request = next(self._generator)
         self._fetched: Fetched | None = None
         self._fetch_started = False
         self._has_parameters = False
         self._computing: tuple[Portion, int] | None = None
         self._step: Step | None = None
+        self._announced = self._left_out = False
+        """`NextData` has named the batch that is next; that batch was computed and refused."""
         self._lease_requests = 0
         self._told_no_data = self._told_draining = False
         self._none_now = False
@@ -92,16 +103,21 @@ class Training:
                 return
             self._request = self._generator.send(value)
 
-    def _serve(self, request: Fetch | NextGradient | Push, now: float) -> tuple[bool, Any]:
-        if isinstance(request, NextGradient):
-            return self._serve_gradient(now)
-        if isinstance(request, Push):
-            return self._serve_push(request)
-        return self._serve_fetch(request, now)
+    def _serve(self, request: Request, now: float) -> tuple[bool, Any]:
+        """(whether the method can go on, what it is resumed with)."""
+        match request:
+            case NextGradient():
+                return self._serve_gradient(now)
+            case NextData():
+                return self._serve_data(now)
+            case Push():
+                return self._serve_push(request)
+            case Fetch():
+                return self._serve_fetch(request, now)
 
     def deadline(self) -> float | None:
         """When to ask for data again; only while data is what this replica waits for."""
-        waits = isinstance(self._request, NextGradient) and not self._computing
+        waits = isinstance(self._request, NextGradient | NextData) and not self._computing
         return self._ask_again_at if waits and not self.parked and not self._paused else None
 
     def pause(self) -> bool:
@@ -117,8 +133,8 @@ class Training:
             return "computing"
         if self.parked:
             return "draining" if self.busy() else "drained"
-        waits = {Fetch: "fetching", Push: "pushing", NextGradient: "waiting for data"}
-        return waits[type(self._request)]
+        waits = {Fetch: "fetching", Push: "pushing"}
+        return waits.get(type(self._request), "waiting for data")
 
     def busy(self) -> bool:
         """Whether something of this replica is not settled yet."""
@@ -165,7 +181,9 @@ class Training:
     def _push_slice(self, c: Channel, u: Any, request: Push) -> None:
         delta = self.compressor.take(u)
         last_step = max(self.steps - 1, 0)
-        push = c.push(self._steps_pushed, last_step, request.samples, request.clock, delta)
+        push = c.push(
+            self._steps_pushed, last_step, request.samples, request.clock, delta, request.portion
+        )
         self.rates.add("push_bytes", delta.nbytes)
         self.outbox.queue("push", c.push_key(push.seq), c.peer, push, delta.nbytes)
 
@@ -197,18 +215,28 @@ class Training:
     def _serve_gradient(self, now: float) -> tuple[bool, Any]:
         if self._computing:
             return False, None
-        if self._step is not None:
-            step, self._step = self._step, None
+        if self._step is not None or self._left_out:
+            step, self._step, self._left_out = self._step, None, False
             return True, step
+        done, data = self._find_data(now)
+        if data is not None:
+            self._compute(self.portions.next_batch(), now)
+            return False, None
+        return done, None
+
+    def _serve_data(self, now: float) -> tuple[bool, Any]:
+        done, data = self._find_data(now)
+        self._announced = data is not None
+        return done, data
+
+    def _find_data(self, now: float) -> tuple[bool, Data | None]:
+        """(whether this is an answer for the method, the batch to compute next if there is one)."""
         if self.draining and self.portions.at_boundary():
             # The first time the method may still push what it has accrued; then it is parked.
             self.parked, self._told_draining = self._told_draining, True
             return not self.parked, None
-        batch = self.portions.next_batch()
-        if batch is not None:
-            self._compute(batch, now)
-            return False, None
-        return self._wait_for_data(now)
+        data = self.portions.ahead()
+        return (True, data) if data is not None else (self._waited_in_vain(now), None)
 
     def _compute(self, batch: tuple[Portion, int], now: float) -> None:
         self._computing = batch
@@ -218,17 +246,18 @@ class Training:
         if self.portions.wants_lease() and not self.draining:
             self._request_lease(now)
 
-    def _wait_for_data(self, now: float) -> tuple[bool, Any]:
+    def _waited_in_vain(self, now: float) -> bool:
+        """Ask for data. True if the method has to be told that there is none."""
         if self._none_now:
             self._none_now = False
             if not self._told_no_data:
                 self._told_no_data = True
-                return True, None
+                return True
             self._ask_again_at = now + IDLE_S
         if self._ask_again_at is None or now >= self._ask_again_at:
             self._ask_again_at = None
             self._request_lease(now)
-        return False, None
+        return False
 
     def _request_lease(self, now: float) -> None:
         if "lease" not in self.desk.outstanding:
@@ -255,11 +284,13 @@ class Training:
         assert self._computing is not None
         portion, number = self._computing
         self._computing = None
+        announced, self._announced = self._announced, False
         if math.isfinite(event.loss) and is_finite(event.gradient):
             start, stop = portion.batch_range(number)
             self._accept(event, portion, stop - start)
         else:
             self._refuse(event, portion, number)
+            self._left_out = announced
         if portion.is_last(number):
             self.portions.finish(portion)
             self._report_done(self.portions.done_without_push(), now)

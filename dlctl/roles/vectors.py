@@ -13,23 +13,26 @@ from dlctl.algorithms.base import Shard
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, VectorOp
 
-RESULTS_KEPT = 64
-
 
 class Vectors:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._results: dict[int, float] = {}
+        self._newest = 0
+        self._result = 0.0
 
-    def run(self, message: VectorOp) -> float:
-        """Do one operation, once: a repeated number gets the result that it got before.
+    def run(self, message: VectorOp) -> float | None:
+        """Do one operation, once: a repeat gets the result that it got before.
 
-        Raises RemoteProtocolError for an unknown operation.
+        The coordinator sends an operation when all shards have answered the one before; so an older
+        number than the newest is a copy that was late on its way, nobody waits for it, and it is
+        answered with None. Raises RemoteProtocolError for an unknown operation.
         """
-        if message.number not in self._results:
-            self._results[message.number] = self._run(message)
-            self._results.pop(message.number - RESULTS_KEPT, None)
-        return self._results[message.number]
+        if message.number < self._newest:
+            return None
+        if message.number > self._newest:
+            self._result = self._run(message)
+            self._newest = message.number
+        return self._result
 
     def _run(self, message: VectorOp) -> float:
         a, x, y = message.a, self._vector(message.x), message.y
@@ -46,6 +49,8 @@ class Vectors:
                 x[:] = 0
             case "dot":
                 return float(np.dot(x.astype(np.float64), self._vector(y).astype(np.float64)))
+            case "norm1":
+                return float(np.abs(x).sum(dtype=np.float64))
             case "free":
                 self._shard.vectors.pop(message.x, None)
             case _:

@@ -176,5 +176,8 @@ class Ledger:
         return {"applied": float(w.sum())}
 
     def counts(self, w: Array) -> Array:
-        """int64[shards, cells]: how often each gradient was applied on each shard."""
-        return w.reshape(self.shards, self.cells).round().astype(np.int64)
+        """int64[shards, cells]: how often each gradient was applied on each shard; -1 where the
+        weights are unknown.
+        """
+        counts = np.where(np.isfinite(w), w, -1.0).reshape(self.shards, self.cells)
+        return counts.round().astype(np.int64)

@@ -14,7 +14,9 @@ import numpy as np
 
 from dlctl import registry
 from dlctl.config import JobFile
+from dlctl.flat import slice_bounds
 from dlctl.machine import Machine, Started
+from dlctl.messages import Array
 from dlctl.roles.agent import Agent
 from dlctl.roles.arrivals import Past
 from dlctl.roles.coordinator import Coordinator
@@ -168,7 +170,13 @@ class World:
     def thaw(self, name: str) -> None:
         self.process(name).thaw()
 
-    def weights(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """float32[d]: what the servers had at their last."""
-        servers = [self.machine(f"server-{k}") for k in range(self.job.servers.count)]
-        return np.concatenate([s.serving.shard.w for s in servers if s.serving is not None])
+    def weights(self) -> Array:
+        """float32[d]: what the servers had at their last; NaN for a shard that never was."""
+        size, count = self.problem.layout.size(), self.job.servers.count
+        weights = np.full(size, np.nan, np.float32)
+        for process in self.processes:
+            serving = getattr(process.machine, "serving", None)
+            if serving is not None:
+                lo, hi = slice_bounds(size, count, serving.index)
+                weights[lo:hi] = serving.shard.w
+        return weights

@@ -21,7 +21,7 @@ from daemons import export
 from daemons.worker.replica import Replica
 from daemons.worker.task import Task
 from dlctl import checkpoints
-from dlctl.flat import shard_bounds
+from dlctl.flat import slice_bounds
 from dlctl.manifest import SCHEMA
 
 LOADERS = {
@@ -35,7 +35,8 @@ def save(replica: Replica, directory: Path, shards: int = 2) -> Path:
     directory.mkdir()
     size = replica.layout.size()
     parts = []
-    for index, (lo, hi) in enumerate(shard_bounds(size, shards)):
+    for index in range(shards):
+        lo, hi = slice_bounds(size, shards, index)
         arrays = {"w": replica.parameters[lo:hi]}
         if index == 0:
             arrays |= {"averaged": replica.averaged(), "constant": replica.constant()}

@@ -75,6 +75,10 @@ class Coordinator:
         self.log("warning", "worker-1 is behind by 6 steps")
         self.log("info", "nothing to see here")
 
+    def linger(self) -> None:
+        """Train for half a second."""
+        self.serve(500)
+
     def forever(self) -> None:
         self.serve(None)
 
