@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from daemons import logs, process
+import multiprocessing
+
+from daemons import logs, orphans, process
 from daemons.files import Files
 from daemons.loop import Loop
 from daemons.worker.compute import ComputeThread
@@ -24,6 +26,7 @@ def serve(context: process.Context) -> int:
     loop.perform(Compute, thread.compute)
     loop.perform(RunEvaluation, thread.evaluate)
     loop.stop_on_signals()
+    orphans.end_without_parents(loop, context.directory)
     loop.transport.connect(COORDINATOR, context.control)
     compressor = registry.load("compressors", job.compression.name)
     machine = Worker(
@@ -32,7 +35,10 @@ def serve(context: process.Context) -> int:
         registry.load("algorithms", job.algorithm.name),
         compressor(compressor.Options(**job.compression.options)),
     )
-    return loop.run(machine)
+    code = loop.run(machine)
+    for loader in multiprocessing.active_children():
+        loader.kill()  # Left alone they would notice our end only seconds later.
+    return code
 
 
 process.main("worker", serve)

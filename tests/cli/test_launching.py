@@ -162,7 +162,7 @@ def test_a_damaged_checkpoint_is_skipped_and_said_so(job, own_place, play, dlctl
     code, _, err = dlctl_command("start", "job.toml")
     assert code == 0
     assert "cut off" in err
-    assert "has no checkpoint; a new run begins" in err
+    assert "has no checkpoint to go on from; a new run begins" in err
     assert len(list((own_place / "runs").iterdir())) == 2
 
 
@@ -212,7 +212,7 @@ def test_a_timeout_names_who_is_waited_for_and_leaves_the_run_alone(job, play, d
     play("start", "stick")
     code, _, err = dlctl_command("start", "--timeout", "600ms", "job.toml")
     assert code == 6
-    assert "starting  waits for worker-0 (importing torch)" in err
+    assert "starting  waiting for worker-0 (importing torch)" in err
     assert "goes on starting; it waits for worker-0 (importing torch)" in err
     assert dlctl_command("ps").out.split()[10] == "starting"
 

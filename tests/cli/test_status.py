@@ -60,11 +60,11 @@ def test_a_run_in_depth(run_directory, dlctl_command):
     assert waiting == "  waiting     for worker-1 (back-off)"
     assert evaluation == "  evaluation  accuracy 0.9123 (at step 12,000)"
     assert "step 12,000, 41s ago, 312 MB, runs/digits-7f3a/ckpt/x" in checkpoint
-    assert " ".join(table[0].split()) == "NAME PID STATE UP STEP LAG STALE PUSH FETCH RST"
+    assert " ".join(table[0].split()) == "NAME PID STATE UP STEP SAMPLES/S STALE PUSH FETCH RST"
     server, worker, dead = (line.split() for line in table[1:4])
     assert server[:1] + server[4:7] == ["server-0", "v8,110", "-", "1.8"]
     assert " ".join(worker[7:]) == "96.4 MB/s / 200 MB/s 118 MB/s 1"
-    assert dead == ["worker-1", "-", "backoff", "-", "12,339", "6", "-", "-", "-", "4"]
+    assert dead == ["worker-1", "-", "backoff", "-", "12,339", "-", "-", "-", "-", "4"]
     trouble = "\n".join(table[4:])
     assert "! worker-1  killed by SIGKILL (out of memory?) 8." in trouble
     assert "s ago, restart 4, again in 59m" in trouble

@@ -1,0 +1,124 @@
+"""`dlctl checkpoint ls`, `verify` and `export`, with real checkpoints on disk."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from dlctl import checkpoints
+
+
+def save(run: Path, step: int, number: int) -> Path:
+    directory = checkpoints.create(run, step, number)
+    shards = []
+    for index, (lo, hi) in enumerate([(0, 4), (4, 6)]):
+        name, values = f"server-{index}", np.arange(lo, hi, dtype=np.float32)
+        file = f"shard-{index}.safetensors"
+        arrays = {"w": values, "averaged": np.zeros(0), "constant": np.zeros(0, np.float32)}
+        sha256, nbytes = checkpoints.write_arrays(directory / file, arrays)
+        part = {"name": name, "file": file, "sha256": sha256, "nbytes": nbytes, "state": {}}
+        shards.append({**part, "lo": lo, "hi": hi})
+    manifest = {
+        "schema": "dlctl.checkpoint/1", "run_id": run.name, "job": "digits", "number": number,
+        "step": step, "samples": step * 32, "at": time.time() - 41, "size": 6,
+        "layout": [
+            ["weight", "trained", [2, 2], "float32", ["tied"]],
+            ["bias", "trained", [2], "float16", []],
+        ],
+        "algorithm": "downpour", "optimizer": "sgd", "shards": shards, "workers": [],
+        "data": {"portions": []}, "evaluation": {"accuracy": 0.91, "step": step},
+    }  # fmt: skip
+    checkpoints.write_manifest(directory, manifest)
+    return directory
+
+
+@pytest.fixture
+def saved(run_directory) -> list[Path]:
+    run = run_directory("digits-7f3a")
+    return [save(run.path, 1000, 1), save(run.path, 2000, 2)]
+
+
+def test_complete_checkpoints_are_listed(saved, dlctl_command):
+    code, out, _ = dlctl_command("checkpoint", "ls")
+    assert code == 0
+    header, first, second = out.splitlines()
+    assert header.split() == [
+        "NUMBER",
+        "STEP",
+        "SAVED",
+        "SIZE",
+        "SERVERS",
+        "EVALUATION",
+        "DIRECTORY",
+    ]
+    assert first.split()[:2] == ["1", "1,000"]
+    assert second.endswith("2  accuracy 0.91  runs/digits-7f3a/ckpt/000000002000-2")
+    assert dlctl_command("checkpoint", "ls", "-q").out.split() == [str(path) for path in saved]
+    data = json.loads(dlctl_command("checkpoint", "ls", "--json").out)
+    assert data["schema"] == "dlctl.checkpoints/1"
+    assert [row["number"] for row in data["checkpoints"]] == [1, 2]
+    assert data["checkpoints"][0]["at"].endswith("Z")
+
+
+def test_a_run_without_checkpoints_says_so_and_why(run_directory, dlctl_command):
+    run_directory().run(checkpoint_error="server-0: disk full")
+    code, out, err = dlctl_command("checkpoint", "ls")
+    assert (code, out) == (0, "")
+    assert "has no checkpoint yet" in err
+    assert "the last attempt failed: server-0: disk full" in err
+    assert dlctl_command("checkpoint", "verify").code == 4
+    assert dlctl_command("checkpoint", "export", "-o", "x").code == 4
+
+
+def test_every_byte_is_checked(saved, dlctl_command):
+    assert dlctl_command("checkpoint", "verify").out.splitlines() == [
+        "ok   runs/digits-7f3a/ckpt/000000001000-1",
+        "ok   runs/digits-7f3a/ckpt/000000002000-2",
+    ]
+    shard = saved[1] / "shard-1.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-3])
+    code, out, err = dlctl_command("checkpoint", "verify")
+    assert code == 1
+    assert "bad  runs/digits-7f3a/ckpt/000000002000-2" in out
+    assert "cut off" in out
+    assert "1 of 2 checkpoints are damaged" in err
+    assert dlctl_command("checkpoint", "verify", "1").code == 0
+    assert dlctl_command("checkpoint", "verify", str(saved[1])).code == 1
+    newest_good = dlctl_command("checkpoint", "verify", "latest")
+    assert newest_good.out == "ok   runs/digits-7f3a/ckpt/000000001000-1\n"
+    data = json.loads(dlctl_command("checkpoint", "verify", "2", "--json").out)
+    assert (data["checkpoints"][0]["ok"], len(data["checkpoints"][0]["problems"])) == (False, 1)
+
+
+def test_a_checkpoint_that_does_not_exist_is_named(saved, dlctl_command):
+    unknown = dlctl_command("checkpoint", "verify", "9")
+    assert (unknown.code, "no checkpoint number 9; known: 1, 2" in unknown.err) == (4, True)
+    nothing = dlctl_command("checkpoint", "verify", "runs")
+    assert (nothing.code, "is no checkpoint directory" in nothing.err) == (2, True)
+    mistyped = dlctl_command("checkpoint", "verfiy")
+    assert (mistyped.code, 'did you mean "verify"' in mistyped.err) == (2, True)
+
+
+def test_the_newest_good_checkpoint_is_exported_for_torch(saved, own_place, dlctl_command):
+    shard = saved[1] / "shard-1.safetensors"
+    shard.write_bytes(b"damaged")
+    code, out, err = dlctl_command("checkpoint", "export", "-o", "model.safetensors")
+    assert code == 0, err
+    assert out.endswith("from runs/digits-7f3a/ckpt/000000001000-1\n")
+    assert "warning: " in err
+    tensors = load_file(own_place / "model.safetensors")
+    assert set(tensors) == {"weight", "tied", "bias"}
+    np.testing.assert_array_equal(tensors["tied"], [[0, 1], [2, 3]])
+    assert tensors["bias"].dtype == np.float16
+
+
+def test_an_export_that_fails_passes_the_reason_on(saved, own_place, dlctl_command):
+    code, out, err = dlctl_command("checkpoint", "export", "1", "-o", "nowhere/model.pt")
+    assert (code, out) == (1, "")
+    assert "the export failed" in err
+    assert "directory that does not exist" in err

@@ -1,0 +1,100 @@
+"""Every message survives the wire, whatever its fields hold."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlctl import wire
+from dlctl.errors import LocalProtocolError
+from dlctl.messages import MESSAGES, Array, Json, Message, Packed, Parameters, Register, Signed
+
+NATURALS = st.integers(0, 2**63 - 1)
+ARRAYS = st.sampled_from(wire.DTYPES).flatmap(
+    lambda dtype: st.binary(max_size=64).map(
+        lambda raw: np.frombuffer(raw[: len(raw) // dtype.itemsize * dtype.itemsize], dtype)
+    )
+)
+JSONS = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
+    max_leaves=10,
+)
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    str(int): NATURALS,
+    str(Signed): st.integers(-(2**63), 2**63 - 1),
+    str(float): st.floats(),
+    str(str): st.text(max_size=100),
+    str(bool): st.booleans(),
+    str(bytes): st.binary(max_size=100),
+    str(Json): st.dictionaries(st.text(max_size=8), JSONS, max_size=4),
+    str(Array): ARRAYS,
+    str(Packed): st.builds(Packed, st.text(max_size=10), NATURALS, st.tuples(ARRAYS, ARRAYS)),
+    str(tuple[int, ...]): st.lists(NATURALS, max_size=5).map(tuple),
+    str(tuple[str, ...]): st.lists(st.text(max_size=9), max_size=5).map(tuple),
+}
+
+
+def messages(kind: type[Message]) -> st.SearchStrategy[Message]:
+    hints = get_type_hints(kind, include_extras=True)
+    return st.builds(kind, *(VALUES[str(hints[f.name])] for f in fields(kind)))  # type: ignore[arg-type]
+
+
+def plain(value: Any) -> Any:
+    """A value that can be compared: arrays as (dtype, bytes), so that NaN equals NaN."""
+    if isinstance(value, np.ndarray):
+        return (value.dtype.str, value.tobytes())
+    if isinstance(value, Packed):
+        return (value.kind, value.length, [plain(array) for array in value.arrays])
+    return repr(value)
+
+
+@pytest.mark.parametrize("kind", MESSAGES.values(), ids=lambda kind: kind.__name__)
+def test_what_is_decoded_is_what_was_encoded(kind: type[Message]) -> None:
+    @given(messages(kind))
+    def round_trip(message: Message) -> None:
+        frames = [bytes(frame) for frame in wire.encode(message)]
+        decoded = wire.decode(frames)
+        assert type(decoded) is kind
+        for field in fields(kind):  # type: ignore[arg-type]
+            assert plain(getattr(decoded, field.name)) == plain(getattr(message, field.name))
+
+    round_trip()
+
+
+def test_arrays_are_not_copied_on_the_way_out() -> None:
+    values = np.arange(1000, dtype=np.float32)
+    frames = wire.encode(Parameters(0, 1, 2, 3, values))
+    values[0] = 7
+    assert np.frombuffer(frames[1], np.float32)[0] == 7
+
+
+def test_arrays_are_read_only_views_on_the_way_in() -> None:
+    frames = [bytes(f) for f in wire.encode(Parameters(0, 1, 2, 3, np.zeros(3, np.float32)))]
+    decoded = wire.decode(frames)
+    assert isinstance(decoded, Parameters)
+    assert not decoded.values.flags.writeable
+
+
+def test_a_header_that_would_be_refused_is_not_sent() -> None:
+    with pytest.raises(LocalProtocolError, match="header of Register"):
+        wire.encode(Register("x" * wire.HEADER_BYTES_MAX, "worker", "worker-0", 1, 1, "h", "v"))
+
+
+def test_only_flat_arrays_of_known_types_are_sent() -> None:
+    for values in (np.zeros((2, 2), np.float32), np.zeros(2, ">f4"), np.zeros(2, complex)):
+        with pytest.raises(LocalProtocolError, match="cannot send an array"):
+            wire.encode(Parameters(0, 1, 2, 3, values))
+
+
+def test_a_message_shows_the_length_of_its_arrays_and_never_their_content() -> None:
+    shown = repr(Parameters(0, 1, 2, 3, np.zeros(1000, np.float32)))
+    assert "values=float32[1000]" in shown
+    assert len(shown) < 120
