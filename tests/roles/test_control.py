@@ -1,0 +1,250 @@
+"""The small machines of the control plane: membership, settings, checkpoints, averaged buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dlctl import messages as m
+from dlctl.flat import AVERAGED, Entry, Layout
+from dlctl.machine import Effect, Send
+from dlctl.roles.buffers import AveragedBuffers
+from dlctl.roles.changes import ANSWER_S_MAX, Changes
+from dlctl.roles.checkpointing import SAVE_S_MAX, Checkpointing
+from dlctl.roles.desk import Desk
+from dlctl.roles.journal import (
+    BeginCheckpoint,
+    CheckpointBegun,
+    CheckpointEnded,
+    CompleteCheckpoint,
+)
+from dlctl.roles.membership import BACKOFF_MAX_S, Membership, describe_exit
+
+
+def members() -> Membership:
+    known = Membership(servers=1, workers=2, before={"worker-1": 4})
+    for daemon in known.daemons.values():
+        daemon.begin(0.0)
+        daemon.state = "running"
+        daemon.asked_for_data = daemon.role == "worker"
+    return known
+
+
+def sent_to(effects: list[Effect]) -> list[str | bytes]:
+    return [e.peer for e in effects if isinstance(e, Send)]
+
+
+# ---------------------------------------------------------------- membership
+
+
+def test_incarnations_count_on_over_executions_of_a_run() -> None:
+    known = members()
+    assert known.daemons["worker-0"].incarnation == 1
+    assert known.daemons["worker-1"].incarnation == 5
+    assert known.get("worker-1", 4) is None
+
+
+def test_a_dead_worker_waits_longer_each_time() -> None:
+    worker = members().daemons["worker-0"]
+    pauses = []
+    for _ in range(9):
+        worker.ended(-9, ("last words",), 100.0)
+        worker.back_off(100.0)
+        assert worker.retry_at is not None
+        pauses.append(worker.retry_at - 100.0)
+    assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
+    assert pauses[-1] == BACKOFF_MAX_S
+
+
+def test_only_those_who_work_take_part() -> None:
+    known = members()
+    assert known.live_slots() == (0, 1)
+    known.daemons["worker-0"].drained = True
+    assert known.live_slots() == (1,)
+    known.daemons["worker-1"].ended(1, (), 1.0)
+    assert known.live_slots() == ()
+
+
+def test_a_wait_is_dated_from_its_beginning() -> None:
+    worker = members().daemons["worker-0"]
+    worker.report("fetching", "server-0", 5.0)
+    worker.report("fetching", "server-0", 9.0)
+    assert worker.waiting_since == 5.0
+    worker.report("computing", "", 10.0)
+    assert worker.waiting_since is None
+
+
+def test_exits_are_told_in_words() -> None:
+    assert describe_exit(0) == "exit 0"
+    assert describe_exit(-9) == "killed by SIGKILL, out of memory?"
+    assert "fenced" in describe_exit(75)
+    assert describe_exit(-62) == "killed by signal 62"
+
+
+# ---------------------------------------------------------------- settings
+
+
+def test_a_change_is_answered_when_all_have_answered() -> None:
+    desk, answers = Desk(1.0), []
+    changes = Changes(desk, members())
+    changes.begin(["worker-0", "worker-1"], {"push": 5.0}, 0.0, answers.append)
+    assert sent_to(desk.clear()) == ["worker-0", "worker-1"]
+    for name, now in (("worker-1", 0.002), ("worker-0", 0.003)):
+        assert answers == []
+        changes.on_changed(m.Changed(1, name, {"push": None}, {"push": 5.0}), now)
+    rows = answers[0]["changes"]
+    assert [(r["name"], r["before"], r["after"]) for r in rows] == [
+        ("worker-0", None, 5.0),
+        ("worker-1", None, 5.0),
+    ]
+    assert answers[0]["missing"] == []
+
+
+def test_who_does_not_answer_is_named() -> None:
+    desk, answers = Desk(1.0), []
+    changes = Changes(desk, members())
+    changes.begin(["worker-0", "worker-1"], {"push": 5.0}, 0.0, answers.append)
+    changes.on_changed(m.Changed(1, "worker-0", {"push": None}, {"push": 5.0}), 0.1)
+    assert changes.deadline() == ANSWER_S_MAX
+    changes.on_deadline(ANSWER_S_MAX)
+    assert answers[0]["missing"] == ["worker-1"]
+    assert len(desk.outstanding) == 0
+
+
+def test_a_change_stays_with_the_name_for_its_next_incarnation() -> None:
+    known = members()
+    Changes(Desk(1.0), known).begin(["worker-0"], {"density": 0.5}, 0.0, lambda rows: None)
+    known.daemons["worker-0"].begin(1.0)
+    assert known.daemons["worker-0"].settings == {"density": 0.5}
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+class Saving:
+    def __init__(self, every_s: float = 60.0) -> None:
+        self.desk, self.members, self.rows = Desk(1.0), members(), []  # type: ignore[var-annotated]
+        self.machine = Checkpointing(self.desk, self.members, 3, every_s, 7)
+
+    def begin(self) -> list[Effect]:
+        self.machine.begin(100, {"size": 2}, 0.0, self.rows.append)
+        return self.desk.clear()
+
+    def begun(self, error: str = "") -> list[Effect]:
+        self.machine.on_begun(CheckpointBegun(8, "" if error else "/ckpt", error), 0.1)
+        return self.desk.clear()
+
+    def saved(self, name: str, error: str = "") -> list[Effect]:
+        state: dict[str, Any] = {"lo": 0, "hi": 2} if name.startswith("server") else {}
+        file = "" if error else f"{name}.safetensors"
+        self.machine.on_saved(m.Saved(8, name, file, "hash", 10, state, error), 0.2)
+        return self.desk.clear()
+
+
+def test_a_checkpoint_is_complete_when_its_manifest_is_written() -> None:
+    saving = Saving()
+    assert saving.begin() == [BeginCheckpoint(8, 100)]
+    assert sent_to(saving.begun()) == ["server-0", "worker-0", "worker-1"]
+    assert saving.saved("server-0") + saving.saved("worker-0") == []
+    (complete,) = saving.saved("worker-1")
+    assert isinstance(complete, CompleteCheckpoint)
+    assert [shard["name"] for shard in complete.manifest["shards"]] == ["server-0"]
+    assert complete.manifest["shards"][0]["hi"] == 2
+    assert saving.rows == []
+    saving.machine.on_ended(CheckpointEnded(8, ""), 0.3)
+    assert saving.rows[0]["error"] == ""
+    assert saving.machine.newest == saving.rows[0]
+
+
+def test_two_requests_at_once_are_one_checkpoint() -> None:
+    saving = Saving()
+    saving.begin()
+    assert saving.begin() == []
+    saving.begun("disk full")
+    assert [row["error"] for row in saving.rows] == ["disk full", "disk full"]
+
+
+def test_an_error_of_one_daemon_fails_the_checkpoint_and_not_the_newest_one() -> None:
+    saving = Saving()
+    saving.begin()
+    saving.begun()
+    saving.saved("server-0", "no space left")
+    saving.saved("worker-0")
+    saving.saved("worker-1")
+    assert saving.rows[0]["error"] == "server-0: no space left"
+    assert saving.machine.newest is None
+    assert "no space left" in saving.machine.last_error
+
+
+def test_a_worker_that_dies_meanwhile_is_not_waited_for() -> None:
+    saving = Saving()
+    saving.begin()
+    saving.begun()
+    saving.saved("server-0")
+    saving.saved("worker-0")
+    saving.machine.on_gone("worker-1", 0.3)
+    assert isinstance(saving.desk.clear()[0], CompleteCheckpoint)
+
+
+def test_a_checkpoint_without_a_shard_is_none() -> None:
+    saving = Saving()
+    saving.begin()
+    saving.begun()
+    saving.saved("worker-0")
+    saving.saved("worker-1")
+    saving.machine.on_gone("server-0", 0.3)
+    assert saving.rows[0]["error"] == "server-0 died while it was saving"
+
+
+def test_a_checkpoint_is_given_up_in_time_and_names_who_was_late() -> None:
+    saving = Saving()
+    saving.begin()
+    saving.begun()
+    saving.saved("server-0")
+    saving.machine.on_deadline(SAVE_S_MAX)
+    assert "worker-0, worker-1" in saving.rows[0]["error"]
+    assert len(saving.desk.outstanding) == 0
+
+
+def test_checkpoints_come_at_the_set_interval_or_not_at_all() -> None:
+    machine, never = Saving().machine, Saving(every_s=0).machine
+    machine.schedule(10.0)
+    never.schedule(10.0)
+    assert [machine.is_due(t) for t in (10.0, 69.9, 70.0)] == [False, False, True]
+    assert never.deadline() is None
+
+
+# ---------------------------------------------------------------- averaged buffers
+
+
+def buffers() -> AveragedBuffers:
+    layout = Layout(
+        (
+            Entry("mean", AVERAGED, (2,), "float32"),
+            Entry("batches", AVERAGED, (), "int64"),
+        )
+    )
+    return AveragedBuffers(layout, np.array([0.0, 0.0, 5.0]))
+
+
+def test_buffers_are_averaged_by_samples_and_counters_are_the_busiest_ones() -> None:
+    kept = buffers()
+    assert kept.average().tolist() == [0.0, 0.0, 5.0]
+    kept.push(0, 100, np.array([1.0, 2.0, 7.0]))
+    kept.push(1, 300, np.array([5.0, 6.0, 9.0]))
+    assert kept.average().tolist() == [4.0, 5.0, 9.0]
+
+
+def test_the_newest_buffers_of_a_replica_replace_its_older_ones() -> None:
+    kept = buffers()
+    kept.push(0, 100, np.array([1.0, 2.0, 7.0]))
+    kept.push(0, 200, np.array([3.0, 4.0, 8.0]))
+    assert kept.average().tolist() == [3.0, 4.0, 8.0]
+
+
+def test_buffers_that_do_not_fit_or_are_poison_are_not_taken() -> None:
+    kept = buffers()
+    assert not kept.push(0, 100, np.zeros(2))
+    assert not kept.push(0, 100, np.array([np.nan, 0.0, 1.0]))
+    assert kept.average().tolist() == [0.0, 0.0, 5.0]

@@ -1,0 +1,191 @@
+"""Every sample is offered once per epoch, whoever dies on the way."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlctl.flat import slice_bounds
+from dlctl.messages import Lease
+from dlctl.roles.leases import PortionPool
+from dlctl.roles.portions import Portions
+from dlctl.roles.target import Target
+
+
+def drain(pool: PortionPool) -> list[tuple[int, int]]:
+    """Lease and finish everything; what was leased, in order."""
+    leased = []
+    while (taken := pool.take(0)) is not None:
+        leased.append((taken.data_epoch, taken.portion))
+        assert pool.finish(taken.data_epoch, taken.portion)
+    return leased
+
+
+@given(st.integers(1, 500), st.integers(1, 100))
+def test_the_portions_of_an_epoch_cover_the_dataset(samples: int, portion: int) -> None:
+    pool = PortionPool(samples, portion)
+    pool.limit = pool.per_epoch
+    ranges = [pool.take(0) for _ in range(pool.per_epoch)]
+    assert pool.take(0) is None
+    covered = [i for r in ranges if r is not None for i in range(r.start, r.stop)]
+    assert covered == list(range(samples))
+    assert all(0 < r.stop - r.start <= portion for r in ranges if r is not None)
+
+
+def test_portions_of_a_dead_worker_are_leased_first() -> None:
+    pool = PortionPool(100, 10)
+    for slot in (0, 1, 0):
+        pool.take(slot)
+    assert pool.release(0) == [(0, 0), (0, 2)]
+    order = [pool.take(1) for _ in range(3)]
+    assert [r.portion for r in order if r is not None] == [0, 2, 3]
+
+
+def test_a_portion_is_done_once() -> None:
+    pool = PortionPool(100, 10)
+    pool.take(0)
+    assert pool.finish(0, 0)
+    assert not pool.finish(0, 0)
+    assert not pool.finish(0, 5), "it was never leased"
+    assert not pool.finish(7, 0)
+    assert pool.done_count == 1
+
+
+def test_a_portion_that_went_back_and_is_done_all_the_same_is_not_leased_again() -> None:
+    pool = PortionPool(30, 10)
+    pool.limit = 3
+    pool.take(0)
+    pool.release(0)
+    assert pool.finish(0, 0)
+    assert drain(pool) == [(0, 1), (0, 2)]
+
+
+@given(st.data())
+def test_whatever_happens_every_portion_is_done_exactly_once(data: st.DataObject) -> None:
+    pool = PortionPool(40, 10)
+    pool.limit = 8
+    held: dict[int, list[tuple[int, int]]] = {0: [], 1: [], 2: []}
+    finished = []
+    for _ in range(data.draw(st.integers(0, 60))):
+        slot = data.draw(st.sampled_from(sorted(held)))
+        what = data.draw(st.sampled_from(["take", "finish", "die"]))
+        if what == "take" and (taken := pool.take(slot)) is not None:
+            held[slot].append((taken.data_epoch, taken.portion))
+        elif what == "finish" and held[slot]:
+            key = held[slot].pop(0)
+            finished += [key] if pool.finish(*key) else []
+        elif what == "die":
+            pool.release(slot)
+            held[slot] = []
+    for slot in held:
+        pool.release(slot)
+    finished += drain(pool)
+    assert sorted(finished) == [(epoch, p) for epoch in range(2) for p in range(4)]
+    assert pool.is_finished()
+
+
+@given(st.integers(0, 7), st.integers(1, 8))
+def test_a_restored_pool_goes_on_where_it_was(done: int, limit: int) -> None:
+    before, after = PortionPool(40, 10), PortionPool(40, 10)
+    before.limit = after.limit = limit
+    for _ in range(min(done, limit)):
+        taken = before.take(0)
+        assert taken is not None
+        before.finish(taken.data_epoch, taken.portion)
+    after.restore(before.complete_epochs(), before.done())
+    assert after.done_count == before.done_count
+    assert drain(after) == drain(before)
+
+
+@given(st.integers(0, 1000), st.integers(1, 40))
+def test_slices_are_contiguous_and_nearly_equal(size: int, parts: int) -> None:
+    bounds = [slice_bounds(size, parts, i) for i in range(parts)]
+    assert bounds[0][0] == 0
+    assert bounds[-1][1] == size
+    assert all(a[1] == b[0] for a, b in pairwise(bounds))
+    lengths = [hi - lo for lo, hi in bounds]
+    assert max(lengths) - min(lengths) <= 1
+
+
+# ---------------------------------------------------------------- a worker's side
+
+
+def lease(portion: int = 0, samples: int = 33) -> Lease:
+    return Lease(1, portion, 0, 100, 100 + samples)
+
+
+def test_no_batch_is_larger_than_asked_and_none_is_tiny() -> None:
+    portions = Portions(32)
+    portions.take(lease(samples=33))
+    assert portions.current is not None
+    ranges = [portions.current.batch_range(n) for n in range(portions.current.batches)]
+    assert ranges == [(100, 116), (116, 133)]
+
+
+def test_a_portion_is_done_when_the_push_with_its_last_batch_is_settled() -> None:
+    portions = Portions(32)
+    portions.take(lease(samples=64))
+    for number in range(2):
+        batch = portions.next_batch()
+        assert batch is not None
+        batch[0].steps += 1
+        if number == 0:
+            portions.pushed(0)
+    portions.finish(batch[0])
+    portions.pushed(1)
+    assert portions.settled(0) == []
+    assert portions.settled(1) == [batch[0]]
+
+
+def test_the_next_portion_is_asked_for_while_the_last_batch_is_computed() -> None:
+    portions = Portions(32)
+    assert portions.wants_lease()
+    portions.take(lease(0, samples=64))
+    portions.next_batch()
+    assert not portions.wants_lease()
+    portions.next_batch()
+    assert portions.wants_lease()
+    portions.take(lease(1))
+    assert not portions.wants_lease()
+
+
+def test_a_portion_whose_last_batches_were_refused_is_done_with_the_push_before() -> None:
+    portions = Portions(32)
+    portions.take(lease(0, samples=32))
+    portions.take(lease(1, samples=32))
+    finished = []
+    for _ in range(2):
+        batch = portions.next_batch()
+        assert batch is not None
+        portions.finish(batch[0])
+        portions.pushed(4)
+        finished.append(batch[0])
+    assert portions.settled(4) == finished
+
+
+# ---------------------------------------------------------------- when it is enough
+
+
+@pytest.mark.parametrize(
+    ("text", "metrics", "reached"),
+    [
+        ("accuracy >= 0.85", {"accuracy": 0.85}, True),
+        ("accuracy >= 0.85", {"accuracy": 0.84}, False),
+        ("loss<1e-3", {"loss": 0.0001}, True),
+        ("test/loss < -0.5", {"test/loss": -1.0}, True),
+        ("accuracy > 0.5", {"loss": 1.0}, False),
+    ],
+)
+def test_a_target_is_a_metric_and_a_bound(
+    text: str, metrics: dict[str, float], reached: bool
+) -> None:
+    assert Target.parse(text).is_reached(metrics) is reached
+
+
+@pytest.mark.parametrize("text", ["", "accuracy", "accuracy = 1", ">= 1", "a >= b", "a >= 1 2"])
+def test_what_is_no_target_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a target"):
+        Target.parse(text)

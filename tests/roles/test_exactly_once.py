@@ -1,0 +1,237 @@
+"""Both ends of the exactly-once protocol: what a shard takes, and what a worker sends again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlctl.machine import Send
+from dlctl.messages import (
+    APPLIED,
+    DUPLICATE,
+    FENCED,
+    GAP,
+    GENERATION,
+    HELD,
+    Ack,
+    Joined,
+    Packed,
+    Parameters,
+    Push,
+)
+from dlctl.roles.channel import WINDOW, Channel, Fenced, Identity
+from dlctl.roles.deliveries import NEW, UNKNOWN, Deliveries
+from dlctl.roles.outbox import Outbox
+from dlctl.roles.outstanding import Outstanding
+from dlctl.roles.token import is_genuine, sign
+
+DELTA = Packed("none", 2, (np.zeros(2, np.float32),))
+
+
+def push(slot: int = 0, epoch: int = 1, seq: int = 0) -> Push:
+    return Push(slot, epoch, 1, seq, 0, 0, 0, 1, 0, DELTA)
+
+
+# ---------------------------------------------------------------- the shard's side
+
+
+def test_only_the_next_number_is_new() -> None:
+    deliveries = Deliveries()
+    deliveries.join(0, 1)
+    assert deliveries.judge(push(seq=0)) == NEW
+    deliveries.take(push(seq=0))
+    assert deliveries.judge(push(seq=0)) == DUPLICATE
+    assert deliveries.judge(push(seq=1)) == NEW
+    assert deliveries.judge(push(seq=2)) == GAP
+
+
+def test_an_epoch_must_join_before_it_pushes_and_fences_the_one_before() -> None:
+    deliveries = Deliveries()
+    assert deliveries.judge(push(epoch=1)) == UNKNOWN
+    assert deliveries.join(0, 1)
+    deliveries.take(push(epoch=1))
+    assert deliveries.join(0, 2)
+    assert deliveries.judge(push(epoch=1, seq=1)) == FENCED
+    assert deliveries.next_seq(0) == 0
+
+
+def test_joining_again_in_the_same_epoch_forgets_nothing() -> None:
+    deliveries = Deliveries()
+    deliveries.join(0, 1)
+    deliveries.take(push(seq=0))
+    assert not deliveries.join(0, 1)
+    assert deliveries.judge(push(seq=0)) == DUPLICATE
+
+
+def test_what_is_saved_is_what_is_restored() -> None:
+    deliveries, restored = Deliveries(), Deliveries()
+    deliveries.join(3, 7)
+    deliveries.take(push(3, 7, 0))
+    restored.load(deliveries.to_json())
+    assert restored.judge(push(3, 7, 0)) == DUPLICATE
+    assert restored.judge(push(3, 7, 1)) == NEW
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6)), max_size=60))
+def test_whatever_arrives_each_number_is_taken_once_and_in_order(
+    arrivals: list[tuple[int, int]],
+) -> None:
+    deliveries, taken = Deliveries(), {slot: [] for slot in range(3)}  # type: ignore[var-annotated]
+    for slot in range(3):
+        deliveries.join(slot, 1)
+    for slot, seq in arrivals:
+        if deliveries.judge(push(slot, 1, seq)) == NEW:
+            deliveries.take(push(slot, 1, seq))
+            taken[slot].append(seq)
+    assert all(seqs == list(range(len(seqs))) for seqs in taken.values())
+
+
+def test_a_token_is_good_for_one_run_slot_and_epoch() -> None:
+    token = sign(b"key", "run", 1, 2)
+    assert is_genuine(b"key", "run", 1, 2, token)
+    for run, slot, epoch in (("other", 1, 2), ("run", 2, 2), ("run", 1, 3)):
+        assert not is_genuine(b"key", run, slot, epoch, token)
+    assert not is_genuine(b"other", "run", 1, 2, token)
+    assert not is_genuine(b"key", "run", 1, 2, b"")
+
+
+# ---------------------------------------------------------------- the worker's side
+
+
+class Talk:
+    """A worker's channel with the outbox that it sends through."""
+
+    def __init__(self) -> None:
+        self.outstanding = Outstanding(1.0)
+        self.outbox = Outbox(self.outstanding)
+        self.channel = Channel(0, Identity("run", 0, 1, b""), self.outstanding)
+        self.channel.join(0.0)
+        self.channel.on_joined(Joined(0, 1, 0, 0, 2, True, 0), 0.0)
+
+    def push(self, now: float = 0.0) -> list[Send]:
+        message = self.channel.push(0, 0, 1, 0, DELTA)
+        key = self.channel.push_key(message.seq)
+        self.outbox.queue("push", key, self.channel.peer, message, DELTA.nbytes)
+        return self.outbox.flush(now)
+
+    def ack(self, seq: int, outcome: str = APPLIED, generation: int = 1, next_seq: int = 0) -> Ack:
+        return Ack(0, generation, seq, outcome, 1, 0, next_seq)
+
+
+def sent(sends: list[Send]) -> list[int]:
+    return [s.message.seq for s in sends if isinstance(s.message, Push)]
+
+
+def test_pushes_are_numbered_densely_and_settled_by_their_acks() -> None:
+    talk = Talk()
+    assert [sent(talk.push()) for _ in range(3)] == [[0], [1], [2]]
+    took_s, again = talk.channel.on_ack(talk.ack(1), 0.5)
+    assert took_s == 0.5
+    assert again == []
+    assert talk.channel.unsettled() == 2
+
+
+def test_an_ack_counts_once() -> None:
+    talk = Talk()
+    talk.push()
+    assert talk.channel.on_ack(talk.ack(0), 0.1)[0] == 0.1
+    assert talk.channel.on_ack(talk.ack(0, DUPLICATE), 0.2)[0] is None
+
+
+def test_the_window_bounds_what_is_unsettled() -> None:
+    talk = Talk()
+    for _ in range(WINDOW):
+        assert talk.channel.has_room()
+        talk.push()
+    assert not talk.channel.has_room()
+    talk.channel.on_ack(talk.ack(0), 0.1)
+    assert talk.channel.has_room()
+
+
+def test_a_gap_has_everything_from_there_sent_again_in_order() -> None:
+    talk = Talk()
+    for _ in range(4):
+        talk.push()
+    took_s, again = talk.channel.on_ack(talk.ack(3, GAP, next_seq=1), 0.1)
+    assert took_s is None
+    assert sent(again) == [1, 2, 3]
+
+
+def test_a_held_push_stays_unsettled() -> None:
+    talk = Talk()
+    talk.push()
+    assert talk.channel.on_ack(talk.ack(0, HELD), 0.1) == (None, [])
+    assert talk.channel.unsettled() == 1
+
+
+def test_a_push_without_an_ack_is_sent_again_under_its_number() -> None:
+    talk = Talk()
+    talk.push(now=0.0)
+    assert sent(talk.outstanding.due(0.9)) == []
+    assert sent(talk.outstanding.due(1.1)) == [0]
+
+
+def test_after_a_restart_of_the_shard_the_unsettled_pushes_go_to_the_new_generation() -> None:
+    talk = Talk()
+    talk.push()
+    _, asked = talk.channel.on_ack(talk.ack(0, GENERATION, generation=2), 0.1)
+    assert [type(s.message).__name__ for s in asked] == ["Join"]
+    again = talk.channel.on_joined(Joined(0, 2, 0, 0, 2, True, 0), 0.2)
+    assert [(s.message.seq, s.message.generation) for s in again] == [(0, 2)]  # type: ignore[union-attr]
+
+
+def test_the_words_of_an_old_generation_are_not_heard() -> None:
+    talk = Talk()
+    talk.push()
+    talk.channel.on_joined(Joined(0, 5, 0, 0, 2, True, 0), 0.1)
+    assert talk.channel.on_ack(talk.ack(0, generation=4), 0.2) == (None, [])
+    stale = Parameters(0, 4, 1, 9, np.zeros(2, np.float32))
+    assert talk.channel.on_parameters(stale, 0.2) is None
+
+
+def test_a_fenced_worker_learns_it_from_any_shard() -> None:
+    talk = Talk()
+    talk.push()
+    with pytest.raises(Fenced):
+        talk.channel.on_ack(replace(talk.ack(0, FENCED), reason="replaced"), 0.1)
+
+
+# ---------------------------------------------------------------- both together
+
+
+@given(
+    st.integers(1, 12),
+    st.lists(st.sampled_from(["deliver", "lose", "repeat", "lose ack", "time"]), max_size=120),
+)
+def test_over_any_link_each_push_is_applied_once(pushes: int, fate: list[str]) -> None:
+    """Messages are lost, repeated and delayed; in the end the link is good and all is settled."""
+    talk, shard, applied = Talk(), Deliveries(), []
+    shard.join(0, 1)
+    on_the_way: list[Push] = []
+    now, made = 0.0, 0
+    for step in [*fate, *["time", *["deliver"] * 40] * 40]:
+        if made < pushes and talk.channel.has_room():
+            on_the_way += [s.message for s in talk.push(now)]  # type: ignore[misc]
+            made += 1
+        if step == "time":
+            now += 20.0
+            on_the_way += [s.message for s in talk.outstanding.due(now)]  # type: ignore[misc]
+        if step == "time" or not on_the_way:
+            continue
+        message = on_the_way[0] if step == "repeat" else on_the_way.pop(0)
+        if step == "lose":
+            continue
+        verdict = shard.judge(message)
+        if verdict == NEW:
+            shard.take(message)
+            applied.append(message.seq)
+            verdict = APPLIED
+        if step != "lose ack":
+            ack = talk.ack(message.seq, verdict, next_seq=shard.next_seq(0))
+            on_the_way += [s.message for s in talk.channel.on_ack(ack, now)[1]]  # type: ignore[misc]
+    assert applied == list(range(pushes))
+    assert talk.channel.unsettled() == 0

@@ -1,0 +1,137 @@
+"""What waits for an answer, and what waits for a byte rate."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlctl.messages import Drain
+from dlctl.roles.limiter import Limiter
+from dlctl.roles.meters import Latency, Rates, Staleness
+from dlctl.roles.outbox import Outbox
+from dlctl.roles.outstanding import BACKOFF_MAX, Outstanding
+
+MESSAGE = Drain("because")
+
+
+def test_a_message_is_sent_until_it_is_answered() -> None:
+    waiting = Outstanding(1.0)
+    assert waiting.add("key", "peer", MESSAGE, 0.0).message is MESSAGE
+    assert waiting.deadline() == 1.0
+    assert [send.peer for send in waiting.due(1.0)] == ["peer"]
+    assert waiting.done("key", 1.5) == 1.5
+    assert waiting.deadline() is None
+    assert waiting.due(100.0) == []
+
+
+def test_the_pause_doubles_up_to_eight_times() -> None:
+    waiting, now, pauses = Outstanding(1.0), 0.0, []
+    waiting.add("key", "peer", MESSAGE, now)
+    for _ in range(6):
+        deadline = waiting.deadline()
+        assert deadline is not None
+        pauses.append(deadline - now)
+        now = deadline
+        waiting.due(now)
+    assert pauses == [1, 2, 4, BACKOFF_MAX, BACKOFF_MAX, BACKOFF_MAX]
+
+
+def test_a_slow_peer_gets_more_time() -> None:
+    waiting = Outstanding(1.0)
+    waiting.add("first", "peer", MESSAGE, 0.0)
+    waiting.done("first", 0.9)
+    waiting.add("second", "peer", MESSAGE, 1.0)
+    assert waiting.deadline() == pytest.approx(1.0 + 4 * 0.9)
+
+
+def test_a_repeated_message_says_nothing_about_the_round_trip() -> None:
+    waiting = Outstanding(1.0)
+    waiting.add("first", "peer", MESSAGE, 0.0)
+    waiting.due(1.0)
+    waiting.done("first", 50.0)
+    waiting.add("second", "peer", MESSAGE, 50.0)
+    assert waiting.deadline() == 51.0
+
+
+def test_a_large_message_gets_the_time_that_its_bytes_need_on_a_slow_link() -> None:
+    waiting = Outstanding(1.0)
+    waiting.add("key", "peer", MESSAGE, 0.0, nbytes=5_000_000)
+    assert waiting.deadline() == 6.0
+
+
+def test_it_is_known_who_is_waited_for_and_since_when() -> None:
+    waiting = Outstanding(1.0)
+    waiting.add("key", "server-1", MESSAGE, 3.0)
+    waiting.due(10.0)
+    assert list(waiting.waiting()) == [("key", "server-1", 3.0)]
+
+
+@given(st.lists(st.integers(1, 10_000), min_size=2, max_size=50), st.floats(1.0, 1e6))
+def test_the_average_is_the_rate_whatever_the_sizes(sizes: list[int], rate: float) -> None:
+    limiter, now, sent_at = Limiter(rate), 0.0, []
+    for size in sizes:
+        now = limiter.ready_at(now)
+        sent_at.append(now)
+        limiter.spend(size, now)
+    assert sent_at[-1] == pytest.approx(sum(sizes[:-1]) / rate)
+
+
+def test_no_limit_never_waits() -> None:
+    limiter = Limiter()
+    limiter.spend(10**12, 0.0)
+    assert limiter.ready_at(0.0) == 0.0
+
+
+def test_a_raised_limit_helps_what_waits_already() -> None:
+    limiter = Limiter(100.0)
+    limiter.spend(1000, 0.0)
+    assert limiter.ready_at(0.0) == 10.0
+    limiter.change(1000.0, 0.0)
+    assert limiter.ready_at(0.0) == 1.0
+    limiter.change(None, 0.0)
+    assert limiter.ready_at(0.0) == 0.0
+
+
+def test_a_pause_saves_up_no_burst() -> None:
+    limiter = Limiter(100.0)
+    limiter.spend(100, 1000.0)
+    assert limiter.ready_at(1000.0) == 1001.0
+
+
+def test_the_outbox_holds_back_one_direction_and_not_the_other() -> None:
+    outbox = Outbox(Outstanding(1.0))
+    outbox.limiters["push"].change(10.0, 0.0)
+    for number in range(3):
+        outbox.queue("push", ("push", number), "server-0", MESSAGE, 100)
+        outbox.queue("fetch", ("fetch", number), "server-0", MESSAGE, 100)
+    assert len(outbox.flush(0.0)) == 1 + 3
+    assert outbox.deadline() == 10.0
+    assert outbox.held_back()
+    assert len(outbox.flush(10.0)) == 1
+
+
+def test_latencies_are_quantiles_of_the_recent_ones() -> None:
+    latency = Latency()
+    assert latency.quantiles_ms("push") == {}
+    for ms in range(1, 101):
+        latency.add(ms / 1e3)
+    assert latency.quantiles_ms("push") == {"push_ms_p50": 50.0, "push_ms_p99": 100.0}
+
+
+def test_rates_are_growth_over_time() -> None:
+    rates = Rates("bytes")
+    rates.add("bytes", 100)
+    assert rates.report(10.0) == {"bytes": 100}
+    rates.add("bytes", 50)
+    assert rates.report(12.0) == {"bytes": 150, "bytes_per_s": 25.0}
+    assert rates.report(12.01) == {"bytes": 150, "bytes_per_s": 25.0}
+
+
+def test_staleness_is_counted_in_powers_of_two() -> None:
+    staleness = Staleness()
+    assert staleness.report() == {}
+    for value in (0, 1, 1, 2, 3, 5):
+        staleness.add(value)
+    counted = {"0": 1, "1": 2, "2-3": 2, "4-7": 1}
+    assert staleness.report() == {"staleness": counted, "staleness_mean": 2.0}
