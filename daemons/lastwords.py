@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 LINES = 12
 TAIL_BYTES = 32 * 1024
 LINE_CHARS_MAX = 400
+_GOODBYE = re.compile(r"exit \d+: ")
+"""What `Loop` writes at the end: whoever reads last words knows the exit code."""
 
 
 def last_lines(path: Path) -> tuple[str, ...]:
@@ -25,6 +28,8 @@ def last_lines(path: Path) -> tuple[str, ...]:
 def _readable(text: str) -> list[str]:
     try:
         record = json.loads(text)
+        if _GOODBYE.match(record["msg"]):
+            return []
         message = f"{record['level'].upper()} {record['msg']}"
         return [message, *str(record.get("detail", "")).splitlines()]
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -88,14 +88,16 @@ class Loop:
     def run(self, machine: Machine) -> int:
         """Until the machine exits; returns its exit code."""
         self._handle(machine, Started())
+        deadline = machine.deadline()
         while self.exit_code is None:
             self.after_events()
-            for source in self._wait(machine.deadline()):
+            for source in self._wait(deadline):
                 if self.exit_code is None:
                     self._serve(machine, source)
             deadline = machine.deadline()
             if self.exit_code is None and deadline is not None and deadline <= time.monotonic():
                 self._handle(machine, DeadlineReached())
+                deadline = machine.deadline()
         self.after_events()
         self.transport.close()
         return self.exit_code

@@ -108,6 +108,9 @@ class Transport:
             except RemoteProtocolError as error:
                 self.refused += 1
                 log.warning("refused a message: %s", error.message)
+            # Asking is cheaper than an attempt that fails with an exception.
+            if not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                return
 
     def _receive_frames(self, socket: zmq.Socket[bytes]) -> wire.Frames | None:
         """One multipart message, or None. Frames beyond the limit are read and thrown away."""

@@ -49,9 +49,9 @@ class RunDb:
             raise NotFound(f"{directory} is not a run directory: it has no {FILE}", hint="dlctl ps")
         mode = "ro" if readonly else "rwc"
         try:
+            if create and not path.exists():
+                _make(path)
             self._db = sqlite3.connect(f"file:{path}?mode={mode}", uri=True, timeout=10)
-            if create:
-                self._create()
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
         except sqlite3.Error as error:
             raise DlctlError(f"cannot use the run's database: {error}", where=str(path)) from error
@@ -62,18 +62,15 @@ class RunDb:
                 hint="use the dlctl that made this run",
             )
 
-    def _create(self) -> None:
-        self._db.execute("PRAGMA journal_mode=WAL")
-        if self._db.execute("PRAGMA user_version").fetchone()[0] == 0:
-            self._db.executescript(_SCHEMA)
-            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-            self._db.commit()
-
     def close(self) -> None:
         self._db.close()
 
     def commit(self) -> None:
         self._db.commit()
+
+    def rollback(self) -> None:
+        """Forget what was put since the last commit."""
+        self._db.rollback()
 
     # ------------------------------------------------------------ run and daemons
 
@@ -150,6 +147,18 @@ class RunDb:
         """Forget all portions but `keep`, because a run went back to a checkpoint."""
         self._db.execute("DELETE FROM portion")
         self._db.executemany("INSERT INTO portion VALUES (?, ?)", keep)
+
+
+def _make(path: Path) -> None:
+    """An empty database, under its name only when it is whole: others may look at any moment."""
+    unfinished = path.with_name(f".{FILE}.tmp")
+    unfinished.unlink(missing_ok=True)
+    with closing(sqlite3.connect(unfinished)) as db:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.executescript(_SCHEMA)
+        db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        db.commit()
+    unfinished.replace(path)
 
 
 def read(directory: Path) -> dict[str, Any]:

@@ -40,6 +40,8 @@ _LIMITS = {
 
 Frame = bytes | memoryview
 Frames = list[Frame]
+_PLAIN = {int, float, str, bool}
+"""What msgpack writes as it is; most fields are of these types."""
 _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
 
@@ -53,7 +55,11 @@ def encode(message: Message) -> Frames:
     """
     buffers: Frames = []
     shapes: list[list[int]] = []
-    values = [_outgoing(getattr(message, f), buffers, shapes) for f in _NAMES[type(message)]]
+    values = [
+        value if type(value := getattr(message, name)) in _PLAIN
+        else _outgoing(value, buffers, shapes)
+        for name in _NAMES[type(message)]
+    ]  # fmt: skip
     header = _pack([PROTOCOL, message.code, values, shapes])
     if len(header) > HEADER_BYTES_MAX:
         raise LocalProtocolError(f"header of {type(message).__name__} has {len(header)} bytes")
@@ -127,9 +133,11 @@ def _read_buffers(frames: Sequence[Frame], shapes: Any) -> list[Array]:
 
 
 def _read_buffer(frame: Frame, shape: Any) -> Array:
-    if type(shape) is not list or len(shape) != 2 or not all(type(n) is int for n in shape):
+    if type(shape) is not list or len(shape) != 2:
         raise RemoteProtocolError("a buffer is described by [dtype code, length]")
     code, length = shape
+    if type(code) is not int or type(length) is not int:
+        raise RemoteProtocolError("a buffer is described by two integers")
     if not 0 <= code < len(DTYPES) or not 0 <= length <= FRAME_BYTES_MAX:
         raise RemoteProtocolError("no such dtype or length")
     if len(frame) != length * DTYPES[code].itemsize:

@@ -12,7 +12,7 @@ from daemons.worker.replica import Replica
 from daemons.worker.task import Task
 from dlctl import wire
 from dlctl.algorithms import downpour
-from dlctl.algorithms.base import Fetch, NextGradient, Push, Step
+from dlctl.algorithms.base import Data, Fetch, NextData, NextGradient, Push, Step
 from dlctl.compress.topk import TopK, TopKOptions
 from dlctl.config import Choice, Job, JobFile
 from dlctl.flat import slice_bounds
@@ -83,7 +83,8 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
     # Downpour accrues the gradient, makes a step of its own with it, and asks for a push.
     side = downpour.Replica(downpour.Options(local_lr=0.5), replica.parameters, slot=0)
     method = side.run()
-    assert next(method) == Fetch(wait=False)
+    assert next(method) == NextData()
+    assert method.send(Data(data_epoch=0, portion=0, is_last=True)) == Fetch(wait=False)
     assert method.send(0) == NextGradient()
     assert method.send(Step(gradient, 5, loss)) == Push(side.residual, 5)
     assert np.array_equal(replica.parameters[lo:hi], w - np.float32(0.5) * gradient[lo:hi])

@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import signal
+import sqlite3
 import subprocess
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from daemons import process
+from daemons import orphans, process
 from daemons.coordinator.records import Records
 from daemons.lastwords import last_lines
 from daemons.loop import Loop
@@ -82,14 +83,23 @@ def coordinate(context: process.Context) -> int:
         machine = Coordinator(directory.name, job, context.key, algorithm, _past(db))
         code = loop.run(machine)
     except DlctlError as error:
-        db.put_run(state="failed", reason=error.message, ended_at=time.time())
-        db.commit()
+        why = "; ".join(filter(None, (error.message, error.hint)))
+        _write_end(db, state="failed", reason=why, ended_at=time.time())
         raise
     finally:
+        orphans.end_all(db)
         runs.remove_sockets(directory.name)
         db.close()
         os.close(lock)
     return code
+
+
+def _write_end(db: RunDb, **keys: Any) -> None:
+    try:
+        db.put_run(**keys)
+        db.commit()
+    except sqlite3.OperationalError as error:  # the disk is full; the log may say it
+        log.error("cannot write the run's database: %s", error)
 
 
 def _lock(directory: Path) -> int:

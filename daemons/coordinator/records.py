@@ -7,9 +7,12 @@ next message goes out, so whatever the coordinator has told anybody is on record
 from __future__ import annotations
 
 import logging
+import sqlite3
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -21,6 +24,15 @@ from dlctl.roles import journal as j
 from dlctl.rundb import RunDb
 
 log = logging.getLogger("dlctl")
+RETRY_S = 1.0
+ROWS_KEPT = 1000
+"""Of history, while the database cannot be written."""
+
+
+class _Row(NamedTuple):
+    write: Callable[[], None]
+    lasts: bool
+    """It is history and waits until it can be written; any other has a successor soon."""
 
 
 class Records:
@@ -28,8 +40,10 @@ class Records:
         self.directory = directory
         self.db = db
         self.loop = loop
-        self._dirty = False
         self._created = _CreationTimes()
+        self._rows: list[_Row] = []
+        self._trouble = ""
+        self._retry_at = 0.0
         loop.perform(j.IssueTerm, self._on_term)
         loop.perform(j.AddEvent, self._on_event)
         loop.perform(j.AddMetric, self._on_metric)
@@ -39,33 +53,68 @@ class Records:
         loop.perform(j.CompleteCheckpoint, self._on_complete)
         loop.after_events = self.commit
 
+    # ------------------------------------------------------------ rows
+
+    def _put(self, write: Callable[[], None], lasts: bool = False) -> None:
+        self._rows.append(_Row(write, lasts))
+
     def commit(self) -> None:
-        if self._dirty:
+        """Write what has come. A full disk is no reason to stop training: it is tried again."""
+        if not self._rows or time.monotonic() < self._retry_at:
+            return
+        try:
+            for row in self._rows:
+                row.write()
             self.db.commit()
-            self._dirty = False
+        except sqlite3.OperationalError as error:
+            self._put_off(error)
+            return
+        self._rows.clear()
+        if self._trouble:
+            log.warning("the run's database can be written again")
+            self._trouble = ""
+
+    def _put_off(self, error: sqlite3.OperationalError) -> None:
+        self.db.rollback()
+        self._rows = [row for row in self._rows if row.lasts][-ROWS_KEPT:]
+        self._retry_at = time.monotonic() + RETRY_S
+        if not self._trouble:
+            log.error("cannot write the run's database: %s; training goes on", error)
+        self._trouble = str(error)
 
     def _on_term(self, effect: j.IssueTerm) -> None:
-        self.db.put_term(effect.name, effect.term)
-        self.db.commit()
+        """An epoch that is not on record must not be handed out. Raises DlctlError."""
+        self._put(lambda: self.db.put_term(effect.name, effect.term), lasts=True)
+        self._retry_at = 0.0
+        self.commit()
+        if self._trouble:
+            raise DlctlError(
+                f"cannot record that {effect.name} begins anew: {self._trouble}",
+                where=str(self.directory),
+                hint=f"df -h {self.directory}",
+            )
 
     def _on_event(self, effect: j.AddEvent) -> None:
-        self.db.add_event(time.time(), effect.kind, effect.daemon, effect.text, effect.data)
-        self._dirty = True
+        row = (time.time(), effect.kind, effect.daemon, effect.text, effect.data)
+        self._put(lambda: self.db.add_event(*row), lasts=True)
 
     def _on_metric(self, effect: j.AddMetric) -> None:
-        self.db.add_metric(time.time(), effect.daemon, effect.step, effect.values)
-        self._dirty = True
+        row = (time.time(), effect.daemon, effect.step, dict(effect.values))
+        self._put(lambda: self.db.add_metric(*row))
 
     def _on_snapshot(self, effect: j.Snapshot) -> None:
-        self.db.put_run(**to_wall_clock(effect.run))
+        run = to_wall_clock(effect.run)
+        self._put(lambda: self.db.put_run(**run))
         for row in effect.daemons:
-            created = {"pid_created": self._created.of(row)}
-            self.db.put_daemon(row["name"], to_wall_clock(row) | created)
-        self._dirty = True
+            shown = to_wall_clock(row) | {"pid_created": self._created.of(row)}
+            self._put(partial(self.db.put_daemon, row["name"], shown))
 
     def _on_checkpoint(self, effect: j.RecordCheckpoint) -> None:
-        self.db.put_checkpoint(effect.number, to_wall_clock(effect.value))
-        self.db.commit()
+        row = to_wall_clock(effect.value)
+        self._put(lambda: self.db.put_checkpoint(effect.number, row), lasts=True)
+        self.commit()
+
+    # ------------------------------------------------------------ checkpoints
 
     def _on_begin(self, effect: j.BeginCheckpoint) -> None:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from daemons import process
+from daemons import orphans, process
 from daemons.files import Files
 from daemons.loop import Loop
 from daemons.transport import address_for
@@ -19,6 +19,7 @@ def serve(context: process.Context) -> int:
     loop.perform(SaveArrays, files.save)
     loop.perform(LoadArrays, files.load)
     loop.stop_on_signals()
+    orphans.end_without_parents(loop, context.directory)
     index = int(birth.name.rpartition("-")[2])
     port = job.network.port + 1 + index if job.network.port else 0
     address = address_for(birth.run_id, birth.name, job.network.transport, port)

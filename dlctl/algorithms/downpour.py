@@ -39,6 +39,7 @@ from dlctl.algorithms.base import (
     Algorithm,
     CoordinatorSide,
     Fetch,
+    NextData,
     NextGradient,
     Outcome,
     Push,
@@ -72,18 +73,20 @@ class Replica(WorkerSide):
     def run(self) -> Requests:
         step = samples = 0
         while True:
-            if step % self.options.fetch_every_steps == 0:
-                yield Fetch(wait=not self.options.overlap)
-            computed = yield NextGradient()
-            if computed is not None:
+            data = yield NextData()
+            if data is not None:
+                if step % self.options.fetch_every_steps == 0:
+                    yield Fetch(wait=not self.options.overlap)
+                computed = yield NextGradient()
+                if computed is None:
+                    continue  # It was not finite, and is left out.
                 self.residual += computed.gradient
                 self.parameters -= self.options.local_lr * computed.gradient
                 samples += computed.samples
-            if samples and (computed is None or step % self.options.push_every_steps == 0):
+            if samples and (data is None or step % self.options.push_every_steps == 0):
                 yield Push(self.residual, samples)
                 samples = 0
-            if computed is not None:
-                step += 1
+            step += data is not None
 
 
 class Server(ServerSide):

@@ -95,8 +95,14 @@ class Barrier(ServerSide):
         return done
 
     def _is_complete(self, clock: int) -> bool:
-        due = [s for s in self._members if self._is_due(s, clock)]
-        return bool(due) and all((clock, slot) in self._held for slot in due)
+        """Whether nobody is waited for and somebody has pushed.
+
+        Who has pushed for a later step will not push for this one any more: it joined when another
+        shard was ahead of this one.
+        """
+        newest = {slot: c for c, slot in sorted(self._held) if slot in self._members}
+        due = {slot for slot in self._members if self._is_due(slot, clock)}
+        return bool(newest) and all(newest.get(slot, -1) >= clock for slot in due)
 
     def _is_due(self, slot: int, clock: int) -> bool:
         since = self._due_from.get(slot)

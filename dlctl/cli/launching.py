@@ -7,20 +7,23 @@ If anything goes wrong on the way, nothing is left: no directory, no link, no pr
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlctl import checkpoints, runs
+from dlctl import checkpoints, rundb, runs
 from dlctl.cli import console, pick, stop, values
-from dlctl.cli.snapshot import Snapshot, read_job
+from dlctl.cli.snapshot import Snapshot, load, read_job
 from dlctl.errors import DlctlError, UsageError
 from dlctl.rundb import RunDb
 
@@ -30,6 +33,10 @@ if TYPE_CHECKING:
     from dlctl.config import JobFile
 
 KEY_BYTES = 32
+POLL_S = 0.05
+BEGUN_S = 2.0
+"""For a coordinator that was started by a killed command to say that it is there."""
+_RUN_ID_END = re.compile(r"-[0-9a-f]{4}$")
 Json = dict[str, Any]
 
 
@@ -51,7 +58,7 @@ def launch(file: Path, *, fresh: bool) -> Launched:
     job = jobfile.load(file)
     content: Json = json.loads(json.dumps(config.to_dict(job)))
     with _alone(file):
-        previous = _previous(file, job)
+        previous = _begun(_previous(file, job))
         if previous is not None:
             _refuse_if_changed_or_fresh(previous, content, fresh)
         if previous is not None and not fresh and _is_done_with(previous, content):
@@ -83,6 +90,24 @@ def _previous(file: Path, job: JobFile) -> Snapshot | None:
         and snapshot.run.get("job_file") == pick.job_file(file)
     ]
     return same[-1] if same else None
+
+
+def _begun(previous: Snapshot | None) -> Snapshot | None:
+    """The same, unless the command that started it was killed before there was a coordinator.
+
+    It held the lock that we have now, so nobody starts it any more. What never was a run is
+    removed; one that was being resumed is taken for stopped.
+    """
+    deadline = time.monotonic() + BEGUN_S
+    while previous is not None and previous.run.get("pid") is None and previous.is_live:
+        if time.monotonic() > deadline:
+            if not checkpoints.complete(previous.directory):
+                _remove(previous.directory, made_parent=False)
+                return None
+            return dataclasses.replace(previous, state="stopped", is_live=False)
+        time.sleep(POLL_S)
+        previous = load(previous.directory)
+    return previous
 
 
 def _refuse_if_changed_or_fresh(previous: Snapshot, content: Json, fresh: bool) -> None:
@@ -123,7 +148,7 @@ def _checkpoint(previous: Snapshot, job: JobFile) -> tuple[Path, Json] | None:
     good = checkpoints.newest_good(previous.directory, console.warn)
     name = console.escape(previous.run_id)
     if good is None:
-        console.note(f"{name} is {previous.state} and has no checkpoint; a new run begins")
+        console.note(f"{name} ({previous.state}) has no checkpoint to go on from; a new run begins")
         return None
     for section, now in (("algorithm", job.algorithm.name), ("optimizer", job.optimizer.name)):
         before = good[1][section]
@@ -166,9 +191,10 @@ def _begin(file: Path, job: JobFile, content: Json) -> Launched:
     """A new run in a new directory."""
     parent = _run_dir(file, job)
     made_parent = not parent.exists()
+    _sweep(parent, job.job.name)
     directory = _make_directory(parent, job.job.name)
     try:
-        with _explained(directory):
+        with _explained(directory), _held(directory):
             _write_new(directory, file, job, content)
             runs.socket_address(directory.name, "coordinator")
             runs.register(directory)
@@ -184,12 +210,14 @@ def _resume(
     """The same directory again, from a checkpoint. On failure its files are as they were."""
     directory = previous.directory
     _check_owned(directory)
-    kept = {name: (directory / name).read_bytes() for name in ("job.toml", "job.json")}
+    keys = _keys(directory, file, job, resume=str(good[0]))
+    with _explained(directory):
+        kept = {name: (directory / name).read_bytes() for name in ("job.toml", "job.json")}
     try:
         with _explained(directory):
             _write_job(directory, file, content)
             with closing(RunDb(directory)) as db:
-                db.put_run(**_keys(directory, file, job, resume=str(good[0])))
+                db.put_run(**keys)
                 db.commit()
             runs.socket_address(directory.name, "coordinator")
             runs.register(directory)
@@ -198,8 +226,7 @@ def _resume(
         for name, data in kept.items():
             _write(directory / name, data)
         with closing(RunDb(directory)) as db:
-            db.put_run(**{key: previous.run.get(key) for key in ("pid", "pid_created", "control")})
-            db.put_run(state=previous.state, reason=previous.reason)
+            db.put_run(**{key: previous.run.get(key) for key in keys})
             db.commit()
         raise
 
@@ -248,6 +275,30 @@ def _make_directory(parent: Path, name: str) -> Path:
     raise DlctlError("there are too many runs of this name", where=str(parent))
 
 
+def _sweep(parent: Path, name: str) -> None:
+    """Remove directories that a killed command has begun to make and that never became runs."""
+    for directory in parent.glob(f"{name}-????"):
+        if directory.is_symlink() or not _RUN_ID_END.search(directory.name):
+            continue
+        try:
+            with _held(directory):
+                if not (directory / rundb.FILE).exists():
+                    shutil.rmtree(directory, ignore_errors=True)
+        except OSError:  # somebody makes it just now, or it is nobody's of ours
+            continue
+
+
+@contextmanager
+def _held(directory: Path) -> Iterator[None]:
+    """Make known that this directory is being filled. Raises BlockingIOError if it is already."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _write_new(directory: Path, file: Path, job: JobFile, content: Json) -> None:
     (directory / "logs").mkdir()
     _write_job(directory, file, content)
@@ -273,7 +324,8 @@ def _keys(directory: Path, file: Path, job: JobFile, resume: str) -> Json:
         "reason": "",
         "waiting": "",
         "resume": resume,
-        **dict.fromkeys(("pid", "pid_created", "control", "ready_at", "ended_at", "updated_at")),
+        **dict.fromkeys(("pid", "pid_created", "control")),
+        **dict.fromkeys(("started_at", "ready_at", "ended_at", "updated_at")),
     }
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from dlctl.cli import console, values
 from dlctl.cli.snapshot import DAEMON_TROUBLES, ENDED, Snapshot
 from dlctl.cli.values import NOTHING
 
+FULL_BYTES = 1_000_000
+"""Less room than this on its disk, and a run cannot write any more what is going on."""
 _COLORS = {
     "running": "green",
     "finished": "green",
@@ -56,7 +61,8 @@ def text(value: Any) -> str:
 def uptime(snapshot: Snapshot) -> str:
     """Since the start, or from the start to the end."""
     began = values.number(snapshot.run.get("started_at"))
-    ended = values.number(snapshot.run.get("ended_at"))
+    seen = values.number(snapshot.run.get("updated_at"))
+    ended = values.number(snapshot.run.get("ended_at")) or seen
     if began is None or (ended is None and not snapshot.is_live):
         return NOTHING
     return values.duration((snapshot.now if snapshot.is_live or ended is None else ended) - began)
@@ -86,7 +92,7 @@ def _labelled(snapshot: Snapshot) -> list[str]:
     run = snapshot.run
     lines = []
     if snapshot.is_live and text(run.get("waiting")):
-        lines.append(f"  waiting     for {text(run['waiting'])}")
+        lines.append(f"  waiting     {waiting(snapshot.state, run['waiting'])}")
     if isinstance(run.get("evaluation"), Mapping):
         step = values.count(run["evaluation"].get("step", run.get("evaluation_step")))
         shown = console.escape(values.evaluation(run["evaluation"]))
@@ -96,7 +102,25 @@ def _labelled(snapshot: Snapshot) -> list[str]:
     if text(run.get("checkpoint_error")):
         bad = console.style("!", fg="red")
         lines.append(f"{bad} checkpoint  the last one failed: {text(run['checkpoint_error'])}")
+    if snapshot.is_live and (free := _free_bytes(snapshot.directory)) < FULL_BYTES:
+        place = console.escape(values.path(snapshot.directory.parent))
+        bad = console.style("!", fg="red")
+        lines.append(
+            f"{bad} disk        {place} has {values.size(free)} left; what is shown is old"
+        )
     return lines
+
+
+def _free_bytes(directory: Path) -> float:
+    try:
+        return shutil.disk_usage(directory).free
+    except OSError:
+        return math.inf
+
+
+def waiting(run_state: str, whom: str) -> str:
+    """Whom a run waits for; a stopping run says by itself what it is doing."""
+    return text(whom) if run_state == "stopping" or not whom else f"for {text(whom)}"
 
 
 def checkpoint(row: Row, now: float) -> str:
@@ -142,15 +166,6 @@ def _step(snapshot: Snapshot, row: Row) -> str:
     return values.count(metrics(row).get("step"))
 
 
-def _lag(snapshot: Snapshot, row: Row) -> str:
-    """Steps behind the worker that is furthest."""
-    steps = {r["name"]: values.number(metrics(r).get("step")) for r in snapshot.daemons}
-    own = steps.get(row["name"])
-    if row.get("role") != "worker" or own is None:
-        return NOTHING
-    return values.count(max(step for step in steps.values() if step is not None) - own)
-
-
 def _limited(direction: str) -> _Cell:
     def cell(snapshot: Snapshot, row: Row) -> str:
         now = values.rate(metrics(row).get(f"{direction}_bytes_per_s"))
@@ -189,7 +204,7 @@ _PLAIN: dict[str, _Cell] = {
     "STATE": _value("state", state),
     "UP": _up,
     "STEP": _step,
-    "LAG": _lag,
+    "SAMPLES/S": _metric("samples_per_s", lambda value: values.fixed(value, 0)),
     "STALE": _metric("staleness_mean", lambda value: values.fixed(value, 1)),
     "PUSH": _limited("push"),
     "FETCH": _limited("fetch"),
@@ -198,7 +213,6 @@ _PLAIN: dict[str, _Cell] = {
 _WIDE: dict[str, _Cell] = {
     "HOST": _value("host", _word),
     "INC": _value("incarnation"),
-    "SAMPLES/S": _metric("samples_per_s", lambda value: values.fixed(value, 0)),
     "LOSS": _metric("loss", values.decimal),
     "RSS": _metric("rss_bytes", values.size),
     "PUSH ms p50/p99": _milliseconds("push"),

@@ -85,7 +85,7 @@ def _attend(launched: Launched, limit_s: float | None, progress: Progress) -> Sn
     names = list(load(directory).roles())
     printer = loglines.Printer(directory, names)
     with closing(logfiles.Follower(directory, names)) as follower:
-        snapshot = starting.wait_ready(launched, limit_s, progress)
+        snapshot = starting.wait_ready(launched, limit_s, progress, JobFailed)
         look_at = 0.0
         while snapshot.is_live:
             _show(follower.poll(), printer, progress)

@@ -19,7 +19,7 @@ LIVE = ("pending", "starting", "running", "degraded", "recovering", "checkpointi
 READY = ("running", "degraded", "recovering", "checkpointing")
 DAEMON_TROUBLES = ("slow", "backoff", "recovering", "failed", "unknown")
 STALE_AFTER_S = 5.0
-PENDING_MAX_S = 60.0
+PENDING_MAX_S = 10.0
 """How long a run may exist before its coordinator has written its pid."""
 _ROLES = ("coordinator", "agent", "server", "worker")
 

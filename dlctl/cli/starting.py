@@ -18,10 +18,15 @@ MARGIN_S = 30.0
 LAST_LINES = 12
 
 
-def wait_ready(launched: Launched, timeout_s: float | None, progress: live.Progress) -> Snapshot:
+def wait_ready(
+    launched: Launched,
+    timeout_s: float | None,
+    progress: live.Progress,
+    failure: type[DlctlError] = DlctlError,
+) -> Snapshot:
     """Wait until all daemons are ready (by then the run may even have ended).
 
-    Raises DlctlError with the last words of the daemon that failed, when nothing is left running;
+    Raises `failure` with the last words of the daemon that failed, when nothing is left running;
     TimedOut if `timeout_s` has passed first: the run then goes on starting.
     """
     began = time.monotonic()
@@ -32,7 +37,7 @@ def wait_ready(launched: Launched, timeout_s: float | None, progress: live.Progr
         if snapshot.state in (*READY, "finished") or snapshot.run.get("ready_at") is not None:
             return snapshot
         if coordinator_died or not snapshot.is_live:
-            raise failed(launched, "did not start")
+            raise failed(launched, "did not start", failure)
         waited_s = time.monotonic() - began
         if waited_s > limit_s:
             raise TimedOut(
@@ -58,11 +63,11 @@ def waiting_for(snapshot: Snapshot) -> str:
     return ", ".join(f"{row['name']} ({report.doing(row, snapshot.now)})" for row in starting[:4])
 
 
-def failed(launched: Launched, what: str) -> DlctlError:
+def failed(launched: Launched, what: str, kind: type[DlctlError] = DlctlError) -> DlctlError:
     """End what is left, and say who failed and what it said last."""
     _record_death(launched)
     snapshot = stop.settle(load(launched.directory))
-    return DlctlError(
+    return kind(
         f"{snapshot.run_id} {what}: {snapshot.reason or snapshot.state}{quoted(snapshot)}",
         where=str(snapshot.directory),
         hint=f"dlctl logs --failed -j {snapshot.run_id}   |   dlctl events -j {snapshot.run_id}",

@@ -55,10 +55,9 @@ def command(
 ) -> None:
     """Show a job's daemons, rates and troubles.
 
-    STEP of a server is its version (v): the updates it has applied. LAG is how many steps a worker
-    is behind the one that is furthest, STALE the mean staleness of its pushes: updates by others
-    between its fetch and its push. PUSH and FETCH are bytes per second now, and the limit if there
-    is one. RST counts restarts.
+    STEP of a server is its version (v): the updates it has applied. STALE is the mean
+    staleness of a worker's pushes: updates by others between its fetch and its push. PUSH and FETCH
+    are bytes per second now, and the limit if there is one. RST counts restarts.
     """
     snapshot = pick.pick(job)
     while True:

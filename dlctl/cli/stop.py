@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from dlctl import processes
+from dlctl import processes, runs
 from dlctl.cli import console, pick, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
@@ -95,6 +95,7 @@ def settle(snapshot: Snapshot, grace_s: float = EXIT_S) -> Snapshot:
         time.sleep(POLL_S)
     after = load(snapshot.directory)
     _end([*_coordinator(snapshot), *_left(after)], snapshot.run_id, grace_s)
+    runs.remove_sockets(snapshot.run_id)
     return load(snapshot.directory)
 
 
@@ -111,7 +112,9 @@ def clean_up(snapshot: Snapshot, grace_s: float) -> list[str]:
 
     Only processes whose pid and creation time are the recorded ones are touched.
     """
-    return _end(_left(snapshot), snapshot.run_id, grace_s)
+    ended = _end(_left(snapshot), snapshot.run_id, grace_s)
+    runs.remove_sockets(snapshot.run_id)
+    return ended
 
 
 def _end(rows: Sequence[Mapping[str, Any]], run_id: str, grace_s: float) -> list[str]:

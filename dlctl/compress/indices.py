@@ -14,6 +14,8 @@ length before it allocates anything; what it allocates then is proportional to t
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from dlctl.errors import RemoteProtocolError
@@ -64,6 +66,7 @@ def packed_bytes(count: int, size: int) -> int:
     return _length(count, size, _low_bits(count, size)) if count else 0
 
 
+@lru_cache(maxsize=256)
 def _low_bits(count: int, size: int) -> int:
     """b for the shortest result; 0: a plain bitmask."""
     return min(range(size.bit_length() + 1), key=lambda b: _length(count, size, b))

@@ -73,5 +73,7 @@ def arrays_of(packed: Packed, size: int, count: int) -> tuple[Array, ...]:
 
 def as_float32(values: Array) -> Array:
     """float32[n]: the array itself, perhaps read-only, or a copy if it was float16."""
+    if values.dtype == np.float32:
+        return values
     with np.errstate(invalid="ignore"):  # a signalling NaN
-        return values.astype(np.float32, copy=False)
+        return values.astype(np.float32)

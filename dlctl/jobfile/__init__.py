@@ -52,6 +52,7 @@ def load(
         faults += more
         if found:
             resolved[section] = found
+    faults += _check_exact_pushes(resolved)
     job, more = schema.validate(JobFile, _with_choices(document))
     faults += more
     if job is None or faults:
@@ -116,6 +117,22 @@ def _resolve(
     if options is None:
         return None, faults
     return Choice(name=name, options=dataclasses.asdict(options)), faults
+
+
+def _check_exact_pushes(resolved: Mapping[str, Choice]) -> list[Fault]:
+    """What goes wrong when the compression takes away what the algorithm cannot do without."""
+    algorithm, compression = resolved.get("algorithm"), resolved.get("compression")
+    if algorithm is None or compression is None:
+        return []
+    if not registry.load("algorithms", algorithm.name).exact_pushes:
+        return []
+    message = f"{algorithm.name} needs every push as it was computed"
+    suggestion = 'use "none" with values = "float32"'
+    if compression.name != "none":
+        return [Fault(("compression", "name"), message, suggestion)]
+    if compression.options["values"] != "float32":
+        return [Fault(("compression", "values"), message, suggestion)]
+    return []
 
 
 def _with_choices(document: dict[str, Any]) -> dict[str, Any]:

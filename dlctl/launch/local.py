@@ -7,20 +7,30 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import closing
 from pathlib import Path
+
+import psutil
 
 from dlctl.launch import base
 from dlctl.rundb import RunDb
 
 
 def start_coordinator(directory: Path) -> subprocess.Popen[bytes]:
-    """Start the coordinator of a prepared run directory."""
-    db = RunDb(directory)
-    incarnation = db.run().get("incarnation", 0) + 1
-    db.put_run(incarnation=incarnation)
-    db.commit()
-    db.close()
-    return start(directory, "coordinator", "coordinator", incarnation, "")
+    """Start the coordinator of a prepared run directory, and put on record which process it is."""
+    with closing(RunDb(directory)) as db:
+        incarnation = db.run().get("incarnation", 0) + 1
+        db.put_run(incarnation=incarnation)
+        db.commit()
+        process = start(directory, "coordinator", "coordinator", incarnation, "")
+        try:
+            db.put_run(pid=process.pid, pid_created=psutil.Process(process.pid).create_time())
+            db.commit()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    return process
 
 
 def start(

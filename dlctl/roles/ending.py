@@ -108,6 +108,8 @@ class Ending:
         if self.step == SAVING:
             waiting = self.checkpointing.waiting() or "the manifest"
             return [waiting] if self.checkpointing.active else []
+        if self.step == SHUTTING_DOWN and not any(a.alive for a in self.members.of("agent")):
+            return []  # Nobody is left to say that they have ended; the driver sees to that.
         return [d.name for d in self._leavers() if d.alive]
 
     def _leavers(self) -> list[Daemon]:

@@ -56,7 +56,11 @@ class PortionPool:
             return None
         self._leased[key] = slot
         epoch, index = key
-        return Range(epoch, index, *slice_bounds(self.samples, self.per_epoch, index))
+        return Range(epoch, index, *self.bounds(index))
+
+    def bounds(self, portion: int) -> tuple[int, int]:
+        """The samples [start, stop) of a portion, in the order of any epoch."""
+        return slice_bounds(self.samples, self.per_epoch, portion)
 
     def release(self, slot: int) -> list[tuple[int, int]]:
         """The worker of `slot` is gone: its portions that are not done go back."""

@@ -16,8 +16,8 @@ from dlctl.roles.membership import Daemon
 if TYPE_CHECKING:
     from dlctl.roles.coordinator import Coordinator
 
-SLOW_S = 5.0
-"""Without a word from a daemon after which `status` calls it slow."""
+SLOW_S_MAX = 5.0
+"""Without a word from a daemon after which `status` calls it slow; at the latest."""
 
 
 class Losses:
@@ -26,11 +26,12 @@ class Losses:
         self.desk = coordinator.desk
         self.members = coordinator.members
         self.limit_s = coordinator.job.timeouts.silent_s
+        self.slow_s = min(SLOW_S_MAX, self.limit_s / 2)
 
     def watch(self, daemon: Daemon, now: float) -> None:
         """A daemon that does not say a word is first slow, then killed: its exit does the rest."""
         silent_s = now - daemon.heard_at
-        if daemon.state == "running" and silent_s > SLOW_S:
+        if daemon.state == "running" and silent_s > self.slow_s:
             daemon.state = "slow"
         if not daemon.alive or not daemon.registered or silent_s <= self.limit_s:
             return

@@ -87,14 +87,9 @@ class Portions:
     def pushed(self, number: int) -> None:
         """Push `number` holds everything computed so far."""
         if self._computed:
-            self._pushed[number], self._computed = self._computed, []
+            self._pushed.setdefault(number, []).extend(self._computed)
+            self._computed = []
 
     def settled(self, number: int) -> list[Portion]:
         """Push `number` is settled on every shard: the portions that are done now."""
         return self._pushed.pop(number, [])
-
-    def done_without_push(self) -> list[Portion]:
-        """Portions of which every batch was refused: there is nothing to push for them."""
-        empty = [p for p in self._computed if p.steps == 0]
-        self._computed = [p for p in self._computed if p.steps]
-        return empty

@@ -30,7 +30,8 @@ from dlctl.machine import (
 )
 from dlctl.optim.base import Optimizer
 from dlctl.roles.desk import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Desk
-from dlctl.roles.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
+from dlctl.roles.effects import ArraysLoaded, ArraysSaved, LoadArrays
+from dlctl.roles.saving import Saving
 from dlctl.roles.serving import Serving
 from dlctl.roles.vectors import Vectors
 
@@ -58,8 +59,7 @@ class Server:
         self.serving: Serving | None = None
         self._welcome: m.Welcome | None = None
         self._vectors: Vectors | None = None
-        self._saving: m.Save | None = None
-        self._saving_state: dict[str, Any] = {}
+        self._saving = Saving(self.desk, birth.name)
         self._restoring = False
         self._report_at = 0.0
 
@@ -74,7 +74,7 @@ class Server:
             case ArraysLoaded(arrays, state):
                 self._on_restored(arrays, state)
             case ArraysSaved():
-                self._on_saved(event)
+                self._saving.on_saved(event)
             case Started():
                 self.desk.ask("register", COORDINATOR, self.birth.register(), now)
             case StopRequested(reason):
@@ -186,23 +186,18 @@ class Server:
 
     def _on_save(self, message: m.Save, now: float) -> None:
         """Copy the shard between two pushes; the driver writes the copy while pushes go on."""
-        if self._saving is not None:
+        if not self._saving.is_new(message):
             return
         if self.serving is None or not self.serving.initialised:
-            error = "the shard has no values yet"
-            self.desk.send(
-                COORDINATOR, m.Saved(message.checkpoint, self.birth.name, "", "", 0, {}, error)
-            )
+            self._saving.without_file(message, "the shard has no values yet")
             return
-        self._saving = message
         serving, shard = self.serving, self.serving.shard
         arrays = {"w": shard.w.copy()}
         arrays |= {f"slot.{n}": a.copy() for n, a in shard.optimizer.slots.items()}
         if serving.buffers is not None:
             arrays |= {"averaged": serving.buffers.average().copy(), "constant": serving.constant}
-        self._saving_state = self._state(serving)
         file = f"shard-{serving.index}.safetensors"
-        self.desk.do(SaveArrays(message.checkpoint, message.directory, file, arrays))
+        self._saving.begin(message, file, arrays, self._state(serving))
 
     def _state(self, serving: Serving) -> dict[str, Any]:
         return {
@@ -213,17 +208,6 @@ class Server:
             "counters": dict(serving.shard.optimizer.counters),
             "deliveries": serving.deliveries.to_json(),
         }
-
-    def _on_saved(self, event: ArraysSaved) -> None:
-        if self._saving is None or self._saving.checkpoint != event.checkpoint:
-            return
-        assert self.serving is not None
-        saved = m.Saved(
-            event.checkpoint, self.birth.name, f"shard-{self.serving.index}.safetensors",
-            event.sha256, event.nbytes, self._saving_state, event.error,
-        )  # fmt: skip
-        self.desk.send(COORDINATOR, saved)
-        self._saving = None
 
     # ------------------------------------------------------------ ends and reports
 

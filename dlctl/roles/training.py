@@ -293,7 +293,15 @@ class Training:
             self._left_out = announced
         if portion.is_last(number):
             self.portions.finish(portion)
-            self._report_done(self.portions.done_without_push(), now)
+            if self.steps == self._steps_pushed:
+                self._finish_without_push(now)
+
+    def _finish_without_push(self, now: float) -> None:
+        """The last batches were refused: what there is of the portion has been pushed before."""
+        last = self.channels[0].next_seq - 1
+        self.portions.pushed(last)
+        if last not in self._unsettled:
+            self._report_done(self.portions.settled(last), now)
 
     def _accept(self, event: Computed, portion: Portion, samples: int) -> None:
         self._step = Step(event.gradient, samples, event.loss)

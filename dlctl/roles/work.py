@@ -12,7 +12,7 @@ from dlctl.errors import DlctlError
 from dlctl.messages import Json
 from dlctl.roles.desk import Desk
 from dlctl.roles.driving import Driving
-from dlctl.roles.leases import PortionPool
+from dlctl.roles.leases import PortionPool, Range
 from dlctl.roles.membership import Membership
 from dlctl.roles.target import Target
 
@@ -96,8 +96,8 @@ class Work:
         self.released_at = now
         drives = self.side.drive()
         if drives is not None and self._pool is not None:
-            idle = PortionPool(self._pool.samples, self._pool.portion_samples, limit=0)
-            self.driving = Driving(self.desk, drives, self.job.servers.count, idle)
+            samples, portion = self._pool.samples, self._pool.portion_samples
+            self.driving = Driving(self.desk, drives, self.job.servers.count, samples, portion)
             self.driving.start(now)
         self.grant(now)
 
@@ -116,18 +116,24 @@ class Work:
         self.grant(now)
 
     def grant(self, now: float) -> None:
-        """Answer the workers that wait for data, as far as they may work now."""
+        """Answer the workers that wait for data, as far as they may work now.
+
+        Between two batches of a driven method, and when the last portions of a batch are under way,
+        they are left waiting: the next batch, or a dead worker's portions, begin with them at once.
+        """
         if self.released_at is None:
             return
         first = min(self.members.live_slots(), default=0)
         for slot, request in list(self._pending.items()):
             if not self.stopped and self.side.may_lease(slot, first):
                 continue
+            taken = None if self.stopped else self.pool.take(slot)
+            if taken is None and self.driving is not None and not self.stopped:
+                continue
             del self._pending[slot]
-            self._answer(slot, request)
+            self._answer(slot, request, taken)
 
-    def _answer(self, slot: int, request: m.LeaseRequest) -> None:
-        taken = None if self.stopped else self.pool.take(slot)
+    def _answer(self, slot: int, request: m.LeaseRequest, taken: Range | None) -> None:
         lease = m.Lease(request.request, *((0, 0, 0, 0) if taken is None else _wire(taken)))
         self._answered[slot] = lease
         self.desk.send(f"worker-{slot}", lease)
@@ -161,7 +167,7 @@ class Work:
             loss = done.loss_sum / done.samples
             self.loss = loss if self.loss is None else self.loss + LOSS_WEIGHT * (loss - self.loss)
         if self.driving is not None:
-            self.driving.on_portion(done.portion, done.loss_sum, now)
+            self.driving.on_portion(done, now)
         self.grant(now)
         return True
 
@@ -170,9 +176,9 @@ class Work:
         stop = self.job.job.stop
         if self._pool is None or self.released_at is None:
             return ""
-        if self.driving is not None:
-            return "the method has come to its end" if self.driving.finished else ""
-        if self._pool.is_finished():
+        if self.driving is not None and self.driving.over:
+            return self.driving.over
+        if self.driving is None and self._pool.is_finished():
             return f"{self._pool.epochs_done():.3g} epochs are done"
         if stop.seconds is not None and now - self.released_at >= stop.seconds:
             return f"{stop.seconds:g} seconds are over"
@@ -199,7 +205,7 @@ class Work:
 
     def progress(self) -> float | None:
         """How far the run is, 0..1, if that is known."""
-        if self._pool is None or self._pool.limit == math.inf:
+        if self._pool is None or self._pool.limit == math.inf or self.driving is not None:
             return None
         return min(1.0, self._pool.done_count / self._pool.limit)
 
@@ -210,7 +216,7 @@ def _wire(taken: Any) -> tuple[int, int, int, int]:
 
 
 def _portions(job: JobFile, per_epoch: int) -> float:
-    """Portions until the first of the job's limits; steps and samples are rounded up to portions."""
+    """Portions until the first of the job's limits; steps and samples round up to portions."""
     stop, batches = job.job.stop, job.data.portion_batches
     limits = [
         math.ceil(stop.epochs * per_epoch) if stop.epochs else math.inf,

@@ -38,11 +38,11 @@ from dlctl.roles.effects import (
     EvaluationRun,
     LoadArrays,
     ModelBuilt,
-    SaveArrays,
     TaskFailed,
 )
 from dlctl.roles.evaluation import Evaluation
 from dlctl.roles.outbox import Outbox
+from dlctl.roles.saving import Saving
 from dlctl.roles.training import Training
 from dlctl.vector import copy_into, to_host
 
@@ -74,7 +74,7 @@ class Worker:
         self._channels: list[Channel] = []
         self._rejoin_at: float | None = None
         self._draining = False
-        self._saving: m.Save | None = None
+        self._saving = Saving(self.desk, birth.name)
         self._evaluation: Evaluation | None = None
         self._report_at = 0.0
         self._reported_phase = ""
@@ -111,7 +111,7 @@ class Worker:
             case ArraysLoaded(arrays, _):
                 self._on_restored(arrays)
             case ArraysSaved():
-                self._on_saved(event)
+                self._saving.on_saved(event)
             case EvaluationRun(number, metrics):
                 self._on_evaluated(number, metrics)
             case TaskFailed(error, detail):
@@ -261,27 +261,14 @@ class Worker:
         self.desk.send(COORDINATOR, m.Evaluated(number, self.birth.name, metrics, ""))
 
     def _on_save(self, message: m.Save, now: float) -> None:
-        if self._saving is not None:
+        if not self._saving.is_new(message):
             return
         if self.training is None:
-            self._answer_save(message, "", 0, "")
+            self._saving.without_file(message, "")
             return
-        self._saving = message
-        residual = to_host(self.training.side.residual).copy()
-        arrays = {"residual": residual}
+        arrays = {"residual": to_host(self.training.side.residual).copy()}
         file = f"{self.birth.name}.safetensors"
-        self.desk.do(SaveArrays(message.checkpoint, message.directory, file, arrays))
-
-    def _on_saved(self, event: ArraysSaved) -> None:
-        if self._saving is not None and self._saving.checkpoint == event.checkpoint:
-            self._answer_save(self._saving, event.sha256, event.nbytes, event.error)
-            self._saving = None
-
-    def _answer_save(self, save: m.Save, sha256: str, nbytes: int, error: str) -> None:
-        file = f"{self.birth.name}.safetensors" if sha256 else ""
-        state = {"steps": self.training.steps if self.training else 0}
-        saved = m.Saved(save.checkpoint, self.birth.name, file, sha256, nbytes, state, error)
-        self.desk.send(COORDINATOR, saved)
+        self._saving.begin(message, file, arrays, {"steps": self.training.steps})
 
     # ------------------------------------------------------------ ends
 

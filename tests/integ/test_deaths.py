@@ -80,7 +80,7 @@ def test_a_dead_coordinator_is_noticed_and_stop_cleans_up(place: Workplace) -> N
     assert place.dlctl("wait").code == 7
     change = place.dlctl("set", "worker-0", "push=off")
     assert change.code == 3
-    assert "dlctl" in change.err.splitlines()[-1]
+    assert "nobody is there to change" in change.err
 
     stop = place.dlctl("stop")
     assert stop.code == 0, stop.err
@@ -121,7 +121,7 @@ def test_run_whose_coordinator_dies_ends_what_it_leaves(place: Workplace) -> Non
 
 def test_a_frozen_worker_is_shown_the_others_go_on_and_it_is_replaced(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
-    place.job(stop=ENDLESS, workers=2, more="[timeouts]\nsilent_s = 7.0\n")
+    place.job(stop=ENDLESS, workers=2, more="[timeouts]\nsilent_s = 5.0\n")
     place.start()
     place.until_step(10)
     frozen = place.pid("worker-1")
@@ -136,16 +136,18 @@ def test_a_frozen_worker_is_shown_the_others_go_on_and_it_is_replaced(place: Wor
     place.until("it is replaced", lambda: place.daemon("worker-1")["incarnation"] == 2)
     assert not psutil.pid_exists(frozen)
     place.until_state("running")
-    assert "no word from worker-1 for 7 s: it is killed" in place.events("silent")
+    assert "no word from worker-1 for 5 s: it is killed" in place.events("silent")
     assert place.dlctl("stop").code == 0
     place.nothing_left()
 
 
 def test_with_agent_and_coordinator_dead_the_others_do_not_stay_for_ever(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
-    place.job(stop=ENDLESS, more="[timeouts]\ngrace_s = 0.5\n")
+    place.job(stop=ENDLESS)
     place.start()
     place.until_step(5)
     for name in ("coordinator", "agent-0"):
         os.kill(place.pid(name), signal.SIGKILL)
-    place.until("they are gone", lambda: not place.processes(), timeout_s=20)
+    place.until("they are gone", lambda: not place.processes())
+    assert place.dlctl("stop").code == 0
+    place.nothing_left()

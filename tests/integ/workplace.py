@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -27,6 +28,14 @@ from dlctl import rundb
 
 POLL_S = 0.05
 LOG_LINES = 15
+COUNTING = """class Counting(TensorDataset):
+    def __getitem__(self, index):
+        with open(__file__ + ".seen", "a") as file:
+            file.write(f"{index}\\n")
+        return super().__getitem__(index)
+
+
+class Clouds"""
 COMMAND = [sys.executable, "-c", "from dlctl.cli.main import main; main()"]
 ON_TERMINAL = [
     sys.executable,
@@ -75,6 +84,7 @@ class Clouds:
 task = Clouds()
 '''
 
+DOWNPOUR = 'name = "downpour"\nfetch_every_steps = 2\npush_every_steps = 2'
 JOB = """
 [job]
 name = "clouds"
@@ -82,9 +92,7 @@ task = "train.py:task"
 stop = {stop}
 
 [algorithm]
-name = "downpour"
-fetch_every_steps = 2
-push_every_steps = 2
+{algorithm}
 
 [optimizer]
 name = "adagrad"
@@ -145,7 +153,9 @@ class Command:
 class Terminal:
     """A dlctl command on a terminal of its own."""
 
-    def __init__(self, place: Workplace, arguments: tuple[str, ...], env: Mapping[str, str]) -> None:
+    def __init__(
+        self, place: Workplace, arguments: tuple[str, ...], env: Mapping[str, str]
+    ) -> None:
         self._place = place
         self._master, slave = pty.openpty()
         self.shown = ""
@@ -208,12 +218,21 @@ class Workplace:
             text = TASK.format(pause_s=pause_s, samples=samples)
         (self.path / "train.py").write_text(text)
 
+    def count_samples(self) -> Callable[[], Counter[int]]:
+        """From now on the dataset writes down every sample that a worker takes; how often each."""
+        path = self.path / "train.py"
+        text = path.read_text().replace("return TensorDataset(", "return Counting(")
+        path.write_text(text.replace("class Clouds", COUNTING))
+        seen = Path(f"{path}.seen")
+        return lambda: Counter(map(int, seen.read_text().split()))
+
     def job(
         self,
         stop: str = "{ epochs = 2 }",
         workers: int = 1,
         servers: int = 1,
         checkpoint_every_s: float = 0.0,
+        algorithm: str = DOWNPOUR,
         more: str = "",
         more_workers: str = "",
         file: str = "job.toml",
@@ -221,9 +240,14 @@ class Workplace:
         """Write a job file; returns its name."""
         (self.path / file).write_text(
             JOB.format(
-                stop=stop, workers=workers, servers=servers, more=more,
-                more_workers=more_workers, checkpoint_every_s=float(checkpoint_every_s),
-            )  # fmt: skip
+                stop=stop,
+                workers=workers,
+                servers=servers,
+                algorithm=algorithm,
+                more=more,
+                more_workers=more_workers,
+                checkpoint_every_s=float(checkpoint_every_s),
+            )
         )
         return file
 
@@ -254,14 +278,14 @@ class Workplace:
     @property
     def directory(self) -> Path:
         """The newest run directory."""
-        found = sorted((self.path / "runs").iterdir(), key=lambda d: d.stat().st_ctime)
-        return found[-1]
+        found = [d for d in (self.path / "runs").iterdir() if (d / rundb.FILE).exists()]
+        return max(found, key=lambda d: (d / "key").stat().st_mtime_ns)
 
     def run(self) -> dict[str, Any]:
         """What the coordinator last wrote; {} before there is a run."""
         try:
             return rundb.read(self.directory)
-        except (OSError, IndexError, rundb.NotFound):
+        except (OSError, ValueError, rundb.NotFound):
             return {}
 
     def daemon(self, name: str) -> dict[str, Any]:

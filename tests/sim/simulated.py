@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dlctl import config
+from dlctl.flat import slice_bounds
 from dlctl.machine import Send
 from dlctl.sim.checkers import Checker, LedgerChecker, NothingLeft, SamplesChecker, TermsChecker
-from dlctl.sim.problems import Ledger
+from dlctl.sim.problems import Ledger, batch_rows
 
 ACCOUNT = ("sgd", {"lr": 1.0})
 """The optimiser with which final weights are the count of applications."""
@@ -82,3 +83,17 @@ class Watcher(Checker):
 
     def messages(self, name: str | None = None) -> list[Any]:
         return [message for _, source, _, message in self.sent if name in (None, source)]
+
+
+def rows_in_order(job: config.JobFile, samples: int, epochs: int) -> list[Any]:
+    """The rows of every batch in the order in which a single worker gets them."""
+    most = job.data.portion_batches * job.workers.batch_size
+    portions = -(-samples // most)
+    batches = []
+    for data_epoch in range(epochs):
+        for index in range(portions):
+            start, stop = slice_bounds(samples, portions, index)
+            for number in range(-(-(stop - start) // job.workers.batch_size)):
+                batch = (number, job.workers.batch_size)
+                batches.append(batch_rows(samples, job.job.seed, data_epoch, (start, stop), batch))
+    return batches

@@ -1,0 +1,560 @@
+"""Sandblaster L-BFGS by hand: the recursion, the line search, the pairs, and the sums of a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from by_hand import Player, Shards, drive, requests
+from scipy.optimize import LbfgsInvHessProduct, minimize
+
+from dlctl import jobfile
+from dlctl import messages as m
+from dlctl.algorithms.base import (
+    BatchRequest,
+    Data,
+    Fetch,
+    NextData,
+    NextGradient,
+    Push,
+    Shard,
+    Step,
+    VectorRequest,
+)
+from dlctl.algorithms.sandblaster import LBFGS, SANDBLASTER, Options, Pair
+from dlctl.errors import UsageError
+from dlctl.messages import APPLIED, LATE
+from dlctl.optim.sgd import SGD
+from dlctl.roles.leases import PortionPool
+from dlctl.roles.portions import Portion
+from dlctl.roles.vectors import Vectors
+from dlctl.sim.problems import Batch, LeastSquares, Logistic, batch_rows
+
+
+class Function:
+    """f and its gradient in float64, evaluated at once: a batch without replicas."""
+
+    def __init__(self, f, gradient, start, servers=1):
+        self.f = f
+        self.gradient = gradient
+        self.shards = Shards(SANDBLASTER, np.array(start, np.float32), servers)
+        self.points = []
+        """Where it was evaluated, and the values there."""
+        self.values = []
+
+    def __call__(self, clock):
+        assert clock == len(self.points)
+        w = self.shards.whole().astype(np.float64)
+        self.points.append(w)
+        self.values.append(float(self.f(w)))
+        samples = 10
+        self.shards.put("accrued", samples * np.asarray(self.gradient(w), np.float64))
+        return samples * self.values[-1], samples
+
+
+def quadratic(size, condition, seed=0):
+    """(A, b) of w.Aw / 2 - b.w with eigenvalues from 1 to `condition`."""
+    rng = np.random.default_rng(seed)
+    q, _ = np.linalg.qr(rng.standard_normal((size, size)))
+    return q @ np.diag(np.geomspace(1, condition, size)) @ q.T, rng.standard_normal(size)
+
+
+def run_part(part, shards):
+    """A part of the method that has vector operations only; returns its result."""
+    value = None
+    while True:
+        try:
+            value = shards.perform(part.send(value))
+        except StopIteration as end:
+            return end.value
+
+
+# ---------------------------------------------------------------- the two-loop recursion
+
+
+def with_pairs(number, history=7, size=1003, servers=3):
+    """A side that has accepted `number` points, by the method's own operations on real shards."""
+    rng = np.random.default_rng(number)
+    shards = Shards(SANDBLASTER, rng.standard_normal(size).astype(np.float32), servers)
+    side = LBFGS(Options(history=history))
+    curvature = rng.uniform(0.1, 10.0, size)
+    gradient = rng.standard_normal(size)
+    shards.put("x", shards.whole())
+    shards.put("g", gradient)
+    seen = []
+    for _ in range(number):
+        step = rng.standard_normal(size).astype(np.float32)
+        before = shards.whole().astype(np.float64)
+        for shard, (lo, hi) in zip(shards.shards, shards.bounds, strict=True):
+            shard.w += step[lo:hi]
+        made = shards.whole().astype(np.float64) - before
+        change = curvature * made + 0.01 * rng.standard_normal(size)
+        gradient = gradient + change
+        shards.put("accrued", gradient)
+        run_part(side._accept(), shards)
+        seen.append((made, change))
+    return side, shards, seen
+
+
+@pytest.mark.parametrize("number", [1, 3, 7, 12])
+def test_the_direction_is_the_one_of_scipy(number):
+    side, shards, seen = with_pairs(number)
+    slope = run_part(side._direction(), shards)
+    assert len(side.pairs) == min(number, 7)
+    s = np.array([made for made, _ in seen[-7:]])
+    y = np.array([change for _, change in seen[-7:]])
+    gamma = (s[-1] @ y[-1]) / (y[-1] @ y[-1])
+    # SciPy begins with H0 = 1 and we with gamma: H(s, y) = gamma H1(s / sqrt(gamma), y sqrt(gamma))
+    root = np.sqrt(gamma)
+    g = shards.whole("g")
+    expected = -gamma * LbfgsInvHessProduct(s / root, y * root).matvec(g)
+    error = np.linalg.norm(shards.whole("d") - expected) / np.linalg.norm(expected)
+    assert error < 1e-12
+    assert slope == pytest.approx(g @ expected, rel=1e-12)
+    assert slope < 0
+
+
+def test_without_pairs_the_direction_is_straight_down():
+    side, shards, _ = with_pairs(0)
+    slope = run_part(side._direction(), shards)
+    assert np.array_equal(shards.whole("d"), -shards.whole("g"))
+    assert slope == pytest.approx(-(shards.whole("g") @ shards.whole("g")))
+
+
+def test_a_direction_takes_two_rounds_per_pair_and_one_for_the_slope():
+    side, shards, _ = with_pairs(9)
+    part, asked, value = side._direction(), [], None
+    try:
+        while True:
+            asked.append(part.send(value))
+            value = shards.perform(asked[-1])
+    except StopIteration:
+        pass
+    assert sum(request.op == "dot" for request in asked) == 2 * 7 + 1
+
+
+def test_the_ring_keeps_the_newest_pairs_however_many_iterations_there_are():
+    side, shards, seen = with_pairs(20, history=4, size=30)
+    assert len(side.pairs) == 4
+    for pair, (made, change) in zip(side.pairs, seen[-4:], strict=True):
+        assert np.array_equal(shards.whole(f"s{pair.slot}"), made)
+        np.testing.assert_allclose(shards.whole(f"y{pair.slot}"), change, rtol=1e-9, atol=1e-12)
+        assert pair.rho == pytest.approx(1 / (made @ change))
+    stored = {name for name in shards.shards[0].vectors if name[1:].isdigit()}
+    assert stored == {f"{kind}{slot}" for kind in "sy" for slot in range(5)}
+
+
+# ---------------------------------------------------------------- iterations on functions
+
+
+@pytest.mark.parametrize(("size", "condition"), [(20, 30), (50, 1e3)])
+def test_a_quadratic_takes_about_as_many_iterations_as_with_scipy(size, condition):
+    a, b = quadratic(size, condition)
+    solution = np.linalg.solve(a, b)
+    lowest = -b @ solution / 2
+
+    def f(w):
+        return w @ a @ w / 2 - b @ w
+
+    def slope(w):
+        return a @ w - b
+
+    function = Function(f, slope, np.zeros(size), servers=3)
+    side = LBFGS(Options(gradient_norm_min=1e-4, iterations=200))
+    reason = drive(side, function.shards, function)
+    assert reason.startswith("the norm of the gradient is ")
+    assert np.linalg.norm(slope(function.shards.whole().astype(float))) < 1.1e-4
+    np.testing.assert_allclose(function.shards.whole(), solution, atol=1e-4)
+    assert side.loss - lowest < 1e-7
+
+    theirs = minimize(
+        f, np.zeros(size), jac=slope, method="L-BFGS-B",
+        options={"maxcor": 10, "ftol": 0, "gtol": 2e-5},
+    )  # fmt: skip
+    assert side.iteration <= 1.3 * theirs.nit + 3
+    assert side.batches <= 1.3 * theirs.nfev + 6
+
+
+def test_a_narrow_valley_is_followed_to_its_end():
+    """Rosenbrock's function in four variables: curved, and not convex."""
+
+    def f(w):
+        return float(np.sum(100 * (w[1:] - w[:-1] ** 2) ** 2 + (1 - w[:-1]) ** 2))
+
+    def gradient(w):
+        g = np.zeros_like(w)
+        g[:-1] = -400 * w[:-1] * (w[1:] - w[:-1] ** 2) - 2 * (1 - w[:-1])
+        g[1:] += 200 * (w[1:] - w[:-1] ** 2)
+        return g
+
+    function = Function(f, gradient, [-1.2, 1.0, -1.2, 1.0], servers=2)
+    drive(LBFGS(Options(gradient_norm_min=1e-3, iterations=300)), function.shards, function)
+    np.testing.assert_allclose(function.shards.whole(), np.ones(4), atol=2e-3)
+
+
+def test_every_accepted_point_goes_down_by_a_part_of_what_the_slope_promises():
+    a, b = quadratic(15, 100)
+    function = Function(lambda w: w @ a @ w / 2 - b @ w, lambda w: a @ w - b, np.zeros(15))
+    side, losses = LBFGS(Options(iterations=12, gradient_norm_min=0)), []
+    for _ in requests(side, function.shards, function):
+        if not losses or side.loss != losses[-1]:
+            losses.append(side.loss)
+    assert len(losses) == 14, "infinite, the first point, and twelve more"
+    assert all(later < earlier for earlier, later in itertools.pairwise(losses))
+    assert side.iteration == 12
+
+
+def test_the_first_step_has_the_length_one_in_the_sum_of_magnitudes():
+    function = Function(lambda w: 50 * w @ w, lambda w: 100 * w, [3.0, -1.0, 0.5], servers=2)
+    drive(LBFGS(Options(iterations=1)), function.shards, function)
+    assert np.abs(function.points[1] - function.points[0]).sum() == pytest.approx(1, rel=1e-6)
+
+
+def test_a_step_too_long_is_halved_until_it_goes_down():
+    """f = 500 w^2 from 0.1: the first step has length 1 and overshoots to -0.9."""
+    function = Function(lambda w: 500 * w @ w, lambda w: 1000 * w, [0.1])
+    side = LBFGS(Options(iterations=1))
+    drive(side, function.shards, function)
+    tried = [0.1 - float(point[0]) for point in function.points[1:]]
+    np.testing.assert_allclose(tried, [0.5**i for i in range(len(tried))], rtol=1e-5)
+    assert len(tried) == 4, "1, 1/2 and 1/4 lead higher up, 1/8 does not"
+    assert abs(function.shards.whole()[0]) < 0.1
+
+
+def test_a_point_of_infinite_loss_is_only_a_step_too_far():
+    def f(w):
+        return float(w[0] - np.log(w[0])) if w[0] > 0 else np.inf
+
+    function = Function(f, lambda w: 1 - 1 / w, [0.4])
+    drive(LBFGS(Options(iterations=30)), function.shards, function)
+    assert function.shards.whole()[0] == pytest.approx(1.0, abs=1e-3)
+
+    far = Function(
+        lambda w: np.nan if w[0] < -3 else 1e3 * float(w[0]), lambda w: np.array([1e3]), [0.0]
+    )
+    side = LBFGS(Options(iterations=8, trials_max=30))
+    drive(side, far.shards, far)
+    assert -3 <= far.shards.whole()[0] < -1
+
+
+def test_a_pair_of_negative_curvature_is_left_out():
+    """w^4 / 4 - w^2 / 2 is concave at 0.1 and has its minimum at 1."""
+    function = Function(lambda w: float(w[0] ** 4 / 4 - w[0] ** 2 / 2), lambda w: w**3 - w, [0.1])
+    side = LBFGS(Options(iterations=1))
+    drive(side, function.shards, function)
+    assert (side.iteration, side.pairs) == (1, [])
+
+    function = Function(function.f, function.gradient, [0.1])
+    side = LBFGS(Options(gradient_norm_min=1e-5))
+    drive(side, function.shards, function)
+    assert abs(function.shards.whole()[0]) == pytest.approx(1.0, abs=1e-4)
+    assert side.pairs
+    assert all(pair.rho > 0 and pair.gamma > 0 for pair in side.pairs)
+
+
+def test_a_pair_without_curvature_is_left_out_and_the_others_stay():
+    side, shards, _ = with_pairs(3, size=30)
+    before = list(side.pairs)
+    for shard in shards.shards:
+        shard.w += 1.0
+    run_part(side._accept(), shards)
+    assert side.pairs == before, "the gradient has not changed: s.y = 0"
+    assert np.array_equal(shards.whole("x"), shards.whole())
+
+
+def test_a_direction_that_leads_up_is_forgotten_with_its_pairs():
+    function = Function(lambda w: float(w @ w) / 2, lambda w: w, [0.5, 0.25])
+    side = LBFGS(Options(iterations=1))
+    part = side.drive()
+    request = next(part)
+    directions = []
+    while True:
+        if isinstance(request, BatchRequest):
+            value = function(request.clock)
+            if request.clock == 0:
+                side.pairs.append(Pair(0, 1.0, -2.0))  # As if H were -2.
+        else:
+            value = function.shards.perform(request)
+        if request == VectorRequest("scale", "d", a=-1.0):
+            directions.append(function.shards.whole("d"))
+        try:
+            request = part.send(value)
+        except StopIteration:
+            break
+    up, down = directions
+    assert up @ [0.5, 0.25] > 0
+    assert np.array_equal(down, [-0.5, -0.25])
+    assert side.iteration == 1
+    assert side.loss < 0.15
+
+
+def test_when_nothing_goes_down_it_ends_where_it_was():
+    """The gradient lies: it points uphill."""
+    function = Function(lambda w: float(w @ w), lambda w: -w, [1.0, 2.0], servers=2)
+    side = LBFGS(Options(trials_max=5))
+    assert drive(side, function.shards, function) == "no step goes down any more"
+    assert np.array_equal(function.shards.whole(), [1.0, 2.0])
+    assert side.batches == 1 + 5
+
+
+def test_a_search_in_vain_is_repeated_straight_down_before_it_ends():
+    a, b = quadratic(6, 50)
+    function = Function(lambda w: w @ a @ w / 2 - b @ w, lambda w: a @ w - b, np.zeros(6))
+    side = LBFGS(Options(gradient_norm_min=0, trials_max=8))
+    reason = drive(side, function.shards, function)
+    assert reason == "no step goes down any more", "float32 has no better point"
+    assert side.pairs == []
+    np.testing.assert_allclose(function.shards.whole(), np.linalg.solve(a, b), atol=1e-6)
+
+
+def test_a_start_without_a_loss_is_the_end():
+    function = Function(lambda w: np.nan, lambda w: w, [1.0])
+    reason = drive(LBFGS(Options()), function.shards, function)
+    assert reason == "the loss or the gradient of the initial parameters is not finite"
+
+
+def numbers_only(value):
+    """Whether nothing in `value` is, or could grow to, a vector of the model."""
+    if isinstance(value, int | float | str | Options | VectorRequest | BatchRequest):
+        return True
+    if dataclasses.is_dataclass(value):
+        return all(numbers_only(getattr(value, f.name)) for f in dataclasses.fields(value))
+    if isinstance(value, list | tuple | set):
+        return len(value) <= 11 and all(numbers_only(item) for item in value)
+    return value is None or hasattr(value, "send") or hasattr(value, "__next__")
+
+
+def test_the_coordinator_never_holds_a_vector():
+    a, b = quadratic(400, 50)
+    function = Function(lambda w: w @ a @ w / 2 - b @ w, lambda w: a @ w - b, np.zeros(400))
+    side = LBFGS(Options(iterations=15, gradient_norm_min=0))
+    part = side.drive()
+    request, looked_at = next(part), 0
+    while True:
+        frame = part
+        while frame is not None and hasattr(frame, "gi_frame"):
+            assert numbers_only([v for v in frame.gi_frame.f_locals.values() if v is not side])
+            frame, looked_at = frame.gi_yieldfrom, looked_at + 1
+        assert numbers_only(side)
+        batch = isinstance(request, BatchRequest)
+        value = function(request.clock) if batch else function.shards.perform(request)
+        try:
+            request = part.send(value)
+        except StopIteration:
+            break
+    assert side.iteration == 15
+    assert looked_at > 1000
+
+
+# ---------------------------------------------------------------- batches, by replicas
+
+
+class Replicas:
+    """Computes a batch with real replicas and servers; who gets which portion is drawn by lot."""
+
+    def __init__(self, problem, workers, servers, batch_size=8, portion_batches=2, seed=0):
+        self.problem = problem
+        self.shards = Shards(SANDBLASTER, problem.initial(), servers)
+        self.portion_samples = batch_size * portion_batches
+        self.batch_size = batch_size
+        self.rng = np.random.default_rng([seed, workers])
+        self.points = []
+        self.losses = 0.0
+        self.players = [
+            Player(SANDBLASTER, self.shards, self._step, slot) for slot in range(workers)
+        ]
+
+    def _step(self, parameters, rows):
+        loss, gradient = self.problem.gradient(parameters, Batch(rows, 0, 0, 0))
+        return Step(gradient, len(rows), loss)
+
+    def portions(self, clock):
+        samples = self.problem.samples
+        pool = PortionPool(samples, self.portion_samples, first_epoch=clock)
+        pool.limit = pool.per_epoch
+        while (taken := pool.take(0)) is not None:
+            lease = m.Lease(0, taken.portion, clock, taken.start, taken.stop)
+            portion = Portion(lease, self.batch_size)
+            where = (taken.start, taken.stop)
+            yield [
+                (
+                    Data(clock, taken.portion, portion.is_last(number)),
+                    batch_rows(samples, 0, clock, where, (number, self.batch_size)),
+                )
+                for number in range(portion.batches)
+            ]
+
+    def __call__(self, clock):
+        w = self.shards.whole()
+        self.points.append(w)
+        losses = 0.0
+        for portion in self.portions(clock):
+            losses += sum(self._step(w, rows).loss * len(rows) for _, rows in portion)
+            self.players[self.rng.integers(len(self.players))].todo += portion
+        for player in self.rng.permutation(self.players):
+            player.go_on()
+        return losses, self.problem.samples
+
+
+def trajectory(problem, workers, servers, iterations=10, gradient_norm_min=0.0, **options):
+    replicas = Replicas(problem, workers, servers, **options)
+    side = LBFGS(Options(iterations=iterations, gradient_norm_min=gradient_norm_min))
+    drive(side, replicas.shards, replicas)
+    return np.array(replicas.points), replicas
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(1, 3), (4, 1), (3, 2), (7, 5)])
+def test_the_points_do_not_depend_on_the_number_of_workers_and_servers(workers, servers):
+    problem = LeastSquares(samples=250, size=12)
+    alone, _ = trajectory(problem, 1, 1)
+    points, replicas = trajectory(problem, workers, servers)
+    assert points.shape == alone.shape
+    assert np.abs(points - alone).max() <= 1e-6
+    assert all(player.fetches <= len(points) for player in replicas.players)
+    kinds = [kind for kinds in replicas.shards.settled().values() for kind in kinds]
+    assert set(kinds) == {APPLIED}
+
+
+def test_the_points_depend_on_batch_and_portion_size_only_by_rounding():
+    problem = LeastSquares(samples=250, size=12)
+    alone, _ = trajectory(problem, 1, 1, iterations=5)
+    points, _ = trajectory(problem, 3, 2, iterations=5, batch_size=5, portion_batches=7)
+    assert np.abs(points - alone).max() <= 1e-5
+
+
+def test_it_finds_the_known_minimum_of_a_least_squares_problem():
+    problem = LeastSquares(samples=250, size=12)
+    points, replicas = trajectory(problem, 3, 2, iterations=25, gradient_norm_min=1e-5)
+    best = np.linalg.lstsq(problem.x, problem.y, rcond=None)[0]
+    np.testing.assert_allclose(replicas.shards.whole(), best, atol=2e-5)
+    assert len(points) < 20
+
+
+def test_it_finds_the_minimum_of_a_logistic_regression():
+    problem = Logistic(samples=240, distance=1.0)
+    _, replicas = trajectory(problem, 2, 2, iterations=40)
+
+    def f(w):
+        return np.logaddexp(0, -problem.y * (problem.x @ w)).mean()
+
+    best = minimize(f, np.zeros(10), method="BFGS").fun
+    assert f(replicas.shards.whole().astype(float)) - best < 1e-6
+
+
+# ---------------------------------------------------------------- one replica
+
+
+def test_a_replica_fetches_once_per_batch_before_it_computes_and_pushes_sums():
+    parameters = np.zeros(4, np.float32)
+    side = SANDBLASTER.worker(Options(), parameters, slot=0)
+    run = side.run()
+    gradient = np.array([1, 2, 3, 4], np.float32)
+    assert next(run) == NextData()
+    assert run.send(None) == NextData(), "there is nothing to push"
+    assert run.send(Data(0, 5, False)) == Fetch(wait=True)
+    assert run.send(0) == NextGradient()
+    assert run.send(Step(gradient, 3, 1.0)) == NextData()
+    assert run.send(Data(0, 5, True)) == NextGradient()
+    push = run.send(Step(2 * gradient, 2, 1.0))
+    assert (push.samples, push.clock, push.portion) == (5, 0, 5)
+    assert np.array_equal(push.vector, 7 * gradient)
+    assert run.send(None) == NextData()
+    assert run.send(Data(0, 6, True)) == NextGradient(), "the parameters are those of this batch"
+    assert np.array_equal(run.send(Step(gradient, 1, 1.0)).vector, gradient)
+    assert run.send(None) == NextData()
+    assert run.send(Data(1, 0, True)) == Fetch(wait=True)
+
+
+def test_what_is_not_finite_is_left_out_and_a_portion_of_nothing_is_not_pushed():
+    side = SANDBLASTER.worker(Options(), np.zeros(2, np.float32), slot=0)
+    run = side.run()
+    next(run)
+    run.send(Data(0, 0, True))
+    assert run.send(0) == NextGradient()
+    assert run.send(None) == NextData()
+    assert run.send(Data(0, 1, False)) == NextGradient()
+    assert run.send(Step(np.ones(2, np.float32), 3, 1.0)) == NextData()
+    assert run.send(Data(0, 1, True)) == NextGradient()
+    push = run.send(None)
+    assert (push.samples, push.portion) == (3, 1)
+
+
+# ---------------------------------------------------------------- one shard
+
+
+@pytest.fixture
+def shards():
+    return Shards(SANDBLASTER, np.zeros(4, np.float32), 2)
+
+
+ONES = np.ones(4, np.float32)
+
+
+def test_a_portion_that_a_dead_worker_brought_to_some_shards_gets_to_the_others(shards):
+    shards.push_to(0, Push(None, 8, 0, 3), ONES, (0, 1, 0))  # It dies here.
+    shards.push(Push(None, 8, 0, 3), ONES, (1, 1, 0))
+    assert np.array_equal(shards.whole("accrued"), ONES)
+    assert shards.outcomes[0, 1, 1, 0] == [LATE]
+    assert shards.outcomes[1, 1, 1, 0] == [APPLIED]
+
+
+def test_a_late_push_of_an_older_batch_is_dropped_before_and_after_the_first_of_a_newer_one(shards):
+    for portion in range(2):
+        shards.push(Push(None, 8, 0, portion), ONES, (1, 1, portion))
+    shards.perform(VectorRequest("zero", "accrued"))
+    shards.push(Push(None, 8, 0, 1), ONES, (0, 1, 0))
+    assert not shards.whole("accrued").any()
+    shards.push(Push(None, 8, 1, 0), 2 * ONES, (1, 1, 2))
+    shards.push(Push(None, 8, 0, 1), ONES, (0, 1, 1))
+    assert np.array_equal(shards.whole("accrued"), 2 * ONES)
+    assert shards.outcomes[0, 0, 1, 0] == shards.outcomes[0, 0, 1, 1] == [LATE]
+
+
+def test_pushes_touch_neither_the_parameters_nor_the_version(shards):
+    shards.push(Push(None, 8, 0, 0), ONES, (0, 1, 0))
+    assert not shards.whole().any()
+    assert [side.clock() for side in shards.sides] == [0, 0]
+
+
+# ---------------------------------------------------------------- vectors
+
+
+def test_an_operation_is_done_once_however_often_and_late_its_message_comes():
+    vectors = Vectors(shard := Shard(np.ones(3, np.float32), SGD(SGD.Options(), 3)))
+    double = m.VectorOp(1, "scale", 2.0, "x", "")
+    total = m.VectorOp(3, "dot", 0.0, "x", "w")
+    vectors.run(m.VectorOp(0, "copy", 0.0, "w", "x"))
+    shard.vectors["x"] = np.ones(3)
+    assert [vectors.run(double) for _ in range(3)] == [0.0] * 3
+    assert np.array_equal(shard.vectors["x"], [2, 2, 2])
+    assert [vectors.run(total) for _ in range(2)] == [6.0] * 2
+    assert vectors.run(double) is None, "nobody waits for it any more"
+    assert np.array_equal(shard.vectors["x"], [2, 2, 2])
+
+
+def test_the_sum_of_magnitudes_is_taken_over_all_shards(shards):
+    shards.put("x", np.array([1.0, -2.0, 3.0, -4.0]))
+    assert shards.perform(VectorRequest("norm1", "x")) == 10.0
+
+
+# ---------------------------------------------------------------- job files
+
+
+@pytest.mark.parametrize(
+    ("compression", "key"),
+    [
+        ('compression = { name = "topk" }', "compression.name"),
+        ('compression = { name = "none", values = "float16" }', "compression.values"),
+    ],
+)
+def test_a_compression_that_would_falsify_the_sums_is_refused(compression, key, tmp_path):
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.toml").write_text(
+        f'job = {{ name = "a", task = "train.py:task" }}\nalgorithm.name = "sandblaster"\n'
+        f"{compression}\n"
+    )
+    with pytest.raises(UsageError, match="sandblaster needs every push as it was computed") as e:
+        jobfile.load(tmp_path / "job.toml", simulated=True)
+    assert [problem.key for problem in e.value.problems] == [key]

@@ -1,0 +1,118 @@
+"""`run`: a job in the foreground, its end, its signals and its progress."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import psutil
+from launched import attached, the_run, until
+
+from dlctl import checkpoints
+
+
+def test_a_run_that_finishes_shows_what_came_of_it(job, play, dlctl_command):
+    play("start", "ready", "warn", "finish")
+    code, out, err = dlctl_command("run", "job.toml")
+    assert code == 0
+    assert "finished (1 epoch)" in out
+    assert "evaluation  accuracy 0.91 (at step 100)" in out
+    assert "checkpoint  step 100" in out
+    assert "worker-1 is behind by 6 steps" in err
+    assert "nothing to see here" not in err
+    assert "dlctl checkpoint export -j quick-" in err
+
+
+def test_a_run_that_fails_ends_with_7_and_the_last_words(job, play, dlctl_command):
+    play("start", "ready", "fail")
+    code, out, err = dlctl_command("run", "job.toml")
+    assert code == 7
+    assert "failed: worker-0: ImportError" in err
+    assert "ImportError: no module named tensors" in err
+    assert "failed (worker-0: ImportError)" in out
+    play("start", "fail")  # before it was ready
+    code, _, err = dlctl_command("run", "job.toml")
+    assert (code, "did not start: worker-0: ImportError" in err) == (7, True)
+
+
+def test_progress_can_be_json_or_nothing(job, play, dlctl_command):
+    play("start", "ready", "finish")
+    _, _, err = dlctl_command("run", "--progress", "json", "job.toml")
+    lines = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+    assert {line["schema"] for line in lines} == {"dlctl.progress/1"}
+    assert any(line.get("step") == 100 for line in lines)
+
+
+def test_ctrl_c_saves_stops_and_ends_with_130(job, own_place, play):
+    play("start", "ready", "forever")
+    with attached("run", "job.toml") as process:
+        shown = until(process.stderr, "step 0")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    assert process.returncode == 130, shown + err
+    assert "stopping: the last steps, a checkpoint, the end; Ctrl-C again kills at once" in err
+    assert "draining: worker-0" in err
+    assert "stopped (stopped by dlctl stop)" in out
+    assert "go on from the last checkpoint" in err
+    run = the_run(own_place)
+    assert (run["state"], run["step"]) == ("stopped", 50)
+    assert len(checkpoints.complete(Path(run["directory"]))) == 1
+    assert not psutil.pid_exists(run["pid"])
+
+
+def test_a_second_ctrl_c_kills(job, own_place, play, monkeypatch):
+    monkeypatch.setenv("STAND_IN_SLOW", "1")
+    play("start", "ready", "forever")
+    with attached("run", "job.toml") as process:
+        until(process.stderr, "step 0")
+        process.send_signal(signal.SIGINT)
+        until(process.stderr, "draining: worker-0")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    assert process.returncode == 130
+    assert "killing" in err
+    run = the_run(own_place)
+    assert not psutil.pid_exists(run["pid"])
+    assert "checkpoint" not in run
+
+
+def test_sigterm_stops_as_ctrl_c_does(job, own_place, play):
+    play("start", "ready", "forever")
+    with attached("run", "job.toml") as process:
+        until(process.stderr, "step 0")
+        process.terminate()
+        process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert the_run(own_place)["state"] == "stopped"
+
+
+def test_a_run_that_somebody_else_stops_ends_with_3(job, own_place, play, dlctl_command):
+    play("start", "ready", "forever")
+    with attached("run", "job.toml") as process:
+        until(process.stderr, "step 0")
+        assert dlctl_command("stop").code == 0
+        _, err = process.communicate()
+    assert process.returncode == 3, err
+    assert "was stopped before it had finished" in err
+
+
+def test_a_run_that_is_not_ready_in_time_is_stopped(job, own_place, play, dlctl_command):
+    play("start", "stick")
+    code, _, err = dlctl_command("run", "--timeout", "600ms", "job.toml")
+    assert (code, "was not ready in time and was stopped" in err) == (6, True)
+    assert the_run(own_place)["state"] == "stopped"
+
+
+def test_the_bar_on_a_terminal_shows_the_fields_and_goes_away(job, play, monkeypatch, capfd):
+    from dlctl.cli import live
+
+    monkeypatch.setenv("COLUMNS", "200")
+    bar = live.Bar()
+    bar.phase("starting", "worker-0 [bold]", 1.0)
+    bar.line("\x1b[33ma [/bold] line\x1b[0m")
+    bar.close()
+    bar.close()
+    shown = capfd.readouterr().err
+    assert "worker-0 [bold]" in shown
+    assert "a [/bold] line" in shown

@@ -1,0 +1,174 @@
+"""Ports, disks, directories and impatient people: what is around a job may be wrong, too."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from workplace import Workplace
+
+ENDLESS = "{ steps = 100000000 }"
+SLOW_S = 0.01
+
+
+# ---------------------------------------------------------------- ports
+
+
+def test_a_port_that_is_taken_is_named_with_its_holder(place: Workplace) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        place.job(more=f'[network]\ntransport = "tcp"\nport = {port}\n')
+        ended = place.dlctl("start", "job.toml")
+    assert ended.code == 1
+    assert f"cannot listen on tcp://127.0.0.1:{port}" in ended.err
+    assert f"held by pid {os.getpid()}" in ended.err
+    assert "choose another port in [network]" in ended.err
+    place.nothing_left()
+
+
+def test_a_server_whose_port_is_taken_fails_the_start_in_the_same_way(place: Workplace) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        place.job(more=f'[network]\ntransport = "tcp"\nport = {port - 1}\n')
+        ended = place.dlctl("start", "job.toml")
+    assert ended.code == 1
+    assert f"cannot listen on tcp://127.0.0.1:{port}" in ended.err
+    assert f"held by pid {os.getpid()}" in ended.err
+    assert "server-0" in ended.err
+    place.nothing_left()
+
+
+# ---------------------------------------------------------------- directories and disks
+
+
+def test_a_run_directory_that_cannot_be_made_is_said_at_once(place: Workplace) -> None:
+    (place.path / "file").write_text("")
+    job = place.path / place.job()
+    job.write_text(job.read_text().replace("[algorithm]", 'run_dir = "file/runs"\n[algorithm]'))
+    ended = place.dlctl("start", "job.toml")
+    assert ended.code == 1
+    assert "cannot make a run directory: Not a directory" in ended.err
+    assert "set run_dir in [job]" in ended.err
+    assert not place.processes()
+    assert not any((place.path / "state").rglob("clouds-*"))
+
+
+@contextmanager
+def _small_disk(directory: Path, size: str) -> Iterator[None]:
+    """A file system of its own at `directory`."""
+    directory.mkdir()
+    mount, umount = shutil.which("mount"), shutil.which("umount")
+    if mount is None or umount is None or os.geteuid() != 0:
+        pytest.skip("only root can make a small disk")
+    made = subprocess.run(
+        [mount, "-t", "tmpfs", "-o", f"size={size},mode=0755", "dlctl-test", str(directory)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    if made.returncode != 0:
+        pytest.skip(f"no tmpfs here: {made.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run([umount, "-l", str(directory)], check=True)
+
+
+def _fill(directory: Path) -> Path:
+    """A file that takes all room there is."""
+    filler = directory / "filler"
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while file.write(b"\0" * 65536):
+                continue
+        except OSError:
+            return filler
+    return filler
+
+
+@pytest.mark.root
+def test_a_start_on_a_full_disk_leaves_nothing(place: Workplace) -> None:
+    runs = place.path / "runs"
+    with _small_disk(runs, "256k"):
+        filler = _fill(runs)
+        place.job()
+        ended = place.dlctl("start", "job.toml")
+        assert ended.code == 1
+        assert "No space left on device" in ended.err or "disk is full" in ended.err
+        assert f"df -h {runs}" in ended.err
+        assert list(runs.iterdir()) == [filler]
+        assert not place.processes()
+
+
+@pytest.mark.root
+def test_training_goes_on_while_the_disk_is_full_and_saves_when_there_is_room(
+    place: Workplace,
+) -> None:
+    runs = place.path / "runs"
+    with _small_disk(runs, "4m"):
+        place.task(pause_s=SLOW_S)
+        seen = place.count_samples()
+        place.job(stop=ENDLESS)
+        place.start()
+        place.until_step(5)
+        assert place.dlctl("checkpoint").code == 0
+        good = place.until("saved", lambda: place.run().get("checkpoint"))
+
+        filler = _fill(runs)
+        ended = place.dlctl("checkpoint")
+        assert ended.code == 1
+        assert "No space left on device" in ended.err
+        assert "! disk        runs has" in place.dlctl("status").out
+        before = seen().total()
+        place.until("training goes on", lambda: seen().total() > before + 500)
+        assert Path(good["path"]).is_dir()
+
+        filler.unlink()
+        place.until("a checkpoint again", lambda: place.dlctl("checkpoint").code == 0)
+        status = place.dlctl("status").out
+        assert "running" in status.splitlines()[0]
+        assert place.dlctl("checkpoint", "verify").code == 0
+        assert place.dlctl("stop").code == 0
+        place.nothing_left()
+
+
+# ---------------------------------------------------------------- impatient people
+
+
+@pytest.mark.parametrize("after", ["the directory", "the coordinator", "the daemons"])
+def test_a_start_that_is_killed_leaves_a_whole_run_or_none(place: Workplace, after: str) -> None:
+    reached = {
+        "the directory": lambda: list(place.path.glob("runs/*")),
+        "the coordinator": lambda: place.run().get("pid"),
+        "the daemons": lambda: place.daemon("worker-0").get("pid"),
+    }[after]
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS)
+    start = place.begin("start", "job.toml")
+    place.until(f"{after} is there", reached)
+    start.process.send_signal(signal.SIGKILL)
+    start.end()
+    again = place.dlctl("start", "job.toml")
+    assert again.code == 0, again.err
+    assert place.run()["state"] == "running"
+    assert len(place.processes()) == 4, "one run, not two"
+    assert place.dlctl("stop").code == 0
+    place.nothing_left()
+
+
+def test_of_ten_starts_at_once_one_starts_it(place: Workplace) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS)
+    starts = [place.begin("start", "--no-wait", "job.toml") for _ in range(10)]
+    ended = [start.end() for start in starts]
+    assert [e.code for e in ended] == [0] * 10, [e.err for e in ended]
+    assert sum("starts in the background" in e.err and "already" not in e.err for e in ended) == 1
+    assert len(list((place.path / "runs").iterdir())) == 1
+    assert place.dlctl("wait", "--for", "ready").code == 0
+    assert place.dlctl("stop").code == 0
+    place.nothing_left()

@@ -1,0 +1,213 @@
+"""Sandblaster L-BFGS run by the real roles in virtual time: the result is one, whatever happens."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from simulated import job_file
+
+from dlctl import messages as m
+from dlctl.machine import Send
+from dlctl.sim.checkers import Checker, NothingLeft, TermsChecker
+from dlctl.sim.drivers import ComputeOptions
+from dlctl.sim.faults import Faults, Moment
+from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.problems import LeastSquares
+from dlctl.sim.simulation import Simulation
+
+PORTIONS = 15
+
+
+class Portions(Checker):
+    """Every portion of a batch is in every shard once when the batch is over, and no other is."""
+
+    def __init__(self, servers: int) -> None:
+        self.servers = servers
+        self.batches = 0
+        self.dropped = 0
+        """Pushes that brought a portion for the second time, or too late."""
+        self._last: dict[str, m.Push] = {}
+        """Server -> the push that has come last."""
+        self._applied: Counter[tuple[str, int, int]] = Counter()
+        """(server, clock, portion) -> how often it was added."""
+
+    def on_message(self, process, peer, message):
+        if isinstance(message, m.Push):
+            self._last[process.name] = message
+
+    def on_effect(self, process, effect):
+        if not isinstance(effect, Send):
+            return
+        message = effect.message
+        if isinstance(message, m.Ack):
+            # The push that it answers is the one that has just come: this method holds none.
+            push = self._last[process.name]
+            assert message.seq == push.seq
+            if message.outcome == m.APPLIED:
+                self._applied[process.name, push.clock, push.portion] += 1
+            elif message.outcome == m.LATE:
+                self.dropped += 1
+        elif isinstance(message, m.VectorOp) and message.op == "scale" and message.x == "accrued":
+            self._on_batch_over()
+
+    def _on_batch_over(self):
+        clock = max(clock for _, clock, _ in self._applied)
+        assert len(self._applied) == self.servers * PORTIONS * (clock + 1)
+        assert set(self._applied.values()) == {1}
+        self.batches = clock + 1
+
+
+def job(workers=3, servers=2, iterations=6, **options):
+    method = {"iterations": iterations, "gradient_norm_min": 0.0}
+    return job_file(
+        workers, servers, algorithm=("sandblaster", method), batch_size=8, portion_batches=2,
+        **options,
+    )  # fmt: skip
+
+
+def problem():
+    return LeastSquares(samples=233, size=12)
+
+
+def run(workers=3, servers=2, seed=0, faults=None, network=None, compute=None, **options):
+    portions = Portions(servers)
+    outcome = Simulation(
+        job(workers, servers, **options), problem(), seed, faults=faults, network=network,
+        compute=compute, checkers=(portions, TermsChecker(), NothingLeft()),
+    ).run()  # fmt: skip
+    return outcome, portions
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    outcome, portions = run()
+    assert (outcome.state, outcome.reason) == ("finished", "6 iterations are done")
+    assert portions.batches >= 7
+    return outcome
+
+
+def test_a_run_comes_to_the_minimum(undisturbed):
+    task = problem()
+    best = np.linalg.lstsq(task.x, task.y, rcond=None)[0]
+    assert np.abs(undisturbed.weights - best).max() < 1e-2
+    outcome, _ = run(iterations=20)
+    np.testing.assert_allclose(outcome.weights, best, atol=1e-5)
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (5, 1), (2, 4)])
+def test_the_result_does_not_depend_on_the_number_of_workers_and_servers(
+    undisturbed, workers, servers
+):
+    outcome, _ = run(workers, servers, seed=workers)
+    assert np.abs(outcome.weights - undisturbed.weights).max() <= 1e-6
+
+
+def test_a_worker_fetches_once_per_batch_and_the_coordinator_sends_no_vectors(undisturbed):
+    network = undisturbed.network
+    batches = network.messages["Push"] / (2 * PORTIONS)
+    # One more fetch, for the evaluation at the end.
+    assert network.messages["Fetch"] <= 2 * (3 * batches + 1)
+    for kind in ("VectorOp", "VectorResult"):
+        assert network.nbytes[kind] / network.messages[kind] < 64
+    larger = Simulation(job(), LeastSquares(samples=233, size=600)).run()
+    assert larger.network.nbytes["VectorOp"] < 1.5 * network.nbytes["VectorOp"]
+
+
+def test_workers_wait_for_the_next_batch_without_polling(undisturbed):
+    network = undisturbed.network
+    portions = network.messages["Push"] / 2
+    assert network.messages["LeaseRequest"] <= portions + 2 * 3
+    computing_s = portions * 2 * 0.01 / 3
+    assert undisturbed.seconds < 1.5 * computing_s + 1.0
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        Moment(name="worker-1", kind="Push", count=15),
+        Moment(name="worker-1", kind="Push", count=16, before=True),
+        Moment(name="worker-1", kind="Push", count=16),
+        Moment(name="worker-2", kind="PortionDone", count=9, before=True),
+        Moment(name="worker-2", kind="PortionDone", count=9),
+        Moment(name="worker-0", kind="Lease", count=12, direction="received"),
+        Moment(name="worker-0", kind="Parameters", count=5, direction="received"),
+        Moment(name="worker-1", kind="PortionNoted", count=7, direction="received"),
+    ],
+    ids=lambda m: f"{m.kind}-{m.count}-{m.direction}{'-before' * m.before}",
+)
+def test_a_worker_that_dies_in_a_batch_changes_nothing(undisturbed, moment):
+    outcome, _ = run(faults=Faults(moments=(moment,)))
+    assert outcome.state == "finished"
+    assert outcome.store.texts("exit")
+    assert np.abs(outcome.weights - undisturbed.weights).max() <= 1e-6
+
+
+def test_a_push_that_reached_one_shard_of_a_dead_worker_is_not_counted_twice_there(undisturbed):
+    """The death between the two halves of a push: server-0 has the portion, server-1 has not."""
+    dropped = 0
+    for count in (9, 11, 13):
+        moment = Moment(name="worker-1", kind="Push", count=count)
+        links = {("worker-1", "server-1"): Link(latency_s=0.2)}
+        outcome, portions = run(
+            faults=Faults(moments=(moment,)), network=NetworkOptions(links=links)
+        )
+        assert np.abs(outcome.weights - undisturbed.weights).max() <= 1e-6
+        dropped += portions.dropped
+    assert dropped > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_bad_network_and_deaths_change_nothing(undisturbed, seed):
+    link = Link(jitter_s=0.002, loss=0.03, duplicate=0.05, reorder=0.05, late_s=0.3)
+    faults = Faults(kills=3, freezes=2, cuts=2, resets=2, heal_at_s=8.0)
+    outcome, _ = run(seed=seed, faults=faults, network=NetworkOptions(link=link))
+    assert outcome.state == "finished"
+    assert np.abs(outcome.weights - undisturbed.weights).max() <= 1e-6
+
+
+def test_a_slow_worker_costs_no_more_than_a_portion_per_batch(undisturbed):
+    """Ten times slower: the others take the portions that it does not get to."""
+    outcome, portions = run(compute=ComputeOptions(slow={1: 10.0}))
+    assert np.abs(outcome.weights - undisturbed.weights).max() <= 1e-6
+    a_portion_s = 2 * 10 * 0.01
+    assert outcome.seconds < undisturbed.seconds * 1.5 + portions.batches * 1.5 * a_portion_s
+
+
+class Cliff(LeastSquares):
+    """Beyond a line there is no loss: a row of the data cannot be computed there."""
+
+    def gradient(self, w, batch):
+        loss, gradient = super().gradient(w, batch)
+        if 7 in batch.rows and float(np.abs(w).sum()) > 4.0:
+            return float("nan"), gradient
+        return loss, gradient
+
+
+def test_a_batch_with_a_gradient_that_is_not_finite_is_a_point_too_far():
+    options = {"nonfinite_steps_max": 1000}
+    cliff = Cliff(samples=233, size=12)
+    assert np.abs(cliff.solution).sum() > 4.0
+    outcome = Simulation(job(**options), cliff, checkers=(NothingLeft(),)).run()
+    assert outcome.state == "finished"
+    assert 3.0 < np.abs(outcome.weights).sum() <= 4.0
+
+
+def test_the_time_that_the_job_gives_is_its_end():
+    outcome, _ = run(iterations=10_000, seconds=3.0)
+    assert (outcome.state, outcome.reason) == ("finished", "3 seconds are over")
+
+
+def test_a_stopped_run_is_saved_and_goes_on_from_where_it_was(undisturbed):
+    first = Simulation(job(iterations=1000), problem(), seed=1)
+    first.request(2.5, "stop", {})
+    outcome = first.run()
+    assert outcome.state == "stopped"
+    saved = outcome.store.files[outcome.store.newest()]
+    assert saved["worker-0.safetensors"]["residual"].size == 0, "half a portion is worth nothing"
+    second = Simulation(job(iterations=20), problem(), seed=2, store=outcome.store).run()
+    assert second.state == "finished"
+    task = problem()
+    best = np.linalg.lstsq(task.x, task.y, rcond=None)[0]
+    np.testing.assert_allclose(second.weights, best, atol=1e-5)
