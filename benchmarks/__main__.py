@@ -20,7 +20,10 @@ CHAPTERS = {
 
 
 def main(arguments: list[str]) -> int:
-    """Measure, print the table, write the JSON. 1 if a median is over what was asked."""
+    """Measure, print the table, write the JSON. 1 if a median is over what was asked.
+
+    A quick run has measured nothing, so it never is.
+    """
     options = _parser().parse_args(arguments)
     figures: list[Figure] = []
     for chapter in options.chapters or CHAPTERS:
@@ -29,7 +32,7 @@ def main(arguments: list[str]) -> int:
     print(table(figures))
     if options.json:
         options.json.write_text(json.dumps(to_json(figures, quick=options.quick), indent=2) + "\n")
-    return int(any(figure.is_over() for figure in figures))
+    return int(not options.quick and any(figure.is_over() for figure in figures))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 
 from benchmarks.figures import Figure, ratio, take_turns
 from benchmarks.sandbox import console_script, sandbox
@@ -20,15 +21,12 @@ def measure(*, quick: bool) -> list[Figure]:
         "dlctl st<TAB>": ([script], TAB),
         "dlctl completion bash": ([script, "completion", "bash"], {}),
     }
-    bare = [sys.executable, "-c", "import click"]
+    bare = partial(_run, [sys.executable, "-c", "import click"], {})
     figures = []
     with sandbox():
         for what, (command, variables) in commands.items():
-            ours_s, bare_s = take_turns(
-                2 if quick else 21,
-                lambda command=command, variables=variables: _run(command, variables),
-                lambda: _run(bare, {}),
-            )
+            ours = partial(_run, command, variables)
+            ours_s, bare_s = take_turns(1 if quick else 21, ours, bare)
             figures.append(ratio("cli", f"{what} / import click", ours_s, bare_s, asked=3.0))
     return figures
 

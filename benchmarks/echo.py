@@ -3,8 +3,8 @@
     python -m benchmarks.echo zmq ADDRESS REPLY_BYTES    a ROUTER; a message in, a reply out
     python -m benchmarks.echo tcp BYTES                  a socket; so many bytes in, the same out
 
-It prints its address, serves one connection, and ends when its stdin is closed (zmq) or the
-connection is (tcp).
+It prints its address. The tcp one serves one connection and ends with it; the other one serves
+until it is ended.
 """
 
 from __future__ import annotations
@@ -14,20 +14,24 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import zmq
 
 
+class Echo(NamedTuple):
+    address: str
+    pid: int
+
+
 @contextmanager
-def echo(*arguments: str) -> Iterator[str]:
-    """Run one of these in a process of its own; the address of it."""
+def echo(*arguments: str) -> Iterator[Echo]:
+    """Run one of these in a process of its own until the end of the block."""
     command = [sys.executable, "-m", "benchmarks.echo", *arguments]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            yield process.stdout.readline().strip()
+            yield Echo(process.stdout.readline().strip(), process.pid)
         finally:
             process.terminate()
 

@@ -2,54 +2,77 @@
 
 Both cross the same kind of socket between two processes with the same bytes: the baseline sends
 the frames of such a push, made beforehand, and gets as many bytes back as an ack has. What dlctl
-does on top: make and check both messages, apply the push exactly once, count it.
+does on top: wait on all its sockets, make and check both messages, apply the push exactly once,
+count it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import zmq
 
-from benchmarks.echo import echo
+from benchmarks.echo import Echo, echo
 from benchmarks.figures import Figure, ratio, take_turns
+from benchmarks.placement import pinned, placements
 from benchmarks.sandbox import sandbox
 from benchmarks.shard import shard
 from dlctl import registry, wire
 from dlctl.messages import Packed
 
 PARAMETERS = 10_000
+ASKED = 3.0
 COMPRESSORS = {"none": "dense float32", "topk": "top-k 1 %"}
 
 
 def measure(*, quick: bool) -> list[Figure]:
-    rounds, repeats = (2, 50) if quick else (15, 300)
+    rounds, repeats = (1, 20) if quick else (15, 300)
     return [
-        _measure(transport, compressor, rounds, repeats)
+        figure
         for transport in ("ipc", "tcp")
         for compressor in COMPRESSORS
+        for figure in _measure(transport, compressor, rounds, repeats)
     ]
 
 
-def _measure(transport: str, compressor: str, rounds: int, repeats: int) -> Figure:
+def _measure(transport: str, compressor: str, rounds: int, repeats: int) -> list[Figure]:
+    """A figure for each placement of the two processes. Only of dense pushes is anything asked."""
     delta = _delta(compressor)
+    figures = []
     with sandbox() as directory, shard(directory, transport, PARAMETERS, "sgd", compressor) as w:
         frames = wire.encode(w.next_push(delta))
-        ack = wire.encode(w.push(delta))
-        address = f"ipc://{directory}/echo" if transport == "ipc" else "tcp://127.0.0.1:*"
-        with echo("zmq", address, str(sum(map(len, ack)))) as there, zmq.Context() as context:
-            bare = context.socket(zmq.DEALER)
-            bare.connect(there)
+        ack_bytes = sum(map(len, wire.encode(w.push(delta))))
+        with _bare(directory, transport, frames, ack_bytes) as (there, request):
+            for placement, cores in placements().items():
+                with pinned((w.server_pid, there.pid), cores):
+                    ours_s, bare_s = take_turns(rounds, lambda: w.push(delta), request, repeats)
+                what = f"{COMPRESSORS[compressor]}, {transport}, {placement} / bare pyzmq"
+                asked = ASKED if compressor == "none" else None
+                figures.append(ratio("push", what, ours_s, bare_s, asked))
+    return figures
 
-            def request() -> None:
-                bare.send_multipart(frames)
-                bare.recv_multipart()
 
-            ours_s, bare_s = take_turns(rounds, lambda: w.push(delta), request, repeats)
-            bare.close(linger=0)
-    what = f"push, {COMPRESSORS[compressor]}, {transport} / bare pyzmq"
-    return ratio("push", what, ours_s, bare_s, asked=3.0)
+@contextmanager
+def _bare(
+    directory: Path, transport: str, frames: wire.Frames, reply_bytes: int
+) -> Iterator[tuple[Echo, Callable[[], object]]]:
+    """The baseline: the process that answers, and one request to it."""
+    address = f"ipc://{directory}/echo" if transport == "ipc" else "tcp://127.0.0.1:*"
+    with echo("zmq", address, str(reply_bytes)) as there, zmq.Context() as context:
+        socket = context.socket(zmq.DEALER)
+        socket.connect(there.address)
+
+        def request() -> None:
+            socket.send_multipart(frames)
+            socket.recv_multipart()
+
+        try:
+            yield there, request
+        finally:
+            socket.close(linger=0)
 
 
 def _delta(compressor: str) -> Packed:

@@ -17,6 +17,7 @@ from benchmarks.shard import Worker, shard
 from dlctl.compress.none import Dense, DenseOptions
 
 REPEATS = {10_000: 200, 1_000_000: 20, 25_000_000: 1}
+"""Parameters -> how often a round goes there and back."""
 
 
 def measure(*, quick: bool) -> list[Figure]:
@@ -30,20 +31,20 @@ def _measure(size: int, rounds: int, repeats: int) -> Figure:
     with (
         sandbox() as directory,
         shard(directory, "tcp", size, "adagrad") as worker,
-        echo("tcp", str(nbytes)) as port,
-        socket.create_connection(("127.0.0.1", int(port))) as stream,
+        echo("tcp", str(nbytes)) as there,
+        socket.create_connection(("127.0.0.1", int(there.address))) as stream,
     ):
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         back = memoryview(bytearray(nbytes))
 
         def bounce() -> None:
-            stream.sendall(gradient)
+            stream.sendall(gradient.data)
             read_exactly(stream, back)
 
         ours_s, bare_s = take_turns(
             rounds, lambda: _push_and_fetch(worker, gradient), bounce, repeats
         )
-    return ratio("roundtrip", f"push + Adagrad + fetch, {size:.0e} / raw TCP", ours_s, bare_s)
+    return ratio("roundtrip", f"{size:,} parameters / raw TCP", ours_s, bare_s)
 
 
 def _push_and_fetch(worker: Worker, gradient: np.ndarray) -> None:

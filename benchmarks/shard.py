@@ -18,7 +18,8 @@ import numpy as np
 import zmq
 
 from daemons.transport import Transport, address_for
-from dlctl import config, messages as m
+from dlctl import config
+from dlctl import messages as m
 from dlctl.flat import TRAINED, Entry, Layout
 from dlctl.launch import local
 from dlctl.machine import Peer
@@ -50,9 +51,10 @@ class End:
 class Worker:
     """The one worker of a shard. Every method waits for the answer."""
 
-    def __init__(self, end: End, size: int) -> None:
+    def __init__(self, end: End, size: int, server_pid: int) -> None:
         self.end = end
         self.size = size
+        self.server_pid = server_pid
         self._seq = 0
         self._request = 0
 
@@ -109,7 +111,7 @@ def shard(
     try:
         peer, address = _assign(coordinator, size)
         end.transport.connect(SERVER, address)
-        worker = Worker(end, size)
+        worker = Worker(end, size, process.pid)
         worker.join(run.name, key)
         yield worker
         coordinator.transport.send(peer, m.Shutdown("measured"))

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-from benchmarks.figures import Figure, ratio, timed
-from benchmarks.sandbox import dlctl, sandbox, write_job
+from benchmarks.figures import Figure, ratio
+from benchmarks.sandbox import running, sandbox, write_job
 
 SERVERS, WORKERS = 2, 4
 IMPORTS = "import torch, train; print(flush=True)"
@@ -24,10 +25,10 @@ def measure(*, quick: bool) -> list[Figure]:
         file = write_job(directory, servers=SERVERS, workers=WORKERS)
         _import_side_by_side(1, directory)  # the files are read from the disk once, uncounted
         for _ in range(1 if quick else 7):
-            bare_s = timed(lambda: _import_side_by_side(SERVERS + WORKERS, directory))
-            ours_s = timed(lambda: dlctl("start", "--fresh", str(file)))
-            dlctl("stop")
-            fewer_s = timed(lambda: _import_side_by_side(WORKERS, directory))
+            bare_s = _import_side_by_side(SERVERS + WORKERS, directory)
+            with running(file) as ours_s:
+                pass  # it is ready, and that is all
+            fewer_s = _import_side_by_side(WORKERS, directory)
             times.append((ours_s, bare_s, fewer_s))
     ours, bare, fewer = zip(*times, strict=True)
     what = f"start, {SERVERS} servers + {WORKERS} workers"
@@ -37,15 +38,17 @@ def measure(*, quick: bool) -> list[Figure]:
     ]
 
 
-def _import_side_by_side(count: int, directory: Path) -> None:
-    """Until the last of `count` processes has imported torch and the task."""
+def _import_side_by_side(count: int, directory: Path) -> float:
+    """Seconds until the last of `count` processes has imported torch and the task."""
+    began = time.perf_counter()
     processes = [
         subprocess.Popen([sys.executable, "-c", IMPORTS], cwd=directory, stdout=subprocess.PIPE)
         for _ in range(count)
     ]
     said = [process.stdout.readline() for process in processes if process.stdout]
+    took_s = time.perf_counter() - began
     if said != [b"\n"] * count:
         raise RuntimeError("a bare process could not import torch and the task")
-    # They end by themselves; the time that takes is not counted, but nobody is to be left behind.
     for process in processes:
-        process.communicate()
+        process.communicate()  # until it has ended, by itself
+    return took_s

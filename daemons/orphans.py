@@ -18,7 +18,7 @@ from dlctl.machine import StopRequested
 
 log = logging.getLogger("dlctl")
 EXIT_S = 5.0
-"""Between SIGTERM and SIGKILL."""
+"""For daemons that have been told to end; then they are killed."""
 
 
 def end_without_parents(loop: Loop, directory: Path) -> None:
@@ -29,6 +29,7 @@ def end_without_parents(loop: Loop, directory: Path) -> None:
 
     def agent_is_gone() -> None:
         run = rundb.read(directory)
+        log.warning("the agent is gone; the coordinator is to end the run")
         if processes.is_alive(run.get("pid"), run.get("pid_created")):
             _when_gone(loop, run["pid"], stop)
         else:
@@ -53,18 +54,21 @@ def _when_gone(loop: Loop, pid: int, call: Callable[[], None]) -> None:
 
 
 def end_all(db: rundb.RunDb) -> None:
-    """End the daemons of a run that are still there although it is over, and put that on record."""
+    """See to it that all daemons of a run that is over end, and put that on record.
+
+    They have been told to; those that do not listen any more are killed.
+    """
     rows = processes.living(db.daemons())
     if not rows:
         return
-    ended, left = processes.end(rows, EXIT_S)
-    log.warning("ended what was still there: %s", ", ".join(ended))
+    _, left = processes.end(processes.wait(rows, EXIT_S), 0.0)
+    ended = [row for row in rows if row["name"] not in left]
+    log.warning("nobody watched their end: %s", ", ".join(row["name"] for row in ended))
     if left:
         log.error("could not end %s", ", ".join(left))
     try:
-        for row in rows:
-            if row["name"] in ended:
-                db.put_daemon(row["name"], {**row, "state": "stopped", "pid": None})
+        for row in ended:
+            db.put_daemon(row["name"], {**row, "state": "stopped", "pid": None})
         db.commit()
     except sqlite3.OperationalError as error:  # `status` looks for the processes by itself
         log.error("cannot write the run's database: %s", error)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from dlctl.messages import Reply, Request
 
 RESEND_S = 1.0
+MUTE_S = 15.0
+"""A living coordinator says at once that it has heard; after so long it will not any more."""
 CONNECT_S = 0.2
 """Between two looks for an address that is not known yet."""
 LAST_WORDS_S = 0.2
@@ -110,8 +112,9 @@ class _Question:
         address = run.get("control") or ""
         if address != self.address:
             self._connect(address)
-        if self._left_s() <= 0:
-            raise self._too_late(run)
+        waited_s = time.monotonic() - self.began_at
+        if waited_s >= (self.timeout_s if self.answered else min(self.timeout_s, MUTE_S)):
+            raise self._too_late(run, waited_s)
 
     def _connect(self, address: str) -> None:
         import zmq
@@ -149,8 +152,8 @@ class _Question:
                 return message
         return None
 
-    def _too_late(self, run: Result) -> DlctlError:
-        run_id, waited = self.directory.name, format_duration(self.timeout_s)
+    def _too_late(self, run: Result, waited_s: float) -> DlctlError:
+        run_id, waited = self.directory.name, format_duration(waited_s)
         if self.answered:
             return TimedOut(
                 f'"{self.request.verb}" was not done after {waited}; the coordinator of {run_id} '

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from dlctl.errors import RemoteProtocolError
+
 TRAINED = "trained"
 AVERAGED = "averaged"
 CONSTANT = "constant"
@@ -77,7 +79,14 @@ class Layout:
 
     @staticmethod
     def from_bytes(data: bytes) -> Layout:
-        return Layout.from_rows(json.loads(data))
+        """Raises RemoteProtocolError for what `to_bytes` would not have made."""
+        try:
+            return Layout.from_rows(json.loads(data))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise RemoteProtocolError(
+                f"this describes no model: {error}",
+                hint="look at the log of the worker that built it",
+            ) from None
 
 
 def slice_bounds(size: int, parts: int, index: int) -> tuple[int, int]:

@@ -40,8 +40,6 @@ _LIMITS = {
 
 Frame = bytes | memoryview
 Frames = list[Frame]
-_PLAIN = {int, float, str, bool}
-"""What msgpack writes as it is; most fields are of these types."""
 _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
 
@@ -55,11 +53,7 @@ def encode(message: Message) -> Frames:
     """
     buffers: Frames = []
     shapes: list[list[int]] = []
-    values = [
-        value if type(value := getattr(message, name)) in _PLAIN
-        else _outgoing(value, buffers, shapes)
-        for name in _NAMES[type(message)]
-    ]  # fmt: skip
+    values = [_outgoing(getattr(message, f), buffers, shapes) for f in _NAMES[type(message)]]
     header = _pack([PROTOCOL, message.code, values, shapes])
     if len(header) > HEADER_BYTES_MAX:
         raise LocalProtocolError(f"header of {type(message).__name__} has {len(header)} bytes")
@@ -133,11 +127,9 @@ def _read_buffers(frames: Sequence[Frame], shapes: Any) -> list[Array]:
 
 
 def _read_buffer(frame: Frame, shape: Any) -> Array:
-    if type(shape) is not list or len(shape) != 2:
+    if type(shape) is not list or [type(n) for n in shape] != [int, int]:
         raise RemoteProtocolError("a buffer is described by [dtype code, length]")
     code, length = shape
-    if type(code) is not int or type(length) is not int:
-        raise RemoteProtocolError("a buffer is described by two integers")
     if not 0 <= code < len(DTYPES) or not 0 <= length <= FRAME_BYTES_MAX:
         raise RemoteProtocolError("no such dtype or length")
     if len(frame) != length * DTYPES[code].itemsize:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import subprocess
 
-from daemons import process
+from daemons import process, signals
 from daemons.lastwords import last_lines
 from daemons.loop import Loop
 from dlctl import runs
@@ -44,6 +45,7 @@ class Children:
         child, pidfd = self._running.pop((name, incarnation))
         self.loop.unwatch(pidfd)
         os.close(pidfd)
+        _end_group(child.pid)
         status = child.wait()
         words = last_lines(runs.log_path(self.context.directory, name, incarnation))
         self.loop.post(ProcessEnded(name, incarnation, status, words))
@@ -54,12 +56,22 @@ class Children:
             signal.pidfd_send_signal(running[1], effect.signal)
 
 
+def _end_group(pid: int) -> None:
+    """End what a daemon that has ended leaves behind, such as the processes that load its data.
+
+    Every daemon leads a group of its own. While its end is not collected, nobody else's can have
+    the number.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
 def serve(context: process.Context) -> int:
     loop = Loop()
     children = Children(context, loop)
     loop.perform(StartProcess, children.start)
     loop.perform(SignalProcess, children.signal)
-    loop.stop_on_signals()
+    signals.stop_the_run(loop, context.directory)
     loop.transport.connect(COORDINATOR, context.control)
     return loop.run(Agent(context.birth, context.job.timeouts.resend_s))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from daemons import orphans, process
+from daemons import orphans, process, signals
 from daemons.files import Files
 from daemons.loop import Loop
 from daemons.transport import address_for
@@ -18,7 +18,7 @@ def serve(context: process.Context) -> int:
     files = Files(loop, birth.name)
     loop.perform(SaveArrays, files.save)
     loop.perform(LoadArrays, files.load)
-    loop.stop_on_signals()
+    signals.stop_the_run(loop, context.directory)
     orphans.end_without_parents(loop, context.directory)
     index = int(birth.name.rpartition("-")[2])
     port = job.network.port + 1 + index if job.network.port else 0

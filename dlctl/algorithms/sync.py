@@ -12,12 +12,14 @@ whatever the order of arrival. Rules:
 - a replica without data takes part with 0 samples, so that nobody waits for it;
 - a push for a step that is over is LATE and dropped, never mixed into a later one;
 - a replica that dies is no member any more; one that joins counts from its first push on, because
-  shards may stand at different steps when it joins.
+  shards may stand at different steps when it joins. Its first pushes have 0 samples.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +27,7 @@ from dlctl import messages
 from dlctl.algorithms.base import (
     Algorithm,
     Fetch,
+    NextData,
     NextGradient,
     Outcome,
     Push,
@@ -45,7 +48,7 @@ class Options:
 
 class Replica(WorkerSide):
     def run(self) -> Requests:
-        clock = yield Fetch(wait=True)
+        clock = yield from self._join()
         while True:
             computed = yield NextGradient()
             if computed is None:
@@ -54,6 +57,20 @@ class Replica(WorkerSide):
                 self.residual += computed.gradient
                 yield Push(self.residual, computed.samples, clock)
             clock = yield Fetch(wait=True, clock_min=clock + 1)
+
+    def _join(self) -> Generator[NextData | Fetch | Push, Any, int]:
+        """Take part without a gradient until all shards wait for this replica.
+
+        In a run under way one shard may be a step ahead of another; a gradient is of one step.
+        """
+        yield NextData()  # Who has asked for data is a member.
+        clock: int = yield Fetch(wait=True)
+        at_same_step = clock == 0
+        while not at_same_step:
+            yield Push(None, 0, clock)
+            before, clock = clock, (yield Fetch(wait=True, clock_min=clock + 1))
+            at_same_step = clock == before + 1
+        return clock
 
 
 class Barrier(ServerSide):

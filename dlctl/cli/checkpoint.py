@@ -217,7 +217,7 @@ def export(
     """
     path = _find(directory, job or group_job)
     kind = kind or ("torch" if output.suffix in (".pt", ".pth", ".bin") else "safetensors")
-    argv = [sys.executable, "-m", "daemons.export", str(path), "--to", kind]
+    argv = [sys.executable, "-P", "-m", "daemons.export", str(path), "--to", kind]
     done = subprocess.run([*argv, "--output", str(output)], capture_output=True, text=True)
     if done.returncode != 0:
         words = done.stderr.strip() or values.exit_in_words(done.returncode)

@@ -53,7 +53,7 @@ ENVIRONMENT = [
 
 def pages() -> dict[str, str]:
     """All manual pages: path below `man/` -> content."""
-    root = click.Context(cli, info_name="dlctl", color=False)
+    root = cli.make_context("dlctl", [], resilient_parsing=True, color=False)
     found = {"man1/dlctl.1": _root_page(root), "man5/dlctl-job.5": job_page(__version__)}
     for name, command in _commands(cli, root):
         context = click.Context(command, info_name=name, parent=root)

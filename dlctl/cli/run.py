@@ -144,7 +144,9 @@ def _tell_next(snapshot: Snapshot, file: Path) -> None:
         commands.append((f"dlctl run --fresh {file}", "train anew"))
         commands.append((f"dlctl run {file}", "train on, with a later stop in [job]"))
     elif not snapshot.is_live:
-        commands.append((f"dlctl run {file}", "go on from the last checkpoint"))
+        saved = isinstance(snapshot.run.get("checkpoint"), dict)
+        what = "go on from the last checkpoint" if saved else "begin again"
+        commands.append((f"dlctl run {file}", what))
     commands.append((f"dlctl status {job}", "rates, staleness and troubles of every daemon"))
     commands.append((f"dlctl events {job}", "what happened, in order"))
     width = max(len(command) for command, _ in commands)

@@ -13,10 +13,12 @@ from dlctl import runs
 
 
 def argv(role: str, directory: Path, name: str, incarnation: int, control: str) -> list[str]:
-    """Run incarnation `incarnation` of daemon `name`; `control` is the coordinator's address."""
-    return [
-        sys.executable, "-m", f"daemons.{role}", str(directory), name, str(incarnation), control,
-    ]  # fmt: skip
+    """Run incarnation `incarnation` of daemon `name`; `control` is the coordinator's address.
+
+    -P: what lies in the present directory must not take the place of a module that we need.
+    """
+    module = ["-P", "-m", f"daemons.{role}"]
+    return [sys.executable, *module, str(directory), name, str(incarnation), control]
 
 
 def environment(role: str, directory: Path, name: str, incarnation: int) -> dict[str, str]:

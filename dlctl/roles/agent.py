@@ -49,7 +49,7 @@ class Agent:
         self.desk = Desk(resend_s)
         self.log_level = "info"
         self._children: dict[str, _Child] = {}
-        self._heard_at = 0.0
+        self._heard_at = self._looked_at = 0.0
         self._report_at = 0.0
         self._welcomed = False
         self._leaving = ""
@@ -67,7 +67,7 @@ class Agent:
             case ProcessEnded():
                 self._on_ended(event, now)
             case Started():
-                self._heard_at = now
+                self._heard_at = self._looked_at = now
                 self.desk.ask("register", COORDINATOR, self.birth.register(), now)
             case StopRequested(reason):
                 self._leave(reason, now)
@@ -137,6 +137,9 @@ class Agent:
             self._kill_at = None
             for name, child in self._living():
                 self.desk.do(SignalProcess(name, child.incarnation, 9))
+        if now - self._looked_at > ORPHAN_S / 2:
+            self._heard_at = now  # We were stopped ourselves; what was said is still to be read.
+        self._looked_at = now
         if now >= self._heard_at + ORPHAN_S:
             self._heard_at = now
             self.desk.note("error", f"no word from the coordinator for {ORPHAN_S:.0f} s: ending")

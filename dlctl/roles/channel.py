@@ -77,9 +77,9 @@ class Channel:
         """The shard's answer; pushes that it has seen are settled by their acks, which are
         repeated.
         """
-        self.outstanding.done(("join", self.shard), now)
         if message.generation < self.generation:
             return []
+        self.outstanding.done(("join", self.shard), now)
         self.joined = True
         self.initialised = message.initialised
         self.lo, self.hi = message.lo, message.hi

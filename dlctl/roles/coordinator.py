@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from dlctl import messages as m
 from dlctl.algorithms.base import Algorithm
 from dlctl.config import JobFile
-from dlctl.errors import DlctlError
+from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.machine import (
     DeadlineReached,
     Effect,
@@ -132,10 +132,12 @@ class Coordinator:
 
     def _on_message(self, peer: Peer, message: m.Message, now: float) -> None:
         handler = self._HANDLERS.get(type(message))
-        if handler is None:
-            self.desk.note("warning", f"a coordinator has no use for {type(message).__name__}")
-        else:
+        try:
+            if handler is None:
+                raise RemoteProtocolError("it has no business here")
             handler(self, peer, message, now)
+        except RemoteProtocolError as error:
+            self.desk.note("warning", f"refused {type(message).__name__}: {error.message}")
 
     def _on_deadline(self, now: float) -> None:
         self.desk.do(*self.desk.outstanding.due(now))
@@ -144,7 +146,7 @@ class Coordinator:
         for daemon in self.members.daemons.values():
             if daemon.retry_at is not None and daemon.retry_at <= now and self.ending is None:
                 self.arrivals.spawn(daemon, now)
-            self.losses.watch(daemon, now)
+        self.losses.watch(now)
 
     def _advance(self, now: float) -> None:
         """What follows from the state as it is now."""
@@ -173,7 +175,7 @@ class Coordinator:
 
     def _on_model_ready(self, peer: Peer, message: m.ModelReady, now: float) -> None:
         worker = self.members.get(message.name)
-        if worker is None or worker.peer != peer:
+        if worker is None or worker.peer != peer or worker.role != "worker":
             return
         try:
             if self.arrivals.layout is None:
@@ -247,8 +249,8 @@ class Coordinator:
             self.desk.send(peer, m.Dismiss(f"{report.name} has been replaced"))
             return
         daemon.heard(peer, now)
-        if daemon.state == "slow":
-            daemon.state = "running"
+        if daemon.state in ("running", "slow"):
+            daemon.state = "slow" if "stuck_s" in report.metrics else "running"
         daemon.report(report.phase, report.waiting_for, now)
         daemon.metrics = report.metrics
         if daemon.role == "agent":
@@ -257,7 +259,8 @@ class Coordinator:
         if daemon.role == "server":
             self.tell_members(daemon)
         if self.state in ("running", "degraded"):
-            step = report.metrics.get("step") or report.metrics.get("version") or 0
+            step = report.metrics.get("step") or report.metrics.get("version")
+            step = step if isinstance(step, int) and step < 2**63 else 0
             self.desk.do(AddMetric(report.name, step, report.metrics))
 
     def _on_evaluated(self, peer: Peer, message: m.Evaluated, now: float) -> None:

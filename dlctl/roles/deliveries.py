@@ -45,7 +45,9 @@ class Deliveries:
         return known is not None and epoch < known.epoch
 
     def next_seq(self, slot: int) -> int:
-        return self._slots[slot].next_seq
+        """The number that is expected next; 0 of a slot that nobody has joined with."""
+        known = self._slots.get(slot)
+        return known.next_seq if known is not None else 0
 
     def judge(self, push: Push) -> str:
         """NEW, DUPLICATE, GAP, FENCED, or UNKNOWN for an epoch that has not joined."""

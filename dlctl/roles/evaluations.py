@@ -34,9 +34,10 @@ class Evaluations:
             return None
         self.desk.outstanding.done("evaluate", now)
         self.worker = ""
-        if message.metrics:
-            self.newest = message.metrics | {"step": step}
-        return message.metrics
+        metrics = {k: v for k, v in message.metrics.items() if isinstance(v, int | float)}
+        if metrics:
+            self.newest = metrics | {"step": step}
+        return metrics
 
     def gone(self, name: str) -> None:
         if name == self.worker:

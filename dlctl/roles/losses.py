@@ -27,8 +27,19 @@ class Losses:
         self.members = coordinator.members
         self.limit_s = coordinator.job.timeouts.silent_s
         self.slow_s = min(SLOW_S_MAX, self.limit_s / 2)
+        self._looked_at = 0.0
 
-    def watch(self, daemon: Daemon, now: float) -> None:
+    def watch(self, now: float) -> None:
+        """Look for daemons that are silent; often, about twice a second."""
+        if now - self._looked_at > self.slow_s:
+            # We were away ourselves (stopped, or starved); what they said is still to be read.
+            for daemon in self.members.daemons.values():
+                daemon.heard_at = now
+        self._looked_at = now
+        for daemon in self.members.daemons.values():
+            self._watch(daemon, now)
+
+    def _watch(self, daemon: Daemon, now: float) -> None:
         """A daemon that does not say a word is first slow, then killed: its exit does the rest."""
         silent_s = now - daemon.heard_at
         if daemon.state == "running" and silent_s > self.slow_s:

@@ -17,6 +17,7 @@ from dlctl import messages as m
 from dlctl.algorithms.base import Algorithm, Shard
 from dlctl.compress.base import Compressor
 from dlctl.config import JobFile
+from dlctl.errors import RemoteProtocolError
 from dlctl.machine import (
     Configure,
     DeadlineReached,
@@ -92,10 +93,14 @@ class Server:
                 self._FROM_WORKERS[type(message)](self.serving, peer, message)
             return
         handler = self._FROM_COORDINATOR.get(type(message))
-        if handler is None:
-            self.desk.note("warning", f"a server has no use for {type(message).__name__}")
-        else:
+        try:
+            if handler is None or peer != COORDINATOR:
+                # Whoever connects to a server may only do what workers do.
+                raise RemoteProtocolError("it has no business here")
             handler(self, message, now)
+        except RemoteProtocolError as error:
+            what = f"{type(message).__name__} from {peer!r:.40}"
+            self.desk.note("warning", f"refused {what}: {error.message}")
 
     # ------------------------------------------------------------ coming into the run
 

@@ -15,7 +15,7 @@ from dlctl import messages as m
 from dlctl.algorithms.base import Outcome, ServerSide, Shard
 from dlctl.compress.base import Compressor, Delta
 from dlctl.errors import RemoteProtocolError
-from dlctl.flat import Layout
+from dlctl.flat import AVERAGED, CONSTANT, Layout
 from dlctl.machine import Peer
 from dlctl.messages import APPLIED, DUPLICATE, FENCED, GAP, GENERATION, HELD, LATE, REFUSED, Ack
 from dlctl.roles.buffers import AveragedBuffers
@@ -23,6 +23,7 @@ from dlctl.roles.deliveries import NEW, UNKNOWN, Deliveries
 from dlctl.roles.desk import Desk
 from dlctl.roles.meters import Rates, Staleness
 from dlctl.roles.token import is_genuine
+from dlctl.vector import is_finite
 
 _COUNTED = {
     DUPLICATE: "duplicates", GAP: "gaps", FENCED: "fenced", LATE: "late", REFUSED: "refused",
@@ -112,10 +113,10 @@ class Serving:
         )  # fmt: skip
 
     def on_initialise(self, peer: Peer, message: m.Initialise) -> None:
-        if not self._knows(message.slot, message.epoch):
+        if not self.deliveries.is_current(message.slot, message.epoch):
             return
         if not self.initialised:
-            if message.values.size != self.shard.w.size or not np.isfinite(message.values).all():
+            if not self._fits(message):
                 self.desk.note("error", "the model's initial values do not fit or are not finite")
                 return
             self.shard.w[:] = message.values
@@ -124,15 +125,23 @@ class Serving:
             self.initialised = True
         self._answer_join(peer, message.slot)
 
+    def _fits(self, message: m.Initialise) -> bool:
+        layout = Layout.from_bytes(self.assigned.layout)
+        extras = (message.averaged.size, message.constant.size)
+        sizes = (layout.size(AVERAGED), layout.size(CONSTANT)) if self.index == 0 else (0, 0)
+        is_whole = message.values.size == self.shard.w.size and extras == sizes
+        return is_whole and bool(np.isfinite(message.values).all())
+
     def _knows(self, slot: int, epoch: int) -> bool:
-        return self.deliveries.is_current(slot, epoch)
+        return self.initialised and self.deliveries.is_current(slot, epoch)
 
     # ------------------------------------------------------------ pushes
 
     def on_push(self, peer: Peer, push: m.Push) -> None:
         self.rates.add("push_bytes", push.delta.nbytes)
         verdict = self.deliveries.judge(push)
-        if push.generation != self.generation or verdict == UNKNOWN:
+        is_ours = push.generation == self.generation and self.initialised
+        if verdict == UNKNOWN or not is_ours:
             self._ack(peer, push.seq, GENERATION, slot=push.slot)
         elif verdict != NEW:
             self._count(verdict)
@@ -160,8 +169,8 @@ class Serving:
         if packed.kind != self.compressor_name:
             raise RemoteProtocolError(f'compressed with "{packed.kind:.20}", not as the job says')
         delta = self.compressor.expand(packed, self.shard.w.size)
-        if not np.isfinite(delta.values).all():
-            raise RemoteProtocolError("it holds values that are not finite")
+        if not is_finite(delta.values):
+            raise RemoteProtocolError("it holds values that are not finite, or its norm is not")
         return delta
 
     def _settle(self, outcomes: list[Outcome]) -> None:

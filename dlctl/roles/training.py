@@ -39,6 +39,12 @@ LOSS_WEIGHT = 0.05
 """Of the newest loss in the running mean that is reported."""
 
 
+BATCH_WEIGHT = 0.1
+"""Of the newest batch in the running mean of the time for one."""
+STUCK_S_MIN, STUCK_BATCHES = 60.0, 10.0
+"""A batch that takes longer than both, in seconds and in other batches, hangs in the user's code."""
+
+
 class Training:
     def __init__(
         self,
@@ -78,6 +84,8 @@ class Training:
         self._fetch_started = False
         self._has_parameters = False
         self._computing: tuple[Portion, int] | None = None
+        self._computing_since = 0.0
+        self._batch_s = 0.0
         self._step: Step | None = None
         self._announced = self._left_out = False
         """`NextData` has named the batch that is next; that batch was computed and refused."""
@@ -135,6 +143,11 @@ class Training:
             return "draining" if self.busy() else "drained"
         waits = {Fetch: "fetching", Push: "pushing"}
         return waits.get(type(self._request), "waiting for data")
+
+    def stuck_s(self, now: float) -> float:
+        """How long the present batch takes if that is much longer than it should, else 0.0."""
+        took_s = now - self._computing_since if self._computing else 0.0
+        return took_s if took_s > max(STUCK_S_MIN, STUCK_BATCHES * self._batch_s) else 0.0
 
     def busy(self) -> bool:
         """Whether something of this replica is not settled yet."""
@@ -239,7 +252,7 @@ class Training:
         return (True, data) if data is not None else (self._waited_in_vain(now), None)
 
     def _compute(self, batch: tuple[Portion, int], now: float) -> None:
-        self._computing = batch
+        self._computing, self._computing_since = batch, now
         portion, number = batch
         lease = portion.lease
         self.desk.do(Compute(lease.data_epoch, lease.start, lease.stop, number))
@@ -284,6 +297,7 @@ class Training:
         assert self._computing is not None
         portion, number = self._computing
         self._computing = None
+        self._batch_s += BATCH_WEIGHT * (now - self._computing_since - self._batch_s)
         announced, self._announced = self._announced, False
         if math.isfinite(event.loss) and is_finite(event.gradient):
             start, stop = portion.batch_range(number)

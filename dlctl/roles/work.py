@@ -61,6 +61,8 @@ class Work:
     def open_dataset(self, samples: int) -> None:
         """The first worker has built the dataset. Raises DlctlError if it was another before."""
         before = self._restore.get("dataset_samples", samples)
+        if samples < 1:
+            raise DlctlError("the dataset has no samples", hint="look at the task's dataset()")
         if before != samples:
             raise DlctlError(
                 f"the dataset has {samples} samples; at the checkpoint it had {before}",

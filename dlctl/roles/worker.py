@@ -16,6 +16,8 @@ from dlctl import messages as m
 from dlctl.algorithms.base import Algorithm
 from dlctl.compress.base import Compressor
 from dlctl.config import JobFile
+from dlctl.errors import RemoteProtocolError
+from dlctl.flat import slice_bounds
 from dlctl.machine import (
     Configure,
     Connect,
@@ -24,6 +26,7 @@ from dlctl.machine import (
     Event,
     Exit,
     Note,
+    Peer,
     Received,
     Started,
     StopRequested,
@@ -100,8 +103,8 @@ class Worker:
 
     def _on_event(self, event: Event, now: float) -> None:
         match event:
-            case Received(_, message):
-                self._on_message(message, now)
+            case Received(peer, message):
+                self._on_message(peer, message, now)
             case Computed() if self.training:
                 self.training.on_computed(event, now)
             case DeadlineReached():
@@ -121,12 +124,21 @@ class Worker:
             case StopRequested(reason):
                 self.desk.do(Exit(0, reason))
 
-    def _on_message(self, message: m.Message, now: float) -> None:
-        handler = self._HANDLERS.get(type(message))
-        if handler is not None:
+    def _on_message(self, peer: Peer, message: m.Message, now: float) -> None:
+        is_control = peer == COORDINATOR
+        handler = (self._FROM_COORDINATOR if is_control else self._FROM_SERVERS).get(type(message))
+        try:
+            if handler is None or not (is_control or self._is_from_shard(peer, message)):
+                raise RemoteProtocolError("it has no business here")
             handler(self, message, now)
-        else:
-            self.desk.note("warning", f"a worker has no use for {type(message).__name__}")
+        except RemoteProtocolError as error:
+            what = f"{type(message).__name__} from {peer!r:.40}"
+            self.desk.note("warning", f"refused {what}: {error.message}")
+
+    def _is_from_shard(self, peer: Peer, message: m.Message) -> bool:
+        """Whether a server speaks for its own shard."""
+        shards = [channel.shard for channel in self._channels if channel.peer == peer]
+        return shards == [getattr(message, "shard", *shards)] if shards else False
 
     def _on_deadline(self, now: float) -> None:
         self.desk.do(*self.desk.outstanding.due(now))
@@ -175,7 +187,11 @@ class Worker:
             self.desk.do(Connect(channel.peer, address), channel.join(now))
 
     def _on_joined(self, message: m.Joined, now: float) -> None:
+        assert self._model is not None
         channel = self._channels[message.shard]
+        bounds = slice_bounds(len(self._model.parameters), len(self._channels), message.shard)
+        if (message.lo, message.hi) != bounds:
+            raise RemoteProtocolError(f"its slice is {message.lo}:{message.hi}")
         self.desk.do(*channel.on_joined(message, now))
         if not channel.initialised:
             self._initialise_or_wait(channel, now)
@@ -251,6 +267,9 @@ class Worker:
             self._evaluation = Evaluation.begin(message.evaluation, self.training, now)
 
     def _on_buffers(self, message: m.Buffers, now: float) -> None:
+        assert self._model is not None
+        if message.averaged.size != self._model.averaged.size:
+            raise RemoteProtocolError(f"it has {message.averaged.size} averaged values")
         if self.desk.outstanding.done("buffers", now) is not None and self._evaluation:
             self._evaluation.buffers = message
 
@@ -313,6 +332,9 @@ class Worker:
         self._report_at, self._reported_phase = now + REPORT_S, phase
         metrics = self.training.metrics(now) if self.training else {}
         metrics["settings"] = self.settings()
+        if self.training is not None and (stuck_s := self.training.stuck_s(now)):
+            metrics["stuck_s"] = round(stuck_s, 1)
+            phase = f"in one batch for {stuck_s:.0f} s"
         report = m.Report(
             self.birth.name, self.birth.incarnation, phase, self.waiting_for(), metrics
         )
@@ -320,22 +342,37 @@ class Worker:
         if phase == "drained":
             self.desk.send(COORDINATOR, m.Drained(self.birth.name))
 
-    _HANDLERS: ClassVar[dict[type, Callable[[Any, Any, float], None]]] = {
+    def _on_portion_noted(self, message: m.PortionNoted, now: float) -> None:
+        self.desk.outstanding.done(("portion", message.data_epoch, message.portion), now)
+
+    def _on_work(self, message: m.Parameters | m.Ack | m.Lease, now: float) -> None:
+        """What makes sense only while training."""
+        match message:
+            case _ if self.training is None:
+                pass
+            case m.Parameters():
+                self.training.fetcher.on_parameters(message, now)
+            case m.Ack():
+                self.training.on_ack(message, now)
+            case m.Lease():
+                self.training.on_lease(message, now)
+
+    _FROM_COORDINATOR: ClassVar[dict[type, Callable[[Any, Any, float], None]]] = {
         m.Welcome: _on_welcome,
         m.Topology: _on_topology,
-        m.Joined: _on_joined,
-        m.Parameters: lambda self, msg, now: self.training.fetcher.on_parameters(msg, now),
-        m.Ack: lambda self, msg, now: self.training.on_ack(msg, now),
-        m.Lease: lambda self, msg, now: self.training.on_lease(msg, now),
-        m.PortionNoted: lambda self, msg, now: self._on_portion_noted(msg, now),
+        m.Lease: _on_work,
+        m.PortionNoted: _on_portion_noted,
         m.Change: _on_change,
         m.Drain: _on_drain,
         m.Save: _on_save,
         m.Evaluate: _on_evaluate,
-        m.Buffers: _on_buffers,
         m.Dismiss: _on_dismiss,
         m.Shutdown: _on_shutdown,
     }
-
-    def _on_portion_noted(self, message: m.PortionNoted, now: float) -> None:
-        self.desk.outstanding.done(("portion", message.data_epoch, message.portion), now)
+    _FROM_SERVERS: ClassVar[dict[type, Callable[[Any, Any, float], None]]] = {
+        m.Joined: _on_joined,
+        m.Parameters: _on_work,
+        m.Ack: _on_work,
+        m.Buffers: _on_buffers,
+        m.Dismiss: _on_dismiss,
+    }

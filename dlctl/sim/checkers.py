@@ -117,8 +117,8 @@ class SamplesChecker(Checker):
     if `once`.
     """
 
-    def __init__(self, world_samples: int, epochs: int, *, once: bool) -> None:
-        self.samples = world_samples
+    def __init__(self, samples: int, epochs: int, *, once: bool) -> None:
+        self.samples = samples
         self.epochs = epochs
         self.once = once
         self._asked: list[Compute] = []

@@ -176,12 +176,12 @@ class Process:
         if self.alive and self.frozen:
             self._note(f"{self} thaws")
             self.frozen = False
+            # Its deadline may have passed long ago, and it does not know yet what it has missed.
+            self._timer = None
+            self._arm()
             missed, self._missed = self._missed, []
             for event in missed:
-                self._take(event)
-            if self.alive and not self.frozen:
-                self._timer = None
-                self._arm()
+                self.post(event)
 
     def signal(self, number: int) -> None:
         if number == 9:

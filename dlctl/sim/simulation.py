@@ -16,6 +16,7 @@ from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Injector
 from dlctl.sim.network import Network, NetworkOptions
 from dlctl.sim.problems import Problem
+from dlctl.sim.process import Process
 from dlctl.sim.store import Store
 from dlctl.sim.world import CONTROL, World
 
@@ -87,7 +88,7 @@ class Simulation:
         client = Client(self._requests, verb, arguments)
 
         def ask() -> None:
-            process = self.world._new(f"client-{client.request.request}", 1)
+            process = self.world.new_process(f"client-{client.request.request}", 1)
             process.machine = client
             self.world.network.connect(process, COORDINATOR, CONTROL)
             process.post(Started())
@@ -95,20 +96,27 @@ class Simulation:
         self.at(when_s, ask)
         return client
 
+    def _begin(self) -> Process:
+        if not self.world.processes:
+            self._injector.begin()
+            self.world.start(self._past)
+        return self.world.process(COORDINATOR)
+
     def run(self, until_s: float = 3600.0) -> Outcome:
-        """Raises AssertionError as soon as a checker finds a promise broken."""
+        """Run to the end, or to `until_s`; then it may be called again with a later time.
+
+        Raises AssertionError if a checker finds a promise broken.
+        """
         world = self.world
-        coordinator = world.start(self._past)
-        self._injector.begin()
+        coordinator = self._begin()
         while coordinator.alive and world.timeline.step(until_s):
             pass
-        seconds = world.timeline.now
-        while world.living() and world.timeline.step(seconds + AFTERWARDS_S):
+        seconds, ended = world.timeline.now, not coordinator.alive
+        while ended and world.living() and world.timeline.step(seconds + AFTERWARDS_S):
             pass
-        for checker in self.checkers:
+        for checker in self.checkers if ended else ():
             checker.at_end(world)
         run = self.store.run
-        ended = not coordinator.alive
         return Outcome(
             state=run.get("state", "") if ended else "",
             reason=run.get("reason", ""),

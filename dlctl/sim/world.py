@@ -95,7 +95,7 @@ class World:
 
     def start(self, past: Past) -> Process:
         """Start the coordinator; it has all others started."""
-        process = self._new(COORDINATOR, 1)
+        process = self.new_process(COORDINATOR, 1)
         algorithm = registry.load("algorithms", self.job.algorithm.name)
         process.machine = Coordinator(RUN_ID, self.job, KEY, algorithm, past)
         RecordsDriver(process, self.store, self.spawn, self.note)
@@ -105,7 +105,7 @@ class World:
 
     def spawn(self, role: str, name: str, incarnation: int) -> Process:
         """Start a daemon as its `daemons/ROLE/__main__.py` does."""
-        process = self._new(name, incarnation)
+        process = self.new_process(name, incarnation)
         pid = len(self.processes)
         birth = Birth(RUN_ID, role, name, incarnation, pid, "simulated", "0")
         make = {"agent": self._agent, "server": self._server, "worker": self._worker}[role]
@@ -114,7 +114,8 @@ class World:
         process.post(Started(), SPAWN_S)
         return process
 
-    def _new(self, name: str, incarnation: int) -> Process:
+    def new_process(self, name: str, incarnation: int) -> Process:
+        """A process without a machine yet."""
         clock_s = float(self._clock_rng.uniform(0, CLOCK_S_MAX))
         process = Process(name, incarnation, self.timeline, self.network, clock_s, self.note)
         process.observers = self.observers

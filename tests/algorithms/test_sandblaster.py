@@ -1,4 +1,4 @@
-"""Sandblaster L-BFGS by hand: the recursion, the line search, the pairs, and the sums of a batch."""
+"""Sandblaster L-BFGS by hand: the recursion, the line search, the pairs, the sums of a batch."""
 
 from __future__ import annotations
 

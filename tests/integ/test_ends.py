@@ -46,18 +46,6 @@ def test_a_stopped_job_goes_on_where_it_was_and_takes_every_sample_once(place: W
     place.nothing_left()
 
 
-def test_fresh_begins_a_second_run_and_leaves_the_first_alone(place: Workplace) -> None:
-    place.job(stop="{ steps = 4 }")
-    assert place.dlctl("run", "job.toml").code == 0
-    first, files = place.directory, sorted(place.directory.rglob("*.safetensors"))
-    ended = place.dlctl("run", "--fresh", "job.toml")
-    assert ended.code == 0, ended.err
-    assert place.directory != first
-    assert sorted(first.rglob("*.safetensors")) == files
-    listed = place.dlctl("ps", "--all", "-q").out.split()
-    assert sorted(listed) == sorted([first.name, place.directory.name])
-
-
 def test_ctrl_c_stops_in_order_and_saves(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
     place.job(stop=ENDLESS)

@@ -140,11 +140,10 @@ def test_training_goes_on_while_the_disk_is_full_and_saves_when_there_is_room(
 # ---------------------------------------------------------------- impatient people
 
 
-@pytest.mark.parametrize("after", ["the directory", "the coordinator", "the daemons"])
+@pytest.mark.parametrize("after", ["the directory", "the daemons"])
 def test_a_start_that_is_killed_leaves_a_whole_run_or_none(place: Workplace, after: str) -> None:
     reached = {
         "the directory": lambda: list(place.path.glob("runs/*")),
-        "the coordinator": lambda: place.run().get("pid"),
         "the daemons": lambda: place.daemon("worker-0").get("pid"),
     }[after]
     place.task(pause_s=SLOW_S)
@@ -157,16 +156,17 @@ def test_a_start_that_is_killed_leaves_a_whole_run_or_none(place: Workplace, aft
     assert again.code == 0, again.err
     assert place.run()["state"] == "running"
     assert len(place.processes()) == 4, "one run, not two"
+    assert len(list(place.path.glob("runs/*"))) == 1
     assert place.dlctl("stop").code == 0
     place.nothing_left()
 
 
-def test_of_ten_starts_at_once_one_starts_it(place: Workplace) -> None:
+def test_of_six_starts_at_once_one_starts_it(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
     place.job(stop=ENDLESS)
-    starts = [place.begin("start", "--no-wait", "job.toml") for _ in range(10)]
+    starts = [place.begin("start", "--no-wait", "job.toml") for _ in range(6)]
     ended = [start.end() for start in starts]
-    assert [e.code for e in ended] == [0] * 10, [e.err for e in ended]
+    assert [e.code for e in ended] == [0] * 6, [e.err for e in ended]
     assert sum("starts in the background" in e.err and "already" not in e.err for e in ended) == 1
     assert len(list((place.path / "runs").iterdir())) == 1
     assert place.dlctl("wait", "--for", "ready").code == 0

@@ -48,16 +48,10 @@ FAULTS = {
         f"importing train.py raised SyntaxError: expected ':' ({{train}}:{_line('class Clouds')})",
     ),
     "no model": Fault("def model(", "def modell(", "lacks model()"),
-    "another name": Fault("task = Clouds()", "tasks = Clouds()", 'train.py has no "task"'),
     "model() raises": Fault(
         "nn.Linear(2, 8)",
         "nn.Linear(2, {}['size'])",
         f"task.model raised KeyError: 'size' ({{train}}:{MODEL + 1})",
-    ),
-    "dataset() raises": Fault(
-        "return clouds(64, seed=1)",
-        "return open('/nowhere/clouds.csv')",
-        "task.dataset raised FileNotFoundError",
     ),
     "an empty dataset": Fault(
         "clouds(64, seed=1)",
@@ -118,6 +112,13 @@ def test_the_run_fails_and_says_what_where_and_what_next(
     assert f"dlctl logs --failed -j {place.directory.name}" in errors
     assert place.run()["state"] == "failed"
     place.nothing_left()
+
+
+def test_what_was_learned_before_evaluate_raised_is_saved(
+    ended: dict[str, tuple[Workplace, Ended]],
+) -> None:
+    place, _ = ended["evaluate() raises"]
+    assert place.run()["checkpoint"]["step"] == place.run()["step"] >= 8
 
 
 # ---------------------------------------------------------------- at work

@@ -25,6 +25,8 @@ class Finished(NamedTuple):
 def finished(shared_place: Workplace) -> Iterator[Finished]:
     """A run that has reached its target."""
     place = shared_place
+    for name in ("daemons", "msgpack", "safetensors"):
+        (place.path / f"{name}.py").write_text("raise RuntimeError('not the module you want')\n")
     place.job(
         stop=f'{{ epochs = 20, target = "accuracy >= {ACCURACY}" }}', workers=2, servers=2,
         more='[network]\ntransport = "tcp"\n',
@@ -98,3 +100,19 @@ def test_to_wait_for_what_has_happened_returns_at_once(finished: Finished) -> No
     assert finished.place.dlctl("wait").code == 0
     assert finished.place.dlctl("wait", "--for", "stopped").code == 0
     assert finished.place.dlctl("status", "--check").code == 3
+
+
+def test_fresh_begins_a_second_run_and_leaves_the_first_alone(finished: Finished) -> None:
+    """The last test here: from now on this place has a newer run."""
+    place = finished.place
+    first, files = place.directory, sorted(place.directory.rglob("*.safetensors"))
+    ended = place.dlctl("start", "--fresh", "--no-wait", "job.toml")
+    assert ended.code == 0, ended.err
+    second = place.directory
+    assert second != first
+    assert "starts in the background" in ended.err
+    assert place.dlctl("stop", "--kill").code == 0
+    assert sorted(place.dlctl("ps", "-q").out.split()) == sorted([first.name, second.name])
+    assert place.run()["step"] == 0
+    assert sorted(first.rglob("*.safetensors")) == files
+    place.nothing_left()

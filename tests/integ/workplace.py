@@ -36,9 +36,10 @@ COUNTING = """class Counting(TensorDataset):
 
 
 class Clouds"""
-COMMAND = [sys.executable, "-c", "from dlctl.cli.main import main; main()"]
+COMMAND = [sys.executable, "-P", "-c", "from dlctl.cli.main import main; main()"]
 ON_TERMINAL = [
     sys.executable,
+    "-P",
     "-c",
     "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     "from dlctl.cli.main import main; main()",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from dlctl import config
 from dlctl.flat import slice_bounds
 from dlctl.machine import Send
 from dlctl.sim.checkers import Checker, LedgerChecker, NothingLeft, SamplesChecker, TermsChecker
-from dlctl.sim.problems import Ledger, batch_rows
+from dlctl.sim.problems import LeastSquares, Ledger, batch_rows
 
 ACCOUNT = ("sgd", {"lr": 1.0})
 """The optimiser with which final weights are the count of applications."""
@@ -67,6 +69,19 @@ def ledger_checkers(problem: Ledger, epochs: int, *, once: bool) -> tuple[Checke
         SamplesChecker(problem.samples, epochs, once=once),
         NothingLeft(),
     )
+
+
+class Spy(LeastSquares):
+    """Keeps every gradient that it gave out."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.given: list[np.ndarray] = []
+
+    def gradient(self, w, batch):
+        loss, gradient = super().gradient(w, batch)
+        self.given.append(gradient.copy())
+        return loss, gradient
 
 
 class Watcher(Checker):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from simulated import Watcher, job_file, rows_in_order
+from simulated import Spy, Watcher, job_file, rows_in_order
 
 from dlctl import registry
 from dlctl.compress.base import Delta
@@ -40,19 +40,6 @@ class FetchSteps(Checker):
             self._computed += 1
         elif isinstance(effect, Send) and isinstance(effect.message, Fetch):
             self.steps.append(self._computed)
-
-
-class Spy(LeastSquares):
-    """Keeps every gradient that it gave out."""
-
-    def __init__(self, **options) -> None:
-        super().__init__(**options)
-        self.given: list[np.ndarray] = []
-
-    def gradient(self, w, batch):
-        loss, gradient = super().gradient(w, batch)
-        self.given.append(gradient.copy())
-        return loss, gradient
 
 
 # ---------------------------------------------------------------- it learns, and it is repeatable
@@ -143,9 +130,7 @@ def test_fetch_and_push_have_intervals_of_their_own_and_both_begin_at_step_0():
 
 def test_what_is_accrued_when_the_data_ends_is_pushed_too():
     pushes = Watcher(Push)
-    job = job_file(
-        algorithm=("downpour", {"push_every_steps": 4}), portion_batches=7, epochs=1.0
-    )
+    job = job_file(algorithm=("downpour", {"push_every_steps": 4}), portion_batches=7, epochs=1.0)
     Simulation(job, LeastSquares(samples=56), checkers=(pushes,)).run()
     assert [p.samples for p in pushes.messages()] == [8, 32, 16]
 
@@ -216,9 +201,7 @@ def test_shards_do_not_wait_for_each_other():
     versions, problem = Versions(), Ledger(shards=2)
     links = {("worker-0", "server-1"): Link(latency_s=0.1)}
     job = job_file(servers=2, optimizer=("sgd", {"lr": 1.0}))
-    simulation = Simulation(
-        job, problem, network=NetworkOptions(links=links), checkers=(versions,)
-    )
+    simulation = Simulation(job, problem, network=NetworkOptions(links=links), checkers=(versions,))
     outcome = simulation.run()
     assert versions.ahead >= 3
     assert np.array_equal(*problem.counts(outcome.weights))

@@ -186,10 +186,9 @@ class Cliff(LeastSquares):
 
 
 def test_a_batch_with_a_gradient_that_is_not_finite_is_a_point_too_far():
-    options = {"nonfinite_steps_max": 1000}
     cliff = Cliff(samples=233, size=12)
     assert np.abs(cliff.solution).sum() > 4.0
-    outcome = Simulation(job(**options), cliff, checkers=(NothingLeft(),)).run()
+    outcome = Simulation(job(), cliff, checkers=(NothingLeft(),)).run()
     assert outcome.state == "finished"
     assert 3.0 < np.abs(outcome.weights).sum() <= 4.0
 

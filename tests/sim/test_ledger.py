@@ -1,8 +1,10 @@
 """Whatever goes wrong: what was acknowledged is in the servers, once, and the run goes on.
 
-The judge is the ledger: every gradient adds exactly 1.0 to a cell of its own, so the final weights
-are the count of applications (`dlctl/sim/problems.py`). `LedgerChecker` compares them with the acks.
+The judge is the ledger: every gradient adds exactly 1.0 to a cell of its own, so the final
+weights are the count of applications. `LedgerChecker` compares them with the acks.
 """
+
+from itertools import pairwise
 
 import pytest
 from simulated import ACCOUNT, Watcher, job_file, ledger_checkers
@@ -117,9 +119,7 @@ MOMENTS = [
 
 @pytest.mark.parametrize("moment", MOMENTS, ids=lambda m: f"{m.name}-{m.kind}-{m.count}-{m.before}")
 def test_a_worker_may_die_in_the_middle_of_anything(moment):
-    outcome = run_ledger(
-        faults=Faults(moments=(moment,)), checkpoint_s=0.5, evaluate_epochs=0.5
-    )
+    outcome = run_ledger(faults=Faults(moments=(moment,)), checkpoint_s=0.5, evaluate_epochs=0.5)
     deaths = [t for t in outcome.store.texts("exit") if moment.name in t]
     assert len(deaths) == 1
     assert (outcome.state, outcome.seconds < 20) == ("finished", True)
@@ -146,7 +146,7 @@ def test_when_a_worker_dies_the_others_do_not_stop():
     assert outcome.state == "finished"
     for name in ("worker-0", "worker-1"):
         times = computing.times[name]
-        pauses = [b - a for a, b in zip(times, times[1:], strict=False)]
+        pauses = [b - a for a, b in pairwise(times)]
         assert max(pauses) < 0.06, f"{name} was held up"
     assert max(computing.times["worker-2"]) > 2.0, "it was replaced"
 
@@ -169,15 +169,17 @@ def test_a_worker_that_dies_again_and_again_ends_the_run_with_a_reason():
     assert outcome.left_behind == []
 
 
-def test_the_death_of_a_server_or_agent_ends_the_run_and_leaves_nothing_running():
-    for name, reason in (("server-1", "its shard is lost"), ("agent-0", "its daemons are orphans")):
-        simulation = Simulation(job_file(workers=2, servers=2, epochs=100.0), LeastSquares())
-        simulation.at(2.0, lambda name=name: simulation.world.kill(name))
-        outcome = simulation.run()
-        assert outcome.state == "failed"
-        assert outcome.reason == f"{name} ended: killed by SIGKILL, out of memory?; {reason}"
-        assert outcome.left_behind == []
-        assert outcome.seconds < 20
+@pytest.mark.parametrize(
+    ("name", "reason"), [("server-1", "its shard is lost"), ("agent-0", "its daemons are orphans")]
+)
+def test_the_death_of_a_server_or_agent_ends_the_run_and_leaves_nothing_running(name, reason):
+    simulation = Simulation(job_file(workers=2, servers=2, epochs=100.0), LeastSquares())
+    simulation.at(2.0, lambda: simulation.world.kill(name))
+    outcome = simulation.run()
+    assert outcome.state == "failed"
+    assert outcome.reason == f"{name} ended: killed by SIGKILL, out of memory?; {reason}"
+    assert outcome.left_behind == []
+    assert outcome.seconds < 20
 
 
 def test_a_server_that_dies_while_the_run_is_ending_makes_it_fail_at_once():
@@ -220,6 +222,16 @@ def test_a_worker_that_stays_frozen_is_killed_and_replaced():
     assert outcome.store.texts("silent") == ["no word from worker-1 for 3 s: it is killed"]
     assert outcome.world.process("worker-1").incarnation == 2
     assert outcome.state == "finished"
+
+
+def test_a_coordinator_that_was_stopped_for_long_blames_nobody_and_goes_on():
+    """The data plane went on meanwhile; everybody's reports are still to be read."""
+    simulation = Simulation(job_file(workers=2, servers=2, seconds=60.0), LeastSquares())
+    simulation.at(2.0, lambda: simulation.world.freeze("coordinator"))
+    simulation.at(32.0, lambda: simulation.world.thaw("coordinator"))
+    outcome = simulation.run(40.0)
+    assert outcome.store.texts("silent") == []
+    assert outcome.store.run["state"] == "running"
 
 
 @pytest.mark.parametrize("kind", ["Push", "LeaseRequest"])

@@ -1,0 +1,223 @@
+"""Synchronous SGD in virtual time: a barrier in the servers that nobody's death can hold up."""
+
+import numpy as np
+import pytest
+from simulated import Watcher, job_file, rows_in_order
+
+from dlctl.algorithms.base import Shard
+from dlctl.algorithms.sync import Barrier, Options
+from dlctl.compress.base import Delta
+from dlctl.messages import APPLIED, HELD, LATE, Ack, Packed, Push
+from dlctl.optim.sgd import SGD, SGDOptions
+from dlctl.roles.effects import Compute
+from dlctl.sim.checkers import Checker, NothingLeft, SamplesChecker, TermsChecker
+from dlctl.sim.drivers import ComputeOptions
+from dlctl.sim.faults import Faults, Moment
+from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.problems import Batch, LeastSquares, Ledger
+from dlctl.sim.simulation import Simulation
+
+SYNC = ("sync", {})
+
+
+class OneVersion(Checker):
+    """Every gradient is of the same step on all shards."""
+
+    def on_effect(self, process, effect):
+        if isinstance(effect, Compute):
+            versions = {channel.version for channel in process.machine.training.channels}
+            assert len(versions) == 1, f"{process} computes on steps {versions}"
+
+
+# ---------------------------------------------------------------- what it computes
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_four_workers_are_one_worker_with_a_batch_four_times_as_large(servers, optimizer):
+    problem = LeastSquares(samples=256)
+    options = {"algorithm": SYNC, "optimizer": (optimizer, {"lr": 0.1}), "portion_batches": 1}
+    four = job_file(workers=4, servers=servers, batch_size=8, epochs=3.0, **options)
+    slow = ComputeOptions(slow={2: 3.0})
+    outcome = Simulation(four, problem, compute=slow, checkers=(OneVersion(),)).run()
+    one = Simulation(job_file(batch_size=32, epochs=3.0, **options), problem).run()
+    assert np.allclose(outcome.weights, one.weights, rtol=0, atol=1e-6)
+    assert outcome.world.machine("server-0").serving.shard.version >= 24
+
+
+def test_one_worker_is_the_optimiser_on_one_machine_to_the_last_bit():
+    problem = LeastSquares(samples=128)
+    job = job_file(servers=2, algorithm=SYNC)
+    outcome = Simulation(job, problem).run()
+    w, optimizer = problem.initial(), SGD(SGDOptions(lr=0.1), 12)
+    for number, rows in enumerate(rows_in_order(job, problem.samples, epochs=2)):
+        optimizer.apply(w, Delta(problem.gradient(w, Batch(rows, 0, 1, number))[1]))
+    assert np.array_equal(outcome.weights, w)
+
+
+def test_a_step_counts_its_samples_not_its_workers():
+    """One worker has 8 samples, the other 24: its gradient counts three times as much."""
+    shard = Shard(np.zeros(2, np.float32), SGD(SGDOptions(lr=1.0), 2))
+    barrier = Barrier(Options(), shard)
+    barrier.members(frozenset({0, 1}))
+    barrier.push(*_push(0, clock=0, samples=8, values=(4.0, 0.0)))
+    barrier.push(*_push(1, clock=0, samples=24, values=(0.0, 4.0)))
+    assert shard.w.tolist() == [-1.0, -3.0]
+
+
+# ---------------------------------------------------------------- the barrier itself
+
+
+def _push(slot: int, clock: int, samples: int = 8, values=(1.0, 1.0), seq: int = 0):
+    delta = Packed("none", 2, (np.array(values, np.float32),))
+    push = Push(slot, 1, 1, seq, clock, clock, clock, samples, clock, delta, 0)
+    return push, Delta(delta.arrays[0])
+
+
+@pytest.fixture
+def barrier() -> Barrier:
+    barrier = Barrier(Options(), Shard(np.zeros(2, np.float32), SGD(SGDOptions(lr=1.0), 2)))
+    barrier.members(frozenset({0, 1}))
+    return barrier
+
+
+def kinds(outcomes) -> list[tuple[int, str]]:
+    return [(outcome.slot, outcome.kind) for outcome in outcomes]
+
+
+def test_a_push_is_held_until_the_last_member_has_pushed(barrier):
+    assert kinds(barrier.push(*_push(0, clock=0))) == [(0, HELD)]
+    assert barrier.clock() == 0
+    assert kinds(barrier.push(*_push(1, clock=0))) == [(1, HELD), (0, APPLIED), (1, APPLIED)]
+    assert barrier.clock() == 1
+
+
+def test_a_push_for_a_step_that_is_over_is_late_and_changes_nothing(barrier):
+    barrier.push(*_push(0, clock=0))
+    barrier.push(*_push(1, clock=0))
+    before = barrier.shard.w.copy()
+    assert kinds(barrier.push(*_push(0, clock=0, seq=1))) == [(0, LATE)]
+    assert np.array_equal(barrier.shard.w, before)
+    assert kinds(barrier.push(*_push(1, clock=1, seq=1))) == [(1, HELD)]
+
+
+def test_the_death_of_the_member_that_all_wait_for_completes_the_step(barrier):
+    barrier.push(*_push(0, clock=0))
+    assert kinds(barrier.members(frozenset({0}))) == [(0, APPLIED)]
+
+
+def test_one_who_joins_is_not_waited_for_before_its_first_push(barrier):
+    for clock in (0, 1):
+        barrier.push(*_push(0, clock, seq=clock))
+        barrier.push(*_push(1, clock, seq=clock))
+    barrier.joined(2)
+    barrier.members(frozenset({0, 1, 2}))
+    barrier.push(*_push(0, clock=2))
+    assert (1, APPLIED) in kinds(barrier.push(*_push(1, clock=2)))
+    barrier.push(*_push(2, clock=3))
+    barrier.push(*_push(0, clock=3))
+    assert kinds(barrier.push(*_push(1, clock=3)))[1:] == [(0, APPLIED), (1, APPLIED), (2, APPLIED)]
+    barrier.push(*_push(0, clock=4))
+    assert kinds(barrier.push(*_push(1, clock=4))) == [(1, HELD)], "now it counts"
+
+
+def test_who_has_pushed_for_a_later_step_is_not_waited_for_at_this_one(barrier):
+    """Another shard was ahead when all workers had died and new ones came."""
+    barrier.members(frozenset())
+    barrier.joined(0)
+    barrier.joined(1)
+    barrier.members(frozenset({0, 1}))
+    barrier.push(*_push(0, clock=1))
+    outcomes = barrier.push(*_push(1, clock=1))
+    assert kinds(outcomes) == [(1, HELD), (0, APPLIED), (1, APPLIED)]
+    assert barrier.clock() == 2
+
+
+def test_the_order_of_arrival_makes_no_difference_to_the_last_bit():
+    rng = np.random.default_rng(0)
+    gradients = rng.standard_normal((3, 2)).astype("f4")
+
+    def run(order: tuple[int, ...]) -> bytes:
+        barrier = Barrier(Options(), Shard(np.zeros(2, np.float32), SGD(SGDOptions(lr=0.1), 2)))
+        barrier.members(frozenset({0, 1, 2}))
+        for slot in order:
+            barrier.push(*_push(slot, clock=0, samples=5 + slot, values=gradients[slot]))
+        return barrier.shard.w.tobytes()
+
+    assert run((0, 1, 2)) == run((2, 0, 1)) == run((1, 2, 0))
+
+
+# ---------------------------------------------------------------- deaths and ends
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_deaths_do_not_hold_the_others_up_for_ever(workers):
+    for seed in range(20):
+        problem = LeastSquares(samples=128)
+        job = job_file(
+            workers=workers, servers=3, algorithm=SYNC, batch_size=4, portion_batches=1,
+            epochs=3.0, seed=seed,
+        )  # fmt: skip
+        outcome = Simulation(
+            job, problem, seed,
+            network=NetworkOptions(link=Link(jitter_s=0.004)),
+            compute=ComputeOptions(step_s=0.02),
+            faults=Faults(kills=5, from_s=0.2, heal_at_s=3.0),
+            checkers=(OneVersion(), TermsChecker(), SamplesChecker(128, 3, once=False),
+                      NothingLeft()),
+        ).run()  # fmt: skip
+        assert (outcome.state, outcome.seconds < 20) == ("finished", True), seed
+        assert np.isfinite(outcome.weights).all()
+
+
+@pytest.mark.parametrize("count", range(1, 7))
+def test_a_lonely_worker_may_die_between_its_pushes_to_two_servers(count):
+    moment = Moment(name="worker-0", kind="Push", count=count, before=True)
+    job = job_file(servers=2, algorithm=SYNC)
+    outcome = Simulation(job, LeastSquares(samples=64), faults=Faults(moments=(moment,))).run(60.0)
+    assert (outcome.state, outcome.left_behind) == ("finished", [])
+
+
+def test_on_a_poor_network_every_gradient_counts_exactly_once():
+    """The cells of one step add up to 1: all cells together are the steps that had samples."""
+    for seed in range(20):
+        problem = Ledger(shards=2)
+        poor = NetworkOptions(link=Link(jitter_s=0.002, loss=0.05, duplicate=0.05, reorder=0.1))
+        job = job_file(
+            workers=3, servers=2, algorithm=SYNC, optimizer=("sgd", {"lr": 1.0}), batch_size=4
+        )
+        outcome = Simulation(
+            job, problem, seed, network=poor, faults=Faults(heal_at_s=5.0),
+            checkers=(OneVersion(), SamplesChecker(problem.samples, 2, once=True), NothingLeft()),
+        ).run()  # fmt: skip
+        assert outcome.state == "finished"
+        cells = outcome.weights.reshape(2, -1)
+        made = len(problem.authors)
+        assert (cells[:, :made] > 0.1).all(), "one was lost"
+        assert not cells[:, made:].any()
+        assert np.allclose(cells.sum(axis=1), cells.sum(axis=1).round(), atol=1e-4)
+        assert np.array_equal(cells[0], cells[1])
+
+
+def test_a_worker_without_data_takes_part_with_0_samples_until_all_is_done():
+    """Five portions for four workers: three of them have nothing to do in the second round."""
+    pushes = Watcher(Push)
+    job = job_file(workers=4, algorithm=SYNC, batch_size=8, portion_batches=2, epochs=1.0)
+    checkers = (pushes, SamplesChecker(80, 1, once=True), NothingLeft())
+    outcome = Simulation(job, LeastSquares(samples=80), checkers=checkers).run(60.0)
+    assert outcome.state == "finished"
+    assert {push.samples for push in pushes.messages()} == {0, 8}
+
+
+def test_a_run_that_is_stopped_drains_and_goes_on_from_its_checkpoint():
+    acks = Watcher(Ack)
+    job = job_file(workers=3, servers=2, algorithm=SYNC, epochs=6.0)
+    first = Simulation(job, LeastSquares(), checkers=(acks, NothingLeft()))
+    first.request(0.8, "stop", {})
+    stopped = first.run(60.0)
+    assert stopped.state == "stopped"
+    assert 0 < stopped.store.run["step"] < 192
+    assert {ack.outcome for ack in acks.messages()} == {HELD, APPLIED}
+    resumed = Simulation(job, LeastSquares(), store=stopped.store, checkers=(OneVersion(),))
+    outcome = resumed.run(120.0)
+    assert (outcome.state, outcome.store.run["step"]) == ("finished", 192)
