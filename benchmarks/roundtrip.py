@@ -48,6 +48,6 @@ def _measure(size: int, rounds: int, repeats: int) -> Figure:
 
 
 def _push_and_fetch(worker: Worker, gradient: np.ndarray) -> None:
-    gradient.fill(1)  # a compressor takes what it sends out of the vector
+    """The compressor takes what it sends out of the gradient: from the second time on zeros."""
     worker.push(Dense(DenseOptions()).take(gradient))
     worker.fetch()

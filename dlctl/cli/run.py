@@ -49,7 +49,7 @@ def command(ctx: click.Context, file: Path, fresh: bool, timeout: str | None) ->
     the job: 0 if it has finished, 7 if it failed, 3 if somebody else stopped it, 130 after Ctrl-C.
     Ctrl-C saves a checkpoint and stops; once more kills. Started again, the job goes on from there.
     """
-    from dlctl.cli import launching, live
+    from dlctl.cli import launching, live, starting
 
     limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
     with Interrupts() as interrupts:
@@ -63,10 +63,12 @@ def command(ctx: click.Context, file: Path, fresh: bool, timeout: str | None) ->
             snapshot = _attend(launched, limit_s, progress)
         except (Interrupted, TimedOut) as end:
             progress.close()
+            late = starting.waiting_for(load(launched.directory))
             snapshot = _stop(launched.directory, interrupts)
             _summary(snapshot, file)
             if isinstance(end, TimedOut):
-                raise TimedOut(f"{snapshot.run_id} was not ready in time and was stopped") from None
+                what = f"was not ready in time and was stopped; it waited for {late}"
+                raise TimedOut(f"{snapshot.run_id} {what}") from None
             ctx.exit(SIGNALLED + end.signal)
         finally:
             progress.close()

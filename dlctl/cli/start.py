@@ -49,6 +49,13 @@ def command(file: Path, fresh: bool, timeout: str | None, no_wait: bool, follow:
     progress = live.open_progress()
     try:
         snapshot = starting.wait_ready(launched, limit_s, progress)
+    except KeyboardInterrupt:
+        progress.close()
+        job = f"-j {console.escape(launched.directory.name)}"
+        console.note(
+            f"\nIt goes on starting.  again: dlctl wait --for ready {job}   stop: dlctl stop {job}"
+        )
+        raise
     finally:
         progress.close()
     if snapshot.state == "failed":

@@ -87,8 +87,13 @@ def _record_death(launched: Launched) -> None:
 
 
 def quoted(snapshot: Snapshot) -> str:
-    """The last lines of the daemon that failed, to be put behind an error message."""
+    """The last lines of the daemon that failed, to be put behind an error message.
+
+    A coordinator that lived to the end has already said why, in the run's reason.
+    """
     name, words = last_words(snapshot)
+    if name == "coordinator" and not snapshot.reason.startswith("the coordinator "):
+        return ""
     shown = "".join(f"\n    {line}" for line in words[-LAST_LINES:])
     return f"\n  last lines of {name}:{shown}" if words else ""
 

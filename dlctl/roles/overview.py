@@ -64,9 +64,10 @@ class Overview:
         return self.unready() if self.of.state == "starting" else self.of.work.held_back()
 
     def unready(self) -> str:
-        """The daemons that are not at work yet, and what they are doing."""
+        """The daemons that the others wait for before all are at work, and what they are doing."""
         late = [d for d in self.of.members.daemons.values() if d.state in ("starting", "backoff")]
-        return ", ".join(f"{d.name} ({d.phase or d.state})" for d in late)
+        causes = [d for d in late if not d.waiting_for] or late
+        return ", ".join(f"{d.name} ({d.phase or d.state})" for d in causes)
 
     def _measure(self, now: float) -> None:
         if self._rates_at is not None and now - self._rates_at < RATE_S:

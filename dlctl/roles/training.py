@@ -42,7 +42,8 @@ LOSS_WEIGHT = 0.05
 BATCH_WEIGHT = 0.1
 """Of the newest batch in the running mean of the time for one."""
 STUCK_S_MIN, STUCK_BATCHES = 60.0, 10.0
-"""A batch that takes longer than both, in seconds and in other batches, hangs in the user's code."""
+"""A batch that takes longer than both, in seconds and in other batches, hangs in the user's code.
+"""
 
 
 class Training:

@@ -75,6 +75,18 @@ def test_ctrl_c_twice_does_not_wait_for_anybody(place: Workplace) -> None:
     place.nothing_left()
 
 
+def test_ctrl_c_in_start_only_leaves_and_says_how_to_stop(place: Workplace) -> None:
+    place.job(stop=ENDLESS)
+    terminal = place.terminal("start", "job.toml")
+    place.until("it waits", lambda: "waiting for worker-0" in terminal.shown)
+    terminal.type(b"\x03")
+    assert terminal.end() == 130
+    assert "It goes on starting." in terminal.shown
+    assert f"stop: dlctl stop -j {place.directory.name}" in terminal.shown
+    assert place.dlctl("stop").code == 0
+    place.nothing_left()
+
+
 def test_a_closed_window_stops_an_attached_run_in_order(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
     place.job(stop=ENDLESS)
