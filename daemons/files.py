@@ -21,20 +21,27 @@ class Files:
         self._thread.submit(self._save, effect)
 
     def load(self, effect: LoadArrays) -> None:
-        """At the start only: nothing else can go on before it is done."""
+        """Answered by `ArraysLoaded`; what cannot be read ends the daemon with the error."""
+        self._thread.submit(self._load, effect)
+
+    def _load(self, effect: LoadArrays) -> None:
+        try:
+            self._loop.post(self._loaded(effect))
+        except Exception as error:
+            self._loop.fail(error)
+
+    def _loaded(self, effect: LoadArrays) -> ArraysLoaded:
         directory = Path(effect.directory)
         manifest = checkpoints.read_manifest(directory)
         if self._name.startswith("worker"):
-            arrays = checkpoints.read_worker(directory, manifest, self._name)
-            self._loop.post(ArraysLoaded(arrays, {}))
-            return
+            return ArraysLoaded(checkpoints.read_worker(directory, manifest, self._name), {})
         arrays = {
             name: checkpoints.read_slice(directory, manifest, name, effect.lo, effect.hi)
             for name in effect.vectors
         }
         for extra in effect.extras:
             arrays[extra] = checkpoints.read_extra(directory, manifest, extra)
-        self._loop.post(ArraysLoaded(arrays, manifest["shards"][0]["state"]))
+        return ArraysLoaded(arrays, manifest["shards"][0]["state"])
 
     def _save(self, effect: SaveArrays) -> None:
         sha256, nbytes, error = "", 0, ""
@@ -43,4 +50,6 @@ class Files:
             sha256, nbytes = checkpoints.write_arrays(path, effect.arrays)
         except DlctlError as failure:
             error = f"{failure.message} ({failure.where})"
+        except Exception as failure:
+            error = f"a bug in dlctl: {type(failure).__name__}: {failure}"
         self._loop.post(ArraysSaved(effect.checkpoint, sha256, nbytes, error))

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import sys
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -56,13 +57,15 @@ class Rotating(logging.StreamHandler):  # type: ignore[type-arg]
         self.rotate_if_full()
 
     def rotate_if_full(self) -> None:
-        """Also called now and then by itself: raw output fills the file as well."""
+        """Also called now and then by `Loop`: raw output fills the file as well."""
+        self.acquire()
         try:
-            full = os.fstat(2).st_size >= FILE_BYTES_MAX
-        except OSError:
+            if os.fstat(2).st_size >= FILE_BYTES_MAX and self.path.exists():
+                self._rotate()
+        except OSError:  # a full disk, say; the log goes on in the old file
             return
-        if full and self.path.exists():
-            self._rotate()
+        finally:
+            self.release()
 
     def _rotate(self) -> None:
         oldest = self._numbered(FILES_KEPT - 1)
@@ -92,25 +95,44 @@ def set_up(name: str, incarnation: int, path: Path) -> Rotating:
 
 
 class _Printed(io.TextIOBase):
-    """What user code prints, as log lines of this daemon: {"stream": "stdout", "msg": ...}."""
+    """What user code prints, as log lines of this daemon: {"stream": "stdout", "msg": ...}.
+
+    Each thread has a line of its own, so that those of two threads are not mixed up.
+    """
 
     def __init__(self, stream: str) -> None:
         self._stream = stream
-        self._line = ""
-        self._busy = False
+        self._begun: dict[int, str] = {}
+        """Thread -> the beginning of a line that it has not ended yet."""
+        self._lock = threading.Lock()
+        self._here = threading.local()
 
     def write(self, text: str) -> int:
-        if self._busy:
+        if getattr(self._here, "busy", False):
             return len(text)  # A logging error that is being printed while we log.
-        self._busy = True
+        thread = threading.get_ident()
+        with self._lock:
+            *lines, rest = (self._begun.pop(thread, "") + text).split("\n")
+            if rest:
+                self._begun[thread] = rest[-LINE_CHARS_MAX:]
+        # Not under the lock: a thread that holds the log's lock may be about to write here.
+        self._log(lines)
+        return len(text)
+
+    def end_lines(self) -> None:
+        """Log what has no newline behind it. `flush` must not: progress bars flush all the time."""
+        with self._lock:
+            lines = list(self._begun.values())
+            self._begun.clear()
+        self._log(lines)
+
+    def _log(self, lines: list[str]) -> None:
+        self._here.busy = True
         try:
-            *lines, rest = (self._line + text).split("\n")
-            self._line = rest[-LINE_CHARS_MAX:]
             for line in lines:
                 logging.getLogger("dlctl").info("%s", line, extra={"stream": self._stream})
         finally:
-            self._busy = False
-        return len(text)
+            self._here.busy = False
 
     def writable(self) -> bool:
         return True
@@ -120,3 +142,10 @@ def capture_prints() -> None:
     """From now on `print` and writes to sys.stderr become log lines."""
     sys.stdout = _Printed("stdout")
     sys.stderr = _Printed("stderr")
+
+
+def end_prints() -> None:
+    """Log the last printed lines that have no newline at their end; before this process exits."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, _Printed):
+            stream.end_lines()

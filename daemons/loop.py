@@ -32,12 +32,18 @@ from dlctl.machine import (
 
 log = logging.getLogger("dlctl")
 WAIT_S_MAX = 3600.0
+CHORES_S = 1.0
 
 
 class Loop:
-    """Runs one machine. Effects that are a daemon's own it learns to do with `perform`."""
+    """Runs one machine. Effects that are a daemon's own it learns to do with `perform`.
 
-    def __init__(self) -> None:
+    `chores` is called after events, at most once a second.
+    """
+
+    def __init__(self, chores: Callable[[], None] = lambda: None) -> None:
+        self._chores = chores
+        self._chores_at = 0.0
         self.poller = zmq.Poller()
         self.transport = Transport(self.poller)
         self.exit_code: int | None = None
@@ -51,6 +57,7 @@ class Loop:
             Exit: self._exit,
         }
         self._posted: deque[Event] = deque()
+        self._failure: Exception | None = None
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._watched: dict[int, Callable[[], None]] = {}
         self.poller.register(self._wakeup, zmq.POLLIN)
@@ -64,6 +71,11 @@ class Loop:
     def post(self, event: Event) -> None:
         """Hand an event to the machine; safe from any thread and from signal handlers."""
         self._posted.append(event)
+        os.eventfd_write(self._wakeup, 1)
+
+    def fail(self, error: Exception) -> None:
+        """Have `run` raise this error; safe from any thread."""
+        self._failure = error
         os.eventfd_write(self._wakeup, 1)
 
     def stop_on_signals(self) -> None:
@@ -86,11 +98,12 @@ class Loop:
     # ------------------------------------------------------------ the loop
 
     def run(self, machine: Machine) -> int:
-        """Until the machine exits; returns its exit code."""
+        """Until the machine exits; returns its exit code. Raises what `fail` was called with."""
         self._handle(machine, Started())
         deadline = machine.deadline()
         while self.exit_code is None:
             self.after_events()
+            self._do_chores()
             for source in self._wait(deadline):
                 if self.exit_code is None:
                     self._serve(machine, source)
@@ -102,6 +115,11 @@ class Loop:
         self.transport.close()
         return self.exit_code
 
+    def _do_chores(self) -> None:
+        if time.monotonic() >= self._chores_at:
+            self._chores_at = time.monotonic() + CHORES_S
+            self._chores()
+
     def _wait(self, deadline: float | None) -> list[Any]:
         timeout_s = WAIT_S_MAX if deadline is None else deadline - time.monotonic()
         # Rounded up, or the last fraction of a millisecond would be spent in a busy loop.
@@ -111,6 +129,8 @@ class Loop:
     def _serve(self, machine: Machine, source: Any) -> None:
         if source == self._wakeup:
             os.eventfd_read(self._wakeup)
+            if self._failure is not None:
+                raise self._failure
             while self._posted:
                 self._handle(machine, self._posted.popleft())
         elif source in self._watched:

@@ -57,6 +57,7 @@ def main(role: str, body: Callable[[Context], int]) -> None:
     except Exception:
         log.exception("a bug in dlctl: %s ends", name)
         code = 70
+    logs.end_prints()
     logging.shutdown()
     # Nothing that user code has registered or left running can hold the process back any more.
     os._exit(code)

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 import zmq
 
 from dlctl import runs, wire
-from dlctl.errors import DlctlError, RemoteProtocolError
+from dlctl.errors import DlctlError, LocalProtocolError, RemoteProtocolError
 from dlctl.machine import Peer
 from dlctl.messages import Message
 
-LINGER_MS = 1000
+LINGER_MS = 500
 """For the last messages of a daemon that exits."""
 HANDSHAKE_MS = 3000
 HEARTBEAT_MS = 1000
@@ -86,8 +86,13 @@ class Transport:
         self._names[socket] = peer
 
     def send(self, peer: Peer, message: Message) -> None:
-        """Queue a message, or drop it if there is nobody or no room."""
-        frames = wire.encode(message)
+        """Queue a message, or drop it if there is nobody or no room, or if it is too large."""
+        try:
+            frames = wire.encode(message)
+        except LocalProtocolError as error:
+            # Losing one message is what the roles can live with; losing the daemon is not.
+            log.error("dropped a message for %s: %s", peer, error.message)
+            return
         if isinstance(peer, bytes):
             socket, frames = self._router, [peer, *frames]
         else:

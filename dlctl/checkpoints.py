@@ -48,10 +48,14 @@ _DTYPES = {
 
 
 def create(run_directory: Path, step: int, number: int) -> Path:
-    """Make the directory of checkpoint `number`, and make its name durable. Raises DlctlError."""
+    """Make the directory of checkpoint `number`, and make its name durable.
+
+    Raises DlctlError, also if it exists: what is there belongs to another checkpoint.
+    """
     directory = run_directory / FOLDER / f"{step:012d}-{number}"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir()
         _sync(directory.parent)
     except OSError as error:
         raise DlctlError(
@@ -297,6 +301,11 @@ def number(directory: Path) -> tuple[int, int]:
     return int(number), int(step)
 
 
+def highest_number(run_directory: Path) -> int:
+    """The number of the newest checkpoint on disk, complete or not; 0 if there is none."""
+    return max((number(directory)[0] for directory in _candidates(run_directory)), default=0)
+
+
 def complete(run_directory: Path) -> list[Path]:
     """All checkpoints with a readable manifest, newest last. Their files are not looked at."""
     found = []
@@ -330,21 +339,51 @@ def newest_good(
     return None
 
 
-def prune(run_directory: Path, keep: int, trusted: Path | None = None) -> list[Path]:
+def prune(
+    run_directory: Path,
+    keep: int,
+    trusted: Path | None = None,
+    on_problem: Callable[[str], None] = _ignore,
+) -> list[Path]:
     """Remove all but the newest `keep` complete checkpoints, and what older attempts left behind.
 
     The newest good one stays in any case. `trusted` is a checkpoint that the caller has just
-    written and need not be hashed again to be called good. Returns what was removed.
+    written and need not be hashed again to be called good. A directory that cannot be removed stays
+    too; `on_problem` hears why. Returns what was removed.
     """
     good = newest_good(run_directory) if trusted is None else (trusted, None)
     if good is None:
         return []
     kept = {good[0].name, *(directory.name for directory in complete(run_directory)[-keep:])}
-    removed = []
-    for directory in _candidates(run_directory):
-        if directory.name not in kept and number(directory) < number(good[0]):
-            # Without its manifest a half removed checkpoint is taken for none at all.
-            (directory / MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(directory, ignore_errors=True)
-            removed.append(directory)
-    return removed
+    old = [
+        directory
+        for directory in _candidates(run_directory)
+        if directory.name not in kept and number(directory) < number(good[0])
+    ]
+    return [directory for directory in old if _remove(directory, on_problem)]
+
+
+def remove_incomplete(
+    run_directory: Path, before: int, on_problem: Callable[[str], None] = _ignore
+) -> list[Path]:
+    """Remove what attempts with a lower number than `before` left behind without a manifest.
+
+    On a full disk nothing else would make room for the next attempt. Returns what was removed.
+    """
+    left = [
+        directory
+        for directory in _candidates(run_directory)
+        if number(directory)[0] < before and not os.path.lexists(directory / MANIFEST)
+    ]
+    return [directory for directory in left if _remove(directory, on_problem)]
+
+
+def _remove(directory: Path, on_problem: Callable[[str], None]) -> bool:
+    try:
+        # Without its manifest a half removed checkpoint is taken for none at all.
+        (directory / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(directory)
+    except OSError as error:
+        on_problem(f"{directory}: cannot remove this checkpoint: {error.strerror}")
+        return False
+    return True

@@ -5,18 +5,21 @@ block the writer. Rows that are objects are JSON, with units in their key names;
 since 1970 (UTC). Local disks only: SQLite's locks do not hold on NFS.
 
     run         key -> value: state, reason, step, loss, control address, pid of the coordinator ...
-    daemon      name -> object: role, pid, state, phase, waiting_for, incarnation, metrics,
-    last_exit event       what happened, in order metric      one row per report of a daemon
-    checkpoint  every checkpoint that was begun, and how it ended term        epochs and
-    generations, written before they are handed out portion     the samples that are done with, for
-    resuming
+    daemon      name -> object: role, pid, state, phase, waiting_for, incarnation, metrics, last_exit
+    event       what happened, in order
+    metric      reports of the daemons: at most one row per daemon in 10 seconds
+    checkpoint  every checkpoint that was begun, and how it ended
+    term        epochs and generations, written before they are handed out
+
+The row of a daemon that the job no longer has stays, as "removed": its incarnations are counted on
+if it comes back.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,8 @@ from dlctl.errors import DlctlError, NotFound
 
 SCHEMA_VERSION = 1
 FILE = "run.db"
+REMOVED = "removed"
+"""State of a daemon that an earlier execution had and the job no longer has."""
 _SCHEMA = """
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE daemon (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -35,8 +40,6 @@ CREATE TABLE metric (at REAL NOT NULL, daemon TEXT NOT NULL, step INTEGER NOT NU
 CREATE INDEX metric_by_daemon ON metric (daemon, at);
 CREATE TABLE checkpoint (id INTEGER PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE term (name TEXT PRIMARY KEY, term INTEGER NOT NULL);
-CREATE TABLE portion (data_epoch INTEGER NOT NULL, portion INTEGER NOT NULL,
-                      PRIMARY KEY (data_epoch, portion));
 """
 
 
@@ -85,9 +88,23 @@ class RunDb:
         self._db.execute("INSERT OR REPLACE INTO daemon VALUES (?, ?)", (name, json.dumps(value)))
 
     def daemons(self) -> list[dict[str, Any]]:
-        return [
-            json.loads(v) for (v,) in self._db.execute("SELECT value FROM daemon ORDER BY name")
-        ]
+        """The rows of the daemons that the job has, ordered by name."""
+        return [row for row in self._daemon_rows() if row.get("state") != REMOVED]
+
+    def remove_daemons(self, names: Iterable[str]) -> None:
+        """Show these no more; what was counted about them stays (see `incarnations`)."""
+        names = set(names)
+        for row in self._daemon_rows():
+            if row["name"] in names:
+                self.put_daemon(row["name"], {**row, "state": REMOVED})
+
+    def incarnations(self) -> dict[str, int]:
+        """name -> number of its latest incarnation; removed daemons, too."""
+        return {row["name"]: row["incarnation"] for row in self._daemon_rows()}
+
+    def _daemon_rows(self) -> list[dict[str, Any]]:
+        query = "SELECT value FROM daemon ORDER BY name"
+        return [json.loads(value) for (value,) in self._db.execute(query)]
 
     # ------------------------------------------------------------ what happened
 
@@ -128,25 +145,13 @@ class RunDb:
             json.loads(v) for (v,) in self._db.execute("SELECT value FROM checkpoint ORDER BY id")
         ]
 
-    # ------------------------------------------------------------ terms and portions
+    # ------------------------------------------------------------ terms
 
     def put_term(self, name: str, term: int) -> None:
         self._db.execute("INSERT OR REPLACE INTO term VALUES (?, ?)", (name, term))
 
     def terms(self) -> dict[str, int]:
         return dict(self._db.execute("SELECT name, term FROM term"))
-
-    def add_portion(self, data_epoch: int, portion: int) -> None:
-        self._db.execute("INSERT OR IGNORE INTO portion VALUES (?, ?)", (data_epoch, portion))
-
-    def portions(self) -> list[tuple[int, int]]:
-        query = "SELECT data_epoch, portion FROM portion ORDER BY data_epoch, portion"
-        return list(self._db.execute(query))
-
-    def drop_portions_after(self, keep: list[tuple[int, int]]) -> None:
-        """Forget all portions but `keep`, because a run went back to a checkpoint."""
-        self._db.execute("DELETE FROM portion")
-        self._db.executemany("INSERT INTO portion VALUES (?, ?)", keep)
 
 
 def _make(path: Path) -> None:

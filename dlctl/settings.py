@@ -39,9 +39,7 @@ SETTINGS: dict[str, Setting] = {
     "density": Setting(
         ("worker",), "fraction", "part of the entries that a push carries, 0 < d <= 1"
     ),
-    "log_level": Setting(
-        ("coordinator", "agent", "server", "worker"), "level", f"one of {', '.join(LOG_LEVELS)}"
-    ),
+    "log_level": Setting(("agent", "server", "worker"), "level", f"one of {', '.join(LOG_LEVELS)}"),
 }
 
 

@@ -138,3 +138,13 @@ def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(run_directory)
         row = {"name": "server-0", "pid": process.pid, "pid_created": created}
         assert processes.end([row], grace_s=0.2) == (["server-0"], [])
         assert not processes.is_alive(row["pid"], created)
+
+
+def test_a_zombie_has_ended_whenever_its_parent_may_find_time_for_it():
+    with subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE) as process:
+        created = psutil.Process(process.pid).create_time()
+        row = {"name": "worker-0", "pid": process.pid, "pid_created": created}
+        assert process.stdout.read() == b""
+        assert processes.wait([row], timeout_s=5) == []
+        assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
+        assert processes.end([row], grace_s=5) == ([], [])

@@ -67,7 +67,7 @@ def _end_group(pid: int) -> None:
 
 
 def serve(context: process.Context) -> int:
-    loop = Loop()
+    loop = Loop(context.log_handler.rotate_if_full)
     children = Children(context, loop)
     loop.perform(StartProcess, children.start)
     loop.perform(SignalProcess, children.signal)

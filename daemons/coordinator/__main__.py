@@ -15,14 +15,14 @@ from typing import Any
 import psutil
 
 from daemons import orphans, process
+from daemons.coordinator.past import read_past
 from daemons.coordinator.records import Records
 from daemons.lastwords import last_lines
 from daemons.loop import Loop
 from daemons.transport import address_for
-from dlctl import checkpoints, registry, runs
+from dlctl import registry, runs
 from dlctl.errors import DlctlError
 from dlctl.launch.local import Local
-from dlctl.roles.arrivals import Past
 from dlctl.roles.coordinator import Coordinator
 from dlctl.roles.effects import ProcessEnded
 from dlctl.roles.journal import KillAgent, LaunchAgent
@@ -67,7 +67,7 @@ def coordinate(context: process.Context) -> int:
     lock = _lock(directory)
     db = RunDb(directory)
     try:
-        loop = Loop()
+        loop = Loop(context.log_handler.rotate_if_full)
         loop.stop_on_signals()
         network = job.network
         address = address_for(directory.name, "control", network.transport, network.port)
@@ -80,7 +80,7 @@ def coordinate(context: process.Context) -> int:
         db.put_run(control=control, pid=os.getpid(), pid_created=created, started_at=time.time())
         db.commit()
         algorithm = registry.load("algorithms", job.algorithm.name)
-        machine = Coordinator(directory.name, job, context.key, algorithm, _past(db))
+        machine = Coordinator(directory.name, job, context.key, algorithm, read_past(directory, db))
         code = loop.run(machine)
     except DlctlError as error:
         why = "; ".join(filter(None, (error.message, error.hint)))
@@ -112,19 +112,6 @@ def _lock(directory: Path) -> int:
             "another coordinator has this run", where=str(directory), hint="dlctl status"
         ) from None
     return descriptor
-
-
-def _past(db: RunDb) -> Past:
-    """What earlier executions have left: terms, incarnations, and the checkpoint to go on from."""
-    restore = db.run().get("resume") or ""
-    manifest = checkpoints.read_manifest(Path(restore)) if restore else {}
-    return Past(
-        terms=db.terms(),
-        incarnations={row["name"]: row["incarnation"] for row in db.daemons()},
-        checkpoints=max((row["number"] for row in db.checkpoints()), default=0),
-        restore=restore,
-        manifest=manifest,
-    )
 
 
 process.main("coordinator", coordinate)

@@ -1,7 +1,9 @@
 """Performs what the coordinator writes down: rows in run.db, checkpoint directories, manifests.
 
-The machine's times are monotonic; here they become wall-clock times. Rows are committed before the
-next message goes out, so whatever the coordinator has told anybody is on record.
+The machine's times are monotonic; here they become wall-clock times. A term is committed before
+anything behind it is sent, and the row of a checkpoint at once if the database can be written. All
+other rows are committed when the events that have come are handled: a crash may lose the last ones,
+although messages of the same moment went out.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from daemons.loop import Loop
-from dlctl import checkpoints
+from dlctl import checkpoints, processes
 from dlctl.errors import DlctlError
 from dlctl.messages import Json
 from dlctl.roles import journal as j
@@ -25,6 +27,8 @@ from dlctl.rundb import RunDb
 
 log = logging.getLogger("dlctl")
 RETRY_S = 1.0
+METRIC_S = 10.0
+"""Between two rows of one daemon's metrics: a run of weeks must not fill the disk with them."""
 ROWS_KEPT = 1000
 """Of history, while the database cannot be written."""
 
@@ -44,6 +48,8 @@ class Records:
         self._rows: list[_Row] = []
         self._trouble = ""
         self._retry_at = 0.0
+        self._metric_at: dict[str, float] = {}
+        self._first_snapshot = True
         loop.perform(j.IssueTerm, self._on_term)
         loop.perform(j.AddEvent, self._on_event)
         loop.perform(j.AddMetric, self._on_metric)
@@ -99,6 +105,10 @@ class Records:
         self._put(lambda: self.db.add_event(*row), lasts=True)
 
     def _on_metric(self, effect: j.AddMetric) -> None:
+        now = time.monotonic()
+        if now < self._metric_at.get(effect.daemon, now):
+            return
+        self._metric_at[effect.daemon] = now + METRIC_S
         row = (time.time(), effect.daemon, effect.step, dict(effect.values))
         self._put(lambda: self.db.add_metric(*row))
 
@@ -108,6 +118,16 @@ class Records:
         for row in effect.daemons:
             shown = to_wall_clock(row) | {"pid_created": self._created.of(row)}
             self._put(partial(self.db.put_daemon, row["name"], shown))
+        if self._first_snapshot:
+            self._first_snapshot = False
+            names = {row["name"] for row in effect.daemons}
+            self._put(lambda: self._remove_daemons_but(names), lasts=True)
+
+    def _remove_daemons_but(self, names: set[str]) -> None:
+        """Earlier executions may have had more; those whose processes have ended are not shown."""
+        others = [row for row in self.db.daemons() if row["name"] not in names]
+        alive = [row["name"] for row in processes.living(others)]
+        self.db.remove_daemons({row["name"] for row in others}.difference(alive))
 
     def _on_checkpoint(self, effect: j.RecordCheckpoint) -> None:
         row = to_wall_clock(effect.value)
@@ -118,20 +138,31 @@ class Records:
 
     def _on_begin(self, effect: j.BeginCheckpoint) -> None:
         try:
+            checkpoints.remove_incomplete(self.directory, effect.number, log.warning)
             path = checkpoints.create(self.directory, effect.step, effect.number)
             self.loop.post(j.CheckpointBegun(effect.number, str(path), ""))
         except DlctlError as error:
             self.loop.post(j.CheckpointBegun(effect.number, "", f"{error.message} ({error.where})"))
+        except OSError as error:
+            self.loop.post(j.CheckpointBegun(effect.number, "", str(error)))
 
     def _on_complete(self, effect: j.CompleteCheckpoint) -> None:
         directory, error = Path(effect.directory), ""
         manifest = effect.manifest | {"schema": "dlctl.checkpoint/1", "at": time.time()}
         try:
             checkpoints.write_manifest(directory, manifest)
-            checkpoints.prune(self.directory, effect.keep, trusted=directory)
         except DlctlError as failure:
             error = f"{failure.message} ({failure.where})"
+        else:
+            self._prune(directory, effect.keep)
         self.loop.post(j.CheckpointEnded(effect.number, error))
+
+    def _prune(self, newest: Path, keep: int) -> None:
+        """The new checkpoint is good whatever becomes of the old ones."""
+        try:
+            checkpoints.prune(self.directory, keep, trusted=newest, on_problem=log.warning)
+        except (DlctlError, OSError) as error:
+            log.warning("cannot remove old checkpoints: %s", error)
 
 
 class _CreationTimes:

@@ -14,7 +14,7 @@ from dlctl.roles.server import Server
 
 def serve(context: process.Context) -> int:
     job, birth = context.job, context.birth
-    loop = Loop()
+    loop = Loop(context.log_handler.rotate_if_full)
     files = Files(loop, birth.name)
     loop.perform(SaveArrays, files.save)
     loop.perform(LoadArrays, files.load)

@@ -10,19 +10,27 @@ from daemons.loop import Loop
 from daemons.worker.compute import ComputeThread
 from dlctl import registry
 from dlctl.roles.desk import COORDINATOR
-from dlctl.roles.effects import BuildModel, Compute, LoadArrays, RunEvaluation, SaveArrays
+from dlctl.roles.effects import (
+    BuildModel,
+    Compute,
+    LoadArrays,
+    LoadBuffers,
+    RunEvaluation,
+    SaveArrays,
+)
 from dlctl.roles.worker import Worker
 
 
 def serve(context: process.Context) -> int:
     job = context.job
     logs.capture_prints()
-    loop = Loop()
+    loop = Loop(context.log_handler.rotate_if_full)
     files = Files(loop, context.birth.name)
     thread = ComputeThread(loop, job)
     loop.perform(SaveArrays, files.save)
     loop.perform(LoadArrays, files.load)
     loop.perform(BuildModel, thread.build)
+    loop.perform(LoadBuffers, thread.load_buffers)
     loop.perform(Compute, thread.compute)
     loop.perform(RunEvaluation, thread.evaluate)
     loop.stop_on_signals()

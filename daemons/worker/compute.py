@@ -21,10 +21,12 @@ from dlctl.config import JobFile
 from dlctl.errors import DlctlError
 from dlctl.machine import Event
 from dlctl.roles.effects import (
+    BuffersLoaded,
     BuildModel,
     Compute,
     Computed,
     EvaluationRun,
+    LoadBuffers,
     ModelBuilt,
     RunEvaluation,
     TaskFailed,
@@ -42,6 +44,9 @@ class ComputeThread:
 
     def build(self, effect: BuildModel) -> None:
         self._work.put(lambda: self._build(effect))
+
+    def load_buffers(self, effect: LoadBuffers) -> None:
+        self._work.put(lambda: self._load_buffers(effect))
 
     def compute(self, effect: Compute) -> None:
         self._work.put(lambda: self._compute(effect))
@@ -61,6 +66,10 @@ class ComputeThread:
                 event = TaskFailed(f"{error.message}{where}{hint}", detail)
             except Exception as error:
                 event = TaskFailed(f"a bug in dlctl: {type(error).__name__}: {error}", _trace())
+            except BaseException as error:
+                # A worker whose thread is gone would look alive and never compute again.
+                what = f"{type(error).__name__}: {error}"
+                event = TaskFailed(f"something ended the computing with {what}", _trace())
             self._loop.post(event)
 
     def _build(self, effect: BuildModel) -> ModelBuilt:
@@ -77,6 +86,7 @@ class ComputeThread:
         task = load_task(self._job.job.task, Path(file).parent)
         device = choose_device(workers.device, effect.slot)
         replica = Replica(task, device=str(device), seed=self._job.job.seed)
+        replica.check_finite()
         dataset = task.dataset()
         self._loader = PortionLoader(
             dataset,
@@ -95,6 +105,11 @@ class ComputeThread:
             replica.averaged(),
             replica.constant(),
         )
+
+    def _load_buffers(self, effect: LoadBuffers) -> BuffersLoaded:
+        self._replica.load_averaged(np.array(effect.averaged))
+        self._replica.load_constant(np.array(effect.constant))
+        return BuffersLoaded()
 
     def _compute(self, effect: Compute) -> Computed:
         batch = self._loader.batch(effect.data_epoch, effect.start, effect.stop, effect.number)

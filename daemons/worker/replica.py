@@ -85,6 +85,20 @@ class Replica:
         sequence = np.random.SeedSequence([self.seed, slot, epoch])
         _seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
 
+    def check_finite(self) -> None:
+        """Raises TaskError naming a parameter with a value that is NaN or infinite in float32."""
+        if bool(torch.isfinite(self._vector).all()):
+            return
+        for entry, lo, hi in self.layout.slices(TRAINED):
+            wrong = hi - lo - int(torch.isfinite(self._vector[lo:hi]).sum())
+            if wrong:
+                raise TaskError(
+                    f'parameter "{entry.name}" of the new model has {wrong} of {hi - lo} values '
+                    "that are NaN or infinite",
+                    where=self.task.place("model"),
+                    hint="initialise it in model(): torch.empty leaves whatever was in the memory",
+                )
+
     # ---------------------------------------------------------------- gradients
 
     def gradient(self, batch: Any) -> Step:

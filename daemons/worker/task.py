@@ -9,7 +9,8 @@ A task is any object, class or module with these; there is no base class to inhe
     collate(samples) -> batch                optional; torch's default_collate if absent
 
 Whatever the user's code does wrong comes out as a TaskError: what was called, what it raised, and
-where in the user's files. This holds for SystemExit too: only KeyboardInterrupt passes through.
+where in the user's files. This holds for SystemExit and the like: only KeyboardInterrupt passes
+through.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ from dlctl.errors import JobFailed
 MESSAGE_CHARS_MAX = 2_000
 DETAIL_CHARS_MAX = 7_000
 """At most 4 bytes each: message and detail fit into a message's header."""
+METRICS_MAX = 64
+METRIC_NAME_CHARS_MAX = 200
+"""All metrics of an evaluation travel in one message's header, too."""
 
 
 class TaskError(JobFailed):
@@ -133,18 +137,35 @@ class Task:
         return loss
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """The task's metrics; {} if it has no `evaluate`."""
+        """The task's metrics, at most `METRICS_MAX`; {} if it has no `evaluate`."""
         if not self.has_evaluate:
             return {}
         with calling("task.evaluate"):
             metrics = self._user.evaluate(model)  # type: ignore[attr-defined]
         if not isinstance(metrics, dict) or not all(isinstance(key, str) for key in metrics):
             raise self._wrong("evaluate", metrics, "a dict of names and numbers")
+        self._check_size(metrics)
         numbers_ = {key: _number(value) for key, value in metrics.items()}
         for key, number in numbers_.items():
             if number is None:
                 raise self._wrong("evaluate", metrics[key], "a number", item=f'["{key}"]')
         return {key: number for key, number in numbers_.items() if number is not None}
+
+    def _check_size(self, metrics: dict[str, Any]) -> None:
+        where = self.place("evaluate")
+        if len(metrics) > METRICS_MAX:
+            raise TaskError(
+                f"task.evaluate returned {len(metrics)} metrics; at most {METRICS_MAX} can be kept",
+                where=where,
+                hint="return averages over classes or layers",
+            )
+        longest = max(metrics, key=len, default="")
+        if len(longest) > METRIC_NAME_CHARS_MAX:
+            raise TaskError(
+                f'task.evaluate returned a name of {len(longest)} characters, "{longest[:20]}..."; '
+                f"at most {METRIC_NAME_CHARS_MAX} are allowed",
+                where=where,
+            )
 
     def _wrong(
         self, part: str, value: object, wanted: str, *, item: str = "", hint: str | None = None
@@ -231,9 +252,9 @@ def calling(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except TaskError:
+    except (TaskError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise blame(what, error) from error
 
 

@@ -85,10 +85,11 @@ class Barrier(ServerSide):
         """(clock, slot) -> a push and its dense gradient."""
 
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+        if self._due_from.get(push.slot) is None:
+            # From now on this shard waits for it, also if it comes too late this time.
+            self._due_from[push.slot] = max(push.clock, self.shard.version)
         if push.clock < self.shard.version:
             return [Outcome(push.slot, push.epoch, push.seq, LATE)]
-        if self._due_from.get(push.slot) is None:
-            self._due_from[push.slot] = push.clock
         gradient = dense(delta, self.shard.w.size)
         self._held[push.clock, push.slot] = (push, gradient)
         return [Outcome(push.slot, push.epoch, push.seq, HELD), *self._complete()]

@@ -11,7 +11,6 @@ import dataclasses
 import fcntl
 import json
 import os
-import re
 import secrets
 import shutil
 import sqlite3
@@ -21,8 +20,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlctl import checkpoints, rundb, runs
-from dlctl.cli import console, pick, stop, values
+from dlctl import checkpoints, runs
+from dlctl.cli import console, pick, stop, unfinished, values
 from dlctl.cli.snapshot import Snapshot, load, read_job
 from dlctl.errors import DlctlError, UsageError
 from dlctl.rundb import RunDb
@@ -36,7 +35,6 @@ KEY_BYTES = 32
 POLL_S = 0.05
 BEGUN_S = 2.0
 """For a coordinator that was started by a killed command to say that it is there."""
-_RUN_ID_END = re.compile(r"-[0-9a-f]{4}$")
 Json = dict[str, Any]
 
 
@@ -191,10 +189,10 @@ def _begin(file: Path, job: JobFile, content: Json) -> Launched:
     """A new run in a new directory."""
     parent = _run_dir(file, job)
     made_parent = not parent.exists()
-    _sweep(parent, job.job.name)
+    unfinished.sweep(parent, job.job.name)
     directory = _make_directory(parent, job.job.name)
     try:
-        with _explained(directory), _held(directory):
+        with _explained(directory), unfinished.held(directory):
             _write_new(directory, file, job, content)
             runs.socket_address(directory.name, "coordinator")
             runs.register(directory)
@@ -275,37 +273,15 @@ def _make_directory(parent: Path, name: str) -> Path:
     raise DlctlError("there are too many runs of this name", where=str(parent))
 
 
-def _sweep(parent: Path, name: str) -> None:
-    """Remove directories that a killed command has begun to make and that never became runs."""
-    for directory in parent.glob(f"{name}-????"):
-        if directory.is_symlink() or not _RUN_ID_END.search(directory.name):
-            continue
-        try:
-            with _held(directory):
-                if not (directory / rundb.FILE).exists():
-                    shutil.rmtree(directory, ignore_errors=True)
-        except OSError:  # somebody makes it just now, or it is nobody's of ours
-            continue
-
-
-@contextmanager
-def _held(directory: Path) -> Iterator[None]:
-    """Make known that this directory is being filled. Raises BlockingIOError if it is already."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def _write_new(directory: Path, file: Path, job: JobFile, content: Json) -> None:
-    (directory / "logs").mkdir()
+    unfinished.mark(directory)
+    (directory / unfinished.LOGS).mkdir()
     _write_job(directory, file, content)
     _write(directory / "key", secrets.token_bytes(KEY_BYTES), 0o600)
     with closing(RunDb(directory, create=True)) as db:
         db.put_run(**_keys(directory, file, job, resume=""))
         db.commit()
+    unfinished.unmark(directory)
 
 
 def _write_job(directory: Path, file: Path, content: Json) -> None:

@@ -98,7 +98,7 @@ def _labelled(snapshot: Snapshot) -> list[str]:
         shown = console.escape(values.evaluation(run["evaluation"]))
         lines.append(f"  evaluation  {shown} (at step {step})")
     if isinstance(run.get("checkpoint"), Mapping):
-        lines.append(f"  checkpoint  {checkpoint(run['checkpoint'], snapshot.now)}")
+        lines.append(f"  checkpoint  {newest_checkpoint(snapshot)}")
     if text(run.get("checkpoint_error")):
         bad = console.style("!", fg="red")
         lines.append(f"{bad} checkpoint  the last one failed: {text(run['checkpoint_error'])}")
@@ -125,12 +125,36 @@ def waiting(run_state: str, whom: str) -> str:
 
 def checkpoint(row: Row, now: float) -> str:
     """A row of the checkpoint table in one line."""
+    return ", ".join([f"step {values.count(row.get('step'))}", *_particulars(row, now)])
+
+
+def newest_checkpoint(snapshot: Snapshot) -> str:
+    """The newest checkpoint in one line, which says so if an ended run has gone on after it."""
+    row = snapshot.run["checkpoint"]
+    if not (unsaved := unsaved_steps(snapshot)):
+        return checkpoint(row, snapshot.now)
+    behind = f"{values.count(unsaved)} {'step' if unsaved == 1 else 'steps'} before the end"
+    first = f"saved at step {values.count(row['step'])}, {behind}"
+    return ", ".join([first, *_particulars(row, snapshot.now)])
+
+
+def unsaved_steps(snapshot: Snapshot) -> int:
+    """How many steps an ended run did after its newest checkpoint; 0 if it has none, or lives."""
+    row = snapshot.run.get("checkpoint")
+    saved = row.get("step") if isinstance(row, Mapping) else None
+    step = snapshot.run.get("step")
+    if snapshot.is_live or type(saved) is not int or type(step) is not int:
+        return 0
+    return max(0, step - saved)
+
+
+def _particulars(row: Row, now: float) -> list[str]:
     path = row.get("path")
-    parts = [f"step {values.count(row.get('step'))}"]
+    parts: list[str] = []
     parts += [values.ago(row["at"], now)] if row.get("at") is not None else []
     parts += [values.size(row["nbytes"])] if row.get("nbytes") is not None else []
     parts += [console.escape(values.path(path))] if isinstance(path, str) else []
-    return ", ".join(parts)
+    return parts
 
 
 def as_data(snapshot: Snapshot) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dlctl import checkpoints
 from dlctl.cli import console, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.interrupts import Interrupted, Interrupts
@@ -137,17 +138,18 @@ def _summary(snapshot: Snapshot, file: Path) -> None:
 def _tell_next(snapshot: Snapshot, file: Path) -> None:
     job = f"-j {snapshot.run_id}"
     commands = []
+    saved = bool(checkpoints.complete(snapshot.directory))
     if snapshot.is_live:
         commands += [(f"dlctl logs -f {job}", "follow it"), (f"dlctl stop {job}", "stop it")]
-    elif isinstance(snapshot.run.get("checkpoint"), dict):
+    elif saved:
         export = f"dlctl checkpoint export {job} -o model.safetensors"
         commands.append((export, "the model for torch"))
     if snapshot.state == "finished":
         commands.append((f"dlctl run --fresh {file}", "train anew"))
         commands.append((f"dlctl run {file}", "train on, with a later stop in [job]"))
     elif not snapshot.is_live:
-        saved = isinstance(snapshot.run.get("checkpoint"), dict)
-        what = "go on from the last checkpoint" if saved else "begin again"
+        anew = "train anew: there is no checkpoint to go on from"
+        what = "go on from the last checkpoint" if saved else anew
         commands.append((f"dlctl run {file}", what))
     commands.append((f"dlctl status {job}", "rates, staleness and troubles of every daemon"))
     commands.append((f"dlctl events {job}", "what happened, in order"))

@@ -18,7 +18,7 @@ from dlctl.errors import DlctlError, Partial, TimedOut, Unreachable
 GRACE = "30s"
 SAVE_S = 600.0
 """For the checkpoint, on top of the grace."""
-MUTE_S = 5.0
+MUTE_S = 3.0
 """How long --kill asks before it takes the processes by itself."""
 EXIT_S = 15.0
 """For the coordinator's own end, after it has said that all is done."""
@@ -61,6 +61,8 @@ def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> Non
                 f"{after.run_id} has ended, but not in order: {after.reason}",
                 hint=f"dlctl logs coordinator -j {after.run_id}",
             )
+        if save:
+            _require_saved(after)
     elif not clean_up(snapshot, 0.0 if kill else grace_s):
         run_id = console.escape(snapshot.run_id)
         console.note(f"{run_id} has already ended ({snapshot.state}); nothing of it is left")
@@ -104,7 +106,37 @@ def _tell(snapshot: Snapshot) -> None:
     console.note(f"{run_id} {console.escape(snapshot.state)} at step {step}")
     row = snapshot.run.get("checkpoint")
     if isinstance(row, dict):
-        console.note(f"checkpoint  {report.checkpoint(row, snapshot.now)}")
+        console.note(f"checkpoint  {report.newest_checkpoint(snapshot)}")
+
+
+def _require_saved(snapshot: Snapshot) -> None:
+    """Say why a checkpoint that was wanted was not made.
+
+    Raises Partial if steps are lost by that; without any step done there was nothing to save.
+    """
+    error, row = snapshot.run.get("checkpoint_error"), snapshot.run.get("checkpoint")
+    has_older, steps = isinstance(row, dict), values.number(snapshot.run.get("step"))
+    if error:
+        why = f"the last checkpoint failed: {error}"
+    elif has_older:
+        return
+    elif not steps:
+        console.note("no checkpoint was made: the run stopped before any step was done")
+        return
+    else:
+        why = "no checkpoint was made"
+    raise Partial(
+        f"{snapshot.run_id} has {snapshot.state}, but {why}\n{_what_is_left(snapshot)}",
+        hint=f"dlctl events -j {snapshot.run_id}",
+    )
+
+
+def _what_is_left(snapshot: Snapshot) -> str:
+    row = snapshot.run.get("checkpoint")
+    if not isinstance(row, dict):
+        return "there is no older checkpoint: the same job file trains anew"
+    behind = f"{values.count(report.unsaved_steps(snapshot))} steps before the end"
+    return f"the newest good checkpoint was saved at step {values.count(row.get('step'))}, {behind}"
 
 
 def clean_up(snapshot: Snapshot, grace_s: float) -> list[str]:

@@ -155,8 +155,5 @@ class Arrivals:
 
     def _topology(self, worker: Daemon, addresses: tuple[str, ...]) -> m.Topology:
         """Residuals are restored once: a replacement must not add what was pushed since then."""
-        first_of_this_execution = worker.term == self.past.terms.get(worker.name, 0) + 1
         initialise = worker.index == 0 and not self.past.restore
-        return m.Topology(
-            addresses, initialise, self.past.restore if first_of_this_execution else ""
-        )
+        return m.Topology(addresses, initialise, "" if worker.has_worked else self.past.restore)

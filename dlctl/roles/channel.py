@@ -63,6 +63,8 @@ class Channel:
         """Of the slice that the replica computes with: the base of its next push."""
         self.next_seq = 0
         self._unsettled: list[int] = []
+        self._gap_at = -1
+        """The number that the shard was missing, until something is settled again."""
 
     # ------------------------------------------------------------ joining
 
@@ -128,13 +130,23 @@ class Channel:
         if ack.outcome == GENERATION:
             return None, [self.join(now)]
         if ack.outcome == GAP:
-            return None, self._resend_from(ack.next_seq, now)
+            return None, self._on_gap(ack.next_seq, now)
+        if ack.outcome == HELD:
+            self.outstanding.put_off(self.push_key(ack.seq), now)
         if ack.outcome == HELD or ack.seq not in self._unsettled:
             return None, []
         if ack.outcome not in SETTLED:
             raise RemoteProtocolError(f'{self.peer} acknowledged with "{ack.outcome}"')
         self._unsettled.remove(ack.seq)
+        self._gap_at = -1
         return self.outstanding.done(self.push_key(ack.seq), now), []
+
+    def _on_gap(self, seq: int, now: float) -> list[Send]:
+        """Every push behind the lost one reports the same gap; one answer is enough."""
+        if seq == self._gap_at:
+            return []
+        self._gap_at = seq
+        return self._resend_from(seq, now)
 
     def _resend_from(self, seq: int, now: float) -> list[Send]:
         sends = []

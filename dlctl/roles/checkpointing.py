@@ -1,8 +1,10 @@
 """One checkpoint at a time: every shard and every replica saves, then the manifest makes it count.
 
-A shard copies its state between two pushes, so each file is consistent in itself; no shard waits
-for another. Portions that were done before the first `Save` went out are in every shard, so they
-are what the manifest calls done.
+A shard copies its state between two pushes, so each file is consistent in itself; nobody waits for
+another. Pushes of portions that were done before the first `Save` went out are in every shard, so
+these are what the manifest calls done. With a compressor that leaves a residual, what a worker
+pushes between a shard's copy and its own is in neither file. After a drain, as at every orderly
+stop, nothing is on the way and the files fit together exactly.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ class Coordinator:
             return
         worker.heard(peer, now)
         if not worker.asked_for_data:
-            worker.asked_for_data = True
+            worker.asked_for_data = worker.has_worked = True
             worker.state = "running" if self.ending is None else worker.state
             self.tell_members()
         self.work.on_request(message, now)
@@ -304,18 +304,23 @@ class Coordinator:
         wanted = {
             ending.DRAINING: worked,
             ending.EVALUATING: worked and state == "finished",
-            ending.SAVING: worked and save and self.work.steps > 0,
+            ending.SAVING: worked and save,
         }
         self.ending = Ending(
             state, reason, [step for step, yes in wanted.items() if yes],
             self.job.timeouts.grace_s if grace_s is None else grace_s, self.desk, self.members,
-            self.evaluations, self.checkpointing, lambda t: self._begin_checkpoint(t, None),
+            self.evaluations, self.checkpointing, self._save_last,
         )  # fmt: skip
         self.work.stopped = True
         self._change_state("stopping", reason, now)
         self.ending.begin(now)
         self.work.grant(now)
         self._tell_stop_clients(self.ending, False)
+
+    def _save_last(self, now: float) -> None:
+        """After the drain: what the workers had accrued is in the shards now."""
+        if self.work.steps:
+            self._begin_checkpoint(now, None)
 
     def _on_drained(self, peer: Peer, message: m.Drained, now: float) -> None:
         self.desk.outstanding.done(("drain", message.name), now)

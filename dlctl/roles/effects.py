@@ -80,6 +80,19 @@ class ModelBuilt(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LoadBuffers(Effect):
+    """Put what the servers have into the model; answered by `BuffersLoaded`."""
+
+    averaged: Array
+    constant: Array
+
+
+@dataclass(frozen=True, slots=True)
+class BuffersLoaded(Event):
+    """The model has the run's buffers and frozen parameters."""
+
+
+@dataclass(frozen=True, slots=True)
 class Compute(Effect):
     """The gradient of one batch: number `number` of the portion [start, stop) of `data_epoch`."""
 

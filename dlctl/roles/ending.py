@@ -50,6 +50,7 @@ class Ending:
         self.until = 0.0
         self._steps = [*steps, SHUTTING_DOWN, LEAVING, OVER]
         self._killed = False
+        self._saved = False
 
     @property
     def step(self) -> str:
@@ -67,7 +68,7 @@ class Ending:
         elif self.step == EVALUATING:
             self.evaluations.begin(now)
         elif self.step == SAVING:
-            self.save(now)
+            self._saved = False
         elif self.step in (SHUTTING_DOWN, LEAVING):
             self._shut_down(now)
 
@@ -81,12 +82,20 @@ class Ending:
     def advance(self, now: float) -> bool:
         """Go on from step to step as far as possible; True if a step was begun."""
         begun = False
+        self._save_anew(now)
         while self.step != OVER and (not self.pending() or self._is_over(now)):
             self._finish_step()
             self._steps.pop(0)
             self.begin(now)
+            self._save_anew(now)
             begun = True
         return begun
+
+    def _save_anew(self, now: float) -> None:
+        """One that was under way before has not what was pushed since: wait for it to end."""
+        if self.step == SAVING and not self._saved and not self.checkpointing.active:
+            self._saved = True
+            self.save(now)
 
     def hurry(self, now: float) -> None:
         """Kill what is left (`stop --kill`)."""
@@ -107,7 +116,7 @@ class Ending:
             return [self.evaluations.worker] if self.evaluations.worker else []
         if self.step == SAVING:
             waiting = self.checkpointing.waiting() or "the manifest"
-            return [waiting] if self.checkpointing.active else []
+            return [waiting] if self.checkpointing.active or not self._saved else []
         if self.step == SHUTTING_DOWN and not any(a.alive for a in self.members.of("agent")):
             return []  # Nobody is left to say that they have ended; the driver sees to that.
         return [d.name for d in self._leavers() if d.alive]

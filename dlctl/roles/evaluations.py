@@ -19,6 +19,7 @@ class Evaluations:
         self.worker = ""
         """Who evaluates now; "" if nobody does."""
         self._number = 0
+        self._begun = 0.0
 
     def begin(self, now: float) -> None:
         """Ask the first worker that lives, unless an evaluation is under way."""
@@ -26,7 +27,15 @@ class Evaluations:
         if able and not self.worker:
             self._number += 1
             self.worker = able[0]
+            self._begun = now
             self.desk.ask("evaluate", self.worker, m.Evaluate(self._number), now)
+
+    def overdue(self, now: float) -> bool:
+        """Whether the worker has taken so long that nothing will come of it."""
+        return bool(self.worker) and now >= self._begun + EVALUATE_S_MAX
+
+    def deadline(self) -> float | None:
+        return self._begun + EVALUATE_S_MAX if self.worker else None
 
     def on_evaluated(self, message: m.Evaluated, step: int, now: float) -> Json | None:
         """The metrics, if this is the answer that is waited for."""

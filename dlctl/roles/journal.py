@@ -1,8 +1,9 @@
 """What the coordinator writes down. Its driver turns these effects into rows and files.
 
 Times in these values are the machine's own (monotonic); the driver stores them as wall-clock time.
-They are performed in order, and committed before anything that follows them in the list is sent: a
-number that was handed out is on record.
+They are performed in order. An `IssueTerm` is committed before anything that follows it in the list
+is sent, so that a number that was handed out is on record; a `RecordCheckpoint` at once, too, if
+the database can be written. The others are committed a little later.
 """
 
 from __future__ import annotations

@@ -38,6 +38,26 @@ class Losses:
         self._looked_at = now
         for daemon in self.members.daemons.values():
             self._watch(daemon, now)
+            self._watch_start(daemon, now)
+        if self.of.evaluations.overdue(now):
+            name = self.of.evaluations.worker
+            self._kill(self.members.daemons[name], "its evaluation does not end", now)
+            self.of.evaluations.gone(name)
+
+    def _watch_start(self, daemon: Daemon, now: float) -> None:
+        """A replacement that does not come to work: the first start has a deadline of its own."""
+        ready_s = self.of.job.timeouts.ready_s
+        late = daemon.started_at is not None and now - daemon.started_at > ready_s
+        if late and daemon.state == "starting" and self.of.work.released_at is not None:
+            daemon.started_at = now
+            self._kill(daemon, f"not at work after {ready_s:.0f} s ({daemon.phase})", now)
+
+    def _kill(self, daemon: Daemon, why: str, now: float) -> None:
+        self.desk.event("silent", daemon.name, f"{daemon.name}: {why}: it is killed")
+        if daemon.role == "agent":
+            self.desk.do(KillAgent(daemon.name))
+        else:
+            self.desk.send("agent-0", m.Kill(daemon.name, daemon.incarnation, 9))
 
     def _watch(self, daemon: Daemon, now: float) -> None:
         """A daemon that does not say a word is first slow, then killed: its exit does the rest."""
@@ -47,12 +67,7 @@ class Losses:
         if not daemon.alive or not daemon.registered or silent_s <= self.limit_s:
             return
         daemon.heard_at = now  # Once per limit.
-        text = f"no word from {daemon.name} for {self.limit_s:.0f} s: it is killed"
-        self.desk.event("silent", daemon.name, text)
-        if daemon.role == "agent":
-            self.desk.do(KillAgent(daemon.name))
-        else:
-            self.desk.send("agent-0", m.Kill(daemon.name, daemon.incarnation, 9))
+        self._kill(daemon, f"no word for {self.limit_s:.0f} s", now)
 
     def on_exited(self, peer: Peer, message: m.ProcessExited, now: float) -> None:
         """An agent's word about one of its daemons; repeated until it is noted."""

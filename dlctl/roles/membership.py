@@ -52,6 +52,8 @@ class Daemon:
     address: str = ""
     registered: bool = False
     model_ready: bool = False
+    has_worked: bool = False
+    """An incarnation of this execution has come to work, with the residual of before."""
     asked_for_data: bool = False
     drained: bool = False
 

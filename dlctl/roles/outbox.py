@@ -26,6 +26,7 @@ class Outbox:
     def __init__(self, outstanding: Outstanding) -> None:
         self.outstanding = outstanding
         self.limiters = {"push": Limiter(), "fetch": Limiter()}
+        outstanding.on_repeat = self._charge
         self._queues: dict[str, deque[_Waiting]] = {"push": deque(), "fetch": deque()}
 
     def queue(
@@ -35,6 +36,12 @@ class Outbox:
         answered.
         """
         self._queues[direction].append(_Waiting(key, peer, message, nbytes))
+
+    def _charge(self, key: Hashable, nbytes: int, now: float) -> None:
+        """What is sent again counts towards the limit as well."""
+        direction = key[0] if isinstance(key, tuple) else ""
+        if direction in self.limiters:
+            self.limiters[direction].spend(nbytes, now)
 
     def flush(self, now: float) -> list[Send]:
         """Send what the limits allow by now."""

@@ -9,19 +9,22 @@ bytes need on a slow link, and doubles with every repetition up to eight times.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 from dlctl.machine import Send
 from dlctl.messages import Message
 
 BACKOFF_MAX = 8
+AGE_S_MAX = 20.0
+"""A message that was answered later than this was lost, not slow."""
 BYTES_PER_S_MIN = 1e6
 """A link slower than this gets a message twice now and then; nothing worse happens."""
 
 
 @dataclass(slots=True)
 class _Item:
+    key: Hashable
     peer: str
     message: Message
     nbytes: int
@@ -37,10 +40,12 @@ class Outstanding:
         """Messages sent again so far."""
         self._items: dict[Hashable, _Item] = {}
         self._round_trip_s = 0.0
+        self.on_repeat: Callable[[Hashable, int, float], None] = lambda key, nbytes, now: None
+        """Called with (key, bytes, now) for every message that is sent again."""
 
     def add(self, key: Hashable, peer: str, message: Message, now: float, nbytes: int = 0) -> Send:
         """Send `message` now and again until `done(key)`."""
-        item = _Item(peer, message, nbytes, now, 0.0, 0)
+        item = _Item(key, peer, message, nbytes, now, 0.0, 0)
         self._items[key] = item
         self._rearm(item, now)
         return Send(peer, message)
@@ -52,10 +57,20 @@ class Outstanding:
             return None
         age_s = now - item.first_sent
         if item.attempts == 1:
-            # A repeated message has no round trip: nobody knows which copy was answered.
             weight = 0.1 if self._round_trip_s else 1.0
             self._round_trip_s += weight * (age_s - self._round_trip_s)
+        else:
+            # Nobody knows which copy was answered, but the first one took no longer than this.
+            # Without it a slow link would repeat everything, and never learn that it is slow.
+            bound_s = min(age_s, AGE_S_MAX) / 4
+            self._round_trip_s = max(self._round_trip_s, bound_s)
         return age_s
+
+    def put_off(self, key: Hashable, now: float) -> None:
+        """The peer has the message and will answer when it can: only repeat it much later."""
+        item = self._items.get(key)
+        if item is not None:
+            item.due = max(item.due, now + self.resend_s * BACKOFF_MAX)
 
     def drop(self, key: Hashable) -> None:
         self._items.pop(key, None)
@@ -93,6 +108,7 @@ class Outstanding:
 
     def _repeat(self, item: _Item, now: float) -> Send:
         self.repeated += 1
+        self.on_repeat(item.key, item.nbytes, now)
         self._rearm(item, now)
         return Send(item.peer, item.message)
 

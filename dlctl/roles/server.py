@@ -59,6 +59,8 @@ class Server:
         self.log_level = "info"
         self.serving: Serving | None = None
         self._welcome: m.Welcome | None = None
+        self._wanted: dict[str, Any] = {}
+        """Live settings so far."""
         self._vectors: Vectors | None = None
         self._saving = Saving(self.desk, birth.name)
         self._restoring = False
@@ -107,6 +109,7 @@ class Server:
     def _on_welcome(self, message: m.Welcome, now: float) -> None:
         if self.desk.outstanding.done("register", now) is not None:
             self._welcome = message
+            self._wanted = message.settings | self._wanted
 
     def _on_assign(self, message: m.Assign, now: float) -> None:
         if self._welcome is None:
@@ -133,7 +136,7 @@ class Server:
             side, (self.job.compression.name, self.compressor),
         )  # fmt: skip
         self._vectors = Vectors(shard)
-        self._apply(welcome.settings)
+        self._apply(self._wanted)
 
     def _on_restored(self, arrays: Any, state: m.Json) -> None:
         """The state of before the stop. Epochs are never issued twice, so deliveries begin anew."""
@@ -176,10 +179,14 @@ class Server:
 
     def settings(self) -> dict[str, Any]:
         """All live settings of this server, as they are in force."""
-        lr = self.serving.shard.optimizer.lr if self.serving else None
+        lr = self._wanted.get("lr", self.job.optimizer.options.get("lr"))
+        if self.serving is not None:
+            lr = self.serving.shard.optimizer.lr
         return {"lr": lr, "log_level": self.log_level}
 
     def _apply(self, settings: dict[str, Any]) -> None:
+        """Put settings in force; what needs the shard waits until there is one."""
+        self._wanted = self._wanted | settings
         for key, value in settings.items():
             if key == "lr" and self.serving is not None:
                 self.serving.shard.optimizer.lr = value

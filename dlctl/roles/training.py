@@ -37,13 +37,10 @@ IDLE_S = 0.2
 """Between two questions for data while there is none."""
 LOSS_WEIGHT = 0.05
 """Of the newest loss in the running mean that is reported."""
-
-
 BATCH_WEIGHT = 0.1
 """Of the newest batch in the running mean of the time for one."""
 STUCK_S_MIN, STUCK_BATCHES = 60.0, 10.0
-"""A batch that takes longer than both, in seconds and in other batches, hangs in the user's code.
-"""
+"""A batch that takes longer than both (seconds, and as many other batches) hangs in user code."""
 
 
 class Training:
@@ -140,6 +137,8 @@ class Training:
     def phase(self) -> str:
         if self._computing:
             return "computing"
+        if self._paused:
+            return "evaluating"
         if self.parked:
             return "draining" if self.busy() else "drained"
         waits = {Fetch: "fetching", Push: "pushing"}
@@ -149,6 +148,10 @@ class Training:
         """How long the present batch takes if that is much longer than it should, else 0.0."""
         took_s = now - self._computing_since if self._computing else 0.0
         return took_s if took_s > max(STUCK_S_MIN, STUCK_BATCHES * self._batch_s) else 0.0
+
+    def has_unpushed_steps(self) -> bool:
+        """Whether the residual holds gradients that no push has taken anything of yet."""
+        return self.steps != self._steps_pushed
 
     def busy(self) -> bool:
         """Whether something of this replica is not settled yet."""

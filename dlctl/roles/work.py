@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -70,7 +71,7 @@ class Work:
             )
         portion = self.job.data.portion_batches * self.job.workers.batch_size
         self._pool = PortionPool(samples, portion)
-        self._pool.limit = _portions(self.job, self._pool.per_epoch)
+        self._pool.limit = _portions(self.job, self._pool)
         if self._restore.get("portion_samples") == portion:
             self._pool.restore(self._restore["complete_epochs"], self._restore["portions"])
         elif self._restore:
@@ -217,12 +218,26 @@ def _wire(taken: Any) -> tuple[int, int, int, int]:
     return taken.portion, taken.data_epoch, taken.start, taken.stop
 
 
-def _portions(job: JobFile, per_epoch: int) -> float:
+def _portions(job: JobFile, pool: PortionPool) -> float:
     """Portions until the first of the job's limits; steps and samples round up to portions."""
-    stop, batches = job.job.stop, job.data.portion_batches
+    stop, batch_size = job.job.stop, job.workers.batch_size
+    lengths = [hi - lo for lo, hi in map(pool.bounds, range(pool.per_epoch))]
     limits = [
-        math.ceil(stop.epochs * per_epoch) if stop.epochs else math.inf,
-        math.ceil(stop.steps / batches) if stop.steps else math.inf,
-        math.ceil(stop.samples / (batches * job.workers.batch_size)) if stop.samples else math.inf,
+        math.ceil(stop.epochs * pool.per_epoch) if stop.epochs else math.inf,
+        _until(stop.steps, [-(-length // batch_size) for length in lengths]),
+        _until(stop.samples, lengths),
     ]
     return min(limits)
+
+
+def _until(wanted: int | None, per_portion: list[int]) -> float:
+    """Portions until their sum reaches `wanted`, epoch after epoch."""
+    if not wanted:
+        return math.inf
+    epochs, rest = divmod(wanted, sum(per_portion))
+    reached = 0
+    for count in itertools.count():
+        if reached >= rest:
+            return epochs * len(per_portion) + count
+        reached += per_portion[count]
+    raise AssertionError("unreachable")

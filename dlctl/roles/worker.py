@@ -36,10 +36,12 @@ from dlctl.roles.desk import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Desk
 from dlctl.roles.effects import (
     ArraysLoaded,
     ArraysSaved,
+    BuffersLoaded,
     BuildModel,
     Computed,
     EvaluationRun,
     LoadArrays,
+    LoadBuffers,
     ModelBuilt,
     TaskFailed,
 )
@@ -79,6 +81,10 @@ class Worker:
         self._draining = False
         self._saving = Saving(self.desk, birth.name)
         self._evaluation: Evaluation | None = None
+        self._evaluated: m.Evaluated | None = None
+        """The last answer, in case it was lost."""
+        self._save: m.Save | None = None
+        """Asked for; done as soon as the residual holds nothing but what pushes have left."""
         self._report_at = 0.0
         self._reported_phase = ""
 
@@ -115,6 +121,8 @@ class Worker:
                 self._on_restored(arrays)
             case ArraysSaved():
                 self._saving.on_saved(event)
+            case BuffersLoaded() if self.training is None:
+                self._begin()
             case EvaluationRun(number, metrics):
                 self._on_evaluated(number, metrics)
             case TaskFailed(error, detail):
@@ -153,6 +161,7 @@ class Worker:
             self._evaluation.advance(self.training, self.desk)
         self.training.draining = self._draining
         self.training.advance(now)
+        self._save_if_clean(self.training)
         if self.training.nonfinite_in_row >= self.job.workers.nonfinite_steps_max:
             steps, last = self.training.nonfinite_in_row, self.training.last_poison
             self._fail(
@@ -196,7 +205,7 @@ class Worker:
         if not channel.initialised:
             self._initialise_or_wait(channel, now)
         elif self.training is None and all(c.joined and c.initialised for c in self._channels):
-            self._begin()
+            self._load_buffers(channel.identity, now)
 
     def _initialise_or_wait(self, channel: Channel, now: float) -> None:
         assert self._model is not None
@@ -211,8 +220,17 @@ class Worker:
         initialise = m.Initialise(me.slot, me.epoch, values, averaged, constant)
         self.desk.ask(("join", channel.shard), channel.peer, initialise, now, values.nbytes)
 
+    def _load_buffers(self, me: Identity, now: float) -> None:
+        """Every shard is there. BatchNorm goes on with the run's statistics, not with new ones."""
+        assert self._model is not None
+        if self._model.averaged.size or self._model.constant.size:
+            self._phase = "loading the buffers"
+            self.desk.ask("buffers", "server-0", m.FetchBuffers(me.slot, me.epoch, 0), now)
+        else:
+            self._begin()
+
     def _begin(self) -> None:
-        """Every shard is there: put the method to work."""
+        """Put the method to work."""
         assert self._model is not None
         assert self._identity is not None
         assert self._topology is not None
@@ -263,31 +281,49 @@ class Worker:
     # ------------------------------------------------------------ evaluating and saving
 
     def _on_evaluate(self, message: m.Evaluate, now: float) -> None:
-        if self.training is not None and self._evaluation is None:
+        if self._evaluated is not None and self._evaluated.evaluation == message.evaluation:
+            self.desk.send(COORDINATOR, self._evaluated)
+        elif self.training is not None and self._evaluation is None:
             self._evaluation = Evaluation.begin(message.evaluation, self.training, now)
 
     def _on_buffers(self, message: m.Buffers, now: float) -> None:
         assert self._model is not None
-        if message.averaged.size != self._model.averaged.size:
-            raise RemoteProtocolError(f"it has {message.averaged.size} averaged values")
-        if self.desk.outstanding.done("buffers", now) is not None and self._evaluation:
+        sizes = (message.averaged.size, message.constant.size)
+        if sizes != (self._model.averaged.size, self._model.constant.size):
+            raise RemoteProtocolError(f"it has {sizes} averaged and constant values")
+        if self.desk.outstanding.done("buffers", now) is None:
+            return
+        if self.training is None:
+            self.desk.do(LoadBuffers(message.averaged, message.constant))
+        elif self._evaluation is not None:
             self._evaluation.buffers = message
 
     def _on_evaluated(self, number: int, metrics: dict[str, Any]) -> None:
         assert self.training is not None
         self._evaluation = None
         self.training.resume()
-        self.desk.send(COORDINATOR, m.Evaluated(number, self.birth.name, metrics, ""))
+        self._evaluated = m.Evaluated(number, self.birth.name, metrics, "")
+        self.desk.send(COORDINATOR, self._evaluated)
 
     def _on_save(self, message: m.Save, now: float) -> None:
         if not self._saving.is_new(message):
             return
         if self.training is None:
             self._saving.without_file(message, "")
+        else:
+            self._save = message
+
+    def _save_if_clean(self, training: Training) -> None:
+        """Gradients that are not pushed belong to portions that are not done: a run that goes on
+        from here leases these again, so they must not be in the residual as well.
+        """
+        message = self._save
+        if message is None or training.has_unpushed_steps():
             return
-        arrays = {"residual": to_host(self.training.side.residual).copy()}
+        self._save = None
+        arrays = {"residual": to_host(training.side.residual).copy()}
         file = f"{self.birth.name}.safetensors"
-        self._saving.begin(message, file, arrays, {"steps": self.training.steps})
+        self._saving.begin(message, file, arrays, {"steps": training.steps})
 
     # ------------------------------------------------------------ ends
 
@@ -319,8 +355,10 @@ class Worker:
 
     def waiting_for(self) -> str:
         """The daemons that must answer before this worker can go on; "" while it computes."""
-        if self.phase() in ("computing", "building the model", "drained"):
+        if self.phase() in ("computing", "evaluating", "building the model", "drained"):
             return ""
+        if self._rejoin_at is not None:
+            return "worker-0"
         peers = {peer for _, peer, _ in self.desk.outstanding.waiting()}
         return ", ".join(sorted(peers))
 

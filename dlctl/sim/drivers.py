@@ -15,11 +15,13 @@ from dlctl.roles.agent import ProcessStarted
 from dlctl.roles.effects import (
     ArraysLoaded,
     ArraysSaved,
+    BuffersLoaded,
     BuildModel,
     Compute,
     Computed,
     EvaluationRun,
     LoadArrays,
+    LoadBuffers,
     ModelBuilt,
     ProcessEnded,
     RunEvaluation,
@@ -81,6 +83,7 @@ class ComputeDriver:
         self._who = (0, 0)
         self._free_at = 0.0
         process.perform(BuildModel, self._build)
+        process.perform(LoadBuffers, self._load_buffers)
         process.perform(Compute, self._compute)
         process.perform(RunEvaluation, self._evaluate)
 
@@ -92,6 +95,10 @@ class ComputeDriver:
             layout.to_bytes(), self.problem.samples, self.parameters, self._averaged, constant
         )
         self.process.post(built, self.options.build_s)
+
+    def _load_buffers(self, effect: LoadBuffers) -> None:
+        self._averaged = effect.averaged.copy()
+        self._later(0.0, lambda: self.process.post(BuffersLoaded()))
 
     def _compute(self, effect: Compute) -> None:
         self._gradient[:] = np.nan

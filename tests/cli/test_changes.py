@@ -77,6 +77,14 @@ def test_without_names_every_daemon_that_has_the_setting_is_meant(run, dlctl_com
     ]
 
 
+@pytest.mark.parametrize("names", [["*"], []])
+def test_the_coordinator_is_not_among_those_whose_log_level_is_set(run, dlctl_command, names):
+    with coordinator(change) as (address, heard):
+        run.run(control=address)
+        assert dlctl_command("set", *names, "log_level=debug").code == 0
+    assert heard[0].arguments["names"] == ["agent-0", "server-0", "worker-0", "worker-1"]
+
+
 def test_daemons_that_did_not_answer_are_named_and_the_code_is_8(run, dlctl_command):
     with coordinator(lambda q, n: [done(q, changes=[], missing=["worker-1"])]) as (address, _):
         run.run(control=address)
@@ -93,6 +101,11 @@ def test_daemons_that_did_not_answer_are_named_and_the_code_is_8(run, dlctl_comm
         (["worker-0", "psuh=off"], 2, 'did you mean "push"'),
         (["push=off", "push=1MB/s"], 2, "push is given twice"),
         (["server-0", "push=off"], 2, "server-0 has no push: it is a setting of workers"),
+        (
+            ["coordinator", "log_level=debug"],
+            2,
+            "coordinator has no log_level: it is a setting of agents and servers and workers",
+        ),
         (["worker-7", "push=off"], 4, 'no daemon is called "worker-7"'),
         (["--timeout", "5", "push=off"], 2, "--timeout: "),
     ],
@@ -119,13 +132,14 @@ def test_the_live_settings_are_listed_without_any_run(own_place, dlctl_command):
 # ---------------------------------------------------------------- stop
 
 
-def stopping(run, process: subprocess.Popen):
-    """A coordinator in `process` that drains, saves, says so, and exits."""
+def stopping(run, process: subprocess.Popen, **end):
+    """A coordinator in `process` that drains, saves, says so, and exits; `end`: the run then."""
+    saved = {"step": 345, "path": "runs/x", "nbytes": 9}
+    keys = {"state": "stopped", "step": 345, "checkpoint": saved, **end}
 
     def answer(q: Request, _: int) -> list[Reply]:
         with closing(RunDb(run.path)) as db:
-            saved = {"step": 345, "path": "runs/x", "nbytes": 9}
-            db.put_run(state="stopped", step=345, checkpoint=saved)
+            db.put_run(**keys)
             db.commit()
         process.kill()
         phases = [
@@ -154,6 +168,45 @@ def test_a_stop_names_whom_it_waits_for_and_returns_when_nothing_is_left(run, dl
         "digits-7f3a stopped at step 345",
         "checkpoint  step 345, 9 B, runs/x",
     ]
+
+
+def stopped(run, dlctl_command, *arguments: str, **end):
+    with living() as process, coordinator(stopping(run, process, **end)) as (address, _):
+        run.run(control=address, **identity(process))
+        return dlctl_command("stop", *arguments)
+
+
+def test_a_last_checkpoint_that_failed_ends_with_8_and_names_the_older_one(run, dlctl_command):
+    ended = stopped(run, dlctl_command, step=400, checkpoint_error="server-0: disk full")
+    assert ended.code == 8
+    assert "saved at step 345, 55 steps before the end, 9 B" in ended.err
+    assert "has stopped, but the last checkpoint failed: server-0: disk full" in ended.err
+    assert "newest good checkpoint was saved at step 345, 55 steps before the end" in ended.err
+
+
+def test_a_last_checkpoint_that_failed_without_an_older_one_says_so(run, dlctl_command):
+    ended = stopped(run, dlctl_command, checkpoint=None, checkpoint_error="server-0: disk full")
+    assert ended.code == 8
+    assert "the last checkpoint failed: server-0: disk full" in ended.err
+    assert "there is no older checkpoint" in ended.err
+
+
+def test_without_saving_an_earlier_failure_is_no_error_but_the_lag_is_told(run, dlctl_command):
+    end = {"step": 346, "checkpoint_error": "server-0: disk full"}
+    ended = stopped(run, dlctl_command, "--no-checkpoint", **end)
+    assert ended.code == 0
+    assert "checkpoint  saved at step 345, 1 step before the end, 9 B" in ended.err
+
+
+def test_a_stop_before_the_first_step_says_why_nothing_was_saved(run, dlctl_command):
+    ended = stopped(run, dlctl_command, step=0, checkpoint=None)
+    assert ended.code == 0
+    assert "no checkpoint was made: the run stopped before any step was done" in ended.err
+
+
+def test_steps_that_were_not_saved_for_no_known_reason_are_an_error_too(run, dlctl_command):
+    ended = stopped(run, dlctl_command, step=7, checkpoint=None)
+    assert (ended.code, "but no checkpoint was made" in ended.err) == (8, True)
 
 
 def test_not_saving_and_killing_are_passed_on(run, dlctl_command):

@@ -75,6 +75,17 @@ def test_a_second_ctrl_c_kills(job, own_place, play, monkeypatch):
     run = the_run(own_place)
     assert not psutil.pid_exists(run["pid"])
     assert "checkpoint" not in run
+    assert "train anew: there is no checkpoint to go on from" in err
+    assert "go on from the last checkpoint" not in err
+
+
+def test_a_last_checkpoint_that_failed_is_not_hidden_by_an_older_one(job, play, dlctl_command):
+    play("start", "ready", "finish_unsaved")
+    code, out, err = dlctl_command("run", "job.toml")
+    assert code == 0
+    assert "checkpoint  saved at step 100, 20 steps before the end" in out
+    assert "the last one failed: server-0: disk full" in out
+    assert "dlctl checkpoint export" in err
 
 
 def test_sigterm_stops_as_ctrl_c_does(job, own_place, play):

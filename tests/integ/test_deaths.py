@@ -149,7 +149,7 @@ def test_run_whose_coordinator_dies_ends_what_it_leaves(place: Workplace) -> Non
 
 def test_a_frozen_worker_is_shown_the_others_go_on_and_it_is_replaced(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
-    place.job(stop=ENDLESS, workers=2, more="[timeouts]\nsilent_s = 5.0\n")
+    place.job(stop=ENDLESS, workers=2, more="[timeouts]\nsilent_s = 4.0\n")
     place.start()
     place.until_step(10)
     frozen = place.pid("worker-1")
@@ -164,7 +164,7 @@ def test_a_frozen_worker_is_shown_the_others_go_on_and_it_is_replaced(place: Wor
     place.until("it is replaced", lambda: place.daemon("worker-1")["incarnation"] == 2)
     assert not psutil.pid_exists(frozen)
     place.until_state("running")
-    assert "no word from worker-1 for 5 s: it is killed" in place.events("silent")
+    assert "no word from worker-1 for 4 s: it is killed" in place.events("silent")
     assert place.dlctl("stop").code == 0
     place.nothing_left()
 

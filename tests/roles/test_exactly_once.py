@@ -159,6 +159,7 @@ def test_a_gap_has_everything_from_there_sent_again_in_order() -> None:
     took_s, again = talk.channel.on_ack(talk.ack(3, GAP, next_seq=1), 0.1)
     assert took_s is None
     assert sent(again) == [1, 2, 3]
+    assert talk.channel.on_ack(talk.ack(2, GAP, next_seq=1), 0.1) == (None, []), "once is enough"
 
 
 def test_a_held_push_stays_unsettled() -> None:

@@ -10,7 +10,7 @@ from dlctl.messages import Drain
 from dlctl.roles.limiter import Limiter
 from dlctl.roles.meters import Latency, Rates, Staleness
 from dlctl.roles.outbox import Outbox
-from dlctl.roles.outstanding import BACKOFF_MAX, Outstanding
+from dlctl.roles.outstanding import AGE_S_MAX, BACKOFF_MAX, Outstanding
 
 MESSAGE = Drain("because")
 
@@ -45,13 +45,40 @@ def test_a_slow_peer_gets_more_time() -> None:
     assert waiting.deadline() == pytest.approx(1.0 + 4 * 0.9)
 
 
-def test_a_repeated_message_says_nothing_about_the_round_trip() -> None:
+def test_a_slow_link_does_not_stay_in_repeating_everything() -> None:
+    """If answers always come after the timeout, every message is repeated; the bound breaks that."""
+    waiting, now, repeated = Outstanding(1.0), 0.0, []
+    for number in range(6):
+        waiting.add(number, "peer", MESSAGE, now)
+        repeated.append(len(waiting.due(now + 2.9)))
+        now += 3.0
+        waiting.done(number, now)
+    assert repeated == [1, 0, 0, 0, 0, 0]
+
+
+def test_a_message_that_was_lost_for_long_does_not_make_the_next_ones_wait_as_long() -> None:
     waiting = Outstanding(1.0)
     waiting.add("first", "peer", MESSAGE, 0.0)
     waiting.due(1.0)
-    waiting.done("first", 50.0)
-    waiting.add("second", "peer", MESSAGE, 50.0)
-    assert waiting.deadline() == 51.0
+    waiting.done("first", 3600.0)
+    waiting.add("second", "peer", MESSAGE, 3600.0)
+    assert waiting.deadline() == 3600.0 + AGE_S_MAX
+
+
+def test_what_the_peer_has_and_cannot_answer_yet_is_not_sent_again_soon() -> None:
+    waiting = Outstanding(1.0)
+    waiting.add("key", "peer", MESSAGE, 0.0)
+    waiting.put_off("key", 0.5)
+    assert waiting.deadline() == 0.5 + BACKOFF_MAX
+
+
+def test_repeats_count_towards_the_limit() -> None:
+    outbox = Outbox(Outstanding(1.0))
+    outbox.limiters["push"].change(100.0, 0.0)
+    outbox.queue("push", ("push", 0, 0), "server-0", MESSAGE, 100)
+    outbox.flush(0.0)
+    outbox.outstanding.due(2.0)
+    assert outbox.limiters["push"].ready_at(2.0) == 3.0
 
 
 def test_a_large_message_gets_the_time_that_its_bytes_need_on_a_slow_link() -> None:

@@ -87,6 +87,12 @@ class Coordinator:
         self.save(100)
         self.end("finished", "1 epoch")
 
+    def finish_unsaved(self) -> None:
+        """The last checkpoint fails; there is an older one."""
+        self.save(100)
+        self.put(step=120, data_epoch=1.0, checkpoint_error="server-0: disk full")
+        self.end("finished", "1 epoch")
+
     def mute(self) -> None:
         """Alive, and never answers."""
         signal.pause()

@@ -1,0 +1,27 @@
+"""What earlier executions of a run have left on record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dlctl import checkpoints
+from dlctl.roles.arrivals import Past
+from dlctl.rundb import RunDb
+
+
+def read_past(directory: Path, db: RunDb) -> Past:
+    """Terms, incarnations, and the checkpoint to go on from. Raises DlctlError if it is unreadable.
+
+    A coordinator may have died between a checkpoint and its row, so the disk is asked as well: no
+    number is ever given twice.
+    """
+    restore = db.run().get("resume") or ""
+    manifest = checkpoints.read_manifest(Path(restore)) if restore else {}
+    numbers = [row["number"] for row in db.checkpoints()]
+    return Past(
+        terms=db.terms(),
+        incarnations=db.incarnations(),
+        checkpoints=max([*numbers, checkpoints.highest_number(directory)]),
+        restore=restore,
+        manifest=manifest,
+    )

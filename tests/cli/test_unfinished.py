@@ -1,0 +1,75 @@
+"""What a killed command leaves behind is removed later, and nothing else ever is."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from launched import the_run
+
+from dlctl.cli import unfinished
+
+KILLED = """
+import os, sys
+from dlctl.cli import launching, main
+launching._keys = lambda *_, **__: os.kill(os.getpid(), 9)
+main.run(["start", "job.toml"])
+"""
+
+
+def test_a_directory_that_a_killed_command_began_is_removed_by_the_next(
+    job, own_place, play, dlctl_command
+):
+    killed = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    (begun,) = (own_place / "runs").iterdir()
+    assert (begun / unfinished.MARK).exists()
+    play("start", "ready", "forever")
+    assert dlctl_command("start", "job.toml").code == 0
+    directory = Path(the_run(own_place)["directory"])  # there is only one
+    assert directory != begun
+    assert not (directory / unfinished.MARK).exists()
+
+
+def test_directories_of_the_users_with_names_like_runs_are_never_touched(
+    job, own_place, play, dlctl_command
+):
+    own = own_place / "runs" / "quick-2024"
+    (own / "photos").mkdir(parents=True)
+    (own / "photos" / "cat.jpg").write_text("a cat")
+    empty = own_place / "runs" / "quick-2025"
+    empty.mkdir()
+    play("start", "ready", "finish")
+    assert dlctl_command("run", "job.toml").code == 0
+    assert (own / "photos" / "cat.jpg").read_text() == "a cat"
+    assert empty.is_dir()
+
+
+def test_a_marked_directory_with_anything_foreign_in_it_is_left_as_it_is(tmp_path):
+    for name, foreign in (("a-0001", "notes.txt"), ("a-0002", "logs/notes.txt")):
+        directory = tmp_path / name
+        directory.mkdir()
+        unfinished.mark(directory)
+        (directory / "logs").mkdir()
+        (directory / "key").write_bytes(b"k")
+        (directory / foreign).write_text("mine")
+    unfinished.sweep(tmp_path, "a")
+    left = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob("*/*"))
+    assert left == [
+        "a-0001/.dlctl-unfinished", "a-0001/key", "a-0001/logs", "a-0001/notes.txt",
+        "a-0002/.dlctl-unfinished", "a-0002/key", "a-0002/logs",
+    ]  # fmt: skip
+    assert (tmp_path / "a-0002" / "logs" / "notes.txt").read_text() == "mine"
+
+
+def test_a_marked_directory_that_somebody_fills_just_now_is_left_to_them(tmp_path):
+    directory = tmp_path / "a-0001"
+    directory.mkdir()
+    unfinished.mark(directory)
+    with unfinished.held(directory):
+        unfinished.sweep(tmp_path, "a")
+        assert directory.exists()
+    unfinished.sweep(tmp_path, "a")
+    assert not directory.exists()
