@@ -99,6 +99,14 @@ class Loop:
 
     def run(self, machine: Machine) -> int:
         """Until the machine exits; returns its exit code. Raises what `fail` was called with."""
+        try:
+            self._run(machine)
+        finally:
+            self.transport.close()
+        assert self.exit_code is not None
+        return self.exit_code
+
+    def _run(self, machine: Machine) -> None:
         self._handle(machine, Started())
         deadline = machine.deadline()
         while self.exit_code is None:
@@ -112,8 +120,6 @@ class Loop:
                 self._handle(machine, DeadlineReached())
                 deadline = machine.deadline()
         self.after_events()
-        self.transport.close()
-        return self.exit_code
 
     def _do_chores(self) -> None:
         if time.monotonic() >= self._chores_at:

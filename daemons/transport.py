@@ -139,7 +139,7 @@ class Transport:
         return socket is self._router or socket in self._names
 
     def close(self) -> None:
-        """Send what is queued (for a second at most) and close."""
+        """Send what is queued (for half a second at most) and close."""
         for socket in [*self._names, *([self._router] if self._router else [])]:
             self._forget(socket)
         self._context.term()

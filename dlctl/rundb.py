@@ -5,7 +5,7 @@ block the writer. Rows that are objects are JSON, with units in their key names;
 since 1970 (UTC). Local disks only: SQLite's locks do not hold on NFS.
 
     run         key -> value: state, reason, step, loss, control address, pid of the coordinator ...
-    daemon      name -> object: role, pid, state, phase, waiting_for, incarnation, metrics, last_exit
+    daemon      name -> object: role, pid, state, phase, waiting_for, incarnation, metrics ...
     event       what happened, in order
     metric      reports of the daemons: at most one row per daemon in 10 seconds
     checkpoint  every checkpoint that was begun, and how it ended

@@ -388,3 +388,29 @@ def test_without_a_good_checkpoint_nothing_is_removed(tmp_path):
     flip(bad / "shard-0.safetensors", -1)
     assert checkpoints.prune(tmp_path, keep=1) == []
     assert checkpoints.newest_good(tmp_path) is None
+
+
+def test_a_directory_that_cannot_be_removed_is_skipped_and_said_so(tmp_path):
+    stuck = checkpoints.create(tmp_path, 5, 0)
+    (stuck / manifest.MANIFEST).mkdir()  # not even root can unlink a directory
+    old = save(tmp_path, step=10, number=1)
+    newest = save(tmp_path, step=20, number=2)
+    problems: list[str] = []
+    removed = checkpoints.prune(tmp_path, keep=1, trusted=newest, on_problem=problems.append)
+    assert removed == [old]
+    assert [problem.split(":")[0] for problem in problems] == [str(stuck)]
+
+
+def test_a_checkpoint_is_never_written_into_the_directory_of_another(tmp_path):
+    save(tmp_path, step=10, number=1)
+    with pytest.raises(DlctlError, match="cannot make a checkpoint: File exists"):
+        checkpoints.create(tmp_path, 10, 1)
+
+
+def test_what_failed_attempts_left_goes_and_newer_or_complete_ones_stay(tmp_path):
+    good = save(tmp_path, step=10, number=1)
+    failed = checkpoints.create(tmp_path, 20, 2)
+    being_written = checkpoints.create(tmp_path, 30, 3)
+    assert checkpoints.remove_incomplete(tmp_path, before=3) == [failed]
+    assert sorted((tmp_path / "ckpt").iterdir()) == [good, being_written]
+    assert checkpoints.highest_number(tmp_path) == 3

@@ -146,7 +146,9 @@ class _Guarded(Dataset[Any]):
         for index in indices:
             try:
                 samples.append(self._dataset[index])
-            except (Exception, SystemExit) as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 raise blame(f"task.dataset()[{index}]", error) from error
         return samples
 

@@ -48,7 +48,8 @@ def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> Non
 
     The workers finish their steps and last pushes, the servers save, then all daemons end. A
     stopped job goes on from its checkpoint with "dlctl start". Stopping a stopped job does nothing.
-    If the coordinator has died, the daemons it left behind are ended.
+    If the coordinator has died, the daemons it left behind are ended. The exit code is 8 if the job
+    has stopped, but steps are lost because its last checkpoint failed.
     """
     grace_s = values.parse_duration(grace, "--grace")
     snapshot = pick.pick(job)
@@ -112,7 +113,7 @@ def _tell(snapshot: Snapshot) -> None:
 def _require_saved(snapshot: Snapshot) -> None:
     """Say why a checkpoint that was wanted was not made.
 
-    Raises Partial if steps are lost by that; without any step done there was nothing to save.
+    Raises Partial unless no step was done: then there was nothing to save.
     """
     error, row = snapshot.run.get("checkpoint_error"), snapshot.run.get("checkpoint")
     has_older, steps = isinstance(row, dict), values.number(snapshot.run.get("step"))

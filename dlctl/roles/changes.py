@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dlctl import messages as m
+from dlctl.errors import DlctlError
 from dlctl.messages import Json
-from dlctl.roles.desk import Desk
+from dlctl.roles.journal import History
 from dlctl.roles.membership import Membership
+from dlctl.settings import parse
 
 ANSWER_S_MAX = 5.0
 Answered = Callable[[Json], None]
@@ -24,11 +26,23 @@ class _Change:
 
 
 class Changes:
-    def __init__(self, desk: Desk, members: Membership) -> None:
+    def __init__(self, desk: History, members: Membership) -> None:
         self.desk = desk
         self.members = members
         self._number = 0
         self._open: dict[int, _Change] = {}
+
+    def begin_texts(
+        self, names: list[str], texts: dict[str, str], now: float, answered: Answered
+    ) -> None:
+        """Like `begin`, with values as people write them. Raises DlctlError, and changes nothing."""
+        values = {key: parse(key, text) for key, text in texts.items()}
+        for name in names:
+            if name not in self.members.daemons:
+                raise DlctlError(f"this run has no {name:.80}")
+        shown = " ".join(f"{key}={text}" for key, text in texts.items())
+        self.desk.event("set", ", ".join(names), f"set {shown}")
+        self.begin(names, values, now, answered)
 
     def begin(self, names: list[str], values: Json, now: float, answered: Answered) -> None:
         """Set `values` on daemons; `answered` gets {"changes": [...], "missing": [names]}."""

@@ -51,7 +51,6 @@ from dlctl.roles.losses import Losses
 from dlctl.roles.membership import Daemon, Membership
 from dlctl.roles.overview import Overview
 from dlctl.roles.work import Work
-from dlctl.settings import parse
 
 
 class Coordinator:
@@ -358,15 +357,9 @@ class Coordinator:
 
     def _verb_set(self, request: m.Request, now: float) -> None:
         names, texts = list(request.arguments["names"]), dict(request.arguments["settings"])
-        values = {key: parse(key, text) for key, text in texts.items()}
-        for name in names:
-            if name not in self.members.daemons:
-                raise DlctlError(f"this run has no {name:.80}")
-        shown = " ".join(f"{key}={text}" for key, text in texts.items())
-        self.desk.event("set", ", ".join(names), f"set {shown}")
         number = request.request
-        self.changes.begin(
-            names, values, now, lambda rows: self.clients.answer(number, True, "", rows)
+        self.changes.begin_texts(
+            names, texts, now, lambda rows: self.clients.answer(number, True, "", rows)
         )
 
     def _verb_save(self, request: m.Request, now: float) -> None:

@@ -86,7 +86,7 @@ def test_exits_are_told_in_words() -> None:
 
 
 def test_a_change_is_answered_when_all_have_answered() -> None:
-    desk, answers = Desk(1.0), []
+    desk, answers = History(1.0), []
     changes = Changes(desk, members())
     changes.begin(["worker-0", "worker-1"], {"push": 5.0}, 0.0, answers.append)
     assert sent_to(desk.clear()) == ["worker-0", "worker-1"]
@@ -102,7 +102,7 @@ def test_a_change_is_answered_when_all_have_answered() -> None:
 
 
 def test_who_does_not_answer_is_named() -> None:
-    desk, answers = Desk(1.0), []
+    desk, answers = History(1.0), []
     changes = Changes(desk, members())
     changes.begin(["worker-0", "worker-1"], {"push": 5.0}, 0.0, answers.append)
     changes.on_changed(m.Changed(1, "worker-0", {"push": None}, {"push": 5.0}), 0.1)
@@ -114,7 +114,7 @@ def test_who_does_not_answer_is_named() -> None:
 
 def test_a_change_stays_with_the_name_for_its_next_incarnation() -> None:
     known = members()
-    Changes(Desk(1.0), known).begin(["worker-0"], {"density": 0.5}, 0.0, lambda rows: None)
+    Changes(History(1.0), known).begin(["worker-0"], {"density": 0.5}, 0.0, lambda rows: None)
     known.daemons["worker-0"].begin(1.0)
     assert known.daemons["worker-0"].settings == {"density": 0.5}
 

@@ -46,7 +46,7 @@ def test_a_slow_peer_gets_more_time() -> None:
 
 
 def test_a_slow_link_does_not_stay_in_repeating_everything() -> None:
-    """If answers always come after the timeout, every message is repeated; the bound breaks that."""
+    """Answers that come after the timeout: their age is a bound, and that breaks it."""
     waiting, now, repeated = Outstanding(1.0), 0.0, []
     for number in range(6):
         waiting.add(number, "peer", MESSAGE, now)

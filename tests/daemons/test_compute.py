@@ -1,0 +1,90 @@
+"""Whatever user code raises, the computing thread answers and lives on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from daemons.loop import Loop
+from daemons.worker.compute import ComputeThread
+from dlctl import config
+from dlctl.machine import Event
+from dlctl.roles.effects import BuildModel, ModelBuilt, TaskFailed
+
+TASK = """
+    import asyncio
+    import torch
+    from torch import nn
+
+    class Odd(BaseException):
+        pass
+
+    def model():
+        {model}
+
+    def dataset():
+        return [torch.ones(2)] * 4
+
+    def loss(model, batch):
+        return model(batch).mean()
+    """
+
+
+@pytest.fixture
+def build(tmp_path: Path, run_script: Callable[..., list[Event]], monkeypatch) -> Callable:
+    """The answer of a real computing thread to `BuildModel`, with this body of model()."""
+    import sys
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def build_model(model: str, times: int = 1) -> list[Event]:
+        path = tmp_path / "odd_task.py"
+        path.write_text(dedent(TASK).format(model=model))
+        job = config.JobFile(
+            job=config.Job(name="odd", task=str(path)),
+            workers=config.Workers(count=1, device="cpu"),
+        )
+        loop = Loop()
+        thread = ComputeThread(loop, job)
+        loop.perform(BuildModel, thread.build)
+        return run_script(loop, *[BuildModel(0, 1)] * times, awaited=times)
+
+    return build_model
+
+
+@pytest.mark.parametrize(
+    "error", ["asyncio.CancelledError()", "GeneratorExit()", "SystemExit(3)", "Odd('very')"]
+)
+def test_an_error_that_is_no_exception_is_the_task_s_and_the_thread_lives_on(build, error):
+    events = build(f"raise {error}", times=2)
+    assert all(isinstance(event, TaskFailed) for event in events)
+    name = error.partition("(")[0].rpartition(".")[2]
+    assert all(event.error.startswith(f"task.model raised {name}: ") for event in events)
+    assert "odd_task.py" in events[0].detail
+
+
+def test_even_a_keyboard_interrupt_in_the_thread_is_answered(build):
+    events = build("raise KeyboardInterrupt", times=2)
+    assert [event.error for event in events] == [
+        "something ended the computing with KeyboardInterrupt: "
+    ] * 2
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_model_that_begins_with_a_nan_is_refused_by_the_parameter_s_name(build, value):
+    body = (
+        "m = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)); "
+        f"m[1].weight.data[0, 1] = float('{value}'); return m"
+    )
+    (failed,) = build(body)
+    assert isinstance(failed, TaskFailed)
+    assert failed.error.startswith('parameter "1.weight" of the new model has 1 of 3 values')
+    assert "odd_task.py:" in failed.error
+
+
+def test_a_good_model_is_built(build):
+    (built,) = build("return nn.Linear(2, 1)")
+    assert isinstance(built, ModelBuilt)

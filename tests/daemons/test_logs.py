@@ -1,0 +1,77 @@
+"""What user code prints reaches the log whole, from every thread, and the log's file stays small.
+
+Each story runs in a process of its own, because descriptors 1 and 2 are those of the log there.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from textwrap import dedent
+
+START = """
+    import logging, os, sys, threading
+    from pathlib import Path
+    from daemons import logs
+    path = Path(sys.argv[1])
+    handler = logs.set_up("worker-0", 1, path)
+    logs.capture_prints()
+    """
+
+
+def lines_after(path: Path, story: str) -> list[str]:
+    """What is in the log of a process that does this."""
+    with path.open("ab") as log:
+        command = [sys.executable, "-c", dedent(START) + dedent(story), str(path)]
+        subprocess.run(command, check=True, stdout=log, stderr=log, timeout=60)
+    return [json.loads(line)["msg"] for line in path.read_text().splitlines()]
+
+
+def test_prints_of_three_threads_at_once_are_all_logged_and_not_mixed_up(tmp_path):
+    story = """
+        sys.setswitchinterval(1e-6)
+        def work(n):
+            for i in range(300):
+                print(f"{n} {i}")
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        """
+    lines = lines_after(tmp_path / "log", story)
+    assert Counter(lines) == Counter(f"{n} {i}" for n in range(3) for i in range(300))
+
+
+def test_the_last_line_is_logged_although_nothing_ends_it(tmp_path):
+    story = """
+        print("epoch 1", end="", flush=True)
+        print(" done")
+        print("and then", end="")
+        sys.stderr.write("oh")
+        logs.end_prints()
+        """
+    assert lines_after(tmp_path / "log", story) == ["epoch 1 done", "and then", "oh"]
+
+
+def test_a_log_that_fails_while_a_print_is_logged_neither_hangs_nor_recurses(tmp_path):
+    story = """
+        class Broken:
+            def __str__(self): raise RuntimeError
+        logging.getLogger("dlctl").info("%s", Broken())
+        print("still there")
+        """
+    assert lines_after(tmp_path / "log", story)[-1] == "still there"
+
+
+def test_raw_output_alone_makes_the_log_turn_over(tmp_path):
+    story = """
+        logs.FILE_BYTES_MAX = 1000
+        os.write(2, json.dumps({"msg": "x" * 2000}).encode() + b"\\n")
+        handler.rotate_if_full()
+        print("in the new file")
+        """
+    lines = lines_after(tmp_path / "log", "import json\n" + dedent(story))
+    assert lines == ["in the new file"]
+    assert "x" * 2000 in (tmp_path / "log.1").read_text()

@@ -1,0 +1,85 @@
+"""The loop, the thread of the files and the sockets: a failure in one ends in a clear error."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from daemons import loop as loop_module
+from daemons.files import Files
+from daemons.loop import Loop
+from dlctl import checkpoints
+from dlctl import messages as m
+from dlctl.errors import DlctlError
+from dlctl.machine import Send
+from dlctl.roles.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
+
+
+def test_arrays_are_loaded_outside_the_loop_s_thread(tmp_path, run_script, monkeypatch):
+    threads = []
+
+    def read_worker(*_: object) -> dict[str, object]:
+        threads.append(threading.current_thread())
+        return {"residual": np.ones(2)}
+
+    monkeypatch.setattr(checkpoints, "read_manifest", lambda directory: {})
+    monkeypatch.setattr(checkpoints, "read_worker", read_worker)
+    loop = Loop()
+    loop.perform(LoadArrays, Files(loop, "worker-0").load)
+    (loaded,) = run_script(loop, LoadArrays(str(tmp_path)), awaited=1)
+    assert isinstance(loaded, ArraysLoaded)
+    assert loaded.arrays["residual"].tolist() == [1, 1]
+    assert threads != [threading.main_thread()]
+
+
+@pytest.mark.parametrize("name", ["server-0", "worker-0"])
+def test_a_checkpoint_that_cannot_be_loaded_ends_the_daemon_with_the_reason(
+    tmp_path, run_script, name
+):
+    loop = Loop()
+    loop.perform(LoadArrays, Files(loop, name).load)
+    with pytest.raises(DlctlError, match="cannot read the manifest") as caught:
+        run_script(loop, LoadArrays(str(tmp_path), ("w",), (), 0, 1), awaited=1)
+    assert Path(caught.value.where or "").parent == tmp_path
+
+
+def test_a_bug_while_saving_fails_the_checkpoint_and_is_not_swallowed(
+    tmp_path, run_script, monkeypatch
+):
+    def write_arrays(*_: object) -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(checkpoints, "write_arrays", write_arrays)
+    loop = Loop()
+    loop.perform(SaveArrays, Files(loop, "server-0").save)
+    (saved,) = run_script(loop, SaveArrays(1, str(tmp_path), "shard-0", {}), awaited=1)
+    assert isinstance(saved, ArraysSaved)
+    assert saved.error == "a bug in dlctl: ZeroDivisionError: oh"
+
+
+def test_a_message_that_is_too_large_is_dropped_and_the_daemon_lives(run_script, caplog):
+    report = m.Dismiss("x" * 70_000)
+    with caplog.at_level(logging.ERROR):
+        assert run_script(Loop(), Send("coordinator", report)) == []
+    assert "dropped a message for coordinator: header of Dismiss has 70" in caplog.text
+
+
+def test_chores_are_done_after_events_but_not_after_every_one(run_script, monkeypatch):
+    done: list[int] = []
+
+    def two_events() -> None:
+        loop = Loop(lambda: done.append(1))
+        loop.perform(LoadArrays, Files(loop, "worker-0").load)
+        run_script(loop, LoadArrays(""), LoadArrays(""), awaited=2)
+
+    monkeypatch.setattr(checkpoints, "read_manifest", lambda directory: {})
+    monkeypatch.setattr(checkpoints, "read_worker", lambda *_: {})
+    two_events()
+    assert done == [1]
+    monkeypatch.setattr(loop_module, "CHORES_S", 0.0)
+    two_events()
+    assert len(done) >= 2

@@ -1,0 +1,49 @@
+"""An evaluation must fit into one message: too many metrics, or too long a name, are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from daemons.worker.task import METRIC_NAME_CHARS_MAX, METRICS_MAX, Task, TaskError
+from dlctl import messages as m
+from dlctl import wire
+
+
+class Measured:
+    def __init__(self, metrics: dict[str, Any]) -> None:
+        self.metrics = metrics
+
+    def model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def dataset(self) -> list[int]:
+        return [0]
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch).mean()
+
+    def evaluate(self, model: nn.Module) -> dict[str, Any]:
+        return self.metrics
+
+
+def test_the_largest_evaluation_that_is_allowed_fits_into_a_message():
+    names = [f"{n:02d}".ljust(METRIC_NAME_CHARS_MAX, "\U0001f600") for n in range(METRICS_MAX)]
+    found = Task(Measured(dict.fromkeys(names, 0.5))).evaluate(nn.Linear(1, 1))
+    wire.encode(m.Evaluated(1, "worker-0", found, ""))
+
+
+def test_one_metric_more_is_refused_with_the_limit():
+    task = Task(Measured({str(n): n for n in range(METRICS_MAX + 1)}))
+    with pytest.raises(TaskError, match="65 metrics; at most 64") as caught:
+        task.evaluate(nn.Linear(1, 1))
+    assert "test_metrics.py:" in (caught.value.where or "")
+
+
+def test_a_name_that_is_too_long_is_refused_with_the_limit():
+    task = Task(Measured({"accuracy": 1, "x" * 201: 2}))
+    with pytest.raises(TaskError, match=r"201 characters, \"x+\.\.\.\"; at most 200"):
+        task.evaluate(nn.Linear(1, 1))

@@ -1,0 +1,149 @@
+"""What the coordinator writes down stays right through failures and later executions."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from daemons.coordinator import records
+from daemons.coordinator.past import read_past
+from dlctl import checkpoints
+from dlctl.manifest import MANIFEST
+from dlctl.roles import journal as j
+from dlctl.rundb import RunDb
+
+
+def manifest(number: int, directory: Path) -> dict[str, Any]:
+    """Of a model of two elements, whose only shard is written here."""
+    file = "shard-0.safetensors"
+    sha256, nbytes = checkpoints.write_arrays(directory / file, {"w": np.ones(2, np.float32)})
+    shard = {"name": "server-0", "file": file, "sha256": sha256, "nbytes": nbytes}
+    return {
+        "run_id": "digits-7f3a",
+        "job": "digits",
+        "number": number,
+        "step": number * 10,
+        "samples": number,
+        "layout": [["w", "trained", [2], "float32", []]],
+        "size": 2,
+        "algorithm": {"name": "downpour", "options": {}},
+        "optimizer": "sgd",
+        "shards": [{**shard, "state": {}, "lo": 0, "hi": 2}],
+        "workers": [],
+        "data": {"portions": []},
+        "evaluation": None,
+    }
+
+
+def save(record: Any, number: int, keep: int = 1) -> j.CheckpointEnded:
+    """A whole checkpoint."""
+    (begun,) = record(j.BeginCheckpoint(number, number * 10), awaited=1)
+    made = manifest(number, Path(begun.directory))
+    complete = j.CompleteCheckpoint(number, begun.directory, made, keep)
+    (ended,) = record(complete, awaited=1)
+    return ended
+
+
+def row(name: str, incarnation: int) -> dict[str, Any]:
+    return {"name": name, "incarnation": incarnation, "state": "running", "pid": None}
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_does_not_spoil_the_new_one(
+    tmp_path, record, caplog
+):
+    stuck = checkpoints.create(tmp_path, 10, 1)
+    (stuck / MANIFEST).mkdir()  # not even root can unlink a directory
+    with caplog.at_level(logging.WARNING):
+        ended = save(record, 2)
+    assert ended.error == ""
+    assert f"{stuck}: cannot remove this checkpoint" in caplog.text
+    assert checkpoints.newest_good(tmp_path)[0].name == "000000000020-2"
+
+
+def test_whatever_pruning_raises_the_checkpoint_is_good(record, monkeypatch, caplog):
+    def prune(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(checkpoints, "prune", prune)
+    with caplog.at_level(logging.WARNING):
+        assert save(record, 1).error == ""
+    assert "cannot remove old checkpoints" in caplog.text
+
+
+def test_a_new_attempt_makes_room_by_removing_what_failed_ones_left(tmp_path, record):
+    assert save(record, 1).error == ""
+    for number in (2, 3):
+        failed = checkpoints.create(tmp_path, number * 10, number)
+        (failed / "shard-0.safetensors").write_bytes(b"half")
+    record(j.BeginCheckpoint(4, 40), awaited=1)
+    left = sorted(entry.name for entry in (tmp_path / "ckpt").iterdir())
+    assert left == ["000000000010-1", "000000000040-4"]
+
+
+def test_a_number_that_is_on_disk_only_is_not_given_again(tmp_path, record):
+    """The coordinator died between the directory, or the manifest, and the row."""
+    record(j.RecordCheckpoint(3, {"number": 3}))
+    with closing(RunDb(tmp_path)) as db:
+        assert read_past(tmp_path, db).checkpoints == 3
+        checkpoints.create(tmp_path, 50, 5)
+        assert read_past(tmp_path, db).checkpoints == 5
+
+
+def test_a_run_without_checkpoints_begins_at_none(tmp_path, record):
+    with closing(RunDb(tmp_path)) as db:
+        assert read_past(tmp_path, db).checkpoints == 0
+
+
+def test_metrics_of_a_daemon_are_kept_every_ten_seconds_at_most(tmp_path, record, monkeypatch):
+    reports = [j.AddMetric(name, n, {}) for n in range(5) for name in ("worker-0", "worker-1")]
+    record(*reports)
+    assert steps_of(tmp_path, "worker-0") == [0]
+    assert steps_of(tmp_path, "worker-1") == [0]
+    monkeypatch.setattr(records, "METRIC_S", 0.0)
+    record(*reports)
+    assert steps_of(tmp_path, "worker-0") == [0, 0, 1, 2, 3, 4]
+
+
+def steps_of(directory: Path, name: str) -> list[int]:
+    with closing(RunDb(directory)) as db:
+        return [row["step"] for row in db.metrics(name)]
+
+
+def test_a_daemon_that_the_job_no_longer_has_is_not_shown_but_counted_on(tmp_path, record):
+    record(j.Snapshot({}, (row("worker-0", 1), row("worker-1", 4))))
+    record(j.Snapshot({}, (row("worker-0", 2),)))
+    with closing(RunDb(tmp_path)) as db:
+        assert [shown["name"] for shown in db.daemons()] == ["worker-0"]
+        assert read_past(tmp_path, db).incarnations == {"worker-0": 2, "worker-1": 4}
+    record(j.Snapshot({}, (row("worker-0", 3), row("worker-1", 5))))
+    with closing(RunDb(tmp_path)) as db:
+        assert [shown["incarnation"] for shown in db.daemons()] == [3, 5]
+
+
+def test_a_daemon_that_is_still_there_stays_in_sight(tmp_path, record):
+    record(j.Snapshot({}, ({**row("worker-1", 1), "pid": os.getpid()},)))
+    record(j.Snapshot({}, (row("worker-0", 1),)))
+    with closing(RunDb(tmp_path)) as db:
+        assert [shown["name"] for shown in db.daemons()] == ["worker-0", "worker-1"]
+
+
+def test_a_directory_that_cannot_be_made_is_an_error_of_that_checkpoint(tmp_path, record):
+    checkpoints.create(tmp_path, 10, 1)
+    (begun,) = record(j.BeginCheckpoint(1, 10), awaited=1)
+    assert begun.directory == ""
+    assert begun.error.startswith("cannot make a checkpoint: File exists")
+
+
+def test_the_database_has_no_table_that_nobody_uses(tmp_path, record):
+    with closing(sqlite3.connect(tmp_path / "run.db")) as db:
+        names = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    tables = {"run", "daemon", "event", "metric", "checkpoint", "term"}
+    assert names == {*tables, "metric_by_daemon", "sqlite_autoindex_run_1"} | {
+        f"sqlite_autoindex_{table}_1" for table in ("daemon", "term")
+    }

@@ -1,0 +1,141 @@
+"""How runs end and go on: nothing that was trained is left out of the last checkpoint."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from simulated import Watcher, job_file
+
+from dlctl import messages as m
+from dlctl import registry
+from dlctl.machine import Received, Started
+from dlctl.roles.desk import Birth
+from dlctl.roles.server import Server
+from dlctl.sim import drivers
+from dlctl.sim.drivers import ComputeOptions
+from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.problems import LeastSquares, WithBuffers, layout_of
+from dlctl.sim.simulation import Outcome, Simulation
+
+STOP = {"checkpoint": True, "grace_s": 30.0}
+
+
+def saved_weights(outcome: Outcome) -> np.ndarray:
+    return outcome.store.files[outcome.store.run["checkpoint"]["path"]]["shard-0.safetensors"]["w"]
+
+
+def test_the_last_checkpoint_is_none_that_was_under_way_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A periodic one begins a second before the stop and takes three; it has not the last steps."""
+    monkeypatch.setattr(drivers, "SAVE_S", 3.0)
+    job = job_file(workers=2, epochs=1000.0, checkpoint_s=5.0)
+    simulation = Simulation(job, LeastSquares(samples=1024), compute=ComputeOptions(step_s=0.05))
+    simulation.request(6.0, "stop", STOP)
+    outcome = simulation.run()
+    assert outcome.store.run["checkpoint"]["step"] == outcome.store.run["step"]
+    assert np.array_equal(saved_weights(outcome), outcome.weights)
+
+
+def test_a_stop_before_the_first_portion_is_done_saves_what_the_drain_completes() -> None:
+    job = job_file(workers=2, portion_batches=8, epochs=100.0)
+    simulation = Simulation(job, LeastSquares(samples=1024), compute=ComputeOptions(step_s=1.0))
+    simulation.request(5.0, "stop", STOP)
+    outcome = simulation.run()
+    assert outcome.store.run["step"] == 16
+    assert np.array_equal(saved_weights(outcome), outcome.weights)
+
+
+@pytest.mark.parametrize(("samples", "stop"), [(64, {"steps": 100}), (260, {"steps": 100})])
+def test_a_limit_in_steps_counts_the_batches_that_there_are(
+    samples: int, stop: dict[str, int]
+) -> None:
+    job = job_file(batch_size=32, portion_batches=8, **stop)
+    outcome = Simulation(job, LeastSquares(samples=samples)).run()
+    assert 100 <= outcome.store.run["step"] < 100 + 8
+
+
+def test_a_limit_in_samples_is_reached_and_hardly_passed() -> None:
+    job = job_file(batch_size=32, portion_batches=8, samples=3200)
+    outcome = Simulation(job, LeastSquares(samples=64)).run()
+    assert 3200 <= outcome.store.run["samples"] < 3200 + 64
+
+
+def test_averaged_buffers_go_on_after_a_resume() -> None:
+    """They count steps here: what was counted before the stop is not forgotten."""
+    first = Simulation(job_file(workers=2, epochs=20.0), WithBuffers(samples=256)).run()
+    before = first.store.files[first.store.run["checkpoint"]["path"]]["shard-0.safetensors"]
+    counted = float(before["averaged"][0])
+    again = Simulation(
+        job_file(workers=2, epochs=20.25), WithBuffers(samples=256), store=first.store
+    ).run()
+    after = again.store.files[again.store.run["checkpoint"]["path"]]["shard-0.safetensors"]
+    assert float(after["averaged"][0]) > counted > 0
+
+
+def test_a_residual_outlives_a_worker_that_dies_before_it_comes_to_work() -> None:
+    topk = ("topk", {"density": 0.1})
+    first = Simulation(job_file(workers=2, epochs=5.0, compression=topk), LeastSquares()).run()
+    told = Watcher(m.Topology)
+    job = job_file(workers=2, epochs=6.0, compression=topk)
+    simulation = Simulation(job, LeastSquares(), store=first.store, checkers=(told,))
+    simulation.at(0.15, lambda: simulation.world.kill("worker-1"))
+    assert simulation.run().state == "finished"
+    assert {message.restore for message in told.messages()} != {""}
+    assert all(message.restore for message in told.messages())
+
+
+def test_a_replaced_replica_of_a_barrier_is_late_once_and_then_waited_for() -> None:
+    for delay_s in (0.0, 0.004, 0.011, 0.018):
+        acks = Watcher(m.Ack)
+        job = job_file(workers=3, servers=2, seconds=6.0, algorithm=("sync", {}))
+        simulation = Simulation(
+            job,
+            LeastSquares(samples=256),
+            network=NetworkOptions(link=Link(latency_s=0.02)),
+            compute=ComputeOptions(step_s=0.02, spread=0.0),
+            checkers=(acks,),
+        )
+        simulation.at(2.0 + delay_s, lambda s=simulation: s.world.kill("worker-1"))
+        simulation.run(60)
+        late = [ack for ack in acks.messages() if ack.outcome == m.LATE]
+        assert len(late) <= 2
+
+
+def test_a_push_that_waits_in_a_barrier_is_not_sent_again_and_again() -> None:
+    pushes = Watcher(m.Push)
+    job = job_file(workers=2, epochs=1.0, algorithm=("sync", {}))
+    compute = ComputeOptions(step_s=0.1, slow={1: 60.0})
+    Simulation(job, LeastSquares(samples=64), compute=compute, checkers=(pushes,)).run()
+    sent = pushes.messages("worker-0")
+    assert len(sent) <= 2 * len({push.seq for push in sent})
+
+
+def test_an_evaluation_that_never_ends_is_ended() -> None:
+    job = job_file(workers=2, epochs=3.0, evaluate_epochs=1.0, restarts_max=1)
+    simulation = Simulation(
+        job, LeastSquares(samples=256), compute=ComputeOptions(step_s=0.02, evaluate_s=1e7)
+    )
+    outcome = simulation.run(4000.0)
+    assert any("its evaluation does not end" in event[3] for event in outcome.store.events)
+
+
+def test_a_setting_that_comes_before_the_shard_is_in_force_when_it_comes() -> None:
+    server = Server(
+        Birth("run", "server", "server-0", 1, 1, "host", "0"),
+        job_file(),
+        b"key",
+        "address",
+        registry.load("algorithms", "downpour"),
+        registry.load("optimizers", "sgd"),
+        registry.load("compressors", "none"),
+    )
+    server.handle(Started(), 0.0)
+    for message in (
+        m.Welcome("server-0", 0, 1, b"", {}),
+        m.Change(1, {"lr": 0.001}),
+        m.Assign(0, 4, layout_of(4).to_bytes(), ""),
+    ):
+        server.handle(Received("coordinator", message), 0.1)
+    assert server.serving is not None
+    assert server.serving.shard.optimizer.lr == 0.001
