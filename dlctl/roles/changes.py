@@ -35,7 +35,7 @@ class Changes:
     def begin_texts(
         self, names: list[str], texts: dict[str, str], now: float, answered: Answered
     ) -> None:
-        """Like `begin`, with values as people write them. Raises DlctlError, and changes nothing."""
+        """Like `begin`, with values as people write them. Raises DlctlError."""
         values = {key: parse(key, text) for key, text in texts.items()}
         for name in names:
             if name not in self.members.daemons:

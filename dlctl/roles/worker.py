@@ -19,7 +19,6 @@ from dlctl.config import JobFile
 from dlctl.errors import RemoteProtocolError
 from dlctl.flat import slice_bounds
 from dlctl.machine import (
-    Configure,
     Connect,
     DeadlineReached,
     Effect,
@@ -46,6 +45,7 @@ from dlctl.roles.effects import (
     TaskFailed,
 )
 from dlctl.roles.evaluation import Evaluation
+from dlctl.roles.live import LiveSettings
 from dlctl.roles.outbox import Outbox
 from dlctl.roles.saving import Saving
 from dlctl.roles.training import Training
@@ -70,7 +70,7 @@ class Worker:
         self.desk = Desk(job.timeouts.resend_s)
         self.outbox = Outbox(self.desk.outstanding)
         self.options = algorithm.Options(**job.algorithm.options)
-        self.log_level = "info"
+        self.live = LiveSettings(self.desk, self.options, algorithm.live, self.outbox, compressor)
         self.training: Training | None = None
         self._phase = "registering"
         self._identity: Identity | None = None
@@ -175,7 +175,7 @@ class Worker:
         if self.desk.outstanding.done("register", now) is None:
             return
         self._identity = Identity(self.birth.run_id, message.index, message.term, message.token)
-        self._apply(message.settings, now)
+        self.live.apply(message.settings, now)
         self._phase = "building the model"
         self.desk.do(BuildModel(message.index, message.term))
 
@@ -254,29 +254,9 @@ class Worker:
     # ------------------------------------------------------------ settings
 
     def _on_change(self, message: m.Change, now: float) -> None:
-        before = self.settings()
-        self._apply(message.settings, now)
-        self.desk.answer_change(message, self.birth.name, before, self.settings())
-
-    def settings(self) -> dict[str, Any]:
-        """All live settings of this worker, as they are in force."""
-        values = {key: getattr(self.options, key) for key in self.algorithm.live}
-        values |= {d: limiter.bytes_per_s for d, limiter in self.outbox.limiters.items()}
-        if hasattr(self.compressor, "density"):
-            values["density"] = self.compressor.density
-        return values | {"log_level": self.log_level}
-
-    def _apply(self, settings: dict[str, Any], now: float) -> None:
-        for key, value in settings.items():
-            if key in self.algorithm.live:
-                setattr(self.options, key, value)
-            elif key in self.outbox.limiters:
-                self.outbox.limiters[key].change(value, now)
-            elif key == "density" and hasattr(self.compressor, "density"):
-                self.compressor.density = value
-            elif key == "log_level":
-                self.log_level = value
-                self.desk.do(Configure(key, value))
+        before = self.live.values()
+        self.live.apply(message.settings, now)
+        self.desk.answer_change(message, self.birth.name, before, self.live.values())
 
     # ------------------------------------------------------------ evaluating and saving
 
@@ -369,7 +349,7 @@ class Worker:
             return
         self._report_at, self._reported_phase = now + REPORT_S, phase
         metrics = self.training.metrics(now) if self.training else {}
-        metrics["settings"] = self.settings()
+        metrics["settings"] = self.live.values()
         if self.training is not None and (stuck_s := self.training.stuck_s(now)):
             metrics["stuck_s"] = round(stuck_s, 1)
             phase = f"in one batch for {stuck_s:.0f} s"

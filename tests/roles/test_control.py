@@ -18,6 +18,7 @@ from dlctl.roles.journal import (
     CheckpointBegun,
     CheckpointEnded,
     CompleteCheckpoint,
+    History,
 )
 from dlctl.roles.membership import BACKOFF_MAX_S, Membership, describe_exit
 

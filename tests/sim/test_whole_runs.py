@@ -107,7 +107,7 @@ def test_a_replaced_worker_has_the_settings_that_were_changed_and_not_the_job_fi
     simulation.request(2.0, "set", change)
     simulation.at(3.0, lambda: simulation.world.kill("worker-1"))
     outcome = simulation.run()
-    settings = outcome.world.machine("worker-1").settings()
+    settings = outcome.world.machine("worker-1").live.values()
     assert outcome.world.process("worker-1").incarnation == 2
     assert (settings["push_every_steps"], settings["push"]) == (4, 1e6)
 

@@ -1,0 +1,50 @@
+"""The settings of a worker that change while it works, and where each of them lives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlctl.compress.base import Compressor
+from dlctl.machine import Configure
+from dlctl.messages import Json
+from dlctl.roles.desk import Desk
+from dlctl.roles.outbox import Outbox
+
+
+class LiveSettings:
+    def __init__(
+        self,
+        desk: Desk,
+        options: Any,
+        live: tuple[str, ...],
+        outbox: Outbox,
+        compressor: Compressor,
+    ) -> None:
+        """options: the method's; live: those of them that may change."""
+        self.desk = desk
+        self.options = options
+        self.live = live
+        self.limiters = outbox.limiters
+        self.compressor = compressor
+        self.log_level = "info"
+
+    def values(self) -> Json:
+        """All live settings, as they are in force."""
+        values = {key: getattr(self.options, key) for key in self.live}
+        values |= {direction: limiter.bytes_per_s for direction, limiter in self.limiters.items()}
+        if hasattr(self.compressor, "density"):
+            values["density"] = self.compressor.density
+        return values | {"log_level": self.log_level}
+
+    def apply(self, settings: Json, now: float) -> None:
+        """Put these in force; a key that this worker does not have is left alone."""
+        for key, value in settings.items():
+            if key in self.live:
+                setattr(self.options, key, value)
+            elif key in self.limiters:
+                self.limiters[key].change(value, now)
+            elif key == "density" and hasattr(self.compressor, "density"):
+                self.compressor.density = value
+            elif key == "log_level":
+                self.log_level = value
+                self.desk.do(Configure(key, value))
