@@ -40,7 +40,7 @@ _LIMITS = {
 
 Frame = bytes | memoryview
 Frames = list[Frame]
-_pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+_pack = msgpack.Packer(unicode_errors="backslashreplace").pack
 
 
 # ---------------------------------------------------------------- out
@@ -49,12 +49,15 @@ _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 def encode(message: Message) -> Frames:
     """Frames of a message. Arrays are not copied: they must not change until the frames are sent.
 
-    Raises LocalProtocolError if the header is too large.
+    Raises LocalProtocolError if the header is too large or holds what msgpack has no form for.
     """
     buffers: Frames = []
     shapes: list[list[int]] = []
     values = [_outgoing(getattr(message, f), buffers, shapes) for f in _NAMES[type(message)]]
-    header = _pack([PROTOCOL, message.code, values, shapes])
+    try:
+        header = _pack([PROTOCOL, message.code, values, shapes])
+    except (TypeError, ValueError, OverflowError) as error:
+        raise LocalProtocolError(f"cannot encode {type(message).__name__}: {error}") from error
     if len(header) > HEADER_BYTES_MAX:
         raise LocalProtocolError(f"header of {type(message).__name__} has {len(header)} bytes")
     return [header, *buffers]

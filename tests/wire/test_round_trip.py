@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 
 from dlctl import wire
 from dlctl.errors import LocalProtocolError
-from dlctl.messages import MESSAGES, Array, Json, Message, Packed, Parameters, Register, Signed
+from dlctl.messages import (
+    MESSAGES,
+    Array,
+    Change,
+    Dismiss,
+    Json,
+    Message,
+    Packed,
+    Parameters,
+    Register,
+    Signed,
+)
 
 NATURALS = st.integers(0, 2**63 - 1)
 ARRAYS = st.sampled_from(wire.DTYPES).flatmap(
@@ -86,6 +97,17 @@ def test_arrays_are_read_only_views_on_the_way_in() -> None:
 def test_a_header_that_would_be_refused_is_not_sent() -> None:
     with pytest.raises(LocalProtocolError, match="header of Register"):
         wire.encode(Register("x" * wire.HEADER_BYTES_MAX, "worker", "worker-0", 1, 1, "h", "v"))
+
+
+def test_text_that_is_no_unicode_arrives_in_a_readable_form() -> None:
+    frames = wire.encode(Dismiss("a lone surrogate \udc80"))
+    assert wire.decode([bytes(frames[0])]) == Dismiss("a lone surrogate \\udc80")
+
+
+def test_what_msgpack_has_no_form_for_is_our_own_error() -> None:
+    for value in (2**70, object(), {1, 2}):
+        with pytest.raises(LocalProtocolError, match="cannot encode Change"):
+            wire.encode(Change(1, {"value": value}))
 
 
 def test_only_flat_arrays_of_known_types_are_sent() -> None:
