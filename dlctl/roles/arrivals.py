@@ -58,6 +58,13 @@ class Arrivals:
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
         self._terms = dict(past.terms)
 
+    def note_lost_residuals(self) -> None:
+        """A run that goes on with fewer workers has nobody to push what the others had left."""
+        saved = {worker["name"] for worker in self.past.manifest.get("workers", [])}
+        for name in sorted(saved - set(self.members.daemons)):
+            text = f"what {name} had not pushed is lost: the run goes on with fewer workers"
+            self.desk.event("lost", name, text)
+
     # ------------------------------------------------------------ processes
 
     def spawn(self, daemon: Daemon, now: float) -> None:

@@ -160,6 +160,7 @@ class Coordinator:
     def _start(self, now: float) -> None:
         self._started_at = now
         self._change_state("starting", "", now)
+        self.arrivals.note_lost_residuals()
         for agent in self.members.of("agent"):
             agent.begin(now)
             self.desk.do(LaunchAgent(agent.name, agent.incarnation))

@@ -28,11 +28,11 @@ class Evaluation:
         training.desk.ask("buffers", first.peer, request, now)
         return Evaluation(number, fetched)
 
-    def advance(self, training: Training, desk: Desk) -> None:
+    def advance(self, training: Training, desk: Desk, now: float) -> None:
         """Run it as soon as everything has come and no gradient is being computed."""
         if self.running or self.buffers is None or not self.fetched.complete:
             return
-        if not training.pause():
+        if not training.pause(now):
             return
         self.running = True
         size = training.channels[-1].hi

@@ -82,7 +82,7 @@ class Training:
         self._fetch_started = False
         self._has_parameters = False
         self._computing: tuple[Portion, int] | None = None
-        self._computing_since = 0.0
+        self._busy_since = 0.0
         self._batch_s = 0.0
         self._step: Step | None = None
         self._announced = self._left_out = False
@@ -126,9 +126,10 @@ class Training:
         waits = isinstance(self._request, NextGradient | NextData) and not self._computing
         return self._ask_again_at if waits and not self.parked and not self._paused else None
 
-    def pause(self) -> bool:
+    def pause(self, now: float) -> bool:
         """Leave the model alone until `resume`, if no gradient is being computed now."""
         self._paused = self._computing is None
+        self._busy_since = now
         return self._paused
 
     def resume(self) -> None:
@@ -145,8 +146,8 @@ class Training:
         return waits.get(type(self._request), "waiting for data")
 
     def stuck_s(self, now: float) -> float:
-        """How long the present batch takes if that is much longer than it should, else 0.0."""
-        took_s = now - self._computing_since if self._computing else 0.0
+        """How long the present batch or evaluation takes, if far longer than it should, else 0."""
+        took_s = now - self._busy_since if self._computing or self._paused else 0.0
         return took_s if took_s > max(STUCK_S_MIN, STUCK_BATCHES * self._batch_s) else 0.0
 
     def has_unpushed_steps(self) -> bool:
@@ -256,7 +257,7 @@ class Training:
         return (True, data) if data is not None else (self._waited_in_vain(now), None)
 
     def _compute(self, batch: tuple[Portion, int], now: float) -> None:
-        self._computing, self._computing_since = batch, now
+        self._computing, self._busy_since = batch, now
         portion, number = batch
         lease = portion.lease
         self.desk.do(Compute(lease.data_epoch, lease.start, lease.stop, number))
@@ -301,7 +302,7 @@ class Training:
         assert self._computing is not None
         portion, number = self._computing
         self._computing = None
-        self._batch_s += BATCH_WEIGHT * (now - self._computing_since - self._batch_s)
+        self._batch_s += BATCH_WEIGHT * (now - self._busy_since - self._batch_s)
         announced, self._announced = self._announced, False
         if math.isfinite(event.loss) and is_finite(event.gradient):
             start, stop = portion.batch_range(number)

@@ -158,7 +158,7 @@ class Worker:
         if self.training is None:
             return
         if self._evaluation is not None:
-            self._evaluation.advance(self.training, self.desk)
+            self._evaluation.advance(self.training, self.desk, now)
         self.training.draining = self._draining
         self.training.advance(now)
         self._save_if_clean(self.training)
@@ -352,7 +352,8 @@ class Worker:
         metrics["settings"] = self.live.values()
         if self.training is not None and (stuck_s := self.training.stuck_s(now)):
             metrics["stuck_s"] = round(stuck_s, 1)
-            phase = f"in one batch for {stuck_s:.0f} s"
+            what = "in one evaluation" if phase == "evaluating" else "in one batch"
+            phase = f"{what} for {stuck_s:.0f} s"
         report = m.Report(
             self.birth.name, self.birth.incarnation, phase, self.waiting_for(), metrics
         )

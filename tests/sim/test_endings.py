@@ -139,3 +139,22 @@ def test_a_setting_that_comes_before_the_shard_is_in_force_when_it_comes() -> No
         server.handle(Received("coordinator", message), 0.1)
     assert server.serving is not None
     assert server.serving.shard.optimizer.lr == 0.001
+
+
+def test_an_evaluation_that_takes_long_is_seen() -> None:
+    job = job_file(workers=2, epochs=3.0, evaluate_epochs=1.0)
+    simulation = Simulation(
+        job, LeastSquares(samples=256), compute=ComputeOptions(step_s=0.02, evaluate_s=1e7)
+    )
+    outcome = simulation.run(200.0)
+    row = outcome.store.daemons["worker-0"]
+    assert row["state"] == "slow"
+    assert row["phase"].startswith("in one evaluation for ")
+
+
+def test_a_run_that_goes_on_with_fewer_workers_says_what_is_lost() -> None:
+    topk = ("topk", {"density": 0.1})
+    first = Simulation(job_file(workers=3, epochs=2.0, compression=topk), LeastSquares()).run()
+    fewer = job_file(workers=1, epochs=3.0, compression=topk)
+    outcome = Simulation(fewer, LeastSquares(), store=first.store).run()
+    assert [text.split()[1] for text in outcome.store.texts("lost")] == ["worker-1", "worker-2"]
