@@ -15,6 +15,7 @@ requests.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -98,7 +99,7 @@ Request = Fetch | NextData | NextGradient | Push
 Requests = Generator[Request, Any, None]
 
 
-class WorkerSide:
+class WorkerSide(ABC):
     """One replica. `parameters` is the model itself: a step computes with what stands there."""
 
     def __init__(self, options: Any, parameters: Vector, slot: int) -> None:
@@ -109,8 +110,9 @@ class WorkerSide:
         """What was accrued and not yet sent: error feedback, and all there is to save of a replica.
         """
 
+    @abstractmethod
     def run(self) -> Requests:
-        raise NotImplementedError
+        """The method as a replica sees it; it does not come to an end by itself."""
 
 
 # ---------------------------------------------------------------- servers
@@ -143,7 +145,7 @@ class Outcome(NamedTuple):
     """Updates that came between the version the gradient was of and this one, on this shard."""
 
 
-class ServerSide:
+class ServerSide(ABC):
     """One shard. Every method returns the pushes that it settled, in order."""
 
     def __init__(self, options: Any, shard: Shard) -> None:
@@ -154,8 +156,9 @@ class ServerSide:
         """What `Fetch.clock_min` is compared with."""
         return self.shard.version
 
+    @abstractmethod
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
-        raise NotImplementedError
+        """A push that is new, in order and finite. It must be among the outcomes, once."""
 
     def joined(self, slot: int) -> list[Outcome]:
         """A new epoch of `slot` has joined; pushes of its old epochs will not come any more."""
