@@ -111,7 +111,7 @@ def test_one_worker_is_what_torch_does_up_to_one_rounding_a_step(name):
     for number, rows in enumerate(rows_in_order(job, problem.samples, epochs=2)):
         w.grad = torch.from_numpy(problem.gradient(w.numpy(), Batch(rows, 0, 1, number))[1])
         optimizer.step()
-    assert np.allclose(outcome.weights, w.numpy(), rtol=1e-5, atol=1e-6)
+    assert np.allclose(outcome.weights, w.numpy(), rtol=0, atol=1e-6)
 
 
 # ---------------------------------------------------------------- fetch and push intervals
