@@ -135,9 +135,6 @@ class Transport:
         except zmq.Again:
             return None
 
-    def owns(self, socket: object) -> bool:
-        return socket is self._router or socket in self._names
-
     def close(self) -> None:
         """Send what is queued (for half a second at most) and close."""
         for socket in [*self._names, *([self._router] if self._router else [])]:

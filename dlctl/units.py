@@ -36,11 +36,6 @@ def format_rate(bytes_per_s: float | None) -> str:
     return "off" if bytes_per_s is None else f"{_scaled(bytes_per_s)}/s"
 
 
-def parse_size(text: str) -> int:
-    """ "50MB", "4MiB" as bytes. Raises ValueError."""
-    return int(_parse(text, _BYTES, text, '"50MB" or "4MiB"'))
-
-
 def format_size(size_bytes: float) -> str:
     return _scaled(size_bytes)
 

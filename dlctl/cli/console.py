@@ -58,10 +58,6 @@ def is_quiet() -> bool:
     return _settings.quiet
 
 
-def is_verbose() -> bool:
-    return _settings.verbose
-
-
 def is_tty(*, err: bool = False) -> bool:
     """Whether stdout (or stderr) is a terminal."""
     stream = _stream(err)
