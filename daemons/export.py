@@ -12,8 +12,12 @@ Every byte of the checkpoint is checked before, and FILE appears whole or not at
 from __future__ import annotations
 
 import argparse
+import errno
+import json
 import os
 import secrets
+import shlex
+import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,33 +30,43 @@ from dlctl import checkpoints
 from dlctl.errors import DlctlError, UsageError
 from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry
 from dlctl.manifest import Manifest, layout
-from dlctl.text import escape, escape_lines
+from dlctl.text import escape, escape_lines, plural
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+REFUSED = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS)
+"""Why a file cannot be made for reasons other than a full disk."""
 StateDict = dict[str, "Tensor"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code. Errors go to standard error, one fact per line."""
+    """Run the command; returns its exit code.
+
+    Errors go to standard error: one fact per line, or as one line of JSON for another program.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m daemons.export", description="Turn a checkpoint into a state_dict."
     )
     parser.add_argument("checkpoint", type=Path, help="directory with a manifest.json")
     parser.add_argument("--to", choices=sorted(WRITERS), default="safetensors")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--errors", choices=("text", "json"), default="text")
     chosen = parser.parse_args(arguments)
     try:
         export(chosen.checkpoint, chosen.output, chosen.to)
     except DlctlError as error:
-        _complain(error)
+        _complain(error, as_json=chosen.errors == "json")
         return error.exit_code
     return 0
 
 
-def _complain(error: DlctlError) -> None:
+def _complain(error: DlctlError, *, as_json: bool) -> None:
     """As the command line shows errors: what, where, what next."""
+    if as_json:
+        facts = {"message": error.message, "where": error.where, "hint": error.hint}
+        print(json.dumps(facts), file=sys.stderr)
+        return
     lines = [f"error: {escape_lines(error.message)}"]
     lines += [f"  --> {escape(error.where)}"] if error.where else []
     lines += [f"  next: {escape_lines(error.hint)}"] if error.hint else []
@@ -65,12 +79,10 @@ def export(directory: Path, output: Path, to: str) -> None:
     Raises DlctlError, with `output` untouched, if the checkpoint is damaged, torch is missing or
     the file cannot be written; UsageError if `output` cannot be a file.
     """
-    if output.is_dir() or not output.parent.is_dir():
-        why = "is a directory" if output.is_dir() else "would be in a directory that does not exist"
-        raise UsageError(f"the output {why}", where=str(output), hint="--output model.safetensors")
+    _check_output(output)
     problems = checkpoints.verify(directory)
     if problems:
-        more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
+        more = f" (and {plural(len(problems) - 1, 'more problem')})" if len(problems) > 1 else ""
         raise DlctlError(
             f"the checkpoint is not good: {problems[0]}{more}",
             where=str(directory),
@@ -79,6 +91,18 @@ def export(directory: Path, output: Path, to: str) -> None:
     tensors = state_dict(directory, checkpoints.read_manifest(directory))
     with _replacing(output) as temporary:
         WRITERS[to](tensors, temporary)
+
+
+def _check_output(output: Path) -> None:
+    if output.is_dir():
+        hint = f"-o {shlex.quote(str(output / 'model.safetensors'))}"
+        raise UsageError("the output is a directory", where=str(output), hint=hint)
+    if not output.parent.is_dir():
+        raise UsageError(
+            "the output would be in a directory that does not exist",
+            where=str(output),
+            hint=f"mkdir -p {shlex.quote(str(output.parent))}",
+        )
 
 
 def state_dict(directory: Path, manifest: Manifest) -> StateDict:
@@ -161,14 +185,19 @@ def _replacing(output: Path) -> Iterator[Path]:
     """A path beside `output` that takes its place once it is written and on the disk."""
     temporary = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp")
     try:
+        temporary.touch(exist_ok=False)
+        mode = stat.S_IMODE(temporary.stat().st_mode)
         yield temporary
+        # One of the writers puts a file in its place that only we may read.
+        temporary.chmod(mode)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(output)
     except (OSError, SafetensorError, RuntimeError) as error:  # torch's word for a full disk
-        raise DlctlError(
-            f"cannot write: {error}", where=str(output), hint=f"df -h {output.parent}"
-        ) from error
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        look = "ls -ld" if isinstance(error, OSError) and error.errno in REFUSED else "df -h"
+        hint = f"{look} {shlex.quote(str(output.parent))}"
+        raise DlctlError(f"cannot write: {reason}", where=str(output), hint=hint) from error
     finally:
         temporary.unlink(missing_ok=True)
 

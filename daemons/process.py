@@ -37,6 +37,12 @@ def read_job(directory: Path) -> config.JobFile:
     return config.from_dict(config.JobFile, json.loads((directory / "job.json").read_text()))
 
 
+def in_words(error: DlctlError) -> str:
+    """What went wrong, where and what to do next, in one line: as the reason that a run ended."""
+    where = f" ({error.where})" if error.where and error.where not in error.message else ""
+    return "; ".join(filter(None, (error.message + where, error.hint)))
+
+
 def main(role: str, body: Callable[[Context], int]) -> None:
     """Run a daemon: `python -m daemons.ROLE RUN_DIRECTORY NAME INCARNATION CONTROL_ADDRESS`."""
     if len(sys.argv) != 5:
@@ -52,7 +58,7 @@ def main(role: str, body: Callable[[Context], int]) -> None:
         log.info("%s %s starts, pid %d", role, name, os.getpid())
         code = body(Context(directory, sys.argv[4], birth, job, key, handler))
     except DlctlError as error:
-        log.error("%s", error.message, extra={"hint": error.hint, "where": error.where})
+        log.error("%s", in_words(error))
         code = error.exit_code
     except Exception:
         log.exception("a bug in dlctl: %s ends", name)

@@ -69,7 +69,7 @@ class Transport:
             socket.bind(address)
         except zmq.ZMQError as error:
             raise DlctlError(
-                f"cannot listen on {address}: {error.strerror}{_holder(address)}",
+                f"cannot listen on {address}: {zmq.strerror(error.errno or 0)}{_holder(address)}",
                 hint="choose another port in [network], or 0 for any free one",
             ) from error
         self._router = socket

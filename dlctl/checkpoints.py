@@ -217,8 +217,14 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except (SafetensorError, OSError) as error:
         raise DlctlError(
-            f"cannot read this part of the checkpoint: {error}", where=str(path)
+            f"cannot read this part of the checkpoint: {_why(error, path)}", where=str(path)
         ) from error
+
+
+def _why(error: Exception, path: Path) -> str:
+    """An error in words, without the path: that stands beside it."""
+    said = getattr(error, "strerror", None) or str(error)
+    return str(said).removesuffix(f": {path}")
 
 
 def _check_length(path: Path, file: Any, tensor: str, length: int) -> None:
@@ -273,7 +279,7 @@ def _file_problems(path: Path, part: Mapping[str, Any]) -> list[str]:
     except FileNotFoundError:
         return [f"{path}: missing"]
     except (OSError, DlctlError) as error:
-        return [f"{path}: {error}"]
+        return [f"{path}: {_why(error, path)}"]
     return []
 
 

@@ -2,11 +2,11 @@
 
     DlctlError                 1   the command failed
     ├── UsageError             2   a wrong argument, or a job file that is not valid
-    ├── NotRunning             3   only `status --check` and `wait`
+    ├── NotRunning             3   only `status --check`, `wait`, and a `run` that was stopped
     ├── NotFound               4   no such job, run or daemon
     ├── Unreachable            5   a daemon or a host does not answer
     ├── TimedOut               6   --timeout passed; the work may go on
-    ├── JobFailed              7   the training itself failed
+    ├── JobFailed              7   the job failed, while it started or while it trained
     ├── Partial                8   done on some daemons and not on others
     ├── VersionMismatch        9   the other side speaks another protocol
     └── ProtocolError          1   a conversation between daemons went wrong

@@ -21,6 +21,8 @@ class Entry:
     target: str
     """"module:attribute"."""
     summary: str
+    note: str = ""
+    """What to know before it is used; a sentence without its end."""
 
     def load(self) -> Any:
         module, _, attribute = self.target.partition(":")
@@ -35,7 +37,8 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         ),
         "sandblaster": Entry(
             "dlctl.algorithms.sandblaster:SANDBLASTER",
-            "L-BFGS on the shards (Dean 2012); simulator",
+            "L-BFGS on the shards (Dean 2012); simulator only",
+            'it runs in the virtual-time simulator only so far; "dlctl start" refuses it',
         ),
     },
     "compressors": {

@@ -1,4 +1,4 @@
-"""Foreign text made harmless: what others wrote must not steer a terminal."""
+"""Foreign text made harmless (what others wrote must not steer a terminal), and counted nouns."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def escape(text: str) -> str:
 
 def _visible(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def plural(count: int, noun: str) -> str:
+    """As in "1 step", "2 steps", "12,345 steps"."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def escape_lines(text: str) -> str:

@@ -17,6 +17,7 @@ from benchmarks.placement import pinned, placements
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.timeout(400)  # Real processes on a machine that may have other things to do.
 def test_a_quick_run_measures_real_pushes_and_real_commands(tmp_path: Path) -> None:
     result = tmp_path / "figures.json"
     ended = subprocess.run(

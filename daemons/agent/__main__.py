@@ -9,6 +9,7 @@ import signal
 import subprocess
 
 from daemons import process, signals
+from daemons.agent.oom import OomWatch
 from daemons.lastwords import last_lines
 from daemons.loop import Loop
 from dlctl import runs
@@ -27,6 +28,9 @@ class Children:
         self.context = context
         self.loop = loop
         self._running: dict[tuple[str, int], tuple[subprocess.Popen[bytes], int]] = {}
+        self._killed: set[int] = set()
+        """Pids that got SIGKILL from us: nobody needs to look for another reason."""
+        self._oom = OomWatch()
 
     def start(self, effect: StartProcess) -> None:
         directory, control = self.context.directory, self.context.control
@@ -38,6 +42,7 @@ class Children:
             return
         pidfd = os.pidfd_open(child.pid)
         self._running[name, incarnation] = (child, pidfd)
+        self._oom.begin(child.pid)
         self.loop.watch(pidfd, lambda: self._ended(name, incarnation))
         self.loop.post(ProcessStarted(name, incarnation, child.pid))
 
@@ -48,11 +53,21 @@ class Children:
         _end_group(child.pid)
         status = child.wait()
         words = last_lines(runs.log_path(self.context.directory, name, incarnation))
-        self.loop.post(ProcessEnded(name, incarnation, status, words))
+        by_another = status == -signal.SIGKILL and child.pid not in self._killed
+        cause = self._oom.cause(child.pid) if by_another else ""
+        self._oom.forget(child.pid)
+        self._killed.discard(child.pid)
+        self.loop.post(ProcessEnded(name, incarnation, status, words, cause))
+
+    def look(self) -> None:
+        """A chore: keep what is known of the memory of all children new."""
+        self._oom.look()
 
     def signal(self, effect: SignalProcess) -> None:
         running = self._running.get((effect.name, effect.incarnation))
         if running is not None:
+            if effect.signal == signal.SIGKILL:
+                self._killed.add(running[0].pid)
             signal.pidfd_send_signal(running[1], effect.signal)
 
 
@@ -67,7 +82,11 @@ def _end_group(pid: int) -> None:
 
 
 def serve(context: process.Context) -> int:
-    loop = Loop(context.log_handler.rotate_if_full)
+    def chores() -> None:
+        context.log_handler.rotate_if_full()
+        children.look()
+
+    loop = Loop(chores)
     children = Children(context, loop)
     loop.perform(StartProcess, children.start)
     loop.perform(SignalProcess, children.signal)

@@ -83,8 +83,7 @@ def coordinate(context: process.Context) -> int:
         machine = Coordinator(directory.name, job, context.key, algorithm, read_past(directory, db))
         code = loop.run(machine)
     except DlctlError as error:
-        why = "; ".join(filter(None, (error.message, error.hint)))
-        _write_end(db, state="failed", reason=why, ended_at=time.time())
+        _write_end(db, state="failed", reason=process.in_words(error), ended_at=time.time())
         raise
     finally:
         orphans.end_all(db)

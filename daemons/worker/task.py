@@ -272,10 +272,16 @@ def blame(what: str, error: BaseException) -> TaskError:
 
 
 def _cut(report: traceback.TracebackException | None) -> None:
-    """Leave out our own frames, torch's and the import system's, unless there are no others."""
+    """Leave out our own frames, torch's and the import system's, unless there are no others.
+
+    What the import system raises by itself is about a file (it cannot be read, it is no Python) and
+    names that file: how we came there helps nobody.
+    """
     while report is not None:
         kept = [frame for frame in report.stack if not _is_machinery(frame.filename)]
-        report.stack = traceback.StackSummary.from_list(kept or list(report.stack))
+        if not kept and not any(_is_of_imports(frame.filename) for frame in report.stack):
+            kept = list(report.stack)
+        report.stack = traceback.StackSummary.from_list(kept)
         _cut(report.__cause__)
         report = report.__context__
 
@@ -291,7 +297,11 @@ _LIBRARIES = tuple(
 
 
 def _is_machinery(filename: str) -> bool:
-    return filename.startswith(("<frozen", *_MACHINERY))
+    return _is_of_imports(filename) or filename.startswith(_MACHINERY)
+
+
+def _is_of_imports(filename: str) -> bool:
+    return filename.startswith("<frozen ")
 
 
 def _where(error: BaseException, stack: traceback.StackSummary) -> str | None:

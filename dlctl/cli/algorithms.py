@@ -49,8 +49,9 @@ def command(name: str | None, as_json: bool) -> None:
 
 
 def _describe(kind: str, name: str, *, with_keys: bool) -> dict[str, Any]:
-    summary = registry.find(kind, name).summary
-    described: dict[str, Any] = {"kind": kind, "name": name, "summary": summary}
+    entry = registry.find(kind, name)
+    described: dict[str, Any] = {"kind": kind, "name": name, "summary": entry.summary}
+    described["note"] = entry.note
     described["section"] = SECTIONS.get(kind)
     if with_keys:
         described["keys"] = [key.to_dict() for key in _keys(kind, name)]
@@ -70,12 +71,16 @@ def _print_list(chosen: list[tuple[str, str]]) -> None:
         for kind, name in chosen
     ]
     console.out(console.table(["KIND", "NAME", "WHAT IT IS"], rows))
+    for kind, name in chosen:
+        if note := registry.find(kind, name).note:
+            console.note(console.escape(f"{name}: {note}"))
     console.hint("dlctl algorithms NAME shows the keys of one of them")
 
 
 def _details(kind: str, name: str) -> str:
-    title = f"{console.style(name, bold=True)} ({kind[:-1]}): {registry.find(kind, name).summary}"
-    lines = [title]
+    entry = registry.find(kind, name)
+    lines = [f"{console.style(name, bold=True)} ({kind[:-1]}): {entry.summary}"]
+    lines += [entry.note] if entry.note else []
     if kind in SECTIONS:
         lines += ["", f"[{SECTIONS[kind]}]", f'name = "{name}"']
     for key in _keys(kind, name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,13 @@ from dlctl.cli.group import Entry, LazyGroup
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.snapshot import Snapshot
-from dlctl.errors import DlctlError, NotFound, NotRunning, UsageError
+from dlctl.errors import DlctlError, NotFound, UsageError
+from dlctl.text import plural
 
 Data = dict[str, Any]
 HEADERS = ("NUMBER", "STEP", "SAVED", "SIZE", "SERVERS", "EVALUATION", "DIRECTORY")
+ENDINGS = {"safetensors": ".safetensors", "torch": ".pt"}
+TORCH_ENDINGS = (".pt", ".pth", ".bin")
 ENTRIES = {
     "create": Entry("dlctl.cli.checkpoint:create", "Save now (what no subcommand does, too)."),
     "ls": Entry("dlctl.cli.checkpoint:ls", "List the complete checkpoints."),
@@ -35,7 +39,7 @@ ENTRIES = {
     examples=[
         ("dlctl checkpoint", "save now and wait until it is complete"),
         ("dlctl checkpoint ls", "what there is"),
-        ("dlctl checkpoint export -o model.safetensors", "the newest one for torch"),
+        ("dlctl checkpoint export", "the newest one as a file for torch"),
     ],
     see_also=["start", "stop"],
 )
@@ -44,7 +48,8 @@ ENTRIES = {
 def command(ctx: click.Context, job: str | None) -> None:
     """Save, list, check and export checkpoints.
 
-    Without a subcommand it saves now.
+    Without a subcommand it saves now. The job is the one that -j names, else the only one that
+    runs, else the newest.
     """
     ctx.obj = job
     if ctx.invoked_subcommand is None:
@@ -71,7 +76,7 @@ def _create(job: str | None, timeout: str, as_json: bool) -> None:
     limit_s = values.parse_duration(timeout, "--timeout")
     snapshot = pick.pick(job)
     if not snapshot.is_live:
-        raise NotRunning(
+        raise DlctlError(
             f"{snapshot.run_id} is {snapshot.state}: there is nothing new to save",
             hint=f"dlctl checkpoint ls -j {snapshot.run_id}",
         )
@@ -162,7 +167,8 @@ def _failures(snapshot: Snapshot) -> list[str]:
 def verify(group_job: str | None, directory: str | None, job: str | None, as_json: bool) -> None:
     """Check every byte against the manifest.
 
-    The exit code is 1 if anything is wrong.
+    Without DIR or NUMBER all checkpoints of the job are checked. The exit code is 1 if anything is
+    wrong.
     """
     if directory is None:
         snapshot = pick.pick(job or group_job)
@@ -180,7 +186,8 @@ def verify(group_job: str | None, directory: str | None, job: str | None, as_jso
             _show_verdict(path, problems)
     bad = sum(1 for problems in found.values() if problems)
     if bad:
-        raise DlctlError(f"{bad} of {len(found)} checkpoints are damaged")
+        verb = "is" if bad == 1 else "are"
+        raise DlctlError(f"{bad} of {plural(len(found), 'checkpoint')} {verb} damaged")
 
 
 def _show_verdict(path: Path, problems: list[str]) -> None:
@@ -193,39 +200,86 @@ def _show_verdict(path: Path, problems: list[str]) -> None:
 @make_command(
     "export",
     examples=[
-        ("dlctl checkpoint export -o model.safetensors", "the newest good one"),
-        ("dlctl checkpoint export 3 --to torch -o model.pt", "for torch.load(weights_only=True)"),
+        ("dlctl checkpoint export", "the newest good one, as NAME-STEP.safetensors here"),
+        ("dlctl checkpoint export -o model.pt", "for torch.load(weights_only=True)"),
+        ("dlctl checkpoint export 3 --to torch", "number 3, as NAME-STEP.pt"),
     ],
     see_also=["checkpoint ls"],
 )
 @click.argument("directory", default="latest", metavar="[DIR|NUMBER|latest]")
 @click.option(
-    "--to", "kind", type=click.Choice(["safetensors", "torch"]), help="Format; else by -o's ending."
+    "--to",
+    "kind",
+    type=click.Choice(sorted(ENDINGS)),
+    help="Format.  [default: by the ending of -o, else safetensors]",
 )
 @click.option(
-    "-o", "--output", required=True, type=click.Path(path_type=Path), help="File to write."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="File to write.  [default: NAME-STEP.safetensors or .pt, in this directory]",
 )
+@click.option("--force", is_flag=True, help="Overwrite a file that is there.")
 @job_option
 @click.pass_obj
 def export(
-    group_job: str | None, directory: str, kind: str | None, output: Path, job: str | None
+    group_job: str | None,
+    directory: str,
+    kind: str | None,
+    output: Path | None,
+    force: bool,
+    job: str | None,
 ) -> None:
     """Write the model as one file for torch.
 
     It holds the state_dict: parameters under their names and in their types, tied ones and buffers
-    included, so that model.load_state_dict takes it as it is.
+    included, so that model.load_state_dict takes it as it is. Without DIR or NUMBER it is the
+    newest good checkpoint of the job.
     """
     path = _find(directory, job or group_job)
-    kind = kind or ("torch" if output.suffix in (".pt", ".pth", ".bin") else "safetensors")
-    argv = [sys.executable, "-P", "-m", "daemons.export", str(path), "--to", kind]
-    done = subprocess.run([*argv, "--output", str(output)], capture_output=True, text=True)
+    kind = kind or ("torch" if output and output.suffix in TORCH_ENDINGS else "safetensors")
+    file = output or Path(_file_stem(path) + ENDINGS[kind])
+    if not force and file.is_file():
+        raise DlctlError(
+            f"{file.name} is already there; nothing was written",
+            where=str(file),
+            hint="write another file with -o FILE, or overwrite with --force",
+        )
+    _export(path, kind, file)
+    size = values.size(file.stat().st_size)
+    console.out(f"{console.escape(str(file))}  {size}  from {console.escape(values.path(path))}")
+
+
+def _file_stem(directory: Path) -> str:
+    """NAME-STEP. The manifest may be anybody's: its name must not lead to another directory."""
+    data = checkpoints.read_manifest(directory)
+    name = str(data["job"])
+    plain = name == Path(name).name and not name.startswith(".") and name.isprintable()
+    return f"{name if plain else 'model'}-{data['step']}"
+
+
+def _export(directory: Path, kind: str, file: Path) -> None:
+    """Another process does it, because it needs torch. Its error becomes ours."""
+    argv = [sys.executable, "-P", "-m", "daemons.export", str(directory), "--to", kind]
+    argv += ["--output", str(file), "--errors", "json"]
+    done = subprocess.run(argv, capture_output=True, text=True)
     if done.returncode != 0:
-        words = done.stderr.strip() or values.exit_in_words(done.returncode)
-        raise DlctlError(f"the export failed: {words}", where=str(path))
+        raise _error_of(done.stderr, done.returncode, directory)
     for line in (done.stdout + done.stderr).splitlines():
         console.note(console.escape(line))
-    size = values.size(output.stat().st_size)
-    console.out(f"{console.escape(str(output))}  {size}  from {console.escape(values.path(path))}")
+
+
+def _error_of(stderr: str, code: int, directory: Path) -> DlctlError:
+    """The error that the other process has written as JSON, or what else it says of its end."""
+    lines = stderr.strip().splitlines()
+    try:
+        facts = json.loads(lines[-1])
+        error = DlctlError(facts["message"], where=facts["where"], hint=facts["hint"])
+        error.exit_code = code
+        return error
+    except (IndexError, KeyError, TypeError, ValueError):
+        words = "\n".join(lines) or values.exit_in_words(code)
+        return DlctlError(f"the export failed: {words}", where=str(directory))
 
 
 def _find(text: str, job: str | None) -> Path:

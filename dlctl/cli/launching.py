@@ -81,12 +81,7 @@ def _alone(file: Path) -> Iterator[None]:
 
 def _previous(file: Path, job: JobFile) -> Snapshot | None:
     """The newest run of this job file under this name."""
-    same = [
-        snapshot
-        for snapshot in pick.readable(pick.known())
-        if snapshot.run.get("name") == job.job.name
-        and snapshot.run.get("job_file") == pick.job_file(file)
-    ]
+    same = pick.of_job(pick.job_file(file), job.job.name)
     return same[-1] if same else None
 
 

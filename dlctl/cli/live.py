@@ -83,7 +83,7 @@ def text(shown: Mapping[str, Any]) -> str:
     if isinstance(shown["evaluation"], Mapping):
         parts.append(console.escape(values.evaluation(shown["evaluation"])))
     if report.text(shown["waiting"]):
-        parts.append(f"waiting {report.waiting(shown['state'], shown['waiting'])}")
+        parts.append(f"waiting {report.waiting(shown['waiting'])}")
     return "  ".join(parts)
 
 
@@ -118,7 +118,7 @@ class Plain:
             return
         if (state, waiting) != self._waiting or now - self._told_at > WAIT_TOLD_EVERY_S:
             self._waiting, self._told_at = (state, waiting), now
-            whom = f"  waiting {report.waiting(state, waiting)}" if waiting else ""
+            whom = f"  waiting {report.waiting(waiting)}" if waiting else ""
             self.line(f"{console.escape(state)}{whom}  {values.duration(waited_s)}")
 
     def show(self, snapshot: Snapshot) -> None:
@@ -205,7 +205,7 @@ class Bar:
         self._progress.start()
 
     def phase(self, state: str, waiting: str, waited_s: float) -> None:
-        whom = f"waiting {report.waiting(state, waiting)}  " if waiting else ""
+        whom = f"waiting {report.waiting(waiting)}  " if waiting else ""
         self._update(state, None, f"{whom}{values.duration(waited_s)}")
 
     def show(self, snapshot: Snapshot) -> None:

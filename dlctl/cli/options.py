@@ -25,7 +25,7 @@ def job_option(function: F) -> F:
         metavar="NAME",
         envvar="DLCTL_JOB",
         shell_complete=_complete_runs,
-        help="Name or run id of the job.  [default: the only one that runs]",
+        help="Name or run id of the job.  [default: the only one that runs, else the newest]",
     )
     return option(function)  # type: ignore[type-var]
 

@@ -92,6 +92,15 @@ def job_file(path: Path) -> str:
     return str(path.parent.resolve() / path.name)
 
 
+def of_job(file: str, name: str) -> list[Snapshot]:
+    """All runs of the job `name` in this file (see `job_file`), the last started one last.
+
+    "dlctl start" takes that one up again.
+    """
+    wanted = {"job_file": file, "name": name}
+    return [s for s in readable(known()) if {key: s.run.get(key) for key in wanted} == wanted]
+
+
 def _of_name(job: str, found: list[Path]) -> list[Path]:
     return [snapshot.directory for snapshot in readable(found) if snapshot.run.get("name") == job]
 

@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dlctl import checkpoints
 from dlctl.cli import console, values
 from dlctl.cli.snapshot import DAEMON_TROUBLES, ENDED, Snapshot
 from dlctl.cli.values import NOTHING
+from dlctl.text import plural
 
 FULL_BYTES = 1_000_000
 """Less room than this on its disk, and a run cannot write any more what is going on."""
+HEADLINE_CHARS = 80
 _COLORS = {
     "running": "green",
     "finished": "green",
@@ -68,13 +71,13 @@ def uptime(snapshot: Snapshot) -> str:
     return values.duration((snapshot.now if snapshot.is_live or ended is None else ended) - began)
 
 
-def head(snapshot: Snapshot) -> list[str]:
-    """The lines above the table."""
+def head(snapshot: Snapshot, *, brief: bool = False) -> list[str]:
+    """The lines above the table; `brief` cuts a reason that is told in full elsewhere."""
     run = snapshot.run
+    reason = headline(snapshot.reason) if brief else snapshot.reason
     parts = [
         console.style(console.escape(snapshot.run_id), bold=True),
-        state(snapshot.state)
-        + (f" ({console.escape(snapshot.reason)})" if snapshot.reason else ""),
+        state(snapshot.state) + (f" ({console.escape(reason)})" if reason else ""),
         f"up {uptime(snapshot)}" if snapshot.is_live else f"took {uptime(snapshot)}",
         f"step {values.count(run.get('step'))}",
         f"epoch {values.fixed(run.get('data_epoch'), 2)}",
@@ -88,11 +91,17 @@ def head(snapshot: Snapshot) -> list[str]:
     return ["  ".join(parts), *_labelled(snapshot)]
 
 
+def headline(reason: str) -> str:
+    """The beginning of a reason: what went wrong, without what to do about it."""
+    what = reason.partition("; ")[0]
+    return what if len(what) <= HEADLINE_CHARS else what[: HEADLINE_CHARS - 3] + "..."
+
+
 def _labelled(snapshot: Snapshot) -> list[str]:
     run = snapshot.run
     lines = []
     if snapshot.is_live and text(run.get("waiting")):
-        lines.append(f"  waiting     {waiting(snapshot.state, run['waiting'])}")
+        lines.append(f"  waiting     {waiting(run['waiting'])}")
     if isinstance(run.get("evaluation"), Mapping):
         step = values.count(run["evaluation"].get("step", run.get("evaluation_step")))
         shown = console.escape(values.evaluation(run["evaluation"]))
@@ -118,9 +127,9 @@ def _free_bytes(directory: Path) -> float:
         return math.inf
 
 
-def waiting(run_state: str, whom: str) -> str:
-    """Whom a run waits for; a stopping run says by itself what it is doing."""
-    return text(whom) if run_state == "stopping" or not whom else f"for {text(whom)}"
+def waiting(whom: str) -> str:
+    """Whom a run waits for, as in "for worker-0 (draining)"."""
+    return f"for {text(whom)}" if whom else ""
 
 
 def checkpoint(row: Row, now: float) -> str:
@@ -146,6 +155,20 @@ def unsaved_steps(snapshot: Snapshot) -> int:
     if snapshot.is_live or type(saved) is not int or type(step) is not int:
         return 0
     return max(0, step - saved)
+
+
+def done_again(snapshot: Snapshot) -> str:
+    """As in "; 80 steps are done again"; "" if the newest checkpoint on disk has all steps."""
+    saved, step = saved_step(snapshot), snapshot.run.get("step")
+    steps = step - saved if saved is not None and type(step) is int else 0
+    verb = "is" if steps == 1 else "are"
+    return f"; {plural(steps, 'step')} {verb} done again" if steps > 0 else ""
+
+
+def saved_step(snapshot: Snapshot) -> int | None:
+    """The step that a run goes on from: that of its newest checkpoint on disk; None without one."""
+    saved = checkpoints.complete(snapshot.directory)
+    return int(checkpoints.read_manifest(saved[-1])["step"]) if saved else None
 
 
 def _particulars(row: Row, now: float) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterable
 from contextlib import closing
@@ -62,10 +63,13 @@ def command(ctx: click.Context, file: Path, fresh: bool, timeout: str | None) ->
         try:
             interrupts.arm()
             snapshot = _attend(launched, limit_s, progress)
+            interrupts.disarm()
         except (Interrupted, TimedOut) as end:
+            interrupts.disarm()
             progress.close()
             late = starting.waiting_for(load(launched.directory))
-            snapshot = _stop(launched.directory, interrupts)
+            origin = signal.Signals(end.signal).name if isinstance(end, Interrupted) else "timeout"
+            snapshot = _stop(launched.directory, interrupts, origin)
             _summary(snapshot, file)
             if isinstance(end, TimedOut):
                 what = f"was not ready in time and was stopped; it waited for {late}"
@@ -88,42 +92,60 @@ def _attend(launched: Launched, limit_s: float | None, progress: Progress) -> Sn
     names = list(load(directory).roles())
     printer = loglines.Printer(directory, names)
     with closing(logfiles.Follower(directory, names)) as follower:
-        snapshot = starting.wait_ready(launched, limit_s, progress, JobFailed)
+        snapshot = starting.wait_ready(launched, limit_s, progress)
+        unshown: list[Line] = []
         look_at = 0.0
         while snapshot.is_live:
-            _show(follower.poll(), printer, progress)
+            fresh = _grave(follower.poll())
             if time.monotonic() >= look_at:
                 look_at = time.monotonic() + LOOK_S
                 snapshot = load(directory)
+                _show(unshown, snapshot, printer, progress)
+                unshown = []
                 progress.show(snapshot)
+            unshown += fresh
             time.sleep(POLL_S)
         progress.show(snapshot)
         snapshot = stop.settle(snapshot)
-        _show(follower.rest(), printer, progress)
+        _show([*unshown, *_grave(follower.rest())], snapshot, printer, progress)
     return snapshot
 
 
-def _show(lines: Iterable[Line], printer: Printer, progress: Progress) -> None:
+def _grave(lines: Iterable[Line]) -> list[Line]:
+    return [line for line in lines if line.severity >= LEVELS.index(LEVEL)]
+
+
+def _show(lines: Iterable[Line], snapshot: Snapshot, printer: Printer, progress: Progress) -> None:
+    """Show lines, but not what ends the run: the error at the end says that, once and whole.
+
+    They are a moment old, so that the coordinator has heard of it and the run's reason tells it.
+    """
     for line in lines:
-        if line.severity >= LEVELS.index(LEVEL):
+        if not (line.text and line.text in snapshot.reason):
             progress.line(printer.text(line))
 
 
-def _stop(directory: Path, interrupts: Interrupts) -> Snapshot:
-    """Stop in order; if the user is in more of a hurry than that, kill."""
+def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
+    """Stop in order; if the user is in more of a hurry than that, kill.
+
+    `origin`: what the run is told of why it has to stop.
+    """
     from dlctl.cli import stop
 
     snapshot = load(directory)
     grace_s = values.number(read_job(directory).get("timeouts", {}).get("grace_s")) or 30.0
     console.note("\nstopping: the last steps, a checkpoint, the end; Ctrl-C again kills at once")
     try:
-        if not snapshot.is_live:
-            return stop.settle(snapshot)
-        return stop.stop(snapshot, checkpoint=True, grace_s=grace_s, kill=False)
-    except Interrupted:
+        interrupts.arm()
+        if snapshot.is_live:
+            stop.stop(snapshot, checkpoint=True, grace_s=grace_s, kill=False, origin=origin)
         interrupts.disarm()
+    except Interrupted:
         console.note("\nkilling")
-        return stop.stop(load(directory), checkpoint=False, grace_s=0.0, kill=True)
+        now = load(directory)
+        if now.is_live:
+            stop.stop(now, checkpoint=False, grace_s=0.0, kill=True, origin=origin)
+    return stop.settle(load(directory))
 
 
 # ---------------------------------------------------------------- when it has ended
@@ -131,7 +153,7 @@ def _stop(directory: Path, interrupts: Interrupts) -> Snapshot:
 
 def _summary(snapshot: Snapshot, file: Path) -> None:
     """What came of it (on stdout), and what to type next."""
-    console.out("\n".join(report.head(snapshot)), flush=True)
+    console.out("\n".join(report.head(snapshot, brief=True)), flush=True)
     _tell_next(snapshot, file)
 
 
@@ -149,7 +171,7 @@ def _tell_next(snapshot: Snapshot, file: Path) -> None:
         commands.append((f"dlctl run {file}", "train on, with a later stop in [job]"))
     elif not snapshot.is_live:
         anew = "train anew: there is no checkpoint to go on from"
-        what = "go on from the last checkpoint" if saved else anew
+        what = f"go on from the last checkpoint{report.done_again(snapshot)}" if saved else anew
         commands.append((f"dlctl run {file}", what))
     commands.append((f"dlctl status {job}", "rates, staleness and troubles of every daemon"))
     commands.append((f"dlctl events {job}", "what happened, in order"))

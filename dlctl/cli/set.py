@@ -13,7 +13,7 @@ from dlctl.cli import console, pick, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
 from dlctl.cli.snapshot import Snapshot
-from dlctl.errors import NotRunning, Partial, UsageError
+from dlctl.errors import DlctlError, Partial, UsageError
 
 TIMEOUT_S = 15.0
 
@@ -48,7 +48,7 @@ def command(arguments: tuple[str, ...], show_list: bool, timeout_s: str, job: st
     wanted = _assignments([text for text in arguments if "=" in text])
     snapshot = pick.pick(job)
     if not snapshot.is_live:
-        raise NotRunning(
+        raise DlctlError(
             f"{snapshot.run_id} is {snapshot.state}: nobody is there to change",
             hint="change the job file and start it again",
         )

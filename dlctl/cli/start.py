@@ -31,8 +31,8 @@ def command(file: Path, fresh: bool, timeout: str | None, no_wait: bool, follow:
     """Start a job in the background; wait until it is ready.
 
     A job that was stopped or has failed goes on from its newest good checkpoint. Starting a job
-    that runs already does nothing. If a daemon fails while the job starts, its last lines are shown
-    and nothing is left running.
+    that runs already does nothing. If a daemon fails while the job starts, its last lines are
+    shown, nothing is left running, and the exit code is 7.
     """
     from dlctl.cli import launching, live, starting
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import closing
 from typing import Any
@@ -9,24 +10,24 @@ from typing import Any
 from dlctl.cli import console, live, logfiles, report, stop, values
 from dlctl.cli.launching import Launched
 from dlctl.cli.snapshot import ENDED, READY, Snapshot, load, read_job
-from dlctl.errors import DlctlError, TimedOut
+from dlctl.errors import JobFailed, TimedOut
 from dlctl.rundb import RunDb
 
 POLL_S = 0.1
 MARGIN_S = 30.0
 """On top of the job's own limit, after which the coordinator gives up by itself."""
 LAST_LINES = 12
+_BIRTH = re.compile(r"INFO \w+ [\w-]+ starts, pid \d+")
 
 
 def wait_ready(
     launched: Launched,
     timeout_s: float | None,
     progress: live.Progress,
-    failure: type[DlctlError] = DlctlError,
 ) -> Snapshot:
     """Wait until all daemons are ready (by then the run may even have ended).
 
-    Raises `failure` with the last words of the daemon that failed, when nothing is left running;
+    Raises JobFailed with the last words of the daemon that failed, when nothing is left running;
     TimedOut if `timeout_s` has passed first: the run then goes on starting.
     """
     began = time.monotonic()
@@ -37,7 +38,7 @@ def wait_ready(
         if snapshot.state in (*READY, "finished") or snapshot.run.get("ready_at") is not None:
             return snapshot
         if coordinator_died or not snapshot.is_live:
-            raise failed(launched, "did not start", failure)
+            raise failed(launched, "did not start")
         waited_s = time.monotonic() - began
         if waited_s > limit_s:
             raise TimedOut(
@@ -63,11 +64,11 @@ def waiting_for(snapshot: Snapshot) -> str:
     return ", ".join(f"{row['name']} ({report.doing(row, snapshot.now)})" for row in starting[:4])
 
 
-def failed(launched: Launched, what: str, kind: type[DlctlError] = DlctlError) -> DlctlError:
+def failed(launched: Launched, what: str) -> JobFailed:
     """End what is left, and say who failed and what it said last."""
     _record_death(launched)
     snapshot = stop.settle(load(launched.directory))
-    return kind(
+    return JobFailed(
         f"{snapshot.run_id} {what}: {snapshot.reason or snapshot.state}{quoted(snapshot)}",
         where=str(snapshot.directory),
         hint=f"dlctl logs --failed -j {snapshot.run_id}   |   dlctl events -j {snapshot.run_id}",
@@ -89,13 +90,21 @@ def _record_death(launched: Launched) -> None:
 def quoted(snapshot: Snapshot) -> str:
     """The last lines of the daemon that failed, to be put behind an error message.
 
-    A coordinator that lived to the end has already said why, in the run's reason.
+    A coordinator that lived to the end has already said why, in the run's reason. What stands there
+    is not said again.
     """
-    name, words = last_words(snapshot)
+    name, said = last_words(snapshot)
+    words = [line for line in said if not _is_known(line, snapshot.reason)]
     if name == "coordinator" and not snapshot.reason.startswith("the coordinator "):
         return ""
     shown = "".join(f"\n    {line}" for line in words[-LAST_LINES:])
     return f"\n  last lines of {name}:{shown}" if words else ""
+
+
+def _is_known(line: str, reason: str) -> bool:
+    """Whether a line of a log says nothing new: that a daemon began, or why the run has ended."""
+    text = line.partition(" ")[2] if line.startswith(("ERROR ", "WARNING ")) else line
+    return bool(_BIRTH.fullmatch(line)) or (not line.startswith(" ") and text.strip() in reason)
 
 
 def last_words(snapshot: Snapshot) -> tuple[str, list[str]]:

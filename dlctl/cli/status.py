@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -96,7 +97,27 @@ def _lines(
     if rows:
         lines.append(report.table(snapshot, rows, wide=wide))
     lines += report.attention(snapshot, rows)
+    lines += [f"  next        {line}" for line in [_how_it_goes_on(snapshot)] if line]
     return lines + (_recent_events(snapshot, [row["name"] for row in rows]) if events else [])
+
+
+def _how_it_goes_on(snapshot: Snapshot) -> str:
+    """What starting the job file again would do with a run that ended before its goal.
+
+    "" if it lives or has finished, or if a newer run of the same file would be taken instead.
+    """
+    file = snapshot.run.get("job_file")
+    if snapshot.is_live or snapshot.state not in ("failed", "stopped") or not isinstance(file, str):
+        return ""
+    newest = pick.of_job(file, str(snapshot.run.get("name")))[-1:]
+    if [run.directory for run in newest] != [snapshot.directory.resolve()]:
+        return ""
+    command = f"dlctl start {console.escape(shlex.quote(values.path(file)))}"
+    step = report.saved_step(snapshot)
+    if step is None:
+        return f"{command} begins anew: there is no checkpoint to go on from"
+    again = report.done_again(snapshot)
+    return f"{command} goes on from the checkpoint at step {values.count(step)}{again}"
 
 
 def _recent_events(snapshot: Snapshot, names: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
 from dlctl.cli.snapshot import Snapshot, load
 from dlctl.errors import DlctlError, Partial, TimedOut, Unreachable
+from dlctl.text import plural
 
 GRACE = "30s"
 SAVE_S = 600.0
@@ -69,14 +70,23 @@ def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> Non
         console.note(f"{run_id} has already ended ({snapshot.state}); nothing of it is left")
 
 
-def stop(snapshot: Snapshot, *, checkpoint: bool, grace_s: float, kill: bool) -> Snapshot:
+def stop(
+    snapshot: Snapshot, *, checkpoint: bool, grace_s: float, kill: bool, origin: str = "command"
+) -> Snapshot:
     """Stop a live run and wait for its end; returns the run as it is then.
 
+    `origin`: who asks, see `dlctl.roles.ending.STOPPED_BY`; the run's reason tells of it.
     Raises Unreachable, TimedOut, or Partial if processes are left that cannot be ended.
     """
     from dlctl import client
 
-    arguments = {"names": [], "checkpoint": checkpoint, "grace_s": grace_s, "kill": kill}
+    arguments = {
+        "names": [],
+        "checkpoint": checkpoint,
+        "grace_s": grace_s,
+        "kill": kill,
+        "origin": origin,
+    }
     limit_s = MUTE_S if kill else grace_s + SAVE_S
     try:
         client.ask(snapshot.directory, "stop", arguments, limit_s, Countdown(grace_s))
@@ -136,7 +146,7 @@ def _what_is_left(snapshot: Snapshot) -> str:
     row = snapshot.run.get("checkpoint")
     if not isinstance(row, dict):
         return "there is no older checkpoint: the same job file trains anew"
-    behind = f"{values.count(report.unsaved_steps(snapshot))} steps before the end"
+    behind = f"{plural(report.unsaved_steps(snapshot), 'step')} before the end"
     return f"the newest good checkpoint was saved at step {values.count(row.get('step'))}, {behind}"
 
 
@@ -154,7 +164,7 @@ def _end(rows: Sequence[Mapping[str, Any]], run_id: str, grace_s: float) -> list
     if not rows:
         return []
     names = ", ".join(console.escape(row["name"]) for row in rows)
-    console.note(f"still there: {names}; ending them (SIGTERM, SIGKILL after {grace_s:g}s)")
+    console.note(f"still there: {names}; {_how(grace_s)}")
     ended, left = processes.end(rows, grace_s)
     if left:
         raise Partial(
@@ -163,6 +173,12 @@ def _end(rows: Sequence[Mapping[str, Any]], run_id: str, grace_s: float) -> list
         )
     console.note(f"ended {', '.join(map(console.escape, ended))}")
     return ended
+
+
+def _how(grace_s: float) -> str:
+    if grace_s <= 0:
+        return "killing them (SIGKILL)"
+    return f"ending them (SIGTERM; SIGKILL only if they are still there after {grace_s:g}s)"
 
 
 def _left(snapshot: Snapshot) -> list[Mapping[str, Any]]:

@@ -125,7 +125,7 @@ def exit_in_words(code: Any) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return f"killed by {name}" + (" (out of memory?)" if code == -signal.SIGKILL else "")
+    return f"killed by {name}"
 
 
 def parse_duration(text: str, option: str) -> float:

@@ -275,6 +275,8 @@ class ProcessExited(Message):
     incarnation: int
     status: Signed
     last_lines: tuple[str, ...]
+    cause: str
+    """Why a signal killed it, if the host knows: "out of memory: limit 64 MiB"; else ""."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

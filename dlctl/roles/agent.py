@@ -121,7 +121,9 @@ class Agent:
         child = self._children.get(event.name)
         if child is not None and child.incarnation == event.incarnation:
             child.alive = False
-        exited = m.ProcessExited(event.name, event.incarnation, event.status, event.last_lines)
+        exited = m.ProcessExited(
+            event.name, event.incarnation, event.status, event.last_lines, event.cause
+        )
         self.desk.ask(("exit", event.name, event.incarnation), COORDINATOR, exited, now)
 
     def _leave(self, reason: str, now: float) -> None:

@@ -58,6 +58,19 @@ class Arrivals:
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
         self._terms = dict(past.terms)
 
+    def whose(self, peer: Peer, message: m.Message) -> str:
+        """Whom a message is about and who sent it, for the log: "of worker-0 from agent-0".
+
+        Only names of this run are repeated; what else a message may say about itself is not.
+        """
+        said = [getattr(message, "name", "")]
+        said += [f"worker-{message.slot}"] if hasattr(message, "slot") else []
+        said += [f"server-{message.shard}"] if hasattr(message, "shard") else []
+        about = [name for name in said if name in self.members.daemons]
+        sender = [d.name for d in self.members.daemons.values() if d.peer == peer]
+        of = [f"of {name}" for name in about if name not in sender]
+        return " ".join([*of, f"from {sender[0] if sender else 'a connection that is no daemon'}"])
+
     def note_lost_residuals(self) -> None:
         """A run that goes on with fewer workers has nobody to push what the others had left."""
         saved = {worker["name"] for worker in self.past.manifest.get("workers", [])}

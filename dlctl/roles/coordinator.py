@@ -93,8 +93,8 @@ class Coordinator:
                 self._on_message(peer, message, now)
             case DeadlineReached():
                 self._on_deadline(now)
-            case ProcessEnded(name, incarnation, status, last_lines):
-                self.losses.on_exit(name, incarnation, status, last_lines, now)
+            case ProcessEnded(name, incarnation, status, last_lines, cause):
+                self.losses.on_exit(name, incarnation, status, last_lines, now, cause)
             case CheckpointBegun():
                 self.checkpointing.on_begun(event, now)
             case CheckpointEnded():
@@ -136,7 +136,8 @@ class Coordinator:
                 raise RemoteProtocolError("it has no business here")
             handler(self, peer, message, now)
         except RemoteProtocolError as error:
-            self.desk.note("warning", f"refused {type(message).__name__}: {error.message}")
+            what = f"{type(message).__name__} {self.arrivals.whose(peer, message)}"
+            self.desk.note("warning", f"refused {what}: {error.message}")
 
     def _on_deadline(self, now: float) -> None:
         self.desk.do(*self.desk.outstanding.due(now))
@@ -350,7 +351,8 @@ class Coordinator:
         kill, save = bool(request.arguments.get("kill")), request.arguments.get("checkpoint", True)
         grace_s = float(request.arguments.get("grace_s", self.job.timeouts.grace_s))
         self._stop_requests.append(request.request)
-        self.end("stopped", "stopped by dlctl stop", now, bool(save) and not kill, grace_s)
+        reason = ending.stop_reason(request.arguments.get("origin"))
+        self.end("stopped", reason, now, bool(save) and not kill, grace_s)
         assert self.ending is not None
         if kill:
             self.ending.hurry(now)

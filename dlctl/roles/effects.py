@@ -160,3 +160,5 @@ class ProcessEnded(Event):
     status: int
     """Exit code, or minus the signal that killed it."""
     last_lines: tuple[str, ...]
+    cause: str = ""
+    """Why the signal came, if that is known: "out of memory: limit 64 MiB"."""

@@ -23,6 +23,19 @@ DRAINING, EVALUATING, SAVING, SHUTTING_DOWN, LEAVING, OVER = (
 )  # fmt: skip
 EXIT_S = 5.0
 """Between the request to exit and SIGKILL, and again until we give up."""
+STOPPED_BY = {
+    "SIGINT": "stopped by Ctrl-C",
+    "SIGTERM": "stopped by SIGTERM to dlctl run",
+    "SIGHUP": "stopped by SIGHUP: the terminal of dlctl run is gone",
+    "timeout": "stopped by dlctl run: it was not ready within --timeout",
+}
+"""What a stop request may say about where it comes from, and what the run then says for ever."""
+
+
+def stop_reason(origin: object) -> str:
+    """Why a run was stopped. A client chooses from what we know; its own words go nowhere."""
+    known = STOPPED_BY.get(origin) if isinstance(origin, str) else None
+    return known or "stopped by dlctl stop"
 
 
 class Ending:

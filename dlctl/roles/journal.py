@@ -105,5 +105,5 @@ class History(Desk):
     def event(self, kind: str, daemon: str, text: str, **data: Any) -> None:
         """A line of the run's history, and of the coordinator's log."""
         level = "warning" if kind in ("exit", "error", "lost", "silent", "late") else "info"
-        self.note(level, text)
+        self.note(level, text if daemon in text else f"{daemon}: {text}")
         self.do(AddEvent(kind, daemon, text, data))

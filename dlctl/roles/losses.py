@@ -12,12 +12,28 @@ from dlctl import messages as m
 from dlctl.machine import Peer
 from dlctl.roles.journal import KillAgent
 from dlctl.roles.membership import Daemon
+from dlctl.text import plural
 
 if TYPE_CHECKING:
     from dlctl.roles.coordinator import Coordinator
 
 SLOW_S_MAX = 5.0
 """Without a word from a daemon after which `status` calls it slow; at the latest."""
+
+
+_ERROR = "ERROR "
+_BUG = 70
+
+
+def last_error(status: int, last_lines: tuple[str, ...]) -> str:
+    """What a daemon that gave up by itself said about it; "" if it was killed, or said nothing.
+
+    `last_lines`: of its log, "LEVEL text" each, a traceback's lines as they are.
+    """
+    if status == _BUG and last_lines:
+        return f"a bug in dlctl: {last_lines[-1]}"
+    errors = [line.removeprefix(_ERROR) for line in last_lines if line.startswith(_ERROR)]
+    return errors[-1] if errors and status > 0 else ""
 
 
 class Losses:
@@ -72,20 +88,28 @@ class Losses:
     def on_exited(self, peer: Peer, message: m.ProcessExited, now: float) -> None:
         """An agent's word about one of its daemons; repeated until it is noted."""
         self.desk.send(peer, m.ExitNoted(message.name, message.incarnation))
-        self.on_exit(message.name, message.incarnation, message.status, message.last_lines, now)
+        self.on_exit(
+            message.name, message.incarnation, message.status, message.last_lines, now,
+            message.cause,
+        )  # fmt: skip
 
     def on_exit(
-        self, name: str, incarnation: int, status: int, last_lines: tuple[str, ...], now: float
-    ) -> None:
+        self, name: str, incarnation: int, status: int, last_lines: tuple[str, ...], now: float,
+        cause: str = "",
+    ) -> None:  # fmt: skip
         daemon = self.members.get(name, incarnation)
         if daemon is None or not daemon.alive:
             return
-        daemon.ended(status, last_lines, now)
+        # One that we sent SIGTERM, because it had not registered yet, has done what it was told.
+        asked = status == 0 or (status == -15 and ("kill", name) in self.desk.outstanding)
+        planned = self.of.ending is not None and asked
+        daemon.ended(status, last_lines, now, cause)
+        if planned:
+            daemon.state = "stopped"
         for key in ("spawn", "assign", "shutdown", "kill"):
             self.desk.outstanding.drop((key, name))
         assert daemon.last_exit is not None
         text = f"{name} ended: {daemon.last_exit['text']}"
-        planned = self.of.ending is not None and status == 0
         kind = "stop" if planned else "exit"
         self.desk.event(kind, name, text, last_lines=[] if planned else list(last_lines[-5:]))
         self.of.checkpointing.on_gone(name, now)
@@ -93,8 +117,18 @@ class Losses:
         if daemon.role == "worker":
             self._lose_worker(daemon, now)
         elif self.of.ending is None or self.of.ending.needs_servers():
-            what = "its shard is lost" if daemon.role == "server" else "its daemons are orphans"
-            self.of.end("failed", f"{text}; {what}", now)
+            self.of.end("failed", self._loss(daemon, last_lines), now)
+
+    def _loss(self, daemon: Daemon, last_lines: tuple[str, ...]) -> str:
+        """Why a run fails without this server or agent: in its own words, if it left any."""
+        assert daemon.last_exit is not None
+        said = last_error(daemon.last_exit["code"], last_lines)
+        text = f"{daemon.name}: {said}"
+        if not said:
+            text = f"{daemon.name} ended: {daemon.last_exit['text']}"
+        if daemon.role == "agent":
+            return f"{text}; its daemons are orphans"
+        return text if self.of.work.released_at is None else f"{text}; its shard is lost"
 
     def _lose_worker(self, worker: Daemon, now: float) -> None:
         """The others go on: its portions are leased again, barriers do not count it any more."""
@@ -105,10 +139,11 @@ class Losses:
         if worker.error:
             self.of.end("failed", f"{worker.name}: {worker.error}", now)
         elif worker.restarts >= self.of.job.workers.restarts_max:
-            self.of.end("failed", f"{worker.name} died {worker.restarts + 1} times", now)
+            self.of.end("failed", f"{worker.name} died {plural(worker.restarts + 1, 'time')}", now)
         else:
             worker.back_off(now)
-            text = f"{portions} portions of {worker.name} are leased again"
+            verb = "is" if portions == 1 else "are"
+            text = f"{plural(portions, 'portion')} of {worker.name} {verb} leased again"
             self.desk.event("lost", worker.name, text)
 
     def on_failed(self, peer: Peer, message: m.Failed, now: float) -> None:

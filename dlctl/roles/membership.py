@@ -80,11 +80,11 @@ class Daemon:
             self.waiting_since = now if waiting_for else None
         self.phase, self.waiting_for = phase, waiting_for
 
-    def ended(self, status: int, last_lines: tuple[str, ...], now: float) -> None:
+    def ended(self, status: int, last_lines: tuple[str, ...], now: float, cause: str = "") -> None:
         self.state = "stopped" if status == 0 else "failed"
         self.phase, self.waiting_for, self.waiting_since = "", "", None
         self.pid = self.peer = None
-        text = describe_exit(status)
+        text = describe_exit(status, cause)
         self.last_exit = {"code": status, "text": text, "at": now, "last_lines": list(last_lines)}
 
     def back_off(self, now: float) -> None:
@@ -103,12 +103,12 @@ _SIGNALS = {
 }  # fmt: skip
 
 
-def describe_exit(status: int) -> str:
-    """An exit status in words."""
+def describe_exit(status: int, cause: str = "") -> str:
+    """An exit status in words, with what is known (and never guessed) of why a signal came."""
     if status >= 0:
         return f"exit {status}" + (" (fenced: replaced by a newer process)" if status == 75 else "")
     name = _SIGNALS.get(-status, f"signal {-status}")
-    return f"killed by {name}" + (", out of memory?" if status == -9 else "")
+    return f"killed by {name}" + (f" ({cause})" if cause else "")
 
 
 class Membership:

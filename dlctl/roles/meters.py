@@ -44,7 +44,10 @@ class Rates:
         self.total[name] += amount
 
     def report(self, now: float) -> dict[str, float]:
-        """{name: total, name_per_s: rate since an earlier report}; no rate before the second."""
+        """{name: total, name_per_s: rate since an earlier report}.
+
+        There is no rate before the second report, nor of what has never been counted.
+        """
         if self._since is None:
             self._before, self._since = dict(self.total), now
         elapsed_s = now - self._since
@@ -52,9 +55,38 @@ class Rates:
             self._per_s = {
                 f"{name}_per_s": round((total - self._before[name]) / elapsed_s, 3)
                 for name, total in self.total.items()
+                if total
             }
             self._before, self._since = dict(self.total), now
         return {**self.total, **self._per_s}
+
+
+class Pace:
+    """Growth per second of counters that grow in jumps, such as work that is counted by portions.
+
+    It is measured from jump to jump, over about the last `window_s` seconds: a portion that takes
+    longer than that is measured from the end of the one before. None until there was a jump; zero
+    when nothing has come for twice the time that was measured over.
+    """
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._jumps: deque[tuple[float, tuple[int, ...]]] = deque()
+
+    def look(self, now: float, counts: tuple[int, ...]) -> tuple[float, ...] | None:
+        """Take what the counters say now (first: when the work begins); the rates of each."""
+        jumps = self._jumps
+        if not jumps or counts != jumps[-1][1]:
+            jumps.append((now, counts))
+        while len(jumps) > 2 and jumps[-1][0] - jumps[1][0] >= self._window_s:
+            jumps.popleft()
+        (since, before), (until, after) = jumps[0], jumps[-1]
+        elapsed_s = until - since
+        if elapsed_s < RATE_S_MIN:
+            return None
+        if now - until > 2 * max(elapsed_s, self._window_s):
+            return tuple(0.0 for _ in counts)
+        return tuple((b - a) / elapsed_s for a, b in zip(before, after, strict=True))
 
 
 class Staleness:

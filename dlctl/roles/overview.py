@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dlctl.roles import ending
 from dlctl.roles.journal import Snapshot
+from dlctl.roles.meters import Pace
 
 if TYPE_CHECKING:
     from dlctl.roles.coordinator import Coordinator
@@ -19,9 +20,7 @@ class Overview:
     def __init__(self, coordinator: Coordinator) -> None:
         self.of = coordinator
         self.due_at = 0.0
-        self._rates_at: float | None = None
-        self._before = (0, 0)
-        self._per_s = (0.0, 0.0)
+        self._pace = Pace(RATE_S)
 
     def report_if_due(self, now: float) -> None:
         if self.due_at <= now:
@@ -29,7 +28,7 @@ class Overview:
 
     def report(self, now: float) -> None:
         self.due_at = now + REPORT_S
-        self._measure(now)
+        steps_per_s, samples_per_s = self._rates(now)
         of, work, checkpointing = self.of, self.of.work, self.of.checkpointing
         over = of.ending is not None and of.ending.step == ending.OVER
         run = {
@@ -37,10 +36,10 @@ class Overview:
             "reason": of.reason,
             "step": work.steps,
             "samples": work.samples,
-            "steps_per_s": round(self._per_s[0], 2),
-            "samples_per_s": round(self._per_s[1], 2),
+            "steps_per_s": steps_per_s,
+            "samples_per_s": samples_per_s,
             "data_epoch": round(work.epochs_done(), 4),
-            "progress": work.progress(),
+            "progress": self._progress(now),
             "loss": work.loss,
             "evaluation": of.evaluations.newest,
             "ready_at": work.released_at,
@@ -60,7 +59,7 @@ class Overview:
         end = self.of.ending
         if end is not None:
             pending = end.pending()
-            return f"{end.step}: {', '.join(pending)}" if pending else ""
+            return f"{', '.join(pending)} ({end.step})" if pending else ""
         return self.unready() if self.of.state == "starting" else self.of.work.held_back()
 
     def unready(self) -> str:
@@ -69,12 +68,18 @@ class Overview:
         causes = [d for d in late if not d.waiting_for] or late
         return ", ".join(f"{d.name} ({d.phase or d.state})" for d in causes)
 
-    def _measure(self, now: float) -> None:
-        if self._rates_at is not None and now - self._rates_at < RATE_S:
-            return
-        done = (self.of.work.steps, self.of.work.samples)
-        if self._rates_at is not None:
-            elapsed_s = now - self._rates_at
-            steps, samples = (a - b for a, b in zip(done, self._before, strict=True))
-            self._per_s = (steps / elapsed_s, samples / elapsed_s)
-        self._rates_at, self._before = now, done
+    def _rates(self, now: float) -> tuple[float | None, float | None]:
+        """Steps and samples per second; None while there is nothing to measure."""
+        work = self.of.work
+        if work.released_at is None:
+            return None, None
+        rates = self._pace.look(now, (work.steps, work.samples))
+        return (None, None) if rates is None else (round(rates[0], 2), round(rates[1], 2))
+
+    def _progress(self, now: float) -> float | None:
+        """How far the run is, 0..1: by its data or by its time, whichever ends it first."""
+        work, seconds = self.of.work, self.of.job.job.stop.seconds
+        by_data = work.progress()
+        if seconds is None or work.released_at is None:
+            return by_data
+        return max(by_data or 0.0, min(1.0, (now - work.released_at) / seconds))

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from dlctl import checkpoints
+from dlctl.cli import checkpoint
 
 
 def save(run: Path, step: int, number: int) -> Path:
@@ -86,7 +87,7 @@ def test_every_byte_is_checked(saved, dlctl_command):
     assert code == 1
     assert "bad  runs/digits-7f3a/ckpt/000000002000-2" in out
     assert "cut off" in out
-    assert "1 of 2 checkpoints are damaged" in err
+    assert "1 of 2 checkpoints is damaged" in err
     assert dlctl_command("checkpoint", "verify", "1").code == 0
     assert dlctl_command("checkpoint", "verify", str(saved[1])).code == 1
     newest_good = dlctl_command("checkpoint", "verify", "latest")
@@ -119,6 +120,47 @@ def test_the_newest_good_checkpoint_is_exported_for_torch(saved, own_place, dlct
 
 def test_an_export_that_fails_passes_the_reason_on(saved, own_place, dlctl_command):
     code, out, err = dlctl_command("checkpoint", "export", "1", "-o", "nowhere/model.pt")
-    assert (code, out) == (1, "")
-    assert "the export failed" in err
-    assert "directory that does not exist" in err
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: the output would be in a directory that does not exist\n"
+        "  --> nowhere/model.pt\n"
+        "  next: mkdir -p nowhere\n"
+    )
+
+
+def test_an_export_is_called_after_the_job_and_the_step_and_never_overwrites(
+    saved, own_place, dlctl_command
+):
+    code, out, err = dlctl_command("checkpoint", "export")
+    assert code == 0, err
+    file = own_place / "digits-2000.safetensors"
+    assert out.startswith(f"{file.name}  ")
+    file.write_text("something of the user's")
+    again = dlctl_command("checkpoint", "export")
+    assert (again.code, again.out) == (1, "")
+    assert "digits-2000.safetensors is already there; nothing was written" in again.err
+    assert "--force" in again.err
+    assert file.read_text() == "something of the user's"
+    assert dlctl_command("checkpoint", "export", "--force").code == 0
+    assert set(load_file(file)) == {"weight", "tied", "bias"}
+
+
+def test_the_ending_follows_the_format(saved, own_place, dlctl_command):
+    assert dlctl_command("checkpoint", "export", "1", "--to", "torch").code == 0
+    assert (own_place / "digits-1000.pt").is_file()
+
+
+def test_the_name_in_a_stranger_s_manifest_leads_nowhere_else(saved, own_place, dlctl_command):
+    path = saved[0] / "manifest.json"
+    path.write_text(path.read_text().replace('"job": "digits"', '"job": "../../x"'))
+    code, out, err = dlctl_command("checkpoint", "export", str(saved[0]))
+    assert code == 0, err
+    assert out.startswith("model-1000.safetensors  ")
+    assert not (own_place.parent.parent / "x-1000.safetensors").exists()
+
+
+def test_a_process_that_ends_without_an_error_in_json_is_quoted(saved, own_place, dlctl_command):
+    """A bug, or a signal: whatever it said is better than nothing."""
+    crashed = checkpoint._error_of("Traceback ...\nKeyError: 'x'\n", 1, saved[0])
+    assert crashed.message == "the export failed: Traceback ...\nKeyError: 'x'"
+    assert checkpoint._error_of("", -9, saved[0]).message == "the export failed: killed by SIGKILL"

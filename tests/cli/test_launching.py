@@ -12,7 +12,7 @@ import psutil
 import pytest
 from launched import JOB, attached, the_run
 
-from dlctl import runs
+from dlctl import processes, runs
 from dlctl.cli import launching
 
 
@@ -176,7 +176,7 @@ def test_following_a_start_shows_the_logs_until_the_end(job, play, dlctl_command
 def test_a_coordinator_that_dies_at_once_is_quoted(job, own_place, play, dlctl_command):
     play("die")
     code, _, err = dlctl_command("start", "job.toml")
-    assert code == 1
+    assert code == 7
     assert "did not start: the coordinator died while it started: exit 1" in err
     assert "RuntimeError: there is no such task" in err
     assert the_run(own_place)["state"] == "failed"
@@ -185,18 +185,19 @@ def test_a_coordinator_that_dies_at_once_is_quoted(job, own_place, play, dlctl_c
 def test_a_daemon_that_fails_while_starting_is_quoted(job, own_place, play, dlctl_command):
     play("start", "fail")
     code, _, err = dlctl_command("start", "job.toml")
-    assert code == 1
+    assert code == 7
     assert "did not start: worker-0: ImportError" in err
     assert "last lines of worker-0:" in err
     assert "ImportError: no module named tensors" in err
     assert "dlctl logs --failed -j quick-" in err
-    assert not psutil.pid_exists(the_run(own_place)["pid"])
+    ended = the_run(own_place)
+    assert not processes.is_alive(ended["pid"], ended["pid_created"])
 
 
 def test_a_job_that_fails_soon_after_its_start_is_quoted_too(job, play, dlctl_command):
     play("start", "ready", "fail")
     code, _, err = dlctl_command("start", "job.toml")
-    assert code == 1
+    assert code == 7
     assert "ImportError: no module named tensors" in err
 
 

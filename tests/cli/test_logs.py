@@ -174,7 +174,7 @@ def test_following_goes_on_through_a_restart_until_the_run_ends(run, dlctl_comma
         "INFO  here again",
         "DEBUG loss 0.5",
         "INFO  last words",
-        "----  exited: killed by SIGKILL (out of memory?); incarnation 2 starts",
+        "----  exited: killed by SIGKILL; incarnation 2 starts",
         "INFO  a new life",
     ]
     assert err == "-- digits-7f3a is finished (3 epochs) --\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 from pathlib import Path
 
 import psutil
@@ -53,7 +54,7 @@ def test_ctrl_c_saves_stops_and_ends_with_130(job, own_place, play):
     assert process.returncode == 130, shown + err
     assert "stopping: the last steps, a checkpoint, the end; Ctrl-C again kills at once" in err
     assert "draining: worker-0" in err
-    assert "stopped (stopped by dlctl stop)" in out
+    assert "stopped (stopped by Ctrl-C)" in out
     assert "go on from the last checkpoint" in err
     run = the_run(own_place)
     assert (run["state"], run["step"]) == ("stopped", 50)
@@ -77,6 +78,33 @@ def test_a_second_ctrl_c_kills(job, own_place, play, monkeypatch):
     assert "checkpoint" not in run
     assert "train anew: there is no checkpoint to go on from" in err
     assert "go on from the last checkpoint" not in err
+
+
+def test_two_ctrl_c_within_a_moment_are_two(job, own_place, play, monkeypatch):
+    """The second one comes before the first is answered: while the stop is being prepared."""
+    monkeypatch.setenv("STAND_IN_SLOW", "1")
+    play("start", "ready", "forever")
+    with attached("run", "job.toml") as process:
+        until(process.stderr, "step 0")
+        process.send_signal(signal.SIGINT)
+        threading.Event().wait(0.02)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    assert process.returncode == 130, err
+    assert "killing" in err
+    assert not psutil.pid_exists(the_run(own_place)["pid"])
+
+
+def test_what_ends_a_run_is_told_once_and_whole(job, play, dlctl_command):
+    play("start", "ready", "warn", "fail_at_work")
+    code, out, err = dlctl_command("run", "job.toml")
+    assert code == 7
+    assert "worker-1 is behind by 6 steps" in err, "what is no part of the end is shown as ever"
+    whole = "worker-0: task.loss raised KeyError: 'labels' (train.py:30); look at the keys"
+    assert err.count("task.loss raised KeyError: 'labels'") == 1
+    assert f"failed: {whole}\n" in err
+    assert '      File "train.py", line 30, in loss' in err
+    assert "failed (worker-0: task.loss raised KeyError: 'labels' (train.py:30))" in out
 
 
 def test_a_last_checkpoint_that_failed_is_not_hidden_by_an_older_one(job, play, dlctl_command):

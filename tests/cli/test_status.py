@@ -10,7 +10,22 @@ import time
 
 import psutil
 
+from dlctl import checkpoints
+
 ME = {"pid": os.getpid(), "pid_created": psutil.Process().create_time()}
+
+
+def save(run, step: int, number: int) -> None:
+    """A checkpoint as the manifest tells of it; its files are not looked at here."""
+    directory = checkpoints.create(run.path, step, number)
+    manifest = {
+        "schema": "dlctl.checkpoint/1", "run_id": run.path.name, "job": "digits", "number": number,
+        "step": step, "samples": 0, "at": time.time(), "layout": [["w", "trained", [3], "float32",
+        []]], "size": 3, "workers": [], "algorithm": "downpour", "optimizer": "sgd",
+        "shards": [{"name": "server-0", "file": "shard-0.safetensors", "sha256": "0" * 64,
+        "nbytes": 0, "state": {}, "lo": 0, "hi": 3}], "data": {"portions": []}, "evaluation": None,
+    }  # fmt: skip
+    checkpoints.write_manifest(directory, manifest)
 
 
 def training(run):
@@ -66,7 +81,7 @@ def test_a_run_in_depth(run_directory, dlctl_command):
     assert " ".join(worker[7:]) == "96.4 MB/s / 200 MB/s 118 MB/s 1"
     assert dead == ["worker-1", "-", "backoff", "-", "12,339", "-", "-", "-", "-", "4"]
     trouble = "\n".join(table[4:])
-    assert "! worker-1  killed by SIGKILL (out of memory?) 8." in trouble
+    assert "! worker-1  killed by SIGKILL 8." in trouble
     assert "s ago, restart 4, again in 59m" in trouble
     assert "| RuntimeError: worker is killed" in trouble
     assert f"dlctl logs worker-1 --previous -j {run.path.name}" in trouble
@@ -167,6 +182,33 @@ def test_one_daemon_comes_with_its_recent_events(run_directory, dlctl_command):
 def test_an_ended_run_says_how_long_it_took(run_directory, dlctl_command):
     run_directory().run(state="finished", reason="3 epochs", started_at=1000.0, ended_at=1041.0)
     assert dlctl_command("status").out.startswith("digits-7f3a  finished (3 epochs)  took 41s")
+
+
+def test_a_run_that_failed_says_what_starting_it_again_would_do(run_directory, dlctl_command):
+    run = run_directory()
+    file = run.path.parents[1] / "my job.toml"
+    run.run(state="failed", reason="server-0 ended", step=170, job_file=str(file))
+    begins = "dlctl start 'my job.toml' begins anew: there is no checkpoint to go on from"
+    assert f"  next        {begins}\n" in dlctl_command("status").out
+
+    save(run, step=90, number=1)
+    goes_on = "dlctl start 'my job.toml' goes on from the checkpoint at step 90"
+    assert f"  next        {goes_on}; 80 steps are done again\n" in dlctl_command("status").out
+    run.run(step=91)
+    assert f"{goes_on}; 1 step is done again\n" in dlctl_command("status").out
+    run.run(step=90)
+    assert f"{goes_on}\n" in dlctl_command("status").out
+    run.run(state="finished")
+    assert "next" not in dlctl_command("status").out
+
+
+def test_only_the_newest_run_of_a_job_file_can_be_started_again(run_directory, dlctl_command):
+    runs = [run_directory(run_id) for run_id in ("digits-0001", "digits-0002")]
+    for number, run in enumerate(runs):
+        run.run(state="stopped", name="digits", job_file="/somewhere/job.toml")
+        os.utime(run.path / "job.json", (1000 + number, 1000 + number))
+    assert "next" not in dlctl_command("status", "-j", "digits-0001").out
+    assert "dlctl start /somewhere/job.toml" in dlctl_command("status", "-j", "digits-0002").out
 
 
 def test_watching_ends_with_the_run(run_directory, dlctl_command):

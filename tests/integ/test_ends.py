@@ -55,7 +55,7 @@ def test_ctrl_c_stops_in_order_and_saves(place: Workplace) -> None:
     assert terminal.end() == 130
     assert "Ctrl-C again kills" in terminal.shown
     run = place.run()
-    assert run["state"] == "stopped"
+    assert (run["state"], run["reason"]) == ("stopped", "stopped by Ctrl-C")
     assert run["checkpoint"]["step"] == run["step"] >= 5
     place.nothing_left()
 

@@ -26,8 +26,8 @@ def test_a_port_that_is_taken_is_named_with_its_holder(place: Workplace) -> None
         port = other.getsockname()[1]
         place.job(more=f'[network]\ntransport = "tcp"\nport = {port}\n')
         ended = place.dlctl("start", "job.toml")
-    assert ended.code == 1
-    assert f"cannot listen on tcp://127.0.0.1:{port}" in ended.err
+    assert ended.code == 7
+    assert f"cannot listen on tcp://127.0.0.1:{port}: Address already in use (held" in ended.err
     assert f"held by pid {os.getpid()}" in ended.err
     assert "choose another port in [network]" in ended.err
     place.nothing_left()
@@ -38,10 +38,14 @@ def test_a_server_whose_port_is_taken_fails_the_start_in_the_same_way(place: Wor
         port = other.getsockname()[1]
         place.job(more=f'[network]\ntransport = "tcp"\nport = {port - 1}\n')
         ended = place.dlctl("start", "job.toml")
-    assert ended.code == 1
-    assert f"cannot listen on tcp://127.0.0.1:{port}" in ended.err
-    assert f"held by pid {os.getpid()}" in ended.err
-    assert "server-0" in ended.err
+    assert ended.code == 7
+    headline = next(line for line in ended.err.splitlines() if line.startswith("error: "))
+    assert f"server-0: cannot listen on tcp://127.0.0.1:{port}: Address already" in headline
+    assert f"held by pid {os.getpid()}" in headline
+    assert "choose another port in [network]" in headline
+    assert ended.err.count("Address already in use") == 1
+    assert place.run()["reason"] in headline
+    assert place.daemon("worker-0")["state"] == "stopped", "it has done nothing wrong"
     place.nothing_left()
 
 

@@ -107,8 +107,9 @@ def test_the_run_fails_and_says_what_where_and_what_next(
     says = FAULTS[name].says.format(train=place.path / "train.py")
     errors = run.err[run.err.index("error: ") :]
     assert says in errors
-    assert errors.count(says) <= 2, "in the error and in the worker's last lines"
     assert says in errors.splitlines()[0]
+    assert errors.count(says) == 1, "whole, and once"
+    assert (run.out + run.err).count(says) <= 2, "once more as a headline, if it is short"
     assert f"dlctl logs --failed -j {place.directory.name}" in errors
     assert place.run()["state"] == "failed"
     place.nothing_left()
@@ -157,7 +158,7 @@ def test_a_loss_that_stays_nan_fails_the_run_and_never_gets_into_the_weights(
     assert "the loss or its gradient was not finite for 6 steps in a row" in ended.err
     assert "A smaller lr" in ended.err
     run = place.run()
-    assert 16 <= run["step"] <= 20
+    assert 0 < run["step"] <= 20
     for path in place.directory.glob("ckpt/*/*.safetensors"):
         for name, array in load_file(path).items():
             assert np.isfinite(array).all(), (path, name)

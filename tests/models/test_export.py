@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -137,6 +138,34 @@ def test_a_dtype_that_this_torch_lacks_is_named(checkpoint, tmp_path, capsys):
     path.write_text(path.read_text().replace("float32", "float31"))
     assert export.main([str(checkpoint), "--output", str(tmp_path / "model")]) == 1
     assert '"0.weight" is float31, a dtype that this torch does not have' in capsys.readouterr().err
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("to", sorted(export.WRITERS))
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_who_may_read_the_file_is_as_the_umask_says(checkpoint, tmp_path, to, mask, mode):
+    output = tmp_path / "model"
+    with umask(mask):
+        assert export.main([str(checkpoint), "--to", to, "--output", str(output)]) == 0
+    assert output.stat().st_mode & 0o777 == mode
+
+
+def test_other_programs_get_the_error_as_json(checkpoint, tmp_path, capsys):
+    output = str(tmp_path / "no where" / "model")
+    assert export.main([str(checkpoint), "--output", output, "--errors", "json"]) == 2
+    assert json.loads(capsys.readouterr().err) == {
+        "message": "the output would be in a directory that does not exist",
+        "where": output,
+        "hint": f"mkdir -p '{tmp_path / 'no where'}'",
+    }
 
 
 @contextmanager

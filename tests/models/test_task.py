@@ -141,7 +141,18 @@ def test_a_syntax_error_has_its_line(write):
     error = failing("train.py:task", directory)
     assert error.message.startswith("importing train.py raised SyntaxError: ")
     assert error.where == f"{directory / 'train.py'}:2"
+    assert error.detail.startswith(f'  File "{directory / "train.py"}", line 2')
     assert "def model(:" in error.detail
+
+
+def test_a_syntax_error_in_a_file_that_is_imported_shows_who_imports_it(write):
+    directory = write("import broken\n")
+    (directory / "broken.py").write_text("x = (\n")
+    error = failing("train.py:task", directory)
+    assert error.where == f"{directory / 'broken.py'}:1"
+    assert "import broken" in error.detail
+    assert "importlib" not in error.detail
+    assert "daemons/worker" not in error.detail
 
 
 def test_an_import_that_fails_inside_names_the_user_s_line_and_what_to_install(write):

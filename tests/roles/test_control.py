@@ -78,7 +78,8 @@ def test_a_wait_is_dated_from_its_beginning() -> None:
 
 def test_exits_are_told_in_words() -> None:
     assert describe_exit(0) == "exit 0"
-    assert describe_exit(-9) == "killed by SIGKILL, out of memory?"
+    assert describe_exit(-9) == "killed by SIGKILL"
+    assert describe_exit(-9, "out of memory") == "killed by SIGKILL (out of memory)"
     assert "fenced" in describe_exit(75)
     assert describe_exit(-62) == "killed by signal 62"
 

@@ -20,6 +20,7 @@ import zmq
 
 from dlctl import checkpoints, runs, wire
 from dlctl.messages import Reply
+from dlctl.roles.ending import stop_reason
 from dlctl.rundb import RunDb
 
 
@@ -66,6 +67,18 @@ class Coordinator:
         end = {"code": 1, "text": "exit 1", "at": time.time(), "last_lines": words}
         self.daemon("worker-0", state="failed", error="ImportError", last_exit=end)
         self.end("failed", "worker-0: ImportError")
+
+    def fail_at_work(self) -> None:
+        """As the real one does when the user's loss() raises: it, and the worker, say so."""
+        error = "task.loss raised KeyError: 'labels' (train.py:30); look at the keys"
+        trace = ["Traceback (most recent call last):", '  File "train.py", line 30, in loss']
+        words = ["INFO worker worker-0 starts, pid 7", f"ERROR {error}", *trace]
+        end = {"code": 1, "text": "exit 1", "at": time.time(), "last_lines": words}
+        self.put(state="stopping", reason=f"worker-0: {error}")
+        self.log("warning", f"worker-0: {error}")
+        self.serve(1000)
+        self.daemon("worker-0", state="failed", error=error, last_exit=end)
+        self.end("failed", f"worker-0: {error}")
 
     def ready(self) -> None:
         self.put(state="running", waiting="", step=self.resumed_step(), ready_at=time.time())
@@ -118,7 +131,8 @@ class Coordinator:
                 continue
             if request.arguments["checkpoint"] and self.db.run()["state"] == "running":
                 self.save(self.db.run()["step"] + 50)
-            self.put(state="stopped", reason="stopped by dlctl stop", ended_at=time.time())
+            reason = stop_reason(request.arguments.get("origin"))
+            self.put(state="stopped", reason=reason, ended_at=time.time())
             answer(True, {"state": "stopped"})
             self.router.close(linger=1000)
             sys.exit(0)

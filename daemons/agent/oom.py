@@ -1,0 +1,156 @@
+"""Evidence that the kernel has killed a process because there was no memory left.
+
+SIGKILL looks the same whoever sends it. What tells them apart is a counter of the memory cgroup
+that the process lived in: `oom_kill` in `memory.events` (cgroup v2) or `memory.oom_control` (v1).
+It counts every kill for want of memory, by the cgroup's own limit or by the whole machine's. A
+limit is named only if the kernel says that this one was reached.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+UNLIMITED_BYTES = 2**62
+"""cgroup v1 writes a number like this where there is no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGroup:
+    version: int
+    """Of the cgroup interface, 1 or 2."""
+    directories: tuple[Path, ...]
+    """The group's own, then those it lies in, up to where the cgroups are mounted."""
+
+    def kills(self) -> int | None:
+        """How many processes of this group were killed for want of memory; None: not counted."""
+        name = "memory.oom_control" if self.version == 1 else "memory.events"
+        return _keyed(self.directories[0] / name).get("oom_kill")
+
+    def reached_limit_bytes(self) -> int | None:
+        """The innermost limit that was ever reached; None if there is none."""
+        reached = _reached_v1 if self.version == 1 else _reached_v2
+        limits = map(reached, self.directories)
+        return next((limit for limit in limits if limit is not None), None)
+
+
+def find(pid: int) -> MemoryGroup | None:
+    """The memory cgroup of a process; None if there is none, or we cannot see it."""
+    v1, v2 = None, None
+    for line in _text(Path(f"/proc/{pid}/cgroup")).splitlines():
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            v1 = path
+        elif number == "0":
+            v2 = path
+    if v1 is not None and (found := _mounted(1, v1)) is not None:
+        return found
+    return _mounted(2, v2) if v2 is not None else None
+
+
+def _mounted(version: int, path: str) -> MemoryGroup | None:
+    """The directories of the cgroup `path`, found by where and from which root it is mounted."""
+    for line in _text(Path("/proc/self/mountinfo")).splitlines():
+        place, _, kind = line.partition(" - ")
+        root, mount_point = place.split()[3:5]
+        filesystem, _, options = kind.split(" ", 2)
+        wanted = "cgroup2" if version == 2 else "cgroup"
+        if filesystem != wanted or (version == 1 and "memory" not in options.split(",")):
+            continue
+        if not PurePosixPath(path).is_relative_to(root):
+            continue
+        inside, top = PurePosixPath(path).relative_to(root), Path(mount_point)
+        own = top / inside
+        return MemoryGroup(version, (own, *(own.parents[i] for i in range(len(inside.parts)))))
+    return None
+
+
+def _reached_v1(directory: Path) -> int | None:
+    limit_bytes = _number(directory / "memory.limit_in_bytes")
+    if limit_bytes is None or limit_bytes >= UNLIMITED_BYTES:
+        return None
+    return limit_bytes if _number(directory / "memory.failcnt") else None
+
+
+def _reached_v2(directory: Path) -> int | None:
+    limit_bytes = _number(directory / "memory.max")
+    return limit_bytes if _keyed(directory / "memory.events").get("oom") else None
+
+
+def _text(path: Path) -> str:
+    """ "" if it cannot be read: then nothing is known."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _keyed(path: Path) -> dict[str, int]:
+    """A file with a name and a number in each line."""
+    pairs = [line.split() for line in _text(path).splitlines()]
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+# ---------------------------------------------------------------- over time
+
+
+class OomWatch:
+    """Watches the counters of the groups that processes live in.
+
+    Call `look` about once a second: what was counted before the look before last is no evidence for
+    a process that dies now, and one counted kill is evidence for one death only.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[int, MemoryGroup] = {}
+        self._before: dict[MemoryGroup, int] = {}
+        self._last: dict[MemoryGroup, int] = {}
+
+    def begin(self, pid: int) -> None:
+        """Watch this process, too. Does nothing where memory cgroups are not to be seen."""
+        found = find(pid)
+        if found is None:
+            return
+        # The kernel says of a process that is about to end that it is in the outermost group.
+        if pid not in self._groups or len(found.directories) > 1:
+            self._groups[pid] = found
+        if found not in self._last and (kills := found.kills()) is not None:
+            self._before[found] = self._last[found] = kills
+
+    def look(self) -> None:
+        """Read all counters, and whether somebody has moved a process to another group."""
+        for pid in list(self._groups):
+            self.begin(pid)
+        for group in set(self._groups.values()) & self._last.keys():
+            self._before[group] = max(self._before[group], self._last[group])
+            self._last[group] = group.kills() or 0
+
+    def forget(self, pid: int) -> None:
+        """This process has ended."""
+        self._groups.pop(pid, None)
+
+    def cause(self, pid: int) -> str:
+        """Why somebody else's SIGKILL has ended this process: "out of memory: limit 64 MiB"; "" if
+        nothing says that it was for want of memory.
+        """
+        group = self._groups.get(pid)
+        if group is None or group not in self._before:
+            return ""
+        if (group.kills() or 0) <= self._before[group]:
+            return ""
+        self._before[group] += 1
+        limit_bytes = group.reached_limit_bytes()
+        return "out of memory" + (f": limit {_shown(limit_bytes)}" if limit_bytes else "")
+
+
+def _shown(size_bytes: int) -> str:
+    """Limits are set in powers of two."""
+    for unit, unit_bytes in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size_bytes % unit_bytes == 0:
+            return f"{size_bytes // unit_bytes} {unit}"
+    return f"{size_bytes} B"

@@ -1,0 +1,126 @@
+"""What a run says of its end for ever after, and what its log says about whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from simulated import job_file
+
+from dlctl import messages as m
+from dlctl.machine import Note
+from dlctl.roles.arrivals import Arrivals, Past
+from dlctl.roles.journal import History
+from dlctl.roles.losses import last_error
+from dlctl.roles.membership import Membership
+from dlctl.sim.drivers import ComputeOptions
+from dlctl.sim.problems import LeastSquares
+from dlctl.sim.simulation import Simulation
+
+STOP = {"checkpoint": True, "grace_s": 30.0}
+PORT = "cannot listen on tcp://127.0.0.1:7001: Address already in use; choose another port"
+
+
+@pytest.mark.parametrize(
+    ("origin", "reason"),
+    [
+        ({}, "stopped by dlctl stop"),
+        ({"origin": "command"}, "stopped by dlctl stop"),
+        ({"origin": "SIGINT"}, "stopped by Ctrl-C"),
+        ({"origin": "timeout"}, "stopped by dlctl run: it was not ready within --timeout"),
+        ({"origin": "\x1b[2Jfinished"}, "stopped by dlctl stop"),
+        ({"origin": ["SIGINT"]}, "stopped by dlctl stop"),
+    ],
+)
+def test_a_stop_is_recorded_with_who_asked_for_it_and_never_in_a_strangers_words(
+    origin: dict[str, Any], reason: str
+) -> None:
+    simulation = Simulation(job_file(epochs=1000.0), LeastSquares())
+    simulation.request(2.0, "stop", STOP | origin)
+    outcome = simulation.run()
+    assert (outcome.state, outcome.reason) == ("stopped", reason)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "reason"),
+    [(0.15, f"server-0: {PORT}"), (3.0, f"server-0: {PORT}; its shard is lost")],
+)
+def test_a_server_that_gives_up_is_quoted_as_the_reason(seconds: float, reason: str) -> None:
+    """Before the run is at work there is no shard to lose."""
+    simulation = Simulation(job_file(epochs=1000.0), LeastSquares())
+    words = ("INFO server server-0 starts, pid 7", f"ERROR {PORT}")
+
+    def give_up() -> None:
+        coordinator = simulation.world.process("coordinator").machine
+        server = coordinator.members.daemons["server-0"]
+        now = simulation.world.timeline.now
+        coordinator.losses.on_exit("server-0", server.incarnation, 1, words, now)
+
+    simulation.at(seconds, give_up)
+    outcome = simulation.run()
+    assert (outcome.state, outcome.reason) == ("failed", reason)
+
+
+@pytest.mark.parametrize(
+    ("status", "lines", "said"),
+    [
+        (1, ("ERROR a pipe broke", "INFO trying again", f"ERROR {PORT}"), PORT),
+        (1, ("INFO server server-0 starts, pid 7",), ""),
+        (-9, (f"ERROR {PORT}",), ""),
+        (0, (f"ERROR {PORT}",), ""),
+        (70, ("ERROR a bug in dlctl: server-0 ends", "Traceback (most recent call last):",
+              "ValueError: no"), "a bug in dlctl: ValueError: no"),
+        (70, (), ""),
+    ],
+)  # fmt: skip
+def test_the_last_error_of_a_daemon_is_why_it_gave_up_unless_it_was_killed(
+    status: int, lines: tuple[str, ...], said: str
+) -> None:
+    assert last_error(status, lines) == said
+
+
+def test_whom_an_ending_run_waits_for_reads_as_a_sentence() -> None:
+    """Shown behind "waiting for": "waiting for worker-0 (draining)"."""
+    compute = ComputeOptions(step_s=1.0, spread=0.0)
+    simulation = Simulation(job_file(epochs=1000.0), LeastSquares(), compute=compute)
+    seen: list[str] = []
+    simulation.request(2.1, "stop", STOP)
+    simulation.at(2.8, lambda: seen.append(simulation.store.run["waiting"]))
+    simulation.run()
+    assert seen == ["worker-0 (draining)"]
+
+
+# ---------------------------------------------------------------- the log
+
+
+def arrivals() -> Arrivals:
+    members = Membership(servers=1, workers=2, before={})
+    members.daemons["worker-1"].peer = b"\x00one"
+    members.daemons["agent-0"].peer = b"\x00two"
+    return Arrivals(History(1.0), members, "run", job_file(), b"key", Past())
+
+
+@pytest.mark.parametrize(
+    ("peer", "message", "said"),
+    [
+        (b"\x00one", m.Drained("worker-1"), "from worker-1"),
+        (b"\x00one", m.Drained("worker-0"), "of worker-0 from worker-1"),
+        (b"\x00two", m.ProcessExited("server-0", 1, -9, (), ""), "of server-0 from agent-0"),
+        (b"else", m.LeaseRequest(1, 1, 0), "of worker-1 from a connection that is no daemon"),
+        (b"else", m.VectorResult(1, 0, 0.0), "of server-0 from a connection that is no daemon"),
+        (b"else", m.Drained("\x1b[2J"), "from a connection that is no daemon"),
+    ],
+)
+def test_a_refused_message_is_told_with_whom_it_is_about_and_who_sent_it(
+    peer: bytes, message: m.Message, said: str
+) -> None:
+    assert arrivals().whose(peer, message) == said
+
+
+def test_a_line_of_the_history_names_its_daemon_once_in_the_log() -> None:
+    desk = History(1.0)
+    desk.event("error", "worker-0", "task.loss raised KeyError")
+    desk.event("exit", "worker-0", "worker-0 ended: exit 1")
+    desk.event("state", "", "starting")
+    texts = [effect.text for effect in desk.clear() if isinstance(effect, Note)]
+    assert texts == ["worker-0: task.loss raised KeyError", "worker-0 ended: exit 1", "starting"]
