@@ -15,6 +15,7 @@ CHAPTERS = {
     "server_memory": "resident memory of a server that owns next to nothing",
     "push": "a push of 10,000 parameters until its ack, against bare pyzmq",
     "cli": "--help, --version and completion, against importing click",
+    "shard_durability": "what it costs that shards survive their servers, against not keeping them",
     "roundtrip": "push, Adagrad and fetch of 1e4 to 25e6 parameters, against raw TCP",
 }
 

@@ -91,7 +91,12 @@ class Worker:
 
 @contextmanager
 def shard(
-    directory: Path, transport: str, size: int, optimizer: str = "sgd", compressor: str = "none"
+    directory: Path,
+    transport: str,
+    size: int,
+    optimizer: str = "sgd",
+    compressor: str = "none",
+    durability: str = "process",
 ) -> Iterator[Worker]:
     """A server process that owns `size` parameters, all zero, and its worker."""
     run = directory / f"bench-{secrets.token_hex(2)}"
@@ -100,6 +105,7 @@ def shard(
         optimizer=config.Choice(name=optimizer),
         compression=config.Choice(name=compressor),
         network=config.Network(transport=transport),  # type: ignore[arg-type]
+        servers=config.Servers(durability=durability),  # type: ignore[arg-type]
     )
     key = secrets.token_bytes(32)
     (run / "logs").mkdir(parents=True)

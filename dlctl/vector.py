@@ -6,6 +6,7 @@ torch is never imported here: a tensor brings its own methods.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,12 @@ def _largest_numpy(u: Array, k: int) -> Array:
         return chosen
     tied = np.flatnonzero(order[chosen] == threshold)
     return np.delete(chosen, tied[k - chosen.size :])
+
+
+def euclidean_norm(u: Vector) -> float:
+    """The root of u.u; NaN or infinite if any element is, or if u.u overflows. One pass."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.sqrt(float(u @ u))
 
 
 def is_finite(u: Vector) -> bool:

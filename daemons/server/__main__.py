@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from daemons import orphans, process, signals
 from daemons.files import Files
 from daemons.loop import Loop
+from daemons.server import failpoint, keeping
 from daemons.transport import address_for
 from dlctl import registry
 from dlctl.roles.desk import COORDINATOR
@@ -19,7 +22,7 @@ def serve(context: process.Context) -> int:
     loop.perform(SaveArrays, files.save)
     loop.perform(LoadArrays, files.load)
     signals.stop_the_run(loop, context.directory)
-    orphans.end_without_parents(loop, context.directory)
+    loop.chores.append(orphans.watch_parents(loop, context.directory))
     index = int(birth.name.rpartition("-")[2])
     port = job.network.port + 1 + index if job.network.port else 0
     address = address_for(birth.run_id, birth.name, job.network.transport, port)
@@ -33,6 +36,7 @@ def serve(context: process.Context) -> int:
         registry.load("algorithms", job.algorithm.name),
         registry.load("optimizers", job.optimizer.name),
         registry.load("compressors", job.compression.name),
+        keeping.storages(context.directory, job.servers, failpoint.from_environment(os.environ)),
     )
     return loop.run(machine)
 

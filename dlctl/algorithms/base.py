@@ -25,7 +25,7 @@ import numpy as np
 from dlctl import messages
 from dlctl.compress.base import Delta
 from dlctl.messages import Array
-from dlctl.optim.base import Optimizer
+from dlctl.shards.base import Shard
 from dlctl.vector import Vector, zeros_like
 
 # ---------------------------------------------------------------- what a worker side may ask for
@@ -118,22 +118,6 @@ class WorkerSide(ABC):
 # ---------------------------------------------------------------- servers
 
 
-@dataclass(slots=True)
-class Shard:
-    """A slice of the parameter vector, its optimiser, and the number of updates applied to it."""
-
-    w: Array
-    """float32[n]"""
-    optimizer: Optimizer
-    version: int = 0
-    vectors: dict[str, Array] = field(default_factory=dict)
-    """Further named vectors of coordinator-driven methods, float64[n]."""
-
-    def apply(self, delta: Delta) -> None:
-        self.optimizer.apply(self.w, delta)
-        self.version += 1
-
-
 class Outcome(NamedTuple):
     """What became of one push; `kind` is one of APPLIED, HELD, LATE (`messages.Ack`)."""
 
@@ -160,6 +144,10 @@ class ServerSide(ABC):
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
         """A push that is new, in order and finite. It must be among the outcomes, once."""
 
+    def waits_for(self) -> frozenset[int]:
+        """The slots without whose pushes nothing goes on; empty while nobody waits."""
+        return frozenset()
+
     def joined(self, slot: int) -> list[Outcome]:
         """A new epoch of `slot` has joined; pushes of its old epochs will not come any more."""
         return []
@@ -167,6 +155,21 @@ class ServerSide(ABC):
     def members(self, slots: frozenset[int]) -> list[Outcome]:
         """These slots take part from now on."""
         return []
+
+    def state(self) -> messages.Json:
+        """What a server that takes this one's place has to know besides the shard. It is kept with
+        every commit, so a few numbers per slot at most.
+
+        Pushes that are held are not part of it: their workers send them again, as new ones.
+        """
+        return {}
+
+    def resume(self, state: messages.Json) -> None:
+        """Take the place of the side that said `state` of itself; to be called first of all.
+
+        Workers that had joined before do so again without `joined` being called.
+        """
+        assert not state, f"{type(self).__name__} has a state and does not take it up again"
 
 
 # ---------------------------------------------------------------- coordinator
@@ -237,6 +240,8 @@ class Algorithm:
     simulated_only: bool = False
     exact_pushes: bool = False
     """Whether every entry of every push must arrive as it was computed, in float32."""
+    survives_server: bool = True
+    """Whether a run can go on when a server has died. No state is kept where it cannot."""
 
 
 def dense(delta: Delta, size: int) -> Array:

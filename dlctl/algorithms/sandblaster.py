@@ -69,13 +69,13 @@ from dlctl.algorithms.base import (
     Push,
     Requests,
     ServerSide,
-    Shard,
     VectorRequest,
     WorkerSide,
     dense,
 )
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, LATE
+from dlctl.shards.base import Shard
 from dlctl.vector import Vector
 
 ACCRUED = "accrued"
@@ -280,4 +280,7 @@ SANDBLASTER = Algorithm(
     coordinator=LBFGS,
     simulated_only=True,
     exact_pushes=True,
+    # The coordinator knows the optimiser's numbers, the shards its vectors. They change together,
+    # operation by operation, and no commit of one shard would fit what the others have.
+    survives_server=False,
 )

@@ -12,7 +12,9 @@ whatever the order of arrival. Rules:
 - a replica without data takes part with 0 samples, so that nobody waits for it;
 - a push for a step that is over is LATE and dropped, never mixed into a later one;
 - a replica that dies is no member any more; one that joins counts from its first push on, because
-  shards may stand at different steps when it joins. Its first pushes have 0 samples.
+  shards may stand at different steps when it joins. Its first pushes have 0 samples;
+- a shard whose server dies goes on at the step where it was, and knows from which step on it counts
+  whom. What was held is pushed again: it had not been acknowledged.
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ from dlctl.algorithms.base import (
     Push,
     Requests,
     ServerSide,
-    Shard,
     WorkerSide,
     dense,
 )
 from dlctl.compress.base import Delta
-from dlctl.messages import APPLIED, HELD, LATE, Array
+from dlctl.messages import APPLIED, HELD, LATE, Array, Json
+from dlctl.shards.base import Shard
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,6 +81,8 @@ class Barrier(ServerSide):
     def __init__(self, options: Options, shard: Shard) -> None:
         super().__init__(options, shard)
         self._members: frozenset[int] = frozenset()
+        self._resumed = False
+        """Whether `_due_from` is of an earlier server, and the members are not known yet."""
         self._due_from: dict[int, int | None] = {}
         """The first step that counts a slot; None: not before it has pushed."""
         self._held: dict[tuple[int, int], tuple[messages.Push, Array]] = {}
@@ -101,10 +105,21 @@ class Barrier(ServerSide):
         return self._complete()
 
     def members(self, slots: frozenset[int]) -> list[Outcome]:
-        if not self._members:
+        if not self._members and not self._resumed:
             self._due_from = dict.fromkeys(slots, self.shard.version)
+        self._resumed = False
         self._members = slots
         return self._complete()
+
+    def state(self) -> Json:
+        """{"due_from": [[slot, step], ...]}; step -1: not before it has pushed."""
+        rows = sorted(self._due_from.items())
+        return {"due_from": [[slot, -1 if step is None else step] for slot, step in rows]}
+
+    def resume(self, state: Json) -> None:
+        # A server that died before it was told who takes part has left nothing to go by.
+        self._resumed = bool(state["due_from"])
+        self._due_from = {slot: None if step < 0 else step for slot, step in state["due_from"]}
 
     def _complete(self) -> list[Outcome]:
         done: list[Outcome] = []
@@ -118,9 +133,20 @@ class Barrier(ServerSide):
         Who has pushed for a later step will not push for this one any more: it joined when another
         shard was ahead of this one.
         """
-        newest = {slot: c for c, slot in sorted(self._held) if slot in self._members}
-        due = {slot for slot in self._members if self._is_due(slot, clock)}
-        return bool(newest) and all(newest.get(slot, -1) >= clock for slot in due)
+        newest = self._newest()
+        return bool(newest) and not self._missing(newest, clock)
+
+    def _newest(self) -> dict[int, int]:
+        """Slot -> the latest step that a push of it is held for."""
+        return {slot: c for c, slot in sorted(self._held) if slot in self._members}
+
+    def _missing(self, newest: dict[int, int], clock: int) -> frozenset[int]:
+        due = (slot for slot in self._members if self._is_due(slot, clock))
+        return frozenset(slot for slot in due if newest.get(slot, -1) < clock)
+
+    def waits_for(self) -> frozenset[int]:
+        newest = self._newest()
+        return self._missing(newest, self.shard.version) if newest else frozenset()
 
     def _is_due(self, slot: int, clock: int) -> bool:
         since = self._due_from.get(slot)

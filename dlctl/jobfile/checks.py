@@ -28,6 +28,7 @@ def check(document: dict[str, Any], directory: Path) -> Iterator[Fault]:
     yield from _check_text(document, ("job", "task"), lambda text: _task(text, directory))
     yield from _check_text(document, ("job", "run_dir"), _run_dir)
     yield from _check_text(document, ("job", "stop", "target"), _target)
+    yield from _check_text(document, ("servers", "state_dir"), _state_dir)
     yield from _check_text(document, ("limits", "push"), _rate)
     yield from _check_text(document, ("limits", "fetch"), _rate)
     yield from _check_ports(document)
@@ -82,6 +83,12 @@ def _task(text: str, directory: Path) -> Verdict:
 def _run_dir(text: str) -> Verdict:
     if not text or "\0" in text:
         return "must be a directory's path", ""
+    return FINE
+
+
+def _state_dir(text: str) -> Verdict:
+    if text and ("\0" in text or not text.startswith("/")):
+        return 'must be a full path, or "" for the default', ""
     return FINE
 
 

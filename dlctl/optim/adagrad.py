@@ -10,16 +10,16 @@ what was pushed: a sum of several gradients counts as one gradient.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from annotated_types import Ge, Gt, Le
 
-from dlctl.compress.base import Delta
 from dlctl.config import STRICT
-from dlctl.messages import Array, Json
-from dlctl.optim.blocks import blocks, scratch
+from dlctl.messages import Json
+from dlctl.optim.blocks import Block, scratch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,17 +44,16 @@ class Adagrad:
 
     Options: ClassVar[type[Any]] = AdagradOptions
 
-    def __init__(self, options: AdagradOptions, size: int) -> None:
+    def __init__(self, options: AdagradOptions) -> None:
         self.lr = options.lr
         self.eps = options.eps
-        start = options.initial_accumulator
-        self.slots: dict[str, Array] = {"sum": np.full(size, start, np.float32)}
+        self.slots: Mapping[str, float] = {"sum": options.initial_accumulator}
         self.counters: Json = {}
-        self._scratch = scratch(size)
+        self._scratch = scratch()
 
-    def apply(self, w: Array, delta: Delta) -> None:
+    def update(self, blocks: Iterable[Block]) -> None:
         """One step of each element at its own rate, in place."""
-        for w_block, g, (G,) in blocks(w, delta, self.slots):
+        for w_block, g, (G,) in blocks:
             step = self._scratch[: g.size]
             np.multiply(g, g, out=step)
             G += step

@@ -11,16 +11,16 @@ before each step, and the decay enters neither m nor v.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 
-from dlctl.compress.base import Delta
 from dlctl.config import STRICT
 from dlctl.messages import Array, Json
-from dlctl.optim.blocks import blocks, scratch
+from dlctl.optim.blocks import Block, scratch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,26 +48,23 @@ class Adam:
 
     Options: ClassVar[type[Any]] = AdamOptions
 
-    def __init__(self, options: AdamOptions, size: int) -> None:
+    def __init__(self, options: AdamOptions) -> None:
         self.lr = options.lr
         self.beta1 = options.beta1
         self.beta2 = options.beta2
         self.eps = options.eps
         self.weight_decay = options.weight_decay
-        self.slots: dict[str, Array] = {
-            "mean": np.zeros(size, np.float32),
-            "square": np.zeros(size, np.float32),
-        }
+        self.slots: Mapping[str, float] = {"mean": 0.0, "square": 0.0}
         self.counters: Json = {"updates": 0}
-        self._scratch = scratch(size)
+        self._scratch = scratch()
 
-    def apply(self, w: Array, delta: Delta) -> None:
+    def update(self, blocks: Iterable[Block]) -> None:
         """One update, in place; counts in `counters["updates"]` even if the push is empty."""
         self.counters["updates"] += 1
         t = self.counters["updates"]
         rate = self.lr / (1 - self.beta1**t)
         root_of_bias = math.sqrt(1 - self.beta2**t)
-        for w_block, g, (m, v) in blocks(w, delta, self.slots):
+        for w_block, g, (m, v) in blocks:
             step = self._scratch[: g.size]
             if self.weight_decay:
                 w_block *= 1 - self.lr * self.weight_decay

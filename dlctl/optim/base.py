@@ -1,16 +1,17 @@
-"""What a server optimiser is: an update rule, in place, on one shard.
+"""What a server optimiser is: a pure update rule. The vectors that it changes belong to the shard.
 
 The slots (momentum, sums of squares) are element-wise vectors as long as the shard, so that a
-checkpoint can be cut anew for another number of servers. Only pushed elements are touched: for a
-sparse push all others keep their slots as they are.
+checkpoint can be cut anew for another number of servers. A rule never sees a whole vector: it gets
+blocks, of all elements or only of the pushed ones, and the shard keeps what it leaves in them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Protocol
 
-from dlctl.compress.base import Delta
-from dlctl.messages import Array, Json
+from dlctl.messages import Json
+from dlctl.optim.blocks import Block
 
 
 class Optimizer(Protocol):
@@ -19,16 +20,18 @@ class Optimizer(Protocol):
     Options: ClassVar[type[Any]]
     lr: float
     """The rate; it may change between any two updates."""
-    slots: dict[str, Array]
-    """Name -> float32[size], saved with the shard and restored by assignment into the arrays."""
+    slots: Mapping[str, float]
+    """Name -> what every element of the slot begins with. The vectors are the shard's."""
     counters: Json
     """Scalars that belong to the state, such as Adam's number of updates."""
 
-    def __init__(self, options: Any, size: int) -> None: ...
+    def __init__(self, options: Any) -> None: ...
 
-    def apply(self, w: Array, delta: Delta) -> None:
-        """w[float32, size] -= the step for gradient `delta`, in place.
+    def update(self, blocks: Iterable[Block]) -> None:
+        """One update: go over all blocks, and change each in place.
 
-        Allocates no vector of the shard's size; a sparse delta costs O(its length).
+        The slots of a block are in the order of `slots`. Nothing is kept of a block, and nothing
+        of the shard's size is allocated. What an update does depends on the blocks, `lr` and
+        `counters` alone, so that it can be repeated to the last bit.
         """
         ...

@@ -21,16 +21,24 @@ Block = tuple[Array, Array, tuple[Array, ...]]
 """The shard's elements, their gradient (not to be written), and their elements of each slot."""
 
 
+def check_length(delta: Delta, size: int) -> None:
+    """Whether a delta is for a shard of `size` elements: it would be broadcast otherwise."""
+    count = delta.values.size
+    wanted, of = (size, "elements")
+    if delta.indices is not None:
+        wanted, of = delta.indices.size, "indices"
+    assert count == wanted, f"{count} values for {wanted} {of}"
+
+
 def blocks(w: Array, delta: Delta, slots: Mapping[str, Array]) -> Iterator[Block]:
     """Everything that `delta` touches, block by block; what is changed in a block is kept."""
+    check_length(delta, w.size)
     count = delta.values.size
     if delta.indices is None:
-        assert count == w.size, f"{count} values for {w.size} elements"
         for lo in range(0, count, BLOCK):
             cut = slice(lo, lo + BLOCK)
             yield w[cut], delta.values[cut], tuple(slot[cut] for slot in slots.values())
         return
-    assert count == delta.indices.size, f"{count} values for {delta.indices.size} indices"
     for lo in range(0, count, BLOCK):
         where = delta.indices[lo : lo + BLOCK]
         touched = [array[where] for array in (w, *slots.values())]
@@ -39,6 +47,6 @@ def blocks(w: Array, delta: Delta, slots: Mapping[str, Array]) -> Iterator[Block
             array[where] = part
 
 
-def scratch(size: int) -> Array:
-    """A float32 block for a rule's temporaries, for a shard of `size` elements."""
-    return np.empty(min(size, BLOCK), np.float32)
+def scratch() -> Array:
+    """A float32 block for a rule's temporaries."""
+    return np.empty(BLOCK, np.float32)

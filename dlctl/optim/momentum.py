@@ -7,16 +7,16 @@ w -= lr * (g + momentum * m)    (Nesterov)
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 
-from dlctl.compress.base import Delta
 from dlctl.config import STRICT
 from dlctl.messages import Array, Json
-from dlctl.optim.blocks import blocks, scratch
+from dlctl.optim.blocks import Block, scratch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,19 +41,19 @@ class Momentum:
 
     Options: ClassVar[type[Any]] = MomentumOptions
 
-    def __init__(self, options: MomentumOptions, size: int) -> None:
+    def __init__(self, options: MomentumOptions) -> None:
         self.lr = options.lr
         self.momentum = options.momentum
         self.nesterov = options.nesterov
         self.weight_decay = options.weight_decay
-        self.slots: dict[str, Array] = {"momentum": np.zeros(size, np.float32)}
+        self.slots: Mapping[str, float] = {"momentum": 0.0}
         self.counters: Json = {}
-        self._scratch = scratch(size)
-        self._decayed = scratch(size)
+        self._scratch = scratch()
+        self._decayed = scratch()
 
-    def apply(self, w: Array, delta: Delta) -> None:
+    def update(self, blocks: Iterable[Block]) -> None:
         """One step along the decayed sum, in place."""
-        for w_block, pushed, (m,) in blocks(w, delta, self.slots):
+        for w_block, pushed, (m,) in blocks:
             g = self._with_decay(w_block, pushed)
             m *= self.momentum
             m += g

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from annotated_types import Ge, Gt, Le
 
-from dlctl.compress.base import Delta
 from dlctl.config import STRICT
-from dlctl.messages import Array, Json
-from dlctl.optim.blocks import blocks, scratch
+from dlctl.messages import Json
+from dlctl.optim.blocks import Block, scratch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +29,16 @@ class SGD:
 
     Options: ClassVar[type[Any]] = SGDOptions
 
-    def __init__(self, options: SGDOptions, size: int) -> None:
+    def __init__(self, options: SGDOptions) -> None:
         self.lr = options.lr
         self.weight_decay = options.weight_decay
-        self.slots: dict[str, Array] = {}
+        self.slots: Mapping[str, float] = {}
         self.counters: Json = {}
-        self._scratch = scratch(size)
+        self._scratch = scratch()
 
-    def apply(self, w: Array, delta: Delta) -> None:
+    def update(self, blocks: Iterable[Block]) -> None:
         """w -= lr * (g + weight_decay * w), in place."""
-        for w_block, g, _ in blocks(w, delta, self.slots):
+        for w_block, g, _ in blocks:
             step = self._scratch[: g.size]
             if self.weight_decay:
                 np.multiply(w_block, self.weight_decay, out=step)

@@ -1,19 +1,23 @@
 """Exactly once: which pushes of which worker a shard has taken.
 
 Per slot the shard keeps the newest epoch that has joined and the next sequence number that it
-expects.
-It takes strictly that one: an older number was taken before (acknowledged again, not applied
-again), a newer one means that something was lost on the way (nothing is applied, the worker sends
-it again).
-An older epoch is a process that has been replaced: fenced.
+expects. It takes strictly that one: an older number was taken before (acknowledged again, not
+applied again), a newer one means that something was lost on the way (nothing is applied, the worker
+sends it again). An older epoch is a process that has been replaced: fenced.
+
+A push that a barrier holds is taken, but it is in this server's memory only. So what is kept with
+the shard (`to_json`) goes no further than the lowest held one: for the next server it is new again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 from dlctl.messages import DUPLICATE, FENCED, GAP, Push
 
+PAST_KEPT = 32
+"""Epochs that have been replaced, of which it is still known how far they came."""
 NEW = "new"
 UNKNOWN = "unknown"
 
@@ -22,16 +26,29 @@ UNKNOWN = "unknown"
 class _Slot:
     epoch: int
     next_seq: int = 0
+    held: set[int] = field(default_factory=set)
+    """Taken and not settled."""
+    ahead: set[int] = field(default_factory=set)
+    """Beyond `next_seq`, and settled by a server that held a lower one when it died."""
+
+    def skip(self) -> None:
+        while self.next_seq in self.ahead:
+            self.ahead.remove(self.next_seq)
+            self.next_seq += 1
 
 
 class Deliveries:
     def __init__(self) -> None:
         self._slots: dict[int, _Slot] = {}
+        self._past: deque[list[int]] = deque(maxlen=PAST_KEPT)
+        """Rows of epochs that have been replaced: nothing of them is taken any more."""
 
     def join(self, slot: int, epoch: int) -> bool:
         """A worker joins (again). True if this is a new epoch of the slot."""
         known = self._slots.get(slot)
         if known is None or epoch > known.epoch:
+            if known is not None:
+                self._past.append(_row(slot, known))
             self._slots[slot] = _Slot(epoch)
             return True
         return False
@@ -56,19 +73,54 @@ class Deliveries:
             return UNKNOWN
         if push.epoch < known.epoch:
             return FENCED
-        if push.seq < known.next_seq:
+        if push.seq < known.next_seq or push.seq in known.ahead:
             return DUPLICATE
         return NEW if push.seq == known.next_seq else GAP
 
     def take(self, push: Push) -> None:
-        """The push that was judged NEW is being applied (or refused for good)."""
+        """The push that was judged NEW is being applied, held, or refused for good."""
         known = self._slots[push.slot]
         assert (push.epoch, push.seq) == (known.epoch, known.next_seq)
         known.next_seq += 1
+        known.skip()
+
+    def hold(self, slot: int, epoch: int, seq: int) -> None:
+        """A push that was taken is not settled yet."""
+        if self.is_current(slot, epoch):
+            self._slots[slot].held.add(seq)
+
+    def settle(self, slot: int, epoch: int, seq: int) -> None:
+        """A push that was taken, and perhaps held, is settled."""
+        if self.is_current(slot, epoch):
+            self._slots[slot].held.discard(seq)
+
+    def is_held(self, push: Push) -> bool:
+        return self.is_current(push.slot, push.epoch) and push.seq in self._slots[push.slot].held
 
     def to_json(self) -> list[list[int]]:
-        """[[slot, epoch, next_seq], ...], to be saved with the shard's state."""
-        return [[slot, s.epoch, s.next_seq] for slot, s in sorted(self._slots.items())]
+        """[[slot, epoch, next_seq, settled beyond it ...], ...]: nothing that is held is in it.
+
+        The last row of a slot is its present epoch; those before it tell how far older ones came.
+        """
+        return [*self._past, *(_row(slot, known) for slot, known in sorted(self._slots.items()))]
 
     def load(self, rows: list[list[int]]) -> None:
-        self._slots = {slot: _Slot(epoch, next_seq) for slot, epoch, next_seq in rows}
+        """Go on where another server of this shard has left off."""
+        newest = {row[0]: row for row in rows}
+        self._past.extend(row for row in rows if row is not newest[row[0]])
+        self._slots = {
+            slot: _Slot(epoch, next_seq, ahead=set(ahead))
+            for slot, epoch, next_seq, *ahead in newest.values()
+        }
+
+    def remember(self, rows: list[list[int]]) -> None:
+        """What a checkpoint says of epochs of before: none of them will come back."""
+        self._past.extend(rows)
+
+
+def _row(slot: int, known: _Slot) -> list[int]:
+    if not known.held:
+        return [slot, known.epoch, known.next_seq, *sorted(known.ahead)]
+    first = min(known.held)
+    settled = set(range(first, known.next_seq)) - known.held | known.ahead
+    return [slot, known.epoch, first, *sorted(settled)]

@@ -1,6 +1,6 @@
 """The server role: how the owner of one shard comes into a run, is saved, and leaves.
 
-    registering -> (told its slice) -> (restoring) -> serving
+    registering -> (told its slice) -> (restoring, or resuming what was kept) -> serving
 
 `Serving` is the shard at work. A worker's message that comes before this server knows its slice is
 dropped: the worker repeats it.
@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import numpy as np
-
 from dlctl import messages as m
-from dlctl.algorithms.base import Algorithm, Shard
+from dlctl.algorithms.base import Algorithm
 from dlctl.compress.base import Compressor
 from dlctl.config import JobFile
-from dlctl.errors import RemoteProtocolError
+from dlctl.errors import DlctlError, RemoteProtocolError
+from dlctl.flat import AVERAGED, CONSTANT, Layout
 from dlctl.machine import (
     Configure,
     DeadlineReached,
@@ -31,10 +30,13 @@ from dlctl.machine import (
 )
 from dlctl.optim.base import Optimizer
 from dlctl.roles.desk import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Desk
-from dlctl.roles.effects import ArraysLoaded, ArraysSaved, LoadArrays
+from dlctl.roles.effects import ArraysLoaded, ArraysSaved, CoordinatorGone, LoadArrays
+from dlctl.roles.lifeline import Lifeline
 from dlctl.roles.saving import Saving
 from dlctl.roles.serving import Serving
 from dlctl.roles.vectors import Vectors
+from dlctl.shards.base import Extras, Held, Shard, Spec, Storages, W
+from dlctl.shards.memory import InMemory
 
 
 class Server:
@@ -47,7 +49,9 @@ class Server:
         algorithm: Algorithm,
         optimizer: type[Optimizer],
         compressor: type[Compressor],
+        storages: Storages | None = None,
     ) -> None:
+        """`storages`: where the shard is kept; None: in memory only."""
         self.birth = birth
         self.job = job
         self.key = key
@@ -55,6 +59,8 @@ class Server:
         self.algorithm = algorithm
         self.make_optimizer = optimizer
         self.compressor = compressor
+        # What the coordinator and all shards know together cannot be taken up again by one of them.
+        self.storages = storages if storages and algorithm.survives_server else InMemory()
         self.desk = Desk(job.timeouts.resend_s)
         self.log_level = "info"
         self.serving: Serving | None = None
@@ -63,6 +69,7 @@ class Server:
         """Live settings so far."""
         self._vectors: Vectors | None = None
         self._saving = Saving(self.desk, birth.name)
+        self._lifeline = Lifeline()
         self._restoring = False
         self._report_at = 0.0
 
@@ -74,19 +81,26 @@ class Server:
                 self._on_message(peer, message, now)
             case DeadlineReached():
                 self.desk.do(*self.desk.outstanding.due(now))
+                if self._lifeline.is_over(now):
+                    self.desk.do(Exit(0, "no word from the coordinator for too long"))
             case ArraysLoaded(arrays, state):
                 self._on_restored(arrays, state)
             case ArraysSaved():
                 self._saving.on_saved(event)
+            case CoordinatorGone():
+                self._lifeline.lost(now)
             case Started():
+                self._lifeline.heard(now)
                 self.desk.ask("register", COORDINATOR, self.birth.register(), now)
             case StopRequested(reason):
+                self._close()
                 self.desk.do(Exit(0, reason))
         self._report_if_due(now)
         return self.desk.clear()
 
     def deadline(self) -> float | None:
         times = [self.desk.outstanding.deadline(), self._report_at if self._welcome else None]
+        times += [self._lifeline.deadline()]
         return min((t for t in times if t is not None), default=None)
 
     def _on_message(self, peer: Peer, message: m.Message, now: float) -> None:
@@ -99,6 +113,7 @@ class Server:
             if handler is None or peer != COORDINATOR:
                 # Whoever connects to a server may only do what workers do.
                 raise RemoteProtocolError("it has no business here")
+            self._lifeline.heard(now)
             handler(self, message, now)
         except RemoteProtocolError as error:
             what = f"{type(message).__name__} from {peer!r:.40}"
@@ -115,43 +130,80 @@ class Server:
         if self._welcome is None:
             return
         if self.serving is None:
-            self._take_charge(message, self._welcome)
-            if message.restore:
-                self._restoring = True
-                assert self.serving is not None
-                vectors = ("w", *(f"slot.{s}" for s in self.serving.shard.optimizer.slots))
-                extras = ("averaged", "constant") if self._welcome.index == 0 else ()
-                lo, hi = message.lo, message.hi
-                self.desk.do(LoadArrays(message.restore, vectors, extras, lo, hi))
+            try:
+                self.serving = self._take_charge(message, self._welcome)
+            except RemoteProtocolError:
+                raise
+            except DlctlError as error:
+                self._fail(error)
+                return
+            self._vectors = Vectors(self.serving.shard)
+            self._apply(self._wanted)
+            if message.restore and not message.keep:
+                self._restore(self.serving)
         if not self._restoring:
             self._answer_assign()
 
-    def _take_charge(self, message: m.Assign, welcome: m.Welcome) -> None:
-        size = message.hi - message.lo
+    def _take_charge(self, message: m.Assign, welcome: m.Welcome) -> Serving:
+        """The shard, new or as it was kept. Raises DlctlError if that cannot be."""
         options = self.make_optimizer.Options(**self.job.optimizer.options)
-        shard = Shard(np.zeros(size, np.float32), self.make_optimizer(options, size))
+        optimizer = self.make_optimizer(options)
+        spec = self._spec(message, welcome.index, optimizer)
+        storage = self.storages.reopen(spec) if message.keep else self.storages.create(spec)
+        shard = Shard(optimizer, storage)
         side = self.algorithm.server(self.algorithm.Options(**self.job.algorithm.options), shard)
-        self.serving = Serving(
+        serving = Serving(
             self.desk, self.birth.run_id, self.key, welcome.index, welcome.term, message, shard,
-            side, (self.job.compression.name, self.compressor),
+            side, (self.job.compression.name, self.compressor), self.job.servers.push_norm_max,
         )  # fmt: skip
-        self._vectors = Vectors(shard)
-        self._apply(self._wanted)
+        if message.keep:
+            serving.resume()
+            self.desk.note("info", f"goes on at version {shard.version}, as it was kept")
+        return serving
+
+    def _spec(self, message: m.Assign, index: int, optimizer: Optimizer) -> Spec:
+        extras = {}
+        if index == 0:
+            layout = Layout.from_bytes(message.layout)
+            extras = {"averaged": layout.size(AVERAGED), "constant": layout.size(CONSTANT)}
+        workers = self.job.workers.count
+        return Spec(
+            self.birth.run_id, index, message.lo, message.hi, optimizer.slots, workers=workers,
+            **extras,
+        )  # fmt: skip
+
+    def _fail(self, error: DlctlError) -> None:
+        """There is no shard to serve. Only a state that is held by another process may come free.
+
+        What was kept and cannot be used must not be replaced by zeros without a word.
+        """
+        words = "; ".join(filter(None, (error.message, error.hint)))
+        failed = m.Failed(self.birth.name, words, error.where or "", not isinstance(error, Held))
+        self.desk.send(COORDINATOR, failed)
+        self.desk.note("error", words, where=error.where)
+        self.desk.do(Exit(1, words))
+
+    def _restore(self, serving: Serving) -> None:
+        self._restoring = True
+        vectors = (W, *(f"slot.{s}" for s in serving.shard.slots))
+        extras = ("averaged", "constant") if serving.index == 0 else ()
+        lo, hi = serving.assigned.lo, serving.assigned.hi
+        self.desk.do(LoadArrays(serving.assigned.restore, vectors, extras, lo, hi))
 
     def _on_restored(self, arrays: Any, state: m.Json) -> None:
-        """The state of before the stop. Epochs are never issued twice, so deliveries begin anew."""
+        """The state of before the stop. Epochs are never issued twice: deliveries begin anew, and
+        only how far those of before came is kept.
+        """
         assert self.serving is not None
-        shard = self.serving.shard
-        shard.w[:] = arrays["w"]
-        for name, slot in shard.optimizer.slots.items():
-            slot[:] = arrays[f"slot.{name}"]
+        serving, shard = self.serving, self.serving.shard
+        vectors = {W: arrays[W]} | {name: arrays[f"slot.{name}"] for name in shard.slots}
+        extras = Extras(arrays["averaged"], arrays["constant"]) if serving.index == 0 else None
         shard.optimizer.counters.update(state.get("counters", {}))
         shard.version = state["version"]
-        if self.serving.index == 0:
-            self.serving.keep_extras(arrays["averaged"], arrays["constant"])
-        self.serving.initialised = True
+        serving.deliveries.remember(state.get("deliveries", []))
+        serving.begin_with(vectors, extras)
         self._restoring = False
-        self.desk.note("info", f"restored from {self.serving.assigned.restore}")
+        self.desk.note("info", f"restored from {serving.assigned.restore}")
         self._answer_assign()
 
     def _answer_assign(self) -> None:
@@ -204,8 +256,8 @@ class Server:
             self._saving.without_file(message, "the shard has no values yet")
             return
         serving, shard = self.serving, self.serving.shard
-        arrays = {"w": shard.w.copy()}
-        arrays |= {f"slot.{n}": a.copy() for n, a in shard.optimizer.slots.items()}
+        arrays = {W: shard.w.copy()}
+        arrays |= {f"slot.{n}": a.copy() for n, a in shard.slots.items()}
         if serving.buffers is not None:
             arrays |= {"averaged": serving.buffers.average().copy(), "constant": serving.constant}
         file = f"shard-{serving.index}.safetensors"
@@ -229,7 +281,14 @@ class Server:
     def _on_shutdown(self, message: m.Shutdown, now: float) -> None:
         self._report_at = now
         self._report_if_due(now)
+        self._close()
+        if not message.keep_state:
+            self.storages.discard()
         self.desk.do(Exit(0, message.reason))
+
+    def _close(self) -> None:
+        if self.serving is not None:
+            self.serving.shard.storage.close()
 
     def phase(self) -> tuple[str, str]:
         """(what this server does, whom it waits for)."""
@@ -239,6 +298,10 @@ class Server:
             return "restoring", ""
         if not self.serving.initialised:
             return "waiting for initial values", "worker-0"
+        slots = sorted(self.serving.side.waits_for())
+        if slots:
+            step = self.serving.shard.version
+            return f"holding step {step}", ", ".join(f"worker-{slot}" for slot in slots)
         return "serving", ""
 
     def _report_if_due(self, now: float) -> None:
@@ -256,6 +319,7 @@ class Server:
     _FROM_COORDINATOR: ClassVar[dict[type, Callable[[Any, Any, float], None]]] = {
         m.Welcome: _on_welcome,
         m.Assign: _on_assign,
+        m.Heard: lambda self, message, now: None,
         m.Members: _on_members,
         m.VectorOp: _on_vector_op,
         m.Change: _on_change,

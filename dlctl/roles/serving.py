@@ -2,17 +2,22 @@
 
 A push passes, in this order: which epoch (fencing), which number (exactly once), what (sizes and
 indices within the shard, every value finite), and only then the method's server side, which applies
-it, holds it in a barrier or drops it. The ack goes out after that.
+it, holds it in a barrier or drops it. Then all of it is committed: shard, numbers and whatever the
+method has to know; only then the ack goes out. What is in no commit was never acknowledged, so a
+server that takes this one's place gets it again.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from dlctl import messages as m
-from dlctl.algorithms.base import Outcome, ServerSide, Shard
+from dlctl.algorithms.base import Outcome, ServerSide
 from dlctl.compress.base import Compressor, Delta
 from dlctl.errors import RemoteProtocolError
 from dlctl.flat import AVERAGED, CONSTANT, Layout
@@ -23,7 +28,8 @@ from dlctl.roles.deliveries import NEW, UNKNOWN, Deliveries
 from dlctl.roles.desk import Desk
 from dlctl.roles.meters import Rates, Staleness
 from dlctl.roles.token import is_genuine
-from dlctl.vector import is_finite
+from dlctl.shards.base import Extras, Shard, W
+from dlctl.vector import euclidean_norm
 
 _COUNTED = {
     DUPLICATE: "duplicates", GAP: "gaps", FENCED: "fenced", LATE: "late", REFUSED: "refused",
@@ -42,6 +48,7 @@ class Serving:
         shard: Shard,
         side: ServerSide,
         compressor: tuple[str, type[Compressor]],
+        push_norm_max: float,
     ) -> None:
         self.desk = desk
         self.run_id = run_id
@@ -52,6 +59,7 @@ class Serving:
         self.shard = shard
         self.side = side
         self.compressor_name, self.compressor = compressor
+        self.push_norm_max = push_norm_max
         self.initialised = False
         self.deliveries = Deliveries()
         self.buffers: AveragedBuffers | None = None
@@ -61,21 +69,62 @@ class Serving:
         self._members: frozenset[int] = frozenset()
         self._peers: dict[int, Peer] = {}
         """Slot -> the connection of its newest epoch, for acks that come later than their push."""
-        self._held: set[tuple[int, int, int]] = set()
+        self._refused: Counter[int] = Counter()
+        """Slot -> pushes that were refused, of all its epochs."""
         self._held_fetches: dict[int, tuple[Peer, m.Fetch]] = {}
 
     def metrics(self, now: float) -> dict[str, Any]:
+        poison = {f"worker-{slot}": count for slot, count in sorted(self._refused.items())}
         return {
             "version": self.shard.version,
             **self.rates.report(now),
             **self.staleness.report(),
+            **({"poison": poison} if poison else {}),
         }
 
-    def keep_extras(self, averaged: m.Array, constant: m.Array) -> None:
-        """Shard 0 also holds what is not trained: averaged buffers and constant parameters."""
-        layout = Layout.from_bytes(self.assigned.layout)
-        self.buffers = AveragedBuffers(layout, np.array(averaged, np.float64))
-        self.constant = np.array(constant, np.float32)
+    # ------------------------------------------------------------ what survives
+
+    def resume(self) -> None:
+        """Go on where the server before this one was. Raises Unusable."""
+        meta = self.shard.resume()
+        if not meta:
+            return
+        self.deliveries.load(meta["deliveries"])
+        self._refused.update(dict(meta["refused"]))
+        self.side.resume(meta["side"])
+        self.initialised = meta["initialised"]
+        if self.initialised:
+            self._take_extras(self.shard.storage.extras)
+
+    def begin_with(self, vectors: Mapping[str, m.Array], extras: Extras | None) -> None:
+        """Take initial values, the model's or a checkpoint's: from now on there is a shard."""
+        self.shard.storage.fill(vectors, extras)
+        if extras is not None:
+            self._take_extras(extras)
+        self.initialised = True
+        self.commit()
+
+    def _take_extras(self, extras: Extras) -> None:
+        """Shard 0 also holds what is not trained: averaged buffers and constant parameters.
+
+        The buffers that survive are these first ones: replicas push theirs again.
+        """
+        if self.index == 0:
+            layout = Layout.from_bytes(self.assigned.layout)
+            self.buffers = AveragedBuffers(layout, np.array(extras.averaged, np.float64))
+            self.constant = np.array(extras.constant, np.float32)
+
+    def commit(self) -> None:
+        """Make everything so far survive; before it nothing may be acknowledged."""
+        if self.shard.storage.survives:
+            self.shard.commit(
+                {
+                    "initialised": self.initialised,
+                    "deliveries": self.deliveries.to_json(),
+                    "refused": sorted(map(list, self._refused.items())),
+                    "side": self.side.state(),
+                }
+            )
 
     # ------------------------------------------------------------ workers join
 
@@ -92,16 +141,11 @@ class Serving:
             self.desk.send(peer, m.Dismiss(f"worker-{message.slot} has been replaced"))
             return
         if self.deliveries.join(message.slot, message.epoch):
-            self._forget(message.slot)
+            self._held_fetches.pop(message.slot, None)
             self._peers[message.slot] = peer
-            self._settle(self.side.joined(message.slot))
+            self._settle(self.side.joined(message.slot), at_once=True)
         self._peers[message.slot] = peer
         self._answer_join(peer, message.slot)
-
-    def _forget(self, slot: int) -> None:
-        """What an old epoch of this slot was still waiting for."""
-        self._held_fetches.pop(slot, None)
-        self._held = {held for held in self._held if held[0] != slot}
 
     def _answer_join(self, peer: Peer, slot: int) -> None:
         self.desk.send(
@@ -119,10 +163,8 @@ class Serving:
             if not self._fits(message):
                 self.desk.note("error", "the model's initial values do not fit or are not finite")
                 return
-            self.shard.w[:] = message.values
-            if self.index == 0:
-                self.keep_extras(message.averaged, message.constant)
-            self.initialised = True
+            extras = Extras(message.averaged, message.constant) if self.index == 0 else None
+            self.begin_with({W: message.values}, extras)
         self._answer_join(peer, message.slot)
 
     def _fits(self, message: m.Initialise) -> bool:
@@ -145,7 +187,7 @@ class Serving:
             self._ack(peer, push.seq, GENERATION, slot=push.slot)
         elif verdict != NEW:
             self._count(verdict)
-            if not (verdict == DUPLICATE and self._is_held(push)):
+            if not (verdict == DUPLICATE and self.deliveries.is_held(push)):
                 self._ack(peer, push.seq, verdict, slot=push.slot)
         else:
             self._peers[push.slot] = peer
@@ -155,41 +197,59 @@ class Serving:
         try:
             delta = self._expand(push.delta)
         except RemoteProtocolError as error:
-            self.deliveries.take(push)
-            self._count(REFUSED)
-            self.desk.note("warning", f"refused a push of worker-{push.slot}: {error}")
-            self._ack(peer, push.seq, REFUSED, reason=str(error), slot=push.slot)
+            self._refuse(peer, push, error.message)
             return
         self.deliveries.take(push)
         self.rates.add("pushes", 1)
         self._settle(self.side.push(push, delta))
+
+    def _refuse(self, peer: Peer, push: m.Push, why: str) -> None:
+        """Poison: it never comes into the shard, and its number is used up."""
+        reason = (
+            f"refused a push of worker-{push.slot} (epoch {push.epoch}, number {push.seq}, "
+            f"steps {push.first_step}..{push.last_step}): {why}"
+        )
+        self.deliveries.take(push)
+        self._count(REFUSED)
+        self._refused[push.slot] += 1
+        self.commit()
+        self.desk.note("warning", reason)
+        self._ack(peer, push.seq, REFUSED, reason=reason, slot=push.slot)
 
     def _expand(self, packed: m.Packed) -> Delta:
         """The delta of a push. Raises RemoteProtocolError for anything that must not get in."""
         if packed.kind != self.compressor_name:
             raise RemoteProtocolError(f'compressed with "{packed.kind:.20}", not as the job says')
         delta = self.compressor.expand(packed, self.shard.w.size)
-        if not is_finite(delta.values):
+        norm = euclidean_norm(delta.values)
+        if not math.isfinite(norm):
             raise RemoteProtocolError("it holds values that are not finite, or its norm is not")
+        if norm > self.push_norm_max:
+            limit = f"servers.push_norm_max = {self.push_norm_max:g}"
+            raise RemoteProtocolError(f"its norm is {norm:.3g}, above {limit}")
         return delta
 
-    def _settle(self, outcomes: list[Outcome]) -> None:
-        """Tell the workers what became of their pushes, and answer fetches that waited for it."""
+    def _settle(self, outcomes: list[Outcome], *, at_once: bool = False) -> None:
+        """Commit what became of pushes, tell their workers, and answer fetches that waited for it.
+
+        at_once: something else has changed, too; commit also if nothing was settled.
+        """
+        for slot, epoch, seq, kind, _ in outcomes:
+            if kind == HELD:
+                self.deliveries.hold(slot, epoch, seq)
+            else:
+                self.deliveries.settle(slot, epoch, seq)
+        if at_once or any(outcome.kind != HELD for outcome in outcomes):
+            self.commit()
         for outcome in outcomes:
             peer = self._peers.get(outcome.slot)
             if outcome.kind == APPLIED:
                 self.staleness.add(outcome.staleness)
-                self._held.discard((outcome.slot, outcome.epoch, outcome.seq))
-            elif outcome.kind == HELD:
-                self._held.add((outcome.slot, outcome.epoch, outcome.seq))
-            else:
+            elif outcome.kind != HELD:
                 self._count(outcome.kind)
             if peer is not None and self.deliveries.is_current(outcome.slot, outcome.epoch):
                 self._ack(peer, outcome.seq, outcome.kind, outcome.staleness, slot=outcome.slot)
         self._answer_held_fetches()
-
-    def _is_held(self, push: m.Push) -> bool:
-        return (push.slot, push.epoch, push.seq) in self._held
 
     def _count(self, verdict: str) -> None:
         self.rates.add(_COUNTED[verdict], 1)
@@ -242,4 +302,4 @@ class Serving:
     def on_members(self, slots: frozenset[int]) -> None:
         if slots != self._members:
             self._members = slots
-            self._settle(self.side.members(slots))
+            self._settle(self.side.members(slots), at_once=True)

@@ -22,7 +22,6 @@ from dlctl.algorithms.base import (
     NextData,
     NextGradient,
     Push,
-    Shard,
     Step,
     VectorRequest,
 )
@@ -31,6 +30,7 @@ from dlctl.flat import slice_bounds
 from dlctl.messages import HELD, Array
 from dlctl.optim.sgd import SGD
 from dlctl.roles.vectors import Vectors
+from dlctl.shards.memory import in_memory
 
 Batch = tuple[Data, Any]
 """What a replica is told of a batch, and what the test's gradient makes of it."""
@@ -44,7 +44,7 @@ class Shards:
     def __init__(self, algorithm: Algorithm, w: Array, count: int, options: Any = None) -> None:
         self.bounds = [slice_bounds(w.size, count, index) for index in range(count)]
         self.shards = [
-            Shard(w[lo:hi].astype(np.float32), SGD(SGD.Options(lr=0.1), hi - lo))
+            in_memory(SGD(SGD.Options(lr=0.1)), w[lo:hi].astype(np.float32))
             for lo, hi in self.bounds
         ]
         options = options if options is not None else algorithm.Options()

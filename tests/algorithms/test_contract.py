@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -183,6 +184,26 @@ def test_all_shards_come_to_the_same_as_one(algorithm):
     assert results[0].keys() == results[1].keys()
     for name, whole in results[0].items():
         assert np.array_equal(whole, results[1][name]), name
+
+
+SURVIVING = [name for name in NAMES if registry.load("algorithms", name).survives_server]
+
+
+@pytest.mark.parametrize("name", SURVIVING)
+def test_a_server_side_can_take_another_one_s_place_at_any_moment(name):
+    """What it says of itself is plain numbers, and few; the shard itself is kept elsewhere."""
+    algorithm = registry.load("algorithms", name)
+    shards, everybody = players(algorithm, 3)
+    for turn in range(2):
+        for player in everybody:
+            player.todo += portion(turn * 3 + player.slot)
+        play(everybody)
+        for side, shard in zip(shards.sides, shards.shards, strict=True):
+            state = json.loads(json.dumps(side.state()))
+            assert len(json.dumps(state)) <= 40 * 3
+            other = algorithm.server(algorithm.Options(), shard)
+            other.resume(state)
+            assert other.state() == state
 
 
 # ---------------------------------------------------------------- the coordinator

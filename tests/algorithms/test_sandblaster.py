@@ -19,7 +19,6 @@ from dlctl.algorithms.base import (
     NextData,
     NextGradient,
     Push,
-    Shard,
     Step,
     VectorRequest,
 )
@@ -30,6 +29,7 @@ from dlctl.optim.sgd import SGD
 from dlctl.roles.leases import PortionPool
 from dlctl.roles.portions import Portion
 from dlctl.roles.vectors import Vectors
+from dlctl.shards.memory import in_memory
 from dlctl.sim.problems import Batch, LeastSquares, Logistic, batch_rows
 
 
@@ -88,7 +88,7 @@ def with_pairs(number, history=7, size=1003, servers=3):
         step = rng.standard_normal(size).astype(np.float32)
         before = shards.whole().astype(np.float64)
         for shard, (lo, hi) in zip(shards.shards, shards.bounds, strict=True):
-            shard.w += step[lo:hi]
+            shard.w[:] += step[lo:hi]
         made = shards.whole().astype(np.float64) - before
         change = curvature * made + 0.01 * rng.standard_normal(size)
         gradient = gradient + change
@@ -258,7 +258,7 @@ def test_a_pair_without_curvature_is_left_out_and_the_others_stay():
     side, shards, _ = with_pairs(3, size=30)
     before = list(side.pairs)
     for shard in shards.shards:
-        shard.w += 1.0
+        shard.w[:] += 1.0
     run_part(side._accept(), shards)
     assert side.pairs == before, "the gradient has not changed: s.y = 0"
     assert np.array_equal(shards.whole("x"), shards.whole())
@@ -522,7 +522,7 @@ def test_pushes_touch_neither_the_parameters_nor_the_version(shards):
 
 
 def test_an_operation_is_done_once_however_often_and_late_its_message_comes():
-    vectors = Vectors(shard := Shard(np.ones(3, np.float32), SGD(SGD.Options(), 3)))
+    vectors = Vectors(shard := in_memory(SGD(SGD.Options()), np.ones(3, np.float32)))
     double = m.VectorOp(1, "scale", 2.0, "x", "")
     total = m.VectorOp(3, "dot", 0.0, "x", "w")
     vectors.run(m.VectorOp(0, "copy", 0.0, "w", "x"))

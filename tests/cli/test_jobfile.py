@@ -127,7 +127,7 @@ def test_the_report_shows_every_problem_with_its_line_and_a_suggestion(
         "  --> job.toml:7   servers.fetch_limt\n"
         "  |\n"
         '7 | fetch_limt = "100MB/s"\n'
-        "  | ^^^^^^^^^^ unknown key; known: count\n"
+        "  | ^^^^^^^^^^ unknown key; known: count, durability, state_dir, push_norm_max\n"
         "  --> job.toml:9   limit\n"
         "  |\n"
         "9 | [limit]\n"
@@ -361,6 +361,12 @@ def test_an_algorithm_for_the_simulator_only_is_refused_for_real_runs(
 
 def _simulated(algorithm: Any) -> Any:
     return dataclasses.replace(algorithm, simulated_only=True)
+
+
+def test_the_directory_of_the_servers_states_is_a_full_path(folder: Path) -> None:
+    problem = only_problem(folder, MINIMAL + '[servers]\nstate_dir = "fast"\n')
+    assert problem.key == "servers.state_dir"
+    assert problem.message == 'must be a full path, or "" for the default'
 
 
 @pytest.mark.parametrize("rate", ["5", "5MB", "fast", "-1MB/s", "0MB/s", "5MB/m", ""])

@@ -10,6 +10,7 @@ import pytest
 from dlctl.compress.none import Dense
 from dlctl.compress.topk import TopK
 from dlctl.optim.sgd import SGD
+from dlctl.shards.memory import in_memory
 
 SIZE, ROWS, WORKERS, STEPS, BATCH = 1000, 400, 4, 400, 16
 
@@ -27,7 +28,7 @@ def train(compressor, *, feedback=True):
     rng = np.random.default_rng(1)
     data = list(problem())
     w = np.zeros(SIZE, np.float32)
-    optimizer = SGD(SGD.Options(lr=0.02), SIZE)
+    shard = in_memory(SGD(SGD.Options(lr=0.02)), w)
     residuals = [np.zeros(SIZE, np.float32) for _ in data]
     pushed_bytes = 0
     for _ in range(STEPS):
@@ -38,7 +39,7 @@ def train(compressor, *, feedback=True):
             u += A[rows].T @ (A[rows] @ w - b[rows]) * (SIZE / BATCH / 10)
             packed = compressor.take(u)
             pushed_bytes += packed.nbytes
-            optimizer.apply(w, compressor.expand(packed, SIZE))
+            shard.apply(compressor.expand(packed, SIZE))
     return np.mean([np.mean((A @ w - b) ** 2) for A, b in data]), pushed_bytes
 
 

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from dlctl import registry
 from dlctl.compress.base import Delta
 from dlctl.optim.blocks import BLOCK
+from dlctl.shards.memory import in_memory
 
 NAMES = registry.names("optimizers")
 every_kind = pytest.mark.parametrize(
@@ -39,6 +40,11 @@ def pushes(seed, count, size=SIZE):
             yield Delta(g)
 
 
+def shard_of(kind, w):
+    """A shard around `w`, with this optimiser's default options."""
+    return in_memory(kind(kind.Options()), w)
+
+
 def frozen(delta):
     """As it comes from the wire: nothing may be written."""
     for array in delta:
@@ -51,20 +57,20 @@ def frozen(delta):
 def test_a_dense_push_moves_every_element_against_its_gradient(kind):
     w, g = vector(0), vector(1)
     before = w.copy()
-    kind(kind.Options(), SIZE).apply(w, Delta(g))
+    shard_of(kind, w).apply(Delta(g))
     assert np.all(np.sign(before - w) == np.sign(g))
 
 
 @every_kind
 def test_a_sparse_push_touches_its_elements_and_no_others(kind):
-    optimizer = kind(kind.Options(), SIZE)
     w = vector(0)
-    optimizer.apply(w, Delta(vector(1)))
-    before = {"w": w.copy(), **{k: v.copy() for k, v in optimizer.slots.items()}}
+    shard = shard_of(kind, w)
+    shard.apply(Delta(vector(1)))
+    before = {"w": w.copy(), **{k: v.copy() for k, v in shard.slots.items()}}
     where = some_indices(2)
-    optimizer.apply(w, Delta(vector(3)[where], where))
+    shard.apply(Delta(vector(3)[where], where))
     others = np.setdiff1d(np.arange(SIZE), where)
-    for name, array in {"w": w, **optimizer.slots}.items():
+    for name, array in {"w": w, **shard.slots}.items():
         assert np.array_equal(array[others], before[name][others]), name
         assert np.all(array[where] != before[name][where]), name
 
@@ -72,11 +78,11 @@ def test_a_sparse_push_touches_its_elements_and_no_others(kind):
 @every_kind
 def test_a_sparse_push_of_all_elements_is_the_dense_push(kind):
     a, b = vector(0), vector(0)
-    one, other = kind(kind.Options(), SIZE), kind(kind.Options(), SIZE)
+    one, other = shard_of(kind, a), shard_of(kind, b)
     for i in range(5):
         g = vector(10 + i)
-        one.apply(a, Delta(g))
-        other.apply(b, Delta(g, np.arange(SIZE)))
+        one.apply(Delta(g))
+        other.apply(Delta(g, np.arange(SIZE)))
     assert np.array_equal(a, b)
     for name, slot in one.slots.items():
         assert np.array_equal(slot, other.slots[name])
@@ -86,8 +92,7 @@ def test_a_sparse_push_of_all_elements_is_the_dense_push(kind):
 def test_an_empty_push_changes_no_element(kind):
     w = vector(0)
     before = w.copy()
-    optimizer = kind(kind.Options(), SIZE)
-    optimizer.apply(w, Delta(np.empty(0, np.float32), np.empty(0, np.int64)))
+    shard_of(kind, w).apply(Delta(np.empty(0, np.float32), np.empty(0, np.int64)))
     assert np.array_equal(w, before)
 
 
@@ -98,28 +103,28 @@ def test_the_cut_into_blocks_does_not_show(kind, size):
     whole, halves = vector(0, size), vector(0, size)
     cut = size // 2
     bounds = [(0, cut), (cut, size)]
-    one = kind(kind.Options(), size)
-    two = [kind(kind.Options(), hi - lo) for lo, hi in bounds]
+    one = shard_of(kind, whole)
+    two = [shard_of(kind, halves[lo:hi]) for lo, hi in bounds]
     for i in range(3):
         g = vector(20 + i, size)
         where = some_indices(i, size, 0.7)
-        one.apply(whole, Delta(g) if i != 1 else Delta(g[where], where))
-        for optimizer, (lo, hi) in zip(two, bounds, strict=True):
+        one.apply(Delta(g) if i != 1 else Delta(g[where], where))
+        for half, (lo, hi) in zip(two, bounds, strict=True):
             mine = where[(where >= lo) & (where < hi)]
             delta = Delta(g[lo:hi]) if i != 1 else Delta(g[mine], mine - lo)
-            optimizer.apply(halves[lo:hi], delta)
+            half.apply(delta)
     assert np.array_equal(whole, halves)
 
 
 @every_kind
 def test_everything_happens_in_place_and_keeps_its_dtype_and_size(kind):
-    optimizer = kind(kind.Options(), SIZE)
     w = vector(0)
-    arrays = {"w": w, **optimizer.slots}
+    shard = shard_of(kind, w)
+    arrays = {"w": w, **shard.slots}
     addresses = {name: array.ctypes.data for name, array in arrays.items()}
     for delta in pushes(1, 6):
-        optimizer.apply(w, delta)
-    for name, array in {"w": w, **optimizer.slots}.items():
+        shard.apply(delta)
+    for name, array in {"w": w, **shard.slots}.items():
         assert array.ctypes.data == addresses[name]
         assert array.dtype == np.float32
         assert array.shape == (SIZE,)
@@ -127,75 +132,77 @@ def test_everything_happens_in_place_and_keeps_its_dtype_and_size(kind):
 
 @every_kind
 def test_a_push_from_the_wire_is_read_only_and_stays_as_it_is(kind):
-    optimizer = kind(kind.Options(), SIZE)
     w = vector(0)
+    shard = shard_of(kind, w)
     for delta in pushes(1, 6):
-        optimizer.apply(w, frozen(delta))
+        shard.apply(frozen(delta))
 
 
 @every_kind
 def test_a_push_of_the_wrong_length_is_never_broadcast(kind):
-    optimizer = kind(kind.Options(), SIZE)
     w = vector(0)
+    shard = shard_of(kind, w)
     for length in (1, SIZE - 1, SIZE + 1):
         with pytest.raises(AssertionError):
-            optimizer.apply(w, Delta(np.ones(length, np.float32)))
+            shard.apply(Delta(np.ones(length, np.float32)))
         with pytest.raises(AssertionError):
-            optimizer.apply(w, Delta(np.ones(length, np.float32), np.arange(2)))
+            shard.apply(Delta(np.ones(length, np.float32), np.arange(2)))
     assert np.array_equal(w, vector(0))
 
 
 @every_kind
 def test_slots_and_counters_are_the_whole_state(kind):
     w = vector(0)
-    first = kind(kind.Options(), SIZE)
+    first = shard_of(kind, w)
     for delta in pushes(1, 8):
-        first.apply(w, delta)
+        first.apply(delta)
 
     saved_w = w.copy()
     saved_slots = {name: slot.copy() for name, slot in first.slots.items()}
-    saved_counters = json.dumps(first.counters)
-    second = kind(kind.Options(), SIZE)
-    for name, slot in second.slots.items():
-        slot[:] = saved_slots[name]
-    second.counters = json.loads(saved_counters)
+    saved_counters = json.dumps(first.optimizer.counters)
+    second = shard_of(kind, saved_w)
+    second.storage.fill(saved_slots, None)
+    second.optimizer.counters = json.loads(saved_counters)
 
     for delta in pushes(50, 8):
-        first.apply(w, delta)
-        second.apply(saved_w, delta)
+        first.apply(delta)
+        second.apply(delta)
     assert np.array_equal(w, saved_w)
-    assert first.counters == second.counters
+    assert first.optimizer.counters == second.optimizer.counters
     assert first.slots.keys() == second.slots.keys()
 
 
 @every_kind
-def test_slots_are_element_wise_vectors_as_long_as_the_shard(kind):
-    for slot in kind(kind.Options(), 77).slots.values():
+def test_every_slot_has_a_number_that_its_elements_begin_with(kind):
+    optimizer = kind(kind.Options())
+    assert all(np.isfinite(first) for first in optimizer.slots.values())
+    assert "w" not in optimizer.slots
+    for name, slot in in_memory(optimizer, vector(0, 77)).slots.items():
         assert slot.dtype == np.float32
-        assert slot.shape == (77,)
+        assert slot.tolist() == [np.float32(optimizer.slots[name])] * 77
 
 
 @every_kind
 def test_the_rate_may_change_between_any_two_updates(kind):
-    slow, fast = kind(kind.Options(), SIZE), kind(kind.Options(), SIZE)
     a, b = vector(0), vector(0)
-    slow.apply(a, Delta(vector(1)))
-    fast.apply(b, Delta(vector(1)))
+    slow, fast = shard_of(kind, a), shard_of(kind, b)
+    slow.apply(Delta(vector(1)))
+    fast.apply(Delta(vector(1)))
     start = a.copy()
-    fast.lr = 10 * slow.lr
-    slow.apply(a, Delta(vector(2)))
-    fast.apply(b, Delta(vector(2)))
+    fast.optimizer.lr = 10 * slow.optimizer.lr
+    slow.apply(Delta(vector(2)))
+    fast.apply(Delta(vector(2)))
     np.testing.assert_allclose(start - b, 10 * (start - a), rtol=1e-3, atol=5e-6)
 
 
 @every_kind
 def test_no_vector_of_the_shards_size_is_allocated(kind):
     size = 32 * BLOCK
-    optimizer = kind(kind.Options(), size)
     w, g = vector(0, size), vector(1, size)
-    optimizer.apply(w, Delta(g))
+    shard = shard_of(kind, w)
+    shard.apply(Delta(g))
     tracemalloc.start()
-    optimizer.apply(w, Delta(g))
+    shard.apply(Delta(g))
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < BLOCK
@@ -205,7 +212,7 @@ def test_no_vector_of_the_shards_size_is_allocated(kind):
 def test_a_gradient_of_zero_moves_nothing_even_at_first(kind):
     w = vector(0)
     before = w.copy()
-    kind(kind.Options(), SIZE).apply(w, Delta(np.zeros(SIZE, np.float32)))
+    shard_of(kind, w).apply(Delta(np.zeros(SIZE, np.float32)))
     assert np.array_equal(w, before)
 
 

@@ -14,6 +14,7 @@ from dlctl.optim.adagrad import Adagrad
 from dlctl.optim.adam import Adam
 from dlctl.optim.momentum import Momentum
 from dlctl.optim.sgd import SGD
+from dlctl.shards.memory import in_memory
 
 SIZE, STEPS = 500, 50
 TORCH_NAMES = {
@@ -104,12 +105,12 @@ class Journey:
     """The vectors of one optimiser, and for each element the largest magnitude on its way."""
 
     def __init__(self, optimizer, w):
-        self.optimizer = optimizer
-        self.vectors = {"w": w, **optimizer.slots}
+        self.shard = in_memory(optimizer, w)
+        self.vectors = {"w": w, **self.shard.slots}
         self.largest = {name: np.abs(vector) for name, vector in self.vectors.items()}
 
     def apply(self, delta):
-        self.optimizer.apply(self.vectors["w"], delta)
+        self.shard.apply(delta)
         for name, vector in self.vectors.items():
             np.maximum(self.largest[name], np.abs(vector), out=self.largest[name])
 
@@ -121,7 +122,7 @@ class Journey:
 @pytest.mark.parametrize("pair", PAIRS)
 def test_fifty_steps_end_where_torch_ends(pair):
     ours, our_options, theirs, their_options = PAIRS[pair]
-    journey = Journey(ours(ours.Options(**our_options), SIZE), start())
+    journey = Journey(ours(ours.Options(**our_options)), start())
     parameter = torch.nn.Parameter(torch.from_numpy(start()))
     reference = theirs([parameter], **their_options)
     for g in gradients():
@@ -129,18 +130,18 @@ def test_fifty_steps_end_where_torch_ends(pair):
         parameter.grad = torch.from_numpy(g)
         reference.step()
     journey.assert_ends_at("w", parameter)
-    for name in journey.optimizer.slots:
+    for name in journey.shard.slots:
         journey.assert_ends_at(name, reference.state[parameter][TORCH_NAMES[name]])
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_rate_that_changes_on_the_way_changes_as_in_torch(seed):
     rates = np.random.default_rng(seed).uniform(0.001, 0.1, STEPS)
-    journey = Journey(Adam(Adam.Options(), SIZE), start())
+    journey = Journey(Adam(Adam.Options()), start())
     parameter = torch.nn.Parameter(torch.from_numpy(start()))
     reference = torch.optim.Adam([parameter])
     for g, rate in zip(gradients(), rates, strict=True):
-        journey.optimizer.lr = reference.param_groups[0]["lr"] = float(rate)
+        journey.shard.optimizer.lr = reference.param_groups[0]["lr"] = float(rate)
         journey.apply(Delta(g))
         parameter.grad = torch.from_numpy(g)
         reference.step()
@@ -158,7 +159,7 @@ def sparse_pushes():
     ("ours", "theirs"), [(SGD, torch.optim.SGD), (Adagrad, torch.optim.Adagrad)]
 )
 def test_fifty_sparse_pushes_end_where_torch_ends_with_sparse_gradients(ours, theirs):
-    journey = Journey(ours(ours.Options(lr=0.05), SIZE), start())
+    journey = Journey(ours(ours.Options(lr=0.05)), start())
     parameter = torch.nn.Parameter(torch.from_numpy(start()))
     reference = theirs([parameter], lr=0.05)
     for delta in sparse_pushes():
@@ -170,7 +171,7 @@ def test_fifty_sparse_pushes_end_where_torch_ends_with_sparse_gradients(ours, th
 
 def test_sparse_pushes_to_adam_are_lazy_as_in_torch_sparse_adam():
     # SparseAdam adds eps before the bias correction, Adam after it: with a tiny eps both agree.
-    journey = Journey(Adam(Adam.Options(lr=0.01, eps=1e-20), SIZE), start())
+    journey = Journey(Adam(Adam.Options(lr=0.01, eps=1e-20)), start())
     parameter = torch.nn.Parameter(torch.from_numpy(start()))
     reference = torch.optim.SparseAdam([parameter], lr=0.01, eps=1e-20)
     for delta in sparse_pushes():
@@ -179,7 +180,7 @@ def test_sparse_pushes_to_adam_are_lazy_as_in_torch_sparse_adam():
         parameter.grad = as_torch(delta)
         reference.step()
     journey.assert_ends_at("w", parameter, tolerance=1e-5)
-    assert journey.optimizer.counters == {"updates": STEPS}
+    assert journey.shard.optimizer.counters == {"updates": STEPS}
 
 
 def as_torch(delta):

@@ -236,3 +236,37 @@ def test_over_any_link_each_push_is_applied_once(pushes: int, fate: list[str]) -
             on_the_way += [s.message for s in talk.channel.on_ack(ack, now)[1]]  # type: ignore[misc]
     assert applied == list(range(pushes))
     assert talk.channel.unsettled() == 0
+
+
+def test_what_is_kept_goes_no_further_than_the_lowest_held_push() -> None:
+    deliveries, next_server = Deliveries(), Deliveries()
+    deliveries.join(0, 1)
+    for seq in range(3):
+        deliveries.take(push(seq=seq))
+    deliveries.hold(0, 1, 1)
+    assert deliveries.judge(push(seq=1)) == DUPLICATE
+    assert deliveries.is_held(push(seq=1))
+    next_server.load(deliveries.to_json())
+    assert [next_server.judge(push(seq=seq)) for seq in range(4)] == [
+        DUPLICATE, NEW, DUPLICATE, GAP,
+    ]  # fmt: skip
+    next_server.take(push(seq=1))
+    assert next_server.judge(push(seq=2)) == DUPLICATE
+    assert next_server.judge(push(seq=3)) == NEW
+    deliveries.settle(0, 1, 1)
+    assert deliveries.to_json() == [[0, 1, 3]] == next_server.to_json()
+
+
+def test_a_new_epoch_forgets_what_was_held_of_the_old_one() -> None:
+    deliveries = Deliveries()
+    deliveries.join(0, 1)
+    deliveries.take(push(seq=0))
+    deliveries.hold(0, 1, 0)
+    deliveries.join(0, 2)
+    deliveries.settle(0, 1, 0)
+    assert deliveries.to_json() == [[0, 1, 0], [0, 2, 0]], "nothing held is in what is kept"
+    next_server = Deliveries()
+    next_server.load(deliveries.to_json())
+    assert next_server.to_json() == deliveries.to_json()
+    assert next_server.is_current(0, 2)
+    assert next_server.is_fenced(0, 1)

@@ -1,0 +1,105 @@
+"""What it costs that a shard outlives its server: durability "process" against "none".
+
+Once the update alone, with its commit, in this process; once a whole push to a real server until
+its ack. Both sides take turns on the same deltas.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks.figures import Figure, ratio, take_turns
+from benchmarks.sandbox import sandbox
+from benchmarks.shard import shard
+from dlctl import registry
+from dlctl.compress.base import Delta
+from dlctl.shards.base import Shard, Spec
+from dlctl.shards.image import Form
+from dlctl.shards.mapped import Mapped
+from dlctl.shards.memory import InMemory
+
+CHAPTER = "shard_durability"
+SIZES = (1_000_000, 10_000_000)
+OPTIMIZERS = ("sgd", "adagrad")
+KINDS = {"none": ("dense", 1.15), "topk": ("sparse 1 %", 1.05)}
+"""Compressor -> (what it is called, the ratio that was asked of pushes)."""
+META = {
+    "initialised": True,
+    "deliveries": [[slot, 1, 100] for slot in range(8)],
+    "refused": [],
+    "side": {},
+}
+"""As a server with eight workers commits it."""
+BOOT_ID = "this boot"
+
+
+def measure(*, quick: bool) -> list[Figure]:
+    sizes = (10_000,) if quick else SIZES
+    figures = [
+        figure
+        for size in sizes
+        for optimizer in OPTIMIZERS
+        for figure in _apply_alone(size, optimizer, quick)
+    ]
+    for size in sizes:
+        for optimizer in OPTIMIZERS:
+            for compressor in KINDS:
+                figures.append(_end_to_end(size, optimizer, compressor, quick))
+    return figures
+
+
+def _apply_alone(size: int, optimizer: str, quick: bool) -> Iterator[Figure]:
+    kind = registry.load("optimizers", optimizer)
+    spec = Spec("bench", 0, 0, size, kind(kind.Options()).slots, workers=8)
+    bare = Shard(kind(kind.Options()), InMemory().create(spec))
+    form = Form.of(spec, BOOT_ID)
+    buffer = mmap.mmap(-1, form.total_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    kept = Shard(kind(kind.Options()), Mapped.create(buffer, spec, BOOT_ID))
+    for compressor, (name, _) in KINDS.items():
+        delta = _delta(size, compressor)
+        rounds, repeats = (1, 2) if quick else (15, 10 if compressor == "none" else 50)
+        ours, without = partial(_update, kept, delta), partial(_update, bare, delta)
+        ours_s, bare_s = take_turns(rounds, ours, without, repeats)
+        what = f"apply {name}, {optimizer}, {size:,} / in memory"
+        yield ratio(CHAPTER, what, ours_s, bare_s, None)
+
+
+def _update(shard: Shard, delta: Delta) -> None:
+    shard.apply(delta)
+    shard.commit(META)
+
+
+def _delta(size: int, compressor: str) -> Delta:
+    packed = _packed(size, compressor)
+    delta: Delta = registry.load("compressors", compressor).expand(packed, size)
+    return delta
+
+
+def _packed(size: int, compressor: str) -> Any:
+    kind = registry.load("compressors", compressor)
+    return kind(kind.Options()).take(np.random.default_rng(0).standard_normal(size).astype("f4"))
+
+
+def _end_to_end(size: int, optimizer: str, compressor: str, quick: bool) -> Figure:
+    """A push from its sending to its ack, over a unix socket, by one worker."""
+    name, asked = KINDS[compressor]
+    packed = _packed(size, compressor)
+    rounds, repeats = (1, 2) if quick else (15, 10 if size > 10**6 else 50)
+    with sandbox() as directory, ExitStack() as stack:
+        kept, bare = (
+            stack.enter_context(
+                shard(directory, "ipc", size, optimizer, compressor, durability=durability)
+            )
+            for durability in ("process", "none")
+        )
+        ours_s, bare_s = take_turns(
+            rounds, lambda: kept.push(packed), lambda: bare.push(packed), repeats
+        )
+    what = f'push {name}, {optimizer}, {size:,} / durability "none"'
+    return ratio(CHAPTER, what, ours_s, bare_s, asked)

@@ -1,0 +1,165 @@
+"""The log of a shard on a disk: `durability = "disk"`. What returns here survives a power loss.
+
+After an error of write or fsync nobody knows what is on the disk, and asking the same file again
+may be answered with a lie. So every error ends the server, and the next one reads what is there.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from daemons.server.files import failure, open_locked, own_directory
+from dlctl.errors import DlctlError
+from dlctl.shards.base import Point, Spec
+from dlctl.shards.journaled import Journaled
+from dlctl.shards.records import Bytes
+
+_PARTS_MAX = 512
+"""Of one writev; the kernel takes 1024."""
+
+
+class DiskLog:
+    """The files of one shard in one directory; the lock is held as long as this object lives."""
+
+    def __init__(self, directory: Path, shard: int) -> None:
+        """Raises DlctlError, or Held."""
+        own_directory(directory)
+        self.directory = directory
+        self.where = str(directory)
+        self.shard = shard
+        self._lock = open_locked(directory / f"shard-{shard}.lock", create=True)
+        self._journal = -1
+        self._journal_path = directory
+
+    def _path(self, kind: str, number: int) -> Path:
+        return self.directory / f"shard-{self.shard}.{kind}-{number:012d}"
+
+    def _paths(self, kind: str) -> list[Path]:
+        return sorted(self.directory.glob(f"shard-{self.shard}.{kind}-*"))
+
+    # ------------------------------------------------------------ reading
+
+    def bases(self) -> list[int]:
+        numbers = (path.name.rpartition("-")[2] for path in self._paths("base"))
+        return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
+
+    def read_base(self, number: int) -> bytes:
+        return _read(self._path("base", number))
+
+    def read_journal(self, number: int) -> bytes:
+        path = self._path("journal", number)
+        return _read(path) if path.exists() else b""
+
+    # ------------------------------------------------------------ writing
+
+    def begin(self, number: int, parts: list[Bytes]) -> None:
+        path = self._path("base", number)
+        unfinished = path.with_name(path.name + ".tmp")
+        try:
+            unfinished.unlink(missing_ok=True)
+            descriptor = os.open(unfinished, _CREATE, 0o600)
+            try:
+                _write(descriptor, parts)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            unfinished.replace(path)
+            self._sync_directory()
+        except OSError as error:
+            size_bytes = sum(map(len, parts))
+            raise failure("write the state", path, error, size_bytes) from error
+        self.go_on(number, 0)
+        for old in [*self._paths("base"), *self._paths("journal")]:
+            if old.name.rpartition("-")[2] != f"{number:012d}":
+                old.unlink(missing_ok=True)
+
+    def go_on(self, number: int, size_bytes: int) -> None:
+        path = self._path("journal", number)
+        try:
+            if self._journal >= 0:
+                os.close(self._journal)
+            self._journal = os.open(path, _APPEND, 0o600)
+            self._journal_path = path
+            os.ftruncate(self._journal, size_bytes)
+            os.fsync(self._journal)
+            self._sync_directory()
+        except OSError as error:
+            raise failure("begin the journal", path, error) from error
+
+    def append(self, parts: list[Bytes]) -> None:
+        try:
+            _write(self._journal, parts)
+            os.fdatasync(self._journal)
+        except OSError as error:
+            raise failure("write to the journal", self._journal_path, error) from error
+
+    def _sync_directory(self) -> None:
+        descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Let another process have it, as the end of this one would."""
+        for descriptor in (self._journal, self._lock):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._journal = self._lock = -1
+
+    def remove(self) -> None:
+        """All files of this shard, and the directory with the last one."""
+        for path in self.directory.glob(f"shard-{self.shard}.*"):
+            path.unlink(missing_ok=True)
+        try:
+            self.directory.rmdir()
+        except OSError:
+            return  # Other shards are still there.
+
+
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def _write(descriptor: int, parts: list[Bytes]) -> None:
+    """All of it, however little the kernel takes at a time."""
+    left = [memoryview(part) for part in parts if len(part)]
+    while left:
+        written = os.writev(descriptor, left[:_PARTS_MAX])
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if written:
+            left[0] = left[0][written:]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DlctlError(f"cannot read the state: {error.strerror}", where=str(path)) from error
+
+
+class DiskLogs:
+    """`Storages` of one server on a disk."""
+
+    def __init__(self, directory: Path, point: Point) -> None:
+        self.directory = directory
+        self.point = point
+        self._log: DiskLog | None = None
+
+    def create(self, spec: Spec) -> Journaled:
+        """Raises DlctlError, with place and size, if it cannot be written."""
+        return Journaled.create(self._open(spec), spec, self.point)
+
+    def reopen(self, spec: Spec) -> Journaled:
+        """Raises Held while another process has it open; `resume` says if it is unusable."""
+        return Journaled(self._open(spec), spec, self.point)
+
+    def discard(self) -> None:
+        if self._log is not None:
+            self._log.remove()
+
+    def _open(self, spec: Spec) -> DiskLog:
+        self._log = DiskLog(self.directory, spec.shard)
+        return self._log

@@ -1,0 +1,45 @@
+"""DLCTL_FAILPOINT=NAME:COUNT makes a server kill itself at a named point, for tests of recovery.
+
+The points are the steps of an update and a commit (`dlctl/shards/base.py`): with "commit half
+written:20" it ends in the middle of its 20th commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Mapping
+
+from dlctl.errors import UsageError
+from dlctl.shards.base import POINTS, Point, no_point
+
+VARIABLE = "DLCTL_FAILPOINT"
+log = logging.getLogger("dlctl")
+
+
+def from_environment(environment: Mapping[str, str]) -> Point:
+    """What to call at every point. Raises UsageError for a value that is not NAME:COUNT."""
+    wanted = environment.get(VARIABLE, "")
+    if not wanted:
+        return no_point
+    name, _, count = wanted.rpartition(":")
+    if name not in POINTS or not count.isdecimal() or int(count) < 1:
+        raise UsageError(
+            f'{VARIABLE} is "{wanted:.80}", not NAME:COUNT with a name out of {", ".join(POINTS)}',
+            hint=f"unset {VARIABLE}",
+        )
+    log.warning("%s is set: this server kills itself at %r, time %s", VARIABLE, name, count)
+    return _Failpoint(name, int(count))
+
+
+class _Failpoint:
+    def __init__(self, name: str, count: int) -> None:
+        self._name = name
+        self._left = count
+
+    def __call__(self, name: str) -> None:
+        if name == self._name:
+            self._left -= 1
+            if self._left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)

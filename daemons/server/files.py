@@ -1,0 +1,110 @@
+"""What both kinds of kept states need of the file system: directories of one's own, and locks.
+
+Two processes must never write the same state. A lock on an open file ends with the process that
+holds it, however that ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import time
+from pathlib import Path
+from threading import Event
+
+from dlctl.errors import DlctlError
+from dlctl.shards.base import Held
+from dlctl.units import format_size
+
+LOCK_S = 10.0
+"""How long to wait for a process that is about to end."""
+LOCK_RETRY_S = 0.05
+OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def own_directory(directory: Path) -> None:
+    """Make a directory, 0700, its parent too if need be.
+
+    Raises DlctlError if either cannot be made, or is a link or somebody else's.
+    """
+    for path in (directory.parent, directory):
+        try:
+            path.mkdir(mode=0o700, exist_ok=True)
+            info = path.lstat()
+        except OSError as error:
+            raise failure("make the directory of the servers' states", path, error) from error
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+            raise DlctlError(
+                "the directory of the servers' states must be a directory of yours, not a link",
+                where=str(path),
+                hint=f"remove {path} or set [servers] state_dir to a directory of your own",
+            )
+
+
+def open_locked(path: Path, *, create: bool) -> int:
+    """Open a file of ours and lock it; the lock goes with the descriptor.
+
+    Raises FileNotFoundError, Held if another process still has it after `LOCK_S`, or DlctlError.
+    """
+    until = time.monotonic() + LOCK_S
+    while True:
+        descriptor = _open(path, create)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_there(path, descriptor):
+                return descriptor
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise Held(
+                    f"another process has the state open{_holder(descriptor)}",
+                    where=str(path),
+                    hint="a server of an earlier generation still runs: end it",
+                ) from None
+            Event().wait(LOCK_RETRY_S)
+        os.close(descriptor)
+
+
+def _open(path: Path, create: bool) -> int:
+    try:
+        descriptor = os.open(path, OPEN | (os.O_CREAT if create else 0), 0o600)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise failure("open the state", path, error) from error
+    info = os.fstat(descriptor)
+    if stat.S_ISREG(info.st_mode) and info.st_uid == os.getuid() and info.st_nlink <= 1:
+        return descriptor
+    os.close(descriptor)
+    raise DlctlError("a state must be a plain file of yours", where=str(path))
+
+
+def _is_there(path: Path, descriptor: int) -> bool:
+    """Whether the name still leads to this file: who had it before may have removed it."""
+    try:
+        return path.lstat().st_ino == os.fstat(descriptor).st_ino
+    except FileNotFoundError:
+        return False
+
+
+def _holder(descriptor: int) -> str:
+    """The process that has a lock on a file, for a message: ": pid 4711"."""
+    inode = os.fstat(descriptor).st_ino
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return ""
+    for fields in map(str.split, lines):
+        if "FLOCK" in fields and "->" not in fields and fields[5].endswith(f":{inode}"):
+            return f": pid {fields[4]}"
+    return ""
+
+
+def failure(what: str, path: Path, error: OSError, size_bytes: int = 0) -> DlctlError:
+    """A DlctlError that says what could not be done, where, why and what to do next."""
+    size = f" of {format_size(size_bytes)}" if size_bytes else ""
+    return DlctlError(
+        f"cannot {what}{size}: {error.strerror}",
+        where=str(path),
+        hint="free some space there, or set [servers] state_dir to a directory that has room",
+    )

@@ -1,0 +1,12 @@
+"""Shards: the vectors that a server owns, and how they outlive it.
+
+    base.py       Shard: what a method and the server role see; Storage: what is behind it
+    memory.py     "none": plain arrays, gone with the process
+    image.py      the bytes of a mapped state: header, commits, redo areas, two buffers
+    mapped.py     "process": the same arrays in a mapped file, every commit atomic under kill -9
+    records.py    the bytes of a journal: one record per commit
+    journaled.py  "disk": plain arrays, and every commit on the disk before it is acknowledged
+
+Nothing here opens a file: storages work on any writable buffer, or on a `Log` that a driver has,
+so that the same code runs in a server, in the simulator and in tests.
+"""

@@ -1,0 +1,206 @@
+"""A shard, and the contract of what is behind it.
+
+An update becomes part of the shard at once and part of what survives at the next `commit`. Nothing
+may be acknowledged before the commit that holds it. A commit is all or nothing: whatever moment a
+server is killed at, the next one finds the state of a commit, never anything between two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from dlctl.compress.base import Delta
+from dlctl.errors import DlctlError
+from dlctl.messages import Array, Json
+from dlctl.optim.base import Optimizer
+from dlctl.optim.blocks import Block
+
+W = "w"
+"""The name of the parameters among the vectors of a shard; all others are slots."""
+Point = Callable[[str], None]
+"""Called with a name at every step that may be the last one: where tests and failpoints kill."""
+
+
+POINTS = (
+    # of every storage
+    "commit begun", "commit written",
+    # of a mapped state
+    "state begun", "state created", "block updated", "redo block written", "vector copied",
+    "commit half written", "redo block scattered", "commit scattered", "vector filled",
+    "extras filled", "state sealed",
+    # of a journal
+    "record written", "base written",
+)  # fmt: skip
+"""All there are; not every commit passes each of them."""
+
+
+def no_point(name: str) -> None:
+    """Nobody wants to kill here."""
+
+
+class Unusable(DlctlError):
+    """A state that was kept cannot be gone on from; the message says why."""
+
+
+class Held(DlctlError):
+    """Another process has this state open. It may be about to end; a later attempt may succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Whose state it is, and how large. A state that was made for another one is never used."""
+
+    run_id: str
+    shard: int
+    lo: int
+    hi: int
+    slots: Mapping[str, float]
+    """The optimiser's slots: name -> what every element begins with."""
+    averaged: int = 0
+    """Elements of the averaged buffers, float64; only shard 0 has any."""
+    constant: int = 0
+    """Elements of the constant parameters, float32; only shard 0 has any."""
+    workers: int = 1
+    """At most so many slots of workers are ever in the committed state."""
+
+    @property
+    def size(self) -> int:
+        """Elements of each vector."""
+        return self.hi - self.lo
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The vectors in their order: "w", then the slots."""
+        return (W, *self.slots)
+
+
+def unusable(spec: Spec, error: DlctlError, where: str) -> Unusable:
+    """The same reason, with the shard, the place and a way on."""
+    return Unusable(
+        f"the kept state of shard {spec.shard} cannot be used: {error.message}",
+        where=where,
+        hint=error.hint or "start the run again: it goes on from its newest checkpoint",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What only the first shard holds; it is set once, with the initial values."""
+
+    averaged: Array
+    """float64"""
+    constant: Array
+    """float32"""
+
+
+class Storage(Protocol):
+    """The arrays of one shard. All of them are changed by `blocks` and `fill` only."""
+
+    survives: bool
+    """Whether a commit outlives the process."""
+
+    @property
+    def w(self) -> Array:
+        """float32[n], every update included. A view: valid until the next update or commit."""
+        ...
+
+    @property
+    def slots(self) -> Mapping[str, Array]:
+        """Name -> float32[n], as `w`."""
+        ...
+
+    @property
+    def extras(self) -> Extras: ...
+
+    def blocks(self, delta: Delta) -> Iterator[Block]:
+        """What an update by `delta` works on, to the end: its changes are the shard's then."""
+        ...
+
+    def fill(self, vectors: Mapping[str, Array], extras: Extras | None) -> None:
+        """Set whole vectors ("w", slots by name), and the extras, which may be set once."""
+        ...
+
+    def commit(self, state: Json) -> None:
+        """Make all changes since the last commit survive, together with `state`."""
+        ...
+
+    def resume(self, optimizer: Optimizer) -> Json:
+        """The state of the last commit; {} if there was none. To be called once, at first.
+
+        Leaves the optimiser's counters and rate as they were. Raises Unusable.
+        """
+        ...
+
+    def close(self) -> None:
+        """No update comes any more; what survives may be checked in full when it is opened."""
+        ...
+
+
+class Storages(Protocol):
+    """Where a server gets its storage from: the one thing of a shard that is a driver's."""
+
+    def create(self, spec: Spec) -> Storage:
+        """A new state, zeros and the slots' first values; replaces what is there.
+
+        Raises DlctlError, naming place and size, if there is no room for it.
+        """
+        ...
+
+    def reopen(self, spec: Spec) -> Storage:
+        """The state that an earlier server of this shard has left. Raises Unusable."""
+        ...
+
+    def discard(self) -> None:
+        """The run has come to its end: remove what survives."""
+        ...
+
+
+class Shard:
+    """A slice of the parameter vector, its optimiser, and the number of updates applied to it."""
+
+    def __init__(self, optimizer: Optimizer, storage: Storage) -> None:
+        self.optimizer = optimizer
+        self.storage = storage
+        self.version = 0
+        self.vectors: dict[str, Array] = {}
+        """Further named vectors of coordinator-driven methods, float64[n]. They do not survive."""
+
+    @property
+    def w(self) -> Array:
+        """float32[n]"""
+        return self.storage.w
+
+    @property
+    def slots(self) -> Mapping[str, Array]:
+        """The optimiser's vectors: name -> float32[n]."""
+        return self.storage.slots
+
+    def apply(self, delta: Delta) -> None:
+        """One update by the optimiser's rule. A sparse one costs O(its length)."""
+        self.optimizer.update(self.storage.blocks(delta))
+        self.version += 1
+
+    def commit(self, meta: Json) -> None:
+        """Make everything so far survive, with `meta`: what else has to be known to go on."""
+        self.storage.commit(
+            {
+                "version": self.version,
+                "lr": self.optimizer.lr,
+                "counters": self.optimizer.counters,
+                "meta": meta,
+            }
+        )
+
+    def resume(self) -> Json:
+        """Go on where the last commit was; returns its `meta`, {} if nothing was committed yet.
+
+        Raises Unusable.
+        """
+        state = self.storage.resume(self.optimizer)
+        if not state:
+            return {}
+        self.version = state["version"]
+        meta: Json = state["meta"]
+        return meta

@@ -1,0 +1,313 @@
+"""The bytes of a mapped state.
+
+    header        4096 bytes, written once: what the state is of, and its sizes; behind it, from
+                  byte 3072 on, twice the number of the last commit that was written to its end
+    commit 0, 1   written in turn; the valid one with the higher number is the state
+    redo 0, 1     new values of the elements that a sparse commit has touched, used in turn
+    extras        averaged float64, constant float32
+    buffer A, B   each: "w", then the slots, float32[n]; a commit says which of the two counts
+
+What is checked: header, commits and extras by CRC-32, a redo record by the sum of its 64-bit words
+(as fast as the memory; a CRC would cost a third of the update). The buffers have a CRC-32 only in
+a state that was closed in order; after a kill, a bit that flipped in a buffer is noticed only if
+it made a value NaN or infinite. A commit that a kill has cut short does not count, the one before
+it does; one that is damaged although it was written to its end makes the state unusable.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from dlctl.errors import DlctlError
+from dlctl.messages import Array, Json
+from dlctl.shards.base import Spec, Unusable, W
+
+FORMAT = 1
+MAGIC = b"dlctlSHD"
+PAGE = 4096
+DONE_AT = 3072
+COMMIT_BYTES_MIN = 16 * 1024
+COMMIT_BYTES_PER_WORKER = 64
+REDO_PART = 16
+"""A delta of more than 1/16 of the shard is written to the other buffer instead: about as fast
+from there on, and smaller redo areas."""
+BUFFERS = 2
+_HEADER = struct.Struct("<8sII")
+"""Magic, CRC-32 of the body, its length; the body is msgpack."""
+_COMMIT = struct.Struct("<IIQBB6xQQ")
+"""CRC-32 of what follows, bytes of the body, number, buffer, redo area, elements, their sum."""
+_CRC_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RedoArea:
+    """Where a sparse update waits: each part has room for the largest one."""
+
+    words: list[Array]
+    """uint64: the parts below, in their order."""
+    indices: Array
+    values: list[Array]
+    """float32, one part for each vector."""
+
+    def cut(self, count: int) -> tuple[Array, list[Array]]:
+        """(indices, the new values of each vector) of a record of `count` elements."""
+        return self.indices[:count], [values[:count] for values in self.values]
+
+    def total(self, count: int) -> int:
+        """The sum of a record's 64-bit words, modulo 2**64: every flipped bit changes it.
+
+        Where a part ends within a word, the rest of that word is part of it: nobody writes there.
+        """
+        total = 0
+        for words, part in zip(self.words, (self.indices, *self.values), strict=True):
+            whole = -(-count * part.itemsize // 8)
+            total += int(np.add.reduce(words[:whole]))
+        return total % 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a state is of, and where everything lies in it."""
+
+    run_id: str
+    shard: int
+    lo: int
+    hi: int
+    slots: list[str]
+    averaged: int
+    constant: int
+    commit_bytes: int
+    boot_id: str
+    """Of the kernel that the state was made under: it may have written some pages and not others
+    before a power loss."""
+
+    @staticmethod
+    def of(spec: Spec, boot_id: str) -> Form:
+        commit_bytes = COMMIT_BYTES_MIN + COMMIT_BYTES_PER_WORKER * spec.workers
+        return Form(
+            spec.run_id, spec.shard, spec.lo, spec.hi, list(spec.slots), spec.averaged,
+            spec.constant, _whole_pages(commit_bytes), boot_id,
+        )  # fmt: skip
+
+    @property
+    def size(self) -> int:
+        return self.hi - self.lo
+
+    @property
+    def names(self) -> list[str]:
+        return [W, *self.slots]
+
+    @property
+    def index_dtype(self) -> np.dtype[Any]:
+        return np.dtype("<u4" if self.size <= 2**32 else "<i8")
+
+    @property
+    def redo_max(self) -> int:
+        """Elements that a redo record may have."""
+        return self.size // REDO_PART
+
+    # ------------------------------------------------------------ places
+
+    def commit_at(self, which: int) -> int:
+        return PAGE + which * self.commit_bytes
+
+    def redo_at(self, area: int) -> int:
+        return self.commit_at(2) + area * _whole_pages(sum(self._redo_parts()))
+
+    @property
+    def extras_at(self) -> int:
+        return self.redo_at(2)
+
+    def buffer_at(self, which: int) -> int:
+        extras = 8 * self.averaged + 4 * self.constant
+        return self.extras_at + _whole_pages(extras) + which * self._buffer_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        return self.buffer_at(BUFFERS)
+
+    @property
+    def _array_bytes(self) -> int:
+        return _whole_pages(4 * self.size)
+
+    @property
+    def _buffer_bytes(self) -> int:
+        return len(self.names) * self._array_bytes
+
+    def _redo_parts(self) -> list[int]:
+        """Bytes that are set aside for the indices, and for the values of each vector."""
+        indices = _whole_words(self.index_dtype.itemsize * self.redo_max)
+        return [indices, *(_whole_words(4 * self.redo_max) for _ in self.names)]
+
+    # ------------------------------------------------------------ views
+
+    def vectors(self, buffer: Any, which: int) -> dict[str, Array]:
+        """Name -> float32[n] of one of the two buffers."""
+        at = self.buffer_at(which)
+        return {
+            name: np.frombuffer(buffer, "<f4", self.size, at + i * self._array_bytes)
+            for i, name in enumerate(self.names)
+        }
+
+    def extras(self, buffer: Any) -> tuple[Array, Array]:
+        """(averaged float64, constant float32)"""
+        averaged = np.frombuffer(buffer, "<f8", self.averaged, self.extras_at)
+        return averaged, np.frombuffer(
+            buffer, "<f4", self.constant, self.extras_at + averaged.nbytes
+        )
+
+    def redo_area(self, buffer: Any, area: int) -> RedoArea:
+        """The views of one redo area, as large as a record may be."""
+        words: list[Array] = []
+        at = self.redo_at(area)
+        for size_bytes in self._redo_parts():
+            words.append(np.frombuffer(buffer, "<u8", size_bytes // 8, at))
+            at += size_bytes
+        indices, *values = words
+        return RedoArea(words, indices.view(self.index_dtype), [v.view("<f4") for v in values])
+
+    def extras_crc(self, buffer: Any) -> int:
+        averaged, constant = self.extras(buffer)
+        return zlib.crc32(constant.data, zlib.crc32(averaged.data))
+
+    def vectors_crc(self, buffer: Any, which: int) -> int:
+        crc = 0
+        for array in self.vectors(buffer, which).values():
+            crc = zlib.crc32(array.data, crc)
+        return crc
+
+
+def _whole_pages(size_bytes: int) -> int:
+    return -(-size_bytes // PAGE) * PAGE
+
+
+def _whole_words(size_bytes: int) -> int:
+    return -(-size_bytes // 8) * 8
+
+
+# ---------------------------------------------------------------- the header
+
+
+def write_header(buffer: Any, form: Form) -> None:
+    body = msgpack.packb({"format": FORMAT, "bytes": form.total_bytes, **asdict(form)})
+    assert _HEADER.size + len(body) <= DONE_AT, f"the header has {len(body)} bytes"
+    header = _HEADER.pack(MAGIC, zlib.crc32(body), len(body)) + body
+    memoryview(buffer)[: len(header)] = header
+
+
+def read_header(buffer: Any) -> Form:
+    """What the state is of, its length checked. Raises Unusable."""
+    view = memoryview(buffer)
+    if len(view) < PAGE:
+        raise Unusable(f"it has {len(view)} bytes, less than its header")
+    magic, crc, length = _HEADER.unpack_from(view)
+    body = bytes(view[_HEADER.size : _HEADER.size + length])
+    if magic == bytes(8):
+        raise Unusable("the server that made it was killed before it had finished")
+    if magic != MAGIC:
+        raise Unusable("it is not the state of a shard")
+    if length > DONE_AT - _HEADER.size or zlib.crc32(body) != crc:
+        raise Unusable("its header is damaged")
+    found = msgpack.unpackb(body)
+    if found["format"] != FORMAT:
+        raise Unusable(f"it has format {found['format']}, this dlctl reads format {FORMAT}")
+    form = Form(**{field.name: found[field.name] for field in fields(Form)})
+    if len(view) != found["bytes"] or found["bytes"] != form.total_bytes:
+        how = "cut off" if len(view) < found["bytes"] else "too long"
+        raise Unusable(f"it is {how}: {len(view)} bytes, the header says {found['bytes']}")
+    return form
+
+
+def check_is(form: Form, wanted: Form) -> None:
+    """Raises Unusable, naming the first thing in which a state is not the wanted one."""
+    if form.run_id != wanted.run_id:
+        raise Unusable(f"it is of run {form.run_id}, not of {wanted.run_id}")
+    if form.boot_id != wanted.boot_id:
+        raise Unusable(
+            "it is of before a reboot: not all of it may have come to the disk",
+            hint='go on from a checkpoint; [servers] durability = "disk" survives a power loss',
+        )
+    for field in fields(Form):
+        found, expected = getattr(form, field.name), getattr(wanted, field.name)
+        if found != expected:
+            what = field.name.replace("_", " ")
+            raise Unusable(f"it has {what} {found}, this server has {expected}")
+
+
+# ---------------------------------------------------------------- commits
+
+
+@dataclass(slots=True)
+class Commit:
+    """What was true at one moment."""
+
+    number: int
+    """Counts commits; the state was created with commit 1."""
+    current: int
+    """The buffer that counts: 0 is A, 1 is B."""
+    body: Json
+    """{"state": of the shard, "extras": their CRC-32, "sealed": CRC-32 of the vectors or None}."""
+    area: int = 0
+    count: int = 0
+    """Elements of the redo record in `area` that belongs to this commit; 0: it has none."""
+    total: int = 0
+    """`RedoArea.total` of it."""
+
+
+def pack_commit(form: Form, commit: Commit) -> bytes:
+    """The bytes of a commit. Raises DlctlError if it does not fit."""
+    body: bytes = msgpack.packb(commit.body)
+    head = _COMMIT.pack(
+        0, len(body), commit.number, commit.current, commit.area, commit.count, commit.total
+    )
+    data = head[_CRC_BYTES:] + body
+    if _CRC_BYTES + len(data) > form.commit_bytes:
+        raise DlctlError(f"a commit has {len(data)} bytes; {form.commit_bytes} are set aside")
+    return struct.pack("<I", zlib.crc32(data)) + data
+
+
+def read_commit(buffer: Any, form: Form, which: int) -> Commit | None:
+    """A commit, or None if it was never written to its end or is damaged."""
+    place = memoryview(buffer)[form.commit_at(which) : form.commit_at(which + 1)]
+    crc, length, number, current, area, count, total = _COMMIT.unpack_from(place)
+    if number == 0 or _COMMIT.size + length > form.commit_bytes:
+        return None
+    if zlib.crc32(place[_CRC_BYTES : _COMMIT.size + length]) != crc:
+        return None
+    body = msgpack.unpackb(bytes(place[_COMMIT.size : _COMMIT.size + length]))
+    return Commit(number, current, body, area, count, total)
+
+
+def done_mark(buffer: Any) -> Array:
+    """uint64[2]: twice the number of the last commit that was written to its end.
+
+    Different ones are of a kill between two stores, and say nothing.
+    """
+    return np.frombuffer(buffer, "<u8", 2, DONE_AT)
+
+
+def newest_commit(buffer: Any, form: Form) -> Commit:
+    """The state that counts; its redo record, extras and seal checked. Raises Unusable."""
+    commits = [commit for i in (0, 1) if (commit := read_commit(buffer, form, i)) is not None]
+    if not commits:
+        raise Unusable("neither of its two commits is whole")
+    newest = max(commits, key=lambda commit: commit.number)
+    done, again = done_mark(buffer).tolist()
+    if done == again and newest.number < done:
+        raise Unusable(f"its newest commit, number {done}, is damaged")
+    if newest.count > form.redo_max:
+        raise Unusable(f"its redo record is said to have {newest.count} elements")
+    if newest.count and form.redo_area(buffer, newest.area).total(newest.count) != newest.total:
+        raise Unusable("its redo record is damaged")
+    if newest.body["extras"] != form.extras_crc(buffer):
+        raise Unusable("its averaged buffers or constants are damaged")
+    sealed = newest.body["sealed"]
+    if sealed is not None and sealed != form.vectors_crc(buffer, newest.current):
+        raise Unusable("its vectors are damaged: they are not what they were when it was closed")
+    return newest

@@ -1,0 +1,206 @@
+"""`durability = "disk"`: plain arrays, and every commit in a journal before it is acknowledged.
+
+A commit writes its updates as they were pushed, and what the optimiser had to be told besides: the
+rate, the counters, the state. Who opens the journal begins with the newest base, a record of
+everything, and makes the same updates again; the rules are pure, so the outcome is the same to the
+last bit. When the journal has grown larger than the state, a new base is written and the journal
+begins anew, so that opening never takes long and the disk holds no more than about three states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from dlctl.compress.base import Delta
+from dlctl.messages import Array, Json
+from dlctl.optim.base import Optimizer
+from dlctl.optim.blocks import Block, check_length
+from dlctl.shards import records
+from dlctl.shards.base import Extras, Point, Spec, Unusable, no_point, unusable
+from dlctl.shards.memory import Memory, fresh
+from dlctl.shards.records import Bytes, Record
+
+FORMAT = 1
+
+
+class Log(Protocol):
+    """The files of one shard: bases, and behind each a journal. What returns is on the disk.
+
+    Every method raises DlctlError, naming the file, if the disk does not do what it should; the
+    server must then end, because nobody knows what is on it.
+    """
+
+    where: str
+    """The place, for messages."""
+
+    def bases(self) -> list[int]:
+        """The numbers of all bases, newest first."""
+        ...
+
+    def read_base(self, number: int) -> bytes: ...
+
+    def read_journal(self, number: int) -> bytes:
+        """b"" if it was never begun."""
+        ...
+
+    def begin(self, number: int, parts: list[Bytes]) -> None:
+        """Write a base and begin its journal; remove all others when both are on the disk."""
+        ...
+
+    def append(self, parts: list[Bytes]) -> None:
+        """Write a record to the end of the journal."""
+        ...
+
+    def go_on(self, number: int, size_bytes: int) -> None:
+        """Append to this journal from now on, behind its first bytes; the rest is cut off."""
+        ...
+
+
+class Journaled(Memory):
+    """The arrays of one shard in memory, with a log of what was done to them."""
+
+    survives = True
+
+    def __init__(self, log: Log, spec: Spec, point: Point = no_point) -> None:
+        """For what is in the log already; it is read by `resume`."""
+        super().__init__(fresh(spec.size, spec.slots))
+        self._log = log
+        self._spec = spec
+        self._point = point
+        self._number = 0
+        self._deltas: list[Delta] = []
+        """Updates since the last commit."""
+        self._was_filled = False
+        self._journal_bytes = 0
+
+    @staticmethod
+    def create(log: Log, spec: Spec, point: Point = no_point) -> Journaled:
+        """A new state, in place of all that the log holds."""
+        storage = Journaled(log, spec, point)
+        # Above all that is there: until that is removed, the newest one must be this one.
+        storage._number = max(log.bases(), default=-1) + 1
+        storage._write_base({})
+        return storage
+
+    def blocks(self, delta: Delta) -> Iterator[Block]:
+        check_length(delta, self._spec.size)
+        self._deltas.append(delta)
+        return super().blocks(delta)
+
+    def fill(self, vectors: Mapping[str, Array], extras: Extras | None) -> None:
+        super().fill(vectors, extras)
+        self._was_filled = True
+
+    # ------------------------------------------------------------ writing
+
+    def commit(self, state: Json) -> None:
+        self._point("commit begun")
+        self._number += 1
+        if self._was_filled:
+            self._write_base(state)
+        else:
+            self._write_record(state)
+            if self._journal_bytes > self._state_bytes():
+                self._write_base(state)
+        self._deltas, self._was_filled = [], False
+        self._point("commit written")
+
+    def _write_record(self, state: Json) -> None:
+        arrays: list[Array] = []
+        updates: list[list[int | bool]] = []
+        for values, indices in self._deltas:
+            arrays += [values] if indices is None else [values, indices]
+            updates.append([values.size, indices is not None])
+        parts = records.pack(self._number, {"state": state, "updates": updates}, arrays)
+        self._log.append(parts)
+        self._journal_bytes += sum(map(len, parts))
+        self._point("record written")
+
+    def _write_base(self, state: Json) -> None:
+        body = {**self._identity(), "state": state}
+        body["extras"] = [self.extras.averaged.size, self.extras.constant.size]
+        arrays = [*self._vectors.values(), self.extras.averaged, self.extras.constant]
+        self._log.begin(self._number, records.pack(self._number, body, arrays))
+        self._journal_bytes = 0
+        self._point("base written")
+
+    def _identity(self) -> Json:
+        spec = self._spec
+        return {
+            "format": FORMAT,
+            "run_id": spec.run_id,
+            "shard": spec.shard,
+            "elements": [spec.lo, spec.hi],
+            "slots": list(spec.slots),
+        }
+
+    def _state_bytes(self) -> int:
+        return sum(array.nbytes for array in self._vectors.values())
+
+    # ------------------------------------------------------------ reading
+
+    def resume(self, optimizer: Optimizer) -> Json:
+        try:
+            return self._resume(optimizer)
+        except Unusable as error:
+            raise unusable(self._spec, error, self._log.where) from error
+
+    def _resume(self, optimizer: Optimizer) -> Json:
+        number, base = self._newest_base()
+        state: Json = base.body["state"]
+        self._take_base(base)
+        _tell(optimizer, state)
+        data = self._log.read_journal(number)
+        found, good_bytes = records.read_all(data)
+        self._number = number
+        for record in found:
+            state = self._repeat(record, optimizer)
+        self._log.go_on(number, good_bytes)
+        self._journal_bytes = good_bytes
+        return state
+
+    def _newest_base(self) -> tuple[int, Record]:
+        """A base that is damaged counts for nothing; the one before it is removed only when the
+        newer one is on the disk, and its journal goes as far."""
+        numbers = self._log.bases()
+        for number in numbers:
+            found = records.read(self._log.read_base(number))
+            if found is not None and found[0].number == number:
+                return number, found[0]
+        raise Unusable(f"its base {numbers[0]} is damaged" if numbers else "there is none")
+
+    def _take_base(self, base: Record) -> None:
+        for what, wanted in self._identity().items():
+            records.same(base.body[what], wanted, what)
+        averaged, constant = base.body["extras"]
+        shapes = [("<f4", self._spec.size)] * len(self._vectors)
+        *vectors, mean, fixed = base.arrays([*shapes, ("<f8", averaged), ("<f4", constant)])
+        super().fill(dict(zip(self._vectors, vectors, strict=True)), Extras(mean, fixed))
+
+    def _repeat(self, record: Record, optimizer: Optimizer) -> Json:
+        """Do again what was done in one commit."""
+        if record.number != self._number + 1:
+            raise Unusable(f"record {record.number} of its journal follows {self._number}")
+        self._number = record.number
+        state: Json = record.body["state"]
+        optimizer.lr = state["lr"]
+        shapes = [
+            shape
+            for count, is_sparse in record.body["updates"]
+            for shape in [("<f4", count), *([("<i8", count)] if is_sparse else [])]
+        ]
+        arrays = record.arrays(shapes)
+        for _, is_sparse in record.body["updates"]:
+            values = next(arrays)
+            indices = next(arrays) if is_sparse else None
+            optimizer.update(super().blocks(Delta(values, indices)))
+        if optimizer.counters != state["counters"]:
+            raise Unusable(f"record {record.number} of its journal does not come to what it says")
+        return state
+
+
+def _tell(optimizer: Optimizer, state: Json) -> None:
+    if state:
+        optimizer.lr = state["lr"]
+        optimizer.counters.update(state["counters"])

@@ -1,0 +1,83 @@
+"""`durability = "none"`: plain arrays, updated in place, gone with their process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from dlctl.compress.base import Delta
+from dlctl.messages import Array, Json
+from dlctl.optim.base import Optimizer
+from dlctl.optim.blocks import Block, blocks
+from dlctl.shards.base import Extras, Shard, Spec, Unusable, W
+
+
+class Memory:
+    """The arrays of one shard in this process's memory."""
+
+    survives = False
+
+    def __init__(self, vectors: dict[str, Array]) -> None:
+        """`vectors`: "w" and the slots in the optimiser's order, float32[n] each; used as is."""
+        self._vectors = vectors
+        self._slots = {name: array for name, array in vectors.items() if name != W}
+        self._extras = Extras(np.zeros(0), np.zeros(0, np.float32))
+
+    @property
+    def w(self) -> Array:
+        return self._vectors[W]
+
+    @property
+    def slots(self) -> Mapping[str, Array]:
+        return self._slots
+
+    @property
+    def extras(self) -> Extras:
+        return self._extras
+
+    def blocks(self, delta: Delta) -> Iterator[Block]:
+        return blocks(self.w, delta, self._slots)
+
+    def fill(self, vectors: Mapping[str, Array], extras: Extras | None) -> None:
+        for name, values in vectors.items():
+            self._vectors[name][:] = values
+        if extras is not None:
+            self._extras = extras
+
+    def commit(self, state: Json) -> None:
+        """Nothing survives."""
+
+    def resume(self, optimizer: Optimizer) -> Json:
+        return {}
+
+    def close(self) -> None:
+        """Nothing survives."""
+
+
+class InMemory:
+    """Storages that nobody finds again."""
+
+    def create(self, spec: Spec) -> Memory:
+        return Memory(fresh(spec.size, spec.slots))
+
+    def reopen(self, spec: Spec) -> Memory:
+        raise Unusable(
+            f"nothing of shard {spec.shard} survives its server: it was kept in memory only",
+            hint='with [servers] durability = "process" and a method that no coordinator drives, '
+            "a server is replaced without loss",
+        )
+
+    def discard(self) -> None:
+        """There is nothing."""
+
+
+def fresh(size: int, slots: Mapping[str, float]) -> dict[str, Array]:
+    """The vectors of a new shard: "w" all zero, and every slot as the optimiser wants it."""
+    vectors = {W: np.zeros(size, np.float32)}
+    return vectors | {name: np.full(size, value, np.float32) for name, value in slots.items()}
+
+
+def in_memory(optimizer: Optimizer, w: Array) -> Shard:
+    """A shard around the array `w`, float32[n], which it updates in place."""
+    return Shard(optimizer, Memory(fresh(w.size, optimizer.slots) | {W: w}))

@@ -1,0 +1,118 @@
+"""The bytes of a journal and of its base: records, each with its length and two CRC-32.
+
+    head     magic, CRC of the head, CRC of the rest, number, bytes of the body, bytes of the arrays
+    body     msgpack
+    arrays   one after the other, as the body says
+
+A base is one record with everything in it; a journal has one record per commit. The last record of
+a journal may be cut short by a crash: it was not on the disk yet, so nobody was told of it. A
+record that is damaged before the end is something else, and is never passed over.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from dlctl.messages import Array, Json
+from dlctl.shards.base import Unusable
+
+Bytes = bytes | memoryview
+MAGIC = b"dlJ1"
+_HEAD = struct.Struct("<4sIIQIQ")
+_HEAD_CRC_AT = 8
+"""The CRC of the head is of what follows it: the CRC of the rest, number and lengths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    number: int
+    """Of the commit that it holds."""
+    body: Json
+    data: memoryview
+    """All arrays."""
+
+    def arrays(self, shapes: Sequence[tuple[str, int]]) -> Iterator[Array]:
+        """The arrays, whose dtypes and lengths the body has told. Raises Unusable."""
+        at = 0
+        for dtype, count in shapes:
+            if at + np.dtype(dtype).itemsize * count > len(self.data):
+                raise Unusable("a record has fewer bytes than its arrays")
+            array = np.frombuffer(self.data, dtype, count, at)
+            at += array.nbytes
+            yield array
+
+
+def pack(number: int, body: Json, arrays: Sequence[Array]) -> list[Bytes]:
+    """A record as parts to be written one after the other; the arrays are not copied."""
+    packed: bytes = msgpack.packb(body)
+    parts: list[Bytes] = [
+        packed,
+        *(np.ascontiguousarray(a).data.cast("B") for a in arrays if a.size),
+    ]
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return [_head(crc, number, len(packed), sum(map(len, parts)) - len(packed)), *parts]
+
+
+def _head(crc: int, number: int, body_bytes: int, arrays_bytes: int) -> bytes:
+    unsigned = _HEAD.pack(MAGIC, 0, crc, number, body_bytes, arrays_bytes)
+    return _HEAD.pack(
+        MAGIC, zlib.crc32(unsigned[_HEAD_CRC_AT:]), crc, number, body_bytes, arrays_bytes
+    )
+
+
+def read(data: Bytes, at: int = 0) -> tuple[Record, int] | None:
+    """The record at a place and where it ends; None if there is no whole one."""
+    head = _read_head(data, at)
+    if head is None:
+        return None
+    crc, number, body_bytes, arrays_bytes = head
+    begin = at + _HEAD.size
+    end = begin + body_bytes + arrays_bytes
+    content = memoryview(data)[begin:end]
+    if len(content) != body_bytes + arrays_bytes or zlib.crc32(content) != crc:
+        return None
+    body = msgpack.unpackb(bytes(content[:body_bytes]))
+    return Record(number, body, content[body_bytes:]), end
+
+
+def _read_head(data: Bytes, at: int) -> tuple[int, int, int, int] | None:
+    if len(data) - at < _HEAD.size:
+        return None
+    magic, head_crc, *fields = _HEAD.unpack_from(data, at)
+    if magic != MAGIC or zlib.crc32(data[at + _HEAD_CRC_AT : at + _HEAD.size]) != head_crc:
+        return None
+    crc, number, body_bytes, arrays_bytes = fields
+    return crc, number, body_bytes, arrays_bytes
+
+
+def read_all(data: bytes) -> tuple[list[Record], int]:
+    """All records of a journal, and how many of its bytes they are; the rest is a cut tail.
+
+    Raises Unusable if a damaged record has another one behind it.
+    """
+    records: list[Record] = []
+    at = 0
+    while found := read(data, at):
+        record, at = found
+        records.append(record)
+    later = data.find(MAGIC, at + 1)
+    while later >= 0:
+        if _read_head(data, later) is not None:
+            raise Unusable(f"its journal is damaged at byte {at} of {len(data)}")
+        later = data.find(MAGIC, later + 1)
+    return records, at
+
+
+def same(found: Any, wanted: Any, what: str) -> None:
+    """Raises Unusable if a state is not the wanted one in something."""
+    if found != wanted:
+        raise Unusable(f"it has {what} {found}, this server has {wanted}")

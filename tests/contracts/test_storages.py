@@ -1,0 +1,104 @@
+"""Every optimiser on every storage: bit for bit what plain arrays give, also over restarts."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlctl import registry
+from dlctl.optim.blocks import BLOCK
+from dlctl.shards.base import Shard, Spec
+from dlctl.shards.image import Form
+from dlctl.shards.journaled import Journaled
+from dlctl.shards.mapped import Mapped
+from dlctl.shards.memory import InMemory
+from dlctl.sim.states import MemoryLog
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
+from kept import dense, snapshot, sparse
+
+NAMES = registry.names("optimizers")
+SIZE = 2 * BLOCK + 17
+DELTAS = {
+    "dense": [dense(seed, SIZE) for seed in range(4)],
+    "sparse": [sparse(seed, SIZE, SIZE // 100) for seed in range(4)],
+    "nothing": [sparse(seed, SIZE, 0) for seed in range(2)],
+    "a third": [sparse(seed, SIZE, SIZE // 3) for seed in range(3)],
+    "mixed": [dense(1, SIZE), sparse(2, SIZE, 900), sparse(3, SIZE, 900), dense(4, SIZE)],
+}
+
+
+class OnMapped:
+    def __init__(self, spec):
+        self.spec = spec
+        self.buffer = bytearray(Form.of(spec, "boot").total_bytes)
+
+    def create(self):
+        return Mapped.create(self.buffer, self.spec, "boot")
+
+    def reopen(self):
+        return Mapped.reopen(self.buffer, self.spec, "boot")
+
+
+class OnJournal:
+    def __init__(self, spec):
+        self.spec = spec
+        self.log = MemoryLog()
+
+    def create(self):
+        return Journaled.create(self.log, self.spec)
+
+    def reopen(self):
+        return Journaled(self.log, self.spec)
+
+
+@pytest.mark.parametrize("deltas", DELTAS)
+@pytest.mark.parametrize("place", [OnMapped, OnJournal])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("every", [1, 2])
+def test_all_storages_come_to_the_same_to_the_last_bit(name, place, deltas, every):
+    """A commit after every update or every second one, and another server after every commit."""
+    kind = registry.load("optimizers", name)
+    spec = Spec("run", 0, 0, SIZE, kind(kind.Options()).slots)
+    plain = Shard(kind(kind.Options()), InMemory().create(spec))
+    there = place(spec)
+    shard = Shard(kind(kind.Options()), there.create())
+    start = {"w": np.linspace(-1, 1, SIZE, dtype=np.float32)}
+    for each in (plain, shard):
+        each.storage.fill(start, None)
+    shard.commit({})
+    for number, delta in enumerate(DELTAS[deltas]):
+        plain.apply(delta)
+        shard.apply(delta)
+        assert snapshot(shard) == snapshot(plain)
+        if number % every == every - 1:
+            shard.commit({"number": number})
+            shard = Shard(kind(kind.Options()), there.reopen())
+            assert shard.resume() == {"number": number}
+            assert snapshot(shard) == snapshot(plain)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pushes_at_the_largest_norm_never_make_anything_infinite(name):
+    """What `servers.push_norm_max` promises, at the largest rate, by pushes that do their worst."""
+    kind = registry.load("optimizers", name)
+    options = {"lr": 1e6}
+    if "weight_decay" in kind.Options.__dataclass_fields__:
+        options["weight_decay"] = 1e-6
+    if "eps" in kind.Options.__dataclass_fields__:
+        options["eps"] = 1e-12
+    largest, tiny = np.float32(1e9), np.float32(1e-30)
+    rng = np.random.default_rng(0)
+    optimizer = kind(kind.Options(**options))
+    spec = Spec("run", 0, 0, 6, optimizer.slots)
+    shard = Shard(optimizer, InMemory().create(spec))
+    for step in range(3000):
+        same = largest
+        once = largest if step == 0 else 0.0
+        turns = largest * (-1) ** step
+        rare = largest if step % 500 == 0 else tiny
+        gradient = [same, once, turns, rare, rng.choice([largest, tiny, 0]), tiny]
+        shard.apply(type(DELTAS["dense"][0])(np.array(gradient, np.float32)))
+    for array in (shard.w, *shard.slots.values()):
+        assert np.isfinite(array).all()

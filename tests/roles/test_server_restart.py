@@ -1,0 +1,487 @@
+"""A server dies and another one takes its place: nothing acknowledged is lost, nothing is twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlctl import messages as m
+from dlctl import registry
+from dlctl.algorithms.base import Algorithm
+from dlctl.compress.none import Dense
+from dlctl.config import Choice, Job, JobFile, Servers, Workers
+from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout
+from dlctl.machine import Exit, Note, Received, Send, Started, StopRequested
+from dlctl.messages import APPLIED, DUPLICATE, GENERATION, HELD, LATE, REFUSED, Packed
+from dlctl.optim.adagrad import Adagrad
+from dlctl.optim.sgd import SGD
+from dlctl.roles.desk import COORDINATOR, Birth
+from dlctl.roles.server import Server
+from dlctl.roles.token import sign
+from dlctl.shards.base import Held, Spec, Storage, Unusable, no_point
+from dlctl.shards.image import Form
+from dlctl.shards.mapped import Mapped
+
+KEY, RUN, SIZE = b"the key", "run-1", 4
+LAYOUT = Layout(
+    (
+        Entry("w", TRAINED, (SIZE,), "float32"),
+        Entry("mean", AVERAGED, (2,), "float32"),
+        Entry("fixed", CONSTANT, (1,), "float32"),
+    )
+).to_bytes()
+NOTHING = np.zeros(0)
+
+
+class Killed(BaseException):
+    pass
+
+
+class Keeping:
+    """One state in memory, that servers of several generations open one after the other."""
+
+    def __init__(self) -> None:
+        self.buffer = bytearray()
+        self.point: Callable[[str], None] = no_point
+
+    def create(self, spec: Spec) -> Storage:
+        self.buffer = bytearray(Form.of(spec, "boot").total_bytes)
+        return Mapped.create(self.buffer, spec, "boot", lambda name: self.point(name))
+
+    def reopen(self, spec: Spec) -> Storage:
+        if not self.buffer:
+            raise Unusable("there is none", where="shard-0.state", hint="go back")
+        return Mapped.reopen(self.buffer, spec, "boot", lambda name: self.point(name))
+
+    def discard(self) -> None:
+        self.buffer = bytearray()
+
+
+def make_job(optimizer: str = "sgd", durability: Any = "process", workers: int = 2) -> JobFile:
+    return JobFile(
+        job=Job(name="restart", task="train.py:task"),
+        optimizer=Choice(name=optimizer, options={"lr": 1.0}),
+        compression=Choice(name="none", options={"values": "float32"}),
+        workers=Workers(count=workers),
+        servers=Servers(durability=durability),
+    )
+
+
+class Life:
+    """One incarnation of a server, and what the rest of the run says to it."""
+
+    def __init__(
+        self,
+        keeping: Keeping,
+        generation: int = 1,
+        *,
+        keep: bool = False,
+        algorithm: Algorithm | None = None,
+        optimizer: type = SGD,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        birth = Birth(RUN, "server", "server-0", generation, 1, "here", "0")
+        algorithm = algorithm or registry.load("algorithms", "downpour")
+        name = "adagrad" if optimizer is Adagrad else "sgd"
+        self.server = Server(
+            birth, make_job(name), KEY, "ipc://x", algorithm, optimizer, Dense, keeping
+        )
+        self.generation = generation
+        self.server.handle(Started(), 0.0)
+        welcome = m.Welcome("server-0", 0, generation, b"", settings or {})
+        self.server.handle(Received(COORDINATOR, welcome), 0.0)
+        self.effects = self.tell(m.Assign(0, SIZE, LAYOUT, "", keep))
+
+    def tell(self, message: m.Message, peer: Any = COORDINATOR) -> list[Any]:
+        return self.server.handle(Received(peer, message), 0.0)
+
+    def ask(self, message: m.Message) -> list[Any]:
+        """What is answered to a worker."""
+        sends = self.tell(message, b"worker")
+        return [e.message for e in sends if isinstance(e, Send) and e.peer == b"worker"]
+
+    def join(self, slot: int = 0, epoch: int = 1) -> m.Joined:
+        (joined,) = self.ask(m.Join(RUN, slot, epoch, sign(KEY, RUN, slot, epoch)))
+        return joined
+
+    def initialise(self, slot: int = 0, epoch: int = 1) -> None:
+        values = np.zeros(SIZE, np.float32)
+        averaged, constant = np.array([1.0, 2.0]), np.array([3], np.float32)
+        self.ask(m.Initialise(slot, epoch, values, averaged, constant))
+
+    def push(
+        self, seq: int, values: Any = (-1, 0, 0, 0), slot: int = 0, epoch: int = 1, clock: int = 0
+    ) -> list[tuple[int, str]]:
+        delta = Packed("none", SIZE, (np.array(values, np.float32),))
+        message = m.Push(slot, epoch, self.generation, seq, 0, 7, 9, 3, clock, delta)
+        return [(ack.seq, ack.outcome) for ack in self.ask(message)]
+
+    @property
+    def w(self) -> list[float]:
+        assert self.server.serving is not None
+        return self.server.serving.shard.w.tolist()
+
+    @property
+    def version(self) -> int:
+        assert self.server.serving is not None
+        return self.server.serving.shard.version
+
+    def answer(self) -> m.Message:
+        """To `Assign`."""
+        return next(e.message for e in self.effects if isinstance(e, Send))
+
+
+def at_work(keeping: Keeping, **options: Any) -> Life:
+    life = Life(keeping, **options)
+    life.join()
+    life.initialise()
+    return life
+
+
+# ---------------------------------------------------------------- what survives
+
+
+def test_a_server_that_takes_another_one_s_place_knows_what_was_acknowledged() -> None:
+    keeping = Keeping()
+    first = at_work(keeping)
+    assert [first.push(0), first.push(1)] == [[(0, APPLIED)], [(1, APPLIED)]]
+    second = Life(keeping, 2, keep=True)
+    assert second.answer() == m.Serving("server-0", "ipc://x", initialised=True)
+    assert (second.w, second.version) == ([2, 0, 0, 0], 2)
+    joined = second.join()
+    assert (joined.generation, joined.initialised, joined.next_seq) == (2, True, 2)
+    assert second.push(1) == [(1, DUPLICATE)]
+    assert second.push(2) == [(2, APPLIED)]
+    assert second.w == [3, 0, 0, 0]
+
+
+def test_a_worker_of_before_has_to_join_again_before_it_pushes() -> None:
+    keeping = Keeping()
+    at_work(keeping).push(0)
+    second = Life(keeping, 2, keep=True)
+    second.generation = 1
+    assert second.push(1) == [(1, GENERATION)]
+    assert second.w == [1, 0, 0, 0]
+
+
+def test_the_optimiser_goes_on_with_its_slots_and_its_rate_comes_with_the_settings() -> None:
+    alone, keeping = at_work(Keeping(), optimizer=Adagrad), Keeping()
+    first = at_work(keeping, optimizer=Adagrad)
+    for life in (alone, first):
+        life.tell(m.Change(1, {"lr": 0.25}))
+        life.push(0, (3, 0, -1, 2))
+    second = Life(keeping, 2, keep=True, optimizer=Adagrad)
+    assert second.server.settings()["lr"] == 0.25
+    second.join()
+    for life in (alone, second):
+        life.push(1, (4, 1, 1, 1))
+    assert second.w == alone.w
+    changed = Life(keeping, 3, keep=True, optimizer=Adagrad, settings={"lr": 0.5})
+    assert changed.server.settings()["lr"] == 0.5
+
+
+def test_buffers_are_the_initial_ones_until_replicas_push_theirs_again() -> None:
+    keeping = Keeping()
+    first = at_work(keeping)
+    first.ask(m.PushBuffers(0, 1, 10, np.array([5.0, 6.0])))
+    second = Life(keeping, 2, keep=True)
+    second.join()
+    (buffers,) = second.ask(m.FetchBuffers(0, 1, 1))
+    assert (buffers.averaged.tolist(), buffers.constant.tolist()) == ([1, 2], [3])
+    second.ask(m.PushBuffers(0, 1, 10, np.array([5.0, 6.0])))
+    (buffers,) = second.ask(m.FetchBuffers(0, 1, 2))
+    assert buffers.averaged.tolist() == [5, 6]
+
+
+def test_an_epoch_that_has_joined_fences_the_one_before_it_after_a_restart_too() -> None:
+    keeping = Keeping()
+    at_work(keeping).join(epoch=2)
+    second = Life(keeping, 2, keep=True)
+    (answer,) = second.ask(m.Join(RUN, 0, 1, sign(KEY, RUN, 0, 1)))
+    assert isinstance(answer, m.Dismiss)
+
+
+def test_a_shard_without_values_survives_without_values() -> None:
+    keeping = Keeping()
+    Life(keeping).join()
+    second = Life(keeping, 2, keep=True)
+    assert second.answer() == m.Serving("server-0", "ipc://x", initialised=False)
+    second.join()
+    second.initialise()
+    assert second.push(0) == [(0, APPLIED)]
+
+
+def test_without_keep_a_server_begins_anew_whatever_is_there() -> None:
+    keeping = Keeping()
+    at_work(keeping).push(0)
+    second = Life(keeping, 2)
+    assert second.answer() == m.Serving("server-0", "ipc://x", initialised=False)
+    assert second.version == 0
+
+
+# ---------------------------------------------------------------- killed in the middle
+
+
+def test_a_kill_at_any_point_of_any_push_loses_and_doubles_nothing() -> None:
+    """Three pushes, sent until they are acknowledged, by whatever server is there."""
+
+    def three_pushes(kill_at: int) -> tuple[Life, int]:
+        keeping = Keeping()
+        life = at_work(keeping)
+        passed = 0
+
+        def point(name: str) -> None:
+            nonlocal passed
+            passed += 1
+            if passed == kill_at:
+                raise Killed(name)
+
+        keeping.point = point
+        for seq in range(3):
+            values = np.zeros(SIZE)
+            values[seq] = -1
+            try:
+                life.push(seq, values)
+            except Killed:
+                life = Life(keeping, 2, keep=True)
+                life.join()
+                assert life.push(seq, values) in ([(seq, APPLIED)], [(seq, DUPLICATE)])
+        return life, passed
+
+    _, points = three_pushes(0)
+    assert points >= 9
+    for kill_at in range(1, points + 1):
+        life, _ = three_pushes(kill_at)
+        assert (life.w, life.version) == ([1, 1, 1, 0], 3), kill_at
+
+
+def test_what_is_acknowledged_is_committed_before() -> None:
+    """Every outcome that settles a push, and every new epoch: the commit comes first."""
+    keeping = Keeping()
+    life = at_work(keeping)
+    for do in (
+        lambda: life.push(0),
+        lambda: life.push(1, (np.nan, 0, 0, 0)),
+        lambda: life.join(epoch=2),
+        lambda: life.join(slot=1),
+        lambda: life.tell(m.Members((0, 1))),
+    ):
+        committed: list[str] = []
+        keeping.point = committed.append
+        do()
+        assert "commit written" in committed
+        kept = Life(keeping, 2, keep=True).server.serving
+        assert kept is not None
+        assert life.server.serving is not None
+        assert kept.deliveries.to_json() == life.server.serving.deliveries.to_json()
+
+
+# ---------------------------------------------------------------- the barrier
+
+SYNC = registry.load("algorithms", "sync")
+
+
+def barrier(keeping: Keeping, generation: int = 1, *, keep: bool = False) -> Life:
+    life = Life(keeping, generation, keep=keep, algorithm=SYNC)
+    for slot in (0, 1):
+        life.join(slot)
+    if not keep:
+        life.initialise()
+    life.tell(m.Members((0, 1)))
+    return life
+
+
+def test_a_push_that_was_held_is_new_to_the_next_server() -> None:
+    keeping = Keeping()
+    first = barrier(keeping)
+    assert first.push(0, slot=0) == [(0, HELD)]
+    second = barrier(keeping, 2, keep=True)
+    assert second.push(0, slot=0) == [(0, HELD)]
+    assert second.push(0, slot=1) == [(0, HELD), (0, APPLIED), (0, APPLIED)]
+    assert (second.w, second.version) == ([1, 0, 0, 0], 1)
+
+
+def test_a_step_that_was_made_is_not_made_again() -> None:
+    keeping = Keeping()
+    first = barrier(keeping)
+    first.push(0, slot=0)
+    first.push(0, slot=1)
+    second = barrier(keeping, 2, keep=True)
+    assert second.push(0, slot=0) == [(0, DUPLICATE)]
+    assert second.push(1, slot=0, clock=1) == [(1, HELD)]
+    assert second.push(1, slot=1, clock=1) == [(1, HELD), (1, APPLIED), (1, APPLIED)]
+    assert second.version == 2
+
+
+def test_the_next_server_waits_for_all_members_although_nobody_joins_anew() -> None:
+    keeping = Keeping()
+    first = barrier(keeping)
+    for slot in (0, 1):
+        first.push(0, slot=slot)
+    second = Life(keeping, 2, keep=True, algorithm=SYNC)
+    second.join(0)
+    assert second.push(1, slot=0, clock=1) == [(1, HELD)]
+    second.tell(m.Members((0, 1)))
+    assert second.version == 1, "it waits for worker-1"
+    second.join(1)
+    assert (1, APPLIED) in second.push(1, slot=1, clock=1)
+
+
+def test_a_server_that_died_before_it_knew_the_members_left_them_all_to_be_waited_for() -> None:
+    keeping = Keeping()
+    first = Life(keeping, algorithm=SYNC)
+    first.join(0)
+    first.initialise()
+    second = Life(keeping, 2, keep=True, algorithm=SYNC)
+    for slot in (0, 1):
+        second.join(slot)
+    second.tell(m.Members((0, 1)))
+    assert second.push(0, slot=0) == [(0, HELD)]
+    assert (0, APPLIED) in second.push(0, slot=1)
+
+
+def test_one_who_had_not_pushed_yet_is_still_not_waited_for() -> None:
+    keeping = Keeping()
+    first = barrier(keeping)
+    for slot in (0, 1):
+        first.push(0, slot=slot)
+    first.join(1, epoch=2)
+    second = Life(keeping, 2, keep=True, algorithm=SYNC)
+    second.join(0)
+    second.join(1, epoch=2)
+    second.tell(m.Members((0, 1)))
+    assert second.push(1, slot=0, clock=1) == [(1, HELD), (1, APPLIED)]
+    assert second.push(0, slot=1, epoch=2, clock=1) == [(0, LATE)]
+    assert second.push(2, slot=0, clock=2) == [(2, HELD)], "now worker-1 counts"
+
+
+def test_a_kill_at_any_point_of_a_barrier_makes_every_step_once() -> None:
+    def two_steps(kill_at: int) -> tuple[Life, int]:
+        keeping = Keeping()
+        life = barrier(keeping)
+        passed = 0
+
+        def point(name: str) -> None:
+            nonlocal passed
+            passed += 1
+            if passed == kill_at:
+                raise Killed(name)
+
+        keeping.point = point
+        for clock in (0, 1):
+            for slot in (0, 1):
+                try:
+                    life.push(clock, slot=slot, clock=clock)
+                except Killed:
+                    life = barrier(keeping, 2, keep=True)
+                    for sent_slot in range(slot + 1):
+                        life.push(clock, slot=sent_slot, clock=clock)
+        return life, passed
+
+    _, points = two_steps(0)
+    for kill_at in range(1, points + 1):
+        life, _ = two_steps(kill_at)
+        assert (life.w, life.version) == ([2, 0, 0, 0], 2), kill_at
+
+
+# ---------------------------------------------------------------- poison
+
+
+def reasons(life: Life, values: Any, seq: int) -> tuple[m.Ack, list[str]]:
+    delta = Packed("none", SIZE, (np.array(values, np.float32),))
+    message = m.Push(1, 1, 1, seq, 0, 7, 9, 3, 0, delta)
+    effects = life.tell(message, b"worker")
+    (ack,) = [e.message for e in effects if isinstance(e, Send)]
+    return ack, [e.text for e in effects if isinstance(e, Note)]
+
+
+def test_poison_is_refused_with_whose_it_is_and_of_which_steps() -> None:
+    life = at_work(Keeping())
+    life.join(1)
+    ack, notes = reasons(life, (np.nan, 0, 0, 0), 0)
+    assert ack.outcome == REFUSED
+    assert ack.reason == (
+        "refused a push of worker-1 (epoch 1, number 0, steps 7..9): "
+        "it holds values that are not finite, or its norm is not"
+    )
+    assert notes == [ack.reason]
+    ack, _ = reasons(life, (2e9, 0, 0, 0), 1)
+    assert ack.reason.endswith("its norm is 2e+09, above servers.push_norm_max = 1e+09")
+    assert life.w == [0, 0, 0, 0]
+    assert life.push(0, slot=0) == [(0, APPLIED)]
+
+
+def test_poison_is_counted_by_worker_also_over_a_restart() -> None:
+    keeping = Keeping()
+    life = at_work(keeping)
+    life.join(1)
+    assert life.server.serving is not None
+    assert "poison" not in life.server.serving.metrics(0.0)
+    for seq in range(3):
+        life.push(seq, (np.inf, 0, 0, 0), slot=1)
+    assert life.server.serving.metrics(0.0)["poison"] == {"worker-1": 3}
+    second = Life(keeping, 2, keep=True)
+    second.join(1)
+    assert second.push(2, slot=1) == [(2, DUPLICATE)]
+    second.push(3, (np.inf, 0, 0, 0), slot=1)
+    assert second.server.serving is not None
+    assert second.server.serving.metrics(0.0)["poison"] == {"worker-1": 4}
+
+
+# ---------------------------------------------------------------- ends
+
+
+def failed(life: Life) -> m.Failed:
+    (exit_,) = [e for e in life.effects if isinstance(e, Exit)]
+    assert exit_.code == 1
+    failure = life.answer()
+    assert isinstance(failure, m.Failed)
+    return failure
+
+
+def test_a_state_that_is_missing_fails_the_server_for_good_with_the_reason() -> None:
+    failure = failed(Life(Keeping(), 2, keep=True))
+    assert (failure.error, failure.detail, failure.fatal) == (
+        "there is none; go back", "shard-0.state", True,
+    )  # fmt: skip
+
+
+def test_a_state_that_another_process_has_open_may_be_tried_again() -> None:
+    class Locked(Keeping):
+        def reopen(self, spec: Spec) -> Storage:
+            raise Held("pid 4711 has it")
+
+    assert not failed(Life(Locked(), 2, keep=True)).fatal
+
+
+def test_nothing_is_kept_of_a_method_that_the_coordinator_drives() -> None:
+    keeping = Keeping()
+    sandblaster = registry.load("algorithms", "sandblaster")
+    at_work(keeping, algorithm=sandblaster)
+    assert not keeping.buffer
+    assert "in memory only" in failed(Life(keeping, 2, keep=True, algorithm=sandblaster)).error
+
+
+@pytest.mark.parametrize("keep_state", [False, True])
+def test_the_end_of_a_run_removes_the_state_unless_it_may_be_recovered(keep_state: bool) -> None:
+    keeping = Keeping()
+    life = at_work(keeping)
+    life.push(0)
+    effects = life.tell(m.Shutdown("over", keep_state))
+    assert isinstance(effects[-1], Exit)
+    assert bool(keeping.buffer) == keep_state
+    if keep_state:
+        for page in (1, 2):  # "w" of both buffers
+            keeping.buffer[-4096 * page] ^= 1
+        assert "its vectors are damaged" in failed(Life(keeping, 2, keep=True)).error
+
+
+def test_a_server_that_is_told_to_stop_leaves_its_state() -> None:
+    keeping = Keeping()
+    life = at_work(keeping)
+    life.push(0)
+    life.server.handle(StopRequested("SIGTERM"), 0.0)
+    assert Life(keeping, 2, keep=True).w == [1, 0, 0, 0]

@@ -1,0 +1,163 @@
+"""A kept state that is not the right one, or not whole, is never used; the reason is said."""
+
+import numpy as np
+import pytest
+from kept import adagrad, created, dense, reopened, snapshot, sparse, spec_of
+
+from dlctl.shards import image
+from dlctl.shards.base import Extras, Unusable
+from dlctl.shards.image import Form
+from dlctl.shards.mapped import Mapped
+
+SIZE = 64
+SPEC = spec_of(adagrad(), SIZE, averaged=2, constant=3)
+FORM = Form.of(SPEC, "the present boot")
+
+
+def after(*deltas, close=False):
+    """A state with one commit for each delta."""
+    buffer, shard = created(adagrad(), SPEC)
+    shard.storage.fill({}, Extras(np.ones(2), np.ones(3, np.float32)))
+    shard.commit({"commits": 0})
+    for number, delta in enumerate(deltas, 1):
+        shard.apply(delta)
+        shard.commit({"commits": number})
+    if close:
+        shard.storage.close()
+    return buffer
+
+
+def reason(buffer, spec=SPEC, boot_id="the present boot"):
+    with pytest.raises(Unusable) as caught:
+        Mapped.reopen(buffer, spec, boot_id)
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"run_id": "run-2"}, "it is of run run-1, not of run-2"),
+        ({"shard": 1}, "it has shard 0, this server has 1"),
+        ({"lo": 11}, "it has lo 10, this server has 11"),
+        ({"hi": 75}, "it has hi 74, this server has 75"),
+        ({"slots": {"mean": 0.0}}, "it has slots ['sum'], this server has ['mean']"),
+        ({"averaged": 3}, "it has averaged 2, this server has 3"),
+        ({"workers": 500}, "it has commit bytes 20480, this server has 49152"),
+    ],
+)
+def test_the_state_of_something_else_is_refused_by_name(changes, said):
+    values = {"averaged": 2, "constant": 3} | changes
+    assert reason(after(), spec_of(adagrad(), SIZE, **values)) == said
+
+
+def test_a_state_of_before_a_reboot_is_refused():
+    assert reason(after(), boot_id="another boot").startswith("it is of before a reboot")
+
+
+def test_a_state_of_another_format_is_refused(monkeypatch):
+    with monkeypatch.context() as context:
+        context.setattr(image, "FORMAT", 2)
+        buffer = after()
+    assert reason(buffer) == "it has format 2, this dlctl reads format 1"
+
+
+@pytest.mark.parametrize("left_bytes", [0, 100, 4096, 10_000, FORM.total_bytes - 1])
+def test_a_file_that_was_cut_is_refused(left_bytes):
+    said = reason(after()[:left_bytes])
+    assert "cut off" in said or "less than its header" in said
+
+
+def test_a_file_that_is_too_long_is_refused():
+    assert "too long" in reason(after() + b"x")
+
+
+def test_something_else_and_nothing_at_all_are_no_states():
+    assert reason(bytearray(b"x" * 8192)) == "it is not the state of a shard"
+    assert "killed before it had finished" in reason(bytearray(FORM.total_bytes))
+
+
+def test_every_flipped_bit_of_the_header_is_found():
+    buffer = after()
+    length = int.from_bytes(buffer[12:16], "little")
+    for at in range(16 + length):
+        buffer[at] ^= 1 << at % 8
+        assert reason(buffer), at
+        buffer[at] ^= 1 << at % 8
+    assert reopened(buffer, adagrad(), SPEC)[1] == {"commits": 0}
+
+
+def test_a_commit_that_was_written_and_is_damaged_is_not_passed_over():
+    """The one before it would be older than what was acknowledged, and its elements are gone."""
+    buffer = after(dense(1, SIZE), sparse(2, SIZE, 4))
+    newest = image.newest_commit(buffer, FORM).number
+    for at in range(image._COMMIT.size + 40):
+        copy = buffer.copy()
+        copy[FORM.commit_at(newest % 2) + at] ^= 1
+        assert reason(copy) == f"its newest commit, number {newest}, is damaged", at
+
+
+def test_a_commit_that_was_cut_short_does_not_count():
+    buffer = after(dense(1, SIZE))
+    wanted = snapshot(reopened(buffer, adagrad(), SPEC)[0])
+    older = image.newest_commit(buffer, FORM).number + 1
+    at = FORM.commit_at(older % 2)
+    buffer[at + 20 : at + 60] = bytes(40)
+    shard, meta = reopened(buffer, adagrad(), SPEC)
+    assert (meta, snapshot(shard)) == ({"commits": 1}, wanted)
+
+
+def test_two_damaged_commits_are_too_many():
+    buffer = after(dense(1, SIZE))
+    image.done_mark(buffer)[:] = 1, 2
+    for which in (0, 1):
+        buffer[FORM.commit_at(which) + 50] ^= 1
+    assert reason(buffer) == "neither of its two commits is whole"
+
+
+def test_every_flipped_bit_of_a_redo_record_is_found():
+    buffer = after(sparse(2, SIZE, 4))
+    commit = image.newest_commit(buffer, FORM)
+    area = FORM.redo_area(buffer, commit.area)
+    indices, values = area.cut(commit.count)
+    for part in (indices, *values):
+        for at in range(part.nbytes):
+            part.view(np.uint8)[at] ^= 1 << at % 8
+            assert reason(buffer) == "its redo record is damaged"
+            part.view(np.uint8)[at] ^= 1 << at % 8
+    reopened(buffer, adagrad(), SPEC)
+
+
+def test_damaged_extras_are_found():
+    for at in (0, 8, 16, 20):
+        buffer = after()
+        buffer[FORM.extras_at + at] ^= 1
+        assert reason(buffer) == "its averaged buffers or constants are damaged"
+
+
+def test_a_state_that_was_closed_in_order_is_checked_to_the_last_bit():
+    buffer = after(dense(1, SIZE), close=True)
+    current = image.newest_commit(buffer, FORM).current
+    for name, array in FORM.vectors(buffer, current).items():
+        for at in (0, SIZE - 1):
+            array.view(np.uint32)[at] ^= 1
+            assert reason(buffer).startswith("its vectors are damaged"), name
+            array.view(np.uint32)[at] ^= 1
+    shard, _ = reopened(buffer, adagrad(), SPEC)
+    shard.commit({})
+    FORM.vectors(buffer, current)["w"].view(np.uint32)[0] ^= 1
+    reopened(buffer, adagrad(), SPEC)  # At work again, it carries no such checksum.
+
+
+def test_after_a_kill_damage_of_the_vectors_is_found_if_it_made_them_infinite():
+    buffer = after(dense(1, SIZE))
+    current = image.newest_commit(buffer, FORM).current
+    FORM.vectors(buffer, current)["sum"][3] = np.inf
+    assert reason(buffer) == 'its vector "sum" has values that are not finite'
+
+
+def test_a_state_with_more_workers_than_were_planned_for_is_an_error_not_a_broken_file():
+    buffer, shard = created(adagrad(), spec_of(adagrad(), SIZE))
+    before = bytes(buffer)
+    with pytest.raises(Exception, match="are set aside"):
+        shard.commit({"deliveries": [[slot, 1, 2**40] for slot in range(3000)]})
+    assert bytes(buffer) == before

@@ -1,0 +1,249 @@
+"""Whatever a server is killed in the middle of, the next one finds the state of a commit."""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from kept import (
+    BOOT,
+    Killed,
+    adagrad,
+    bytes_for,
+    created,
+    dense,
+    plain,
+    reopened,
+    snapshot,
+    sparse,
+    spec_of,
+)
+
+from dlctl.optim.adam import Adam
+from dlctl.shards import mapped
+from dlctl.shards.base import POINTS, Extras, Shard, Unusable
+from dlctl.shards.mapped import Mapped
+
+SIZE = 64
+BLOCK = 3
+"""Instead of 65,536: a sparse update of a few elements has several blocks, too."""
+SEEDS = st.integers(0, 1000)
+OPTIMIZERS = {"adagrad": adagrad, "adam": lambda: Adam(Adam.Options(lr=0.1))}
+
+
+class KilledAnywhere(RuleBasedStateMachine):
+    """Updates, commits and kills in any order, beside a plain shard that nothing happens to."""
+
+    @initialize(optimizer=st.sampled_from(sorted(OPTIMIZERS)))
+    def begin(self, optimizer):
+        self.new_optimizer = OPTIMIZERS[optimizer]
+        self.spec = spec_of(self.new_optimizer(), SIZE)
+        self.points_left = None
+        self.is_written = False
+        self.commits = 0
+        self.buffer, self.shard = created(self.new_optimizer(), self.spec, self.point)
+        self.model = plain(self.new_optimizer(), self.spec)
+        self.committed = snapshot(self.model)
+        self.meta = {}
+
+    def point(self, name):
+        if name == "commit begun":
+            self.is_written = False
+        if name == "commit written":
+            self.is_written = True
+        if self.points_left is not None:
+            self.points_left -= 1
+            if self.points_left < 0:
+                raise Killed(name)
+
+    def do(self, work, kill_after):
+        """Do something in the mapped shard; True if it was killed on the way."""
+        self.points_left = kill_after
+        self.is_written = False
+        try:
+            work()
+        except Killed:
+            return True
+        finally:
+            self.points_left = None
+        return False
+
+    def come_back(self):
+        """What the next process finds is the last commit, and the model goes back to it."""
+        self.shard, meta = reopened(self.buffer, self.new_optimizer(), self.spec, self.point)
+        assert meta == self.meta
+        assert snapshot(self.shard) == self.committed
+        self.model = plain(self.new_optimizer(), self.spec)
+        self.model.storage.fill({"w": self.shard.w, **self.shard.slots}, None)
+        self.model.version = self.shard.version
+        self.model.optimizer.lr = self.shard.optimizer.lr
+        self.model.optimizer.counters.update(self.shard.optimizer.counters)
+
+    def update(self, delta, kill_after):
+        if self.do(lambda: self.shard.apply(delta), kill_after):
+            self.come_back()
+        else:
+            self.model.apply(delta)
+
+    KILLS = st.none() | st.integers(0, 2) | st.integers(0, 60)
+
+    @rule(seed=SEEDS, kill_after=KILLS)
+    def dense_update(self, seed, kill_after):
+        self.update(dense(seed, SIZE), kill_after)
+
+    @rule(seed=SEEDS, count=st.integers(0, SIZE // 16), kill_after=KILLS)
+    def sparse_update(self, seed, count, kill_after):
+        self.update(sparse(seed, SIZE, count), kill_after)
+
+    @rule(seed=SEEDS, kill_after=KILLS)
+    def update_of_half_the_elements(self, seed, kill_after):
+        self.update(sparse(seed, SIZE, SIZE // 2), kill_after)
+
+    @rule(seed=SEEDS, kill_after=KILLS)
+    def whole_vectors_are_set(self, seed, kill_after):
+        values = {"w": dense(seed, SIZE).values}
+        if self.do(lambda: self.shard.storage.fill(values, None), kill_after):
+            self.come_back()
+        else:
+            self.model.storage.fill(values, None)
+
+    @rule(rate=st.floats(0.01, 1.0))
+    def the_rate_changes(self, rate):
+        self.shard.optimizer.lr = self.model.optimizer.lr = rate
+
+    @rule(kill_after=st.none() | st.integers(0, 12))
+    def commit(self, kill_after):
+        self.commits += 1
+        meta = {"commits": self.commits}
+        killed = self.do(lambda: self.shard.commit(meta), kill_after)
+        if self.is_written or not killed:
+            self.committed, self.meta = snapshot(self.model), meta
+        if killed:
+            self.come_back()
+
+    @rule()
+    def kill_between_two_steps(self):
+        self.come_back()
+
+    @rule(kill_after=st.none() | st.integers(0, 3))
+    def close_in_order(self, kill_after):
+        self.do(self.shard.storage.close, kill_after)
+        self.come_back()
+
+    @invariant()
+    def both_are_the_same(self):
+        if hasattr(self, "shard"):
+            assert snapshot(self.shard) == snapshot(self.model)
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    monkeypatch.setattr(mapped, "BLOCK", BLOCK)
+
+
+class TestKilledAnywhere(KilledAnywhere.TestCase):
+    settings = settings(max_examples=150, stateful_step_count=25, deadline=None, derandomize=True)
+
+
+# ---------------------------------------------------------------- the same, one story at a time
+
+
+def story(point, buffer, spec):
+    """A state is made and goes through every kind of commit."""
+    shard = Shard(adagrad(), Mapped.create(buffer, spec, BOOT, point))
+    states = [snapshot(shard)]
+    for number, delta in enumerate(
+        [
+            dense(1, SIZE),
+            sparse(2, SIZE, 4),
+            sparse(3, SIZE, 3),
+            None,
+            sparse(4, SIZE, 4),
+            dense(5, SIZE),
+        ]
+    ):
+        if delta is not None:
+            shard.apply(delta)
+        states.append(snapshot(shard))
+        shard.commit({"number": number})
+    shard.storage.close()
+    return states
+
+
+SPEC = spec_of(adagrad(), SIZE)
+
+
+def points():
+    """The names of the points that the story passes, in order."""
+    passed = []
+    story(passed.append, bytes_for(SPEC), SPEC)
+    return passed
+
+
+def test_the_points_are_at_every_step_that_could_be_the_last():
+    assert set(points()) <= set(POINTS)
+    assert set(points()) == {
+        "state begun", "commit half written", "state created", "block updated", "commit begun",
+        "commit written", "redo block written", "redo block scattered", "commit scattered",
+        "state sealed",
+    }  # fmt: skip
+
+
+def test_a_kill_at_each_point_of_a_story_leaves_one_of_its_states():
+    states = story(lambda name: None, bytes_for(SPEC), SPEC)
+    names = points()
+    for at in range(len(names)):
+        buffer = bytes_for(SPEC)
+        last_words = iter(names[:at])
+
+        def point(name, last_words=last_words):
+            if next(last_words, None) is None:
+                raise Killed(name)
+
+        with pytest.raises(Killed):
+            story(point, buffer, SPEC)
+        passed = names[: at + 1]
+        if "state created" not in passed:
+            with pytest.raises(Unusable, match="killed before it had finished"):
+                reopened(buffer, adagrad(), SPEC)
+            continue
+        written = passed.count("commit written")
+        shard, meta = reopened(buffer, adagrad(), SPEC)
+        assert meta == ({"number": written - 1} if written else {}), names[at]
+        assert snapshot(shard) == states[written], names[at]
+
+
+def test_the_extras_are_there_again():
+    spec = spec_of(adagrad(), 5, averaged=3, constant=2)
+    buffer, shard = created(adagrad(), spec)
+    extras = Extras(np.array([1.0, np.nan, 3.0]), np.array([4, 5], np.float32))
+    shard.storage.fill({"w": np.ones(5, np.float32)}, extras)
+    shard.commit({"initialised": True})
+    again, meta = reopened(buffer, adagrad(), spec)
+    assert meta == {"initialised": True}
+    assert again.storage.extras.averaged.tobytes() == extras.averaged.tobytes()
+    assert again.storage.extras.constant.tolist() == [4, 5]
+    assert again.w.tolist() == [1] * 5
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 16])
+def test_the_smallest_shards_survive_too(size):
+    spec = spec_of(adagrad(), size)
+    buffer, shard = created(adagrad(), spec)
+    model = plain(adagrad(), spec)
+    for seed in range(4):
+        for delta in (dense(seed, size), sparse(seed, size, size // 16)):
+            shard.apply(delta)
+            model.apply(delta)
+            shard.commit({})
+    assert snapshot(reopened(buffer, adagrad(), spec)[0]) == snapshot(model)
+
+
+def test_looking_at_an_update_that_is_not_committed_writes_nothing():
+    buffer, shard = created(adagrad(), SPEC)
+    shard.commit({})
+    shard.apply(sparse(1, SIZE, 4))
+    before = bytes(buffer)
+    assert np.count_nonzero(shard.w) == 4
+    assert np.count_nonzero(shard.slots["sum"] != np.float32(0.1)) == 4
+    assert bytes(buffer) == before
