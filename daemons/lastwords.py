@@ -9,20 +9,35 @@ from pathlib import Path
 LINES = 12
 TAIL_BYTES = 32 * 1024
 LINE_CHARS_MAX = 400
-_GOODBYE = re.compile(r"exit \d+: ")
+_GOODBYE = re.compile(r"exit (\d+): ")
 """What `Loop` writes at the end: whoever reads last words knows the exit code."""
 
 
 def last_lines(path: Path) -> tuple[str, ...]:
     """The last dozen lines: messages of JSON lines with their details, raw lines as they are."""
+    lines = [line for text in _tail(path) for line in _readable(text)]
+    return tuple(line[:LINE_CHARS_MAX] for line in lines[-LINES:])
+
+
+def exit_code(path: Path) -> int | None:
+    """The exit code that a daemon has written at its end; None if it was cut short."""
+    for text in reversed(_tail(path)):
+        try:
+            goodbye = _GOODBYE.match(json.loads(text)["msg"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        if goodbye:
+            return int(goodbye[1])
+    return None
+
+
+def _tail(path: Path) -> list[str]:
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            raw = file.read().decode(errors="replace").splitlines()
+            return file.read().decode(errors="replace").splitlines()
     except OSError:
-        return ()
-    lines = [line for text in raw for line in _readable(text)]
-    return tuple(line[:LINE_CHARS_MAX] for line in lines[-LINES:])
+        return []
 
 
 def _readable(text: str) -> list[str]:

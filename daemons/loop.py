@@ -38,11 +38,11 @@ CHORES_S = 1.0
 class Loop:
     """Runs one machine. Effects that are a daemon's own it learns to do with `perform`.
 
-    `chores` is called after events, at most once a second.
+    `chores` are called after events, at most once a second.
     """
 
-    def __init__(self, chores: Callable[[], None] = lambda: None) -> None:
-        self._chores = chores
+    def __init__(self, *chores: Callable[[], None]) -> None:
+        self.chores = [*chores]
         self._chores_at = 0.0
         self.poller = zmq.Poller()
         self.transport = Transport(self.poller)
@@ -124,7 +124,8 @@ class Loop:
     def _do_chores(self) -> None:
         if time.monotonic() >= self._chores_at:
             self._chores_at = time.monotonic() + CHORES_S
-            self._chores()
+            for chore in self.chores:
+                chore()
 
     def _wait(self, deadline: float | None) -> list[Any]:
         timeout_s = WAIT_S_MAX if deadline is None else deadline - time.monotonic()

@@ -1,56 +1,51 @@
 """Processes that nobody looks after any more end, whatever happened to those who started them.
 
-An agent ends its daemons when its coordinator is gone, and the coordinator ends the daemons of an
-agent that is gone. Here is what remains: both are gone, or the coordinator itself comes to its end.
+An agent starts its coordinator again, and the coordinator its agents. Here is what remains: both
+are gone, or the coordinator itself comes to its end.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from daemons.loop import Loop
 from dlctl import processes, rundb
-from dlctl.machine import StopRequested
+from dlctl.errors import DlctlError
+from dlctl.roles.effects import CoordinatorGone
 
 log = logging.getLogger("dlctl")
+LOOK_S = 5.0
+"""Between two looks whether coordinator and agent are there."""
 EXIT_S = 5.0
 """For daemons that have been told to end; then they are killed."""
 
 
-def end_without_parents(loop: Loop, directory: Path) -> None:
-    """From now on: stop this daemon when both its agent and the run's coordinator are gone."""
+def watch_parents(loop: Loop, directory: Path) -> Callable[[], None]:
+    """A chore that tells the machine when neither the coordinator nor an agent is there any more.
 
-    def stop() -> None:
-        loop.post(StopRequested("the agent and the coordinator are gone"))
+    Both are started again by the other one; only together they stay away, until somebody comes.
+    """
+    look_at = 0.0
 
-    def agent_is_gone() -> None:
-        run = rundb.read(directory)
-        log.warning("the agent is gone; the coordinator is to end the run")
-        if processes.is_alive(run.get("pid"), run.get("pid_created")):
-            _when_gone(loop, run["pid"], stop)
-        else:
-            stop()
+    def chore() -> None:
+        nonlocal look_at
+        if time.monotonic() < look_at:
+            return
+        look_at = time.monotonic() + LOOK_S
+        try:
+            run = rundb.read(directory)
+        except (DlctlError, sqlite3.Error) as error:
+            log.warning("cannot read the run's database: %s", error)
+            return
+        agents = [row for row in run["daemons"] if row.get("role") == "agent"]
+        if not processes.living([*agents, run]):
+            loop.post(CoordinatorGone())
 
-    _when_gone(loop, os.getppid(), agent_is_gone)
-
-
-def _when_gone(loop: Loop, pid: int, call: Callable[[], None]) -> None:
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        call()
-        return
-
-    def ended() -> None:
-        loop.unwatch(pidfd)
-        os.close(pidfd)
-        call()
-
-    loop.watch(pidfd, ended)
+    return chore
 
 
 def end_all(db: rundb.RunDb) -> None:

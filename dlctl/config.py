@@ -72,6 +72,17 @@ class Servers:
 
     count: Annotated[int, Ge(1), Le(256)] = 1
     """Parameter servers; each owns one contiguous shard of the parameter vector."""
+    durability: Literal["process", "none", "disk"] = "process"
+    """What an acknowledged push survives. "process": the death of its server at any instant; the
+    shard is kept in mapped memory, twice. "disk": a power loss, too; every push is on the disk
+    before it is acknowledged. "none": neither; what came after the last checkpoint is lost."""
+    state_dir: str = ""
+    """Where the servers keep their shards, a full path. "": shared memory (/dev/shm) if there is
+    room, else the run directory; with durability = "disk" always the run directory."""
+    push_norm_max: Annotated[float, Gt(0), Le(1e15)] = 1e9
+    """A push with a larger Euclidean norm is refused, as one with a NaN is. With it, weights and
+    optimiser state cannot become infinite or NaN, as long as lr * weight_decay <= 1 and, for adam,
+    eps >= 1e-12; a decay beyond that makes the weights themselves grow without bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +102,15 @@ class Workers:
     loader_processes: Annotated[int, Ge(0), Le(256)] = 0
     """Processes of torch's DataLoader per worker; 0: the data is loaded in the worker itself."""
     restarts_max: Annotated[int, Ge(0)] = 8
-    """How often a worker that died is replaced before the run fails."""
+    """Deaths in a row of a worker before it was at work, or within 10 s of its start, after which
+    the run fails.
+    """
     nonfinite_steps_max: Annotated[int, Ge(1)] = 20
-    """Consecutive steps with a NaN or infinite loss or gradient after which a worker gives up."""
+    """Steps in a row with a NaN or infinite loss or gradient after which a worker is quarantined:
+    it is not replaced until "dlctl restart" asks for it.
+    """
+    refused_pushes_max: Annotated[int, Ge(1)] = 3
+    """Pushes in a row that the servers refuse after which a worker is quarantined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +119,10 @@ class Data:
 
     portion_batches: Annotated[int, Ge(1), Le(100000)] = 8
     """Batches of one portion: the range of samples that a worker leases at a time."""
+    lease_ahead_s: Annotated[float, Ge(0), Le(3600)] = 2.0
+    """Seconds of work that a worker leases in advance: so long it goes on while the coordinator is
+    away. Towards the end of a run it is less, so that all finish together.
+    """
     shuffle: bool = True
     """A new seeded order of the samples in every epoch."""
 
@@ -157,7 +178,7 @@ class Timeouts:
     silent_s: Seconds = 15.0
     """Without a word from a daemon after which it is taken for lost."""
     resend_s: Seconds = 1.0
-    """Without an acknowledgement after which a push or fetch is sent again; doubles up to 8 times.
+    """Without an acknowledgement after which a push or fetch is sent again; doubles up to 4 times.
     """
     grace_s: Seconds = 30.0
     """For a stopping worker to finish its step and its last pushes."""

@@ -10,6 +10,7 @@ since 1970 (UTC). Local disks only: SQLite's locks do not hold on NFS.
     metric      reports of the daemons: at most one row per daemon in 10 seconds
     checkpoint  every checkpoint that was begun, and how it ended
     term        epochs and generations, written before they are handed out
+    memory      what the next coordinator goes on with, should this one die (`roles/memory.py`)
 
 The row of a daemon that the job no longer has stays, as "removed": its incarnations are counted on
 if it comes back.
@@ -26,8 +27,13 @@ from typing import Any
 
 from dlctl.errors import DlctlError, NotFound
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE = "run.db"
+WAL_PAGES = 250
+"""Of 4 KiB, after which what was written goes from SQLite's log into the database: a run should
+not need megabytes for a few rows that change all the time."""
+ENDED = ("stopped", "finished", "failed")
+"""States of a run that has come to its end, in order or not."""
 REMOVED = "removed"
 """State of a daemon that an earlier execution had and the job no longer has."""
 _SCHEMA = """
@@ -40,6 +46,7 @@ CREATE TABLE metric (at REAL NOT NULL, daemon TEXT NOT NULL, step INTEGER NOT NU
 CREATE INDEX metric_by_daemon ON metric (daemon, at);
 CREATE TABLE checkpoint (id INTEGER PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE term (name TEXT PRIMARY KEY, term INTEGER NOT NULL);
+CREATE TABLE memory (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 
 
@@ -56,6 +63,9 @@ class RunDb:
                 _make(path)
             self._db = sqlite3.connect(f"file:{path}?mode={mode}", uri=True, timeout=10)
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            # Survives the end of any process; only terms have to survive more than that.
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
         except sqlite3.Error as error:
             raise DlctlError(f"cannot use the run's database: {error}", where=str(path)) from error
         if version != SCHEMA_VERSION:
@@ -145,10 +155,35 @@ class RunDb:
             json.loads(v) for (v,) in self._db.execute("SELECT value FROM checkpoint ORDER BY id")
         ]
 
-    # ------------------------------------------------------------ terms
+    # ------------------------------------------------------------ terms and memory
 
     def put_term(self, name: str, term: int) -> None:
-        self._db.execute("INSERT OR REPLACE INTO term VALUES (?, ?)", (name, term))
+        """Put and commit, so that it survives a power failure: a term is never given twice.
+
+        Raises sqlite3.OperationalError; what was put before is lost then, unless it was committed.
+        """
+        self.commit()
+        self._db.execute("PRAGMA synchronous=FULL")
+        try:
+            self._db.execute("INSERT OR REPLACE INTO term VALUES (?, ?)", (name, term))
+            self.commit()
+        finally:
+            self.rollback()
+            self._db.execute("PRAGMA synchronous=NORMAL")
+
+    def put_memory(self, values: dict[str, Any]) -> None:
+        """None: forget the key."""
+        gone = [(key,) for key, value in values.items() if value is None]
+        kept = [(key, json.dumps(v)) for key, v in values.items() if v is not None]
+        self._db.executemany("DELETE FROM memory WHERE key = ?", gone)
+        self._db.executemany("INSERT OR REPLACE INTO memory VALUES (?, ?)", kept)
+
+    def memory(self) -> dict[str, Any]:
+        return {k: json.loads(v) for k, v in self._db.execute("SELECT key, value FROM memory")}
+
+    def clear_memory(self) -> None:
+        """The next coordinator begins a new execution."""
+        self._db.execute("DELETE FROM memory")
 
     def terms(self) -> dict[str, int]:
         return dict(self._db.execute("SELECT name, term FROM term"))

@@ -9,8 +9,10 @@ from dlctl.roles.arrivals import Past
 from dlctl.rundb import RunDb
 
 
-def read_past(directory: Path, db: RunDb) -> Past:
-    """Terms, incarnations, and the checkpoint to go on from. Raises DlctlError if it is unreadable.
+def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
+    """Terms, incarnations, the checkpoint to go on from, and what another coordinator has
+    remembered. Raises DlctlError if it is unreadable. `agents`: those that are there, with
+    their incarnations.
 
     A coordinator may have died between a checkpoint and its row, so the disk is asked as well: no
     number is ever given twice.
@@ -24,4 +26,6 @@ def read_past(directory: Path, db: RunDb) -> Past:
         checkpoints=max([*numbers, checkpoints.highest_number(directory)]),
         restore=restore,
         manifest=manifest,
+        memory=db.memory(),
+        agents=agents,
     )

@@ -1,14 +1,15 @@
 """Performs what the coordinator writes down: rows in run.db, checkpoint directories, manifests.
 
 The machine's times are monotonic; here they become wall-clock times. A term is committed before
-anything behind it is sent, and the row of a checkpoint at once if the database can be written. All
-other rows are committed when the events that have come are handled: a crash may lose the last ones,
-although messages of the same moment went out.
+anything behind it is sent, and so is what the next coordinator has to know; the row of a checkpoint
+at once, too, if the database can be written. All other rows are committed when the events that have
+come are handled: a crash may lose the last ones, although messages of the same moment went out.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import Callable
@@ -21,6 +22,8 @@ import psutil
 from daemons.loop import Loop
 from dlctl import checkpoints, processes
 from dlctl.errors import DlctlError
+from dlctl.machine import Send
+from dlctl.manifest import SCHEMA
 from dlctl.messages import Json
 from dlctl.roles import journal as j
 from dlctl.rundb import RunDb
@@ -46,10 +49,17 @@ class Records:
         self.loop = loop
         self._created = _CreationTimes()
         self._rows: list[_Row] = []
+        self._memory: dict[str, Any] = {}
+        """To be remembered, and not written yet."""
         self._trouble = ""
         self._retry_at = 0.0
         self._metric_at: dict[str, float] = {}
-        self._first_snapshot = True
+        self._names: set[str] = set()
+        self.me: Json = {"pid": os.getpid(), "pid_created": psutil.Process().create_time()}
+        """Written again and again: another process, started by mistake, may have put itself there.
+        """
+        loop.perform(Send, self._on_send)
+        loop.perform(j.Remember, self._on_remember)
         loop.perform(j.IssueTerm, self._on_term)
         loop.perform(j.AddEvent, self._on_event)
         loop.perform(j.AddMetric, self._on_metric)
@@ -66,9 +76,10 @@ class Records:
 
     def commit(self) -> None:
         """Write what has come. A full disk is no reason to stop training: it is tried again."""
-        if not self._rows or time.monotonic() < self._retry_at:
+        if not (self._rows or self._memory) or time.monotonic() < self._retry_at:
             return
         try:
+            self.db.put_memory(self._memory)
             for row in self._rows:
                 row.write()
             self.db.commit()
@@ -76,6 +87,7 @@ class Records:
             self._put_off(error)
             return
         self._rows.clear()
+        self._memory.clear()
         if self._trouble:
             log.warning("the run's database can be written again")
             self._trouble = ""
@@ -88,17 +100,28 @@ class Records:
             log.error("cannot write the run's database: %s; training goes on", error)
         self._trouble = str(error)
 
+    def _on_remember(self, effect: j.Remember) -> None:
+        self._memory[effect.key] = effect.value
+
+    def _on_send(self, effect: Send) -> None:
+        """Nobody learns of what is not on record. (While the disk is full, they do: training goes
+        on, and a coordinator that died just then would lease portions twice.)
+        """
+        if self._memory:
+            self.commit()
+        self.loop.transport.send(effect.peer, effect.message)
+
     def _on_term(self, effect: j.IssueTerm) -> None:
         """An epoch that is not on record must not be handed out. Raises DlctlError."""
-        self._put(lambda: self.db.put_term(effect.name, effect.term), lasts=True)
-        self._retry_at = 0.0
         self.commit()
-        if self._trouble:
+        try:
+            self.db.put_term(effect.name, effect.term)
+        except sqlite3.OperationalError as error:
             raise DlctlError(
-                f"cannot record that {effect.name} begins anew: {self._trouble}",
+                f"cannot record that {effect.name} begins anew: {error}",
                 where=str(self.directory),
                 hint=f"df -h {self.directory}",
-            )
+            ) from error
 
     def _on_event(self, effect: j.AddEvent) -> None:
         row = (time.time(), effect.kind, effect.daemon, effect.text, effect.data)
@@ -113,18 +136,18 @@ class Records:
         self._put(lambda: self.db.add_metric(*row))
 
     def _on_snapshot(self, effect: j.Snapshot) -> None:
-        run = to_wall_clock(effect.run)
+        run = to_wall_clock(effect.run) | self.me
         self._put(lambda: self.db.put_run(**run))
         for row in effect.daemons:
             shown = to_wall_clock(row) | {"pid_created": self._created.of(row)}
             self._put(partial(self.db.put_daemon, row["name"], shown))
-        if self._first_snapshot:
-            self._first_snapshot = False
-            names = {row["name"] for row in effect.daemons}
+        names = {row["name"] for row in effect.daemons}
+        if names != self._names:
+            self._names = names
             self._put(lambda: self._remove_daemons_but(names), lasts=True)
 
     def _remove_daemons_but(self, names: set[str]) -> None:
-        """Earlier executions may have had more; those whose processes have ended are not shown."""
+        """Earlier there may have been more; those whose processes have ended are not shown."""
         others = [row for row in self.db.daemons() if row["name"] not in names]
         alive = [row["name"] for row in processes.living(others)]
         self.db.remove_daemons({row["name"] for row in others}.difference(alive))
@@ -148,7 +171,7 @@ class Records:
 
     def _on_complete(self, effect: j.CompleteCheckpoint) -> None:
         directory, error = Path(effect.directory), ""
-        manifest = effect.manifest | {"schema": "dlctl.checkpoint/1", "at": time.time()}
+        manifest = effect.manifest | {"schema": SCHEMA, "at": time.time()}
         try:
             checkpoints.write_manifest(directory, manifest)
         except DlctlError as failure:

@@ -21,6 +21,16 @@ def argv(role: str, directory: Path, name: str, incarnation: int, control: str) 
     return [sys.executable, *module, str(directory), name, str(incarnation), control]
 
 
+def parse_argv(argv: list[str], directory: Path) -> tuple[str, str, int] | None:
+    """(role, name, incarnation) if `argv` starts a daemon of this run; the inverse of `argv`."""
+    match argv:
+        case [_, "-P", "-m", module, run, name, incarnation, _] if run == str(directory):
+            package, _, role = module.partition(".")
+            if package == "daemons" and incarnation.isdecimal():
+                return role, name, int(incarnation)
+    return None
+
+
 def environment(role: str, directory: Path, name: str, incarnation: int) -> dict[str, str]:
     """What user code may rely on, besides what was there already."""
     mine = {

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -49,6 +51,37 @@ def start(
         )
     finally:
         os.close(log)
+
+
+class Living(NamedTuple):
+    """A daemon of a run that is there now."""
+
+    role: str
+    name: str
+    incarnation: int
+    pid: int
+    pidfd: int
+    """Holds the process, whoever gets its number later; to be closed."""
+
+
+def living(directory: Path) -> Iterator[Living]:
+    """The daemons of a run on this machine, known by their command lines.
+
+    A process that a daemon has forked has the same command line, but leads no session.
+    """
+    for process in psutil.process_iter():
+        try:
+            known = base.parse_argv(process.cmdline(), directory)
+            if known is None or os.getsid(process.pid) != process.pid:
+                continue
+            pidfd = os.pidfd_open(process.pid)
+        except (psutil.Error, OSError):
+            continue
+        # It may have ended, and another one have got its number, before we held it.
+        if process.is_running() and process.uids().real == os.getuid():
+            yield Living(*known, process.pid, pidfd)
+        else:
+            os.close(pidfd)
 
 
 class Local:

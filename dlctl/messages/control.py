@@ -62,6 +62,9 @@ class Assign(Message):
     hi: int
     layout: bytes
     restore: str
+    keep: bool = False
+    """Another server of this shard has said `Serving`: go on from the state that it has kept, or
+    fail. False: begin anew, whatever is there; `restore` counts only then."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -80,6 +83,22 @@ class Topology(Message):
     addresses: tuple[str, ...]
     initialise: bool
     restore: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Moved(Message):
+    """To a worker: a new process owns this shard. Repeated until `MovedNoted`."""
+
+    shard: int
+    generation: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MovedNoted(Message):
+    name: str
+    shard: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -103,7 +122,7 @@ class Report(Message):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Heard(Message):
-    """To an agent, for each report: the coordinator is there."""
+    """For each report: the coordinator is there."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -127,6 +146,8 @@ class LeaseRequest(Message):
     slot: int
     epoch: int
     request: int
+    ahead: bool
+    """There is still work: one more only if the others are not left without."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -235,6 +256,8 @@ class Shutdown(Message):
     """Exit now, in order. The last message a daemon gets."""
 
     reason: str
+    keep_state: bool = False
+    """To a server: leave its shard's state behind, the run may be recovered from it."""
 
 
 # ------------------------------------------------------------ control plane: processes of a host

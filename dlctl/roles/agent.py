@@ -1,7 +1,9 @@
 """The agent role: starts and ends the daemons of one host, and says when one has ended.
 
 It decides nothing: which incarnation runs, and when a dead one is replaced, is the coordinator's
-business. An agent that has not heard from its coordinator for long ends what it has started, so
+business. Its reports say which daemons live here, so that a coordinator which was away finds out.
+An agent that takes the place of a dead one adopts its daemons; one whose coordinator has died
+starts that again. If nothing is heard of the coordinator for long, the agent ends what is here, so
 that nothing is left running on a host whose run is gone.
 """
 
@@ -20,11 +22,21 @@ from dlctl.machine import (
     Started,
     StopRequested,
 )
-from dlctl.roles.desk import COORDINATOR, REPORT_S, Birth, Desk
-from dlctl.roles.effects import ProcessEnded, SignalProcess, StartProcess
+from dlctl.roles.desk import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Desk
+from dlctl.roles.effects import (
+    CoordinatorGone,
+    ProcessEnded,
+    RestartCoordinator,
+    SignalProcess,
+    StartProcess,
+)
+from dlctl.roles.lifeline import Lifeline
 
-ORPHAN_S = 60.0
-"""Without a word from the coordinator after which an agent ends its daemons and itself."""
+RESTART_FIRST_S, RESTARTS_MAX, RESTARTS_S = 0.5, 6, 60.0
+"""The coordinator is started again at once, then with growing pauses, at most so often in a time.
+"""
+WORKS_S = 2.0
+"""A coordinator that is heard so long after it was started has not died of its start."""
 TERMINATE_S = 5.0
 """Between SIGTERM and SIGKILL."""
 
@@ -44,12 +56,19 @@ class _Child:
 
 
 class Agent:
-    def __init__(self, birth: Birth, resend_s: float) -> None:
+    def __init__(
+        self, birth: Birth, resend_s: float, adopted: tuple[ProcessStarted, ...] = ()
+    ) -> None:
+        """`adopted`: daemons that an agent before this one has started and that live."""
         self.birth = birth
         self.desk = Desk(resend_s)
         self.log_level = "info"
-        self._children: dict[str, _Child] = {}
-        self._heard_at = self._looked_at = 0.0
+        self._children = {a.name: _Child(a.incarnation, a.pid) for a in adopted}
+        self._lifeline = Lifeline()
+        self._restarts: list[float] = []
+        """When the coordinator was started again."""
+        self._restart_at: float | None = None
+        self._has_given_up = False
         self._report_at = 0.0
         self._welcomed = False
         self._leaving = ""
@@ -59,15 +78,20 @@ class Agent:
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
             case Received(_, message):
-                self._heard_at = now
+                self._lifeline.heard(now)
+                self._on_sign_of_life(now)
                 self._on_message(message, now)
             case ProcessStarted(name, incarnation, pid):
                 self._children[name].pid = pid
                 self.desk.send(COORDINATOR, m.Spawned(name, incarnation, pid))
             case ProcessEnded():
                 self._on_ended(event, now)
+            case CoordinatorGone():
+                self._plan_restart(now)
             case Started():
-                self._heard_at = self._looked_at = now
+                self._lifeline.heard(now)
+                if self._children:
+                    self.desk.note("info", f"adopts {', '.join(sorted(self._children))}")
                 self.desk.ask("register", COORDINATOR, self.birth.register(), now)
             case StopRequested(reason):
                 self._leave(reason, now)
@@ -79,9 +103,18 @@ class Agent:
         return self.desk.clear()
 
     def deadline(self) -> float | None:
-        times = [self.desk.outstanding.deadline(), self._kill_at, self._heard_at + ORPHAN_S]
+        times = [self.desk.outstanding.deadline(), self._kill_at, self._restart_at]
+        times += [self._lifeline.deadline()] if not self._leaving else []
         times += [self._report_at] if self._welcomed else []
         return min(t for t in times if t is not None)
+
+    def _there(self) -> dict[str, int]:
+        """Name -> incarnation of those that live, or whose end the coordinator has not noted."""
+        return {
+            name: child.incarnation
+            for name, child in self._children.items()
+            if child.alive or ("exit", name, child.incarnation) in self.desk.outstanding
+        }
 
     def _living(self) -> list[tuple[str, _Child]]:
         return [(name, child) for name, child in self._children.items() if child.alive]
@@ -103,8 +136,11 @@ class Agent:
                 self.desk.do(Configure("log_level", self.log_level))
                 after = {"log_level": self.log_level}
                 self.desk.answer_change(message, self.birth.name, before, after)
-            case m.Shutdown(reason) | m.Dismiss(reason):
+            case m.Shutdown(reason):
                 self._leave(reason, now)
+            case m.Dismiss(reason):
+                # Another agent has taken this one's place, and its daemons with it.
+                self.desk.do(Exit(EXIT_FENCED, reason))
 
     def _on_spawn(self, message: m.Spawn) -> None:
         child = self._children.get(message.name)
@@ -139,18 +175,41 @@ class Agent:
             self._kill_at = None
             for name, child in self._living():
                 self.desk.do(SignalProcess(name, child.incarnation, 9))
-        if now - self._looked_at > ORPHAN_S / 2:
-            self._heard_at = now  # We were stopped ourselves; what was said is still to be read.
-        self._looked_at = now
-        if now >= self._heard_at + ORPHAN_S:
-            self._heard_at = now
-            self.desk.note("error", f"no word from the coordinator for {ORPHAN_S:.0f} s: ending")
+        if self._restart_at is not None and self._restart_at <= now:
+            self._restart_at = None
+            self._restarts.append(now)
+            self.desk.note("warning", "the coordinator is gone: it is started again")
+            self.desk.do(RestartCoordinator())
+        if not self._leaving and self._lifeline.is_over(now):
+            self.desk.note("error", "no word from the coordinator for too long: ending")
             self._leave("the coordinator is gone", now)
+
+    def _on_sign_of_life(self, now: float) -> None:
+        """A coordinator that is heard for a while after its start works: what was is over."""
+        if self._restarts and now - self._restarts[-1] > WORKS_S:
+            self._restarts = []
+        if self._has_given_up:
+            # Somebody else has started one: it has to be watched, too.
+            self._has_given_up = False
+            self.desk.do(RestartCoordinator())
+
+    def _plan_restart(self, now: float) -> None:
+        if self._leaving:
+            return
+        self._restarts = [at for at in self._restarts if now - at < RESTARTS_S]
+        again = len(self._restarts)
+        if again < RESTARTS_MAX:
+            self._restart_at = now + (RESTART_FIRST_S * 2 ** (again - 1) if again else 0.0)
+            return
+        self._lifeline.lost(now)
+        self._has_given_up = True
+        text = f"the coordinator died {again + 1} times within {RESTARTS_S:.0f} s: it is given up"
+        self.desk.note("error", f"{text}; dlctl recover starts it again")
 
     def _report_if_due(self, now: float) -> None:
         if self._welcomed and now >= self._report_at:
             self._report_at = now + REPORT_S
-            metrics = {"daemons": len(self._living()), "settings": {"log_level": self.log_level}}
+            metrics = {"children": self._there(), "settings": {"log_level": self.log_level}}
             birth = self.birth
             report = m.Report(birth.name, birth.incarnation, "watching", "", metrics)
             self.desk.send(COORDINATOR, report)

@@ -35,6 +35,10 @@ class Past:
     restore: str = ""
     """Directory of the checkpoint to go on from, or ""."""
     manifest: Json = field(default_factory=dict)
+    memory: Json = field(default_factory=dict)
+    """What the coordinator before this one has remembered, if this one is to go on with it."""
+    agents: dict[str, int] = field(default_factory=dict)
+    """Agents that are there now, with their incarnations."""
 
 
 class Arrivals:
@@ -57,6 +61,10 @@ class Arrivals:
         self._bytes = b""
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
         self._terms = dict(past.terms)
+
+    def keep_layout(self, layout: Layout) -> None:
+        """The model that the run has had so far."""
+        self.layout, self._bytes = layout, layout.to_bytes()
 
     def whose(self, peer: Peer, message: m.Message) -> str:
         """Whom a message is about and who sent it, for the log: "of worker-0 from agent-0".
@@ -85,12 +93,18 @@ class Arrivals:
         daemon.begin(now)
         text = f"{daemon.name} starts, incarnation {daemon.incarnation}"
         self.desk.event("start", daemon.name, text)
+        self.ask_spawn(daemon, now)
+
+    def ask_spawn(self, daemon: Daemon, now: float) -> None:
+        daemon.agent_incarnation = self.members.daemons["agent-0"].incarnation
         message = m.Spawn(daemon.name, daemon.role, daemon.incarnation)
         self.desk.ask(("spawn", daemon.name), "agent-0", message, now)
 
-    def on_spawned(self, message: m.Spawned, now: float) -> None:
+    def on_spawned(self, peer: Peer, message: m.Spawned, now: float) -> None:
         daemon = self.members.get(message.name, message.incarnation)
-        if daemon is not None:
+        agent = self.members.daemons["agent-0"]
+        if daemon is not None and agent.peer == peer:
+            daemon.agent_incarnation = agent.incarnation
             self.desk.outstanding.done(("spawn", message.name), now)
             daemon.pid = message.pid
 
@@ -131,7 +145,7 @@ class Arrivals:
     def on_model(self, worker: Daemon, layout: bytes, now: float) -> None:
         """Raises DlctlError if this is not the model that the others, or the checkpoint, have."""
         if self.layout is None:
-            self.layout, self._bytes = Layout.from_bytes(layout), layout
+            self.keep_layout(Layout.from_bytes(layout))
             if self._before is not None and self.layout != self._before:
                 raise DlctlError(
                     "the task builds another model than the one in the checkpoint", hint=FRESH
@@ -154,15 +168,31 @@ class Arrivals:
             lo, hi = slice_bounds(self.layout.size(), len(servers), server.index)
             key = ("assign", server.name)
             if server.registered and not server.address and key not in self.desk.outstanding:
-                assign = m.Assign(lo, hi, self._bytes, self.past.restore)
+                assign = m.Assign(lo, hi, self._bytes, self.past.restore, server.has_served)
                 self.desk.ask(key, server.name, assign, now)
 
     def on_serving(self, peer: Peer, message: m.Serving, now: float) -> None:
         server = self.members.get(message.name)
-        if server is not None and server.peer == peer:
-            self.desk.outstanding.done(("assign", server.name), now)
-            server.address, server.state = message.address, "running"
-            self.introduce()
+        if server is None or server.peer != peer:
+            return
+        self.desk.outstanding.done(("assign", server.name), now)
+        server.address, server.state = message.address, "running"
+        if server.has_served:
+            self.tell_moved(server, now)
+        server.has_served = True
+        self.introduce()
+
+    def tell_moved(self, server: Daemon, now: float) -> None:
+        """Workers that were introduced to the process before this one have to know the new one."""
+        moved = m.Moved(server.index, server.term, server.address)
+        for worker in self.members.of("worker"):
+            if worker.alive and worker.model_ready:
+                self.desk.ask(("moved", server.index, worker.name), worker.name, moved, now)
+
+    def on_moved_noted(self, message: m.MovedNoted, now: float) -> None:
+        server = self.members.get(f"server-{message.shard}")
+        if server is not None and server.term == message.generation:
+            self.desk.outstanding.done(("moved", message.shard, message.name), now)
 
     def introduce(self) -> None:
         """Tell the workers that wait for it where the servers are, once all of these serve."""

@@ -29,7 +29,7 @@ class Changes:
     def __init__(self, desk: History, members: Membership) -> None:
         self.desk = desk
         self.members = members
-        self._number = 0
+        self.number = 0
         self._open: dict[int, _Change] = {}
 
     def begin_texts(
@@ -46,8 +46,8 @@ class Changes:
 
     def begin(self, names: list[str], values: Json, now: float, answered: Answered) -> None:
         """Set `values` on daemons; `answered` gets {"changes": [...], "missing": [names]}."""
-        self._number += 1
-        number = self._number
+        self.number += 1
+        number = self.number
         change = _Change(dict.fromkeys(names, now), answered, now + ANSWER_S_MAX)
         self._open[number] = change
         for name in names:

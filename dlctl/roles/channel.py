@@ -59,8 +59,12 @@ class Channel:
         self.initialised = False
         self.lo = self.hi = 0
         self.generation = 0
+        self.moved_to = 0
+        """The generation that the coordinator has announced last."""
         self.version = 0
-        """Of the slice that the replica computes with: the base of its next push."""
+        """Of the slice that stands in the model."""
+        self.base_version = 0
+        """Of the slice that the newest gradient was computed with: the base of the next push."""
         self.next_seq = 0
         self._unsettled: list[int] = []
         self._gap_at = -1
@@ -96,6 +100,10 @@ class Channel:
     def unsettled(self) -> int:
         return len(self._unsettled)
 
+    def settled(self) -> int:
+        """Pushes settled without a hole: every number below this one is."""
+        return self._unsettled[0] if self._unsettled else self.next_seq
+
     def push(
         self,
         first_step: int,
@@ -111,8 +119,8 @@ class Channel:
         self.next_seq += 1
         self._unsettled.append(seq)
         return Push(
-            me.slot, me.epoch, self.generation, seq, self.version, first_step, last_step, samples,
-            clock, delta, portion,
+            me.slot, me.epoch, self.generation, seq, self.base_version, first_step, last_step,
+            samples, clock, delta, portion,
         )  # fmt: skip
 
     def push_key(self, seq: int) -> tuple[str, int, int]:

@@ -36,7 +36,7 @@ from dlctl.roles import ending
 from dlctl.roles.arrivals import Arrivals, Past
 from dlctl.roles.changes import Changes
 from dlctl.roles.checkpointing import Checkpointing
-from dlctl.roles.clients import Clients, Verb
+from dlctl.roles.clients import Clients
 from dlctl.roles.effects import ProcessEnded
 from dlctl.roles.ending import Ending
 from dlctl.roles.evaluations import Evaluations
@@ -49,7 +49,10 @@ from dlctl.roles.journal import (
 )
 from dlctl.roles.losses import Losses
 from dlctl.roles.membership import Daemon, Membership
+from dlctl.roles.memory import Memory
 from dlctl.roles.overview import Overview
+from dlctl.roles.scaling import Scaling
+from dlctl.roles.verbs import Verbs
 from dlctl.roles.work import Work
 
 
@@ -58,6 +61,7 @@ class Coordinator:
         self, run_id: str, job: JobFile, key: bytes, algorithm: Algorithm, past: Past
     ) -> None:
         self.job = job
+        self.algorithm = algorithm
         self.state = "pending"
         self.reason = ""
         self.desk = History(job.timeouts.resend_s)
@@ -70,17 +74,14 @@ class Coordinator:
         self.checkpointing = Checkpointing(
             self.desk, self.members, job.checkpoints.keep, job.checkpoints.every_s, past.checkpoints
         )
-        verbs: dict[str, Verb] = {
-            "stop": self._verb_stop,
-            "set": self._verb_set,
-            "checkpoint": self._verb_save,
-        }
-        self.clients = Clients(self.desk, verbs)
+        self.verbs = Verbs(self)
+        self.clients = Clients(self.desk, self.verbs.table())
         self.losses = Losses(self)
+        self.scaling = Scaling(self)
         self.ending: Ending | None = None
         self.overview = Overview(self)
+        self.memory = Memory(self, past)
         self._started_at = 0.0
-        self._stop_requests: list[int] = []
         if past.manifest:
             self.work.restore(past.manifest.get("data", {}))
             self.evaluations.newest = past.manifest.get("evaluation")
@@ -93,8 +94,8 @@ class Coordinator:
                 self._on_message(peer, message, now)
             case DeadlineReached():
                 self._on_deadline(now)
-            case ProcessEnded(name, incarnation, status, last_lines, cause):
-                self.losses.on_exit(name, incarnation, status, last_lines, now, cause)
+            case ProcessEnded():
+                self.losses.on_exit(event, now)
             case CheckpointBegun():
                 self.checkpointing.on_begun(event, now)
             case CheckpointEnded():
@@ -104,7 +105,8 @@ class Coordinator:
             case StopRequested(reason):
                 self.end("stopped", reason, now)
         self._advance(now)
-        return [e for effect in self.desk.clear() for e in self._routed(effect)]
+        effects = [e for effect in self.desk.clear() for e in self._routed(effect)]
+        return [*self.memory.changes(now), *effects]
 
     def _routed(self, effect: Effect) -> list[Effect]:
         """Daemons are addressed by name here; a message goes to the connection of the newest
@@ -122,11 +124,11 @@ class Coordinator:
             self.desk.outstanding.deadline(), self.changes.deadline(), self.overview.due_at,
         ]  # fmt: skip
         if self.ending is None:
-            times += [self.checkpointing.deadline(), self.work.deadline()]
-            times += [d.retry_at for d in self.members.daemons.values()]
+            times += [self.checkpointing.deadline(), self.work.deadline(), self.scaling.deadline()]
         else:
             times += [self.ending.until]
             times += [self.checkpointing.deadline()] if self.checkpointing.active else []
+        times += [d.retry_at for d in self.members.daemons.values() if self._may_begin(d)]
         return min((t for t in times if t is not None), default=None)
 
     def _on_message(self, peer: Peer, message: m.Message, now: float) -> None:
@@ -143,10 +145,31 @@ class Coordinator:
         self.desk.do(*self.desk.outstanding.due(now))
         self.changes.on_deadline(now)
         self.checkpointing.on_deadline(now)
+        self.scaling.on_deadline(now)
         for daemon in self.members.daemons.values():
-            if daemon.retry_at is not None and daemon.retry_at <= now and self.ending is None:
-                self.arrivals.spawn(daemon, now)
+            if daemon.retry_at is not None and daemon.retry_at <= now and self._may_begin(daemon):
+                self.begin_anew(daemon, now)
         self.losses.watch(now)
+
+    def _may_begin(self, daemon: Daemon) -> bool:
+        """Whether another incarnation would still be of use."""
+        if self.ending is None:
+            return True
+        needed = {"agent": not self.ending.is_leaving(), "server": self.ending.needs_servers()}
+        return needed.get(daemon.role, False)
+
+    def begin_anew(self, daemon: Daemon, now: float) -> None:
+        """Start the next incarnation of a daemon, and have `status` know of it at once."""
+        self.overview.due_at = now
+        if daemon.role == "agent":
+            daemon.begin(now)
+            self.desk.do(LaunchAgent(daemon.name, daemon.incarnation))
+        else:
+            self.arrivals.spawn(daemon, now)
+
+    def keeps_shards(self) -> bool:
+        """Whether the next process of a shard can go on where the one before was."""
+        return self.job.servers.durability != "none" and self.algorithm.survives_server
 
     def _advance(self, now: float) -> None:
         """What follows from the state as it is now."""
@@ -160,18 +183,20 @@ class Coordinator:
 
     def _start(self, now: float) -> None:
         self._started_at = now
-        self._change_state("starting", "", now)
+        if self.memory.is_there():
+            self.memory.go_on(now)
+            return
+        self.change_state("starting", "", now)
         self.arrivals.note_lost_residuals()
         for agent in self.members.of("agent"):
-            agent.begin(now)
-            self.desk.do(LaunchAgent(agent.name, agent.incarnation))
+            self.begin_anew(agent, now)
 
     def _on_register(self, peer: Peer, message: m.Register, now: float) -> None:
         daemon = self.arrivals.on_register(peer, message, now)
         if daemon is not None and daemon.role == "agent" and daemon.state == "starting":
             daemon.state = "running"
             for other in self.members.daemons.values():
-                if other.role != "agent" and self.ending is None:
+                if other.state == "pending" and self.ending is None:
                     self.arrivals.spawn(other, now)
 
     def _on_model_ready(self, peer: Peer, message: m.ModelReady, now: float) -> None:
@@ -202,7 +227,7 @@ class Coordinator:
     def _advance_run(self, now: float) -> None:
         if self.state == "starting":
             if all(w.asked_for_data for w in self.members.of("worker")):
-                self._change_state("running", "", now)
+                self.change_state("running", "", now)
                 self.tell_members()
                 self.work.release(now)
                 self.checkpointing.schedule(now)
@@ -214,7 +239,7 @@ class Coordinator:
             if reason := self.work.enough(now):
                 self.end("finished", reason, now)
             elif self.checkpointing.is_due(now):
-                self._begin_checkpoint(now, None)
+                self.begin_checkpoint(now, None)
             elif self.work.evaluation_due():
                 self.evaluations.begin(now)
 
@@ -222,7 +247,7 @@ class Coordinator:
         troubled = [d.name for d in self.members.daemons.values() if d.state != "running"]
         state = "degraded" if troubled else "running"
         if state != self.state:
-            self._change_state(state, ", ".join(troubled), now)
+            self.change_state(state, ", ".join(troubled), now)
 
     def tell_members(self, server: Daemon | None = None) -> None:
         """Barriers count the workers that take part. Sent again with every server's report."""
@@ -237,7 +262,7 @@ class Coordinator:
             self.desk.send(peer, m.Dismiss(f"worker-{done.slot} has been replaced"))
             return
         self.work.on_portion_done(done, now)
-        self.desk.send(worker.name, m.PortionNoted(done.data_epoch, done.portion))
+        self.desk.send(peer, m.PortionNoted(done.data_epoch, done.portion))
 
     def _on_vector_result(self, peer: Peer, message: m.VectorResult, now: float) -> None:
         if self.work.driving is not None:
@@ -254,8 +279,9 @@ class Coordinator:
             daemon.state = "slow" if "stuck_s" in report.metrics else "running"
         daemon.report(report.phase, report.waiting_for, now)
         daemon.metrics = report.metrics
+        self.desk.send(daemon.name, m.Heard())
         if daemon.role == "agent":
-            self.desk.send(daemon.name, m.Heard())
+            self.losses.compare(daemon, report.metrics.get("children"), now)
             return
         if daemon.role == "server":
             self.tell_members(daemon)
@@ -274,7 +300,7 @@ class Coordinator:
         if target is not None and target.is_reached(metrics):
             self.end("finished", f"the target {target} is reached", now)
 
-    def _begin_checkpoint(self, now: float, listener: Callable[[Json], None] | None) -> None:
+    def begin_checkpoint(self, now: float, listener: Callable[[Json], None] | None) -> None:
         layout = self.arrivals.layout
         assert layout is not None
         manifest = {
@@ -300,7 +326,7 @@ class Coordinator:
             if state == "failed" and self.ending.state != "failed":
                 self.ending.state, self.ending.reason = state, reason
             return
-        shards_live = all(s.state in ("running", "slow") for s in self.members.of("server"))
+        shards_live = all(s.alive or s.retry_at is not None for s in self.members.of("server"))
         worked = self.work.released_at is not None and shards_live
         wanted = {
             ending.DRAINING: worked,
@@ -313,15 +339,15 @@ class Coordinator:
             self.evaluations, self.checkpointing, self._save_last,
         )  # fmt: skip
         self.work.stopped = True
-        self._change_state("stopping", reason, now)
+        self.change_state("stopping", reason, now)
         self.ending.begin(now)
         self.work.grant(now)
-        self._tell_stop_clients(self.ending, False)
+        self.verbs.tell_stopping(False)
 
     def _save_last(self, now: float) -> None:
         """After the drain: what the workers had accrued is in the shards now."""
         if self.work.steps:
-            self._begin_checkpoint(now, None)
+            self.begin_checkpoint(now, None)
 
     def _on_drained(self, peer: Peer, message: m.Drained, now: float) -> None:
         self.desk.outstanding.done(("drain", message.name), now)
@@ -329,61 +355,29 @@ class Coordinator:
         if worker is not None and not worker.drained:
             worker.drained = True
             self.tell_members()
+            self.scaling.on_drained(worker, now)
 
     def _advance_ending(self, end: Ending, now: float) -> None:
         if end.advance(now):
-            self._tell_stop_clients(end, False)
+            self.verbs.tell_stopping(False)
         if end.step == ending.OVER:
-            self._change_state(end.state, end.reason, now)
+            self.change_state(end.state, end.reason, now)
             self.overview.report(now)
-            self._tell_stop_clients(end, True)
+            self.verbs.tell_stopping(True)
             self.desk.do(Exit(1 if end.state == "failed" else 0, end.reason))
-
-    def _tell_stop_clients(self, end: Ending, done: bool) -> None:
-        waiting = [] if done else end.pending()
-        for request in self._stop_requests:
-            result = {"phase": end.step, "waiting": waiting, "state": self.state}
-            self.clients.answer(request, done, "", result)
-
-    # ------------------------------------------------------------ what the command line asks for
-
-    def _verb_stop(self, request: m.Request, now: float) -> None:
-        kill, save = bool(request.arguments.get("kill")), request.arguments.get("checkpoint", True)
-        grace_s = float(request.arguments.get("grace_s", self.job.timeouts.grace_s))
-        self._stop_requests.append(request.request)
-        reason = ending.stop_reason(request.arguments.get("origin"))
-        self.end("stopped", reason, now, bool(save) and not kill, grace_s)
-        assert self.ending is not None
-        if kill:
-            self.ending.hurry(now)
-        self._tell_stop_clients(self.ending, False)
-
-    def _verb_set(self, request: m.Request, now: float) -> None:
-        names, texts = list(request.arguments["names"]), dict(request.arguments["settings"])
-        number = request.request
-        self.changes.begin_texts(
-            names, texts, now, lambda rows: self.clients.answer(number, True, "", rows)
-        )
-
-    def _verb_save(self, request: m.Request, now: float) -> None:
-        if self.state not in ("running", "degraded"):
-            raise DlctlError(f"the run is {self.state}: there is nothing to save now")
-        number = request.request
-        self._begin_checkpoint(
-            now, lambda row: self.clients.answer(number, True, row["error"], row)
-        )
 
     # ------------------------------------------------------------ what is written down
 
-    def _change_state(self, state: str, reason: str, now: float) -> None:
+    def change_state(self, state: str, reason: str, now: float) -> None:
         self.state, self.reason = state, reason
         self.desk.event("state", "", state + (f": {reason}" if reason else ""))
         self.overview.due_at = now
 
     _HANDLERS: ClassVar[dict[type, Callable[[Any, Peer, Any, float], None]]] = {
         m.Register: _on_register,
-        m.Spawned: lambda self, peer, message, now: self.arrivals.on_spawned(message, now),
+        m.Spawned: lambda self, peer, message, now: self.arrivals.on_spawned(peer, message, now),
         m.ModelReady: _on_model_ready,
+        m.MovedNoted: lambda self, peer, message, now: self.arrivals.on_moved_noted(message, now),
         m.Serving: lambda self, peer, message, now: self.arrivals.on_serving(peer, message, now),
         m.LeaseRequest: _on_lease_request,
         m.PortionDone: _on_portion_done,

@@ -15,6 +15,10 @@ REPORT_S = 1.0
 """Between two reports of a daemon."""
 EXIT_FENCED = 75
 """A process that found out that another one has taken its place."""
+EXIT_POISONED = 77
+"""A worker that computes nothing that can be used: it is not to be replaced by itself."""
+EXIT_RESTART = 76
+"""A coordinator that wants to be started again; its run goes on meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,30 @@ class TaskFailed(Event):
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class Settled(Effect):
+    """Put on record that the pushes 0..count-1 of this epoch are settled on `shard`."""
+
+    epoch: int
+    shard: int
+    count: int
+
+
+# ---------------------------------------------------------------- who looks after whom
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorGone(Event):
+    """To an agent: the coordinator's process has ended. To others: the agent's has, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartCoordinator(Effect):
+    """See to it that the run has a coordinator, unless it has ended in order: watch the one that is
+    there, or start one. Two do no harm.
+    """
+
+
 # ---------------------------------------------------------------- processes (agents)
 
 

@@ -90,7 +90,12 @@ class Ending:
 
     def is_in_vain(self) -> bool:
         """Whether a shard is gone that this step needs: nothing can come of it any more."""
-        return self.needs_servers() and not all(s.alive for s in self.members.of("server"))
+        gone = [s for s in self.members.of("server") if not s.alive and s.state != "backoff"]
+        return self.needs_servers() and bool(gone)
+
+    def is_leaving(self) -> bool:
+        """Whether the agents have been told to exit."""
+        return self.step in (LEAVING, OVER)
 
     def advance(self, now: float) -> bool:
         """Go on from step to step as far as possible; True if a step was begun."""
@@ -130,7 +135,8 @@ class Ending:
         if self.step == SAVING:
             waiting = self.checkpointing.waiting() or "the manifest"
             return [waiting] if self.checkpointing.active or not self._saved else []
-        if self.step == SHUTTING_DOWN and not any(a.alive for a in self.members.of("agent")):
+        agents = self.members.of("agent")
+        if self.step == SHUTTING_DOWN and not any(a.alive or a.retry_at for a in agents):
             return []  # Nobody is left to say that they have ended; the driver sees to that.
         return [d.name for d in self._leavers() if d.alive]
 
@@ -152,7 +158,8 @@ class Ending:
             elif daemon.alive and not daemon.registered:
                 self._kill(daemon, 15, now)
             elif daemon.alive:
-                shutdown = m.Shutdown(self.reason)
+                # What failed may be recovered; what has ended in order has its checkpoint.
+                shutdown = m.Shutdown(self.reason, keep_state=self.state == "failed")
                 self.desk.ask(("shutdown", daemon.name), daemon.name, shutdown, now)
 
     def _kill(self, daemon: Daemon, signal: int, now: float) -> None:

@@ -18,17 +18,17 @@ class Evaluations:
         """Metrics of the last one, and the step it was made at."""
         self.worker = ""
         """Who evaluates now; "" if nobody does."""
-        self._number = 0
+        self.number = 0
         self._begun = 0.0
 
     def begin(self, now: float) -> None:
         """Ask the first worker that lives, unless an evaluation is under way."""
         able = [d.name for d in self.members.of("worker") if d.alive and d.asked_for_data]
         if able and not self.worker:
-            self._number += 1
+            self.number += 1
             self.worker = able[0]
             self._begun = now
-            self.desk.ask("evaluate", self.worker, m.Evaluate(self._number), now)
+            self.desk.ask("evaluate", self.worker, m.Evaluate(self.number), now)
 
     def overdue(self, now: float) -> bool:
         """Whether the worker has taken so long that nothing will come of it."""
@@ -39,7 +39,7 @@ class Evaluations:
 
     def on_evaluated(self, message: m.Evaluated, step: int, now: float) -> Json | None:
         """The metrics, if this is the answer that is waited for."""
-        if not self.worker or message.evaluation != self._number:
+        if not self.worker or message.evaluation != self.number:
             return None
         self.desk.outstanding.done("evaluate", now)
         self.worker = ""

@@ -57,7 +57,7 @@ class Fetcher:
             del self._under_way[message.request]
 
     def place(self, fetched: Fetched, parameters: Vector) -> None:
-        """Put what has come into the model; the pushes to come are based on it."""
+        """Put what has come into the model; the gradients to come are of it."""
         for shard, message in fetched.slices.items():
             channel = self.channels[shard]
             copy_into(parameters[channel.lo : channel.hi], message.values)

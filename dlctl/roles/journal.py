@@ -1,9 +1,10 @@
 """What the coordinator writes down. Its driver turns these effects into rows and files.
 
 Times in these values are the machine's own (monotonic); the driver stores them as wall-clock time.
-They are performed in order. An `IssueTerm` is committed before anything that follows it in the list
-is sent, so that a number that was handed out is on record; a `RecordCheckpoint` at once, too, if
-the database can be written. The others are committed a little later.
+They are performed in order. An `IssueTerm` and what is to be remembered are committed before
+anything that follows them in the list is sent: what others know of the coordinator's decisions is
+on record, and a coordinator that takes its place goes on with it. A `RecordCheckpoint` is committed
+at once, too, if the database can be written; the others a little later.
 """
 
 from __future__ import annotations
@@ -22,6 +23,15 @@ class IssueTerm(Effect):
 
     name: str
     term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remember(Effect):
+    """A piece of the state that the next coordinator of this run goes on with (`Memory`)."""
+
+    key: str
+    value: Any
+    """JSON; None: forget the key."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,9 @@ from typing import NamedTuple
 
 from dlctl.flat import slice_bounds
 
+RETURNED, DONE = -2, -1
+"""In place of a slot: a portion that waits to be leased again, and one that is done."""
+
 
 class Range(NamedTuple):
     """A portion: samples [start, stop) in the shuffled order of `data_epoch`."""
@@ -41,6 +44,8 @@ class PortionPool:
     _complete: set[int] = field(default_factory=set)
     """Data epochs of which all portions are done."""
     done_count: int = 0
+    _changed: dict[tuple[int, int], None] = field(default_factory=dict)
+    """Portions of which something has changed, in order."""
 
     def __post_init__(self) -> None:
         self._next = (self.first_epoch, 0)
@@ -55,8 +60,18 @@ class PortionPool:
         if key is None:
             return None
         self._leased[key] = slot
+        self._changed[key] = None
         epoch, index = key
         return Range(epoch, index, *self.bounds(index))
+
+    def may_hoard(self, slot: int, slots: int) -> bool:
+        """Whether `slot` may have one more portion although it has some: its part of what is left.
+
+        slots: workers that share it.
+        """
+        held = sum(owner == slot for owner in self._leased.values())
+        left = self.limit - self.done_count - len(self._leased)
+        return held * slots <= left
 
     def bounds(self, portion: int) -> tuple[int, int]:
         """The samples [start, stop) of a portion, in the order of any epoch."""
@@ -67,6 +82,7 @@ class PortionPool:
         back = sorted(key for key, owner in self._leased.items() if owner == slot)
         for key in back:
             del self._leased[key]
+            self._changed[key] = None
         self._returned = sorted(self._returned + back)
         return back
 
@@ -99,9 +115,51 @@ class PortionPool:
     def restore(self, complete_epochs: list[int], done: list[list[int]]) -> None:
         """Go on where a checkpoint was: these are done, everything else is leased (again)."""
         self._complete = set(complete_epochs)
+        self._changed |= dict.fromkeys((epoch, -1) for epoch in complete_epochs)
         self.done_count = len(complete_epochs) * self.per_epoch
         for data_epoch, portion in done:
             self._mark((data_epoch, portion))
+
+    def take_changes(self) -> list[tuple[int, int, int | None]]:
+        """[(data epoch, portion, its slot or RETURNED or DONE)] since the last call.
+
+        When all portions of an epoch are done they are None, and (epoch, -1, DONE) says it for all.
+        """
+        changed, self._changed = list(self._changed), {}
+        found: list[tuple[int, int, int | None]] = []
+        for epoch, portion in changed:
+            found.append((epoch, portion, self._standing(epoch, portion)))
+        return found
+
+    def _standing(self, epoch: int, portion: int) -> int | None:
+        if epoch in self._complete:
+            return DONE if portion < 0 else None
+        if self._is_done((epoch, portion)):
+            return DONE
+        return self._leased.get((epoch, portion), RETURNED)
+
+    @property
+    def next(self) -> tuple[int, int]:
+        """(data epoch, portion) that has not been leased yet, nor any behind it."""
+        return self._next
+
+    def go_on(self, next_: tuple[int, int], standing: dict[tuple[int, int], int]) -> None:
+        """Be what `take_changes` has told in all; `standing` holds what was not None."""
+        for (epoch, portion), slot in standing.items():
+            if portion < 0:
+                self._complete.add(epoch)
+                self.done_count += self.per_epoch
+                continue
+            key = (epoch, portion)
+            if slot == DONE:
+                self._mark(key)
+            elif slot == RETURNED:
+                self._returned.append(key)
+            else:
+                self._leased[key] = slot
+        self._returned.sort()
+        self._next = next_
+        self._changed = {}
 
     def _advance(self) -> tuple[int, int] | None:
         while True:
@@ -122,6 +180,8 @@ class PortionPool:
         of_epoch = self._done.setdefault(key[0], set())
         of_epoch.add(key[1])
         self.done_count += 1
+        self._changed[key] = None
         if len(of_epoch) == self.per_epoch:
             del self._done[key[0]]
             self._complete.add(key[0])
+            self._changed |= dict.fromkeys((key[0], p) for p in range(-1, self.per_epoch))

@@ -1,7 +1,9 @@
 """Daemons that are silent, die, or say that they cannot go on; and what follows for the run.
 
-A worker is replaced, with growing pauses and not for ever; the others do not wait for it. A server
-takes its shard with it, an agent its daemons: the run ends, and can go on from its checkpoint.
+Every daemon is replaced, with growing pauses and not for ever, and the others go on. A worker's
+portions are leased again. A server goes on with the state that the one before it has left; where
+there is none (`durability = "none"`) its shard is lost, the run ends, and can go on from its
+checkpoint. An agent adopts the daemons that live on its host.
 """
 
 from __future__ import annotations
@@ -10,13 +12,17 @@ from typing import TYPE_CHECKING
 
 from dlctl import messages as m
 from dlctl.machine import Peer
+from dlctl.roles.desk import EXIT_POISONED
+from dlctl.roles.effects import ProcessEnded
 from dlctl.roles.journal import KillAgent
-from dlctl.roles.membership import Daemon
+from dlctl.roles.membership import STATUS_UNKNOWN, Daemon
 from dlctl.text import plural
 
 if TYPE_CHECKING:
     from dlctl.roles.coordinator import Coordinator
 
+DEATHS_MAX = 20
+"""Of a server or an agent in a row, each soon after its start: no restart mends that."""
 SLOW_S_MAX = 5.0
 """Without a word from a daemon after which `status` calls it slow; at the latest."""
 
@@ -52,13 +58,22 @@ class Losses:
             for daemon in self.members.daemons.values():
                 daemon.heard_at = now
         self._looked_at = now
+        is_cut_off = self._is_cut_off(now)
         for daemon in self.members.daemons.values():
-            self._watch(daemon, now)
+            self._watch(daemon, now, is_cut_off)
             self._watch_start(daemon, now)
         if self.of.evaluations.overdue(now):
             name = self.of.evaluations.worker
             self._kill(self.members.daemons[name], "its evaluation does not end", now)
             self.of.evaluations.gone(name)
+
+    def _is_cut_off(self, now: float) -> bool:
+        """Whether nobody at all can be heard: then it is the network, or we ourselves, that fails.
+
+        All of them at once do not freeze, and those who live on go on working with the servers.
+        """
+        known = [d for d in self.members.daemons.values() if d.alive and d.registered]
+        return len(known) > 1 and all(now - d.heard_at > self.slow_s for d in known)
 
     def _watch_start(self, daemon: Daemon, now: float) -> None:
         """A replacement that does not come to work: the first start has a deadline of its own."""
@@ -75,49 +90,106 @@ class Losses:
         else:
             self.desk.send("agent-0", m.Kill(daemon.name, daemon.incarnation, 9))
 
-    def _watch(self, daemon: Daemon, now: float) -> None:
+    def _watch(self, daemon: Daemon, now: float, is_cut_off: bool) -> None:
         """A daemon that does not say a word is first slow, then killed: its exit does the rest."""
         silent_s = now - daemon.heard_at
         if daemon.state == "running" and silent_s > self.slow_s:
             daemon.state = "slow"
-        if not daemon.alive or not daemon.registered or silent_s <= self.limit_s:
+        if not daemon.alive or not daemon.registered or silent_s <= self.limit_s or is_cut_off:
             return
         daemon.heard_at = now  # Once per limit.
         self._kill(daemon, f"no word for {self.limit_s:.0f} s", now)
+
+    def compare(self, agent: Daemon, children: object, now: float) -> None:
+        """What an agent says that lives on its host, against what we believe.
+
+        Exits are reported one by one, and repeated until they are noted. This is for what no agent
+        has seen: daemons that died while there was none, and such as nobody wants any more.
+        """
+        if not isinstance(children, dict):
+            return
+        for name, incarnation in children.items():
+            known = self.members.get(name)
+            if known is None or known.incarnation > incarnation:
+                self.desk.send(agent.name, m.Kill(name, incarnation, 9))
+        for daemon in list(self.members.daemons.values()):
+            if daemon.role == "agent" or not daemon.alive or daemon.pid is None:
+                continue
+            if daemon.agent_incarnation == agent.incarnation:
+                continue
+            daemon.agent_incarnation = agent.incarnation
+            if children.get(daemon.name) != daemon.incarnation:
+                unseen = ProcessEnded(daemon.name, daemon.incarnation, STATUS_UNKNOWN, ())
+                self.on_exit(unseen, now)
 
     def on_exited(self, peer: Peer, message: m.ProcessExited, now: float) -> None:
         """An agent's word about one of its daemons; repeated until it is noted."""
         self.desk.send(peer, m.ExitNoted(message.name, message.incarnation))
         self.on_exit(
-            message.name, message.incarnation, message.status, message.last_lines, now,
-            message.cause,
-        )  # fmt: skip
+            ProcessEnded(
+                message.name, message.incarnation, message.status, message.last_lines, message.cause
+            ),
+            now,
+        )
 
-    def on_exit(
-        self, name: str, incarnation: int, status: int, last_lines: tuple[str, ...], now: float,
-        cause: str = "",
-    ) -> None:  # fmt: skip
-        daemon = self.members.get(name, incarnation)
+    def on_exit(self, end: ProcessEnded, now: float) -> None:
+        name = end.name
+        daemon = self.members.get(name, end.incarnation)
         if daemon is None or not daemon.alive:
             return
         # One that we sent SIGTERM, because it had not registered yet, has done what it was told.
-        asked = status == 0 or (status == -15 and ("kill", name) in self.desk.outstanding)
+        asked = end.status in (0, STATUS_UNKNOWN)
+        asked |= end.status == -15 and ("kill", name) in self.desk.outstanding
         planned = self.of.ending is not None and asked
-        daemon.ended(status, last_lines, now, cause)
+        daemon.ended(end.status, end.last_lines, now, end.cause)
         if planned:
             daemon.state = "stopped"
-        for key in ("spawn", "assign", "shutdown", "kill"):
-            self.desk.outstanding.drop((key, name))
+        self._drop_questions(name)
         assert daemon.last_exit is not None
         text = f"{name} ended: {daemon.last_exit['text']}"
         kind = "stop" if planned else "exit"
-        self.desk.event(kind, name, text, last_lines=[] if planned else list(last_lines[-5:]))
+        self.desk.event(kind, name, text, last_lines=[] if planned else list(end.last_lines[-5:]))
+        self.of.overview.due_at = now
         self.of.checkpointing.on_gone(name, now)
         self.of.evaluations.gone(name)
-        if daemon.role == "worker":
-            self._lose_worker(daemon, now)
-        elif self.of.ending is None or self.of.ending.needs_servers():
-            self.of.end("failed", self._loss(daemon, last_lines), now)
+        if self.of.scaling.on_exit(daemon, now):
+            return
+        lose = {"worker": self._lose_worker, "server": self._lose_server}
+        lose.get(daemon.role, self._lose_agent)(daemon, end, now)
+
+    def _drop_questions(self, name: str) -> None:
+        """What only this process could have answered."""
+        servers = range(len(self.members.of("server")))
+        keys = [(what, name) for what in ("spawn", "assign", "shutdown", "kill", "drain")]
+        for key in [*keys, *(("moved", shard, name) for shard in servers)]:
+            self.desk.outstanding.drop(key)
+
+    def _lose_server(self, server: Daemon, end: ProcessEnded, now: float) -> None:
+        if self.of.ending is not None and not self.of.ending.needs_servers():
+            return
+        if self._has_state(server) and server.deaths_in_row <= DEATHS_MAX:
+            server.back_off(now)
+            text = f"{server.name} goes on with its state: nothing acknowledged is lost"
+            self.desk.event("lost", server.name, text)
+        else:
+            self.of.end("failed", self._loss(server, end.last_lines), now)
+
+    def _has_state(self, server: Daemon) -> bool:
+        """Whether the next process of this shard can go on where this one was."""
+        assert server.last_exit is not None
+        # One that gave up by itself before it ever served would do the same again.
+        may_serve = server.has_served or server.last_exit["code"] < 0
+        return self.of.keeps_shards() and may_serve and not server.error
+
+    def _lose_agent(self, agent: Daemon, end: ProcessEnded, now: float) -> None:
+        """The next one adopts the daemons that live; which do not, it will say."""
+        if self.of.ending is not None and self.of.ending.is_leaving():
+            return
+        if end.status > 0 or agent.deaths_in_row > DEATHS_MAX:
+            self.of.end("failed", self._loss(agent, end.last_lines), now)
+        else:
+            agent.back_off(now)
+            self.desk.event("lost", agent.name, f"{agent.name} starts again; its daemons go on")
 
     def _loss(self, daemon: Daemon, last_lines: tuple[str, ...]) -> str:
         """Why a run fails without this server or agent: in its own words, if it left any."""
@@ -130,21 +202,33 @@ class Losses:
             return f"{text}; its daemons are orphans"
         return text if self.of.work.released_at is None else f"{text}; its shard is lost"
 
-    def _lose_worker(self, worker: Daemon, now: float) -> None:
+    def _lose_worker(self, worker: Daemon, end: ProcessEnded, now: float) -> None:
         """The others go on: its portions are leased again, barriers do not count it any more."""
         portions = self.of.work.gone(worker.index, now)
         self.of.tell_members()
         if self.of.ending is not None:
             return
-        if worker.error:
+        if end.status == EXIT_POISONED:
+            self._quarantine(worker, last_error(end.status, end.last_lines), now)
+        elif worker.error:
             self.of.end("failed", f"{worker.name}: {worker.error}", now)
-        elif worker.restarts >= self.of.job.workers.restarts_max:
-            self.of.end("failed", f"{worker.name} died {plural(worker.restarts + 1, 'time')}", now)
+        elif worker.deaths_in_row > self.of.job.workers.restarts_max:
+            died = plural(worker.deaths_in_row, "time")
+            self.of.end(
+                "failed", f"{worker.name} died {died} before or soon after it was at work", now
+            )
         else:
             worker.back_off(now)
             verb = "is" if portions == 1 else "are"
             text = f"{plural(portions, 'portion')} of {worker.name} {verb} leased again"
             self.desk.event("lost", worker.name, text)
+
+    def _quarantine(self, worker: Daemon, error: str, now: float) -> None:
+        worker.state, worker.error = "quarantined", error
+        text = f"{worker.name} is quarantined: {worker.error}"
+        self.desk.event("quarantine", worker.name, text)
+        if all(d.state == "quarantined" for d in self.members.of("worker")):
+            self.of.end("failed", f"no worker is left: {worker.name}: {worker.error}", now)
 
     def on_failed(self, peer: Peer, message: m.Failed, now: float) -> None:
         """A daemon's last words: the user's error, with the traceback in the user's code."""

@@ -13,13 +13,25 @@ from dlctl.machine import Peer
 from dlctl.messages import Json
 
 BACKOFF_FIRST_S = 0.5
-BACKOFF_MAX_S = 30.0
+BACKOFF_MAX_S = {"agent": 2.0, "server": 2.0, "worker": 30.0}
+"""Others wait for a server, and an agent's daemons for whoever looks after them."""
+LIFE_S = {"agent": 3.0, "server": 3.0, "worker": 10.0}
+"""A process that has been at work after so long has not died of its start: its death does not count
+with those before it."""
+STATUS_UNKNOWN = -255
+"""The exit status of a process that was not our child: nobody can say what it was."""
 
 
 _SHOWN = (
     "name", "role", "host", "pid", "state", "phase", "waiting_for", "waiting_since", "incarnation",
     "restarts", "started_at", "retry_at", "last_exit", "error", "settings", "metrics",
 )  # fmt: skip
+LASTING = (
+    "role", "index", "state", "incarnation", "agent_incarnation", "term", "address", "pid", "host",
+    "registered", "model_ready", "has_worked", "has_served", "asked_for_data", "drained", "leaving",
+    "restarts", "deaths_in_row", "settings",
+)  # fmt: skip
+"""What the next coordinator has to know of a daemon (see `Memory`)."""
 
 
 @dataclass(slots=True)
@@ -29,7 +41,7 @@ class Daemon:
     index: int
     incarnation: int = 0
     state: str = "pending"
-    """pending starting running slow backoff draining stopped failed unknown."""
+    """pending starting running slow backoff draining quarantined stopped failed."""
     phase: str = ""
     waiting_for: str = ""
     waiting_since: float | None = None
@@ -54,8 +66,16 @@ class Daemon:
     model_ready: bool = False
     has_worked: bool = False
     """An incarnation of this execution has come to work, with the residual of before."""
+    has_served: bool = False
+    """A process of this shard has been in charge of it: the next one goes on with its state."""
     asked_for_data: bool = False
     drained: bool = False
+    leaving: str = ""
+    """What a worker drains for while the run goes on: "restart" or "removal"."""
+    agent_incarnation: int = 0
+    """Of the agent that was told to start this process."""
+    deaths_in_row: int = 0
+    """Of processes that lived only shortly, the newest one included."""
 
     @property
     def alive(self) -> bool:
@@ -71,6 +91,7 @@ class Daemon:
         self.metrics, self.error = {}, ""
         self.address = ""
         self.registered = self.model_ready = self.asked_for_data = self.drained = False
+        self.leaving = ""
 
     def heard(self, peer: Peer, now: float) -> None:
         self.peer, self.heard_at = peer, now
@@ -81,6 +102,9 @@ class Daemon:
         self.phase, self.waiting_for = phase, waiting_for
 
     def ended(self, status: int, last_lines: tuple[str, ...], now: float, cause: str = "") -> None:
+        lived_s = now - (self.started_at or now)
+        has_lived = lived_s > LIFE_S[self.role] and self.state != "starting"
+        self.deaths_in_row = 1 if has_lived else self.deaths_in_row + 1
         self.state = "stopped" if status == 0 else "failed"
         self.phase, self.waiting_for, self.waiting_since = "", "", None
         self.pid = self.peer = None
@@ -88,10 +112,16 @@ class Daemon:
         self.last_exit = {"code": status, "text": text, "at": now, "last_lines": list(last_lines)}
 
     def back_off(self, now: float) -> None:
-        """Wait before the next incarnation; twice as long each time."""
+        """Wait before the next incarnation: not at all the first time, then ever longer."""
         self.restarts += 1
-        delay_s = min(BACKOFF_FIRST_S * 2 ** (self.restarts - 1), BACKOFF_MAX_S)
+        again = self.deaths_in_row - 2
+        delay_s = min(BACKOFF_FIRST_S * 2**again, BACKOFF_MAX_S[self.role]) if again >= 0 else 0.0
         self.state, self.retry_at = "backoff", now + delay_s
+
+    def lasting(self) -> tuple[Any, ...]:
+        """The values of `LASTING`."""
+        state = "running" if self.state == "slow" else self.state
+        return tuple(state if key == "state" else getattr(self, key) for key in LASTING)
 
     def to_json(self) -> Json:
         """The row that `status` reads."""
@@ -105,6 +135,8 @@ _SIGNALS = {
 
 def describe_exit(status: int, cause: str = "") -> str:
     """An exit status in words, with what is known (and never guessed) of why a signal came."""
+    if status == STATUS_UNKNOWN:
+        return "gone; nobody saw how it ended"
     if status >= 0:
         return f"exit {status}" + (" (fenced: replaced by a newer process)" if status == 75 else "")
     name = _SIGNALS.get(-status, f"signal {-status}")
@@ -120,6 +152,34 @@ class Membership:
         self.daemons = {
             name: Daemon(name, role, index, before.get(name, 0)) for name, role, index in named
         }
+        self._before = before
+        self._removed: list[str] = []
+
+    def add_worker(self) -> Daemon:
+        """A slot more than there are; its incarnations are counted on if it was there before."""
+        index = 1 + max((d.index for d in self.of("worker")), default=-1)
+        name = f"worker-{index}"
+        self.daemons[name] = Daemon(name, "worker", index, self._before.get(name, 0))
+        return self.daemons[name]
+
+    def remove(self, name: str) -> None:
+        self._before[name] = self.daemons.pop(name).incarnation
+        self._removed.append(name)
+
+    def take_removed(self) -> list[str]:
+        """The names that were removed since the last call."""
+        names, self._removed = self._removed, []
+        return names
+
+    def restore(self, name: str, lasting: Json, now: float) -> None:
+        """A daemon as another coordinator has known it; times begin anew."""
+        daemon = Daemon(name, lasting["role"], lasting["index"])
+        for key in LASTING:
+            setattr(daemon, key, lasting[key])
+        daemon.heard_at = now
+        daemon.started_at = now if daemon.alive else None
+        daemon.retry_at = now if daemon.state == "backoff" else None
+        self.daemons[name] = daemon
 
     def get(self, name: str, incarnation: int | None = None) -> Daemon | None:
         """A daemon by name; None if unknown, or if it is not this incarnation any more."""
@@ -129,7 +189,8 @@ class Membership:
         return daemon
 
     def of(self, role: str) -> list[Daemon]:
-        return [d for d in self.daemons.values() if d.role == role]
+        """In the order of their indices, whatever order they were remembered in."""
+        return sorted((d for d in self.daemons.values() if d.role == role), key=lambda d: d.index)
 
     def worker(self, slot: int, epoch: int) -> Daemon | None:
         """The worker that lives and has this slot in this epoch, or None.

@@ -4,7 +4,8 @@ roles.
 The transport delivers at most once and may lose what was under way when a connection broke. So
 every message that matters is kept here under a key until its answer arrives. The timeout follows
 the measured round trip (four times its average, never under `resend_s`) plus the time that the
-bytes need on a slow link, and doubles with every repetition up to eight times.
+bytes need on a slow link, and doubles with every repetition up to four times. The first answer
+after an outage tells that the peer can be reached again: what else waits for it is sent again soon.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from dataclasses import dataclass
 from dlctl.machine import Send
 from dlctl.messages import Message
 
-BACKOFF_MAX = 8
-AGE_S_MAX = 20.0
+BACKOFF_MAX = 4
+PUT_OFF = 8
+"""Times `resend_s`: for what the peer has, and cannot answer yet."""
+AGE_S_MAX = 8.0
 """A message that was answered later than this was lost, not slow."""
 BYTES_PER_S_MIN = 1e6
 """A link slower than this gets a message twice now and then; nothing worse happens."""
@@ -29,8 +32,12 @@ class _Item:
     message: Message
     nbytes: int
     first_sent: float
-    due: float
-    attempts: int
+    sent: float
+    sent_before: float
+    """The time of the copy before the newest one."""
+    due: float = 0.0
+    copies: int = 0
+    backoff: int = 1
 
 
 class Outstanding:
@@ -45,7 +52,7 @@ class Outstanding:
 
     def add(self, key: Hashable, peer: str, message: Message, now: float, nbytes: int = 0) -> Send:
         """Send `message` now and again until `done(key)`."""
-        item = _Item(key, peer, message, nbytes, now, 0.0, 0)
+        item = _Item(key, peer, message, nbytes, now, now, now)
         self._items[key] = item
         self._rearm(item, now)
         return Send(peer, message)
@@ -55,22 +62,29 @@ class Outstanding:
         item = self._items.pop(key, None)
         if item is None:
             return None
-        age_s = now - item.first_sent
-        if item.attempts == 1:
+        if item.copies == 1:
             weight = 0.1 if self._round_trip_s else 1.0
-            self._round_trip_s += weight * (age_s - self._round_trip_s)
+            self._round_trip_s += weight * (now - item.sent - self._round_trip_s)
         else:
-            # Nobody knows which copy was answered, but the first one took no longer than this.
-            # Without it a slow link would repeat everything, and never learn that it is slow.
-            bound_s = min(age_s, AGE_S_MAX) / 4
+            # Nobody knows which copy was answered, but hardly one older than the last two. Without
+            # this a slow link would repeat everything, and never learn that it is slow.
+            bound_s = min(now - item.sent_before, AGE_S_MAX) / 4
             self._round_trip_s = max(self._round_trip_s, bound_s)
-        return age_s
+            self._hurry(item.peer, now)
+        return now - item.first_sent
+
+    def _hurry(self, peer: str, now: float) -> None:
+        """A peer that had been away answers: what else it has not got is sent again soon."""
+        for item in self._items.values():
+            if item.peer == peer and item.copies > 1:
+                item.backoff = 1
+                item.due = min(item.due, now + self.resend_s + item.nbytes / BYTES_PER_S_MIN)
 
     def put_off(self, key: Hashable, now: float) -> None:
         """The peer has the message and will answer when it can: only repeat it much later."""
         item = self._items.get(key)
         if item is not None:
-            item.due = max(item.due, now + self.resend_s * BACKOFF_MAX)
+            item.due = max(item.due, now + self.resend_s * PUT_OFF)
 
     def drop(self, key: Hashable) -> None:
         self._items.pop(key, None)
@@ -87,7 +101,10 @@ class Outstanding:
     def resend_now(self, key: Hashable, now: float) -> list[Send]:
         """Repeat one message without waiting for its timeout."""
         item = self._items.get(key)
-        return [self._repeat(item, now)] if item else []
+        if item is None:
+            return []
+        item.backoff = 1
+        return [self._repeat(item, now)]
 
     def due(self, now: float) -> list[Send]:
         """What has to be sent again by now, in the order in which it was first sent."""
@@ -113,7 +130,8 @@ class Outstanding:
         return Send(item.peer, item.message)
 
     def _rearm(self, item: _Item, now: float) -> None:
-        backoff = min(2**item.attempts, BACKOFF_MAX)
-        timeout_s = max(self.resend_s, 4 * self._round_trip_s) * backoff
+        timeout_s = max(self.resend_s, 4 * self._round_trip_s) * item.backoff
         item.due = now + timeout_s + item.nbytes / BYTES_PER_S_MIN
-        item.attempts += 1
+        item.backoff = min(2 * item.backoff, BACKOFF_MAX)
+        item.sent_before, item.sent = item.sent, now
+        item.copies += 1

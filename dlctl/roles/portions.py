@@ -6,6 +6,7 @@ dead worker had computed and not pushed is leased to another one.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from dlctl.algorithms.base import Data
@@ -40,8 +41,10 @@ class Portion:
 @dataclass(slots=True)
 class Portions:
     batch_size: int
+    ahead_s: float
+    """Work that is leased in advance, in seconds: so long a worker goes on without coordinator."""
     current: Portion | None = None
-    upcoming: Portion | None = None
+    upcoming: deque[Portion] = field(default_factory=deque)
     _computed: list[Portion] = field(default_factory=list)
     """All batches computed, not all of them pushed."""
     _pushed: dict[int, list[Portion]] = field(default_factory=dict)
@@ -53,13 +56,16 @@ class Portions:
         if self.current is None:
             self.current = portion
         else:
-            self.upcoming = portion
+            self.upcoming.append(portion)
 
-    def wants_lease(self) -> bool:
-        """Nothing to do, or the last batch is under way and nothing comes after it."""
-        if self.current is None:
-            return True
-        return self.upcoming is None and self.current.next_number >= self.current.batches
+    def batches_left(self) -> int:
+        """Batches at hand that are not begun."""
+        current = self.current.batches - self.current.next_number if self.current else 0
+        return current + sum(portion.batches for portion in self.upcoming)
+
+    def wants_more_ahead(self, batch_s: float) -> bool:
+        """Whether less than `ahead_s` of work is at hand. batch_s: for a batch; 0: unknown."""
+        return 0 < self.batches_left() * batch_s < self.ahead_s
 
     def at_boundary(self) -> bool:
         """Whether no portion is half done: a good place to stop."""
@@ -82,7 +88,7 @@ class Portions:
     def finish(self, portion: Portion) -> None:
         """The last batch of the portion was computed (or refused)."""
         self._computed.append(portion)
-        self.current, self.upcoming = self.upcoming, None
+        self.current = self.upcoming.popleft() if self.upcoming else None
 
     def pushed(self, number: int) -> None:
         """Push `number` holds everything computed so far."""

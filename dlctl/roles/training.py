@@ -26,15 +26,15 @@ from dlctl.algorithms.base import (
 from dlctl.compress.base import Compressor
 from dlctl.roles.channel import Channel, Identity
 from dlctl.roles.desk import COORDINATOR, Desk
-from dlctl.roles.effects import Compute, Computed
+from dlctl.roles.effects import Compute, Computed, Settled
 from dlctl.roles.fetching import Fetched, Fetcher
+from dlctl.roles.leasing import Leasing
 from dlctl.roles.meters import Latency, Rates
 from dlctl.roles.outbox import Outbox
+from dlctl.roles.poison import Poison
 from dlctl.roles.portions import Portion, Portions
 from dlctl.vector import is_finite, zeros_like
 
-IDLE_S = 0.2
-"""Between two questions for data while there is none."""
 LOSS_WEIGHT = 0.05
 """Of the newest loss in the running mean that is reported."""
 BATCH_WEIGHT = 0.1
@@ -53,6 +53,7 @@ class Training:
         side: WorkerSide,
         compressor: Compressor,
         batch_size: int,
+        lease_ahead_s: float,
         averaged: m.Array,
     ) -> None:
         self.desk = desk
@@ -61,16 +62,14 @@ class Training:
         self.outbox = outbox
         self.side = side
         self.compressor = compressor
-        self.portions = Portions(batch_size)
+        self.portions = Portions(batch_size, lease_ahead_s)
+        self.leasing = Leasing(desk, identity, self.portions)
         self.rates = Rates("samples", "push_bytes", "fetch_bytes")
         self.fetcher = Fetcher(channels, outbox, self.rates)
         self.push_latency = Latency()
         self.steps = 0
         self.loss: float | None = None
-        self.refused = 0
-        """Pushes that a server would not take."""
-        self.nonfinite = self.nonfinite_in_row = 0
-        self.last_poison = ""
+        self.poison = Poison()
         self.staleness_sum = self.staleness_number = 0
         self.draining = False
         self.parked = False
@@ -87,14 +86,13 @@ class Training:
         self._step: Step | None = None
         self._announced = self._left_out = False
         """`NextData` has named the batch that is next; that batch was computed and refused."""
-        self._lease_requests = 0
-        self._told_no_data = self._told_draining = False
-        self._none_now = False
-        self._ask_again_at: float | None = None
+        self._told_draining = False
         self._paused = False
         self._steps_pushed = 0
         self._unsettled: dict[int, int] = {}
         """Push number -> shards that have not settled it."""
+        self._steps_of: dict[int, tuple[int, int]] = {}
+        """Push number -> its first and last step."""
 
     # ------------------------------------------------------------ the method and its requests
 
@@ -124,7 +122,7 @@ class Training:
     def deadline(self) -> float | None:
         """When to ask for data again; only while data is what this replica waits for."""
         waits = isinstance(self._request, NextGradient | NextData) and not self._computing
-        return self._ask_again_at if waits and not self.parked and not self._paused else None
+        return self.leasing.ask_again_at if waits and not self.parked and not self._paused else None
 
     def pause(self, now: float) -> bool:
         """Leave the model alone until `resume`, if no gradient is being computed now."""
@@ -190,9 +188,10 @@ class Training:
         for c in self.channels:
             self._push_slice(c, vector[c.lo : c.hi], request)
         self._unsettled[number] = len(self.channels)
+        self._steps_of[number] = (self._steps_pushed, max(self.steps - 1, 0))
         self.portions.pushed(number)
         self._steps_pushed = self.steps
-        self._told_no_data = False
+        self.leasing.told_no_data = False
         self._push_buffers()
         return True, None
 
@@ -205,6 +204,16 @@ class Training:
         self.rates.add("push_bytes", delta.nbytes)
         self.outbox.queue("push", c.push_key(push.seq), c.peer, push, delta.nbytes)
 
+    def on_new_process(self, shard: int, now: float) -> None:
+        """What the process before had been asked and not answered is asked again."""
+        channel = self.channels[shard]
+        keys = [key for key, peer, _ in self.desk.outstanding.waiting() if peer == channel.peer]
+        for key in keys:
+            if _kind(key) == "fetch":
+                self.desk.do(*self.desk.outstanding.resend_now(key, now))
+        if shard == 0 and self._steps_pushed:
+            self._push_buffers()
+
     def _push_buffers(self) -> None:
         if self._averaged.size:
             me, samples = self.identity, self.rates.total["samples"]
@@ -213,19 +222,24 @@ class Training:
 
     def on_ack(self, ack: m.Ack, now: float) -> None:
         """What a server says of a push. Raises Fenced."""
-        took_s, sends = self.channels[ack.shard].on_ack(ack, now)
+        channel = self.channels[ack.shard]
+        took_s, sends = channel.on_ack(ack, now)
         self.desk.do(*sends)
         if took_s is None:
             return
+        self.desk.do(Settled(self.identity.epoch, channel.shard, channel.settled()))
         self.push_latency.add(took_s)
         self.staleness_sum += ack.staleness
         self.staleness_number += 1
         if ack.outcome == m.REFUSED:
-            self.refused += 1
-            self.desk.note("warning", f"server-{ack.shard} refused a push: {ack.reason}")
+            self.poison.refused(ack.seq, ack.reason, *self._steps_of[ack.seq])
+            what = f"server-{ack.shard} refused a push ({self.poison.last}): {ack.reason}"
+            self.desk.note("warning", what)
+        else:
+            self.poison.applied(ack.seq)
         self._unsettled[ack.seq] -= 1
         if not self._unsettled[ack.seq]:
-            del self._unsettled[ack.seq]
+            del self._unsettled[ack.seq], self._steps_of[ack.seq]
             self._report_done(self.portions.settled(ack.seq), now)
 
     # ------------------------------------------------------------ data
@@ -254,46 +268,17 @@ class Training:
             self.parked, self._told_draining = self._told_draining, True
             return not self.parked, None
         data = self.portions.ahead()
-        return (True, data) if data is not None else (self._waited_in_vain(now), None)
+        return (True, data) if data is not None else (self.leasing.wait(now), None)
 
     def _compute(self, batch: tuple[Portion, int], now: float) -> None:
         self._computing, self._busy_since = batch, now
+        for c in self.channels:
+            c.base_version = c.version
         portion, number = batch
         lease = portion.lease
         self.desk.do(Compute(lease.data_epoch, lease.start, lease.stop, number))
-        if self.portions.wants_lease() and not self.draining:
-            self._request_lease(now)
-
-    def _waited_in_vain(self, now: float) -> bool:
-        """Ask for data. True if the method has to be told that there is none."""
-        if self._none_now:
-            self._none_now = False
-            if not self._told_no_data:
-                self._told_no_data = True
-                return True
-            self._ask_again_at = now + IDLE_S
-        if self._ask_again_at is None or now >= self._ask_again_at:
-            self._ask_again_at = None
-            self._request_lease(now)
-        return False
-
-    def _request_lease(self, now: float) -> None:
-        if "lease" not in self.desk.outstanding:
-            self._lease_requests += 1
-            me = self.identity
-            request = m.LeaseRequest(me.slot, me.epoch, self._lease_requests)
-            self.desk.ask("lease", COORDINATOR, request, now)
-
-    def on_lease(self, lease: m.Lease, now: float) -> None:
-        if lease.request != self._lease_requests:
-            return
-        if self.desk.outstanding.done("lease", now) is None:
-            return
-        if lease.start < lease.stop:
-            self._told_no_data = False
-            self.portions.take(lease)
-        elif self.portions.current is None:
-            self._none_now = True
+        if not self.draining:
+            self.leasing.look_ahead(self._batch_s, now)
 
     # ------------------------------------------------------------ gradients
 
@@ -302,10 +287,12 @@ class Training:
         assert self._computing is not None
         portion, number = self._computing
         self._computing = None
-        self._batch_s += BATCH_WEIGHT * (now - self._busy_since - self._batch_s)
+        took_s = now - self._busy_since
+        self._batch_s += (BATCH_WEIGHT if self._batch_s else 1.0) * (took_s - self._batch_s)
         announced, self._announced = self._announced, False
         if math.isfinite(event.loss) and is_finite(event.gradient):
             start, stop = portion.batch_range(number)
+            self.poison.computed(self.steps, _where(portion, number))
             self._accept(event, portion, stop - start)
         else:
             self._refuse(event, portion, number)
@@ -325,7 +312,6 @@ class Training:
     def _accept(self, event: Computed, portion: Portion, samples: int) -> None:
         self._step = Step(event.gradient, samples, event.loss)
         self._averaged = event.averaged
-        self.nonfinite_in_row = 0
         self.steps += 1
         portion.steps += 1
         portion.samples += samples
@@ -336,12 +322,8 @@ class Training:
 
     def _refuse(self, event: Computed, portion: Portion, number: int) -> None:
         """A NaN would stay in the residual for ever: a poisoned gradient never gets that far."""
-        self.nonfinite += 1
-        self.nonfinite_in_row += 1
-        start, stop = portion.batch_range(number)
-        where = f"samples {start}..{stop - 1} of the order of epoch {portion.lease.data_epoch}"
-        self.last_poison = f"loss {event.loss}, {where}"
-        self.desk.note("warning", f"not finite, not pushed: {self.last_poison}")
+        self.poison.not_finite(f"loss {event.loss}, {_where(portion, number)}")
+        self.desk.note("warning", f"not finite, not pushed: {self.poison.last}")
 
     def _report_done(self, done: list[Portion], now: float) -> None:
         for p in done:
@@ -362,9 +344,15 @@ class Training:
         if self.staleness_number:
             values["staleness_mean"] = round(self.staleness_sum / self.staleness_number, 2)
         values["repeated"] = self.desk.outstanding.repeated
-        values["refused"] = self.refused
-        values["nonfinite_steps"] = self.nonfinite
+        values["refused"] = self.poison.pushes
+        values["nonfinite_steps"] = self.poison.steps
         return values
+
+
+def _where(portion: Portion, number: int) -> str:
+    """A batch, for people."""
+    start, stop = portion.batch_range(number)
+    return f"samples {start}..{stop - 1} of the order of epoch {portion.lease.data_epoch}"
 
 
 def _kind(key: object) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from dlctl import messages as m
@@ -38,8 +39,9 @@ class Work:
         self.driving: Driving | None = None
         self._pool: PortionPool | None = None
         self._restore: Json = {}
+        self.answered: dict[int, m.Lease] = {}
+        """Slot -> its newest lease, in case its request is repeated."""
         self._pending: dict[int, m.LeaseRequest] = {}
-        self._answered: dict[int, m.Lease] = {}
         self._evaluated_epochs = 0.0
 
     # ------------------------------------------------------------ the dataset
@@ -58,6 +60,42 @@ class Work:
         self.steps, self.samples = data.get("steps", 0), data.get("samples", 0)
         self.loss = data.get("loss")
         self.side.steps_done = self.steps
+
+    @property
+    def dataset_samples(self) -> int:
+        """0 while no worker has built the dataset."""
+        return self._pool.samples if self._pool is not None else 0
+
+    @property
+    def next(self) -> tuple[int, int]:
+        return self._pool.next if self._pool is not None else (0, 0)
+
+    def changed_portions(self) -> Iterator[tuple[str, int | None]]:
+        """Keys and values for `Memory`."""
+        for epoch, portion, standing in self._pool.take_changes() if self._pool else ():
+            yield f"portion/{epoch}/{portion}", standing
+
+    def go_on(
+        self,
+        steps: int,
+        samples: int,
+        loss: float | None,
+        dataset_samples: int,
+        next_: tuple[int, int],
+        portions: dict[str, int],
+    ) -> None:
+        """Be where another coordinator has left off."""
+        self.steps, self.samples, self.loss = steps, samples, loss
+        self.side.steps_done = steps
+        if not dataset_samples:
+            return
+        self._restore = {}
+        self.open_dataset(dataset_samples)
+        assert self._pool is not None
+        keys = (key.split("/")[1:] for key in portions)
+        standing = {(int(epoch), int(p)): portions[f"portion/{epoch}/{p}"] for epoch, p in keys}
+        self._pool.go_on(next_, standing)
+        self._evaluated_epochs = self._pool.epochs_done()
 
     def open_dataset(self, samples: int) -> None:
         """The first worker has built the dataset. Raises DlctlError if it was another before."""
@@ -105,7 +143,7 @@ class Work:
         self.grant(now)
 
     def on_request(self, request: m.LeaseRequest, now: float) -> None:
-        answered = self._answered.get(request.slot)
+        answered = self.answered.get(request.slot)
         daemon = self.members.worker(request.slot, request.epoch)
         if daemon is None:
             return
@@ -126,11 +164,13 @@ class Work:
         """
         if self.released_at is None:
             return
-        first = min(self.members.live_slots(), default=0)
+        slots = self.members.live_slots()
+        first = min(slots, default=0)
         for slot, request in list(self._pending.items()):
             if not self.stopped and self.side.may_lease(slot, first):
                 continue
-            taken = None if self.stopped else self.pool.take(slot)
+            too_much = request.ahead and not self.pool.may_hoard(slot, len(slots))
+            taken = None if self.stopped or too_much else self.pool.take(slot)
             if taken is None and self.driving is not None and not self.stopped:
                 continue
             del self._pending[slot]
@@ -138,13 +178,13 @@ class Work:
 
     def _answer(self, slot: int, request: m.LeaseRequest, taken: Range | None) -> None:
         lease = m.Lease(request.request, *((0, 0, 0, 0) if taken is None else _wire(taken)))
-        self._answered[slot] = lease
+        self.answered[slot] = lease
         self.desk.send(f"worker-{slot}", lease)
 
     def gone(self, slot: int, now: float) -> int:
         """The worker of a slot has died: number of portions that are leased again."""
         self._pending.pop(slot, None)
-        self._answered.pop(slot, None)
+        self.answered.pop(slot, None)
         if self._pool is None:
             return 0
         back = self.pool.release(slot)

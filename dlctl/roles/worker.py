@@ -1,10 +1,7 @@
 """The worker role: how a replica comes into a run, works in it, and leaves it.
 
-    registering -> building the model -> waiting for the servers -> joining -> (restoring) -> at
-    work
-
-`Training` is the work. Around it stand live settings, evaluations, saving and draining; whatever
-the coordinator asks for may be asked twice.
+`Joining` is its way in, `Training` the work. Around them stand live settings, evaluations, saving
+and draining; whatever the coordinator asks for may be asked twice.
 """
 
 from __future__ import annotations
@@ -17,9 +14,7 @@ from dlctl.algorithms.base import Algorithm
 from dlctl.compress.base import Compressor
 from dlctl.config import JobFile
 from dlctl.errors import RemoteProtocolError
-from dlctl.flat import slice_bounds
 from dlctl.machine import (
-    Connect,
     DeadlineReached,
     Effect,
     Event,
@@ -30,29 +25,28 @@ from dlctl.machine import (
     Started,
     StopRequested,
 )
-from dlctl.roles.channel import Channel, Fenced, Identity
-from dlctl.roles.desk import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Desk
+from dlctl.roles.channel import Fenced
+from dlctl.roles.desk import COORDINATOR, EXIT_FENCED, EXIT_POISONED, REPORT_S, Birth, Desk
 from dlctl.roles.effects import (
     ArraysLoaded,
     ArraysSaved,
     BuffersLoaded,
-    BuildModel,
     Computed,
+    CoordinatorGone,
     EvaluationRun,
     LoadArrays,
-    LoadBuffers,
     ModelBuilt,
     TaskFailed,
 )
 from dlctl.roles.evaluation import Evaluation
+from dlctl.roles.joining import Joining
+from dlctl.roles.lifeline import Lifeline
 from dlctl.roles.live import LiveSettings
 from dlctl.roles.outbox import Outbox
 from dlctl.roles.saving import Saving
 from dlctl.roles.training import Training
 from dlctl.vector import copy_into, to_host
 
-REJOIN_S = 0.1
-"""Between two looks whether another worker has initialised a shard."""
 PASSING = {"computing", "waiting for data", "fetching", "pushing"}
 """Phases that come and go with every step: they are reported once a second and not at each change.
 """
@@ -72,12 +66,8 @@ class Worker:
         self.options = algorithm.Options(**job.algorithm.options)
         self.live = LiveSettings(self.desk, self.options, algorithm.live, self.outbox, compressor)
         self.training: Training | None = None
-        self._phase = "registering"
-        self._identity: Identity | None = None
-        self._model: ModelBuilt | None = None
-        self._topology: m.Topology | None = None
-        self._channels: list[Channel] = []
-        self._rejoin_at: float | None = None
+        self.joining = Joining(self.desk, birth)
+        self._lifeline = Lifeline()
         self._draining = False
         self._saving = Saving(self.desk, birth.name)
         self._evaluation: Evaluation | None = None
@@ -102,9 +92,10 @@ class Worker:
         return self.desk.clear()
 
     def deadline(self) -> float | None:
-        times = [self.desk.outstanding.deadline(), self.outbox.deadline(), self._rejoin_at]
+        times = [self.desk.outstanding.deadline(), self.outbox.deadline()]
+        times += [self.joining.rejoin_at, self._lifeline.deadline()]
         times += [self.training.deadline()] if self.training else []
-        times += [self._report_at] if self._identity else []
+        times += [self._report_at] if self.joining.identity else []
         return min((t for t in times if t is not None), default=None)
 
     def _on_event(self, event: Event, now: float) -> None:
@@ -116,7 +107,7 @@ class Worker:
             case DeadlineReached():
                 self._on_deadline(now)
             case ModelBuilt():
-                self._on_model(event, now)
+                self.joining.on_model(event, now)
             case ArraysLoaded(arrays, _):
                 self._on_restored(arrays)
             case ArraysSaved():
@@ -127,13 +118,18 @@ class Worker:
                 self._on_evaluated(number, metrics)
             case TaskFailed(error, detail):
                 self._fail(error, detail)
+            case CoordinatorGone():
+                self._lifeline.lost(now)
             case Started():
-                self.desk.ask("register", COORDINATOR, self.birth.register(), now)
+                self._lifeline.heard(now)
+                self.joining.begin(now)
             case StopRequested(reason):
                 self.desk.do(Exit(0, reason))
 
     def _on_message(self, peer: Peer, message: m.Message, now: float) -> None:
         is_control = peer == COORDINATOR
+        if is_control:
+            self._lifeline.heard(now)
         handler = (self._FROM_COORDINATOR if is_control else self._FROM_SERVERS).get(type(message))
         try:
             if handler is None or not (is_control or self._is_from_shard(peer, message)):
@@ -145,14 +141,14 @@ class Worker:
 
     def _is_from_shard(self, peer: Peer, message: m.Message) -> bool:
         """Whether a server speaks for its own shard."""
-        shards = [channel.shard for channel in self._channels if channel.peer == peer]
+        shards = [channel.shard for channel in self.joining.channels if channel.peer == peer]
         return shards == [getattr(message, "shard", *shards)] if shards else False
 
     def _on_deadline(self, now: float) -> None:
         self.desk.do(*self.desk.outstanding.due(now))
-        if self._rejoin_at is not None and self._rejoin_at <= now:
-            self._rejoin_at = None
-            self.desk.do(*(c.join(now) for c in self._channels if not c.initialised))
+        self.joining.on_deadline(now)
+        if self._lifeline.is_over(now):
+            self.desk.do(Exit(0, "no word from the coordinator for too long"))
 
     def _advance(self, now: float) -> None:
         if self.training is None:
@@ -162,85 +158,46 @@ class Worker:
         self.training.draining = self._draining
         self.training.advance(now)
         self._save_if_clean(self.training)
-        if self.training.nonfinite_in_row >= self.job.workers.nonfinite_steps_max:
-            steps, last = self.training.nonfinite_in_row, self.training.last_poison
-            self._fail(
-                f"the loss or its gradient was not finite for {steps} steps in a row",
-                f"last: {last}. A smaller lr or local_lr may help; nothing of it was pushed.",
+        poison = self.training.poison
+        if poison.steps_in_row >= self.job.workers.nonfinite_steps_max:
+            what = "the loss or its gradient was not finite"
+            self._leave_poisoned(
+                f"{what} for {poison.steps_in_row} steps in a row",
+                f"last: {poison.last}. A smaller lr or local_lr may help; nothing was pushed.",
+            )
+        elif poison.pushes_in_row >= self.job.workers.refused_pushes_max:
+            self._leave_poisoned(
+                f"{poison.pushes_in_row} pushes in a row were refused: {poison.reason}",
+                f"they were of {poison.last}; the servers' values are as they were.",
             )
 
     # ------------------------------------------------------------ joining the run
 
     def _on_welcome(self, message: m.Welcome, now: float) -> None:
-        if self.desk.outstanding.done("register", now) is None:
-            return
-        self._identity = Identity(self.birth.run_id, message.index, message.term, message.token)
-        self.live.apply(message.settings, now)
-        self._phase = "building the model"
-        self.desk.do(BuildModel(message.index, message.term))
-
-    def _on_model(self, event: ModelBuilt, now: float) -> None:
-        self._model = event
-        self._phase = "waiting for the servers"
-        ready = m.ModelReady(self.birth.name, event.layout, event.samples)
-        self.desk.ask("model", COORDINATOR, ready, now)
-
-    def _on_topology(self, message: m.Topology, now: float) -> None:
-        if self.desk.outstanding.done("model", now) is None or self._identity is None:
-            return
-        self._topology = message
-        self._phase = "joining the servers"
-        for shard, address in enumerate(message.addresses):
-            channel = Channel(shard, self._identity, self.desk.outstanding)
-            self._channels.append(channel)
-            self.desk.do(Connect(channel.peer, address), channel.join(now))
+        if self.joining.on_welcome(message, now):
+            self.live.apply(message.settings, now)
 
     def _on_joined(self, message: m.Joined, now: float) -> None:
-        assert self._model is not None
-        channel = self._channels[message.shard]
-        bounds = slice_bounds(len(self._model.parameters), len(self._channels), message.shard)
-        if (message.lo, message.hi) != bounds:
-            raise RemoteProtocolError(f"its slice is {message.lo}:{message.hi}")
-        self.desk.do(*channel.on_joined(message, now))
-        if not channel.initialised:
-            self._initialise_or_wait(channel, now)
-        elif self.training is None and all(c.joined and c.initialised for c in self._channels):
-            self._load_buffers(channel.identity, now)
-
-    def _initialise_or_wait(self, channel: Channel, now: float) -> None:
-        assert self._model is not None
-        assert self._topology is not None
-        if not self._topology.initialise:
-            self._rejoin_at = now + REJOIN_S
-            return
-        model, me = self._model, channel.identity
-        values = to_host(model.parameters)[channel.lo : channel.hi].copy()
-        extras = (model.averaged, model.constant)
-        averaged, constant = extras if channel.shard == 0 else (extras[0][:0], extras[1][:0])
-        initialise = m.Initialise(me.slot, me.epoch, values, averaged, constant)
-        self.desk.ask(("join", channel.shard), channel.peer, initialise, now, values.nbytes)
-
-    def _load_buffers(self, me: Identity, now: float) -> None:
-        """Every shard is there. BatchNorm goes on with the run's statistics, not with new ones."""
-        assert self._model is not None
-        if self._model.averaged.size or self._model.constant.size:
-            self._phase = "loading the buffers"
-            self.desk.ask("buffers", "server-0", m.FetchBuffers(me.slot, me.epoch, 0), now)
-        else:
+        is_new = message.generation > self.joining.channels[message.shard].generation
+        self.joining.on_joined(message, now)
+        if self.training is not None and is_new:
+            self.training.on_new_process(message.shard, now)
+        elif self.training is None and self.joining.is_complete and not self.joining.has_buffers():
             self._begin()
 
     def _begin(self) -> None:
         """Put the method to work."""
-        assert self._model is not None
-        assert self._identity is not None
-        assert self._topology is not None
-        side = self.algorithm.worker(self.options, self._model.parameters, self._identity.slot)
+        model, identity, topology = self.joining.model, self.joining.identity, self.joining.topology
+        assert model is not None
+        assert identity is not None
+        assert topology is not None
+        side = self.algorithm.worker(self.options, model.parameters, identity.slot)
         self.training = Training(
-            self.desk, self._identity, self._channels, self.outbox, side, self.compressor,
-            self.job.workers.batch_size, self._model.averaged,
+            self.desk, identity, self.joining.channels, self.outbox, side, self.compressor,
+            self.job.workers.batch_size, self.job.data.lease_ahead_s, model.averaged,
         )  # fmt: skip
-        if self._topology.restore:
-            self.desk.do(LoadArrays(self._topology.restore))
+        if topology.restore:
+            self.desk.do(LoadArrays(topology.restore))
 
     def _on_restored(self, arrays: Any) -> None:
         """The residual of before the stop. Gradients that were made meanwhile are added to it."""
@@ -267,14 +224,10 @@ class Worker:
             self._evaluation = Evaluation.begin(message.evaluation, self.training, now)
 
     def _on_buffers(self, message: m.Buffers, now: float) -> None:
-        assert self._model is not None
-        sizes = (message.averaged.size, message.constant.size)
-        if sizes != (self._model.averaged.size, self._model.constant.size):
-            raise RemoteProtocolError(f"it has {sizes} averaged and constant values")
-        if self.desk.outstanding.done("buffers", now) is None:
+        if not self.joining.on_buffers(message, now):
             return
         if self.training is None:
-            self.desk.do(LoadBuffers(message.averaged, message.constant))
+            self.joining.load(message)
         elif self._evaluation is not None:
             self._evaluation.buffers = message
 
@@ -326,18 +279,22 @@ class Worker:
         self.desk.send(COORDINATOR, m.Failed(self.birth.name, error, detail, True))
         self.desk.do(Note("error", error, {"detail": detail}), Exit(1, error))
 
+    def _leave_poisoned(self, error: str, detail: str) -> None:
+        """Out of the run: nobody can use what this worker computes. Its exit code says so."""
+        self.desk.do(Note("error", error, {"detail": detail}), Exit(EXIT_POISONED, error))
+
     # ------------------------------------------------------------ reports
 
     def phase(self) -> str:
-        if self._rejoin_at is not None:
+        if self.joining.rejoin_at is not None:
             return "waiting for worker-0 to initialise the servers"
-        return self.training.phase() if self.training else self._phase
+        return self.training.phase() if self.training else self.joining.phase
 
     def waiting_for(self) -> str:
         """The daemons that must answer before this worker can go on; "" while it computes."""
         if self.phase() in ("computing", "evaluating", "building the model", "drained"):
             return ""
-        if self._rejoin_at is not None:
+        if self.joining.rejoin_at is not None:
             return "worker-0"
         peers = {peer for _, peer, _ in self.desk.outstanding.waiting()}
         return ", ".join(sorted(peers))
@@ -345,7 +302,7 @@ class Worker:
     def _report_if_due(self, now: float) -> None:
         phase = self.phase()
         changed = phase != self._reported_phase and phase not in PASSING
-        if self._identity is None or (now < self._report_at and not changed):
+        if self.joining.identity is None or (now < self._report_at and not changed):
             return
         self._report_at, self._reported_phase = now + REPORT_S, phase
         metrics = self.training.metrics(now) if self.training else {}
@@ -374,11 +331,13 @@ class Worker:
             case m.Ack():
                 self.training.on_ack(message, now)
             case m.Lease():
-                self.training.on_lease(message, now)
+                self.training.leasing.on_lease(message, now)
 
     _FROM_COORDINATOR: ClassVar[dict[type, Callable[[Any, Any, float], None]]] = {
         m.Welcome: _on_welcome,
-        m.Topology: _on_topology,
+        m.Topology: lambda self, message, now: self.joining.on_topology(message, now),
+        m.Moved: lambda self, message, now: self.joining.on_moved(message, now),
+        m.Heard: lambda self, message, now: None,
         m.Lease: _on_work,
         m.PortionNoted: _on_portion_noted,
         m.Change: _on_change,

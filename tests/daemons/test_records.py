@@ -90,14 +90,14 @@ def test_a_number_that_is_on_disk_only_is_not_given_again(tmp_path, record):
     """The coordinator died between the directory, or the manifest, and the row."""
     record(j.RecordCheckpoint(3, {"number": 3}))
     with closing(RunDb(tmp_path)) as db:
-        assert read_past(tmp_path, db).checkpoints == 3
+        assert read_past(tmp_path, db, {}).checkpoints == 3
         checkpoints.create(tmp_path, 50, 5)
-        assert read_past(tmp_path, db).checkpoints == 5
+        assert read_past(tmp_path, db, {}).checkpoints == 5
 
 
 def test_a_run_without_checkpoints_begins_at_none(tmp_path, record):
     with closing(RunDb(tmp_path)) as db:
-        assert read_past(tmp_path, db).checkpoints == 0
+        assert read_past(tmp_path, db, {}).checkpoints == 0
 
 
 def test_metrics_of_a_daemon_are_kept_every_ten_seconds_at_most(tmp_path, record, monkeypatch):
@@ -120,7 +120,7 @@ def test_a_daemon_that_the_job_no_longer_has_is_not_shown_but_counted_on(tmp_pat
     record(j.Snapshot({}, (row("worker-0", 2),)))
     with closing(RunDb(tmp_path)) as db:
         assert [shown["name"] for shown in db.daemons()] == ["worker-0"]
-        assert read_past(tmp_path, db).incarnations == {"worker-0": 2, "worker-1": 4}
+        assert read_past(tmp_path, db, {}).incarnations == {"worker-0": 2, "worker-1": 4}
     record(j.Snapshot({}, (row("worker-0", 3), row("worker-1", 5))))
     with closing(RunDb(tmp_path)) as db:
         assert [shown["incarnation"] for shown in db.daemons()] == [3, 5]
@@ -143,7 +143,7 @@ def test_a_directory_that_cannot_be_made_is_an_error_of_that_checkpoint(tmp_path
 def test_the_database_has_no_table_that_nobody_uses(tmp_path, record):
     with closing(sqlite3.connect(tmp_path / "run.db")) as db:
         names = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-    tables = {"run", "daemon", "event", "metric", "checkpoint", "term"}
+    tables = {"run", "daemon", "event", "metric", "checkpoint", "term", "memory"}
     assert names == {*tables, "metric_by_daemon", "sqlite_autoindex_run_1"} | {
-        f"sqlite_autoindex_{table}_1" for table in ("daemon", "term")
+        f"sqlite_autoindex_{table}_1" for table in ("daemon", "term", "memory")
     }

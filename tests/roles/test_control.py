@@ -54,8 +54,8 @@ def test_a_dead_worker_waits_longer_each_time() -> None:
         worker.back_off(100.0)
         assert worker.retry_at is not None
         pauses.append(worker.retry_at - 100.0)
-    assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
-    assert pauses[-1] == BACKOFF_MAX_S
+    assert pauses[:4] == [0.0, 0.5, 1.0, 2.0]
+    assert pauses[-1] == BACKOFF_MAX_S["worker"]
 
 
 def test_only_those_who_work_take_part() -> None:

@@ -118,7 +118,7 @@ def lease(portion: int = 0, samples: int = 33) -> Lease:
 
 
 def test_no_batch_is_larger_than_asked_and_none_is_tiny() -> None:
-    portions = Portions(32)
+    portions = Portions(32, 2.0)
     portions.take(lease(samples=33))
     assert portions.current is not None
     ranges = [portions.current.batch_range(n) for n in range(portions.current.batches)]
@@ -126,7 +126,7 @@ def test_no_batch_is_larger_than_asked_and_none_is_tiny() -> None:
 
 
 def test_a_portion_is_done_when_the_push_with_its_last_batch_is_settled() -> None:
-    portions = Portions(32)
+    portions = Portions(32, 2.0)
     portions.take(lease(samples=64))
     for number in range(2):
         batch = portions.next_batch()
@@ -140,20 +140,21 @@ def test_a_portion_is_done_when_the_push_with_its_last_batch_is_settled() -> Non
     assert portions.settled(1) == [batch[0]]
 
 
-def test_the_next_portion_is_asked_for_while_the_last_batch_is_computed() -> None:
-    portions = Portions(32)
-    assert portions.wants_lease()
+def test_it_is_known_how_much_is_at_hand() -> None:
+    portions = Portions(32, ahead_s=2.0)
+    assert portions.batches_left() == 0
     portions.take(lease(0, samples=64))
+    portions.take(lease(1, samples=96))
+    assert portions.batches_left() == 5
     portions.next_batch()
-    assert not portions.wants_lease()
-    portions.next_batch()
-    assert portions.wants_lease()
-    portions.take(lease(1))
-    assert not portions.wants_lease()
+    assert portions.batches_left() == 4
+    assert not portions.wants_more_ahead(batch_s=0.0)
+    assert portions.wants_more_ahead(batch_s=0.4)
+    assert not portions.wants_more_ahead(batch_s=0.5)
 
 
 def test_a_portion_whose_last_batches_were_refused_is_done_with_the_push_before() -> None:
-    portions = Portions(32)
+    portions = Portions(32, 2.0)
     portions.take(lease(0, samples=32))
     portions.take(lease(1, samples=32))
     finished = []

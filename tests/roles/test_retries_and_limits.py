@@ -10,7 +10,7 @@ from dlctl.messages import Drain
 from dlctl.roles.limiter import Limiter
 from dlctl.roles.meters import Latency, Rates, Staleness
 from dlctl.roles.outbox import Outbox
-from dlctl.roles.outstanding import AGE_S_MAX, BACKOFF_MAX, Outstanding
+from dlctl.roles.outstanding import AGE_S_MAX, BACKOFF_MAX, PUT_OFF, Outstanding
 
 MESSAGE = Drain("because")
 
@@ -25,7 +25,7 @@ def test_a_message_is_sent_until_it_is_answered() -> None:
     assert waiting.due(100.0) == []
 
 
-def test_the_pause_doubles_up_to_eight_times() -> None:
+def test_the_pause_doubles_up_to_four_times() -> None:
     waiting, now, pauses = Outstanding(1.0), 0.0, []
     waiting.add("key", "peer", MESSAGE, now)
     for _ in range(6):
@@ -34,7 +34,7 @@ def test_the_pause_doubles_up_to_eight_times() -> None:
         pauses.append(deadline - now)
         now = deadline
         waiting.due(now)
-    assert pauses == [1, 2, 4, BACKOFF_MAX, BACKOFF_MAX, BACKOFF_MAX]
+    assert pauses == [1, 2, BACKOFF_MAX, BACKOFF_MAX, BACKOFF_MAX, BACKOFF_MAX]
 
 
 def test_a_slow_peer_gets_more_time() -> None:
@@ -65,11 +65,26 @@ def test_a_message_that_was_lost_for_long_does_not_make_the_next_ones_wait_as_lo
     assert waiting.deadline() == 3600.0 + AGE_S_MAX
 
 
+def test_after_an_outage_the_first_answer_hurries_what_else_waits_for_that_peer() -> None:
+    waiting = Outstanding(1.0)
+    for key, peer in (("one", "server-0"), ("two", "server-0"), ("three", "server-1")):
+        waiting.add(key, peer, MESSAGE, 0.0)
+    now = 0.0
+    while now < 60.0:
+        deadline = waiting.deadline()
+        assert deadline is not None
+        now = deadline
+        waiting.due(now)
+    waiting.done("one", now + 0.5)
+    assert waiting.deadline() == now + 1.5
+    assert [send.peer for send in waiting.due(now + 1.5)] == ["server-0"]
+
+
 def test_what_the_peer_has_and_cannot_answer_yet_is_not_sent_again_soon() -> None:
     waiting = Outstanding(1.0)
     waiting.add("key", "peer", MESSAGE, 0.0)
     waiting.put_off("key", 0.5)
-    assert waiting.deadline() == 0.5 + BACKOFF_MAX
+    assert waiting.deadline() == 0.5 + PUT_OFF
 
 
 def test_repeats_count_towards_the_limit() -> None:

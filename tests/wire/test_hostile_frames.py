@@ -61,7 +61,7 @@ def test_a_header_that_is_not_ours_is_refused(raw: bytes) -> None:
     refused(raw)
 
 
-@pytest.mark.parametrize("protocol", [0, 2, 999, True, "1", None, 1.0])
+@pytest.mark.parametrize("protocol", [0, wire.PROTOCOL + 1, 999, True, "1", None, 1.0])
 def test_another_protocol_is_refused(protocol: Any) -> None:
     refused([protocol, *FETCH[1:]])
 

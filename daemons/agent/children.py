@@ -1,0 +1,106 @@
+"""The processes of an agent: those that it has started, and those of an agent before it.
+
+A process is held by a pidfd from its start, or from the moment when it was found: a signal never
+reaches another one that got its number later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from dataclasses import dataclass
+
+from daemons import process
+from daemons.agent.oom import OomWatch
+from daemons.lastwords import exit_code, last_lines
+from daemons.loop import Loop
+from dlctl import runs
+from dlctl.launch import local
+from dlctl.roles.agent import ProcessStarted
+from dlctl.roles.effects import ProcessEnded, SignalProcess, StartProcess
+from dlctl.roles.membership import STATUS_UNKNOWN
+
+
+@dataclass(slots=True)
+class _Child:
+    pid: int
+    pidfd: int
+    popen: subprocess.Popen[bytes] | None
+    """None: another agent has started it."""
+    is_killed: bool = False
+    """By us: nobody needs to look for another reason."""
+
+
+class Children:
+    def __init__(self, context: process.Context, loop: Loop) -> None:
+        self.context = context
+        self.loop = loop
+        self._running: dict[tuple[str, int], _Child] = {}
+        self._oom = OomWatch()
+
+    def start(self, effect: StartProcess) -> None:
+        directory, control = self.context.directory, self.context.control
+        name, incarnation = effect.name, effect.incarnation
+        try:
+            popen = local.start(directory, effect.role, name, incarnation, control)
+        except OSError as error:
+            self.loop.post(ProcessEnded(name, incarnation, 1, (f"cannot start it: {error}",)))
+            return
+        self._hold(name, incarnation, _Child(popen.pid, os.pidfd_open(popen.pid), popen))
+        self.loop.post(ProcessStarted(name, incarnation, popen.pid))
+
+    def adopt(self) -> tuple[ProcessStarted, ...]:
+        """Look after the daemons of this run that are here already."""
+        found = []
+        for daemon in local.living(self.context.directory):
+            if daemon.role not in ("agent", "coordinator"):
+                child = _Child(daemon.pid, daemon.pidfd, None)
+                self._hold(daemon.name, daemon.incarnation, child)
+                found.append(ProcessStarted(daemon.name, daemon.incarnation, daemon.pid))
+            else:
+                os.close(daemon.pidfd)
+        return tuple(found)
+
+    def _hold(self, name: str, incarnation: int, child: _Child) -> None:
+        self._running[name, incarnation] = child
+        self._oom.begin(child.pid)
+        self.loop.watch(child.pidfd, lambda: self._ended(name, incarnation))
+
+    def _ended(self, name: str, incarnation: int) -> None:
+        child = self._running.pop((name, incarnation))
+        self.loop.unwatch(child.pidfd)
+        os.close(child.pidfd)
+        path = runs.log_path(self.context.directory, name, incarnation)
+        if child.popen is None:
+            said = exit_code(path)
+            status = STATUS_UNKNOWN if said is None else said
+        else:
+            _end_group(child.pid)
+            status = child.popen.wait()
+        is_another = status in (-signal.SIGKILL, STATUS_UNKNOWN) and not child.is_killed
+        cause = self._oom.cause(child.pid) if is_another else ""
+        self._oom.forget(child.pid)
+        self.loop.post(ProcessEnded(name, incarnation, status, last_lines(path), cause))
+
+    def look(self) -> None:
+        """A chore: keep what is known of the memory of all children new."""
+        self._oom.look()
+
+    def signal(self, effect: SignalProcess) -> None:
+        child = self._running.get((effect.name, effect.incarnation))
+        if child is not None:
+            child.is_killed |= effect.signal == signal.SIGKILL
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(child.pidfd, effect.signal)
+
+
+def _end_group(pid: int) -> None:
+    """End what a daemon that has ended leaves behind, such as the processes that load its data.
+
+    Every daemon leads a group of its own. While its end is not collected, nobody else's can have
+    the number; so this is only for our own children.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

@@ -1,0 +1,98 @@
+"""The agents of a coordinator: those that it has placed, and those that it finds when it comes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+from dataclasses import dataclass
+
+from daemons import process
+from daemons.lastwords import exit_code, last_lines
+from daemons.loop import Loop
+from dlctl import runs
+from dlctl.launch import local
+from dlctl.roles.effects import ProcessEnded
+from dlctl.roles.journal import KillAgent, LaunchAgent
+from dlctl.roles.membership import STATUS_UNKNOWN
+
+log = logging.getLogger("dlctl")
+
+
+@dataclass(slots=True)
+class _Agent:
+    incarnation: int
+    pidfd: int
+    popen: subprocess.Popen[bytes] | None
+    """None: another coordinator has placed it."""
+
+
+class Agents:
+    def __init__(self, context: process.Context, loop: Loop, control: str) -> None:
+        self.context = context
+        self.loop = loop
+        self.control = control
+        self.launcher = local.Local()
+        self._running: dict[str, _Agent] = {}
+        loop.perform(LaunchAgent, self._launch)
+        loop.perform(KillAgent, self._kill)
+
+    def adopt(self) -> dict[str, int]:
+        """Look after the agents of this run that are here already: name -> incarnation."""
+        for daemon in self._living():
+            known = self._running.get(daemon.name)
+            if known is not None and known.incarnation > daemon.incarnation:
+                os.close(daemon.pidfd)
+                continue
+            self._hold(daemon.name, _Agent(daemon.incarnation, daemon.pidfd, None))
+        return {name: agent.incarnation for name, agent in self._running.items()}
+
+    def _living(self) -> list[local.Living]:
+        found = []
+        for daemon in local.living(self.context.directory):
+            if daemon.role == "agent":
+                found.append(daemon)
+            else:
+                os.close(daemon.pidfd)
+        return found
+
+    def _launch(self, effect: LaunchAgent) -> None:
+        """Place an agent. One of the same name that is still there ends: it has nothing to say."""
+        for daemon in self._living():
+            if daemon.name == effect.name:
+                log.warning("an older %s is still there: it is killed", effect.name)
+                _signal(daemon.pidfd)
+            os.close(daemon.pidfd)
+        directory = self.context.directory
+        popen = self.launcher.start_agent(directory, effect.name, effect.incarnation, self.control)
+        agent = _Agent(effect.incarnation, os.pidfd_open(popen.pid), popen)
+        self._hold(effect.name, agent)
+
+    def _hold(self, name: str, agent: _Agent) -> None:
+        self._running[name] = agent
+        self.loop.watch(agent.pidfd, lambda: self._ended(name, agent))
+
+    def _ended(self, name: str, agent: _Agent) -> None:
+        self.loop.unwatch(agent.pidfd)
+        os.close(agent.pidfd)
+        if self._running.get(name) is agent:
+            del self._running[name]
+        path = runs.log_path(self.context.directory, name, agent.incarnation)
+        if agent.popen is not None:
+            status = agent.popen.wait()
+        else:
+            said = exit_code(path)
+            status = STATUS_UNKNOWN if said is None else said
+        self.loop.post(ProcessEnded(name, agent.incarnation, status, last_lines(path)))
+
+    def _kill(self, effect: KillAgent) -> None:
+        agent = self._running.get(effect.name)
+        if agent is not None:
+            _signal(agent.pidfd)
+
+
+def _signal(pidfd: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)

@@ -1,0 +1,126 @@
+"""How a replica comes into a run: registered, model built, joined to every shard; and joined again
+when a shard has a new process.
+
+    registering -> building the model -> waiting for the servers -> joining -> (loading buffers)
+"""
+
+from __future__ import annotations
+
+from dlctl import messages as m
+from dlctl.errors import RemoteProtocolError
+from dlctl.flat import slice_bounds
+from dlctl.machine import Connect
+from dlctl.roles.channel import Channel, Identity
+from dlctl.roles.desk import COORDINATOR, Birth, Desk
+from dlctl.roles.effects import BuildModel, LoadBuffers, ModelBuilt
+from dlctl.vector import to_host
+
+REJOIN_S = 0.1
+"""Between two looks whether another worker has initialised a shard."""
+
+
+class Joining:
+    def __init__(self, desk: Desk, birth: Birth) -> None:
+        self.desk = desk
+        self.birth = birth
+        self.phase = "registering"
+        self.identity: Identity | None = None
+        self.model: ModelBuilt | None = None
+        self.topology: m.Topology | None = None
+        self.channels: list[Channel] = []
+        self.rejoin_at: float | None = None
+        """Set while another worker has to initialise the shards."""
+        self.is_complete = False
+        """Every shard is joined and the buffers are asked for, or there are none."""
+
+    def begin(self, now: float) -> None:
+        self.desk.ask("register", COORDINATOR, self.birth.register(), now)
+
+    def on_welcome(self, message: m.Welcome, now: float) -> bool:
+        """False if it is a repeated one."""
+        if self.desk.outstanding.done("register", now) is None:
+            return False
+        self.identity = Identity(self.birth.run_id, message.index, message.term, message.token)
+        self.phase = "building the model"
+        self.desk.do(BuildModel(message.index, message.term))
+        return True
+
+    def on_model(self, event: ModelBuilt, now: float) -> None:
+        self.model = event
+        self.phase = "waiting for the servers"
+        ready = m.ModelReady(self.birth.name, event.layout, event.samples)
+        self.desk.ask("model", COORDINATOR, ready, now)
+
+    def on_topology(self, message: m.Topology, now: float) -> None:
+        if self.desk.outstanding.done("model", now) is None or self.identity is None:
+            return
+        self.topology = message
+        self.phase = "joining the servers"
+        for shard, address in enumerate(message.addresses):
+            channel = Channel(shard, self.identity, self.desk.outstanding)
+            self.channels.append(channel)
+            self.desk.do(Connect(channel.peer, address), channel.join(now))
+
+    def on_moved(self, message: m.Moved, now: float) -> None:
+        """A shard has a new process: join it, at its new address."""
+        if message.shard >= len(self.channels):
+            return  # Nobody has told us yet where the servers are.
+        noted = m.MovedNoted(self.birth.name, message.shard, message.generation)
+        self.desk.send(COORDINATOR, noted)
+        channel = self.channels[message.shard]
+        if message.generation > max(channel.generation, channel.moved_to):
+            channel.moved_to = message.generation
+            self.desk.do(Connect(channel.peer, message.address), channel.join(now))
+
+    def on_joined(self, message: m.Joined, now: float) -> None:
+        """Raises RemoteProtocolError if the server's slice is not what it must be."""
+        assert self.model is not None
+        channel = self.channels[message.shard]
+        bounds = slice_bounds(len(self.model.parameters), len(self.channels), message.shard)
+        if (message.lo, message.hi) != bounds:
+            raise RemoteProtocolError(f"its slice is {message.lo}:{message.hi}")
+        self.desk.do(*channel.on_joined(message, now))
+        if not channel.initialised:
+            self._initialise_or_wait(channel, now)
+        elif not self.is_complete and all(c.joined and c.initialised for c in self.channels):
+            self.is_complete = True
+            self._ask_for_buffers(channel.identity, now)
+
+    def _initialise_or_wait(self, channel: Channel, now: float) -> None:
+        assert self.model is not None
+        assert self.topology is not None
+        if not self.topology.initialise:
+            self.rejoin_at = now + REJOIN_S
+            return
+        model, me = self.model, channel.identity
+        values = to_host(model.parameters)[channel.lo : channel.hi].copy()
+        extras = (model.averaged, model.constant)
+        averaged, constant = extras if channel.shard == 0 else (extras[0][:0], extras[1][:0])
+        initialise = m.Initialise(me.slot, me.epoch, values, averaged, constant)
+        self.desk.ask(("join", channel.shard), channel.peer, initialise, now, values.nbytes)
+
+    def _ask_for_buffers(self, me: Identity, now: float) -> None:
+        """BatchNorm goes on with the run's statistics, not with new ones."""
+        if self.has_buffers():
+            self.phase = "loading the buffers"
+            self.desk.ask("buffers", "server-0", m.FetchBuffers(me.slot, me.epoch, 0), now)
+
+    def has_buffers(self) -> bool:
+        assert self.model is not None
+        return bool(self.model.averaged.size or self.model.constant.size)
+
+    def on_buffers(self, message: m.Buffers, now: float) -> bool:
+        """False if nobody waits for them. Raises RemoteProtocolError if they do not fit."""
+        assert self.model is not None
+        sizes = (message.averaged.size, message.constant.size)
+        if sizes != (self.model.averaged.size, self.model.constant.size):
+            raise RemoteProtocolError(f"it has {sizes} averaged and constant values")
+        return self.desk.outstanding.done("buffers", now) is not None
+
+    def load(self, message: m.Buffers) -> None:
+        self.desk.do(LoadBuffers(message.averaged, message.constant))
+
+    def on_deadline(self, now: float) -> None:
+        if self.rejoin_at is not None and self.rejoin_at <= now:
+            self.rejoin_at = None
+            self.desk.do(*(c.join(now) for c in self.channels if not c.initialised))

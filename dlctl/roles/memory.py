@@ -1,0 +1,158 @@
+"""What a coordinator must not forget, and how the next one of its run goes on with it.
+
+The state that decides what the coordinator does next lies in small pieces under keys:
+
+    run                 state, reason, how long the workers have been at work
+    work                steps, samples and loss; the size of the dataset; the newest evaluation
+    layout              the model's tensors
+    end                 how the run ends, once it does
+    daemon/<name>       its incarnation, term, address, and how far it has come
+    portion/<e>/<p>     the slot that has it, or RETURNED or DONE; p = -1: all of epoch e
+    answer/<slot>       the newest lease of a slot, in case it has to be repeated
+    numbers             of the newest evaluation and change: workers know them by these
+
+After every event the pieces that have changed become `Remember` effects, ahead of the messages of
+that event. So nobody outside ever knows of a decision that a crash could undo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from dlctl import messages as m
+from dlctl.flat import Layout
+from dlctl.machine import Effect
+from dlctl.messages import Json
+from dlctl.roles.journal import Remember
+from dlctl.roles.membership import LASTING, Daemon
+
+if TYPE_CHECKING:
+    from dlctl.roles.arrivals import Past
+    from dlctl.roles.coordinator import Coordinator
+
+ELAPSED_STEP_S = 5.0
+"""The time at work is remembered as often as this."""
+
+
+class Memory:
+    def __init__(self, coordinator: Coordinator, past: Past) -> None:
+        self.of = coordinator
+        self.past = past
+        self._known: dict[str, Any] = {}
+        self._answered_slots: set[int] = set()
+
+    def is_there(self) -> bool:
+        """Whether there was another coordinator, and its run is to go on."""
+        return bool(self.past.memory)
+
+    # ------------------------------------------------------------ writing
+
+    def changes(self, now: float) -> list[Effect]:
+        """What has to be remembered after an event."""
+        return [*self._changed_values(now), *self._changed_daemons(), *self._changed_portions()]
+
+    def _changed_values(self, now: float) -> Iterator[Effect]:
+        for key, value in self._values(now):
+            if self._known.get(key) != value:
+                self._known[key] = value
+                yield Remember(key, _jsonable(value))
+
+    def _values(self, now: float) -> Iterator[tuple[str, Any]]:
+        of, work = self.of, self.of.work
+        elapsed_s = 0.0 if work.released_at is None else now - work.released_at
+        released_s = None if work.released_at is None else elapsed_s // ELAPSED_STEP_S
+        yield "run", (of.state, of.reason, released_s)
+        newest = of.evaluations.newest
+        counts = (work.steps, work.samples, work.loss)
+        yield "work", (*counts, work.dataset_samples, work.next, newest)
+        if of.ending is not None:
+            yield "end", (of.ending.state, of.ending.reason, of.ending.grace_s)
+        if of.arrivals.layout is not None and "layout" not in self._known:
+            yield "layout", of.arrivals.layout.to_rows()
+        yield "numbers", (of.evaluations.number, of.changes.number)
+        for slot in self._answered_slots - work.answered.keys():
+            yield f"answer/{slot}", None
+        self._answered_slots = set(work.answered)
+        for slot, lease in work.answered.items():
+            fields = (lease.request, lease.portion, lease.data_epoch, lease.start, lease.stop)
+            yield f"answer/{slot}", fields
+
+    def _changed_daemons(self) -> Iterator[Effect]:
+        daemons = self.of.members.daemons
+        for name, daemon in daemons.items():
+            key, value = f"daemon/{name}", daemon.lasting()
+            if self._known.get(key) != value:
+                self._known[key] = value
+                yield Remember(key, dict(zip(LASTING, value, strict=True)))
+        for name in self.of.members.take_removed():
+            self._known.pop(f"daemon/{name}", None)
+            yield Remember(f"daemon/{name}", None)
+
+    def _changed_portions(self) -> Iterator[Effect]:
+        if self.of.work.driving is not None:
+            return  # Its method lives in this process and cannot be gone on with.
+        for key, value in self.of.work.changed_portions():
+            yield Remember(key, value)
+
+    # ------------------------------------------------------------ reading
+
+    def go_on(self, now: float) -> None:
+        """Take the place of a coordinator that has remembered all this, and then died."""
+        of, values = self.of, self.past.memory
+        state, _, released_steps = values["run"]
+        self._restore(values, now)
+        if released_steps is not None:
+            of.work.released_at = now - released_steps * ELAPSED_STEP_S
+            of.checkpointing.schedule(now)
+        of.desk.event("recover", "", "the coordinator is back")
+        of.change_state("running" if released_steps is not None else "starting", "", now)
+        is_ending = "end" in values and state in ("stopping", "stopped", "finished")
+        for daemon in of.members.daemons.values():
+            self._look_after(daemon, is_ending, now)
+        of.arrivals.assign(now)
+        if released_steps is not None and of.work.side.drive() is not None:
+            text = "the coordinator died, and with it the state of the method that it drives"
+            of.end("failed", text, now)
+        elif is_ending:
+            end_state, end_reason, grace_s = values["end"]
+            of.end(end_state, end_reason, now, grace_s=grace_s)
+        else:
+            of.scaling.go_on(now)
+
+    def _restore(self, values: Json, now: float) -> None:
+        of = self.of
+        of.members.daemons.clear()
+        for key, value in values.items():
+            kind, _, name = key.partition("/")
+            if kind == "daemon":
+                of.members.restore(name, value, now)
+        if "layout" in values:
+            of.arrivals.keep_layout(Layout.from_rows(values["layout"]))
+        steps, samples, loss, dataset_samples, next_, of.evaluations.newest = values["work"]
+        portions = {key: v for key, v in values.items() if key.startswith("portion/")}
+        of.work.go_on(steps, samples, loss, dataset_samples, (next_[0], next_[1]), portions)
+        of.evaluations.number, of.changes.number = values["numbers"]
+        for key, value in values.items():
+            if key.startswith("answer/"):
+                of.work.answered[int(key.removeprefix("answer/"))] = m.Lease(*value)
+
+    def _look_after(self, daemon: Daemon, is_ending: bool, now: float) -> None:
+        """Do again what may have been lost on its way; agents tell what has become of the rest."""
+        of = self.of
+        daemon.deaths_in_row = 0  # What has died with the coordinator, or before, is forgiven.
+        if daemon.role == "agent":
+            if not daemon.alive or self.past.agents.get(daemon.name) != daemon.incarnation:
+                of.begin_anew(daemon, now)
+        elif daemon.state in ("stopped", "failed") and not is_ending:
+            daemon.state, daemon.retry_at = "backoff", now
+        elif daemon.alive and daemon.pid is None:
+            of.arrivals.ask_spawn(daemon, now)
+        if daemon.alive and daemon.role == "server" and daemon.address:
+            of.arrivals.tell_moved(daemon, now)
+        if daemon.alive and daemon.settings:
+            of.changes.begin([daemon.name], daemon.settings, now, lambda rows: None)
+
+
+def _jsonable(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

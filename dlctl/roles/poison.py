@@ -1,0 +1,53 @@
+"""What a worker computes and nobody can use: not finite, or refused by a server; and in a row.
+
+A NaN would stay in the residual for ever, and one that got into a shard would be in every replica a
+moment later. So a gradient that is not finite gets no further than here, and a server takes no
+push that could make its values infinite.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+BATCHES_KEPT = 256
+"""Steps whose batches can still be named."""
+
+
+class Poison:
+    def __init__(self) -> None:
+        self.steps = self.steps_in_row = 0
+        """Gradients that were not finite."""
+        self.pushes = self.pushes_in_row = 0
+        """Pushes that a server refused."""
+        self.last = ""
+        """Which batches it was."""
+        self.reason = ""
+        """Of the server that refused last."""
+        self._batches: deque[tuple[int, str]] = deque(maxlen=BATCHES_KEPT)
+        self._refused = -1
+
+    def computed(self, step: int, where: str) -> None:
+        """A gradient that is finite, of the batch `where`."""
+        self.steps_in_row = 0
+        self._batches.append((step, where))
+
+    def not_finite(self, what: str) -> None:
+        self.steps += 1
+        self.steps_in_row += 1
+        self.last = what
+
+    def applied(self, number: int) -> None:
+        """A shard has taken this push; it still counts as refused if another one did not."""
+        if number > self._refused:
+            self.pushes_in_row = 0
+
+    def refused(self, number: int, reason: str, first_step: int, last_step: int) -> None:
+        """A shard has refused this push, of these steps; counted once, however many shards do."""
+        if number <= self._refused:
+            return
+        self._refused = number
+        self.pushes += 1
+        self.pushes_in_row += 1
+        self.reason = reason
+        names = [where for step, where in self._batches if first_step <= step <= last_step]
+        self.last = ", ".join(names[-8:]) or f"steps {first_step} to {last_step}"

@@ -1,0 +1,145 @@
+"""Workers that come and go while the run goes on, and daemons that are restarted on request.
+
+A worker leaves in order: it finishes its portion, pushes what it has accrued, waits for the acks
+and exits. If it is to come back, a new incarnation follows. A server or an agent is simply killed:
+its successor goes on where it was, as after any other death.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlctl import messages as m
+from dlctl.errors import DlctlError
+from dlctl.messages import Json
+from dlctl.roles.journal import KillAgent
+from dlctl.roles.membership import Daemon
+
+if TYPE_CHECKING:
+    from dlctl.roles.coordinator import Coordinator
+
+WORKERS_MAX = 4096
+RESTART, REMOVAL = "restart", "removal"
+
+
+class Scaling:
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.of = coordinator
+        self.desk = coordinator.desk
+        self.members = coordinator.members
+        self._until: dict[str, float] = {}
+        """Worker -> when it is killed, if it has not left in order by then."""
+
+    # ------------------------------------------------------------ what may be asked for
+
+    def scale(self, count: int, now: float) -> Json:
+        """Have `count` workers. Returns who starts and who leaves. Raises DlctlError."""
+        self._check_running()
+        if not 1 <= count <= WORKERS_MAX:
+            raise DlctlError(f"a run has 1 to {WORKERS_MAX} workers, not {count}")
+        staying = [d for d in self.members.of("worker") if d.leaving != REMOVAL]
+        before = len(staying)
+        started, left = [], []
+        for _ in range(count - before):
+            worker = self._slot_that_leaves() or self.members.add_worker()
+            started.append(worker.name)
+            if worker.leaving:
+                worker.leaving = RESTART
+            else:
+                self.of.begin_anew(worker, now)
+        for worker in sorted(staying, key=lambda d: -d.index)[: max(0, before - count)]:
+            left.append(worker.name)
+            self._leave(worker, REMOVAL, now)
+        self.desk.event("scale", "", f"workers {before} -> {count}", before=before, after=count)
+        return {"before": before, "after": count, "starting": started, "leaving": left}
+
+    def restart(self, names: list[str], now: float) -> Json:
+        """Replace these daemons by new incarnations. Raises DlctlError before anything is done."""
+        self._check_running()
+        daemons = []
+        for name in names:
+            daemon = self.members.daemons.get(name)
+            if daemon is None:
+                raise DlctlError(f"this run has no {name:.80}")
+            if daemon.role == "server" and not self.of.keeps_shards():
+                raise DlctlError(
+                    f"{name} cannot be restarted: its shard would be lost with it",
+                    hint='only with durability = "process" or "disk" in [servers]',
+                )
+            daemons.append(daemon)
+        for daemon in daemons:
+            self.desk.event("restart", daemon.name, f"{daemon.name} is restarted on request")
+            self._leave(daemon, RESTART, now)
+        return {"restarting": names}
+
+    def _check_running(self) -> None:
+        if self.of.state not in ("running", "degraded"):
+            raise DlctlError(f"the run is {self.of.state}: this can be done while it is running")
+
+    def _slot_that_leaves(self) -> Daemon | None:
+        leaving = [d for d in self.members.of("worker") if d.leaving == REMOVAL]
+        return min(leaving, key=lambda d: d.index, default=None)
+
+    # ------------------------------------------------------------ leaving
+
+    def _leave(self, daemon: Daemon, why: str, now: float) -> None:
+        daemon.leaving = why
+        if not daemon.alive:
+            self._gone(daemon, now)
+        elif daemon.role == "agent":
+            self.desk.do(KillAgent(daemon.name))
+        elif daemon.role == "worker" and daemon.asked_for_data:
+            daemon.state = "draining"
+            self._until[daemon.name] = now + self.of.job.timeouts.grace_s
+            self.desk.ask(("drain", daemon.name), daemon.name, m.Drain(why), now)
+        else:
+            self._kill(daemon, now)
+
+    def _kill(self, daemon: Daemon, now: float) -> None:
+        kill = m.Kill(daemon.name, daemon.incarnation, 9)
+        self.desk.ask(("kill", daemon.name), "agent-0", kill, now)
+
+    def on_drained(self, worker: Daemon, now: float) -> None:
+        """Everything of it is in the shards: it may exit."""
+        if worker.leaving and self.of.ending is None:
+            self._until[worker.name] = now + self.of.job.timeouts.grace_s
+            shutdown = m.Shutdown(worker.leaving)
+            self.desk.ask(("shutdown", worker.name), worker.name, shutdown, now)
+
+    def deadline(self) -> float | None:
+        return min(self._until.values(), default=None)
+
+    def on_deadline(self, now: float) -> None:
+        for name in [name for name, until in self._until.items() if until <= now]:
+            del self._until[name]
+            worker = self.members.get(name)
+            if worker is not None and worker.leaving and worker.alive:
+                self.desk.event("late", name, f"{name} did not leave in time: it is killed")
+                self._kill(worker, now)
+
+    def on_exit(self, daemon: Daemon, now: float) -> bool:
+        """Whether this exit was asked for, so that it is no loss."""
+        self._until.pop(daemon.name, None)
+        self.desk.outstanding.drop(("drain", daemon.name))
+        if not daemon.leaving or self.of.ending is not None:
+            return False
+        self._gone(daemon, now)
+        return True
+
+    def _gone(self, daemon: Daemon, now: float) -> None:
+        why, daemon.leaving = daemon.leaving, ""
+        if daemon.role == "worker":
+            self.of.work.gone(daemon.index, now)
+        if why == REMOVAL:
+            self.members.remove(daemon.name)
+        else:
+            daemon.restarts += 1
+            self.of.begin_anew(daemon, now)
+        if daemon.role == "worker":
+            self.of.tell_members()
+
+    def go_on(self, now: float) -> None:
+        """Ask those again who were leaving when another coordinator was there."""
+        for daemon in list(self.members.daemons.values()):
+            if daemon.leaving:
+                self._leave(daemon, daemon.leaving, now)

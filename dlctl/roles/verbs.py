@@ -1,0 +1,78 @@
+"""What the command line may ask of a coordinator: stop, set, checkpoint, scale, restart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlctl.errors import DlctlError
+from dlctl.machine import Exit
+from dlctl.messages import Request
+from dlctl.roles import ending
+from dlctl.roles.clients import Verb
+from dlctl.roles.desk import COORDINATOR, EXIT_RESTART
+
+if TYPE_CHECKING:
+    from dlctl.roles.coordinator import Coordinator
+
+
+class Verbs:
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.of = coordinator
+        self._stop_requests: list[int] = []
+
+    def table(self) -> dict[str, Verb]:
+        return {
+            "stop": self._stop,
+            "set": self._set,
+            "checkpoint": self._save,
+            "scale": self._scale,
+            "restart": self._restart,
+        }
+
+    def _stop(self, request: Request, now: float) -> None:
+        arguments, of = request.arguments, self.of
+        kill, save = bool(arguments.get("kill")), arguments.get("checkpoint", True)
+        grace_s = float(arguments.get("grace_s", of.job.timeouts.grace_s))
+        self._stop_requests.append(request.request)
+        reason = ending.stop_reason(arguments.get("origin"))
+        of.end("stopped", reason, now, bool(save) and not kill, grace_s)
+        assert of.ending is not None
+        if kill:
+            of.ending.hurry(now)
+        self.tell_stopping(False)
+
+    def tell_stopping(self, done: bool) -> None:
+        """Tell those who wait for the end how far it is."""
+        end = self.of.ending
+        assert end is not None
+        waiting = [] if done else end.pending()
+        for request in self._stop_requests:
+            result = {"phase": end.step, "waiting": waiting, "state": self.of.state}
+            self.of.clients.answer(request, done, "", result)
+
+    def _set(self, request: Request, now: float) -> None:
+        names, texts = list(request.arguments["names"]), dict(request.arguments["settings"])
+        number, clients = request.request, self.of.clients
+        self.of.changes.begin_texts(
+            names, texts, now, lambda rows: clients.answer(number, True, "", rows)
+        )
+
+    def _save(self, request: Request, now: float) -> None:
+        of, number = self.of, request.request
+        if of.state not in ("running", "degraded"):
+            raise DlctlError(f"the run is {of.state}: there is nothing to save now")
+        of.begin_checkpoint(now, lambda row: of.clients.answer(number, True, row["error"], row))
+
+    def _scale(self, request: Request, now: float) -> None:
+        result = self.of.scaling.scale(int(request.arguments["workers"]), now)
+        self.of.clients.answer(request.request, True, "", result)
+
+    def _restart(self, request: Request, now: float) -> None:
+        """The coordinator's own turn comes last: its successor goes on with everything else."""
+        names = [str(name) for name in request.arguments["names"]]
+        others = [name for name in names if name != COORDINATOR]
+        self.of.scaling.restart(others, now)
+        self.of.clients.answer(request.request, True, "", {"restarting": names})
+        if COORDINATOR in names:
+            self.of.desk.event("restart", COORDINATOR, "the coordinator is restarted on request")
+            self.of.desk.do(Exit(EXIT_RESTART, "restart"))

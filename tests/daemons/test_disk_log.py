@@ -1,0 +1,254 @@
+"""`durability = "disk"`: what was acknowledged is on the disk, whatever else is gone."""
+
+import os
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from daemons.server import disklog
+from daemons.server.disklog import DiskLog, DiskLogs
+from dlctl import states
+from dlctl.config import Servers
+from dlctl.errors import DlctlError
+from dlctl.shards import records
+from dlctl.shards.base import Extras, Held, Shard, Unusable
+from dlctl.shards.journaled import Journaled
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
+from kept import Killed, adagrad, dense, snapshot, sparse, spec_of
+
+SIZE = 40
+SPEC = spec_of(adagrad(), SIZE, averaged=2, constant=1)
+
+
+def begun(directory, point=lambda name: None):
+    """A shard with values, kept in `directory`."""
+    shard = Shard(adagrad(), DiskLogs(directory, point).create(SPEC))
+    extras = Extras(np.array([1.0, 2.0]), np.array([3], np.float32))
+    shard.storage.fill({"w": np.ones(SIZE, np.float32)}, extras)
+    shard.commit({"initialised": True, "commits": 0, "deliveries": []})
+    return shard
+
+
+def deltas(count):
+    """Dense and sparse updates in turn."""
+    return [dense(i, SIZE) if i % 2 else sparse(i, SIZE, 5) for i in range(count)]
+
+
+def train(shard, updates, begin_with=1):
+    """A commit for each update; the snapshots after each."""
+    taken = []
+    for number, delta in enumerate(updates, begin_with):
+        shard.apply(delta)
+        shard.commit({"initialised": True, "commits": number, "deliveries": [[0, 1, number]]})
+        taken.append(snapshot(shard))
+    return taken
+
+
+def found(directory):
+    """(what a server finds that has only what is on the disk, the meta of its last commit)"""
+    shard = Shard(adagrad(), DiskLogs(directory, lambda name: None).reopen(SPEC))
+    try:
+        return shard, shard.resume()
+    except Unusable:
+        let_go(shard)
+        raise
+
+
+def let_go(shard):
+    """As when the process has ended: its lock is gone."""
+    shard.storage._log.close()
+
+
+@pytest.fixture(autouse=True)
+def _long_journals(monkeypatch):
+    monkeypatch.setattr(Journaled, "_state_bytes", lambda self: 10**6)
+
+
+@pytest.fixture
+def short_journals(monkeypatch):
+    monkeypatch.setattr(Journaled, "_state_bytes", lambda self: 600)
+
+
+def test_another_server_makes_the_same_updates_again_to_the_last_bit(tmp_path):
+    first = begun(tmp_path / "state")
+    first.optimizer.lr = 0.25
+    wanted = train(first, deltas(3))[-1]
+    let_go(first)
+    second, meta = found(tmp_path / "state")
+    assert (snapshot(second), meta["commits"]) == (wanted, 3)
+    assert second.storage.extras.averaged.tolist() == [1, 2]
+    assert second.storage.extras.constant.tolist() == [3]
+    wanted = train(second, deltas(4), begin_with=4)[-1]
+    let_go(second)
+    assert snapshot(found(tmp_path / "state")[0]) == wanted
+
+
+def test_the_disk_never_holds_much_more_than_the_state(tmp_path, short_journals):
+    shard = begun(tmp_path / "state")
+    for _ in range(5):
+        train(shard, deltas(6))
+        names = sorted(path.name.partition("-0000")[0] for path in (tmp_path / "state").iterdir())
+        assert names == ["shard-0.base", "shard-0.journal", "shard-0.lock"]
+        (journal,) = (tmp_path / "state").glob("*.journal-*")
+        assert journal.stat().st_size <= 600 + 400
+
+
+def test_a_power_loss_at_any_moment_finds_what_was_acknowledged(
+    tmp_path, monkeypatch, short_journals
+):
+    """After each sync the files are copied as they are: no later write is in a copy."""
+    copies = []
+
+    def copy():
+        copies.append(tmp_path / f"copy-{len(copies)}")
+        shutil.copytree(tmp_path / "state", copies[-1])
+
+    for name in ("fsync", "fdatasync"):
+        real = getattr(os, name)
+        monkeypatch.setattr(disklog.os, name, lambda fd, real=real: (real(fd), copy())[0])
+    shard = begun(tmp_path / "state")
+    acknowledged = {len(copies): (0, snapshot(shard))}
+    for number, delta in enumerate(deltas(12), 1):
+        taken = train(shard, [delta], begin_with=number)
+        acknowledged[len(copies)] = (number, taken[0])
+    monkeypatch.undo()
+    states_by_number = dict(acknowledged.values())
+    for index, directory in enumerate(copies):
+        done = max((n for at, (n, _) in acknowledged.items() if at <= index + 1), default=None)
+        if done is None:
+            continue  # Nobody was told yet that there is anything.
+        again, meta = found(directory)
+        assert meta["commits"] in (done, done + 1)
+        assert snapshot(again) == states_by_number[meta["commits"]]
+
+
+def test_a_journal_that_was_cut_anywhere_goes_to_its_last_whole_record(tmp_path):
+    shard = begun(tmp_path / "state")
+    ends, taken = [0], [snapshot(shard)]
+    (journal,) = (tmp_path / "state").glob("*.journal-*")
+    for number, delta in enumerate(deltas(3), 1):
+        taken += train(shard, [delta], begin_with=number)
+        ends.append(journal.stat().st_size)
+    whole = journal.read_bytes()
+    let_go(shard)
+    for length in range(0, len(whole), 7):
+        for rest in (b"", b"\xff" * 30):
+            journal.write_bytes(whole[:length] + rest)
+            again, _ = found(tmp_path / "state")
+            last = max(i for i, end in enumerate(ends) if end <= length)
+            assert snapshot(again) == taken[last]
+            assert journal.stat().st_size == ends[last]
+            train(again, deltas(1))
+            let_go(again)
+
+
+def test_damage_before_the_end_of_a_journal_is_named_and_not_passed_over(tmp_path):
+    run = tmp_path / "run-1"
+    shard = begun(run / "state")
+    train(shard, deltas(2))
+    let_go(shard)
+    (journal,) = (run / "state").glob("*.journal-*")
+    whole = journal.read_bytes()
+    _, second_at = records.read(whole)
+    for at in range(0, second_at, 11):
+        journal.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        with pytest.raises(Unusable, match="its journal is damaged at byte 0 of") as caught:
+            found(run / "state")
+        assert caught.value.where == str(run / "state")
+        (kept,) = states.kept(run, Servers(durability="disk"))
+        assert "its journal is damaged at byte 0" in kept.problem
+
+
+def test_a_base_that_is_damaged_is_never_used(tmp_path):
+    shard = begun(tmp_path / "state")
+    let_go(shard)
+    (base,) = (tmp_path / "state").glob("*.base-*")
+    whole = base.read_bytes()
+    for at in range(0, len(whole), 13):
+        base.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        with pytest.raises(Unusable, match="its base 1 is damaged"):
+            found(tmp_path / "state")
+    base.unlink()
+    with pytest.raises(Unusable, match="the kept state of shard 0 cannot be used: there is none"):
+        found(tmp_path / "state")
+
+
+@pytest.mark.parametrize("name", ["commit begun", "record written", "base written"])
+def test_a_kill_between_two_writes_leaves_a_commit_or_the_next(tmp_path, short_journals, name):
+    for at in range(1, 4):
+        directory = tmp_path / f"state-{at}"
+        left = [None]
+
+        def point(passed, left=left):
+            if left[0] is not None and passed == name:
+                left[0] -= 1
+                if left[0] == 0:
+                    raise Killed(passed)
+
+        shard = begun(directory, point)
+        left[0] = at
+        taken = [snapshot(shard)]
+        with suppress(Killed):
+            for number, delta in enumerate(deltas(20), 1):
+                taken += train(shard, [delta], begin_with=number)
+        done = len(taken) - 1
+        assert done < 20, "it was not killed"
+        let_go(shard)
+        again, meta = found(directory)
+        assert meta["commits"] == done + (name != "commit begun")
+        if name == "commit begun":
+            assert snapshot(again) == taken[done]
+
+
+def test_an_error_of_the_disk_ends_the_server_with_the_file_and_the_way_on(tmp_path, monkeypatch):
+    shard = begun(tmp_path / "state")
+
+    def no_space(fd, parts):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(disklog.os, "writev", no_space)
+    with pytest.raises(DlctlError, match="cannot write to the journal: No space left") as caught:
+        train(shard, deltas(1))
+    assert "journal-0" in caught.value.where
+    assert "state_dir" in caught.value.hint
+
+
+def test_short_writes_are_completed(tmp_path, monkeypatch):
+    real = os.writev
+    monkeypatch.setattr(
+        disklog.os, "writev", lambda fd, parts: real(fd, [memoryview(parts[0])[:7]])
+    )
+    shard = begun(tmp_path / "state")
+    wanted = train(shard, deltas(3))[-1]
+    let_go(shard)
+    assert snapshot(found(tmp_path / "state")[0]) == wanted
+
+
+def test_two_servers_never_have_the_same_log(tmp_path, monkeypatch):
+    shard = begun(tmp_path / "run-1" / "state")
+    monkeypatch.setattr("daemons.server.files.LOCK_S", 0.1)
+    with pytest.raises(Held, match=f"open: pid {os.getpid()}"):
+        DiskLog(tmp_path / "run-1" / "state", 0)
+    (kept,) = states.kept(tmp_path / "run-1", Servers(durability="disk"))
+    assert (kept.in_use, kept.problem, kept.version) == (True, "", 0)
+    let_go(shard)
+
+
+def test_what_a_dead_server_has_left_is_removed_and_what_a_living_one_has_stays(tmp_path):
+    shard = begun(tmp_path / "run-1" / "state")
+    assert states.remove(tmp_path / "run-1", Servers(durability="disk")) == []
+    let_go(shard)
+    assert len(states.remove(tmp_path / "run-1", Servers(durability="disk"))) == 3
+    assert not (tmp_path / "run-1" / "state").exists()
+
+
+def test_a_log_is_removed_without_a_trace(tmp_path):
+    logs = DiskLogs(tmp_path / "state", lambda name: None)
+    Shard(adagrad(), logs.create(SPEC)).commit({})
+    logs.discard()
+    assert not (tmp_path / "state").exists()

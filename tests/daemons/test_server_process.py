@@ -1,0 +1,197 @@
+"""A real server process kills itself in the middle of its work, and another one goes on.
+
+This test is its coordinator and its worker, over the daemons' own sockets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.shard import EPOCH, SERVER, SLOT, End
+from daemons.transport import address_for
+from dlctl import config, runs, states
+from dlctl import messages as m
+from dlctl.compress.topk import TopK
+from dlctl.flat import TRAINED, Entry, Layout
+from dlctl.launch import local
+from dlctl.machine import Peer
+from dlctl.messages import APPLIED, DUPLICATE, Packed
+from dlctl.roles.token import sign
+
+SIZE = 50_000
+LAYOUT = Layout((Entry("w", TRAINED, (SIZE,), "float32"),)).to_bytes()
+PUSHES = 8
+
+
+class Run:
+    """A run directory, its coordinator's socket, and one worker."""
+
+    def __init__(self, directory: Path, durability: str, compressor: str) -> None:
+        self.directory = directory / f"kept-{secrets.token_hex(2)}"
+        self.servers = config.Servers(durability=durability)  # type: ignore[arg-type]
+        job = config.JobFile(
+            job=config.Job(name="kept", task="none"),
+            optimizer=config.Choice(name="sgd", options={"lr": 1.0}),
+            compression=config.Choice(name=compressor),
+            servers=self.servers,
+        )
+        self.compressor = compressor
+        self.key = secrets.token_bytes(32)
+        (self.directory / "logs").mkdir(parents=True)
+        (self.directory / "job.json").write_text(json.dumps(config.to_dict(job)))
+        (self.directory / "key").write_bytes(self.key)
+        self.coordinator = End()
+        address = address_for(self.directory.name, "control", "ipc", 0)
+        self.control = self.coordinator.transport.listen(address)
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.peer: Peer = ""
+        self.generation = 0
+        self.worker = End()
+
+    def start(self, *, keep: bool, failpoint: str = "") -> m.Serving:
+        """The next generation of the server; what it answers to its assignment."""
+        os.environ["DLCTL_FAILPOINT"] = failpoint
+        try:
+            self.generation += 1
+            process = local.start(self.directory, "server", SERVER, self.generation, self.control)
+        finally:
+            del os.environ["DLCTL_FAILPOINT"]
+        self.processes.append(process)
+        self.peer, _ = self.coordinator.wait_for(m.Register)
+        send = self.coordinator.transport.send
+        send(self.peer, m.Welcome(SERVER, 0, self.generation, b"", {}))
+        send(self.peer, m.Assign(0, SIZE, LAYOUT, "", keep))
+        _, serving = self.coordinator.wait_for(m.Serving)
+        self.worker.transport.connect(SERVER, serving.address)
+        return serving
+
+    def join(self) -> m.Joined:
+        run_id = self.directory.name
+        token = sign(self.key, run_id, SLOT, EPOCH)
+        self.worker.transport.send(SERVER, m.Join(run_id, SLOT, EPOCH, token))
+        return self.worker.wait_for(m.Joined)[1]
+
+    def initialise(self) -> None:
+        values = np.zeros(SIZE, np.float32)
+        nothing = np.zeros(0), np.zeros(0, np.float32)
+        self.worker.transport.send(SERVER, m.Initialise(SLOT, EPOCH, values, *nothing))
+        self.worker.wait_for(m.Joined)
+
+    def push(self, seq: int) -> None:
+        """Cell `seq` gets 1."""
+        where, values = np.array([seq]), np.array([-1], np.float32)
+        if self.compressor == "none":
+            dense = np.zeros(SIZE, np.float32)
+            dense[where] = values
+            delta = Packed("none", SIZE, (dense,))
+        else:
+            vector = np.zeros(SIZE, np.float32)
+            vector[where] = values
+            delta = TopK(TopK.Options()).take(vector)
+        message = m.Push(SLOT, EPOCH, self.generation, seq, 0, seq, seq, 1, 0, delta)
+        self.worker.transport.send(SERVER, message)
+
+    def is_acknowledged(self, outcomes: tuple[str, ...]) -> bool:
+        """Whether an ack comes; False: the server is dead."""
+        while self.processes[-1].poll() is None:
+            for socket, _ in self.worker.poller.poll(20):
+                for _, message in self.worker.transport.receive(socket):
+                    if isinstance(message, m.Ack):
+                        assert message.outcome in outcomes, message
+                        return True
+        return False
+
+    def fetch(self) -> m.Parameters:
+        self.worker.transport.send(SERVER, m.Fetch(SLOT, EPOCH, 1, 0))
+        return self.worker.wait_for(m.Parameters)[1]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self.coordinator.transport.close()
+        self.worker.transport.close()
+        states.remove(self.directory, self.servers)
+        runs.remove_sockets(self.directory.name)
+
+
+MakeRun = Callable[[str, str], Run]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Iterator[MakeRun]:
+    made: list[Run] = []
+
+    def make(durability: str, compressor: str) -> Run:
+        made.append(Run(tmp_path, durability, compressor))
+        return made[-1]
+
+    yield make
+    for run in made:
+        run.close()
+
+
+POINTS = [
+    ("process", "none", "block updated:5"),
+    ("process", "none", "commit half written:9"),
+    ("process", "topk", "redo block written:4"),
+    ("process", "topk", "commit written:7"),
+    ("process", "topk", "redo block scattered:3"),
+    ("disk", "topk", "commit begun:6"),
+    ("disk", "none", "record written:4"),
+    ("disk", "none", "base written:3"),
+]
+
+
+@pytest.mark.parametrize(("durability", "compressor", "failpoint"), POINTS)
+def test_the_next_server_has_every_acknowledged_push_and_none_twice(
+    make_run: MakeRun, durability: str, compressor: str, failpoint: str
+) -> None:
+    run = make_run(durability, compressor)
+    assert not run.start(keep=False, failpoint=failpoint).initialised
+    run.join()
+    run.initialise()
+    done = 0
+    for seq in range(PUSHES):
+        run.push(seq)
+        if not run.is_acknowledged((APPLIED,)):
+            break
+        done += 1
+    assert done < PUSHES
+    assert run.processes[-1].wait() == -signal.SIGKILL
+    assert run.start(keep=True).initialised
+    joined = run.join()
+    assert joined.version in (done, done + 1)
+    for seq in range(done, PUSHES):
+        run.push(seq)
+        assert run.is_acknowledged((APPLIED, DUPLICATE))
+    parameters = run.fetch()
+    assert parameters.version == PUSHES
+    assert parameters.values[:PUSHES].tolist() == [1] * PUSHES
+    assert not parameters.values[PUSHES:].any()
+    run.coordinator.transport.send(run.peer, m.Shutdown("over"))
+    assert run.processes[-1].wait(20) == 0
+    assert states.kept(run.directory, run.servers) == []
+
+
+def test_a_server_whose_state_is_gone_says_so_and_ends(make_run: MakeRun) -> None:
+    run = make_run("process", "none")
+    process = local.start(run.directory, "server", SERVER, 1, run.control)
+    run.processes.append(process)
+    peer, _ = run.coordinator.wait_for(m.Register)
+    run.coordinator.transport.send(peer, m.Welcome(SERVER, 0, 1, b"", {}))
+    run.coordinator.transport.send(peer, m.Assign(0, SIZE, LAYOUT, "", keep=True))
+    _, failed = run.coordinator.wait_for(m.Failed)
+    assert failed.fatal
+    assert failed.error.startswith("the kept state of shard 0 cannot be used: there is none")
+    assert "shard-0.state" in failed.detail
+    assert process.wait(20) == 1

@@ -1,0 +1,326 @@
+"""The mapped file of a shard, with real processes, locks and file systems."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from daemons.server import failpoint, keeping, statefile
+from daemons.server.statefile import StateFile
+from dlctl import states
+from dlctl.config import Servers
+from dlctl.errors import DlctlError, UsageError
+from dlctl.shards.base import Held, Shard, Unusable, no_point
+from dlctl.shards.journaled import Journaled
+from dlctl.shards.memory import Memory
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
+from kept import adagrad, dense, spec_of
+
+SIZE = 1000
+SPEC = spec_of(adagrad(), SIZE)
+ROOT = Path(__file__).parent.parent.parent
+META = {"initialised": True, "deliveries": [[0, 1, 7]]}
+
+
+def state_file(*places):
+    return StateFile([Path(place) for place in places], no_point)
+
+
+def made(*places):
+    """A shard with one commit in the first of `places` that has room."""
+    shard = Shard(adagrad(), (files := state_file(*places)).create(SPEC))
+    shard.apply(dense(1, SIZE))
+    shard.commit(META)
+    return files, shard
+
+
+def let_go(files):
+    files._close()
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr("daemons.server.files.LOCK_S", 0.2)
+
+
+@pytest.fixture
+def run(tmp_path):
+    directory = tmp_path / "run-1"
+    directory.mkdir()
+    return directory
+
+
+# ---------------------------------------------------------------- where it is
+
+
+def test_shared_memory_comes_first_and_the_job_may_say_otherwise(run, tmp_path):
+    shm = Path(f"/dev/shm/dlctl-{os.getuid()}/run-1")
+    assert states.places(run, Servers()) == [shm, run / "state"]
+    assert states.places(run, Servers(durability="disk")) == [run / "state"]
+    elsewhere = Servers(state_dir=str(tmp_path / "fast"))
+    assert states.places(run, elsewhere) == [tmp_path / "fast" / "run-1"]
+
+
+def test_each_durability_has_its_storage(run, tmp_path):
+    kinds = {}
+    for durability in ("none", "disk", "process"):
+        servers = Servers(durability=durability, state_dir=str(tmp_path / durability))
+        storages = keeping.storages(run, servers, no_point)
+        kinds[durability] = type(storages.create(SPEC))
+        storages.discard()
+    assert kinds["none"] is Memory
+    assert kinds["disk"] is Journaled
+    assert kinds["process"].__name__ == "Mapped"
+
+
+def test_a_place_without_room_is_passed_over_and_an_old_state_is_not_left_in_it(
+    run, tmp_path, monkeypatch
+):
+    let_go(made(tmp_path / "a" / "run-1", run / "state")[0])
+    assert (tmp_path / "a" / "run-1" / "shard-0.state").exists()
+    monkeypatch.setattr(statefile, "MARGIN_BYTES", 2**60)
+    files, _ = made(tmp_path / "a" / "run-1", run / "state")
+    assert not (tmp_path / "a" / "run-1").exists()
+    assert (run / "state" / "shard-0.state").stat().st_mode & 0o777 == 0o600
+    assert (run / "state").stat().st_mode & 0o777 == 0o700
+    let_go(files)
+    again = state_file(tmp_path / "a" / "run-1", run / "state").reopen(SPEC)
+    assert again.w.any()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to mount a file system of 1 MB")
+def test_a_full_file_system_is_an_error_with_place_size_and_a_way_on(tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], check=True)
+    try:
+        files, spec = state_file(small / "run-1"), spec_of(adagrad(), 10**6)
+        with pytest.raises(DlctlError, match=r"cannot set aside the state of \d+.*: No space"):
+            files.create(spec)
+        assert list(small.iterdir()) == [], "nothing is left behind"
+        let_go(made(small / "run-1")[0])
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_a_link_or_a_foreign_thing_in_the_place_is_refused(run, tmp_path):
+    (run / "state").mkdir()
+    (tmp_path / "elsewhere").write_bytes(b"x" * 10_000)
+    (run / "state" / "shard-0.state").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DlctlError, match="cannot open the state"):
+        state_file(run / "state").create(SPEC)
+    assert (tmp_path / "elsewhere").read_bytes() == b"x" * 10_000
+    (tmp_path / "link").symlink_to(run)
+    with pytest.raises(DlctlError, match="must be a directory of yours, not a link"):
+        state_file(tmp_path / "link" / "run-1").create(SPEC)
+
+
+# ---------------------------------------------------------------- opening it again
+
+
+def test_what_is_missing_or_of_before_a_reboot_is_said_with_the_place(run, monkeypatch):
+    with pytest.raises(Unusable, match="shard 0 cannot be used: there is none") as caught:
+        state_file(run / "state").reopen(SPEC)
+    assert caught.value.where == str(run / "state" / "shard-0.state")
+    let_go(made(run / "state")[0])
+    monkeypatch.setattr(states, "boot_id", lambda: "the next boot")
+    with pytest.raises(Unusable, match="it is of before a reboot") as caught:
+        state_file(run / "state").reopen(SPEC)
+    assert "power loss" in caught.value.hint
+
+
+def test_an_empty_file_is_no_state(run):
+    (run / "state").mkdir(mode=0o700)
+    (run / "state" / "shard-0.state").touch(mode=0o600)
+    with pytest.raises(Unusable, match="it is empty"):
+        state_file(run / "state").reopen(SPEC)
+
+
+HOLDER = """
+    import sys
+    from pathlib import Path
+    from daemons.server.files import open_locked
+    open_locked(Path(sys.argv[1]), create=False)
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def child(script, *arguments, **options):
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options,
+    )  # fmt: skip
+
+
+def test_a_file_that_another_process_has_is_waited_for_and_never_taken(run, monkeypatch):
+    let_go(made(run / "state")[0])
+    path = run / "state" / "shard-0.state"
+    with child(HOLDER, path) as holder:
+        assert holder.stdout.readline() == "locked\n"
+        for attempt in (state_file(run / "state").reopen, state_file(run / "state").create):
+            with pytest.raises(Held, match=f"another process has the state open: pid {holder.pid}"):
+                attempt(SPEC)
+        holder.kill()
+    monkeypatch.setattr("daemons.server.files.LOCK_S", 10.0)
+    state_file(run / "state").reopen(SPEC)
+
+
+# ---------------------------------------------------------------- looking at it
+
+
+def test_what_a_run_has_left_is_listed_with_versions_and_reasons(run):
+    for shard in range(3):
+        files = state_file(run / "state")
+        spec = spec_of(adagrad(), SIZE, shard=shard)
+        one = Shard(adagrad(), files.create(spec))
+        if shard < 2:
+            one.apply(dense(shard, SIZE))
+            one.commit(META)
+            one.storage.close()
+        let_go(files)
+    damaged = run / "state" / "shard-1.state"
+    data = bytearray(damaged.read_bytes())
+    data[-5000] ^= 1
+    damaged.write_bytes(data)
+    first, second, third = states.kept(run, Servers())
+    assert (first.shard, first.version, first.deliveries) == (0, 1, [[0, 1, 7]])
+    assert (first.initialised, first.problem, first.in_use) == (True, "", False)
+    assert second.problem.startswith("its vectors are damaged")
+    assert third.problem == "it has no values yet"
+    assert states.kept(run.parent / "run-2", Servers()) == []
+
+
+def test_looking_changes_nothing_and_sees_a_server_at_work(run):
+    files, shard = made(run / "state")
+    before = (run / "state" / "shard-0.state").read_bytes()
+    (kept,) = states.kept(run, Servers())
+    assert (kept.in_use, kept.version) == (True, 1)
+    assert (run / "state" / "shard-0.state").read_bytes() == before
+    shard.apply(dense(2, SIZE))
+    shard.commit(META)
+    let_go(files)
+
+
+def test_the_file_of_a_run_that_is_over_goes_with_its_directory(run):
+    one = state_file(run / "state")
+    other = state_file(run / "state")
+    one.create(SPEC)
+    other.create(spec_of(adagrad(), SIZE, shard=1))
+    one.discard()
+    assert [path.name for path in (run / "state").iterdir()] == ["shard-1.state"]
+    other.discard()
+    assert not (run / "state").exists()
+
+
+def test_what_dead_servers_have_left_is_removed_and_what_living_ones_have_stays(run):
+    files = state_file(run / "state")
+    files.create(SPEC)
+    other = state_file(run / "state")
+    other.create(spec_of(adagrad(), SIZE, shard=1))
+    let_go(other)
+    assert states.remove(run, Servers()) == [run / "state" / "shard-1.state"]
+    let_go(files)
+    assert states.remove(run, Servers()) == [run / "state" / "shard-0.state"]
+    assert not (run / "state").exists()
+    assert states.remove(run, Servers(durability="disk")) == []
+
+
+# ---------------------------------------------------------------- kill -9
+
+WRITER = """
+    import sys
+    from pathlib import Path
+    sys.path[:0] = [sys.argv[2]]
+    from kept import adagrad, spec_of
+    from daemons.server.statefile import StateFile
+    from dlctl.compress.base import Delta
+    from dlctl.shards.base import Shard, no_point
+    import numpy as np
+    size = int(sys.argv[3])
+    files = StateFile([Path(sys.argv[1])], no_point)
+    shard = Shard(adagrad(), files.reopen(spec_of(adagrad(), size)))
+    shard.resume()
+    while True:
+        number = shard.version + 1
+        where = np.arange(number % 7, size, 50) if number % 3 else None
+        count = size if where is None else where.size
+        shard.apply(Delta(np.full(count, number, np.float32), where))
+        shard.commit({"number": number})
+        print(number, flush=True)
+"""
+
+
+def expected(size, updates):
+    from dlctl.compress.base import Delta
+    from dlctl.shards.memory import in_memory
+
+    shard = in_memory(adagrad(), np.zeros(size, np.float32))
+    for name, value in shard.optimizer.slots.items():
+        shard.slots[name][:] = value
+    for number in range(1, updates + 1):
+        where = np.arange(number % 7, size, 50) if number % 3 else None
+        count = size if where is None else where.size
+        shard.apply(Delta(np.full(count, number, np.float32), where))
+    return shard
+
+
+def test_a_process_that_is_killed_at_any_instant_leaves_what_it_has_said(run):
+    """Killed while it works as fast as it can, a few hundred updates of 1 MB on."""
+    size = 250_000
+    spec = spec_of(adagrad(), size)
+    files = state_file(run / "state")
+    files.create(spec)
+    let_go(files)
+    version = 0
+    for kill_after in (1, 2, 7, 20, 33):
+        with child(WRITER, run / "state", ROOT / "tests" / "shards", size) as writer:
+            said = [int(writer.stdout.readline()) for _ in range(kill_after)]
+            writer.send_signal(signal.SIGKILL)
+            said += [int(line) for line in writer.stdout if line.endswith("\n")]
+        files = state_file(run / "state")
+        shard = Shard(adagrad(), files.reopen(spec))
+        meta = shard.resume()
+        assert meta["number"] == shard.version
+        assert shard.version in (said[-1], said[-1] + 1), "acknowledged and lost, or made up"
+        assert said[0] == version + 1
+        version = shard.version
+        wanted = expected(size, version)
+        assert np.array_equal(shard.w, wanted.w)
+        assert np.array_equal(shard.slots["sum"], wanted.slots["sum"])
+        let_go(files)
+
+
+# ---------------------------------------------------------------- failpoints
+
+
+def test_a_failpoint_kills_the_process_at_its_count():
+    script = """
+        import os
+        from daemons.server import failpoint
+        point = failpoint.from_environment(os.environ)
+        for number in range(9):
+            print(number, flush=True)
+            point("commit written")
+            point("commit begun")
+    """
+    environment = {**os.environ, "DLCTL_FAILPOINT": "commit written:3"}
+    with child(script, env=environment) as process:
+        said = process.stdout.read()
+    assert process.returncode == -signal.SIGKILL
+    assert said.splitlines() == ["0", "1", "2"]
+
+
+def test_without_a_failpoint_nothing_is_done_and_a_wrong_one_is_an_error():
+    assert failpoint.from_environment({}) is no_point
+    name = "commit written"
+    for wrong in (name, ":3", "no such point:1", f"{name}:0", f"{name}:x"):
+        with pytest.raises(UsageError, match="not NAME:COUNT"):
+            failpoint.from_environment({"DLCTL_FAILPOINT": wrong})

@@ -1,0 +1,101 @@
+"""What a worker puts on record when a server settles its pushes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dlctl import messages as m
+from dlctl.algorithms.downpour import DOWNPOUR
+from dlctl.compress.none import Dense
+from dlctl.messages import APPLIED, DUPLICATE, GAP, HELD, Ack, Joined
+from dlctl.roles.channel import WINDOW, Channel, Identity
+from dlctl.roles.desk import Desk
+from dlctl.roles.effects import Computed, Settled
+from dlctl.roles.outbox import Outbox
+from dlctl.roles.training import Training
+
+EPOCH = 6
+
+
+class Replica:
+    """A worker of a two-shard run at work, which computes as soon as it can."""
+
+    def __init__(self) -> None:
+        self.desk = Desk(resend_s=1.0)
+        identity = Identity("run", 0, EPOCH, b"")
+        self.channels = [Channel(shard, identity, self.desk.outstanding) for shard in (0, 1)]
+        for channel in self.channels:
+            lo = 2 * channel.shard
+            channel.on_joined(Joined(channel.shard, 1, 0, lo, lo + 2, True, 0), 0.0)
+        outbox = Outbox(self.desk.outstanding)
+        side = DOWNPOUR.worker(DOWNPOUR.Options(), np.zeros(4, np.float32), 0)
+        self.training = Training(
+            self.desk, identity, self.channels, outbox, side, Dense(Dense.Options()),
+            batch_size=1, lease_ahead_s=0.0, averaged=np.zeros(0),
+        )  # fmt: skip
+        self._advance()
+        self.training.leasing.on_lease(m.Lease(1, 0, 0, 0, 100), 0.0)
+        self._advance()
+        for channel in self.channels:
+            values = np.zeros(2, np.float32)
+            self.training.fetcher.on_parameters(m.Parameters(channel.shard, 1, 1, 0, values), 0.0)
+        self._advance()
+        self.desk.clear()
+
+    def _advance(self) -> None:
+        self.training.advance(0.0)
+        self.desk.do(*self.training.outbox.flush(0.0))
+
+    def push(self, value: float = 1.0) -> None:
+        """One more step, which is one more push."""
+        gradient = np.full(4, value, np.float32)
+        self.training.on_computed(Computed(1.0, gradient, np.zeros(0)), 0.0)
+        self._advance()
+
+    def ack(self, shard: int, seq: int, outcome: str = APPLIED) -> list[tuple[int, int, int]]:
+        """What an ack has put on record: (epoch, shard, count) each."""
+        self.desk.clear()
+        self.training.on_ack(Ack(shard, 1, seq, outcome, 1, 0, seq + 1), 0.0)
+        effects = [e for e in self.desk.clear() if isinstance(e, Settled)]
+        return [(e.epoch, e.shard, e.count) for e in effects]
+
+
+@pytest.fixture
+def replica() -> Replica:
+    return Replica()
+
+
+def test_each_shard_counts_for_itself(replica: Replica) -> None:
+    replica.push()
+    replica.push()
+    assert replica.ack(0, 0) == [(EPOCH, 0, 1)]
+    assert replica.ack(0, 1) == [(EPOCH, 0, 2)]
+    assert replica.ack(1, 0) == [(EPOCH, 1, 1)]
+
+
+def test_a_push_behind_one_that_is_not_settled_does_not_count_yet(replica: Replica) -> None:
+    for _ in range(3):
+        replica.push()
+    assert replica.ack(0, 2) == [(EPOCH, 0, 0)]
+    assert replica.ack(0, 0) == [(EPOCH, 0, 1)]
+    assert replica.ack(0, 1) == [(EPOCH, 0, 3)], "and with it the one that was settled before"
+
+
+def test_only_what_settles_a_push_counts_and_only_once(replica: Replica) -> None:
+    replica.push()
+    assert replica.ack(0, 0, HELD) == []
+    assert replica.ack(0, 0, GAP) == []
+    assert replica.ack(0, 0, DUPLICATE) == [(EPOCH, 0, 1)]
+    assert replica.ack(0, 0, DUPLICATE) == []
+
+
+def test_the_nth_push_holds_the_nth_gradient(replica: Replica) -> None:
+    """With push_every_steps = 1 and no compression: what the fault tests' ledger relies on."""
+    for number in range(WINDOW):
+        replica.push(value=number + 1.0)
+        for channel in replica.channels:
+            push = replica.desk.outstanding.message(channel.push_key(number))
+            assert isinstance(push, m.Push)
+            assert push.delta.arrays[0].tolist() == [number + 1.0] * 2
+    assert replica.training.steps == WINDOW
