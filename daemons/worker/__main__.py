@@ -7,6 +7,7 @@ import multiprocessing
 from daemons import logs, orphans, process
 from daemons.files import Files
 from daemons.loop import Loop
+from daemons.worker.acks import Acks
 from daemons.worker.compute import ComputeThread
 from dlctl import registry
 from dlctl.roles.desk import COORDINATOR
@@ -17,6 +18,7 @@ from dlctl.roles.effects import (
     LoadBuffers,
     RunEvaluation,
     SaveArrays,
+    Settled,
 )
 from dlctl.roles.worker import Worker
 
@@ -26,6 +28,7 @@ def serve(context: process.Context) -> int:
     logs.capture_prints()
     loop = Loop(context.log_handler.rotate_if_full)
     files = Files(loop, context.birth.name)
+    acks = Acks(context.directory, context.birth.name, context.birth.incarnation, job.servers.count)
     thread = ComputeThread(loop, job)
     loop.perform(SaveArrays, files.save)
     loop.perform(LoadArrays, files.load)
@@ -33,8 +36,9 @@ def serve(context: process.Context) -> int:
     loop.perform(LoadBuffers, thread.load_buffers)
     loop.perform(Compute, thread.compute)
     loop.perform(RunEvaluation, thread.evaluate)
+    loop.perform(Settled, acks.write)
     loop.stop_on_signals()
-    orphans.end_without_parents(loop, context.directory)
+    loop.chores.append(orphans.watch_parents(loop, context.directory))
     loop.transport.connect(COORDINATOR, context.control)
     compressor = registry.load("compressors", job.compression.name)
     machine = Worker(

@@ -1,0 +1,62 @@
+"""Writes down what the servers have settled, where it outlives the worker.
+
+One store into mapped memory per ack, about a microsecond with everything around it. The kernel
+keeps the page when the process is killed; `dlctl/acks.py` has the format and reads it.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import sys
+from pathlib import Path
+
+from dlctl import acks
+from dlctl.roles.effects import Settled
+
+log = logging.getLogger("dlctl")
+
+
+class Acks:
+    """The record of one incarnation, made when its first push is settled.
+
+    Training does not depend on it: if it cannot be written, that is said once.
+    """
+
+    def __init__(self, directory: Path, name: str, incarnation: int, shards: int) -> None:
+        self.path = acks.path_of(directory, name, incarnation)
+        self.shards = shards
+        self._counts: memoryview | None = None
+        self._failed = False
+
+    def write(self, effect: Settled) -> None:
+        if self._counts is None:
+            self._open(effect.epoch)
+        if self._counts is not None:
+            self._counts[effect.shard] = effect.count
+
+    def _open(self, epoch: int) -> None:
+        if self._failed:
+            return
+        try:
+            self._counts = _mapped(self.path, acks.blank(epoch, self.shards))
+        except OSError as error:
+            self._failed = True
+            log.warning("cannot record what the servers settle (%s): %s", self.path, error.strerror)
+
+
+def _mapped(path: Path, content: bytes) -> memoryview:
+    """The counts of a new file. It appears whole, and with its place on the disk: a write to a
+    mapped page for which the disk has no room would end the worker with SIGBUS."""
+    assert sys.byteorder == "little", "the counts are stored as the machine stores them"
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("w+b") as file:
+            file.write(content)
+            file.flush()
+            mapped = mmap.mmap(file.fileno(), len(content))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return memoryview(mapped)[acks.HEADER.size :].cast("Q")

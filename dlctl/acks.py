@@ -1,0 +1,78 @@
+"""What a worker knows to be applied: `<run>/acks/worker-0.3`, one small file per incarnation.
+
+    bytes 0..7    "DLACKS1\\n"
+          8..15   uint64, epoch of the worker's slot
+          16..23  uint64, number of shards
+          24..    uint64 per shard: pushes that were settled without a hole
+
+All numbers are little-endian. A push is (slot, epoch, shard, seq); a count of 5 says that the
+pushes 0..4 of this epoch are settled on that shard. The file is mapped into the worker's memory, so
+it survives whatever happens to the process, with every ack that the worker had handled. It has no
+checksum: a count is one machine word, which is written whole or not at all.
+
+Whoever reads it needs neither numpy nor torch. `daemons/worker/acks.py` writes it.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlctl.errors import DlctlError
+
+FOLDER = "acks"
+MAGIC = b"DLACKS1\n"
+HEADER = struct.Struct("<8sQQ")
+COUNT_BYTES = 8
+SHARDS_MAX = 4096
+_NAME = re.compile(r"worker-(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class AckRecord:
+    """What one incarnation of a worker has in writing."""
+
+    slot: int
+    incarnation: int
+    epoch: int
+    counts: tuple[int, ...]
+    """By shard: pushes settled without a hole; the next one has this number."""
+
+
+def path_of(run_directory: Path, name: str, incarnation: int) -> Path:
+    return run_directory / FOLDER / f"{name}.{incarnation}"
+
+
+def blank(epoch: int, shards: int) -> bytes:
+    """A file in which nothing is settled yet."""
+    return HEADER.pack(MAGIC, epoch, shards) + bytes(COUNT_BYTES * shards)
+
+
+def read(path: Path) -> AckRecord:
+    """One file, also while its worker writes to it. Raises DlctlError for what is none."""
+    name = _NAME.fullmatch(path.name)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DlctlError(f"cannot read it: {error.strerror}", where=str(path)) from error
+    if name is None or len(data) < HEADER.size:
+        raise DlctlError("this is no record of a worker's acks", where=str(path))
+    magic, epoch, shards = HEADER.unpack_from(data)
+    if magic != MAGIC or shards > SHARDS_MAX or len(data) != HEADER.size + COUNT_BYTES * shards:
+        raise DlctlError("this is no record of a worker's acks", where=str(path))
+    counts = struct.unpack_from(f"<{shards}Q", data, HEADER.size)
+    return AckRecord(int(name[1]), int(name[2]), epoch, counts)
+
+
+def read_all(run_directory: Path) -> list[AckRecord]:
+    """Of every incarnation that had a push settled, by slot and incarnation.
+
+    Raises DlctlError if one cannot be read: then nobody knows what it was told.
+    """
+    folder = run_directory / FOLDER
+    if not folder.is_dir():
+        return []
+    found = [read(path) for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda record: (record.slot, record.incarnation))
