@@ -26,9 +26,11 @@ from dlctl.roles.effects import (
     ProcessEnded,
     RunEvaluation,
     SaveArrays,
+    Settled,
     SignalProcess,
     StartProcess,
 )
+from dlctl.sim.disk import SAVE_S, Disk
 from dlctl.sim.problems import Batch, Problem, batch_rows
 from dlctl.sim.process import Process
 from dlctl.sim.store import Store
@@ -36,9 +38,7 @@ from dlctl.sim.store import Store
 SPAWN_S = 0.05
 REAP_S = 0.001
 """From the end of a process to its agent's knowing."""
-SAVE_S = 0.05
 LOAD_S = 0.05
-PID_FIRST = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +86,7 @@ class ComputeDriver:
         process.perform(LoadBuffers, self._load_buffers)
         process.perform(Compute, self._compute)
         process.perform(RunEvaluation, self._evaluate)
+        process.perform(Settled, lambda effect: None)
 
     def _build(self, effect: BuildModel) -> None:
         self._who = (effect.slot, effect.epoch)
@@ -135,12 +136,12 @@ class ComputeDriver:
 
 
 class FilesDriver:
-    """A daemon's arrays in the store. `fails` says which error a save meets, or ""."""
+    """A daemon's arrays in the store."""
 
-    def __init__(self, process: Process, store: Store, fails: Callable[[], str]) -> None:
+    def __init__(self, process: Process, store: Store, disk: Disk) -> None:
         self.process = process
         self.store = store
-        self.fails = fails
+        self.disk = disk
         process.perform(SaveArrays, self._save)
         process.perform(LoadArrays, self._load)
 
@@ -150,14 +151,14 @@ class FilesDriver:
         def done() -> None:
             for name, array in effect.arrays.items():
                 assert np.array_equal(before[name], array, equal_nan=True), f"{name} changed"
-            error = self.fails()
+            error = self.disk.error()
             sha256, nbytes = (
                 self.store.write(effect.directory, effect.file, before) if not error else ("", 0)
             )
             self.process.post(ArraysSaved(effect.checkpoint, sha256, nbytes, error))
 
         timeline = self.process.timeline
-        timeline.after(SAVE_S, lambda: done() if self.process.alive else None)
+        timeline.after(self.disk.save_s, lambda: done() if self.process.alive else None)
 
     def _load(self, effect: LoadArrays) -> None:
         manifest = self.store.manifests[effect.directory]
@@ -182,7 +183,7 @@ Spawner = Callable[[str, str, int], Process]
 
 
 class ChildrenDriver:
-    """The processes that an agent starts."""
+    """The processes that an agent starts, or finds when it takes the place of one that died."""
 
     def __init__(self, process: Process, spawn: Spawner) -> None:
         self.process = process
@@ -191,15 +192,18 @@ class ChildrenDriver:
         process.perform(StartProcess, self._start)
         process.perform(SignalProcess, self._signal)
 
-    def _start(self, effect: StartProcess) -> None:
-        name, incarnation = effect.name, effect.incarnation
-        child = self.spawn(effect.role, name, incarnation)
+    def adopt(self, child: Process) -> None:
+        """From now on this agent hears of the child's end, and signals it."""
+        name, incarnation = child.name, child.incarnation
         self._children[name, incarnation] = child
         child.ended = lambda status: self.process.post(
-            ProcessEnded(name, incarnation, status, (f"last words of {name}",)), REAP_S
+            ProcessEnded(name, incarnation, status, tuple(child.last_lines)), REAP_S
         )
-        pid = PID_FIRST + len(self._children)
-        self.process.post(ProcessStarted(name, incarnation, pid))
+
+    def _start(self, effect: StartProcess) -> None:
+        child = self.spawn(effect.role, effect.name, effect.incarnation)
+        self.adopt(child)
+        self.process.post(ProcessStarted(effect.name, effect.incarnation, child.pid))
 
     def _signal(self, effect: SignalProcess) -> None:
         child = self._children.get((effect.name, effect.incarnation))
@@ -208,18 +212,25 @@ class ChildrenDriver:
 
 
 class RecordsDriver:
-    """What the coordinator writes down, and the agents that it places."""
+    """What the coordinator writes down, and the agents that it places or finds."""
 
     def __init__(
-        self, process: Process, store: Store, spawn: Spawner, note: Callable[[str], None]
+        self,
+        process: Process,
+        store: Store,
+        spawn: Spawner,
+        note: Callable[[str], None],
+        wall_s: Callable[[], float],
     ) -> None:
         self.process = process
         self.store = store
         self.spawn = spawn
         self.note = note
+        self.wall_s = wall_s
         self._agents: dict[str, Process] = {}
         for kind, how in (
             (j.IssueTerm, self._issue),
+            (j.Remember, self._remember),
             (j.AddEvent, self._event),
             (j.AddMetric, self._metric),
             (j.Snapshot, self._snapshot),
@@ -231,6 +242,13 @@ class RecordsDriver:
         ):
             process.perform(kind, how)
 
+    def _remember(self, effect: j.Remember) -> None:
+        """What the next coordinator of this run has to know; None: nothing any more."""
+        if effect.value is None:
+            self.store.memory.pop(effect.key, None)
+        else:
+            self.store.memory[effect.key] = json.loads(json.dumps(effect.value))
+
     def _issue(self, effect: j.IssueTerm) -> None:
         self.store.terms[effect.name] = effect.term
         self.store.issued.append((effect.name, effect.term))
@@ -240,6 +258,7 @@ class RecordsDriver:
         self.note(f"event {effect.kind} {effect.daemon}: {effect.text}")
         row = (self.process.timeline.now, effect.kind, effect.daemon, effect.text)
         self.store.events.append(row)
+        self.store.stamps.append(self.wall_s())
 
     def _metric(self, effect: j.AddMetric) -> None:
         json.dumps(effect.values)
@@ -267,13 +286,16 @@ class RecordsDriver:
     def _checkpoint(self, effect: j.RecordCheckpoint) -> None:
         self.store.checkpoints[effect.number] = json.loads(json.dumps(effect.value))
 
-    def _launch(self, effect: j.LaunchAgent) -> None:
-        name, incarnation = effect.name, effect.incarnation
-        agent = self.spawn("agent", name, incarnation)
-        self._agents[name] = agent
+    def adopt(self, agent: Process) -> None:
+        """From now on this coordinator hears of the agent's end, and may kill it."""
+        self._agents[agent.name] = agent
+        name, incarnation = agent.name, agent.incarnation
         agent.ended = lambda status: self.process.post(
             ProcessEnded(name, incarnation, status, ()), REAP_S
         )
+
+    def _launch(self, effect: j.LaunchAgent) -> None:
+        self.adopt(self.spawn("agent", effect.name, effect.incarnation))
 
     def _kill(self, effect: j.KillAgent) -> None:
         agent = self._agents.get(effect.name)

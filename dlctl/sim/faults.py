@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dlctl.machine import Effect, Peer, Send
 from dlctl.messages import Message
 from dlctl.roles.desk import COORDINATOR
+from dlctl.sim.crashpoints import PointCrash
+from dlctl.sim.disk import SAVE_S
 from dlctl.sim.process import Process
 from dlctl.sim.world import World
+
+AGENT = "agent-0"
+DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,51 +36,95 @@ class Faults:
     """How many of each, at random times from `from_s` to `heal_at_s`; then all is well again.
 
     Loss, repetition and reordering of messages stand in the network's options; they too end at
-    `heal_at_s`.
+    `heal_at_s`. What lasts has a random length, up to the seconds that are named for it.
     """
 
     kills: int = 0
     """Workers killed."""
+    server_kills: int = 0
+    agent_kills: int = 0
+    coordinator_kills: int = 0
+    blackouts: int = 0
+    """All processes of the run killed at once."""
     freezes: int = 0
-    """Workers and servers frozen, each for a time of up to `freeze_s`."""
+    """Workers and servers frozen."""
+    control_freezes: int = 0
+    """Agents and coordinators frozen."""
     freeze_s: float = 3.0
+    ghosts: int = 0
+    """Workers that are given up and replaced while they are only frozen; they come back."""
+    ghost_s: float = 3.0
     cuts: int = 0
-    """Links cut one way, each for up to `cut_s`."""
+    """Links cut one way."""
     cut_s: float = 3.0
+    partitions: int = 0
+    """The daemons fall apart into two groups that do not hear each other."""
+    partition_s: float = 3.0
+    half_opens: int = 0
+    """Connections on which everything vanishes one way, until they are broken for good."""
+    half_open_s: float = 3.0
     resets: int = 0
     """Connections broken, with what was under way on them."""
     save_errors: float = 0.0
     """Probability that a file cannot be written."""
+    full_disks: int = 0
+    """Times in which no file can be written."""
+    full_disk_s: float = 2.0
+    slow_disks: int = 0
+    """Times in which a file takes `slow_save_s`."""
+    slow_disk_s: float = 2.0
+    slow_save_s: float = 1.5
+    clock_jumps: int = 0
+    """The wall clock is set to another time, up to a day before or after."""
     moments: tuple[Moment, ...] = ()
+    points: tuple[PointCrash, ...] = ()
     from_s: float = 0.5
     heal_at_s: float = 10.0
 
 
 class Injector:
-    """Plans the faults of a world. All dice are thrown when it begins, but for those of saving."""
+    """Plans the faults of a world. All dice are thrown when it begins, but for `save_errors`.
+
+    `struck` counts those that have met somebody: a kill of a dead worker is none.
+    """
 
     def __init__(self, world: World, faults: Faults) -> None:
         self.world = world
         self.faults = faults
+        self.struck: Counter[str] = Counter()
         job = world.job
         self._workers = [f"worker-{i}" for i in range(job.workers.count)]
         self._servers = [f"server-{k}" for k in range(job.servers.count)]
+        self._daemons = [*self._workers, *self._servers, AGENT]
 
     def begin(self) -> None:
-        faults, at, when = self.faults, self.world.timeline.at, self._when
-        for _ in range(faults.kills):
-            name = self._one_of(self._workers)
-            at(when(), lambda name=name: self._if_there(name, self.world.kill))  # type: ignore[misc]
-        for _ in range(faults.freezes):
-            self._freeze(self._one_of(self._workers + self._servers), when(), faults.freeze_s)
-        for _ in range(faults.cuts):
-            self._cut(when(), faults.cut_s)
-        for _ in range(faults.resets):
-            name = self._one_of([*self._workers, *self._servers, "agent-0"])
-            at(when(), lambda name=name: self.world.network.reset(name))  # type: ignore[misc]
+        faults = self.faults
+        planned: list[tuple[int, Callable[[], None]]] = [
+            (faults.kills, lambda: self._kill(self._workers)),
+            (faults.freezes, lambda: self._freeze(self._workers + self._servers)),
+            (faults.cuts, self._cut),
+            (faults.resets, self._reset),
+            (faults.server_kills, lambda: self._kill(self._servers)),
+            (faults.agent_kills, lambda: self._kill([AGENT])),
+            (faults.coordinator_kills, lambda: self._kill([COORDINATOR])),
+            (faults.blackouts, self._black_out),
+            (faults.control_freezes, lambda: self._freeze([AGENT, COORDINATOR])),
+            (faults.ghosts, self._haunt),
+            (faults.partitions, self._partition),
+            (faults.half_opens, self._half_open),
+            (faults.full_disks, self._fill_disk),
+            (faults.slow_disks, self._slow_disk),
+            (faults.clock_jumps, self._jump),
+        ]
+        for count, plan in planned:
+            for _ in range(count):
+                plan()
         self.world.observers += [KillAt(self.world, moment) for moment in faults.moments]
-        self.world.save_fails = self._save_fails
-        at(faults.heal_at_s, self._heal)
+        self.world.crash_points.armed += faults.points
+        self.world.disk.fails = self._save_fails
+        self.world.timeline.at(faults.heal_at_s, self._heal)
+
+    # ------------------------------------------------------------ dice
 
     def _when(self) -> float:
         return float(self.world.fault_rng.uniform(self.faults.from_s, self.faults.heal_at_s))
@@ -81,37 +132,153 @@ class Injector:
     def _one_of(self, names: list[str]) -> str:
         return names[int(self.world.fault_rng.integers(len(names)))]
 
-    def _until(self, begun_s: float, longest_s: float) -> float:
+    def _is_heads(self) -> bool:
+        return bool(self.world.fault_rng.random() < 0.5)
+
+    def _at(self, when_s: float, kind: str, do: Callable[[], None], name: str = "") -> None:
+        """Plan something; with a `name` only if that daemon lives then."""
+
+        def strike() -> None:
+            if not name or name in self.world.living():
+                self.struck[kind] += 1
+                do()
+
+        self.world.timeline.at(when_s, strike)
+
+    def _while(
+        self,
+        kind: str,
+        longest_s: float,
+        begin: Callable[[], None],
+        end: Callable[[], None],
+        name: str = "",
+    ) -> None:
+        """Plan something that lasts."""
+        begun_s = self._when()
         ends = begun_s + longest_s * self.world.fault_rng.random()
-        return min(float(ends), self.faults.heal_at_s)
+        self._at(begun_s, kind, begin, name)
+        self.world.timeline.at(min(float(ends), self.faults.heal_at_s), end)
 
-    def _if_there(self, name: str, do: object) -> None:
-        if name in self.world.living():
-            do(name)  # type: ignore[operator]
+    # ------------------------------------------------------------ processes
 
-    def _freeze(self, name: str, begun_s: float, longest_s: float) -> None:
-        at = self.world.timeline.at
-        at(begun_s, lambda: self._if_there(name, self.world.freeze))
-        at(self._until(begun_s, longest_s), lambda: self._if_there(name, self.world.thaw))
+    def _kill(self, names: list[str]) -> None:
+        name = self._one_of(names)
+        self._at(self._when(), "kill", lambda: self.world.kill(name), name)
 
-    def _cut(self, begun_s: float, longest_s: float) -> None:
-        names = [*self._workers, *self._servers, "agent-0"]
-        one = self._one_of(names)
-        other = self._one_of(self._servers) if one in self._workers else COORDINATOR
-        ends = (one, other) if self.world.fault_rng.random() < 0.5 else (other, one)
-        network, at = self.world.network, self.world.timeline.at
-        at(begun_s, lambda: network.cut(*ends))
-        at(self._until(begun_s, longest_s), lambda: network.heal(*ends))
+    def _black_out(self) -> None:
+        def kill_all() -> None:
+            for name in self.world.living():
+                self.world.kill(name)
 
-    def _save_fails(self) -> str:
+        self._at(self._when(), "blackout", kill_all)
+
+    def _freeze(self, names: list[str]) -> None:
+        """Whoever is there under this name at the end of the time is thawed, if it is frozen."""
+        name, world = self._one_of(names), self.world
+
+        def thaw() -> None:
+            if name in world.living():
+                world.thaw(name)
+
+        self._while("freeze", self.faults.freeze_s, lambda: world.freeze(name), thaw, name)
+
+    def _haunt(self) -> None:
+        name, world = self._one_of(self._workers), self.world
+        ghosts: list[Process] = []
+
+        def give_up() -> None:
+            ghosts.append(world.process(name))
+            world.give_up(name)
+
+        def come_back() -> None:
+            for ghost in ghosts:
+                ghost.thaw()
+
+        self._while("ghost", self.faults.ghost_s, give_up, come_back, name)
+
+    # ------------------------------------------------------------ the network
+
+    def _neighbours(self) -> tuple[str, str]:
+        """A daemon that connects, and one that it connects to."""
+        one = self._one_of(self._daemons)
+        return one, self._one_of(self._servers) if one in self._workers else COORDINATOR
+
+    def _cut(self) -> None:
+        one, other = self._neighbours()
+        self._cut_links(
+            "cut", self.faults.cut_s, [(one, other) if self._is_heads() else (other, one)]
+        )
+
+    def _partition(self) -> None:
+        group = {name for name in [*self._daemons, COORDINATOR] if self._is_heads()}
+        others = {*self._daemons, COORDINATOR} - group
+        links = [(a, b) for a in sorted(group) for b in sorted(others)]
+        links += [(b, a) for a, b in links]
+        if links:
+            self._cut_links("partition", self.faults.partition_s, links)
+
+    def _cut_links(self, kind: str, longest_s: float, links: list[tuple[str, str]]) -> None:
+        def cut() -> None:
+            for link in links:
+                self.world.network.cut(*link)
+
+        def heal() -> None:
+            for link in links:
+                self.world.network.heal(*link)
+
+        self._while(kind, longest_s, cut, heal)
+
+    def _half_open(self) -> None:
+        client, peer = self._neighbours()
+        upward, network = self._is_heads(), self.world.network
+        self._while(
+            "half-open",
+            self.faults.half_open_s,
+            lambda: network.half_open(client, peer, upward=upward),
+            lambda: network.reset(client),
+        )
+
+    def _reset(self) -> None:
+        name = self._one_of(self._daemons)
+        self._at(self._when(), "reset", lambda: self.world.network.reset(name))
+
+    # ------------------------------------------------------------ disks and clocks
+
+    def _fill_disk(self) -> None:
+        disk = self.world.disk
+
+        def fill(by: int) -> None:
+            disk.full += by
+
+        self._while("full disk", self.faults.full_disk_s, lambda: fill(1), lambda: fill(-1))
+
+    def _slow_disk(self) -> None:
+        disk, slow_s = self.world.disk, self.faults.slow_save_s
+
+        def take(seconds: float) -> None:
+            disk.save_s = seconds
+
+        self._while(
+            "slow disk", self.faults.slow_disk_s, lambda: take(slow_s), lambda: take(SAVE_S)
+        )
+
+    def _jump(self) -> None:
+        jump_s = float(self.world.fault_rng.uniform(-DAY_S, DAY_S))
+
+        def jump() -> None:
+            self.world.wall_jumped_s += jump_s
+
+        self._at(self._when(), "clock jump", jump)
+
+    def _save_fails(self) -> bool:
         faults, world = self.faults, self.world
         if not faults.save_errors or world.timeline.now >= faults.heal_at_s:
-            return ""
-        fails = world.fault_rng.random() < faults.save_errors
-        return "no space left on device" if fails else ""
+            return False
+        return bool(world.fault_rng.random() < faults.save_errors)
 
     def _heal(self) -> None:
         self.world.network.healed = True
+        self.world.disk.full, self.world.disk.save_s = 0, SAVE_S
         self.world.note("all faults are healed")
 
 

@@ -1,4 +1,5 @@
-"""A network in virtual time: latency, jitter, bandwidth, loss, repetition, reordering, cuts.
+"""A network in virtual time: latency, jitter, bandwidth, loss, repetition, reordering, cuts,
+half-open connections.
 
 Connections behave as ZeroMQ's do. A connection is asked for by one side, which gives its peer a
 name; the other side knows it by an opaque id and can only reply. A restarted listener knows its
@@ -78,6 +79,8 @@ class Connection:
     """The process that gave out the id."""
     broken: int = 0
     """How often it broke: what was under way then is lost."""
+    swallows: set[bool] = field(default_factory=set)
+    """Directions (True: up) in which everything vanishes until the connection breaks: half-open."""
     up: _Direction = field(default_factory=_Direction)
     down: _Direction = field(default_factory=_Direction)
 
@@ -139,6 +142,7 @@ class Network:
                 self._incoming.pop(connection.id, None)
                 connection.broken += 1
                 connection.listener = None
+                connection.swallows.clear()
                 connection.up.last_arrival = self.timeline.now + RECONNECT_S
 
     # ------------------------------------------------------------ faults
@@ -149,6 +153,12 @@ class Network:
 
     def heal(self, source: str, target: str) -> None:
         self._cuts[source, target] -= 1
+
+    def half_open(self, client: str, peer: str, *, upward: bool) -> None:
+        """Swallow what goes one way on one connection, until `reset` breaks it."""
+        for (_, name), connection in self._outgoing.items():
+            if connection.client.name == client and name == peer:
+                connection.swallows.add(upward)
 
     # ------------------------------------------------------------ messages
 
@@ -181,7 +191,8 @@ class Network:
         self.messages[kind] += 1
         self.nbytes[kind] += nbytes
         link = self.options.links.get((source, target), self.options.link)
-        if self._cuts[source, target] > 0 or self._happens(link.loss):
+        swallowed = upward in connection.swallows or self._cuts[source, target] > 0
+        if swallowed or self._happens(link.loss):
             self._lose(source, target, message, "lost")
             return
         self._note(f"{source} > {target} {kind} {nbytes}")
@@ -226,7 +237,8 @@ class Network:
         frames: wire.Frames,
     ) -> None:
         receiver = self._listeners.get(connection.address) if upward else connection.client
-        if receiver is None or not receiver.alive or self._cuts[source, target] > 0:
+        swallowed = upward in connection.swallows or self._cuts[source, target] > 0
+        if receiver is None or not receiver.alive or swallowed:
             self._lose(source, target, message, "lost")
             return
         peer: Peer = self._id(connection, receiver) if upward else connection.peer

@@ -7,6 +7,7 @@ Batches are cut exactly as the real loader cuts them: a portion is a range of th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -54,10 +55,17 @@ def batch_rows(
     """Rows of a batch: `portion` is [start, stop) in the epoch's order, `batch` (number, the most
     samples that a batch has).
     """
-    order = np.random.default_rng([seed, data_epoch]).permutation(samples)
+    order = _order(samples, seed, data_epoch)
     (start, stop), (number, size) = portion, batch
     lo, hi = slice_bounds(stop - start, -(-(stop - start) // size), number)
     return order[start + lo : start + hi]
+
+
+@lru_cache(maxsize=256)
+def _order(samples: int, seed: int, data_epoch: int) -> Array:
+    order = np.random.default_rng([seed, data_epoch]).permutation(samples)
+    order.flags.writeable = False
+    return order
 
 
 def layout_of(size: int, buffers: int = 0) -> Layout:
@@ -165,6 +173,7 @@ class Ledger:
     def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
         author = (batch.slot, batch.epoch, batch.number)
         cell = self.authors.setdefault(author, len(self.authors))
+        assert cell < self.cells, "the ledger is full: give it more cells"
         gradient = np.zeros(self.layout.size(), np.float32)
         gradient[cell :: self.cells] = -1.0
         return 1.0, gradient
@@ -175,9 +184,14 @@ class Ledger:
     def evaluate(self, w: Array) -> Json:
         return {"applied": float(w.sum())}
 
+    def by_shard(self, w: Array) -> Array:
+        """float32[shards, cells]: what stands in each cell of each shard; -1 where the weights are
+        unknown.
+        """
+        return np.where(np.isfinite(w), w, np.float32(-1)).reshape(self.shards, self.cells)
+
     def counts(self, w: Array) -> Array:
         """int64[shards, cells]: how often each gradient was applied on each shard; -1 where the
         weights are unknown.
         """
-        counts = np.where(np.isfinite(w), w, -1.0).reshape(self.shards, self.cells)
-        return counts.round().astype(np.int64)
+        return self.by_shard(w).round().astype(np.int64)

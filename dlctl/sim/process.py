@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -27,8 +28,15 @@ SPINS_MAX = 3
 """Deadlines in a row that may lie in the past: beyond that the real loop would burn a core."""
 
 
+LAST_LINES = 12
+
+
 class Spinning(AssertionError):
     """A machine names a deadline that has passed and does nothing about it."""
+
+
+class Crashed(BaseException):
+    """This process ends here, in the middle of what its machine does. No role may catch it."""
 
 
 class Observer(Protocol):
@@ -55,16 +63,22 @@ class Process:
         network: Network,
         clock_s: float,
         note: Callable[[str], None],
+        pid: int = 0,
     ) -> None:
         self.name = name
         self.incarnation = incarnation
+        self.pid = pid
         self.timeline = timeline
         self.network = network
         self.alive = True
         self.frozen = False
+        self.given_up = False
+        """Everybody believes that it has ended."""
         self.observers: list[Observer] = []
         self.ended: Callable[[int], None] = lambda status: None
         """Called once, with the exit status."""
+        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        """Of its log."""
         self.exit_code: int | None = None
         self.status: int | None = None
         """How it ended; None while it lives."""
@@ -74,7 +88,7 @@ class Process:
         self._performers: dict[type[Effect], Callable[[Any], None]] = {
             Send: lambda e: network.send(self, e.peer, e.message),
             Connect: lambda e: network.connect(self, e.peer, e.address),
-            Note: lambda e: note(f"{self} {e.level}: {e.text}"),
+            Note: self._write,
             Configure: lambda e: note(f"{self} sets {e.key} {e.value}"),
             Exit: self._exit,
         }
@@ -116,7 +130,7 @@ class Process:
                 observer.on_message(self, event.peer, event.message)
             if not self.alive:
                 return
-        for effect in self.machine.handle(event, now):
+        for effect in self._effects(event, now):
             for observer in self.observers:
                 observer.on_effect(self, effect)
             if not self.alive:
@@ -124,8 +138,21 @@ class Process:
             self._performers[type(effect)](effect)
         if self.exit_code is not None:
             self.end(self.exit_code)
-        else:
+        elif self.alive:
             self._arm()
+
+    def _effects(self, event: Event, now: float) -> list[Effect]:
+        """What the machine wants done; nothing, if this has been its end."""
+        try:
+            return self.machine.handle(event, now)
+        except Crashed as crash:
+            self._note(f"{self} crashes at {crash}")
+            self.end(-9)
+            return []
+
+    def _write(self, effect: Note) -> None:
+        self._note(f"{self} {effect.level}: {effect.text}")
+        self.last_lines.append(f"{effect.level.upper()} {effect.text}")
 
     def _exit(self, effect: Exit) -> None:
         self._note(f"{self} exits {effect.code}: {effect.reason}")

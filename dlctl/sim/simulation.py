@@ -16,7 +16,6 @@ from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Injector
 from dlctl.sim.network import Network, NetworkOptions
 from dlctl.sim.problems import Problem
-from dlctl.sim.process import Process
 from dlctl.sim.store import Store
 from dlctl.sim.world import CONTROL, World
 
@@ -34,7 +33,7 @@ class Outcome:
     weights: Array
     """float32[d], the servers' at their end."""
     seconds: float
-    """Until the coordinator's exit."""
+    """Until the last coordinator's end."""
     trace: list[str]
     digest: str
     network: Network
@@ -48,7 +47,7 @@ class Outcome:
 class Simulation:
     """One execution of a run. `store` is where an earlier one of the same run has left off.
 
-    `at` plans something for a time; `run` goes on until the coordinator exits.
+    `at` plans something for a time; `run` goes on until the run is over.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Simulation:
         self.checkers = checkers
         self.world.observers += checkers
         self._past = past if past is not None else self.store.past()
-        self._injector = Injector(self.world, faults or Faults())
+        self.injector = Injector(self.world, faults or Faults())
         self._requests = 0
 
     def at(self, when_s: float, do: Callable[[], None]) -> None:
@@ -96,11 +95,10 @@ class Simulation:
         self.at(when_s, ask)
         return client
 
-    def _begin(self) -> Process:
+    def _begin(self) -> None:
         if not self.world.processes:
-            self._injector.begin()
+            self.injector.begin()
             self.world.start(self._past)
-        return self.world.process(COORDINATOR)
 
     def run(self, until_s: float = 3600.0) -> Outcome:
         """Run to the end, or to `until_s`; then it may be called again with a later time.
@@ -108,12 +106,12 @@ class Simulation:
         Raises AssertionError if a checker finds a promise broken.
         """
         world = self.world
-        coordinator = self._begin()
-        while coordinator.alive and world.timeline.step(until_s):
+        self._begin()
+        while not world.over() and world.timeline.step(until_s):
             pass
-        seconds, ended = world.timeline.now, not coordinator.alive
+        seconds, ended = world.timeline.now, world.over()
         while ended and world.living() and world.timeline.step(seconds + AFTERWARDS_S):
-            pass
+            world.end_orphans()
         for checker in self.checkers if ended else ():
             checker.at_end(world)
         run = self.store.run

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,12 @@ class Store:
     daemons: dict[str, Json] = field(default_factory=dict)
     events: list[tuple[float, str, str, str]] = field(default_factory=list)
     """(seconds, kind, daemon, text)."""
+    stamps: list[float] = field(default_factory=list)
+    """What the wall clock said at each event, seconds since 1970; it may jump."""
+    memory: dict[str, Json] = field(default_factory=dict)
+    """What a coordinator leaves for the one that takes its place."""
+    states: dict[int, Any] = field(default_factory=dict)
+    """Shard -> what its server has kept, `states.Kept`."""
     metrics: list[tuple[float, str, int, Json]] = field(default_factory=list)
     checkpoints: dict[int, Json] = field(default_factory=dict)
     files: dict[str, dict[str, Mapping[str, Array]]] = field(default_factory=dict)
@@ -65,8 +72,10 @@ class Store:
         """Directory of the newest complete checkpoint, or ""."""
         return max(self.manifests, key=lambda d: int(self.manifests[d]["number"]), default="")
 
-    def past(self, *, resume: bool = True) -> Past:
-        """What the next execution of this run finds."""
+    def past(self, *, resume: bool = True, agents: Mapping[str, int] | None = None) -> Past:
+        """What the next coordinator of this run finds: a new execution, unless it is told of the
+        `agents` that are there.
+        """
         restore = self.newest() if resume else ""
         return Past(
             terms=dict(self.terms),
@@ -74,6 +83,8 @@ class Store:
             checkpoints=max(self.checkpoints, default=0),
             restore=restore,
             manifest=json.loads(json.dumps(self.manifests[restore])) if restore else {},
+            memory=json.loads(json.dumps(self.memory)) if agents is not None else {},
+            agents=dict(agents or {}),
         )
 
 

@@ -15,15 +15,19 @@ import numpy as np
 from dlctl import registry
 from dlctl.config import JobFile
 from dlctl.flat import slice_bounds
-from dlctl.machine import Machine, Started
+from dlctl.machine import Machine, Started, StopRequested
 from dlctl.messages import Array
-from dlctl.roles.agent import Agent
+from dlctl.roles.agent import Agent, ProcessStarted
 from dlctl.roles.arrivals import Past
 from dlctl.roles.coordinator import Coordinator
-from dlctl.roles.desk import COORDINATOR, Birth
+from dlctl.roles.desk import COORDINATOR, EXIT_RESTART, Birth
+from dlctl.roles.effects import CoordinatorGone, RestartCoordinator
 from dlctl.roles.server import Server
 from dlctl.roles.worker import Worker
+from dlctl.sim.crashpoints import CrashPoints
+from dlctl.sim.disk import Disk
 from dlctl.sim.drivers import (
+    REAP_S,
     SPAWN_S,
     ChildrenDriver,
     ComputeDriver,
@@ -34,6 +38,7 @@ from dlctl.sim.drivers import (
 from dlctl.sim.network import Network, NetworkOptions
 from dlctl.sim.problems import Problem
 from dlctl.sim.process import Observer, Process
+from dlctl.sim.states import KeptStates
 from dlctl.sim.store import Store
 from dlctl.sim.timeline import Timeline
 
@@ -42,6 +47,11 @@ KEY = b"the key of a simulated run"
 CONTROL = "sim://coordinator"
 CLOCK_S_MAX = 1e5
 """How far the clocks of two processes may be apart."""
+WALL_S = 1_750_000_000.0
+"""The wall clock when a simulation begins: June 2025, in seconds since 1970."""
+PID_FIRST = 1000
+RESTART_S = 1.0
+"""From the order to start a coordinator again to its first event."""
 
 
 class World:
@@ -70,7 +80,15 @@ class World:
         self.observers: list[Observer] = []
         self.processes: list[Process] = []
         """Every process that there has been, in the order of their starts."""
-        self.save_fails: Callable[[], str] = lambda: ""
+        self.coordinator: Process
+        """The newest one."""
+        self.disk = Disk()
+        self.crash_points = CrashPoints()
+        self.wall_jumped_s = 0.0
+        """By how much the wall clock was set forward. Only what is written down shows it."""
+        self._orphans: set[Process] = set()
+        self._restarts = 0
+        """Coordinators that are on their way."""
 
     def note(self, text: str) -> None:
         """A line of the trace."""
@@ -90,24 +108,70 @@ class World:
         """What runs in it; tests look inside."""
         return self.process(name).machine
 
-    def living(self) -> list[str]:
-        return [p.name for p in self.processes if p.alive]
+    def living(self, role: str = "") -> list[str]:
+        """Names of the processes that there are, of one role or of all."""
+        return [p.name for p in self.processes if p.alive and p.name.startswith(role)]
 
-    def start(self, past: Past) -> Process:
-        """Start the coordinator; it has all others started."""
-        process = self.new_process(COORDINATOR, 1)
+    def children(self, *roles: str) -> list[Process]:
+        """The living processes of some roles: what a new agent or coordinator finds."""
+        return [p for p in self.processes if p.alive and p.name.partition("-")[0] in roles]
+
+    def wall_s(self) -> float:
+        """Seconds since 1970, as all hosts of the run believe. No role can ask for it."""
+        return WALL_S + self.timeline.now + self.wall_jumped_s
+
+    def over(self) -> bool:
+        """Whether the coordinator is gone for good: it left, or nobody can start it again."""
+        coordinator = self.coordinator
+        if coordinator.alive or self._restarts:
+            return False
+        left = coordinator.exit_code not in (None, EXIT_RESTART)
+        return left or not self.living("agent")
+
+    def start(self, past: Past, incarnation: int = 1) -> Process:
+        """Start the coordinator; it has all others started, or finds those that live."""
+        self.coordinator = process = self.new_process(COORDINATOR, incarnation)
         algorithm = registry.load("algorithms", self.job.algorithm.name)
         process.machine = Coordinator(RUN_ID, self.job, KEY, algorithm, past)
-        RecordsDriver(process, self.store, self.spawn, self.note)
+        process.ended = self._coordinator_ended
+        records = RecordsDriver(process, self.store, self.spawn, self.note, self.wall_s)
+        for agent in self.children("agent"):
+            records.adopt(agent)
         self.network.listen(CONTROL, process)
         process.post(Started())
         return process
 
+    def end_orphans(self) -> None:
+        """Stop daemons of which agent and coordinator are gone, as `daemons/orphans.py` does."""
+        if self.coordinator.alive or self.living("agent"):
+            return
+        for orphan in self.children("server", "worker"):
+            if orphan not in self._orphans:
+                self._orphans.add(orphan)
+                orphan.post(StopRequested("the agent and the coordinator are gone"), REAP_S)
+
+    def _coordinator_ended(self, status: int) -> None:
+        if self.coordinator.exit_code in (None, EXIT_RESTART):
+            for agent in self.children("agent"):
+                agent.post(CoordinatorGone(), REAP_S)
+
+    def restart_coordinator(self, past: Callable[[], Past], delay_s: float = RESTART_S) -> None:
+        """Start another coordinator a while from now, unless one lives then. `past` is asked for
+        what it finds at that moment.
+        """
+        self._restarts += 1
+
+        def begin() -> None:
+            self._restarts -= 1
+            if not self.coordinator.alive:
+                self.start(past(), self.coordinator.incarnation + 1)
+
+        self.timeline.after(delay_s, begin)
+
     def spawn(self, role: str, name: str, incarnation: int) -> Process:
         """Start a daemon as its `daemons/ROLE/__main__.py` does."""
         process = self.new_process(name, incarnation)
-        pid = len(self.processes)
-        birth = Birth(RUN_ID, role, name, incarnation, pid, "simulated", "0")
+        birth = Birth(RUN_ID, role, name, incarnation, process.pid, "simulated", "0")
         make = {"agent": self._agent, "server": self._server, "worker": self._worker}[role]
         process.machine = make(process, birth)
         self.network.connect(process, COORDINATOR, CONTROL)
@@ -117,18 +181,35 @@ class World:
     def new_process(self, name: str, incarnation: int) -> Process:
         """A process without a machine yet."""
         clock_s = float(self._clock_rng.uniform(0, CLOCK_S_MAX))
-        process = Process(name, incarnation, self.timeline, self.network, clock_s, self.note)
+        pid = PID_FIRST + len(self.processes)
+        process = Process(name, incarnation, self.timeline, self.network, clock_s, self.note, pid)
         process.observers = self.observers
         self.processes.append(process)
         self.note(f"{process} starts")
         return process
 
     def _agent(self, process: Process, birth: Birth) -> Machine:
-        ChildrenDriver(process, self.spawn)
-        return Agent(birth, self.job.timeouts.resend_s)
+        driver = ChildrenDriver(process, self.spawn)
+        adopted = self.children("server", "worker")
+        for child in adopted:
+            driver.adopt(child)
+        self._supervise(process)
+        found = tuple(ProcessStarted(c.name, c.incarnation, c.pid) for c in adopted)
+        return Agent(birth, self.job.timeouts.resend_s, found)
+
+    def _supervise(self, agent: Process) -> None:
+        """An agent sees the end of the coordinator, and starts the next one."""
+        agent.perform(RestartCoordinator, lambda _: self.restart_coordinator(self.past))
+        if not self.coordinator.alive:
+            agent.post(CoordinatorGone())
+
+    def past(self) -> Past:
+        """What a coordinator finds that takes the place of one that died."""
+        agents = {p.name: p.incarnation for p in self.children("agent")}
+        return self.store.past(agents=agents)
 
     def _server(self, process: Process, birth: Birth) -> Machine:
-        FilesDriver(process, self.store, self.save_fails)
+        FilesDriver(process, self.store, self.disk)
         address = f"sim://{birth.name}"
         self.network.listen(address, process)
         job = self.job
@@ -140,11 +221,14 @@ class World:
             registry.load("algorithms", job.algorithm.name),
             registry.load("optimizers", job.optimizer.name),
             registry.load("compressors", job.compression.name),
+            KeptStates(
+                process, self.store.states, job.servers.durability, self.crash_points.hook(process)
+            ),
         )
 
     def _worker(self, process: Process, birth: Birth) -> Machine:
         job = self.job
-        FilesDriver(process, self.store, self.save_fails)
+        FilesDriver(process, self.store, self.disk)
         ComputeDriver(
             process, self.problem, job.workers.batch_size, job.job.seed, self.compute,
             self._compute_rng,
@@ -164,6 +248,16 @@ class World:
         process = self.process(name)
         if process.alive:
             process.end(-9)
+
+    def give_up(self, name: str) -> None:
+        """Its host is away: its agent hears that it has ended, and it is only frozen."""
+        process = self.process(name)
+        if process.alive and not process.given_up:
+            self.note(f"{process} is given up")
+            process.freeze()
+            process.given_up = True
+            process.ended(-9)
+            process.ended = lambda status: None
 
     def freeze(self, name: str) -> None:
         self.process(name).freeze()

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from dlctl import config
 from dlctl.flat import slice_bounds
 from dlctl.machine import Send
-from dlctl.sim.checkers import Checker, LedgerChecker, NothingLeft, SamplesChecker, TermsChecker
+from dlctl.sim.checkers import (
+    AcksChecker,
+    Book,
+    Checker,
+    LeasesChecker,
+    LedgerChecker,
+    LivenessChecker,
+    NothingLeft,
+    SamplesChecker,
+    StalenessChecker,
+    TermsChecker,
+)
 from dlctl.sim.problems import LeastSquares, Ledger, batch_rows
 
 ACCOUNT = ("sgd", {"lr": 1.0})
@@ -32,6 +43,7 @@ def job_file(
     evaluate_epochs: float = 0.0,
     restarts_max: int = 8,
     nonfinite_steps_max: int = 20,
+    durability: Literal["process", "none", "disk"] = "process",
     timeouts: dict[str, float] | None = None,
     **stop: Any,
 ) -> config.JobFile:
@@ -46,7 +58,7 @@ def job_file(
         algorithm=config.Choice(name=algorithm[0], options=algorithm[1]),
         optimizer=config.Choice(name=optimizer[0], options=optimizer[1]),
         compression=config.Choice(name=compression[0], options=compression[1]),
-        servers=config.Servers(count=servers),
+        servers=config.Servers(count=servers, durability=durability),
         workers=config.Workers(
             count=workers,
             batch_size=batch_size,
@@ -61,12 +73,20 @@ def job_file(
     )
 
 
-def ledger_checkers(problem: Ledger, epochs: int, *, once: bool) -> tuple[Checker, ...]:
-    """Everything that must be true of a run of `problem`."""
+def ledger_checkers(
+    problem: Ledger, epochs: int, *, once: bool, averages: bool = False, heal_at_s: float = 10.0
+) -> tuple[Checker, ...]:
+    """Everything that must be true of a run of `problem`; `averages`: the method is a barrier."""
+    book = Book(problem)
     return (
-        LedgerChecker(problem),
+        book,
+        LedgerChecker(book, averages=averages),
+        AcksChecker(book),
         TermsChecker(),
         SamplesChecker(problem.samples, epochs, once=once),
+        LeasesChecker(problem.samples, epochs),
+        *(() if averages else (StalenessChecker(book),)),
+        LivenessChecker(heal_at_s),
         NothingLeft(),
     )
 

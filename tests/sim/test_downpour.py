@@ -10,6 +10,7 @@ from dlctl.compress.base import Delta
 from dlctl.machine import Send
 from dlctl.messages import Fetch, Parameters, Push
 from dlctl.roles.effects import Compute
+from dlctl.shards.memory import in_memory
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import Link, NetworkOptions
@@ -90,11 +91,12 @@ def test_one_worker_is_the_optimiser_on_one_machine_to_the_last_bit(name, server
     outcome = Simulation(job, problem).run()
 
     kind = registry.load("optimizers", name)
-    w, optimizer = problem.initial(), kind(kind.Options(**OPTIMIZERS[name]), 7)
+    w = problem.initial()
+    shard = in_memory(kind(kind.Options(**OPTIMIZERS[name])), w)
     batches = rows_in_order(job, problem.samples, epochs=2)
     for number, rows in enumerate(batches):
         _, gradient = problem.gradient(w, Batch(rows, 0, 1, number))
-        optimizer.apply(w, Delta(gradient))
+        shard.apply(Delta(gradient))
     assert len(batches) == 50
     assert np.array_equal(outcome.weights, w)
 
@@ -220,7 +222,7 @@ def test_one_replica_warms_the_servers_up_and_the_others_start_from_what_it_left
                 self.seen[process.name] = (
                     simulation.world.machine("coordinator").work.steps,
                     process.machine.training.side.parameters.copy(),
-                    shard.optimizer.slots["sum"].copy(),
+                    shard.slots["sum"].copy(),
                 )
 
     first = First()

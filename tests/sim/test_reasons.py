@@ -10,6 +10,7 @@ from simulated import job_file
 from dlctl import messages as m
 from dlctl.machine import Note
 from dlctl.roles.arrivals import Arrivals, Past
+from dlctl.roles.effects import ProcessEnded
 from dlctl.roles.journal import History
 from dlctl.roles.losses import last_error
 from dlctl.roles.membership import Membership
@@ -47,14 +48,14 @@ def test_a_stop_is_recorded_with_who_asked_for_it_and_never_in_a_strangers_words
 )
 def test_a_server_that_gives_up_is_quoted_as_the_reason(seconds: float, reason: str) -> None:
     """Before the run is at work there is no shard to lose."""
-    simulation = Simulation(job_file(epochs=1000.0), LeastSquares())
+    simulation = Simulation(job_file(durability="none", epochs=1000.0), LeastSquares())
     words = ("INFO server server-0 starts, pid 7", f"ERROR {PORT}")
 
     def give_up() -> None:
         coordinator = simulation.world.process("coordinator").machine
         server = coordinator.members.daemons["server-0"]
         now = simulation.world.timeline.now
-        coordinator.losses.on_exit("server-0", server.incarnation, 1, words, now)
+        coordinator.losses.on_exit(ProcessEnded("server-0", server.incarnation, 1, words), now)
 
     simulation.at(seconds, give_up)
     outcome = simulation.run()
@@ -106,7 +107,11 @@ def arrivals() -> Arrivals:
         (b"\x00one", m.Drained("worker-1"), "from worker-1"),
         (b"\x00one", m.Drained("worker-0"), "of worker-0 from worker-1"),
         (b"\x00two", m.ProcessExited("server-0", 1, -9, (), ""), "of server-0 from agent-0"),
-        (b"else", m.LeaseRequest(1, 1, 0), "of worker-1 from a connection that is no daemon"),
+        (
+            b"else",
+            m.LeaseRequest(1, 1, 0, False),
+            "of worker-1 from a connection that is no daemon",
+        ),
         (b"else", m.VectorResult(1, 0, 0.0), "of server-0 from a connection that is no daemon"),
         (b"else", m.Drained("\x1b[2J"), "from a connection that is no daemon"),
     ],

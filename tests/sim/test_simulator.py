@@ -2,20 +2,13 @@
 
 import numpy as np
 import pytest
-from simulated import ACCOUNT, Watcher, job_file, ledger_checkers
+from simulated import Watcher, job_file
 
 from dlctl import wire
 from dlctl.machine import DeadlineReached, Exit, Note, Received, Send
-from dlctl.messages import APPLIED, DUPLICATE, HELD, Ack, Drained, Heard, Parameters, Push
-from dlctl.roles.deliveries import NEW, Deliveries
-from dlctl.roles.membership import Membership
-from dlctl.roles.serving import Serving
-from dlctl.roles.training import Training
-from dlctl.roles.work import Work
-from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.faults import Faults
+from dlctl.messages import APPLIED, HELD, Ack, Drained, Heard, Parameters, Push
 from dlctl.sim.network import Link, Network, NetworkOptions
-from dlctl.sim.problems import LeastSquares, Ledger
+from dlctl.sim.problems import LeastSquares
 from dlctl.sim.process import Process, Spinning
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.timeline import Timeline
@@ -197,120 +190,6 @@ def test_a_machine_is_called_at_its_deadline_and_its_effects_are_done_in_order()
     ((at, _),) = pair.arrivals()
     assert at == pytest.approx(5.0005)
     assert (pair.client.status, pair.client.alive) == (3, False)
-
-
-# ---------------------------------------------------------------- the checkers catch real bugs
-
-
-def run_with_faults(seed: int):
-    """A run of the ledger in bad circumstances, under all checkers."""
-    problem = Ledger(cells=300)
-    job = job_file(workers=2, optimizer=ACCOUNT, batch_size=4, portion_batches=2, seed=seed)
-    poor = NetworkOptions(link=Link(jitter_s=0.002, loss=0.05, duplicate=0.1, reorder=0.1))
-    return Simulation(
-        job, problem, seed, network=poor, compute=ComputeOptions(step_s=0.05),
-        faults=Faults(kills=2, heal_at_s=3.0), checkers=ledger_checkers(problem, 2, once=False),
-    ).run(200.0)  # fmt: skip
-
-
-def is_caught() -> bool:
-    """Whether a bug that has been planted shows in one of a few seeds."""
-    for seed in range(8):
-        try:
-            if run_with_faults(seed).state != "finished":
-                return True
-        except AssertionError:
-            return True
-    return False
-
-
-def test_without_a_bug_nothing_is_caught():
-    assert not is_caught()
-
-
-def test_a_server_that_applies_repeated_pushes_is_caught(monkeypatch):
-    honest = Deliveries.judge
-
-    def judge(self, push):
-        verdict = honest(self, push)
-        if verdict == DUPLICATE:
-            self._slots[push.slot].next_seq = push.seq
-            return NEW
-        return verdict
-
-    monkeypatch.setattr(Deliveries, "judge", judge)
-    assert is_caught()
-
-
-def test_a_server_that_acknowledges_before_it_applies_is_caught(monkeypatch):
-    honest = Serving._take
-
-    def take(self, peer, push):
-        if push.seq % 5 == 3:
-            self.deliveries.take(push)
-            self._ack(peer, push.seq, APPLIED, slot=push.slot)
-        else:
-            honest(self, peer, push)
-
-    monkeypatch.setattr(Serving, "_take", take)
-    assert is_caught()
-
-
-def test_a_server_that_skips_what_was_lost_is_caught(monkeypatch):
-    def judge(self, push):
-        self._slots[push.slot].next_seq = max(push.seq, self._slots[push.slot].next_seq)
-        return NEW if push.seq == self._slots[push.slot].next_seq else DUPLICATE
-
-    monkeypatch.setattr(Deliveries, "judge", judge)
-    assert is_caught()
-
-
-def test_a_coordinator_that_forgets_the_portions_of_the_dead_is_caught(monkeypatch):
-    monkeypatch.setattr(Work, "gone", lambda self, slot, now: 0)
-    assert is_caught()
-
-
-def test_a_coordinator_that_leases_to_the_dead_is_caught(monkeypatch):
-    def worker(self, slot, epoch):
-        daemon = self.daemons.get(f"worker-{slot}")
-        return daemon if daemon is not None and daemon.term == epoch else None
-
-    monkeypatch.setattr(Membership, "worker", worker)
-    honest = Work.on_request
-
-    def on_request(self, request, now):
-        self._answered.pop(request.slot, None)
-        honest(self, request, now)
-
-    monkeypatch.setattr(Work, "on_request", on_request)
-    assert is_caught()
-
-
-def test_a_worker_that_calls_portions_done_when_they_are_computed_is_caught(monkeypatch):
-    honest = Training._serve_push
-
-    def serve_push(self, request):
-        done, value = honest(self, request)
-        if done:
-            number = self.channels[0].next_seq - 1
-            self._report_done(self.portions.settled(number), 0.0)
-        return done, value
-
-    monkeypatch.setattr(Training, "_serve_push", serve_push)
-    assert is_caught()
-
-
-def test_a_worker_that_places_parameters_under_a_gradient_is_caught(monkeypatch):
-    def place(self):
-        if self._fetched is not None:
-            self.fetcher.place(self._fetched, self.side.parameters)
-            if self._fetched.complete:
-                self._fetched, self._has_parameters = None, True
-
-    monkeypatch.setattr(Training, "_place_arrivals", place)
-    simulation = Simulation(job_file(workers=2), LeastSquares())
-    with pytest.raises(AssertionError, match="the model was changed under a gradient"):
-        simulation.run()
 
 
 # ---------------------------------------------------------------- what an outcome tells

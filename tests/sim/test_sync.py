@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from simulated import Watcher, job_file, rows_in_order
 
-from dlctl.algorithms.base import Shard
 from dlctl.algorithms.sync import Barrier, Options
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, HELD, LATE, Ack, Packed, Push
 from dlctl.optim.sgd import SGD, SGDOptions
 from dlctl.roles.effects import Compute
+from dlctl.shards.memory import in_memory
 from dlctl.sim.checkers import Checker, NothingLeft, SamplesChecker, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
@@ -49,15 +49,16 @@ def test_one_worker_is_the_optimiser_on_one_machine_to_the_last_bit():
     problem = LeastSquares(samples=128)
     job = job_file(servers=2, algorithm=SYNC)
     outcome = Simulation(job, problem).run()
-    w, optimizer = problem.initial(), SGD(SGDOptions(lr=0.1), 12)
+    w = problem.initial()
+    shard = in_memory(SGD(SGDOptions(lr=0.1)), w)
     for number, rows in enumerate(rows_in_order(job, problem.samples, epochs=2)):
-        optimizer.apply(w, Delta(problem.gradient(w, Batch(rows, 0, 1, number))[1]))
+        shard.apply(Delta(problem.gradient(w, Batch(rows, 0, 1, number))[1]))
     assert np.array_equal(outcome.weights, w)
 
 
 def test_a_step_counts_its_samples_not_its_workers():
     """One worker has 8 samples, the other 24: its gradient counts three times as much."""
-    shard = Shard(np.zeros(2, np.float32), SGD(SGDOptions(lr=1.0), 2))
+    shard = in_memory(SGD(SGDOptions(lr=1.0)), np.zeros(2, np.float32))
     barrier = Barrier(Options(), shard)
     barrier.members(frozenset({0, 1}))
     barrier.push(*_push(0, clock=0, samples=8, values=(4.0, 0.0)))
@@ -76,7 +77,7 @@ def _push(slot: int, clock: int, samples: int = 8, values=(1.0, 1.0), seq: int =
 
 @pytest.fixture
 def barrier() -> Barrier:
-    barrier = Barrier(Options(), Shard(np.zeros(2, np.float32), SGD(SGDOptions(lr=1.0), 2)))
+    barrier = Barrier(Options(), in_memory(SGD(SGDOptions(lr=1.0)), np.zeros(2, np.float32)))
     barrier.members(frozenset({0, 1}))
     return barrier
 
@@ -138,7 +139,7 @@ def test_the_order_of_arrival_makes_no_difference_to_the_last_bit():
     gradients = rng.standard_normal((3, 2)).astype("f4")
 
     def run(order: tuple[int, ...]) -> bytes:
-        barrier = Barrier(Options(), Shard(np.zeros(2, np.float32), SGD(SGDOptions(lr=0.1), 2)))
+        barrier = Barrier(Options(), in_memory(SGD(SGDOptions(lr=0.1)), np.zeros(2, np.float32)))
         barrier.members(frozenset({0, 1, 2}))
         for slot in order:
             barrier.push(*_push(slot, clock=0, samples=5 + slot, values=gradients[slot]))

@@ -1,0 +1,31 @@
+"""What must be true of every run, whatever goes wrong in it. A checker looks on and raises.
+
+One promise a file: `ledger` (nothing acknowledged is lost or applied twice), `acks` (no ack before
+its push would survive), `terms` (epochs and generations), `samples` (every sample, one living
+holder), `staleness`, `liveness` (the run goes on once all is well again), `leftovers`. `book` is
+what several of them know of the workers' pushes.
+"""
+
+from dlctl.sim.checkers.acks import AcksChecker
+from dlctl.sim.checkers.base import Checker, PromiseBroken
+from dlctl.sim.checkers.book import Book
+from dlctl.sim.checkers.ledger import LedgerChecker
+from dlctl.sim.checkers.leftovers import NothingLeft
+from dlctl.sim.checkers.liveness import LivenessChecker
+from dlctl.sim.checkers.samples import LeasesChecker, SamplesChecker
+from dlctl.sim.checkers.staleness import StalenessChecker
+from dlctl.sim.checkers.terms import TermsChecker
+
+__all__ = [
+    "AcksChecker",
+    "Book",
+    "Checker",
+    "LeasesChecker",
+    "LedgerChecker",
+    "LivenessChecker",
+    "NothingLeft",
+    "PromiseBroken",
+    "SamplesChecker",
+    "StalenessChecker",
+    "TermsChecker",
+]

@@ -1,0 +1,152 @@
+"""What the workers of a ledger run have computed, pushed and been told; one book for all checkers.
+
+It must stand before the checkers that read it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+
+import numpy as np
+
+from dlctl import messages as m
+from dlctl import registry
+from dlctl.machine import Effect, Peer, Send
+from dlctl.messages import APPLIED, DUPLICATE, LATE, REFUSED, Array
+from dlctl.roles.effects import Compute
+from dlctl.sim.checkers.base import Checker
+from dlctl.sim.problems import Ledger
+from dlctl.sim.process import Process
+
+
+class Key(NamedTuple):
+    """A push, for ever: no other one has its key."""
+
+    slot: int
+    epoch: int
+    shard: int
+    seq: int
+
+
+class Done(NamedTuple):
+    """A portion that a worker has called done, and the cells of its gradients."""
+
+    process: Process
+    message: m.PortionDone
+    cells: tuple[int, ...]
+
+
+class Book(Checker):
+    """Keeps the account, and sees to it that a push is never changed when it is sent again."""
+
+    def __init__(self, problem: Ledger) -> None:
+        self.problem = problem
+        self.who: dict[Process, tuple[int, int]] = {}
+        """Worker -> (slot, epoch)."""
+        self._peers: dict[tuple[Process, Peer], tuple[int, int]] = {}
+        """(server, connection) -> whose messages have come over it."""
+        self.servers: dict[int, Process] = {}
+        """Shard -> the process that has served it last."""
+        self.cells: dict[Key, Array] = {}
+        """The cells of each push, as positions within its shard."""
+        self.bases: dict[Key, int] = {}
+        """The version that each push says its gradients are of."""
+        self.acknowledged: set[Key] = set()
+        """What a server has called applied."""
+        self.dropped: set[Key] = set()
+        """What a server has settled without applying it: too late for its barrier, or poison."""
+        self.done: list[Done] = []
+        self.is_dense = True
+        """Whether a push takes everything that its worker has."""
+        self._numbers: defaultdict[tuple[int, int, int, int], list[int]] = defaultdict(list)
+        """(slot, epoch, data epoch, start) -> numbers of the gradients of this portion."""
+        self._computed: defaultdict[Process, int] = defaultdict(int)
+        self._starts: dict[tuple[int, int], int] = {}
+        """(data epoch, portion) -> where it starts."""
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        if isinstance(effect, Compute):
+            key = (*self.who[process], effect.data_epoch, effect.start)
+            self._numbers[key].append(self._computed[process])
+            self._computed[process] += 1
+        if not isinstance(effect, Send):
+            return
+        match effect.message:
+            case m.Join(_, slot, epoch, _):
+                self.who[process] = (slot, epoch)
+            case m.Push():
+                self._on_push(str(effect.peer), effect.message)
+            case m.Joined(shard):
+                self.servers[shard] = process
+            case m.Ack():
+                self._on_ack(process, effect.peer, effect.message)
+            case m.Lease():
+                lease = effect.message
+                self._starts[lease.data_epoch, lease.portion] = lease.start
+            case m.PortionDone():
+                self.done.append(self._portion(process, effect.message))
+
+    def on_message(self, process: Process, peer: Peer, message: m.Message) -> None:
+        if isinstance(message, m.Join | m.Push):
+            self._peers[process, peer] = (message.slot, message.epoch)
+
+    def key(self, server: Process, peer: Peer, ack: m.Ack) -> Key | None:
+        """The push that an ack is for, whether its worker still lives or not; None if it is no
+        worker's.
+        """
+        who = self._peers.get((server, peer))
+        return Key(*who, ack.shard, ack.seq) if who is not None else None
+
+    def unsettled(self, slot: int, epoch: int, shard: int) -> set[int]:
+        """Cells of pushes that nobody has answered for good yet."""
+        settled = self.acknowledged | self.dropped
+        keys = [k for k in self.cells if k[:3] == (slot, epoch, shard) and k not in settled]
+        return {int(cell) for key in keys for cell in self.cells[key]}
+
+    def dropped_cells(self, shard: int) -> set[int]:
+        """Cells that a method has dropped, as it should."""
+        return {int(cell) for key in self.dropped if key.shard == shard for cell in self.cells[key]}
+
+    def missing(self, done: Done, shard: int, weights: Array) -> list[int]:
+        """Cells of a portion that are nowhere: not in the shard's `weights`, and not dropped by the
+        method. What a sparse push has left behind may also wait in the worker's residual, or be
+        under way in a later push.
+        """
+        absent = [cell for cell in done.cells if not weights[cell]]
+        if not absent:
+            return []
+        absent = [cell for cell in absent if cell not in self.dropped_cells(shard)]
+        if self.is_dense:
+            return absent
+        waiting = self.unsettled(done.message.slot, done.message.epoch, shard)
+        side = done.process.machine.training.side  # type: ignore[attr-defined]
+        residual = side.residual[shard * self.problem.cells :]
+        return [cell for cell in absent if cell not in waiting and not residual[cell]]
+
+    def _on_push(self, peer: str, push: m.Push) -> None:
+        key = Key(push.slot, push.epoch, int(peer.rpartition("-")[2]), push.seq)
+        expand = registry.load("compressors", push.delta.kind).expand
+        delta = expand(push.delta, push.delta.length)
+        used = np.flatnonzero(delta.values)
+        cells = used if delta.indices is None else delta.indices[used]
+        self.is_dense = delta.indices is None
+        known = self.cells.setdefault(key, cells)
+        base = self.bases.setdefault(key, push.base_version)
+        if base != push.base_version or not np.array_equal(known, cells):
+            raise self.broken(f"{key} was changed when it was sent again")
+
+    def _on_ack(self, server: Process, peer: Peer, ack: m.Ack) -> None:
+        key = self.key(server, peer, ack)
+        if key is None:
+            return
+        if ack.outcome == APPLIED or (ack.outcome == DUPLICATE and key not in self.dropped):
+            self.acknowledged.add(key)
+        elif ack.outcome in (LATE, REFUSED):
+            self.dropped.add(key)
+
+    def _portion(self, process: Process, done: m.PortionDone) -> Done:
+        start = self._starts[done.data_epoch, done.portion]
+        numbers = self._numbers[done.slot, done.epoch, done.data_epoch, start]
+        authors = self.problem.authors
+        return Done(process, done, tuple(authors[done.slot, done.epoch, n] for n in numbers))

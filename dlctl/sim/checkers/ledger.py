@@ -1,0 +1,77 @@
+"""Exactly once: nothing that was acknowledged is lost, and nothing is applied twice."""
+
+from __future__ import annotations
+
+from dlctl import messages as m
+from dlctl.machine import Effect, Send
+from dlctl.sim.checkers.base import Checker
+from dlctl.sim.checkers.book import Book, Key
+from dlctl.sim.process import Process
+from dlctl.sim.world import World
+
+FAULTLESS = "finished"
+"""How a run must end for its workers' residuals to be looked at: all of them had time to leave."""
+
+
+class LedgerChecker(Checker):
+    """The final account: every gradient adds 1 to a cell of its own (`problems.Ledger`).
+
+    With `averages` (a barrier takes the mean of its gradients) the cells of one step share 1
+    between them; then a cell must stay at what it was when its push was acknowledged.
+    """
+
+    def __init__(self, book: Book, *, averages: bool = False) -> None:
+        self.book = book
+        self.averages = averages
+        self.lost = self.twice = 0
+        self._first: dict[Key, float] = {}
+        """What stood in a push's first cell when it was acknowledged first."""
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        if (
+            not self.averages
+            or not isinstance(effect, Send)
+            or not isinstance(effect.message, m.Ack)
+        ):
+            return
+        key = self.book.key(process, effect.peer, effect.message)
+        if key in self.book.acknowledged and len(self.book.cells[key]):
+            w = process.machine.serving.shard.w  # type: ignore[attr-defined]
+            self._first.setdefault(key, float(w[self.book.cells[key][0]]))
+
+    def at_end(self, world: World) -> None:
+        shards = self.book.problem.by_shard(world.weights())
+        self.lost = sum(
+            int((shards[key.shard][self.book.cells[key]] == 0).sum())
+            for key in sorted(self.book.acknowledged)
+        )
+        self.twice = self._changed(shards) if self.averages else int((shards > 1).sum())
+        if (self.lost, self.twice) != (0, 0):
+            raise self.broken(f"{self.lost} lost, {self.twice} twice")
+        if self.averages:
+            self._check_sums(shards)
+        if world.store.run.get("state") == FAULTLESS:
+            self._check_portions(shards)
+
+    def _changed(self, shards: m.Array) -> int:
+        return sum(
+            shards[key.shard][self.book.cells[key][0]] != value
+            for key, value in self._first.items()
+        )
+
+    def _check_sums(self, shards: m.Array) -> None:
+        for shard, sums in enumerate(shards.sum(axis=1)):
+            if abs(sums - round(float(sums))) > 1e-3:
+                raise self.broken(f"the steps of server-{shard} add up to {sums:.4f}")
+
+    def _check_portions(self, shards: m.Array) -> None:
+        """What a worker has called done is in the servers, or still in its own residual."""
+        for done in self.book.done:
+            if done.process.status != 0:
+                continue  # A worker that dies takes its residual with it.
+            for shard, weights in enumerate(shards):
+                if missing := self.book.missing(done, shard, weights):
+                    raise self.broken(
+                        f"{done.message} was done by {done.process}, but its gradients {missing} "
+                        f"are neither in server-{shard} nor in its residual"
+                    )

@@ -1,0 +1,12 @@
+"""When a run has ended, none of its processes lives on."""
+
+from __future__ import annotations
+
+from dlctl.sim.checkers.base import Checker
+from dlctl.sim.world import World
+
+
+class NothingLeft(Checker):
+    def at_end(self, world: World) -> None:
+        if living := world.living():
+            raise self.broken(f"left behind: {', '.join(living)}")

@@ -1,0 +1,118 @@
+"""The data: every sample is computed, and no portion is two living workers' business at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dlctl import messages as m
+from dlctl.machine import Effect, Peer, Send
+from dlctl.messages import Array
+from dlctl.roles.effects import Compute
+from dlctl.sim.checkers.base import Checker
+from dlctl.sim.problems import batch_rows
+from dlctl.sim.process import Process
+from dlctl.sim.world import World
+
+
+class SamplesChecker(Checker):
+    """In a finished run every sample of the first `epochs` data epochs is computed, and just once
+    if `once`.
+    """
+
+    def __init__(self, samples: int, epochs: int, *, once: bool) -> None:
+        self.samples = samples
+        self.epochs = epochs
+        self.once = once
+        self._asked: list[Compute] = []
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        if isinstance(effect, Compute):
+            self._asked.append(effect)
+
+    def offered(self, world: World) -> dict[int, Array]:
+        """Data epoch -> int64[samples], how often each was computed."""
+        job = world.job
+        counts = {e.data_epoch: np.zeros(self.samples, np.int64) for e in self._asked}
+        for e in self._asked:
+            portion, batch = (e.start, e.stop), (e.number, job.workers.batch_size)
+            rows = batch_rows(self.samples, job.job.seed, e.data_epoch, portion, batch)
+            counts[e.data_epoch][rows] += 1
+        return counts
+
+    def at_end(self, world: World) -> None:
+        if world.store.run.get("state") != "finished":
+            return
+        counts = self.offered(world)
+        for data_epoch in range(self.epochs):
+            seen = counts.get(data_epoch, np.zeros(self.samples, np.int64))
+            if seen.min() < 1:
+                raise self.broken(f"epoch {data_epoch} leaves {int((seen < 1).sum())} samples out")
+            if self.once and seen.max() > 1:
+                raise self.broken(f"epoch {data_epoch} has {int((seen > 1).sum())} samples twice")
+        if not set(counts) <= set(range(self.epochs)):
+            raise self.broken(f"{self.epochs} epochs were asked for, these done: {sorted(counts)}")
+
+
+def _has_it(holder: Process | None) -> bool:
+    return holder is not None and holder.alive and not holder.given_up
+
+
+class LeasesChecker(Checker):
+    """A portion has one living holder until it is noted as done, and none after that (who is given
+    up does not count, it is fenced); the portions that are noted cover the data epochs that a
+    finished run was asked for.
+    """
+
+    def __init__(self, samples: int, epochs: int = 0) -> None:
+        self.samples = samples
+        self.epochs = epochs
+        """0: the method has no epochs."""
+        self._holders: dict[tuple[int, int], Process] = {}
+        self._ranges: dict[tuple[int, int], tuple[int, int]] = {}
+        self._noted: set[tuple[int, int]] = set()
+        self._heard: set[tuple[int, int]] = set()
+        """Portions that a coordinator has heard to be done; its answer need not get anywhere."""
+        self._answered: set[tuple[Process, int]] = set()
+        """(worker, number of its request)."""
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        if not isinstance(effect, Send):
+            return
+        match effect.message:
+            case m.Lease(start=start, stop=stop) if start < stop:
+                self._on_lease(process, effect.peer, effect.message)
+            case m.PortionNoted(data_epoch, portion):
+                self._holders.pop((data_epoch, portion), None)
+                self._noted.add((data_epoch, portion))
+
+    def on_message(self, process: Process, peer: Peer, message: m.Message) -> None:
+        if isinstance(message, m.PortionDone):
+            self._heard.add((message.data_epoch, message.portion))
+
+    def _on_lease(self, coordinator: Process, peer: Peer, lease: m.Lease) -> None:
+        key = (lease.data_epoch, lease.portion)
+        assert isinstance(peer, bytes)
+        client = coordinator.network.client(peer)
+        if not isinstance(client, Process):
+            return  # Its connection broke: nobody will get this.
+        if (client, lease.request) in self._answered:
+            return  # The same answer again, to a question that came again.
+        self._answered.add((client, lease.request))
+        if key in self._noted:
+            raise self.broken(f"portion {key} is done, and leased to {client}")
+        holder = self._holders.get(key)
+        if holder not in (None, client) and _has_it(holder):
+            raise self.broken(f"portion {key} is leased to {client}, and {holder} has it")
+        self._holders[key] = client
+        self._ranges[key] = (lease.start, lease.stop)
+
+    def at_end(self, world: World) -> None:
+        if world.store.run.get("state") != "finished":
+            return
+        for data_epoch in range(self.epochs):
+            covered = np.zeros(self.samples, np.int64)
+            for key in self._noted | self._heard:
+                if key[0] == data_epoch:
+                    covered[slice(*self._ranges[key])] += 1
+            if (covered != 1).any():
+                raise self.broken(f"the portions done of epoch {data_epoch} do not cover its data")

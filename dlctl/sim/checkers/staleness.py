@@ -1,0 +1,120 @@
+"""Staleness as it is reported is what the history of the shard's versions says."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from dlctl import messages as m
+from dlctl.machine import Effect, Send
+from dlctl.messages import APPLIED, DUPLICATE, Array
+from dlctl.roles.effects import Compute
+from dlctl.sim.checkers.base import Checker
+from dlctl.sim.checkers.book import Book, Key
+from dlctl.sim.process import Process
+
+
+def _gradients(values: Array) -> int:
+    """How many gradients some parameters of a ledger hold; a local step alone moves less."""
+    return int((values > 0.5).sum())
+
+
+class StalenessChecker(Checker):
+    """For methods that apply at once. It believes no version that a daemon names: on the servers'
+    side it counts the pushes that were applied, on the workers' side it reads from the parameters
+    how many gradients are in them.
+    """
+
+    def __init__(self, book: Book) -> None:
+        self.book = book
+        self.reported: list[int] = []
+        """Of every push that was applied, in order."""
+        self._applied: defaultdict[int, set[Key]] = defaultdict(set)
+        self._known: set[Process] = set()
+        self._before: dict[int, int] = {}
+        """Shard -> its version when the run began (it goes on from a checkpoint)."""
+        self._versions: defaultdict[int, dict[int, set[int]]] = defaultdict(dict)
+        """Shard -> gradients in its parameters -> versions that had as many."""
+        self._bases: dict[Process, dict[int, set[int]]] = {}
+        """Worker -> shard -> the versions that its last gradient but one may be of."""
+        self._asked: dict[Process, tuple[float, dict[int, set[int]]]] = {}
+        """Worker -> when it has begun the gradient that it computes now, and the same of it."""
+        self._pushed: set[Key] = set()
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        if isinstance(effect, Compute):
+            self._on_compute(process)
+        if not isinstance(effect, Send):
+            return
+        match effect.message:
+            case m.Joined(shard) | m.Parameters(shard) | m.Ack(shard):
+                self._meet(process, shard)
+        match effect.message:
+            case m.Parameters():
+                self._on_parameters(process, effect.message)
+            case m.Push():
+                self._on_push(process, str(effect.peer), effect.message)
+            case m.Ack(outcome=outcome) if outcome in (APPLIED, DUPLICATE):
+                key = self.book.key(process, effect.peer, effect.message)
+                if key is not None:
+                    self._on_ack(key, effect.message)
+
+    def _meet(self, server: Process, shard: int) -> None:
+        """A server that is new to us may have applied pushes that it could not acknowledge."""
+        if server in self._known:
+            return
+        self._known.add(server)
+        held = server.machine.serving.shard  # type: ignore[attr-defined]
+        self._before.setdefault(shard, held.version)
+        for key, cells in self.book.cells.items():
+            if key.shard == shard and len(cells) and held.w[cells].all():
+                self._applied[shard].add(key)
+
+    def _version(self, shard: int) -> int:
+        return self._before[shard] + len(self._applied[shard])
+
+    # ------------------------------------------------------------ servers
+
+    def _on_parameters(self, server: Process, message: m.Parameters) -> None:
+        if message.version != self._version(message.shard):
+            raise self.broken(
+                f"{server} says version {message.version}, and has applied "
+                f"{self._version(message.shard)} pushes"
+            )
+        of_shard = self._versions[message.shard]
+        of_shard.setdefault(_gradients(message.values), set()).add(message.version)
+
+    def _on_ack(self, key: Key, ack: m.Ack) -> None:
+        if key in self._applied[key.shard]:
+            return
+        staleness = max(0, self._version(key.shard) - self.book.bases[key])
+        self._applied[key.shard].add(key)
+        if ack.outcome != APPLIED:
+            return
+        self.reported.append(ack.staleness)
+        if ack.staleness != staleness:
+            raise self.broken(f"{key}: {ack.staleness} is reported, and it is {staleness}")
+
+    # ------------------------------------------------------------ workers
+
+    def _on_compute(self, worker: Process) -> None:
+        training = worker.machine.training  # type: ignore[attr-defined]
+        parameters = training.side.parameters
+        held = {c.shard: _gradients(parameters[c.lo : c.hi]) for c in training.channels}
+        bases = {shard: self._versions[shard].get(number, set()) for shard, number in held.items()}
+        self._bases[worker] = self._asked[worker][1] if worker in self._asked else {}
+        self._asked[worker] = (worker.timeline.now, bases)
+
+    def _on_push(self, worker: Process, peer: str, push: m.Push) -> None:
+        key = Key(push.slot, push.epoch, int(peer.rpartition("-")[2]), push.seq)
+        if key in self._pushed:
+            return
+        self._pushed.add(key)
+        begun_s, newest = self._asked.get(worker, (0.0, {}))
+        # Effects of one event: the next gradient is begun, then the push of the last one leaves.
+        bases = (self._bases if begun_s == worker.timeline.now else {worker: newest})[worker]
+        bases_here = bases.get(key.shard, set())
+        if push.base_version not in bases_here:
+            raise self.broken(
+                f"{key} says that its newest gradient is of version {push.base_version}, and the "
+                f"parameters were those of {sorted(bases_here)}"
+            )

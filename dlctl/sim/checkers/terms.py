@@ -1,0 +1,72 @@
+"""Epochs and generations: they grow, are on record before they are given out, have one owner."""
+
+from __future__ import annotations
+
+from dlctl import messages as m
+from dlctl.machine import Effect, Peer, Send
+from dlctl.messages import APPLIED, HELD
+from dlctl.roles.journal import IssueTerm
+from dlctl.sim.checkers.base import Checker
+from dlctl.sim.process import Process
+
+
+class TermsChecker(Checker):
+    """Also: when a shard's new generation has served, none of an older one takes a push."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, int] = {}
+        self._owners: dict[tuple[str, int], int] = {}
+        """(name, term) -> the incarnation that was given it."""
+        self._serving: dict[int, int] = {}
+        """Shard -> the newest generation that has served it."""
+        self._who: dict[Process, tuple[int, int]] = {}
+        """Worker -> (slot, epoch)."""
+        self._joined: dict[tuple[int, int], int] = {}
+        """(shard, slot) -> the newest epoch that the shard has let in."""
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        if isinstance(effect, IssueTerm):
+            if effect.term <= self._newest.get(effect.name, 0):
+                raise self.broken(f"{effect} is not new")
+            self._newest[effect.name] = effect.term
+        if not isinstance(effect, Send):
+            return
+        match effect.message:
+            case m.Welcome():
+                self._on_welcome(process, effect.peer, effect.message)
+            case m.Join(_, slot, epoch, _):
+                self._who[process] = (slot, epoch)
+            case m.Joined():
+                self._on_joined(process, effect.peer, effect.message)
+            case m.Ack(outcome=outcome) if outcome in (APPLIED, HELD):
+                self._on_taken(process, effect.peer, effect.message)
+
+    def _on_joined(self, server: Process, peer: Peer, joined: m.Joined) -> None:
+        shard = joined.shard
+        self._serving[shard] = max(joined.generation, self._serving.get(shard, 0))
+        slot, epoch = self._worker(server, peer)
+        self._joined[shard, slot] = max(epoch, self._joined.get((shard, slot), 0))
+
+    def _on_taken(self, server: Process, peer: Peer, ack: m.Ack) -> None:
+        if ack.generation < self._serving.get(ack.shard, 0):
+            raise self.broken(f"{server} of generation {ack.generation} still takes pushes")
+        slot, epoch = self._worker(server, peer)
+        if 0 < epoch < self._joined.get((ack.shard, slot), 0):
+            raise self.broken(f"{server} takes a push of worker-{slot}'s old epoch {epoch}")
+
+    def _worker(self, server: Process, peer: Peer) -> tuple[int, int]:
+        """(slot, epoch) of whoever is at the other end; epoch 0 if that is nobody any more."""
+        assert isinstance(peer, bytes)
+        client = server.network.client(peer)
+        return self._who.get(client, (0, 0)) if isinstance(client, Process) else (0, 0)
+
+    def _on_welcome(self, process: Process, peer: Peer, welcome: m.Welcome) -> None:
+        assert isinstance(peer, bytes)
+        client = process.network.client(peer)
+        if welcome.name.startswith("agent") or not isinstance(client, Process):
+            return
+        if welcome.term != self._newest.get(welcome.name):
+            raise self.broken(f"term {welcome.term} of {welcome.name} is not on record")
+        owner = self._owners.setdefault((welcome.name, welcome.term), client.incarnation)
+        if owner != client.incarnation:
+            raise self.broken(f"term {welcome.term} of {welcome.name} is given to two processes")

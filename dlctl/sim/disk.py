@@ -1,0 +1,27 @@
+"""The disk that all daemons of a simulated run share: how long a file takes, when it is full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+SAVE_S = 0.05
+NO_SPACE = "no space left on device"
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(slots=True)
+class Disk:
+    save_s: float = SAVE_S
+    """From the order to save a file to its end."""
+    full: int = 0
+    """While this is not 0, no file can be written."""
+    fails: Callable[[], bool] = field(default=_never)
+    """Whether the next file meets an error for other reasons."""
+
+    def error(self) -> str:
+        """The error that a file meets now, or ""."""
+        return NO_SPACE if self.full or self.fails() else ""

@@ -1,0 +1,125 @@
+"""Where simulated servers keep their shards: the real storages, on memory that outlives a process.
+
+A crash at a point (`crashpoints.py`) comes in the middle of an update or a commit: the bytes are as
+they were just then, and the next server has to make do with them.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+from dlctl.messages import Array
+from dlctl.optim.base import Optimizer
+from dlctl.shards.base import Held, Point, Spec, Storage, Unusable, no_point
+from dlctl.shards.image import Form
+from dlctl.shards.journaled import Journaled
+from dlctl.shards.mapped import Mapped
+from dlctl.shards.memory import Memory, fresh
+from dlctl.shards.records import Bytes
+from dlctl.sim.process import Process
+
+BOOT_ID = "the one boot of a simulated machine"
+
+
+@dataclass(slots=True)
+class Kept:
+    """What is left of a shard when its server is gone."""
+
+    image: bytearray | None = None
+    """Of durability "process"."""
+    log: MemoryLog | None = None
+    """Of durability "disk"."""
+    holder: Process | None = None
+
+
+@dataclass(slots=True)
+class MemoryLog:
+    """A log on a disk that never fails."""
+
+    files: dict[int, tuple[bytes, bytearray]] = field(default_factory=dict)
+    """Number -> (base, journal)."""
+    current: int = 0
+    where: str = "the simulated disk"
+
+    def bases(self) -> list[int]:
+        return sorted(self.files, reverse=True)
+
+    def read_base(self, number: int) -> bytes:
+        return self.files[number][0]
+
+    def read_journal(self, number: int) -> bytes:
+        return bytes(self.files[number][1])
+
+    def begin(self, number: int, parts: list[Bytes]) -> None:
+        self.files = {number: (b"".join(parts), bytearray())}
+        self.current = number
+
+    def append(self, parts: list[Bytes]) -> None:
+        self.files[self.current][1].extend(b"".join(parts))
+
+    def go_on(self, number: int, size_bytes: int) -> None:
+        self.current = number
+        del self.files[number][1][size_bytes:]
+
+
+class KeptStates:
+    """`Storages` of one simulated server."""
+
+    def __init__(
+        self, process: Process, kept: dict[int, Kept], durability: str, point: Point
+    ) -> None:
+        self.process = process
+        self.kept = kept
+        self.durability = durability
+        self.point = point
+        self._spec: Spec | None = None
+
+    def create(self, spec: Spec) -> Storage:
+        if self.durability == "none":
+            return Memory(fresh(spec.size, spec.slots))
+        kept = self._take(spec)
+        kept.image = kept.log = None
+        if self.durability == "disk":
+            kept.log = MemoryLog()
+            return Journaled.create(kept.log, spec, self.point)
+        kept.image = bytearray(Form.of(spec, BOOT_ID).total_bytes)
+        return Mapped.create(kept.image, spec, BOOT_ID, self.point)
+
+    def reopen(self, spec: Spec) -> Storage:
+        if self.durability == "none":
+            raise Unusable("it was kept in memory only")
+        kept = self._take(spec)
+        if kept.log is not None:
+            return Journaled(kept.log, spec, self.point)
+        if kept.image is None:
+            raise Unusable("there is none")
+        return Mapped.reopen(kept.image, spec, BOOT_ID, self.point)
+
+    def _take(self, spec: Spec) -> Kept:
+        """As a lock on the file: who has it open has to be dead before another one may have it."""
+        kept = self.kept.setdefault(spec.shard, Kept())
+        holder = kept.holder
+        if holder is not None and holder is not self.process and holder.alive:
+            if not holder.given_up and holder.timeline is self.process.timeline:
+                raise Held(f"{holder} has this state open")
+            # It believes that the state is its own, and must not write into this server's.
+            kept.image = bytearray(kept.image) if kept.image is not None else None
+            kept.log = copy.deepcopy(kept.log)
+        kept.holder, self._spec = self.process, spec
+        return kept
+
+    def survivor(self, optimizer: Optimizer) -> Array | None:
+        """float32[n]: the parameters that the next server would find now; None: it finds none."""
+        if self._spec is None or self.durability == "none":
+            return None
+        now = self.kept[self._spec.shard]
+        image = bytearray(now.image) if now.image is not None else None
+        copies = {self._spec.shard: Kept(image, copy.deepcopy(now.log))}
+        storage = KeptStates(self.process, copies, self.durability, no_point).reopen(self._spec)
+        storage.resume(copy.deepcopy(optimizer))
+        return storage.w
+
+    def discard(self) -> None:
+        if self._spec is not None:
+            self.kept.pop(self._spec.shard, None)

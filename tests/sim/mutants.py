@@ -1,0 +1,405 @@
+"""Deliberate bugs, one function each, that the simulator has to find: the proof that it looks.
+
+A mutant is switched on for all daemons of a run. It is caught when a run of its scenario breaks a
+promise within `seeds` seeds, and by one of the checkers that are named: a bug that is found only by
+chance, by another one, is a promise that nobody guards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from seeds import Result, run_seed
+
+from dlctl import messages as m
+from dlctl.algorithms.sandblaster import Accruing
+from dlctl.algorithms.sync import Barrier
+from dlctl.compress.topk import TopK
+from dlctl.machine import Send
+from dlctl.messages import APPLIED, DUPLICATE
+from dlctl.roles.agent import Agent
+from dlctl.roles.arrivals import Arrivals
+from dlctl.roles.channel import Channel
+from dlctl.roles.deliveries import NEW, Deliveries
+from dlctl.roles.desk import Desk
+from dlctl.roles.journal import IssueTerm
+from dlctl.roles.leases import PortionPool, Range
+from dlctl.roles.memory import Memory
+from dlctl.roles.outstanding import Outstanding
+from dlctl.roles.server import Server
+from dlctl.roles.serving import Serving
+from dlctl.roles.training import Training
+from dlctl.roles.work import Work
+from dlctl.roles.worker import Worker
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    bug: str
+    """In one sentence: what the daemons do wrong."""
+    plant: Callable[[Patch], None]
+    caught_by: tuple[str, ...]
+    scenario: str
+    seeds: int
+
+    def hunt(self) -> Result | None:
+        """The first seed that finds it, if one of `seeds` does."""
+        with pytest.MonkeyPatch.context() as patch:
+            self.plant(patch)
+            results = (run_seed(self.scenario, seed) for seed in range(self.seeds))
+            return next((result for result in results if result.error), None)
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(
+    bug: str, *caught_by: str, scenario: str = "downpour", seeds: int = 10
+) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    """Enter a function that plants a bug into the list, under its name."""
+
+    def enter(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        MUTANTS[plant.__name__.replace("_", "-")] = Mutant(bug, plant, caught_by, scenario, seeds)
+        return plant
+
+    return enter
+
+
+# ---------------------------------------------------------------- exactly once
+
+
+@mutant("a push that comes again is applied again", "LedgerChecker", "StalenessChecker")
+def no_dedupe(patch: Patch) -> None:
+    honest = Deliveries.judge
+
+    def judge(self, push):
+        verdict = honest(self, push)
+        if verdict == DUPLICATE:
+            self._slots[push.slot].next_seq = push.seq
+            return NEW
+        return verdict
+
+    patch.setattr(Deliveries, "judge", judge)
+
+
+@mutant("what was lost on the way is skipped", "AcksChecker")
+def no_gaps(patch: Patch) -> None:
+    def judge(self, push):
+        slot = self._slots[push.slot]
+        if push.seq < slot.next_seq:
+            return DUPLICATE
+        slot.next_seq = push.seq
+        return NEW
+
+    patch.setattr(Deliveries, "judge", judge)
+
+
+@mutant("every fifth push is acknowledged and not applied", "AcksChecker")
+def ack_before_apply(patch: Patch) -> None:
+    honest = Serving._take
+
+    def take(self, peer, push):
+        if push.seq % 5 != 3:
+            return honest(self, peer, push)
+        self.deliveries.take(push)
+        return self._ack(peer, push.seq, APPLIED, slot=push.slot)
+
+    patch.setattr(Serving, "_take", take)
+
+
+@mutant("a push is acknowledged before it is committed", "AcksChecker")
+def ack_before_commit(patch: Patch) -> None:
+    honest = Serving.commit
+
+    def commit(self):
+        if self.shard.version % 4 != 3:
+            honest(self)
+
+    patch.setattr(Serving, "commit", commit)
+
+
+@mutant("a worker calls its portion done when it is pushed, not when it is settled", "AcksChecker")
+def done_before_ack(patch: Patch) -> None:
+    honest = Training._serve_push
+
+    def serve_push(self, request):
+        done, value = honest(self, request)
+        if done:
+            number = self.channels[0].next_seq - 1
+            self._report_done(self.portions.settled(number), 0.0)
+        return done, value
+
+    patch.setattr(Training, "_serve_push", serve_push)
+
+
+@mutant("a push carries other gradients when it is sent again", "Book", scenario="downpour-topk")
+def retry_is_changed(patch: Patch) -> None:
+    honest = Outstanding._repeat
+
+    def repeat(self, item, now):
+        if isinstance(item.message, m.Push):
+            values, positions = item.message.delta.arrays
+            delta = replace(item.message.delta, arrays=(np.zeros_like(values), positions))
+            item.message = replace(item.message, delta=delta)
+        return honest(self, item, now)
+
+    patch.setattr(Outstanding, "_repeat", repeat)
+
+
+@mutant("what a sparse push leaves behind is forgotten", "AcksChecker", scenario="downpour-topk")
+def residual_is_lost(patch: Patch) -> None:
+    honest = TopK.take
+
+    def take(self, u):
+        packed = honest(self, u)
+        u[:] = 0
+        return packed
+
+    patch.setattr(TopK, "take", take)
+
+
+@mutant("the residual is emptied when the data ends", "LedgerChecker", scenario="downpour-topk")
+def residual_is_dropped_at_the_end(patch: Patch) -> None:
+    honest = Worker._on_shutdown
+
+    def on_shutdown(self, message, now):
+        if self.training is not None:
+            self.training.side.residual[:] = 0
+        honest(self, message, now)
+
+    patch.setitem(Worker._FROM_COORDINATOR, m.Shutdown, on_shutdown)
+
+
+@mutant("a barrier averages by workers, not by samples", "LedgerChecker", scenario="sync")
+def mean_of_means(patch: Patch) -> None:
+    honest = Barrier._update
+
+    def update(self, clock):
+        for key, (push, gradient) in list(self._held.items()):
+            self._held[key] = (push, gradient * np.float32(1.25))
+        return honest(self, clock)
+
+    patch.setattr(Barrier, "_update", update)
+
+
+@mutant("a portion of a batch counts twice", "SameResult", scenario="sandblaster", seeds=30)
+def portion_counts_twice(patch: Patch) -> None:
+    honest = Accruing.push
+
+    def push(self, push, delta):
+        self._portions.clear()
+        return honest(self, push, delta)
+
+    patch.setattr(Accruing, "push", push)
+
+
+# ---------------------------------------------------------------- epochs
+
+
+@mutant("a slot's epoch is not raised for its next worker", "TermsChecker")
+def epoch_is_not_raised(patch: Patch) -> None:
+    def issue_term(self, daemon):
+        if daemon.role != "agent":
+            daemon.term = self._terms.setdefault(daemon.name, 1)
+            self.desk.do(IssueTerm(daemon.name, daemon.term))
+
+    patch.setattr(Arrivals, "_issue_term", issue_term)
+
+
+@mutant("an epoch is given out before it is on record", "TermsChecker")
+def epoch_is_not_recorded(patch: Patch) -> None:
+    def issue_term(self, daemon):
+        if daemon.role != "agent":
+            daemon.term = self._terms[daemon.name] = self._terms.get(daemon.name, 0) + 1
+
+    patch.setattr(Arrivals, "_issue_term", issue_term)
+
+
+@mutant("a worker that has been replaced may still push", "TermsChecker", seeds=60)
+def no_fencing(patch: Patch) -> None:
+    honest = Deliveries.judge
+
+    def judge(self, push):
+        slot = self._slots.get(push.slot)
+        if slot is not None and push.epoch < slot.epoch:
+            slot.epoch, slot.next_seq = push.epoch, push.seq
+            return NEW
+        return honest(self, push)
+
+    patch.setattr(Deliveries, "judge", judge)
+
+
+# ---------------------------------------------------------------- data
+
+
+@mutant("a portion that is leased is given to another worker, too", "LeasesChecker")
+def leased_twice(patch: Patch) -> None:
+    honest = PortionPool.take
+
+    def take(self, slot):
+        for key, owner in self._leased.items():
+            if owner != slot and sum(key) % 3 == 1:
+                return Range(*key, *self.bounds(key[1]))
+        return honest(self, slot)
+
+    patch.setattr(PortionPool, "take", take)
+
+
+@mutant("a portion that is done is leased again when its worker dies", "LeasesChecker", seeds=30)
+def done_is_leased_again(patch: Patch) -> None:
+    honest = PortionPool.release
+
+    def release(self, slot):
+        done = [(epoch, p) for epoch in sorted(self._done) for p in sorted(self._done[epoch])]
+        self._returned += done[-1:]
+        return honest(self, slot)
+
+    patch.setattr(PortionPool, "release", release)
+
+
+@mutant("the portions of the dead are forgotten", "LivenessChecker")
+def portions_of_the_dead(patch: Patch) -> None:
+    patch.setattr(Work, "gone", lambda self, slot, now: 0)
+
+
+@mutant("a portion that was given back counts as done", "SamplesChecker", seeds=30)
+def given_back_is_done(patch: Patch) -> None:
+    def release(self, slot):
+        back = sorted(key for key, owner in self._leased.items() if owner == slot)
+        for key in back:
+            self.finish(*key)
+        return []
+
+    patch.setattr(PortionPool, "release", release)
+
+
+@mutant("parameters are put into the model under a gradient", "AssertionError")
+def place_at_once(patch: Patch) -> None:
+    def place(self):
+        if self._fetched is not None:
+            self.fetcher.place(self._fetched, self.side.parameters)
+            if self._fetched.complete:
+                self._fetched, self._has_parameters = None, True
+
+    patch.setattr(Training, "_place_arrivals", place)
+
+
+# ---------------------------------------------------------------- staleness
+
+
+@mutant("staleness counts from parameters that came after the gradient", "StalenessChecker")
+def too_fresh(patch: Patch) -> None:
+    honest = Channel.push
+
+    def push(self, *arguments):
+        self.base_version = self.version
+        return honest(self, *arguments)
+
+    patch.setattr(Channel, "push", push)
+
+
+@mutant("parameters are sent without a copy, while pushes change them", "StalenessChecker")
+def no_copy(patch: Patch) -> None:
+    def answer(self, peer, fetch):
+        version, w = self.shard.version, self.shard.w
+        parameters = m.Parameters(self.index, self.generation, fetch.request, version, w)
+        self.desk.send(peer, parameters)
+
+    patch.setattr(Serving, "_answer_fetch", answer)
+
+
+# ---------------------------------------------------------------- liveness and ends
+
+
+@mutant("what gets no answer is not sent again", "LivenessChecker", "Outcome")
+def no_retries(patch: Patch) -> None:
+    patch.setattr(Desk, "ask", lambda self, key, peer, message, now, nbytes=0: self.do(
+        Send(peer, message)
+    ))  # fmt: skip
+
+
+@mutant("a barrier waits for workers that have died", "LivenessChecker", scenario="sync")
+def barrier_waits_for_the_dead(patch: Patch) -> None:
+    honest = Barrier.members
+
+    def members(self, slots):
+        return honest(self, slots | self._members)
+
+    patch.setattr(Barrier, "members", members)
+
+
+@mutant("an agent leaves without its daemons, and these do not listen", "NothingLeft")
+def left_behind(patch: Patch) -> None:
+    def leave(self, reason, now):
+        self._leaving = reason
+        self._children.clear()
+
+    patch.setattr(Agent, "_leave", leave)
+    for role in (Server, Worker):
+        patch.setitem(role._FROM_COORDINATOR, m.Shutdown, lambda self, message, now: None)
+        patch.setattr(role, "handle", _deaf(role.handle))
+
+
+def _deaf(honest):
+    """A machine that does not end when it is asked to."""
+
+    def handle(self, event, now):
+        effects = honest(self, event, now)
+        return [e for e in effects if type(e).__name__ != "Exit"]
+
+    return handle
+
+
+# ---------------------------------------------------------------- recovery
+
+
+@mutant(
+    "the numbers of the pushes are not kept with the shard", "LedgerChecker", "StalenessChecker",
+    scenario="recovery", seeds=20,
+)  # fmt: skip
+def dedupe_is_not_saved(patch: Patch) -> None:
+    def to_json(self):
+        return [[slot, known.epoch, 0] for slot, known in sorted(self._slots.items())]
+
+    patch.setattr(Deliveries, "to_json", to_json)
+
+
+@mutant(
+    "the coordinator remembers no portion", "LeasesChecker", "LivenessChecker",
+    scenario="recovery", seeds=20,
+)  # fmt: skip
+def portions_are_not_remembered(patch: Patch) -> None:
+    patch.setattr(Memory, "_changed_portions", lambda self: iter(()))
+
+
+@mutant(
+    "the coordinator remembers no epoch that it has given out", "TermsChecker", "LivenessChecker",
+    scenario="recovery", seeds=20,
+)  # fmt: skip
+def terms_are_not_remembered(patch: Patch) -> None:
+    honest = Arrivals.__init__
+
+    def begin(self, desk, members, run_id, job, key, past):
+        honest(self, desk, members, run_id, job, key, replace(past, terms={}))
+
+    patch.setattr(Arrivals, "__init__", begin)
+
+
+@mutant(
+    "a server that comes back has the generation of the one before it", "TermsChecker", "Book",
+    "LivenessChecker", scenario="recovery", seeds=20,
+)  # fmt: skip
+def generation_is_not_raised(patch: Patch) -> None:
+    honest = Arrivals._issue_term
+
+    def issue_term(self, daemon):
+        if daemon.role == "server":
+            self._terms.pop(daemon.name, None)
+        honest(self, daemon)
+
+    patch.setattr(Arrivals, "_issue_term", issue_term)

@@ -1,0 +1,207 @@
+"""Whole runs drawn from a seed: small, in bad circumstances, under all checkers.
+
+A seed decides everything: the poor network, which faults strike whom and when, how long steps take.
+The same seed of the same scenario is the same run to the last byte of its trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+from simulated import ACCOUNT, job_file, ledger_checkers
+
+from dlctl.messages import Array
+from dlctl.sim.checkers import Checker, LeasesChecker, LivenessChecker, NothingLeft, TermsChecker
+from dlctl.sim.crashpoints import PointCrash
+from dlctl.sim.drivers import ComputeOptions
+from dlctl.sim.faults import Faults
+from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.problems import LeastSquares, Ledger
+from dlctl.sim.simulation import Simulation
+
+WORKERS, SERVERS = 3, 2
+HEAL_AT_S = 6.0
+"""All faults are over then; a run without faults would end at half of it."""
+LIMIT_S = 100.0
+"""A run that is not over by then is stuck."""
+COMPUTE = ComputeOptions(step_s=0.1, spread=0.4, build_s=0.1)
+TIMEOUTS = {"silent_s": 6.0, "resend_s": 0.3}
+
+
+def poor_network(seed: int) -> NetworkOptions:
+    """Anything from a good network to one that loses every tenth message."""
+    dice = np.random.default_rng([seed, 1])
+    loss, duplicate, reorder = (float(p) for p in dice.uniform(0, 0.1, 3))
+    bandwidth = float(dice.choice([3e4, 3e5])) if dice.random() < 0.3 else None
+    link = Link(
+        latency_s=float(dice.uniform(0.0002, 0.02)), jitter_s=0.005, bytes_per_s=bandwidth,
+        loss=loss, duplicate=duplicate, reorder=reorder,
+    )  # fmt: skip
+    return NetworkOptions(link=link)
+
+
+def mixed_faults(seed: int) -> Faults:
+    """Six to twenty faults that a run survives without recovery of servers and the control plane.
+
+    Every fourth run has a bad start; the others have begun when it comes over them.
+    """
+    dice = np.random.default_rng([seed, 2])
+
+    def up_to(most: int) -> int:
+        return int(dice.integers(0, most + 1))
+
+    return Faults(
+        kills=1 + up_to(2), freezes=1 + up_to(2), control_freezes=up_to(1), cuts=1 + up_to(1),
+        partitions=up_to(1), half_opens=up_to(2), resets=1 + up_to(2), full_disks=up_to(1),
+        slow_disks=1, clock_jumps=1 + up_to(2), save_errors=0.1, freeze_s=1.2, cut_s=1.2,
+        ghosts=up_to(1), partition_s=1.2, half_open_s=1.2,
+        from_s=0.9 if seed % 4 else 0.0, heal_at_s=HEAL_AT_S,
+    )  # fmt: skip
+
+
+POINTS = (
+    "block updated", "vector copied", "redo block written", "redo block scattered",
+    "commit begun", "commit half written", "commit written", "commit scattered", "record written",
+)  # fmt: skip
+"""Where a server may die within an update or a commit; see `dlctl.shards`."""
+
+
+def recovery_faults(seed: int) -> Faults:
+    """Deaths of servers, agents and the coordinator, some of them in the middle of a commit, with
+    a poor network and dying workers about them.
+    """
+    dice = np.random.default_rng([seed, 3])
+
+    def up_to(most: int) -> int:
+        return int(dice.integers(0, most + 1))
+
+    points = tuple(
+        PointCrash(
+            name=f"server-{up_to(SERVERS - 1)}", point=str(dice.choice(POINTS)), count=1 + up_to(30)
+        )
+        for _ in range(2)
+    )
+    # They start each other again; if both die at once, the run has to be started by hand.
+    control = {"coordinator_kills" if dice.random() < 0.7 else "agent_kills": 1 + up_to(1)}
+    return Faults(
+        kills=up_to(1), server_kills=1 + up_to(1), **control, freezes=up_to(1), cuts=up_to(1),
+        half_opens=up_to(1), resets=up_to(2), slow_disks=up_to(1),
+        clock_jumps=up_to(1), points=points, freeze_s=1.2, cut_s=1.2, half_open_s=1.2, from_s=0.9,
+        heal_at_s=HEAL_AT_S,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- the ledger
+
+
+def _ledger(
+    seed: int,
+    faults: Faults,
+    *,
+    epochs: int = 4,
+    averages: bool = False,
+    durabilities: tuple[str, ...] = ("process", "process", "process", "disk", "none"),
+    **options: object,
+) -> Simulation:
+    problem = Ledger(shards=SERVERS, cells=200)
+    job = job_file(
+        WORKERS, SERVERS, optimizer=ACCOUNT, batch_size=4, portion_batches=2, seed=seed,
+        epochs=float(epochs), checkpoint_s=0.6, evaluate_epochs=1.0, restarts_max=20,
+        durability=durabilities[seed % len(durabilities)], timeouts=TIMEOUTS, **options,
+    )  # fmt: skip
+    return Simulation(
+        job, problem, seed, network=poor_network(seed), compute=COMPUTE, faults=faults,
+        checkers=ledger_checkers(
+            problem, epochs, once=False, averages=averages, heal_at_s=HEAL_AT_S
+        ),
+    )  # fmt: skip
+
+
+def downpour(seed: int) -> Simulation:
+    """Dense pushes, each applied as it comes; every other seed pushes and fetches now and then."""
+    now_and_then = {"fetch_every_steps": 3, "push_every_steps": 2}
+    method = ({}, now_and_then, {"overlap": False}, {"warmstart_steps": 6})[seed % 4]
+    return _ledger(seed, mixed_faults(seed), algorithm=("downpour", method))
+
+
+def downpour_topk(seed: int) -> Simulation:
+    """Of two gradients one travels at once; the other one must not get lost in the worker."""
+    return _ledger(
+        seed, mixed_faults(seed), epochs=6, compression=("topk", {"density": 0.005}),
+        algorithm=("downpour", {"push_every_steps": 2, "fetch_every_steps": 1 + seed % 2}),
+    )  # fmt: skip
+
+
+def sync(seed: int) -> Simulation:
+    """A barrier in the servers."""
+    return _ledger(seed, mixed_faults(seed), averages=True, algorithm=("sync", {}))
+
+
+def recovery(seed: int) -> Simulation:
+    """Servers, agents and the coordinator die as well, and come back with what they knew."""
+    method = ("downpour", {"push_every_steps": 1 + seed % 2})
+    compression = (("none", {}), ("topk", {"density": 0.005}))[seed // 2 % 2]
+    return _ledger(
+        seed, recovery_faults(seed), epochs=6, durabilities=("process", "process", "disk"),
+        algorithm=method, compression=compression,
+    )  # fmt: skip
+
+
+def sync_recovery(seed: int) -> Simulation:
+    """The same with a barrier, whose held pushes die with their server."""
+    return _ledger(
+        seed, recovery_faults(seed), averages=True, durabilities=("process", "process", "disk"),
+        algorithm=("sync", {}),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- a method with one right result
+
+
+class SameResult(Checker):
+    """The weights are those of an undisturbed run, however often a portion had to be repeated."""
+
+    def __init__(self, expected: Array) -> None:
+        self.expected = expected
+
+    def at_end(self, world) -> None:
+        difference = float(np.abs(world.weights() - self.expected).max())
+        if not difference <= 1e-6:
+            raise self.broken(f"the weights are {difference:.3g} away from an undisturbed run's")
+
+
+def _driven(seed: int, checkers: tuple[Checker, ...], **circumstances: object) -> Simulation:
+    job = job_file(
+        WORKERS, SERVERS, algorithm=("sandblaster", {"iterations": 2, "gradient_norm_min": 0.0}),
+        batch_size=8, portion_batches=1, checkpoint_s=0.6, restarts_max=20, timeouts=TIMEOUTS,
+    )  # fmt: skip
+    problem = LeastSquares(samples=64)
+    return Simulation(job, problem, seed, compute=COMPUTE, checkers=checkers, **circumstances)
+
+
+@cache
+def _undisturbed() -> Array:
+    return _driven(0, ()).run().weights
+
+
+def sandblaster(seed: int) -> Simulation:
+    """Driven by the coordinator: each batch needs every portion exactly once."""
+    checkers = (
+        TermsChecker(), LeasesChecker(64), LivenessChecker(HEAL_AT_S), NothingLeft(),
+        SameResult(_undisturbed()),
+    )  # fmt: skip
+    circumstances = {"network": poor_network(seed), "faults": mixed_faults(seed)}
+    return _driven(seed, checkers, **circumstances)
+
+
+SCENARIOS: dict[str, Callable[[int], Simulation]] = {
+    "downpour": downpour,
+    "downpour-topk": downpour_topk,
+    "sync": sync,
+    "sandblaster": sandblaster,
+    "recovery": recovery,
+    "sync-recovery": sync_recovery,
+}
+"""Name -> seed -> a run that has not begun."""

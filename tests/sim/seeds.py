@@ -1,0 +1,146 @@
+"""Run many seeds: one after the other, or on all cores; every failure with its replay command."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+
+from scenarios import LIMIT_S, SCENARIOS
+
+from dlctl.sim.checkers import LivenessChecker, PromiseBroken
+from dlctl.sim.simulation import Outcome, Simulation
+
+BLOCK = 25
+"""Seeds that a process runs before it reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one seed."""
+
+    scenario: str
+    seed: int
+    error: str
+    """What was found, or "" if every promise was kept."""
+    found_by: str
+    """The checker's name, or the kind of exception."""
+    digest: str
+    pushes: int
+    faults: int
+    """Those that met somebody, without lost and repeated messages."""
+
+    @property
+    def replay(self) -> str:
+        """One command that shows exactly this run."""
+        return f"python tests/sim/replay.py {self.scenario} {self.seed}"
+
+
+def finish(simulation: Simulation) -> Outcome:
+    """Run to the end. Raises PromiseBroken, or whatever a role raises; also if there is no end."""
+    outcome = simulation.run(LIMIT_S)
+    world = outcome.world
+    if not world.over():
+        waits = next(c for c in simulation.checkers if isinstance(c, LivenessChecker))
+        raise waits.broken(f"not over after {LIMIT_S:.0f} s: {waits.who_waits(world.timeline.now)}")
+    if outcome.state != "finished":
+        raise PromiseBroken("Outcome", f"the run is {outcome.state}: {outcome.reason}")
+    return outcome
+
+
+def examine(scenario: str, seed: int) -> tuple[Result, list[str]]:
+    """What became of a seed, and its trace."""
+    simulation = SCENARIOS[scenario](seed)
+    error = found_by = ""
+    try:
+        finish(simulation)
+    except Exception as caught:  # A role may fail in any way: that is what is looked for.
+        found_by = caught.checker if isinstance(caught, PromiseBroken) else type(caught).__name__
+        error = str(caught) or repr(caught)
+    world = simulation.world
+    result = Result(
+        scenario, seed, error, found_by, world.digest(), world.network.messages["Push"],
+        simulation.injector.struck.total() + world.crash_points.crashes,
+    )  # fmt: skip
+    return result, world.trace
+
+
+def run_seed(scenario: str, seed: int) -> Result:
+    return examine(scenario, seed)[0]
+
+
+def run_block(scenario: str, seeds: range) -> list[Result]:
+    return [run_seed(scenario, seed) for seed in seeds]
+
+
+@dataclass(slots=True)
+class Summary:
+    """Of many seeds."""
+
+    seconds: float = 0.0
+    runs: Counter[str] = field(default_factory=Counter)
+    """Scenario -> seeds that were run."""
+    pushes: int = 0
+    faults: int = 0
+    fewest_pushes: int = 10**9
+    fewest_faults: int = 10**9
+    failures: list[Result] = field(default_factory=list)
+
+    def add(self, result: Result) -> None:
+        self.runs[result.scenario] += 1
+        self.pushes += result.pushes
+        self.faults += result.faults
+        if result.error:
+            self.failures.append(result)
+            return
+        self.fewest_pushes = min(self.fewest_pushes, result.pushes)
+        self.fewest_faults = min(self.fewest_faults, result.faults)
+
+    def __str__(self) -> str:
+        total = self.runs.total()
+        runs = ", ".join(f"{name} {count}" for name, count in sorted(self.runs.items()))
+        lines = [
+            f"{total} seeds in {self.seconds:.0f} s ({runs})",
+            f"per seed {self.pushes / total:.0f} pushes (at least {self.fewest_pushes}) and "
+            f"{self.faults / total:.1f} faults (at least {self.fewest_faults})",
+            f"{len(self.failures)} failed",
+        ]
+        for failure in self.failures:
+            lines += [f"  {failure.replay}", f"    {failure.error:.300}"]
+        return "\n".join(lines)
+
+
+def pool() -> ProcessPoolExecutor:
+    """One process per core. They are fresh ones, so that nothing of the parent is in them."""
+    return ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
+
+
+def explore(
+    executor: ProcessPoolExecutor, scenarios: list[str], seeds: range, time_s: float = 1e9
+) -> Iterator[Result]:
+    """Every seed of every scenario, in order of their ends; nothing new is begun after `time_s`."""
+    until = time.monotonic() + time_s
+    blocks = [range(first, min(first + BLOCK, seeds.stop)) for first in seeds[::BLOCK]]
+    jobs = iter([(name, block) for block in blocks for name in scenarios])
+    waiting: list[Future[list[Result]]] = []
+    for _ in range(2 * (os.cpu_count() or 1)):
+        waiting += [executor.submit(run_block, *job) for job in [next(jobs, None)] if job]
+    while waiting:
+        yield from waiting.pop(0).result()
+        job = next(jobs, None) if time.monotonic() < until else None
+        waiting += [executor.submit(run_block, *job)] if job else []
+
+
+def summarise(
+    executor: ProcessPoolExecutor, scenarios: list[str], seeds: range, time_s: float = 1e9
+) -> Summary:
+    begun = time.monotonic()
+    summary = Summary()
+    for result in explore(executor, scenarios, seeds, time_s):
+        summary.add(result)
+    summary.seconds = time.monotonic() - begun
+    return summary

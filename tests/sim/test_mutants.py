@@ -1,0 +1,22 @@
+"""The mutation gate: a simulator that misses a deliberate bug is not looking."""
+
+import pytest
+from mutants import MUTANTS
+
+from dlctl.sim import checkers
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_deliberate_bug_is_caught_within_its_seeds(name):
+    mutant = MUTANTS[name]
+    result = mutant.hunt()
+    assert result is not None, f"{mutant.bug}: it has survived {mutant.seeds} seeds"
+    shown = f"{result.replay} --mutant {name}\n{result.error}"
+    assert result.found_by in mutant.caught_by, f"caught by chance, see {shown}"
+
+
+def test_every_checker_has_a_bug_that_only_it_is_there_for():
+    kinds = (getattr(checkers, name) for name in checkers.__all__)
+    names = {kind.__name__ for kind in kinds if issubclass(kind, checkers.Checker)}
+    caught = {name for mutant in MUTANTS.values() for name in mutant.caught_by}
+    assert names - {"Checker"} <= caught

@@ -1,0 +1,55 @@
+"""A thousand seeds, every time: small runs in bad circumstances that keep every promise."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scenarios import SCENARIOS
+from seeds import examine, summarise
+
+SEEDS = range(-(-1000 // len(SCENARIOS)))
+"""Of each scenario."""
+PUSHES_MIN, FAULTS_MIN = 24, 3
+HERE = Path(__file__).parent
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_seed_keeps_every_promise(scenario, cores, capsys):
+    summary = summarise(cores, [scenario], SEEDS)
+    with capsys.disabled():
+        print(f"\nseeds {SEEDS.start}..{SEEDS.stop - 1} of {scenario}: {summary}")
+    assert not summary.failures, str(summary)
+    assert summary.runs[scenario] == len(SEEDS)
+    assert summary.fewest_pushes >= PUSHES_MIN
+    assert summary.fewest_faults >= FAULTS_MIN
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_replay_prints_the_same_bytes_in_every_process(scenario):
+    """Also where Python orders its sets in another way."""
+
+    def replay(hash_seed: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(HERE / "replay.py"), scenario, "5"]
+        surroundings = os.environ | {"PYTHONHASHSEED": str(hash_seed)}
+        return subprocess.Popen(command, stdout=subprocess.PIPE, env=surroundings)
+
+    processes = [replay(hash_seed) for hash_seed in (1, 2)]
+    first, second = (process.communicate()[0] for process in processes)
+    assert [process.returncode for process in processes] == [0, 0]
+    assert first == second
+    result, trace = examine(scenario, 5)
+    assert first.decode().startswith("\n".join(trace))
+    assert result.digest in first.decode()
+
+
+def test_a_failing_seed_names_the_command_that_shows_it():
+    """A command with a mutant switched on: what was found, and an exit code that says so."""
+    command = [sys.executable, str(HERE / "replay.py"), "downpour", "0", "--quiet"]
+    ended = subprocess.run([*command, "--mutant", "no-dedupe"], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "Checker: Key(slot=" in ended.stdout
+    result, _ = examine("downpour", 0)
+    assert result.replay == "python tests/sim/replay.py downpour 0"
