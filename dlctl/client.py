@@ -78,6 +78,7 @@ class _Question:
         self.context = context
         self.socket: zmq.Socket[bytes] | None = None
         self.address = ""
+        self.pid: int | None = None
 
     def close(self) -> None:
         self.context.destroy(linger=0)
@@ -103,25 +104,28 @@ class _Question:
         return self.began_at + self.timeout_s - time.monotonic()
 
     def _check(self) -> None:
-        """Connect to where the coordinator is now; raise if it is gone or the time is over."""
+        """Connect to where the coordinator is now; raise if it is gone or the time is over.
+
+        One that died is started again by its agent: the new one is asked anew.
+        """
         run = rundb.read(self.directory)
-        if run.get("pid") is not None and not processes.is_alive(
-            run["pid"], run.get("pid_created")
-        ):
+        pid = run.get("pid")
+        is_gone = pid is not None and not processes.is_alive(pid, run.get("pid_created"))
+        if is_gone and not _is_started_again(run):
             raise _gone(self.directory, run)
         address = run.get("control") or ""
-        if address != self.address:
-            self._connect(address)
+        if (address, pid) != (self.address, self.pid):
+            self._connect(address, pid)
         waited_s = time.monotonic() - self.began_at
         if waited_s >= (self.timeout_s if self.answered else min(self.timeout_s, MUTE_S)):
-            raise self._too_late(run, waited_s)
+            raise _gone(self.directory, run) if is_gone else self._too_late(run, waited_s)
 
-    def _connect(self, address: str) -> None:
+    def _connect(self, address: str, pid: int | None) -> None:
         import zmq
 
         if self.socket is not None:
             self.socket.close(linger=0)
-        self.address, self.answered, self.socket = address, False, None
+        self.address, self.pid, self.answered, self.socket = address, pid, False, None
         if address:
             self.socket = self.context.socket(zmq.DEALER)
             self.socket.linger = 0
@@ -175,7 +179,14 @@ class _Question:
 
 
 class Gone(Unreachable):
-    """The coordinator's process has ended: nobody will ever answer."""
+    """The coordinator's process has ended, and nobody starts it again: nobody will ever answer."""
+
+
+def _is_started_again(run: Result) -> bool:
+    """Whether an agent is there that sees to it that there is a coordinator."""
+    if run.get("state") in rundb.ENDED:
+        return False
+    return bool(processes.living(row for row in run["daemons"] if row.get("role") == "agent"))
 
 
 def _gone(directory: Path, run: Result) -> Gone:
@@ -183,5 +194,5 @@ def _gone(directory: Path, run: Result) -> Gone:
         f"the coordinator of {directory.name} is gone (pid {run['pid']}); "
         f"its last state was {run.get('state', 'unknown')}",
         where=str(directory),
-        hint=f"dlctl logs coordinator -j {directory.name}   |   dlctl start JOBFILE",
+        hint=f"dlctl recover -j {directory.name}   |   dlctl logs coordinator -j {directory.name}",
     )

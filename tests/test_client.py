@@ -46,6 +46,29 @@ def test_a_lost_question_is_asked_again_with_the_same_number(run_directory):
     assert heard[0].request == heard[1].request
 
 
+def test_the_coordinator_that_takes_a_dead_ones_place_is_asked_anew(run_directory, monkeypatch):
+    monkeypatch.setattr(client, "RESEND_S", 0.1)
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        gone = {"pid": dead.pid, "pid_created": psutil.Process(dead.pid).create_time()}
+    run = run_directory().run(state="running", **gone).daemon("agent-0", **ME)
+
+    def place(directory) -> dict:
+        """Its agent needs a moment to start the next one."""
+        if len(looks) == 2:
+            run.run(control=address, **ME)
+        looks.append(directory)
+        return read(directory)
+
+    looks, read = [], client.rundb.read
+    monkeypatch.setattr(client.rundb, "read", place)
+    with coordinator(lambda q, n: [done(q, new=1)]) as (address, heard):
+        assert client.ask(run.path, "get", {}, 10) == {"new": 1}
+    assert len(heard) >= 1
+    run.run(state="failed", **gone)
+    with pytest.raises(client.Gone):
+        client.ask(run.path, "get", {}, 10)
+
+
 def test_answers_to_other_questions_are_not_ours(run_directory):
     def answer(q: Request, _: int) -> list[Reply]:
         return [Reply(q.request ^ 1, True, "", {"other": 1}), done(q, mine=1)]

@@ -1,4 +1,4 @@
-"""`dlctl checkpoint`: save now, list, check and export checkpoints."""
+"""`dlctl checkpoint`: save now, list, check, prune and export checkpoints."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ ENTRIES = {
     "create": Entry("dlctl.cli.checkpoint:create", "Save now (what no subcommand does, too)."),
     "ls": Entry("dlctl.cli.checkpoint:ls", "List the complete checkpoints."),
     "verify": Entry("dlctl.cli.checkpoint:verify", "Check every byte against the manifest."),
+    "prune": Entry("dlctl.cli.checkpoint:prune", "Remove all but the newest ones."),
     "export": Entry("dlctl.cli.checkpoint:export", "Write the model as one file for torch."),
 }
 
@@ -46,7 +47,7 @@ ENTRIES = {
 @job_option
 @click.pass_context
 def command(ctx: click.Context, job: str | None) -> None:
-    """Save, list, check and export checkpoints.
+    """Save, list, check, prune and export checkpoints.
 
     Without a subcommand it saves now. The job is the one that -j names, else the only one that
     runs, else the newest.
@@ -156,19 +157,20 @@ def _failures(snapshot: Snapshot) -> list[str]:
     "verify",
     examples=[
         ("dlctl checkpoint verify", "all checkpoints of the job"),
+        ("dlctl checkpoint verify 12000", "that of step 12,000 (or of this number)"),
         ("dlctl checkpoint verify runs/mnist-7f3a/ckpt/000000012000-3", "one of any job"),
     ],
     see_also=["checkpoint ls"],
 )
-@click.argument("directory", required=False, metavar="[DIR|NUMBER|latest]")
+@click.argument("directory", required=False, metavar="[DIR|NUMBER|STEP|latest]")
 @job_option
 @json_option
 @click.pass_obj
 def verify(group_job: str | None, directory: str | None, job: str | None, as_json: bool) -> None:
     """Check every byte against the manifest.
 
-    Without DIR or NUMBER all checkpoints of the job are checked. The exit code is 1 if anything is
-    wrong.
+    Without an argument all checkpoints of the job are checked. The exit code is 1 if anything is
+    wrong, and 4 if there is no such checkpoint.
     """
     if directory is None:
         snapshot = pick.pick(job or group_job)
@@ -198,6 +200,46 @@ def _show_verdict(path: Path, problems: list[str]) -> None:
 
 
 @make_command(
+    "prune",
+    examples=[
+        ("dlctl checkpoint prune --keep 1 --dry-run", "what would be removed"),
+        ("dlctl checkpoint prune --keep 1", "keep the newest one"),
+    ],
+    see_also=["checkpoint ls", "checkpoint verify"],
+)
+@click.option("--keep", type=click.IntRange(1), required=True, metavar="N", help="Keep so many.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@job_option
+@json_option
+@click.pass_obj
+def prune(group_job: str | None, keep: int, dry_run: bool, job: str | None, as_json: bool) -> None:
+    """Remove all but the newest ones.
+
+    The newest good one stays in any case, also if newer ones are damaged, and so does one that is
+    being written. What older attempts have left behind is removed, too.
+    """
+    snapshot = pick.pick(job or group_job)
+    if not checkpoints.complete(snapshot.directory):
+        console.note(f"{console.escape(snapshot.run_id)} has no checkpoint yet")
+    problems: list[str] = []
+    if dry_run:
+        chosen = checkpoints.superfluous(snapshot.directory, keep)
+    else:
+        chosen = checkpoints.prune(snapshot.directory, keep, on_problem=problems.append)
+    if as_json:
+        shown = {"run_id": snapshot.run_id, "removed": [*map(str, chosen)], "dry_run": dry_run}
+        console.out_json("dlctl.checkpoint-prune/1", {**shown, "problems": problems})
+    else:
+        verb = "" if console.is_quiet() else "would remove  " if dry_run else "removed  "
+        for path in chosen:
+            console.out(verb + console.escape(values.path(path)))
+        if not chosen:
+            console.note("nothing to remove")
+    if problems:
+        raise DlctlError("\n".join(problems), where=str(snapshot.directory / checkpoints.FOLDER))
+
+
+@make_command(
     "export",
     examples=[
         ("dlctl checkpoint export", "the newest good one, as NAME-STEP.safetensors here"),
@@ -206,7 +248,7 @@ def _show_verdict(path: Path, problems: list[str]) -> None:
     ],
     see_also=["checkpoint ls"],
 )
-@click.argument("directory", default="latest", metavar="[DIR|NUMBER|latest]")
+@click.argument("directory", default="latest", metavar="[DIR|NUMBER|STEP|latest]")
 @click.option(
     "--to",
     "kind",
@@ -283,7 +325,9 @@ def _error_of(stderr: str, code: int, directory: Path) -> DlctlError:
 
 
 def _find(text: str, job: str | None) -> Path:
-    """A checkpoint by its path, its number within the run, or "latest" (the newest good one)."""
+    """A checkpoint by its path, its number within the run, its step, or "latest" (the newest good
+    one). The newest one of that step, if several have it.
+    """
     if (Path(text) / manifest.MANIFEST).is_file():
         return Path(text).absolute()
     snapshot = pick.pick(job)
@@ -299,7 +343,10 @@ def _find(text: str, job: str | None) -> Path:
     for directory in found:
         if text in (directory.name, str(checkpoints.number(directory)[0])):
             return directory
+    of_step = [d for d in found if text.isascii() and text == str(checkpoints.number(d)[1])]
+    if of_step:
+        return of_step[-1]
     if not text.isascii() or not text.isdigit():
         raise UsageError(f'"{text}" is no checkpoint directory: it has no {manifest.MANIFEST}')
     known = ", ".join(str(checkpoints.number(directory)[0]) for directory in found) or "none"
-    raise NotFound(f"{snapshot.run_id} has no checkpoint number {text}; known: {known}")
+    raise NotFound(f"{snapshot.run_id} has no checkpoint of number or step {text}; known: {known}")

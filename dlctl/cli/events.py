@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,7 +16,23 @@ from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import UsageError
 from dlctl.rundb import RunDb
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 Event = dict[str, Any]
+KINDS = (
+    "state", "start", "exit", "stop", "lost", "error", "silent", "late", "quarantine", "recover",
+    "scale", "restart", "set", "evaluation",
+)  # fmt: skip
+"""What the coordinator writes. Others, of another version, are shown as well."""
+
+
+def _complete_kinds(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(kind) for kind in KINDS if kind.startswith(incomplete)]
 
 
 @make_command(
@@ -34,7 +50,14 @@ Event = dict[str, Any]
     "-n", "--tail", "limit", default=50, metavar="N", help="Show the last N.  [default: 50]"
 )
 @click.option("--since", metavar="TIME", help='Only later ones: "10m" ago or an ISO time.')
-@click.option("--kind", "kinds", multiple=True, metavar="KIND", help="Only events of this kind.")
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    metavar="KIND",
+    shell_complete=_complete_kinds,
+    help="Only events of this kind.",
+)
 @job_option
 @json_option
 def command(
@@ -46,7 +69,12 @@ def command(
     job: str | None,
     as_json: bool,
 ) -> None:
-    """Show faults, recoveries and changes in order."""
+    """Show faults, recoveries and changes in order.
+
+    KIND is one of: state (of the run), start, exit, stop, lost (what a death meant for the run),
+    error, silent, late, quarantine, recover (a coordinator has taken its place), scale, restart,
+    set, evaluation.
+    """
     snapshot = pick.pick(job)
     chosen = pick.match_daemons(names, snapshot.roles()) if names else []
     since_at = moment(since, snapshot.now)

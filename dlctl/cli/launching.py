@@ -1,7 +1,8 @@
 """From a job file to a run directory and its coordinator; what `start` and `run` have in common.
 
 Which run it becomes: an earlier run of the same job file goes on from its checkpoint if it was
-stopped or has failed; a live one with the same content is left alone; otherwise a new run begins.
+stopped or has failed (or where it was, if nothing of it is lost); a live one with the same content
+is left alone; otherwise a new run begins.
 If anything goes wrong on the way, nothing is left: no directory, no link, no process.
 """
 
@@ -15,13 +16,14 @@ import secrets
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlctl import checkpoints, runs
-from dlctl.cli import console, pick, stop, unfinished, values
+from dlctl.cli import belonging, console, pick, stop, unfinished, values
+from dlctl.cli.changes import differences
 from dlctl.cli.snapshot import Snapshot, load, read_job
 from dlctl.errors import DlctlError, UsageError
 from dlctl.rundb import RunDb
@@ -42,6 +44,10 @@ class Launched(NamedTuple):
     directory: Path
     process: subprocess.Popen[bytes] | None
     """The coordinator; None if nothing had to be started."""
+    goes_on: bool = False
+    """The run goes on where it was; otherwise it begins, or resumes from a checkpoint."""
+    at: float = 0.0
+    """Seconds since 1970: what the run's database says from then on is news."""
 
 
 def launch(file: Path, *, fresh: bool) -> Launched:
@@ -61,11 +67,11 @@ def launch(file: Path, *, fresh: bool) -> Launched:
             _refuse_if_changed_or_fresh(previous, content, fresh)
         if previous is not None and not fresh and _is_done_with(previous, content):
             return Launched(previous.directory, None)
-        good = None if previous is None or fresh else _checkpoint(previous, job)
-        console.note(f"{console.escape(summary(job))}")
-        if previous is None or good is None:
+        if previous is None or fresh:
+            console.note(f"{console.escape(summary(job))}")
             return _begin(file, job, content)
-        return _resume(previous, file, job, content, good)
+        with belonging.claimed(previous.directory):
+            return _again(previous, file, job, content, summary(job))
 
 
 @contextmanager
@@ -74,6 +80,36 @@ def _alone(file: Path) -> Iterator[None]:
     with file.open("rb") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield
+
+
+def _again(previous: Snapshot, file: Path, job: JobFile, content: Json, head: str) -> Launched:
+    """Go on with a run that has ended, or has died; a new one if nothing is left of it."""
+    from dlctl.cli import recovering, recovery
+
+    belonging.check(previous)
+    now = load(previous.directory)
+    if now.is_live and now.run.get("pid") is not None:
+        console.note(f"{console.escape(now.run_id)} has just been brought back")
+        return Launched(now.directory, None)
+    if previous.state == "failed" and values.number(previous.run.get("step")):
+        findings = recovery.examine(previous, read_checkpoints=False)
+        if findings.way == recovery.GO_ON and not differences(
+            read_job(previous.directory), content
+        ):
+            name, step = console.escape(previous.run_id), values.count(findings.step)
+            console.note(console.escape(head))
+            console.note(f"{name} goes on where it was, at step {step}: nothing is lost")
+            return recovering.go_on(findings)
+        if findings.way == recovery.GO_ON:
+            console.warn(
+                f"the job file has changed: what came after the checkpoint of {previous.run_id} is "
+                "done again"
+            )
+    good = _checkpoint(previous, job)
+    console.note(console.escape(head))
+    if good is None:
+        return _begin(file, job, content)
+    return _resume(previous, file, job, content, good)
 
 
 # ---------------------------------------------------------------- which run it becomes
@@ -156,27 +192,6 @@ def _checkpoint(previous: Snapshot, job: JobFile) -> tuple[Path, Json] | None:
     return good
 
 
-def differences(before: Json, after: Json) -> list[str]:
-    """Keys that differ between two contents of a job file: "workers.count: 4 -> 8"."""
-    old, new = dict(_flat(before)), dict(_flat(after))
-    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    return [f"{key}: {_shown(old.get(key))} -> {_shown(new.get(key))}" for key in keys]
-
-
-def _flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        # "options" is our own level: in the job file those keys stand beside the name.
-        here = path if key == "options" and path else f"{path}.{key}" if path else key
-        if isinstance(item, Mapping):
-            yield from _flat(item, here)
-        else:
-            yield here, item
-
-
-def _shown(value: Any) -> str:
-    return "none" if value is None else json.dumps(value)
-
-
 # ---------------------------------------------------------------- its directory
 
 
@@ -187,11 +202,11 @@ def _begin(file: Path, job: JobFile, content: Json) -> Launched:
     unfinished.sweep(parent, job.job.name)
     directory = _make_directory(parent, job.job.name)
     try:
-        with _explained(directory), unfinished.held(directory):
+        with explained(directory), unfinished.held(directory):
             _write_new(directory, file, job, content)
             runs.socket_address(directory.name, "coordinator")
             runs.register(directory)
-            return Launched(directory, _start(directory))
+            return Launched(directory, start_coordinator(directory))
     except BaseException:
         _remove(directory, made_parent)
         raise
@@ -203,18 +218,20 @@ def _resume(
     """The same directory again, from a checkpoint. On failure its files are as they were."""
     directory = previous.directory
     _check_owned(directory)
-    keys = _keys(directory, file, job, resume=str(good[0]))
-    with _explained(directory):
+    keys = _keys(directory, pick.job_file(file), job, resume=str(good[0]))
+    with explained(directory):
         kept = {name: (directory / name).read_bytes() for name in ("job.toml", "job.json")}
     try:
-        with _explained(directory):
+        with explained(directory):
+            _remove_states(directory)
             _write_job(directory, file, content)
             with closing(RunDb(directory)) as db:
                 db.put_run(**keys)
+                db.clear_memory()
                 db.commit()
             runs.socket_address(directory.name, "coordinator")
             runs.register(directory)
-            return Launched(directory, _start(directory))
+            return Launched(directory, start_coordinator(directory))
     except BaseException:
         for name, data in kept.items():
             _write(directory / name, data)
@@ -222,6 +239,14 @@ def _resume(
             db.put_run(**{key: previous.run.get(key) for key in keys})
             db.commit()
         raise
+
+
+def _remove_states(directory: Path) -> None:
+    """What servers have kept of an execution that is given up; there may be fewer of them now."""
+    from dlctl import states
+    from dlctl.cli import recovery
+
+    states.remove(directory, recovery.read_jobfile(directory).servers)
 
 
 def _run_dir(file: Path, job: JobFile) -> Path:
@@ -274,7 +299,7 @@ def _write_new(directory: Path, file: Path, job: JobFile, content: Json) -> None
     _write_job(directory, file, content)
     _write(directory / "key", secrets.token_bytes(KEY_BYTES), 0o600)
     with closing(RunDb(directory, create=True)) as db:
-        db.put_run(**_keys(directory, file, job, resume=""))
+        db.put_run(**_keys(directory, pick.job_file(file), job, resume=""))
         db.commit()
     unfinished.unmark(directory)
 
@@ -284,12 +309,22 @@ def _write_job(directory: Path, file: Path, content: Json) -> None:
     _write(directory / "job.json", json.dumps(content, indent=1).encode())
 
 
-def _keys(directory: Path, file: Path, job: JobFile, resume: str) -> Json:
+def resume_keys(previous: Snapshot, resume: str) -> Json:
+    """The same for a run that goes on from the checkpoint `resume`, with its job as it was."""
+    from dlctl.cli import recovery
+
+    job_file = str(previous.run.get("job_file") or "")
+    job = recovery.read_jobfile(previous.directory)
+    return _keys(previous.directory, job_file, job, resume)
+
+
+def _keys(directory: Path, job_file: str, job: JobFile, resume: str) -> Json:
     """What the database says before the coordinator has written anything."""
     return {
         "run_id": directory.name,
         "name": job.job.name,
-        "job_file": pick.job_file(file),
+        "job_file": job_file,
+        "place": belonging.place(directory),
         "algorithm": job.algorithm.name,
         "state": "pending",
         "reason": "",
@@ -315,7 +350,7 @@ def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 
 @contextmanager
-def _explained(directory: Path) -> Iterator[None]:
+def explained(directory: Path) -> Iterator[None]:
     """What the operating system or the database refuses becomes an error that says where."""
     try:
         yield
@@ -341,7 +376,8 @@ def _remove(directory: Path, made_parent: bool) -> None:
         directory.parent.rmdir()
 
 
-def _start(directory: Path) -> subprocess.Popen[bytes]:
+def start_coordinator(directory: Path) -> subprocess.Popen[bytes]:
+    """Start the coordinator of a prepared run directory. Raises DlctlError or OSError."""
     from dlctl.launch import local
 
     return local.start_coordinator(directory)

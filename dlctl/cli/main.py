@@ -27,15 +27,20 @@ _HELP = {
         "status": "Show a job's daemons, rates and troubles.",
         "logs": "Show or follow logs of all or some daemons.",
         "events": "Show faults, recoveries and changes in order.",
+        "why": "Show who waits for whom, and what they all wait for.",
         "wait": "Block until a job is ready, finished or at a step.",
     },
     "Change": {
         "get": "Show live settings.",
         "set": "Change fetch/push limits and other live settings.",
+        "scale": "Add or remove workers of a running job.",
+        "restart": "Restart daemons in place, keeping their names.",
+        "recover": "Bring back a job that has died.",
         "stop": "Stop a job, saving first.",
     },
     "Data": {
-        "checkpoint": "Save, list, check and export checkpoints.",
+        "checkpoint": "Save, list, check, prune and export checkpoints.",
+        "verify": "Check that no acknowledged push was lost.",
     },
     "Setup": {
         "algorithms": "List the names that a job file can use, and their keys.",

@@ -24,7 +24,7 @@ def job_option(function: F) -> F:
         "--job",
         metavar="NAME",
         envvar="DLCTL_JOB",
-        shell_complete=_complete_runs,
+        shell_complete=complete_runs,
         help="Name or run id of the job.  [default: the only one that runs, else the newest]",
     )
     return option(function)  # type: ignore[type-var]
@@ -36,7 +36,7 @@ def json_option(function: F) -> F:
     return option(function)  # type: ignore[type-var]
 
 
-def _complete_runs(
+def complete_runs(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Run ids from the local index; never from the network."""

@@ -27,18 +27,23 @@ def pick(job: str | None) -> Snapshot:
     `job` is a run id, a job's name (its newest run), a run directory, or a job file. Raises
     NotFound with what there is, and UsageError if several runs could be meant.
     """
+    return load(directory(job))
+
+
+def directory(job: str | None) -> Path:
+    """The same as a directory, whose database may be damaged."""
     if job:
-        return load(_named(job))
+        return _named(job)
     found = known()
     live = [snapshot for snapshot in readable(found) if snapshot.is_live]
     if len(live) > 1:
         raise _ambiguous("several jobs run", live)
     if live:
-        return live[0]
+        return live[0].directory
     here = [directory for directory in found if directory.parent == Path("runs").resolve()]
     if not found:
         raise NotFound("there are no runs yet", hint="dlctl run JOBFILE   |   dlctl init DIR")
-    return load((here or found)[-1])
+    return (here or found)[-1]
 
 
 def known() -> list[Path]:

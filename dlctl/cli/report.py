@@ -1,17 +1,22 @@
-"""What a run looks like in text: its head, the table of its daemons, and what needs attention."""
+"""What a run looks like in text: its head, and the table of its daemons."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from dlctl import checkpoints
 from dlctl.cli import console, values
-from dlctl.cli.snapshot import DAEMON_TROUBLES, ENDED, Snapshot
+from dlctl.cli.snapshot import ENDED, Snapshot
 from dlctl.cli.values import NOTHING
+from dlctl.errors import DlctlError
+from dlctl.rundb import RunDb
 from dlctl.text import plural
 
 FULL_BYTES = 1_000_000
@@ -29,11 +34,11 @@ _COLORS = {
     "slow": "yellow",
     "backoff": "yellow",
     "recovering": "yellow",
+    "quarantined": "red",
     "unknown": "red",
     "failed": "red",
 }
 Row = Mapping[str, Any]
-_STARTING = ("starting", "recovering", "draining")
 
 
 def state(text: Any) -> str:
@@ -110,7 +115,9 @@ def _labelled(snapshot: Snapshot) -> list[str]:
         lines.append(f"  checkpoint  {newest_checkpoint(snapshot)}")
     if text(run.get("checkpoint_error")):
         bad = console.style("!", fg="red")
-        lines.append(f"{bad} checkpoint  the last one failed: {text(run['checkpoint_error'])}")
+        since = _failing_since(snapshot)
+        what = "the last one failed" if since is None else f"failing for {values.duration(since)}"
+        lines.append(f"{bad} checkpoint  {what}: {text(run['checkpoint_error'])}")
     if snapshot.is_live and (free := _free_bytes(snapshot.directory)) < FULL_BYTES:
         place = console.escape(values.path(snapshot.directory.parent))
         bad = console.style("!", fg="red")
@@ -118,6 +125,18 @@ def _labelled(snapshot: Snapshot) -> list[str]:
             f"{bad} disk        {place} has {values.size(free)} left; what is shown is old"
         )
     return lines
+
+
+def _failing_since(snapshot: Snapshot) -> float | None:
+    """For how long no checkpoint has succeeded; None if only the last one has failed."""
+    try:
+        with closing(RunDb(snapshot.directory, readonly=True)) as db:
+            rows = db.checkpoints()
+    except (sqlite3.Error, DlctlError):
+        return None
+    failed = list(itertools.takewhile(lambda row: row.get("error"), reversed(rows)))
+    began = values.number(failed[-1].get("at")) if len(failed) > 1 else None
+    return None if began is None else snapshot.now - began
 
 
 def _free_bytes(directory: Path) -> float:
@@ -200,7 +219,8 @@ _Cell = Callable[[Snapshot, Row], str]
 
 
 def _up(snapshot: Snapshot, row: Row) -> str:
-    began = values.number(row.get("started_at"))
+    # The process knows better than a coordinator that was itself started again.
+    began = values.number(row.get("pid_created")) or values.number(row.get("started_at"))
     if began is None or row.get("pid") is None or row.get("state") in (*ENDED, "unknown"):
         return NOTHING
     return values.duration(snapshot.now - began)
@@ -276,31 +296,7 @@ def table(snapshot: Snapshot, rows: Sequence[Row], *, wide: bool) -> str:
     return console.table(list(columns), cells, [name for name in columns if name not in _LEFT])
 
 
-# ---------------------------------------------------------------- what needs attention
-
-
-def attention(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
-    """Daemons that are not well or make others wait: why, their last words, the next command."""
-    if snapshot.is_gone:
-        return _orphans(snapshot, rows)
-    lines = []
-    for row in rows:
-        if row.get("state") in DAEMON_TROUBLES:
-            lines += _trouble(snapshot, row)
-        elif snapshot.is_live and row.get("state") in _STARTING:
-            lines.append(f"· {console.escape(row['name'])}  {doing(row, snapshot.now)}")
-    return lines
-
-
-def _orphans(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
-    """What there is to say about daemons that nobody looks after."""
-    job = f"-j {console.escape(snapshot.run_id)}"
-    left = [row for row in rows if row.get("state") not in (*ENDED, "unknown", "backoff")]
-    lines = [f"{console.style('!', fg='red')} why: dlctl logs coordinator {job}"]
-    if left:
-        names = ", ".join(f"{console.escape(row['name'])} (pid {row.get('pid')})" for row in left)
-        lines.append(f"  still there: {names}; end them: dlctl stop {job}")
-    return lines
+# ---------------------------------------------------------------- in a line
 
 
 def doing(row: Row, now: float) -> str:
@@ -311,30 +307,6 @@ def doing(row: Row, now: float) -> str:
     if values.number(row.get("waiting_since")) is not None:
         parts.append(values.duration(now - row["waiting_since"]))
     return ", ".join(parts)
-
-
-def _trouble(snapshot: Snapshot, row: Row) -> list[str]:
-    name = console.escape(row["name"])
-    last = row.get("last_exit")
-    parts = [str(row.get("state"))] if row.get("state") != "backoff" else []
-    if row.get("state") in ("slow", "unknown", "recovering"):
-        parts.append(text(row.get("phase")) or f"last seen {_seen(snapshot, row)}")
-    if isinstance(last, Mapping):
-        parts.append(f"{exited(last)} {values.ago(last.get('at'), snapshot.now)}".strip())
-    if values.number(row.get("retry_at")) is not None and row.get("state") == "backoff":
-        parts.append(f"restart {values.count(row.get('restarts'))}")
-        parts.append(f"again in {values.duration(row['retry_at'] - snapshot.now)}")
-    lines = [f"{console.style('!', fg='red')} {name}  {', '.join(filter(None, parts))}"]
-    words = last.get("last_lines") if isinstance(last, Mapping) else None
-    if isinstance(words, list) and words and row.get("state") != "slow":
-        lines += [f"       | {console.escape(str(word))}" for word in words[-3:]]
-        which = " --previous" if row.get("state") != "failed" else ""
-        lines.append(f"       logs: dlctl logs {name}{which} -j {console.escape(snapshot.run_id)}")
-    return lines
-
-
-def _seen(snapshot: Snapshot, row: Row) -> str:
-    return values.ago(row.get("updated_at"), snapshot.now)
 
 
 def exited(last_exit: Row) -> str:

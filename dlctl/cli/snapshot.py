@@ -17,7 +17,7 @@ from dlctl.errors import DlctlError
 ENDED = ("stopped", "finished", "failed")
 LIVE = ("pending", "starting", "running", "degraded", "recovering", "checkpointing", "stopping")
 READY = ("running", "degraded", "recovering", "checkpointing")
-DAEMON_TROUBLES = ("slow", "backoff", "recovering", "failed", "unknown")
+DAEMON_TROUBLES = ("slow", "backoff", "recovering", "quarantined", "failed", "unknown")
 STALE_AFTER_S = 5.0
 PENDING_MAX_S = 10.0
 """How long a run may exist before its coordinator has written its pid."""
@@ -35,7 +35,7 @@ class Snapshot:
     """The state in truth: "failed" if it should live and its coordinator is gone."""
     reason: str
     is_live: bool
-    """Its coordinator works, or is about to."""
+    """Its coordinator works, or is about to; or an agent is there, which starts it again."""
     now: float
 
     @property
@@ -97,6 +97,10 @@ def _truth(directory: Path, run: Mapping[str, Any], now: float) -> tuple[str, st
         return "failed", "it was never started", False
     if processes.is_alive(run["pid"], run.get("pid_created")):
         return state, reason, True
+    agents = [row for row in run["daemons"] if row.get("role") == "agent"]
+    if processes.living(agents):
+        again = "the coordinator is gone; its agent starts it again"
+        return ("recovering" if state in READY else state), again, True
     gone = f"the coordinator is gone (pid {run['pid']}, the run was {state})"
     return ("failed" if state in LIVE else state), gone, False
 

@@ -7,7 +7,7 @@ import time
 from contextlib import closing
 from typing import Any
 
-from dlctl.cli import console, live, logfiles, report, stop, values
+from dlctl.cli import console, live, logfiles, recovering, report, stop, values
 from dlctl.cli.launching import Launched
 from dlctl.cli.snapshot import ENDED, READY, Snapshot, load, read_job
 from dlctl.errors import JobFailed, TimedOut
@@ -30,14 +30,15 @@ def wait_ready(
     Raises JobFailed with the last words of the daemon that failed, when nothing is left running;
     TimedOut if `timeout_s` has passed first: the run then goes on starting.
     """
+    if launched.goes_on:
+        return recovering.wait_back(launched, timeout_s, progress)
     began = time.monotonic()
     limit_s = timeout_s if timeout_s is not None else _ready_s(launched) + MARGIN_S
     while True:
-        coordinator_died = launched.process is not None and launched.process.poll() is not None
         snapshot = load(launched.directory)
         if snapshot.state in (*READY, "finished") or snapshot.run.get("ready_at") is not None:
             return snapshot
-        if coordinator_died or not snapshot.is_live:
+        if not snapshot.is_live:
             raise failed(launched, "did not start")
         waited_s = time.monotonic() - began
         if waited_s > limit_s:

@@ -10,7 +10,7 @@ from contextlib import closing
 import click
 
 from dlctl import rundb
-from dlctl.cli import console, pick, report, values
+from dlctl.cli import attention, console, pick, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.snapshot import Snapshot, load
@@ -96,7 +96,7 @@ def _lines(
     lines = report.head(snapshot)
     if rows:
         lines.append(report.table(snapshot, rows, wide=wide))
-    lines += report.attention(snapshot, rows)
+    lines += attention.lines(snapshot, rows)
     lines += [f"  next        {line}" for line in [_how_it_goes_on(snapshot)] if line]
     return lines + (_recent_events(snapshot, [row["name"] for row in rows]) if events else [])
 
@@ -113,11 +113,25 @@ def _how_it_goes_on(snapshot: Snapshot) -> str:
     if [run.directory for run in newest] != [snapshot.directory.resolve()]:
         return ""
     command = f"dlctl start {console.escape(shlex.quote(values.path(file)))}"
+    if snapshot.state == "failed" and _loses_nothing(snapshot):
+        return (
+            f"{command} goes on at step {values.count(snapshot.run.get('step'))}: nothing is lost"
+        )
     step = report.saved_step(snapshot)
     if step is None:
         return f"{command} begins anew: there is no checkpoint to go on from"
     again = report.done_again(snapshot)
     return f"{command} goes on from the checkpoint at step {values.count(step)}{again}"
+
+
+def _loses_nothing(snapshot: Snapshot) -> bool:
+    """Whether all that a failed run has done is still there."""
+    with closing(rundb.RunDb(snapshot.directory, readonly=True)) as db:
+        if not values.number(snapshot.run.get("step")) or not db.memory():
+            return False
+    from dlctl.cli import recovery  # only here: it takes numpy along
+
+    return recovery.can_go_on(snapshot.directory)
 
 
 def _recent_events(snapshot: Snapshot, names: Sequence[str]) -> list[str]:

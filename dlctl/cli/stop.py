@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,8 +15,9 @@ from dlctl import processes, runs
 from dlctl.cli import console, pick, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
-from dlctl.cli.snapshot import Snapshot, load
+from dlctl.cli.snapshot import Snapshot, load, read_job
 from dlctl.errors import DlctlError, Partial, TimedOut, Unreachable
+from dlctl.rundb import RunDb
 from dlctl.text import plural
 
 GRACE = "30s"
@@ -26,6 +30,8 @@ EXIT_S = 15.0
 POLL_S = 0.05
 DRAINING = "draining"
 """The phase that the grace is for."""
+KILLED = "killed by dlctl stop --kill"
+LOST = "the coordinator died while the run was being stopped"
 
 
 @make_command(
@@ -49,8 +55,9 @@ def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> Non
 
     The workers finish their steps and last pushes, the servers save, then all daemons end. A
     stopped job goes on from its checkpoint with "dlctl start". Stopping a stopped job does nothing.
-    If the coordinator has died, the daemons it left behind are ended. The exit code is 8 if the job
-    has stopped, but steps are lost because its last checkpoint failed.
+    If the coordinator and its agent have died, the daemons they left behind are ended; what the
+    servers have kept stays, and "dlctl recover" goes on with it. After --kill it is removed. The
+    exit code is 8 if the job has stopped, but steps are lost because its last checkpoint failed.
     """
     grace_s = values.parse_duration(grace, "--grace")
     snapshot = pick.pick(job)
@@ -65,8 +72,16 @@ def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> Non
             )
         if save:
             _require_saved(after)
-    elif not clean_up(snapshot, 0.0 if kill else grace_s):
-        run_id = console.escape(snapshot.run_id)
+        return
+    ended = clean_up(snapshot, 0.0 if kill else grace_s)
+    run_id = console.escape(snapshot.run_id)
+    if kill:
+        if snapshot.is_gone:
+            record_end(snapshot.directory, "stopped", KILLED)
+        _remove_states(snapshot)
+    elif snapshot.is_gone:
+        console.note(f"to go on: dlctl recover -j {run_id}")
+    if not ended:
         console.note(f"{run_id} has already ended ({snapshot.state}); nothing of it is left")
 
 
@@ -92,6 +107,8 @@ def stop(
         client.ask(snapshot.directory, "stop", arguments, limit_s, Countdown(grace_s))
     except client.Gone:
         console.note("the coordinator is gone; ending what it left behind")
+        state, reason = ("stopped", KILLED) if kill else ("failed", LOST)
+        record_end(snapshot.directory, state, reason)
         clean_up(load(snapshot.directory), 0.0 if kill else grace_s)
     except (Unreachable, TimedOut) as error:
         if not kill:
@@ -107,9 +124,12 @@ def settle(snapshot: Snapshot, grace_s: float = EXIT_S) -> Snapshot:
     while time.monotonic() < deadline and _coordinator(snapshot):
         time.sleep(POLL_S)
     after = load(snapshot.directory)
-    _end([*_coordinator(snapshot), *_left(after)], snapshot.run_id, grace_s)
+    _end([*_coordinator(after), *_left(after)], snapshot.run_id, grace_s)
     runs.remove_sockets(snapshot.run_id)
-    return load(snapshot.directory)
+    after = load(snapshot.directory)
+    if after.state in ("stopped", "finished"):
+        _remove_states(after)
+    return after
 
 
 def _tell(snapshot: Snapshot) -> None:
@@ -193,9 +213,44 @@ def _coordinator(snapshot: Snapshot) -> list[Mapping[str, Any]]:
 
 
 def _kill_all(snapshot: Snapshot) -> None:
-    """The coordinator first, so that nobody restarts what we end."""
-    _end(_coordinator(snapshot), snapshot.run_id, 0.0)
-    clean_up(load(snapshot.directory), 0.0)
+    """Everything at once, the coordinator first, so that nobody restarts what we end.
+
+    An agent starts a dead coordinator again unless the run is over, so that is written before; and
+    again, because a coordinator that was only slow may have written over it.
+    """
+    for _ in range(2):
+        record_end(snapshot.directory, "stopped", KILLED)
+        now = load(snapshot.directory)
+        _end([*_coordinator(now), *_left(now)], snapshot.run_id, 0.0)
+
+
+def record_end(directory: Path, state: str, reason: str) -> None:
+    """Write that the run is over: in this state, for this reason, without any daemon.
+
+    From then on no agent starts its coordinator again. A database that cannot be written (a frozen
+    coordinator has it locked, the disk is full) is told, and left as it is.
+    """
+    try:
+        with closing(RunDb(directory)) as db:
+            if db.run().get("state") != state:
+                db.put_run(state=state, reason=reason, waiting="", ended_at=time.time())
+            for row in db.daemons():
+                if not processes.is_alive(row.get("pid"), row.get("pid_created")):
+                    db.put_daemon(row["name"], {**row, "state": "stopped", "pid": None})
+            db.commit()
+    except sqlite3.OperationalError as error:
+        console.warn(f"cannot write the run's database: {error} ({directory})")
+
+
+def _remove_states(snapshot: Snapshot) -> None:
+    """What servers that were killed have kept is of no use any more once a run has stopped."""
+    from dlctl import config, states
+
+    try:
+        job = config.from_dict(config.JobFile, read_job(snapshot.directory))
+    except (KeyError, TypeError):  # made by another version
+        return
+    states.remove(snapshot.directory, job.servers)
 
 
 class Countdown:

@@ -274,9 +274,12 @@ def test_kill_takes_a_mute_coordinator_and_its_daemons_by_itself(run, dlctl_comm
         code, _, err = dlctl_command("stop", "--kill")
     assert code == 0
     assert "does not answer for 0." in err
-    assert "still there: worker-0; killing them (SIGKILL)" in err
-    assert "ended coordinator" in err
-    assert "ended worker-0" in err
+    assert "still there: coordinator, worker-0; killing them (SIGKILL)" in err
+    assert "ended coordinator, worker-0" in err
+    with closing(RunDb(run.path, readonly=True)) as db:
+        assert db.run()["state"] == "stopped", "an agent starts the coordinator of any other run"
+        assert db.run()["reason"] == "killed by dlctl stop --kill"
+        assert [(row["state"], row["pid"]) for row in db.daemons()] == [("stopped", None)]
 
 
 def test_daemons_that_outlive_their_coordinators_orderly_end_are_ended(run, dlctl_command):

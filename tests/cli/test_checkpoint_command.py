@@ -1,4 +1,4 @@
-"""`dlctl checkpoint ls`, `verify` and `export`, with real checkpoints on disk."""
+"""`dlctl checkpoint ls`, `verify`, `prune` and `export`, with real checkpoints on disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dlctl import checkpoints
+from dlctl import checkpoints, manifest
 from dlctl.cli import checkpoint
 
 
@@ -98,11 +98,44 @@ def test_every_byte_is_checked(saved, dlctl_command):
 
 def test_a_checkpoint_that_does_not_exist_is_named(saved, dlctl_command):
     unknown = dlctl_command("checkpoint", "verify", "9")
-    assert (unknown.code, "no checkpoint number 9; known: 1, 2" in unknown.err) == (4, True)
+    assert unknown.code == 4
+    assert "no checkpoint of number or step 9; known: 1, 2" in unknown.err
     nothing = dlctl_command("checkpoint", "verify", "runs")
     assert (nothing.code, "is no checkpoint directory" in nothing.err) == (2, True)
     mistyped = dlctl_command("checkpoint", "verfiy")
     assert (mistyped.code, 'did you mean "verify"' in mistyped.err) == (2, True)
+
+
+def test_a_checkpoint_is_found_by_its_step_too(saved, dlctl_command):
+    ended = dlctl_command("checkpoint", "verify", "2000")
+    assert ended.out == "ok   runs/digits-7f3a/ckpt/000000002000-2\n"
+
+
+def test_pruning_shows_first_what_it_would_remove(saved, dlctl_command):
+    would = dlctl_command("checkpoint", "prune", "--keep", "1", "--dry-run")
+    assert (would.code, would.out) == (
+        0, "would remove  runs/digits-7f3a/ckpt/000000001000-1\n",
+    )  # fmt: skip
+    assert all(path.exists() for path in saved)
+    ended = dlctl_command("checkpoint", "prune", "--keep", "1", "--json")
+    data = json.loads(ended.out)
+    assert (data["removed"], data["dry_run"]) == ([str(saved[0])], False)
+    assert [path.exists() for path in saved] == [False, True]
+    again = dlctl_command("checkpoint", "prune", "--keep", "1")
+    assert (again.code, again.out, "nothing to remove" in again.err) == (0, "", True)
+
+
+def test_pruning_keeps_the_newest_good_one_and_the_one_that_is_being_written(saved, dlctl_command):
+    (saved[1] / "shard-1.safetensors").write_bytes(b"damaged")
+    writing = checkpoints.create(saved[0].parents[1], 3000, 3)
+    assert dlctl_command("checkpoint", "prune", "--keep", "1").code == 0
+    assert [path.exists() for path in (*saved, writing)] == [True, True, True]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--keep", "0"), ("--keep", "all")])
+def test_pruning_needs_to_know_how_many_to_keep(saved, dlctl_command, arguments):
+    assert dlctl_command("checkpoint", "prune", *arguments).code == 2
+    assert all(path.exists() for path in saved)
 
 
 def test_the_newest_good_checkpoint_is_exported_for_torch(saved, own_place, dlctl_command):
@@ -152,7 +185,8 @@ def test_the_ending_follows_the_format(saved, own_place, dlctl_command):
 
 def test_the_name_in_a_stranger_s_manifest_leads_nowhere_else(saved, own_place, dlctl_command):
     path = saved[0] / "manifest.json"
-    path.write_text(path.read_text().replace('"job": "digits"', '"job": "../../x"'))
+    known = manifest.parse(path.read_bytes(), str(path))
+    path.write_bytes(manifest.serialise({**known, "job": "../../x"}, str(path)))
     code, out, err = dlctl_command("checkpoint", "export", str(saved[0]))
     assert code == 0, err
     assert out.startswith("model-1000.safetensors  ")

@@ -127,8 +127,70 @@ def test_a_dead_coordinator_is_told_and_living_orphans_are_named(run_directory, 
     out = dlctl_command("status").out
     assert f"failed (the coordinator is gone (pid {dead.pid}, the run was running))" in out
     assert f"server-0  {dead.pid}  unknown" in " ".join(out.split()).replace(" ", "  ")
-    assert f"still there: worker-0 (pid {os.getpid()}); end them: dlctl stop" in out
+    assert f"still there: worker-0 (pid {os.getpid()}); go on: dlctl recover -j digits-7f3a" in out
+    assert "end them: dlctl stop -j digits-7f3a" in out
     assert dlctl_command("ps").out.splitlines()[1].split()[1] == "failed"
+
+
+def gone() -> dict:
+    """The pid of a process that has ended."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        return {"pid": dead.pid, "pid_created": psutil.Process(dead.pid).create_time()}
+
+
+def test_a_coordinator_that_its_agent_starts_again_is_recovering(run_directory, dlctl_command):
+    run = run_directory().run(state="running", updated_at=time.time(), **gone())
+    run.daemon("agent-0", **ME)
+    out = dlctl_command("status").out
+    assert out.startswith(
+        "digits-7f3a  recovering (the coordinator is gone; its agent starts it again)"
+    )
+    assert dlctl_command("status", "--check").code == 3
+    assert json.loads(dlctl_command("status", "--json").out)["is_live"] is True
+    run.run(state="starting")
+    assert "digits-7f3a  starting (" in dlctl_command("status").out, "it has not been ready yet"
+
+
+def test_a_quarantined_worker_is_shown_with_its_reason_and_the_way_back(
+    run_directory, dlctl_command
+):
+    run = run_directory().run(state="degraded", updated_at=time.time(), **ME)
+    last = {"code": 77, "text": "exit 77", "at": time.time() - 9, "last_lines": ["ERROR a NaN"]}
+    run.daemon("worker-1", state="quarantined", error="20 steps with a NaN", last_exit=last)
+    out = dlctl_command("status").out
+    assert "! worker-1  quarantined: 20 steps with a NaN, exit 77 9." in out
+    assert "| ERROR a NaN" in out
+    assert "back: dlctl restart worker-1 -j digits-7f3a" in out
+
+
+def test_a_daemon_that_was_replaced_a_moment_ago_is_told_of(run_directory, dlctl_command):
+    run = run_directory().run(state="running", updated_at=time.time(), **ME)
+    last = {"code": -9, "text": "killed by SIGKILL", "at": time.time() - 9, "last_lines": ["x y"]}
+    run.daemon("server-0", last_exit=last)
+    run.daemon("worker-0", last_exit={**last, "at": time.time() - 90})
+    run.daemon("worker-1", last_exit={**last, "code": 0})
+    out = dlctl_command("status").out
+    assert "· server-0  restarted; the one before: killed by SIGKILL 9." in out
+    assert "logs: dlctl logs server-0 --previous -j digits-7f3a" in out
+    assert "· worker" not in out
+
+
+def test_checkpoints_that_keep_failing_are_told_with_the_time_since(run_directory, dlctl_command):
+    run = run_directory().run(state="running", checkpoint_error="server-0: disk full", **ME)
+    now = time.time()
+    for number, (at, error) in enumerate([(900, ""), (600, "full"), (300, "full")]):
+        run.db.put_checkpoint(number, {"number": number, "at": now - at, "error": error})
+        run.db.commit()
+        out = dlctl_command("status").out
+        if number < 2:
+            assert "! checkpoint  the last one failed: server-0: disk full" in out
+    assert "! checkpoint  failing for 10m0" in out
+
+
+def test_a_daemon_is_as_old_as_its_process(run_directory, dlctl_command):
+    run = run_directory().run(state="running", updated_at=time.time(), **ME)
+    run.daemon("worker-0", pid=os.getpid(), pid_created=time.time() - 7205, started_at=time.time())
+    assert " 2h00m " in dlctl_command("status").out
 
 
 def test_values_of_another_version_never_break_the_table(run_directory, dlctl_command):

@@ -101,6 +101,7 @@ lr = 0.1
 
 [servers]
 count = {servers}
+{more_servers}
 
 [workers]
 count = {workers}
@@ -236,6 +237,7 @@ class Workplace:
         algorithm: str = DOWNPOUR,
         more: str = "",
         more_workers: str = "",
+        more_servers: str = "",
         file: str = "job.toml",
     ) -> str:
         """Write a job file; returns its name."""
@@ -247,6 +249,7 @@ class Workplace:
                 algorithm=algorithm,
                 more=more,
                 more_workers=more_workers,
+                more_servers=more_servers,
                 checkpoint_every_s=float(checkpoint_every_s),
             )
         )

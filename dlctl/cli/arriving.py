@@ -1,0 +1,121 @@
+"""Asking a living run for other daemons, and waiting until they are at work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dlctl.cli import live, report, values
+from dlctl.cli.snapshot import ENDED, Snapshot, load, read_job
+from dlctl.errors import DlctlError, JobFailed, NotRunning, Partial, TimedOut
+
+POLL_S = 0.1
+ASK_S = 30.0
+AT_WORK = ("running", "slow")
+NAMED_MAX = 4
+Row = Mapping[str, Any]
+Goal = Callable[[Snapshot], list[str]]
+"""Whom it still waits for, and what they are doing; [] when it is reached."""
+
+
+def require_live(snapshot: Snapshot, what: str) -> None:
+    """Raises DlctlError, with what to do instead, unless somebody is there to do it."""
+    if snapshot.is_live:
+        return
+    file = snapshot.run.get("job_file")
+    again = f"dlctl start {values.path(file)}" if isinstance(file, str) else "dlctl start JOBFILE"
+    raise DlctlError(
+        f"{snapshot.run_id} is {snapshot.state}: it can be {what} while it runs",
+        hint=f"dlctl recover -j {snapshot.run_id}" if snapshot.state == "failed" else again,
+    )
+
+
+def ask(snapshot: Snapshot, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The coordinator's answer. Raises as `client.ask` does, with a next command."""
+    from dlctl import client
+
+    try:
+        return client.ask(snapshot.directory, verb, arguments, ASK_S)
+    except DlctlError as error:
+        error.hint = error.hint or f"dlctl status -j {snapshot.run_id}"
+        raise
+
+
+def wait(
+    snapshot: Snapshot, goal: Goal, limit_s: float | None, what: str, before: Mapping[str, int]
+) -> Snapshot:
+    """Wait until `goal` is reached; `what` names it. Returns the run as it is then.
+
+    `before`: name -> incarnation of those that begin anew, before they do. Raises TimedOut after
+    `limit_s` (None: the time that a start may take), Partial if one of those it waits for will
+    never come, JobFailed or NotRunning if the run ends meanwhile.
+    """
+    limit_s = limit_s if limit_s is not None else _limit_s(snapshot)
+    began = time.monotonic()
+    progress = live.open_progress()
+    try:
+        while True:
+            snapshot = load(snapshot.directory)
+            waiting = goal(snapshot)
+            if not waiting:
+                return snapshot
+            _require_hope(snapshot, what, len(waiting), before)
+            waited_s = time.monotonic() - began
+            named = ", ".join(waiting[:NAMED_MAX])
+            if waited_s > limit_s:
+                raise TimedOut(
+                    f"not yet after {values.duration(limit_s)}: {what}; it waits for {named}",
+                    hint=f"dlctl why -j {snapshot.run_id}",
+                )
+            progress.phase(snapshot.state, named, waited_s)
+            time.sleep(POLL_S)
+    finally:
+        progress.close()
+
+
+def _require_hope(snapshot: Snapshot, what: str, late: int, before: Mapping[str, int]) -> None:
+    if snapshot.state in ENDED:
+        kind = JobFailed if snapshot.state == "failed" else NotRunning
+        why = f": {snapshot.reason}" if snapshot.reason else ""
+        raise kind(
+            f"{snapshot.run_id} is {snapshot.state}{why}; it did not come to: {what}",
+            hint=f"dlctl status -j {snapshot.run_id}",
+        )
+    lost = (row for row in snapshot.daemons if row.get("state") == "quarantined")
+    new = [row["name"] for row in lost if incarnation(row) > before.get(row["name"], 2**63)]
+    if new and len(new) == late:
+        raise Partial(
+            f"{', '.join(new)} cannot be used (quarantined); not reached: {what}",
+            hint=f"dlctl why -j {snapshot.run_id}",
+        )
+
+
+def _limit_s(snapshot: Snapshot) -> float:
+    timeouts = read_job(snapshot.directory).get("timeouts", {})
+    parts = [values.number(timeouts.get(key)) for key in ("ready_s", "grace_s")]
+    return sum(part or default for part, default in zip(parts, (300.0, 30.0), strict=True))
+
+
+def incarnation(row: Row | None) -> int:
+    """The number of a daemon's process; 0 if it has had none."""
+    found = row.get("incarnation") if row is not None else None
+    return found if type(found) is int else 0
+
+
+def not_at_work(rows: Mapping[str, Row], before: Mapping[str, int]) -> list[str]:
+    """Those of `before` (name -> incarnation then) whose next incarnation is not at work yet."""
+    now = time.time()
+    late = []
+    for name, old in before.items():
+        row = rows.get(name)
+        if row is None:
+            late.append(f"{name} (not there yet)")
+        elif incarnation(row) <= old or row.get("state") not in AT_WORK:
+            late.append(told(row, now))
+    return late
+
+
+def told(row: Row, now: float) -> str:
+    """As in "worker-3 (importing torch, 2.1s)"."""
+    return f"{row['name']} ({report.doing(row, now)})"

@@ -1,0 +1,146 @@
+"""Whether a run directory is the run's own: not a copy of it, under its own name, and readable.
+
+Sockets and the servers' states are found by the run's id, which is the name of its directory. A
+copy would talk to the daemons of the original, or go on with states that are ahead of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from dlctl import processes, rundb, runs
+from dlctl.cli.snapshot import Snapshot
+from dlctl.errors import DlctlError
+
+COPY = "a copy of a run cannot take its place: its daemons are found by the name of the run"
+
+
+def place(directory: Path) -> dict[str, Any]:
+    """What is on record of where a run is: a copy has another inode."""
+    return {"path": os.path.realpath(directory), "inode": directory.stat().st_ino}
+
+
+def check_database(directory: Path) -> None:
+    """Raises DlctlError naming the damage if run.db is not whole.
+
+    A write-ahead log that was cut off is no damage: its last transactions are missing then.
+    """
+    path = directory / rundb.FILE
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)) as db:
+            found = [str(row[0]) for row in db.execute("PRAGMA quick_check(3)")]
+    except sqlite3.Error as error:
+        found = [str(error)]
+    if found != ["ok"]:
+        said = "; ".join(" ".join(text.split()) for text in found)
+        raise DlctlError(
+            f"the run's database is damaged: {said}",
+            where=str(path),
+            hint="dlctl start --fresh JOBFILE   |   the checkpoints are whole: dlctl checkpoint "
+            f"export {directory / 'ckpt'}/STEP-NUMBER",
+        )
+
+
+def check(snapshot: Snapshot) -> bool:
+    """Whether the directory is where it was when the run was started last.
+
+    False if it was moved to another file system, or restored from a backup: what servers have kept
+    may be of another time then. Raises DlctlError for a copy, and for a directory that was renamed.
+    """
+    directory = snapshot.directory
+    run_id = snapshot.run.get("run_id")
+    if isinstance(run_id, str) and run_id != directory.name:
+        raise DlctlError(
+            f'this is the run {run_id}, but its directory is called "{directory.name}"',
+            where=str(directory),
+            hint=f"mv {directory} {directory.parent / run_id}",
+        )
+    for name, other in _work_elsewhere(snapshot):
+        raise _copy(directory, other, f"{name} lives and works in {other}")
+    recorded = snapshot.run.get("place")
+    if not isinstance(recorded, Mapping):
+        link = (runs.index_dir() / directory.name).resolve()
+        if link != directory.resolve() and (link / rundb.FILE).exists():
+            raise _copy(directory, link, f"the run is in {link}")
+        return True
+    if recorded.get("inode") == directory.stat().st_ino:
+        return True
+    original = Path(str(recorded.get("path")))
+    with suppress(OSError):
+        if original.stat().st_ino == recorded.get("inode"):
+            raise _copy(directory, original, f"the run is in {original}")
+    return False
+
+
+def _work_elsewhere(snapshot: Snapshot) -> Iterator[tuple[str, Path]]:
+    """(name, directory) of living daemons that are on record here and work somewhere else."""
+    rows = [{**snapshot.run, "name": "coordinator"}, *snapshot.daemons]
+    for row in rows:
+        process = processes.find(row.get("pid"), row.get("pid_created"))
+        words = _command_line(process) if process is not None else []
+        if len(words) != 8 or not words[3].startswith("daemons."):
+            continue
+        other = Path(words[4])
+        if not other.exists() or not other.samefile(snapshot.directory):
+            yield str(row["name"]), other
+
+
+def _command_line(process: Any) -> list[str]:
+    import psutil
+
+    try:
+        return list(process.cmdline())
+    except psutil.Error:  # it has ended just now, or is not ours
+        return []
+
+
+def _copy(directory: Path, original: Path, why: str) -> DlctlError:
+    return DlctlError(
+        f"this directory is a copy: {why}; {COPY}",
+        where=str(directory),
+        hint=f"dlctl recover -j {original}",
+    )
+
+
+# ---------------------------------------------------------------- one command at a time
+
+
+@contextmanager
+def claimed(directory: Path) -> Iterator[None]:
+    """Only one command at a time brings a run back. Raises DlctlError if another one does it."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DlctlError(
+                f"another command is bringing {directory.name} back just now",
+                where=str(directory),
+                hint=f"dlctl wait --for ready -j {directory.name}",
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def has_unknown_coordinator(snapshot: Snapshot) -> bool:
+    """Whether a coordinator holds this run that is not the one on record."""
+    if processes.is_alive(snapshot.run.get("pid"), snapshot.run.get("pid_created")):
+        return False
+    try:
+        descriptor = os.open(snapshot.directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

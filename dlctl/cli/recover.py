@@ -1,0 +1,172 @@
+"""`dlctl recover`: say what has become of a run, what is left of it, and bring it back."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from contextlib import nullcontext
+from typing import Any
+
+import click
+
+from dlctl.cli import console, pick, values
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import complete_runs, job_option, json_option
+from dlctl.cli.recovery import Findings
+from dlctl.cli.snapshot import Snapshot, load
+from dlctl.errors import DlctlError, UsageError
+from dlctl.text import plural
+
+SCHEMA = "dlctl.recover/1"
+
+
+@make_command(
+    "recover",
+    examples=[
+        ("dlctl recover --dry-run", "what died, what is left, and what would be lost"),
+        ("dlctl recover", "bring the job back"),
+        ("dlctl recover mnist-7f3a --from-checkpoint", "give up what came after it"),
+    ],
+    see_also=["status", "start", "verify"],
+)
+@click.argument("run", required=False, metavar="[RUN]", shell_complete=complete_runs)
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--from-checkpoint", is_flag=True, help="Resume from the newest good checkpoint.")
+@click.option("--timeout", metavar="TIME", help='Give up waiting after "90s", "5m" (exit code 6).')
+@job_option
+@json_option
+def command(
+    run: str | None,
+    dry_run: bool,
+    from_checkpoint: bool,
+    timeout: str | None,
+    job: str | None,
+    as_json: bool,
+) -> None:
+    """Bring back a job that has died.
+
+    This is for a run that has failed, or whose coordinator and agents are gone. If the
+    coordinator's memory and all shards are there, the run goes on where it was and nothing is lost.
+    Otherwise it resumes from its newest good checkpoint, and what is lost is said. A run that lives
+    is left alone, and one that was stopped or has finished goes on with "dlctl start". Daemons of a
+    living run that die are replaced by themselves. The exit code is 1 if nothing is left to go on
+    from.
+    """
+    limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
+    if run is not None and job is not None and run != job:
+        raise UsageError(f'the run is given twice: "{run}" and -j "{job}"')
+    directory = pick.directory(run or job)
+
+    from dlctl.cli import belonging, recovering, recovery
+
+    belonging.check_database(directory)
+    with nullcontext() if dry_run else belonging.claimed(directory):
+        snapshot = load(directory)
+        belonging.check(snapshot)
+        if snapshot.is_live and not recovery.has_coordinator(snapshot):
+            snapshot = recovering.wait_supervised(snapshot)
+        findings = recovery.examine(snapshot, from_checkpoint=from_checkpoint)
+        if not as_json:
+            _tell(findings, recovery.lines(findings))
+        done = False
+        if findings.way == recovery.NOTHING:
+            _give(findings, recovery.as_data(findings), as_json, done)
+            raise _nothing(findings)
+        if not dry_run:
+            done = _act(findings, limit_s)
+        _give(findings, recovery.as_data(findings), as_json, done)
+
+
+def _tell(findings: Findings, lines: list[str]) -> None:
+    name = console.escape(findings.snapshot.run_id)
+    console.out(f"{name}  {console.escape(findings.snapshot.state)}")
+    if findings.way not in ("healthy", "over"):
+        for line in lines:
+            console.out(f"  {line}")
+    console.out(f"  {console.escape(_verdict(findings))}", flush=True)
+
+
+def _verdict(findings: Findings) -> str:
+    """What can be done, and what it loses; a line."""
+    if findings.way == "healthy":
+        quarantined = _quarantined(findings.snapshot)
+        rest = f"; {', '.join(quarantined)} in quarantine" if quarantined else ""
+        return f"lives       its coordinator works: there is nothing to recover{rest}"
+    if findings.way == "over":
+        return f"over        {_how_to_start(findings.snapshot)}"
+    if findings.way == "nothing":
+        return "result      nothing is left to go on from"
+    if findings.way != "resume":
+        return "result      it goes on where it was: nothing is lost"
+    return f"result      resumes from the checkpoint: {_losses(findings)}"
+
+
+def _quarantined(snapshot: Snapshot) -> list[str]:
+    return [row["name"] for row in snapshot.daemons if row.get("state") == "quarantined"]
+
+
+def _losses(findings: Findings) -> str:
+    parts = [f"{plural(findings.lost_steps, 'step')} done again"]
+    for name, updates in findings.lost_updates().items():
+        lost = "an unknown number of updates" if updates is None else plural(updates, "update")
+        parts.append(f"{lost} of {name} lost")
+    return ", ".join(parts)
+
+
+def _how_to_start(snapshot: Snapshot) -> str:
+    file = snapshot.run.get("job_file")
+    shown = shlex.quote(values.path(file)) if isinstance(file, str) and file else "JOBFILE"
+    return f"it has {snapshot.state}: nothing to recover; dlctl start {shown} goes on"
+
+
+def _nothing(findings: Findings) -> DlctlError:
+    snapshot = findings.snapshot
+    file = snapshot.run.get("job_file")
+    shown = shlex.quote(values.path(file)) if isinstance(file, str) and file else "JOBFILE"
+    why = "; ".join([*findings.obstacles, "there is no good checkpoint"])
+    return DlctlError(
+        f"nothing of {snapshot.run_id} can be recovered: {why}",
+        where=str(snapshot.directory),
+        hint=f"dlctl start --fresh {shown}",
+    )
+
+
+def _act(findings: Findings, limit_s: float | None) -> bool:
+    """Bring it back, and wait until it is; False if there was nothing to do."""
+    from dlctl.cli import live, recovering, recovery, starting
+
+    if findings.way in (recovery.HEALTHY, recovery.OVER):
+        return False
+    if not findings.snapshot.is_live and _is_held(findings.snapshot):
+        raise DlctlError(
+            f"a coordinator that is not on record holds {findings.snapshot.run_id}",
+            where=str(findings.snapshot.directory / "lock"),
+            hint=f"dlctl status -j {findings.snapshot.run_id}",
+        )
+    began = time.monotonic()
+    start = recovering.resume if findings.way == recovery.RESUME else recovering.go_on
+    launched = start(findings)
+    progress = live.open_progress()
+    try:
+        snapshot = starting.wait_ready(launched, limit_s, progress)
+    finally:
+        progress.close()
+    if snapshot.state == "failed":
+        raise starting.failed(launched, "could not be brought back")
+    took = values.duration(time.monotonic() - began)
+    step = values.count(snapshot.run.get("step"))
+    console.note(
+        console.escape(f"{snapshot.run_id} is {snapshot.state} again, at step {step}, after {took}")
+    )
+    return True
+
+
+def _is_held(snapshot: Snapshot) -> bool:
+    from dlctl.cli import belonging
+
+    return belonging.has_unknown_coordinator(snapshot)
+
+
+def _give(findings: Findings, data: dict[str, Any], as_json: bool, done: bool) -> None:
+    if as_json:
+        console.out_json(SCHEMA, {**data, "done": done})

@@ -1,0 +1,318 @@
+"""What is left of a run that has died, what can be done with it, and what that would lose.
+
+Two ways lead back. A run *goes on* if its coordinator's memory is there and every shard is, alive
+or as its server has kept it: nothing is lost then. Otherwise it *resumes* from its newest good
+checkpoint, and everything since is done again.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlctl import checkpoints, config, processes
+from dlctl.cli import belonging, console, logfiles, report, values
+from dlctl.cli.snapshot import ENDED, Snapshot, load, read_job
+from dlctl.errors import DlctlError
+from dlctl.rundb import RunDb
+
+if TYPE_CHECKING:
+    from dlctl.states import Kept
+
+HEALTHY, SUPERVISED, GO_ON, RESUME, OVER, NOTHING = (
+    "healthy", "supervised", "go on", "resume", "over", "nothing",
+)  # fmt: skip
+"""It lives; its agent starts the coordinator again; the two ways; it has ended in order; none."""
+LAST_LINES = 3
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    name: str
+    """Of its server."""
+    alive: bool
+    problem: str
+    """Why nobody can go on with it; "" if that can be."""
+    version: int | None
+    """Updates it has applied, as far as that is known."""
+    path: str
+    """Where its state is kept; "" if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    snapshot: Snapshot
+    way: str
+    """HEALTHY, SUPERVISED, GO_ON, RESUME, OVER or NOTHING."""
+    causes: list[str]
+    living: list[str]
+    shards: list[Shard]
+    obstacles: list[str]
+    """Why it cannot go on without a loss; [] if it can."""
+    step: int
+    """That the run has come to."""
+    checkpoint: tuple[Path, Json] | None = None
+    damaged: list[str] = field(default_factory=list)
+    """What is wrong with newer checkpoints than that."""
+
+    @property
+    def lost_steps(self) -> int:
+        """Steps that are done again, or never more."""
+        if self.way == NOTHING:
+            return self.step
+        if self.way != RESUME or self.checkpoint is None:
+            return 0
+        return max(0, self.step - int(self.checkpoint[1]["step"]))
+
+    def lost_updates(self) -> dict[str, int | None]:
+        """Server -> updates of its shard that are lost; None if nobody knows how many."""
+        if self.way == NOTHING:
+            return {shard.name: shard.version for shard in self.shards}
+        if self.way != RESUME or self.checkpoint is None:
+            return dict.fromkeys((shard.name for shard in self.shards), 0)
+        saved = {p["name"]: p["state"].get("version") for p in self.checkpoint[1]["shards"]}
+        return {shard.name: _behind(shard.version, saved.get(shard.name)) for shard in self.shards}
+
+
+def _behind(version: int | None, saved: Any) -> int | None:
+    return None if version is None or type(saved) is not int else max(0, version - saved)
+
+
+def examine(
+    snapshot: Snapshot, *, from_checkpoint: bool = False, read_checkpoints: bool = True
+) -> Findings:
+    """Look at everything; nothing is changed. Checkpoints are read only if they are needed, and
+    not at all if the caller does not want to wait for that.
+
+    Raises DlctlError for a directory that is not the run's own (see `belonging`).
+    """
+    in_place = belonging.check(snapshot)
+    memory = read_memory(snapshot.directory)
+    shards = _shards(snapshot, memory)
+    obstacles = _obstacles(snapshot, memory, shards)
+    if not in_place:
+        moved = "the directory was moved or restored: what is kept elsewhere may be of another time"
+        obstacles = [moved, *obstacles]
+    way = _way(snapshot, obstacles, from_checkpoint)
+    checkpoint, damaged = None, list[str]()
+    if way == RESUME and read_checkpoints:
+        checkpoint = checkpoints.newest_good(snapshot.directory, damaged.append)
+        way = RESUME if checkpoint is not None else NOTHING
+    step = values.number(memory["work"][0]) if "work" in memory else None
+    seen = values.number(snapshot.run.get("step")) or 0.0
+    return Findings(
+        snapshot, way, _causes(snapshot), _living(snapshot), shards, obstacles,
+        int(max(step or 0.0, seen)), checkpoint, damaged,
+    )  # fmt: skip
+
+
+def _way(snapshot: Snapshot, obstacles: list[str], from_checkpoint: bool) -> str:
+    if snapshot.state in ("stopped", "finished"):
+        return OVER
+    if snapshot.is_live:
+        is_there = has_coordinator(snapshot) or snapshot.run.get("pid") is None
+        return HEALTHY if is_there else SUPERVISED
+    if from_checkpoint:
+        return RESUME
+    return RESUME if obstacles else GO_ON
+
+
+def has_coordinator(snapshot: Snapshot) -> bool:
+    return processes.is_alive(snapshot.run.get("pid"), snapshot.run.get("pid_created"))
+
+
+def read_memory(directory: Path) -> Json:
+    """What the coordinator has remembered for its successor; {} if that is of no use."""
+    try:
+        with closing(RunDb(directory, readonly=True)) as db:
+            memory = db.memory()
+    except (sqlite3.Error, ValueError) as error:
+        raise DlctlError(f"cannot read what the coordinator knew: {error}") from error
+    return memory if {"run", "work"} <= memory.keys() else {}
+
+
+def _living(snapshot: Snapshot) -> list[str]:
+    rows = processes.living(row for row in snapshot.daemons if row["name"] != "coordinator")
+    there = ["coordinator"] if has_coordinator(snapshot) else []
+    return there + [str(row["name"]) for row in rows]
+
+
+# ---------------------------------------------------------------- shards
+
+
+def _shards(snapshot: Snapshot, memory: Json) -> list[Shard]:
+    """One per server that the run has had; their processes first, then what they have kept."""
+    from dlctl import states
+
+    job = read_jobfile(snapshot.directory)
+    found = {kept.shard: kept for kept in states.kept(snapshot.directory, job.servers)}
+    return [
+        _shard(snapshot, memory, job, index, found.get(index)) for index in range(job.servers.count)
+    ]
+
+
+def read_jobfile(directory: Path) -> config.JobFile:
+    """The resolved job of a run. Raises DlctlError if it cannot be read."""
+    try:
+        return config.from_dict(config.JobFile, read_job(directory))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DlctlError(
+            f"the run's job cannot be read: {error}", where=str(directory / "job.json")
+        ) from error
+
+
+def _shard(
+    snapshot: Snapshot, memory: Json, job: config.JobFile, index: int, kept: Kept | None
+) -> Shard:
+    name = f"server-{index}"
+    row = snapshot.daemon(name)
+    alive = processes.is_alive(row.get("pid"), row.get("pid_created"))
+    reported = report.metrics(row).get("version")
+    version = reported if type(reported) is int else None
+    if kept is not None and (kept.initialised or not kept.problem):
+        version = kept.version
+    remembered = memory.get(f"daemon/{name}")
+    has_served = isinstance(remembered, Mapping) and bool(remembered.get("has_served"))
+    problem = ""
+    if has_served and not alive:
+        problem = _state_problem(job, kept)
+    return Shard(name, alive, problem, version, "" if kept is None else str(kept.path))
+
+
+def _state_problem(job: config.JobFile, kept: Kept | None) -> str:
+    if job.servers.durability == "none":
+        return 'its server is gone, and durability = "none" keeps nothing'
+    if kept is None:
+        return "its server is gone and has left no state"
+    # Without values yet it is as good as new: the workers initialise it.
+    return "" if kept.version == 0 and not kept.initialised and _is_whole(kept) else kept.problem
+
+
+def _is_whole(kept: Kept) -> bool:
+    return kept.problem == "it has no values yet"
+
+
+def _obstacles(snapshot: Snapshot, memory: Json, shards: list[Shard]) -> list[str]:
+    found = [] if memory else ["the coordinator has left no memory to go on with"]
+    found += [f"shard of {shard.name}: {shard.problem}" for shard in shards if shard.problem]
+    released = bool(memory) and memory["run"][2] is not None
+    if released and not _survives_coordinator(snapshot):
+        found.append("this method lives in the coordinator's process and cannot be gone on with")
+    return found
+
+
+def _survives_coordinator(snapshot: Snapshot) -> bool:
+    from dlctl import registry
+
+    name = str(snapshot.run.get("algorithm") or "")
+    return not name or bool(getattr(registry.load("algorithms", name), "survives_server", True))
+
+
+# ---------------------------------------------------------------- causes
+
+
+def _causes(snapshot: Snapshot) -> list[str]:
+    """Who is gone, and what is known of how; a line each, last words below."""
+    lines = []
+    if snapshot.run.get("state") == "failed" and snapshot.reason:
+        lines.append(f"the run has failed: {snapshot.reason}")
+    if not has_coordinator(snapshot) and snapshot.run.get("state") not in ENDED:
+        lines += _coordinator_end(snapshot)
+    for row in snapshot.daemons:
+        lines += _end_of(snapshot, row)
+    return lines
+
+
+def _coordinator_end(snapshot: Snapshot) -> list[str]:
+    if snapshot.run.get("pid") is None:
+        return []
+    heard = values.ago(snapshot.run.get("updated_at"), snapshot.now)
+    words = _grave(logfiles.last_words(snapshot.directory, "coordinator", LAST_LINES * 4))
+    return [f"coordinator: gone (pid {snapshot.run['pid']}, last heard {heard})", *words]
+
+
+def _end_of(snapshot: Snapshot, row: Mapping[str, Any]) -> list[str]:
+    last, name = row.get("last_exit"), str(row["name"])
+    alive = processes.is_alive(row.get("pid"), row.get("pid_created"))
+    if row.get("pid") is not None and not alive:
+        return [f"{name}: gone (pid {row['pid']})"]
+    if not isinstance(last, Mapping) or not last.get("code") or alive:
+        return []
+    words = last.get("last_lines")
+    lines = _grave([str(word) for word in words] if isinstance(words, list) else [])
+    return [f"{name}: {report.exited(last)} {values.ago(last.get('at'), snapshot.now)}", *lines]
+
+
+def _grave(lines: list[str]) -> list[str]:
+    """The last lines that say more than that all is well."""
+    said = [line for line in lines if not line.startswith("INFO ")]
+    return [f"  | {line}" for line in said[-LAST_LINES:]]
+
+
+# ---------------------------------------------------------------- in words
+
+
+def lines(findings: Findings) -> list[str]:
+    """All that was found, for people; escaped."""
+    found = [f"cause       {cause}" for cause in findings.causes]
+    if findings.living:
+        found.append(f"alive       {', '.join(findings.living)}")
+    saved = dict[str, Any]()
+    if findings.checkpoint is not None:
+        path, data = findings.checkpoint
+        saved = {part["name"]: part["state"].get("version") for part in data["shards"]}
+        at = values.ago(data["at"], findings.snapshot.now)
+        found.append(f"checkpoint  step {values.count(data['step'])}, {at}, {values.path(path)}")
+    found += [f"damaged     {problem}" for problem in findings.damaged]
+    found += [_shard_line(shard, saved.get(shard.name)) for shard in findings.shards]
+    if findings.way in (RESUME, NOTHING):
+        found += [f"obstacle    {obstacle}" for obstacle in findings.obstacles]
+    return [console.escape(line) for line in found]
+
+
+def _shard_line(shard: Shard, saved: Any) -> str:
+    what = "alive" if shard.alive else shard.problem or "its state can be used"
+    at = "" if shard.version is None else f", version {values.count(shard.version)}"
+    checkpoint = f" (the checkpoint has {values.count(saved)})" if type(saved) is int else ""
+    where = f", {values.path(shard.path)}" if shard.path and not shard.alive else ""
+    return f"{shard.name:<10}  {what}{at}{checkpoint}{where}"
+
+
+def as_data(findings: Findings) -> Json:
+    """The same as JSON."""
+    checkpoint = findings.checkpoint
+    return {
+        "run_id": findings.snapshot.run_id,
+        "state": findings.snapshot.state,
+        "reason": findings.snapshot.reason,
+        "way": findings.way,
+        "causes": findings.causes,
+        "alive": findings.living,
+        "obstacles": findings.obstacles,
+        "step": findings.step,
+        "shards": [
+            {key: getattr(s, key) for key in ("name", "alive", "problem", "version", "path")}
+            for s in findings.shards
+        ],
+        "checkpoint": None
+        if checkpoint is None
+        else {"directory": str(checkpoint[0]), "step": checkpoint[1]["step"]},
+        "damaged": findings.damaged,
+        "lost_steps": findings.lost_steps,
+        "lost_updates": findings.lost_updates(),
+    }
+
+
+def can_go_on(directory: Path) -> bool:
+    """Whether a run that has failed can go on without a loss; also if its directory is strange."""
+    snapshot = load(directory)
+    try:
+        findings = examine(snapshot, read_checkpoints=False)
+    except DlctlError:
+        return False
+    return findings.way == GO_ON

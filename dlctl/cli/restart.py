@@ -1,0 +1,97 @@
+"""`dlctl restart`: new processes under the same names, while the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import click
+
+from dlctl import processes
+from dlctl.cli import arriving, console, pick, values
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import job_option
+from dlctl.cli.snapshot import Snapshot, natural
+from dlctl.errors import UsageError
+
+COORDINATOR = "coordinator"
+
+
+@make_command(
+    "restart",
+    examples=[
+        ("dlctl restart worker-2", "also brings one back from its quarantine"),
+        ("dlctl restart 'server-*'", "the next ones go on with their shards"),
+        ("dlctl restart coordinator", "the daemons go on meanwhile"),
+    ],
+    see_also=["scale", "status", "why"],
+)
+@click.argument("names", nargs=-1, metavar="NAME...", shell_complete=pick.complete_daemons)
+@click.option(
+    "--timeout", metavar="TIME", help="Give up waiting after it.  [default: as long as a start]"
+)
+@click.option("-d", "--no-wait", is_flag=True, help="Return when the coordinator has agreed.")
+@job_option
+def command(names: tuple[str, ...], timeout: str | None, no_wait: bool, job: str | None) -> None:
+    """Restart daemons in place, keeping their names.
+
+    NAME is a daemon or a glob. A worker finishes its portion and its pushes first; a server goes on
+    with its shard, so this needs durability = "process" or "disk"; agents and the coordinator find
+    what they have left. Nothing that was acknowledged is lost. Returns when all are at work.
+    """
+    if not names:
+        raise UsageError("whom to restart? give NAME...", hint="dlctl status")
+    limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
+    snapshot = pick.pick(job)
+    arriving.require_live(snapshot, "restarted")
+    chosen = pick.match_daemons(names, _roles(snapshot))
+    before = _incarnations(snapshot, chosen)
+    arriving.ask(snapshot, "restart", {"names": chosen})
+    if no_wait:
+        console.note(f"restarting {console.escape(', '.join(chosen))}")
+        return
+    after = arriving.wait(snapshot, _goal(before), limit_s, "all restarted", before)
+    now = _incarnations(after, chosen)
+    rows = [[name, f"incarnation {before[name]} -> {now[name]}"] for name in chosen]
+    width = max(len(name) for name in chosen)
+    for name, text in rows:
+        console.out(console.escape(f"{name:<{width}}  {text}"))
+
+
+def _roles(snapshot: Snapshot) -> dict[str, str]:
+    """Name -> role of the daemons that there are now."""
+    rows = {str(row["name"]): str(row.get("role", "")) for row in snapshot.daemons}
+    rows[COORDINATOR] = COORDINATOR
+    return {name: rows[name] for name in sorted(rows, key=natural)}
+
+
+def _incarnations(snapshot: Snapshot, names: list[str]) -> dict[str, int]:
+    own = arriving.incarnation(snapshot.run)
+    return {
+        name: own if name == COORDINATOR else arriving.incarnation(snapshot.daemon(name))
+        for name in names
+    }
+
+
+def _goal(before: Mapping[str, int]) -> arriving.Goal:
+    others = {name: number for name, number in before.items() if name != COORDINATOR}
+
+    def waiting(snapshot: Snapshot) -> list[str]:
+        late = arriving.not_at_work({row["name"]: row for row in snapshot.daemons}, others)
+        if COORDINATOR in before and not _answers(snapshot, before[COORDINATOR]):
+            late.append(f"{COORDINATOR} (starting)")
+        return late
+
+    return waiting
+
+
+def _answers(snapshot: Snapshot, before: int) -> bool:
+    """Whether a newer coordinator is at work: it has written what it knows of the run."""
+    run = snapshot.run
+    heard_at, created = values.number(run.get("updated_at")), values.number(run.get("pid_created"))
+    return (
+        arriving.incarnation(run) > before
+        and processes.is_alive(run.get("pid"), created)
+        and heard_at is not None
+        and created is not None
+        and heard_at > created
+    )

@@ -1,0 +1,318 @@
+"""`recover`: which way leads back, what it loses, and which directories are refused."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+
+import psutil
+import pytest
+from remains import keep, remember, save
+
+from dlctl import config, rundb, states
+from dlctl.cli import belonging
+from dlctl.rundb import RunDb
+
+ME = {"pid": os.getpid(), "pid_created": psutil.Process().create_time()}
+
+
+def gone() -> dict:
+    """The pid of a process that has ended."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        return {"pid": dead.pid, "pid_created": psutil.Process(dead.pid).create_time()}
+
+
+@pytest.fixture
+def dead(run_directory) -> Iterator:
+    """A run that was at work; all its processes have died."""
+    run = run_directory("recover-7f3a", servers=1, workers=2)
+    place = belonging.place(run.path)
+    run.run(state="running", step=88, resume="", place=place, **gone())
+    run.daemon("server-0", metrics={"version": 40}, **gone())
+    yield run
+    states.remove(run.path, config.Servers())
+
+
+def look(dlctl_command, *arguments: str) -> dict:
+    ended = dlctl_command("recover", "--dry-run", "--json", *arguments)
+    return json.loads(ended.out)
+
+
+# ---------------------------------------------------------------- which way
+
+
+def test_a_living_run_is_left_alone(run_directory, dlctl_command):
+    run_directory().run(state="running", **ME).daemon("worker-1", state="quarantined")
+    code, out, err = dlctl_command("recover")
+    assert (code, err) == (0, "")
+    assert "nothing to recover; worker-1 in quarantine" in out
+
+
+@pytest.mark.parametrize("state", ["stopped", "finished"])
+def test_what_has_ended_in_order_goes_on_with_start(run_directory, dlctl_command, state):
+    run_directory().run(state=state, job_file="/x/my job.toml")
+    code, out, _ = dlctl_command("recover")
+    assert code == 0
+    assert f"it has {state}: nothing to recover; dlctl start '/x/my job.toml' goes on" in out
+
+
+def test_with_memory_and_all_shards_it_goes_on_and_nothing_is_lost(dead, dlctl_command):
+    remember(dead, "server-0")
+    keep(dead, 0, version=41, deliveries=[[0, 1, 7]])
+    found = look(dlctl_command)
+    assert (found["way"], found["lost_steps"], found["lost_updates"]) == (
+        "go on", 0, {"server-0": 0},
+    )  # fmt: skip
+    assert (found["step"], found["shards"][0]["version"]) == (90, 41)
+    out = dlctl_command("recover", "--dry-run").out
+    assert "cause       coordinator: gone (pid" in out
+    assert "server-0    its state can be used, version 41" in out
+    assert "it goes on where it was: nothing is lost" in out
+
+
+def test_a_server_that_never_had_a_shard_needs_no_state(dead, dlctl_command):
+    remember(dead)
+    assert look(dlctl_command)["way"] == "go on"
+
+
+def test_otherwise_the_newest_good_checkpoint_and_the_losses_in_numbers(dead, dlctl_command):
+    remember(dead, "server-0")
+    keep(dead, 0, version=41, deliveries=[])
+    save(dead, step=30, number=1, version=20)
+    damaged = save(dead, step=60, number=2, version=30)
+    (damaged / "shard-0.safetensors").write_bytes(b"cut")
+    found = look(dlctl_command, "--from-checkpoint")
+    assert (found["way"], found["checkpoint"]["step"]) == ("resume", 30)
+    assert (found["lost_steps"], found["lost_updates"]) == (60, {"server-0": 21})
+    assert "cut off" in found["damaged"][0]
+
+    states.remove(dead.path, config.Servers())
+    out = dlctl_command("recover", "--dry-run").out
+    assert "obstacle    shard of server-0: its server is gone and has left no state" in out
+    assert "60 steps done again, 20 updates of server-0 lost" in out, "as it has last reported"
+
+
+def test_states_that_are_damaged_or_of_another_run_are_named(dead, run_directory, dlctl_command):
+    remember(dead, "server-0")
+    path = keep(dead, 0, version=1, deliveries=[])
+    other = run_directory("recover-0000", servers=1).run(state="stopped")
+    shutil.copy(keep(other, 0, version=1, deliveries=[]), path)
+    states.remove(other.path, config.Servers())
+    (obstacle,) = look(dlctl_command, str(dead.path))["obstacles"]
+    assert "it is of shard 0 of run recover-0000" in obstacle
+    path.write_bytes(b"x" * 4096)
+    assert look(dlctl_command, str(dead.path))["way"] == "nothing"
+
+
+def test_durability_none_keeps_nothing(dead, dlctl_command):
+    job = config.JobFile(
+        job=config.Job(name="recover", task="t.py:t"), servers=config.Servers(durability="none")
+    )
+    (dead.path / "job.json").write_text(json.dumps(config.to_dict(job)))
+    remember(dead, "server-0")
+    (obstacle,) = look(dlctl_command)["obstacles"]
+    assert 'durability = "none" keeps nothing' in obstacle
+
+
+def test_when_nothing_is_left_that_is_said_with_the_way_to_begin_anew(dead, dlctl_command):
+    dead.run(job_file="/x/job.toml")
+    code, _, err = dlctl_command("recover")
+    assert code == 1
+    assert "the coordinator has left no memory to go on with; there is no good checkpoint" in err
+    assert "next: dlctl start --fresh /x/job.toml" in err
+
+
+# ---------------------------------------------------------------- doing it
+
+
+def test_the_next_coordinator_finds_a_living_run_with_its_memory(dead, job, play, dlctl_command):
+    remember(dead, "server-0")
+    keep(dead, 0, version=1, deliveries=[])
+    dead.run(state="failed", reason="worker-0: boom", ended_at=5.0, control="ipc:///gone")
+    dead.daemon("server-0", state="running").daemon("worker-0", state="running")
+    play("start", "ready", "forever")
+    ended = dlctl_command("recover", str(dead.path))
+    assert ended.code == 0, ended.err
+    assert "the run has failed: worker-0: boom" in ended.out
+    assert "recover-7f3a is running again" in ended.err
+    run = dead.db.run()
+    assert (run["state"], run["reason"], run["ended_at"]) == ("running", "", None)
+    assert run["control"] != "ipc:///gone"
+    assert dead.db.memory()["work"][0] == 90
+
+
+def test_workers_that_were_all_quarantined_are_brought_back(dead, job, play, dlctl_command):
+    remember(dead, worker_0="quarantined", worker_1="quarantined")
+    dead.daemon("server-0", state="running")
+    play("start", "ready", "forever")
+    assert dlctl_command("recover", str(dead.path)).code == 0
+    kept = dead.db.memory()
+    assert [kept[f"daemon/worker-{i}"]["state"] for i in (0, 1)] == ["stopped", "stopped"]
+
+
+def test_from_a_checkpoint_it_begins_with_the_job_as_it_was(dead, job, play, dlctl_command):
+    remember(dead, "server-0")
+    saved = save(dead, step=30, number=1)
+    play("start", "ready", "forever")
+    ended = dlctl_command("recover", str(dead.path))
+    assert ended.code == 0, ended.err
+    assert "60 steps done again" in ended.out
+    assert (dead.db.run()["resume"], dead.db.memory()) == (str(saved), {})
+
+
+def test_a_coordinator_that_dies_at_once_is_an_error_with_its_last_words(
+    dead, job, play, dlctl_command
+):
+    remember(dead, "server-0")
+    keep(dead, 0, version=1, deliveries=[])
+    play("die")
+    ended = dlctl_command("recover", str(dead.path))
+    assert ended.code == 7
+    assert "could not be brought back" in ended.err
+    assert "RuntimeError: there is no such task" in ended.err
+    assert look(dlctl_command, str(dead.path))["way"] == "go on", "nothing was given up"
+
+
+def test_only_one_command_brings_a_run_back(dead, dlctl_command):
+    remember(dead)
+    with belonging.claimed(dead.path):
+        ended = dlctl_command("recover")
+        assert (ended.code, "another command is bringing recover-7f3a back" in ended.err) == (1, 1)
+        assert look(dlctl_command)["way"] == "go on", "who only looks disturbs nobody"
+
+
+def test_a_coordinator_that_is_not_on_record_is_not_joined_by_another(dead, dlctl_command):
+    remember(dead)
+    with (dead.path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ended = dlctl_command("recover")
+    assert (ended.code, "a coordinator that is not on record" in ended.err) == (1, True)
+
+
+# ---------------------------------------------------------------- directories
+
+
+def test_a_damaged_database_is_named(dead, dlctl_command):
+    dead.db.close()
+    path = dead.path / rundb.FILE
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xff" * (len(data) - 4096)
+    path.write_bytes(data)
+    ended = dlctl_command("recover", str(dead.path))
+    assert ended.code == 1
+    assert "the run's database is damaged: " in ended.err
+    assert "dlctl start --fresh" in ended.err
+
+
+def test_a_write_ahead_log_that_was_cut_off_costs_its_last_rows_only(dead, dlctl_command):
+    remember(dead)
+    wal = dead.path / f"{rundb.FILE}-wal"
+    data = wal.read_bytes()
+    database = (dead.path / rundb.FILE).read_bytes()
+    dead.db.close()
+    (dead.path / rundb.FILE).write_bytes(database)
+    wal.write_bytes(data[:-100])
+    found = look(dlctl_command)
+    assert found["way"] in ("go on", "nothing")
+    with closing(RunDb(dead.path, readonly=True)) as db:
+        assert db.run()["state"] == "running"
+
+
+def test_a_copy_is_refused_whether_or_not_the_run_lives(dead, dlctl_command):
+    copy = dead.path.parent.parent / "copies" / dead.path.name
+    shutil.copytree(dead.path, copy)
+    for command in (("recover",), ("recover", "--dry-run")):
+        ended = dlctl_command(*command, str(copy))
+        assert (ended.code, "this directory is a copy" in ended.err) == (1, True)
+        assert f"next: dlctl recover -j {dead.path}" in ended.err
+
+
+def test_a_run_that_was_restored_goes_back_to_its_checkpoint(dead, dlctl_command):
+    remember(dead)
+    save(dead, step=30, number=1)
+    moved = dead.path.parent.parent / "moved" / dead.path.name
+    shutil.copytree(dead.path, moved)
+    shutil.rmtree(dead.path)
+    found = look(dlctl_command, str(moved))
+    assert found["way"] == "resume"
+    assert "moved or restored" in found["obstacles"][0]
+
+
+def test_a_run_that_was_moved_on_its_file_system_is_itself(dead, dlctl_command):
+    remember(dead)
+    place = dead.path.parent.parent / "moved"
+    place.mkdir()
+    dead.path.rename(place / dead.path.name)
+    assert look(dlctl_command, str(place / dead.path.name))["way"] == "go on"
+
+
+def test_a_directory_under_another_name_is_refused(dead, dlctl_command):
+    other = dead.path.with_name("another-0000")
+    dead.path.rename(other)
+    ended = dlctl_command("recover", str(other))
+    assert (ended.code, 'its directory is called "another-0000"' in ended.err) == (1, True)
+
+
+# ---------------------------------------------------------------- start
+
+
+@pytest.fixture
+def begun(job, play, own_place, dlctl_command) -> Iterator[RunDb]:
+    """The database of a run that was started from the job file and whose coordinator died."""
+    play("start", "ready", "forever")
+    assert dlctl_command("start", str(job)).code == 0
+    (directory,) = (own_place / "runs").iterdir()
+    with closing(RunDb(directory)) as db:
+        process = psutil.Process(db.run()["pid"])
+        process.kill()
+        process.wait()
+        db.put_run(step=90, incarnation=1)
+        db.put_daemon("worker-0", {"name": "worker-0", "role": "worker", "state": "running"})
+        db.put_memory({"run": ["running", "", 3.0], "work": [90, 1, 0.5, 64, [0, 0], None]})
+        db.commit()
+        yield db
+
+
+def test_start_goes_on_where_a_dead_run_was_if_nothing_is_lost(begun, job, dlctl_command):
+    status = dlctl_command("status").out
+    assert "dlctl start job.toml goes on at step 90: nothing is lost" in status
+    ended = dlctl_command("start", str(job))
+    assert ended.code == 0, ended.err
+    assert "goes on where it was, at step 90: nothing is lost" in ended.err
+    assert begun.memory()["work"][0] == 90
+    assert begun.run()["incarnation"] == 2
+
+
+def test_start_with_another_content_begins_from_the_checkpoint_and_warns(
+    begun, job, own_place, dlctl_command
+):
+    job.write_text(job.read_text().replace("lr = 0.1", "lr = 0.2"))
+    ended = dlctl_command("start", str(job))
+    assert ended.code == 0, ended.err
+    assert "the job file has changed: what came after the checkpoint" in ended.err
+    assert len(list((own_place / "runs").iterdir())) == 2, "there was no checkpoint"
+
+
+def test_start_waits_for_no_other_command_that_brings_the_run_back(begun, job, dlctl_command):
+    with belonging.claimed(job.parent / "runs" / begun.run()["run_id"]):
+        ended = dlctl_command("start", str(job))
+    assert (ended.code, "another command is bringing" in ended.err) == (1, True)
+
+
+def test_what_was_killed_on_purpose_is_not_brought_back(begun, dlctl_command):
+    assert dlctl_command("stop", "--kill").code == 0
+    run = begun.run()
+    assert (run["state"], run["reason"]) == ("stopped", "killed by dlctl stop --kill")
+    assert "nothing to recover" in dlctl_command("recover").out
+
+
+def test_what_stop_has_cleaned_up_after_can_still_be_recovered(begun, dlctl_command):
+    ended = dlctl_command("stop")
+    assert (ended.code, "to go on: dlctl recover" in ended.err) == (0, True)
+    assert look(dlctl_command)["way"] == "go on"

@@ -1,0 +1,230 @@
+"""Runs that have died as a whole come back: where they were, or from their checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+
+import psutil
+import pytest
+from workplace import Workplace
+
+ENDLESS = "{ steps = 100000000 }"
+SLOW_S = 0.01
+
+
+def kill_all(place: Workplace) -> None:
+    """The whole machine seems to have gone: nobody is there to notice anything."""
+    there = place.processes()
+    for process in there:
+        process.kill()
+    psutil.wait_procs(there, timeout=5)
+    place.until("all are dead", lambda: not place.processes())
+
+
+def versions(place: Workplace) -> dict[str, int]:
+    rows = place.run()["daemons"]
+    return {r["name"]: r["metrics"].get("version", 0) for r in rows if r["role"] == "server"}
+
+
+@pytest.fixture
+def dead(place: Workplace) -> Workplace:
+    """A run with two servers and two workers, all of whose processes were killed."""
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS, servers=2, workers=2)
+    place.start()
+    place.until_step(20)
+    kill_all(place)
+    return place
+
+
+def test_a_run_of_which_no_process_is_left_goes_on_where_it_was(dead: Workplace) -> None:
+    step, version = dead.run()["step"], versions(dead)
+
+    asked = dead.dlctl("recover", "--dry-run")
+    assert asked.code == 0, asked.err
+    assert "coordinator: gone" in asked.out
+    assert "its state can be used" in asked.out
+    assert "it goes on where it was: nothing is lost" in asked.out
+    assert not dead.processes(), "a dry run starts nothing"
+
+    back = dead.dlctl("recover")
+    assert back.code == 0, back.err + back.out
+    assert "again, at step" in back.err
+    assert dead.run()["step"] >= step
+    assert all(now >= version[name] for name, now in versions(dead).items())
+    dead.until_step(step + 20)
+    assert any("the coordinator is back" in text for text in dead.events("recover"))
+
+    healthy = dead.dlctl("recover")
+    assert (healthy.code, "nothing to recover" in healthy.out) == (0, True)
+    checked = dead.dlctl("verify", "--json")
+    assert (checked.code, json.loads(checked.out)["lost"]) == (0, 0), checked.err
+    assert dead.dlctl("stop").code == 0
+    assert dead.dlctl("verify").code == 0
+    over = dead.dlctl("recover")
+    assert (over.code, "dlctl start job.toml goes on" in over.out) == (0, True)
+    dead.nothing_left()
+
+
+def test_of_two_that_recover_at_once_one_wins_and_the_other_says_so(dead: Workplace) -> None:
+    both = [dead.begin("recover"), dead.begin("recover")]
+    ended = sorted((command.end() for command in both), key=lambda end: end.code)
+    assert ended[0].code == 0, ended[0].err
+    if ended[1].code:
+        assert "another command is bringing" in ended[1].err
+    else:
+        assert "nothing to recover" in ended[0].out + ended[1].out
+    dead.until("one coordinator", lambda: len(coordinators(dead)) == 1)
+    assert len(dead.events("recover")) == 1
+    assert dead.dlctl("stop").code == 0
+    dead.nothing_left()
+
+
+def coordinators(place: Workplace) -> list[psutil.Process]:
+    return [p for p in place.processes() if "daemons.coordinator" in p.cmdline()]
+
+
+def test_start_brings_back_what_is_whole(dead: Workplace) -> None:
+    step = dead.run()["step"]
+    ended = dead.dlctl("start", "job.toml")
+    assert ended.code == 0, ended.err
+    assert "goes on where it was" in ended.err
+    assert "nothing is lost" in ended.err
+    assert dead.run()["step"] >= step
+    assert dead.dlctl("stop").code == 0
+    dead.nothing_left()
+
+
+def test_without_a_shards_state_it_resumes_from_its_checkpoint_and_says_what_is_lost(
+    place: Workplace,
+) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS, servers=2, more="", checkpoint_every_s=0.0)
+    path = place.path / "job.toml"
+    path.write_text(path.read_text().replace("count = 2", 'count = 2\nstate_dir = "STATES"', 1))
+    path.write_text(path.read_text().replace("STATES", str(place.path / "states")))
+    directory = place.start()
+    place.until_step(10)
+    assert place.dlctl("checkpoint").code == 0
+    saved = place.until("it is on record", lambda: place.run().get("checkpoint"))["step"]
+    place.until_step(saved + 10)
+    kill_all(place)
+    (place.path / "states" / directory.name / "shard-1.state").unlink()
+
+    asked = json.loads(place.dlctl("recover", "--dry-run", "--json").out)
+    assert asked["way"] == "resume"
+    assert asked["lost_steps"] == asked["step"] - saved >= 10
+    assert asked["lost_updates"]["server-0"] > 0
+    assert ["server-1" in text and "no state" in text for text in asked["obstacles"]] == [True]
+
+    back = place.dlctl("recover")
+    assert back.code == 0, back.err
+    assert f"{asked['lost_steps']} steps done again" in back.out
+    assert place.run()["step"] >= saved
+    assert place.dlctl("stop").code == 0
+    place.nothing_left()
+
+
+def test_when_nothing_is_left_it_says_so_and_how_to_begin_anew(dead: Workplace) -> None:
+    from dlctl import config, states
+
+    states.remove(dead.directory, config.Servers(count=2))
+    ended = dead.dlctl("recover")
+    assert ended.code == 1
+    assert "there is no good checkpoint" in ended.err
+    assert "dlctl start --fresh job.toml" in ended.err
+    assert dead.dlctl("stop", "--kill").code == 0
+    dead.nothing_left()
+
+
+def test_stop_kill_keeps_the_agent_from_starting_its_coordinator_again(place: Workplace) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS)
+    place.start()
+    place.until_step(5)
+    os.kill(place.pid("coordinator"), signal.SIGSTOP)
+    ended = place.dlctl("stop", "--kill")
+    assert ended.code == 0, ended.err
+    place.nothing_left(timeout_s=1.0)
+    run = place.run()
+    assert (run["state"], run["reason"]) == ("stopped", "killed by dlctl stop --kill")
+    assert place.dlctl("recover").out.count("nothing to recover") == 1
+
+
+def test_a_copy_of_a_living_run_is_refused(place: Workplace) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS)
+    directory = place.start()
+    place.until_step(5)
+    copy = place.path / "elsewhere" / directory.name
+    shutil.copytree(directory, copy)
+    for arguments in (["recover"], ["recover", "--dry-run"]):
+        ended = place.dlctl(*arguments, str(copy))
+        assert (ended.code, "this directory is a copy" in ended.err) == (1, True)
+    assert place.dlctl("stop").code == 0
+    ended = place.dlctl("recover", str(copy))
+    assert (ended.code, str(directory) in ended.err) == (1, True)
+    place.nothing_left()
+
+
+def test_workers_come_and_go_and_daemons_begin_anew_while_it_trains(place: Workplace) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS, workers=2)
+    place.start()
+    place.until_step(5)
+    more = place.dlctl("scale", "worker=3")
+    assert (more.code, more.out) == (0, "workers  2 -> 3  (new: worker-2)\n"), more.err
+    assert place.daemon("worker-2")["state"] == "running"
+    less = place.dlctl("scale", "worker=1")
+    assert less.code == 0, less.err
+    assert less.out == "workers  3 -> 1  (gone: worker-2, worker-1)\n"
+    assert not place.daemon("worker-1")
+    again = place.dlctl("restart", "worker-0", "server-0", "coordinator")
+    assert again.code == 0, again.err
+    assert again.out.splitlines() == [
+        "coordinator  incarnation 1 -> 2",
+        "server-0     incarnation 1 -> 2",
+        "worker-0     incarnation 1 -> 2",
+    ]
+    step = place.run()["step"]
+    place.until_step(step + 10)
+    assert "nobody waits" in place.dlctl("why").out
+    assert place.dlctl("stop").code == 0
+    place.nothing_left()
+
+
+def test_a_request_reaches_the_coordinator_that_takes_the_place_of_a_dead_one(
+    place: Workplace,
+) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS)
+    place.start()
+    place.until_step(5)
+    os.kill(place.pid("coordinator"), signal.SIGKILL)
+    stopped = place.dlctl("stop")
+    assert stopped.code == 0, stopped.err
+    assert place.run()["state"] == "stopped"
+    assert place.run()["checkpoint"]["step"] == place.run()["step"], "in order: nothing is lost"
+    place.nothing_left()
+
+
+def test_recover_does_the_work_of_an_agent_that_does_not(place: Workplace) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS)
+    place.start()
+    place.until_step(5)
+    agent = place.pid("agent-0")
+    os.kill(agent, signal.SIGSTOP)
+    coordinator = place.pid("coordinator")
+    os.kill(coordinator, signal.SIGKILL)
+    place.until("status tells", lambda: "  recovering (" in place.dlctl("status").out)
+    assert "its agent starts it again" in place.dlctl("why").out
+    back = place.dlctl("recover")
+    assert back.code == 0, back.err
+    assert place.pid("coordinator") != coordinator
+    os.kill(agent, signal.SIGCONT)
+    assert place.dlctl("stop").code == 0
+    place.nothing_left()
