@@ -357,16 +357,21 @@ def prune(
     written and need not be hashed again to be called good. A directory that cannot be removed stays
     too; `on_problem` hears why. Returns what was removed.
     """
+    old = superfluous(run_directory, keep, trusted)
+    return [directory for directory in old if _remove(directory, on_problem)]
+
+
+def superfluous(run_directory: Path, keep: int, trusted: Path | None = None) -> list[Path]:
+    """What `prune` would remove. One that is being written is newer than all that are complete."""
     good = newest_good(run_directory) if trusted is None else (trusted, None)
     if good is None:
         return []
     kept = {good[0].name, *(directory.name for directory in complete(run_directory)[-keep:])}
-    old = [
+    return [
         directory
         for directory in _candidates(run_directory)
         if directory.name not in kept and number(directory) < number(good[0])
     ]
-    return [directory for directory in old if _remove(directory, on_problem)]
 
 
 def remove_incomplete(

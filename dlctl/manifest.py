@@ -7,6 +7,7 @@ the directory.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -51,6 +52,8 @@ def parse(data: bytes, where: str) -> Manifest:
     try:
         manifest = json.loads(data)
         check(manifest)
+        if manifest.pop("digest", "") != _digest(manifest):
+            raise ValueError("its digest is not that of its content")
     except (ValueError, RecursionError) as error:
         raise DlctlError(
             f"this is not the manifest of a checkpoint: {error}", where=where
@@ -60,9 +63,14 @@ def parse(data: bytes, where: str) -> Manifest:
 
 def serialise(manifest: Manifest, where: str) -> bytes:
     """What `parse` reads back. Raises DlctlError for a manifest that it would refuse."""
-    data = json.dumps(manifest, indent=1).encode()
+    data = json.dumps({**manifest, "digest": _digest(manifest)}, indent=1).encode()
     parse(data, where)
     return data
+
+
+def _digest(manifest: Manifest) -> str:
+    """SHA-256 of everything else in it: a flipped bit must not lead to wrong files or steps."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def layout(manifest: Manifest) -> Layout:

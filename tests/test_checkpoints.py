@@ -258,9 +258,9 @@ def test_shards_that_leave_a_gap_are_found(tmp_path):
     directory = save(tmp_path)
     found = checkpoints.read_manifest(directory)
     second = found["shards"][1]
-    (directory / manifest.MANIFEST).write_text(json.dumps({**found, "shards": [second]}))
+    checkpoints.write_manifest(directory, {**found, "shards": [second]})
     assert "begins at 51, not at 0" in checkpoints.verify(directory)[0]
-    (directory / manifest.MANIFEST).write_text(json.dumps({**found, "shards": found["shards"][:1]}))
+    checkpoints.write_manifest(directory, {**found, "shards": found["shards"][:1]})
     assert "the shards end at 51" in checkpoints.verify(directory)[0]
     with pytest.raises(DlctlError, match="do not cover"):
         checkpoints.read_slice(directory, checkpoints.read_manifest(directory), "w", 40, 60)
@@ -292,6 +292,19 @@ FOREIGN = [
     ("data", {"portions": [[0, -1]]}),
     ("evaluation", []),
 ]
+
+
+def test_any_flipped_bit_of_a_manifest_is_noticed(tmp_path):
+    path = save(tmp_path) / manifest.MANIFEST
+    data = path.read_bytes()
+    for place in range(0, len(data), 7):
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << place % 8
+        try:
+            known = manifest.parse(bytes(damaged), "")
+        except DlctlError:
+            continue
+        assert known == manifest.parse(data, ""), f"bit {place % 8} of byte {place}"
 
 
 @pytest.mark.parametrize(("key", "value"), FOREIGN)

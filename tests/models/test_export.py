@@ -23,7 +23,7 @@ from daemons.worker.replica import Replica
 from daemons.worker.task import Task
 from dlctl import checkpoints
 from dlctl.flat import slice_bounds
-from dlctl.manifest import SCHEMA
+from dlctl.manifest import SCHEMA, parse, serialise
 
 LOADERS = {
     "safetensors": load_file,
@@ -135,7 +135,9 @@ def test_an_output_that_can_be_no_file_is_a_wrong_argument(checkpoint, tmp_path,
 
 def test_a_dtype_that_this_torch_lacks_is_named(checkpoint, tmp_path, capsys):
     path = checkpoint / "manifest.json"
-    path.write_text(path.read_text().replace("float32", "float31"))
+    known = parse(path.read_bytes(), str(path))
+    foreign = json.loads(json.dumps(known).replace("float32", "float31"))
+    path.write_bytes(serialise(foreign, str(path)))
     assert export.main([str(checkpoint), "--output", str(tmp_path / "model")]) == 1
     assert '"0.weight" is float31, a dtype that this torch does not have' in capsys.readouterr().err
 
