@@ -2,7 +2,7 @@ PY ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench man clean install
+.PHONY: demo test soak lint faults rampage bench man clean install
 
 install: $(VENV)/.installed
 
@@ -18,11 +18,27 @@ demo: install
 test: install
 	$(BIN)/python -m pytest
 
+SEEDS ?= 100000
+FIRST ?= 0
+TIME ?= 86400
+
+soak: install
+	$(BIN)/python tests/sim/soak.py --seeds $(SEEDS) --first $(FIRST) --time $(TIME)
+
 lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Faults on real processes, as a table: make faults ONLY=worker-kill TIMES=3 SEED=7 OUT=faults.json
+export ONLY TIMES SEED OUT
+faults: install
+	$(BIN)/python -m tests.faults
+
+# The digits example while somebody kills its daemons.
+rampage: install
+	$(BIN)/python -m tests.faults.rampage
 
 bench: install
 	$(BIN)/python -m benchmarks

@@ -1,0 +1,152 @@
+"""A disk that is full, or fails, while a checkpoint is written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dlctl import checkpoints
+
+from .job import WORKERS, Broken, Job, Options, pause
+from .on_workers import GAP_S_MAX, replaced
+from .rows import Incident, Trial, root, row, tool
+
+DISK_BYTES = 24 << 20
+CHECKPOINT_BYTES = 2 * (1 << 16) * 4
+"""Of the shards; the workers' residuals come on top."""
+ATTACHED_S = 5.0
+TOLD_S = 10.0
+
+
+def small_disk(path: Path) -> None:
+    size = f"size={DISK_BYTES},mode=0755"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "dlctl-faults", str(path)], check=True)
+
+
+def save(job: Job) -> None:
+    """A checkpoint that must succeed. Raises Broken."""
+    ended = job.dlctl("checkpoint")
+    if ended.code != 0:
+        raise Broken(f"dlctl checkpoint: exit {ended.code}: {ended.err[-300:]}")
+
+
+def good(job: Job) -> Path | None:
+    found = checkpoints.newest_good(job.directory)
+    return found[0] if found else None
+
+
+def judge_failed_checkpoint(
+    job: Job, before: Path | None, words: tuple[str, ...], incident: Incident
+) -> None:
+    """What must hold while a checkpoint cannot be written; `words`: status must say one of them."""
+    counts = job.watch.now()
+    job.until(
+        "training goes on", lambda: all(job.watch.grown(s, counts) >= 5 for s in range(WORKERS))
+    )
+    incident.require(good(job) == before, "the last good checkpoint is not what it was")
+    deadline = time.monotonic() + TOLD_S
+    while not any(word in (status := job.dlctl("status").out) for word in words):
+        if time.monotonic() > deadline:
+            incident.require(False, f"status does not say {' or '.join(words)}: {status}")
+            return
+
+
+@row(
+    "disk-full",
+    "training goes on, the last good checkpoint is intact, status says so; then all is well",
+    needs=(root, tool("mount")),
+)
+def disk_full(trial: Trial) -> None:
+    trial.run(fill_disk, Options(disk=small_disk))
+
+
+def fill_disk(trial: Trial, job: Job) -> Incident:
+    save(job)
+    before, incarnations = good(job), job.incarnations()
+    began = time.monotonic()
+    filler = job.path / "runs" / "filler"
+    incident = Incident()
+    try:
+        fill(filler, left_bytes=trial.rng.randrange(CHECKPOINT_BYTES * 3 // 4))
+        ended = job.dlctl("checkpoint")
+        incident.detect_s = time.monotonic() - began
+        incident.require(ended.code != 0, "dlctl checkpoint says that all is well")
+        incident.require("No space left" in ended.err, f"dlctl checkpoint says {ended.err[:200]}")
+        if ended.code != 0:
+            judge_failed_checkpoint(job, before, ("No space left", "! disk "), incident)
+    finally:
+        filler.unlink(missing_ok=True)
+    healed = time.monotonic()
+    save(job)
+    incident.resume_s = time.monotonic() - healed
+    incident.require(good(job) != before, "there is no new checkpoint after the disk has room")
+    incident.others_gap_s = job.watch.longest_gap_s(range(WORKERS), began, time.monotonic())
+    incident.require(
+        incident.others_gap_s <= GAP_S_MAX, f"a worker paused {incident.others_gap_s:.2f} s"
+    )
+    incident.false_failovers = replaced(job, incarnations)
+    return incident
+
+
+def fill(path: Path, left_bytes: int) -> None:
+    """Leave so much room on the disk of `path`."""
+    with path.open("wb") as file:
+        room = shutil.disk_usage(path.parent).free
+        os.posix_fallocate(file.fileno(), 0, max(1, room - left_bytes))
+
+
+@row(
+    "disk-error",
+    "fsync fails with EIO: training goes on, the last good checkpoint is intact, status says so",
+    needs=(root, tool("strace")),
+)
+def disk_error(trial: Trial) -> None:
+    trial.run(fail_fsync)
+
+
+def fail_fsync(trial: Trial, job: Job) -> Incident:
+    save(job)
+    before, incarnations = good(job), job.incarnations()
+    name = trial.rng.choice(["server-0", "server-1", "worker-0", "coordinator"])
+    nth = trial.rng.randrange(1, 3)
+    began = time.monotonic()
+    incident = Incident()
+    with failing(job, name, f"fsync:error=EIO:when={nth}"):
+        ended = job.dlctl("checkpoint")
+        incident.detect_s = time.monotonic() - began
+        incident.require(
+            ended.code != 0, f"dlctl checkpoint says that all is well; fsync {nth} of {name} failed"
+        )
+    if ended.code != 0:
+        judge_failed_checkpoint(job, before, ("Input/output error",), incident)
+    healed = time.monotonic()
+    save(job)
+    incident.resume_s = time.monotonic() - healed
+    incident.require(good(job) != before, "there is no new checkpoint after the disk is well")
+    incident.false_failovers = replaced(job, incarnations)
+    return incident
+
+
+@contextmanager
+def failing(job: Job, name: str, injection: str) -> Iterator[None]:
+    """Have system calls of a daemon fail while this lasts."""
+    trace = injection.partition(":")[0]
+    log = job.path / "strace.log"
+    log.unlink(missing_ok=True)
+    arguments = ["-f", "-q", "-o", str(log), "-e", f"trace={trace}", "-e", f"inject={injection}"]
+    with subprocess.Popen(
+        ["strace", *arguments, "-p", str(job.pid(name))], stderr=subprocess.DEVNULL
+    ) as strace:
+        try:
+            status = Path(f"/proc/{job.pid(name)}/status")
+            job.until("strace has it", lambda: "TracerPid:\t0\n" not in status.read_text(), 5.0)
+            pause(0.1)  # all of its threads
+            yield
+        finally:
+            strace.terminate()
+            strace.wait(ATTACHED_S)
