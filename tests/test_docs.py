@@ -11,8 +11,10 @@ from dlctl import jobfile
 from dlctl.cli.main import cli
 
 ROOT = Path(__file__).parent.parent
-TEXTS = [ROOT / n for n in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+TEXTS = [ROOT / n for n in ("README.md", "RELIABILITY.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 TEXTS += sorted(ROOT.glob("examples/*/README.md"))
+PROMISES = ROOT / "RELIABILITY.md"
+TESTS = "\n".join(path.read_text() for path in sorted(ROOT.glob("tests/**/*.py")))
 
 
 def test_every_command_that_the_texts_use_exists() -> None:
@@ -26,6 +28,18 @@ def test_every_file_that_the_texts_link_to_exists() -> None:
     for text in TEXTS:
         for target in re.findall(r"\]\(([^)#:]+)\)", text.read_text()):
             assert (text.parent / target).exists(), (text, target)
+
+
+def test_every_test_that_stands_behind_a_promise_exists() -> None:
+    named = set(re.findall(r"`(test_\w+)`", PROMISES.read_text()))
+    assert len(named) >= 50
+    assert named - set(re.findall(r"^ *def (test_\w+)\(", TESTS, re.M)) == set()
+
+
+def test_the_figures_have_a_line_for_every_fault() -> None:
+    figures = PROMISES.read_text().partition("<!-- figures -->")[2].partition("\n## ")[0]
+    lines = re.findall(r"^\| `([\w-]+)` \|", figures, re.M)
+    assert sorted(lines) == sorted(re.findall(r'^@row\(\s*"([\w-]+)"', TESTS, re.M))
 
 
 def test_the_reading_order_names_files_that_exist() -> None:
