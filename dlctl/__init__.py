@@ -12,17 +12,18 @@ Read the code in this order; it is the way of one gradient:
  8. `daemons/transport.py`        ZeroMQ
  9. `dlctl/roles/serving.py`      who, epoch, sequence number: applied exactly once
 10. `dlctl/algorithms/downpour.py`  Server: what a push means to this method
-11. `dlctl/optim/adagrad.py`      in place on the shard; then the ack, and the next fetch back up
+11. `dlctl/shards/mapped.py`      the shard's blocks, on their way into the next commit
+12. `dlctl/optim/adagrad.py`      the rule, block by block; commit, ack, and the next fetch back up
 
 `tests/test_tour.py` walks this way in one straight function. Who may import whom:
 
-    daemons > cli > launch | sim > roles > algorithms > compress | optim
+    daemons > cli > launch | sim > roles > algorithms > shards > optim > compress
             > wire > messages | machine | flat > config > errors
 
 `dlctl/roles/coordinator.py` is the control plane (membership, leases, settings, checkpoints), and
 `dlctl/machine.py` the contract that all four roles keep. Everything under `dlctl/` that is not
-`cli/` and not about files (`rundb`, `runs`, `checkpoints`, `client`) is pure: sockets, clocks,
-threads and torch live in `daemons/`, and `dlctl/sim/` runs the same roles in virtual time.
+`cli/` and not about files (`rundb`, `runs`, `checkpoints`, `states`, `client`) is pure: sockets,
+clocks, threads and torch live in `daemons/`, and `dlctl/sim/` runs the same roles in virtual time.
 """
 
 __version__ = "0.1.0"
