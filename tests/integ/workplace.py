@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from dlctl import rundb
+from dlctl import rundb, states
 
 POLL_S = 0.05
 LOG_LINES = 15
@@ -376,6 +376,9 @@ class Workplace:
             for process in there:
                 process.kill()
             psutil.wait_procs(there, timeout=5)
+        for run in self.path.glob("runs*/*"):
+            # A run that has failed keeps its shards for `recover`; nobody will ask for it any more.
+            shutil.rmtree(states.shared_memory() / run.name, ignore_errors=True)
         left += self.sockets()
         shutil.rmtree(self.path, ignore_errors=True)
         return left
