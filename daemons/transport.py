@@ -22,6 +22,8 @@ from dlctl.messages import Message
 LINGER_MS = 500
 """For the last messages of a daemon that exits."""
 HANDSHAKE_MS = 3000
+CONNECT_MS = 2000
+"""Then another attempt is begun: the kernel alone would wait ever longer between two of them."""
 HEARTBEAT_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 3000
 ZERO_COPY_BYTES = 64 * 1024
@@ -53,6 +55,7 @@ class Transport:
         socket.setsockopt(zmq.LINGER, LINGER_MS)
         socket.setsockopt(zmq.MAXMSGSIZE, wire.FRAME_BYTES_MAX)
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)

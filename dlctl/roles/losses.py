@@ -50,6 +50,7 @@ class Losses:
         self.limit_s = coordinator.job.timeouts.silent_s
         self.slow_s = min(SLOW_S_MAX, self.limit_s / 2)
         self._looked_at = 0.0
+        self._was_cut_off = False
 
     def watch(self, now: float) -> None:
         """Look for daemons that are silent; often, about twice a second."""
@@ -59,6 +60,11 @@ class Losses:
                 daemon.heard_at = now
         self._looked_at = now
         is_cut_off = self._is_cut_off(now)
+        if self._was_cut_off and not is_cut_off:
+            # The first is heard again; the others get the time that they need to come back.
+            for daemon in self.members.daemons.values():
+                daemon.heard_at = now
+        self._was_cut_off = is_cut_off
         for daemon in self.members.daemons.values():
             self._watch(daemon, now, is_cut_off)
             self._watch_start(daemon, now)
