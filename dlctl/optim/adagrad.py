@@ -52,13 +52,13 @@ class Adagrad:
         self._scratch = scratch()
 
     def update(self, blocks: Iterable[Block]) -> None:
-        """One step of each element at its own rate, in place."""
-        for w_block, g, (G,) in blocks:
+        """One step of each element at its own rate."""
+        for w, g, (G,), w_next, (G_next,) in blocks:
             step = self._scratch[: g.size]
             np.multiply(g, g, out=step)
-            G += step
-            np.sqrt(G, out=step)
+            np.add(G, step, out=G_next)
+            np.sqrt(G_next, out=step)
             step += self.eps
             np.divide(g, step, out=step)
             step *= self.lr
-            w_block -= step
+            np.subtract(w, step, out=w_next)

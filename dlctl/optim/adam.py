@@ -59,28 +59,31 @@ class Adam:
         self._scratch = scratch()
 
     def update(self, blocks: Iterable[Block]) -> None:
-        """One update, in place; counts in `counters["updates"]` even if the push is empty."""
+        """One update; counts in `counters["updates"]` even if the push is empty."""
         self.counters["updates"] += 1
         t = self.counters["updates"]
         rate = self.lr / (1 - self.beta1**t)
         root_of_bias = math.sqrt(1 - self.beta2**t)
-        for w_block, g, (m, v) in blocks:
+        for w, g, (m, v), w_next, (m_next, v_next) in blocks:
             step = self._scratch[: g.size]
-            if self.weight_decay:
-                w_block *= 1 - self.lr * self.weight_decay
-            self._update_moments(g, m, v, step)
-            np.sqrt(v, out=step)
+            self._mean(m, g, m_next, step)
+            self._mean_square(v, g, v_next, step)
+            np.sqrt(v_next, out=step)
             step /= root_of_bias
             step += self.eps
-            np.divide(m, step, out=step)
+            np.divide(m_next, step, out=step)
             step *= rate
-            w_block -= step
+            if self.weight_decay:
+                w = np.multiply(w, 1 - self.lr * self.weight_decay, out=w_next)
+            np.subtract(w, step, out=w_next)
 
-    def _update_moments(self, g: Array, m: Array, v: Array, temporary: Array) -> None:
+    def _mean(self, m: Array, g: Array, m_next: Array, temporary: Array) -> None:
         np.subtract(g, m, out=temporary)
         temporary *= 1 - self.beta1
-        m += temporary
+        np.add(m, temporary, out=m_next)
+
+    def _mean_square(self, v: Array, g: Array, v_next: Array, temporary: Array) -> None:
         np.multiply(g, g, out=temporary)
         temporary *= 1 - self.beta2
-        v *= self.beta2
-        v += temporary
+        np.multiply(v, self.beta2, out=v_next)
+        v_next += temporary

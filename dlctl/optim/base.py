@@ -28,9 +28,10 @@ class Optimizer(Protocol):
     def __init__(self, options: Any) -> None: ...
 
     def update(self, blocks: Iterable[Block]) -> None:
-        """One update: go over all blocks, and change each in place.
+        """One update: go over all blocks, and write the next values of each.
 
-        The slots of a block are in the order of `slots`. Nothing is kept of a block, and nothing
+        `w_next` may be `w` itself or hold anything; it is written in full. So is each of
+        `slots_next`, in the order of `slots`. Nothing is kept of a block, and nothing
         of the shard's size is allocated. What an update does depends on the blocks, `lr` and
         `counters` alone, so that it can be repeated to the last bit.
         """

@@ -2,13 +2,15 @@
 
 A rule sees blocks of at most `BLOCK` elements: short enough that the temporaries of its several
 passes stay in the processor's cache, so that memory is read and written about once per update.
-Of a dense push a block is a view. Of a sparse push it is a copy of the touched elements, written
-back afterwards; indices are unique, so none of them is lost.
+It reads the present values and writes the next ones: in place, or elsewhere where the present ones
+have to outlive the update. Of a dense push a block is a view. Of a sparse push it is a copy of the
+touched elements, written back afterwards; indices are unique, so none of them is lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +19,21 @@ from dlctl.messages import Array
 
 BLOCK = 64 * 1024
 
-Block = tuple[Array, Array, tuple[Array, ...]]
-"""The shard's elements, their gradient (not to be written), and their elements of each slot."""
+
+class Block(NamedTuple):
+    """Some elements of a shard; all arrays are float32 and of one length."""
+
+    w: Array
+    g: Array
+    """Their gradient; not to be written."""
+    slots: tuple[Array, ...]
+    w_next: Array
+    """Where the next values go: `w` itself, or memory that overlaps with nothing here."""
+    slots_next: tuple[Array, ...]
+
+    @staticmethod
+    def in_place(w: Array, g: Array, slots: tuple[Array, ...]) -> Block:
+        return Block(w, g, slots, w, slots)
 
 
 def check_length(delta: Delta, size: int) -> None:
@@ -37,12 +52,14 @@ def blocks(w: Array, delta: Delta, slots: Mapping[str, Array]) -> Iterator[Block
     if delta.indices is None:
         for lo in range(0, count, BLOCK):
             cut = slice(lo, lo + BLOCK)
-            yield w[cut], delta.values[cut], tuple(slot[cut] for slot in slots.values())
+            yield Block.in_place(
+                w[cut], delta.values[cut], tuple(slot[cut] for slot in slots.values())
+            )
         return
     for lo in range(0, count, BLOCK):
         where = delta.indices[lo : lo + BLOCK]
         touched = [array[where] for array in (w, *slots.values())]
-        yield touched[0], delta.values[lo : lo + BLOCK], tuple(touched[1:])
+        yield Block.in_place(touched[0], delta.values[lo : lo + BLOCK], tuple(touched[1:]))
         for array, part in zip((w, *slots.values()), touched, strict=True):
             array[where] = part
 

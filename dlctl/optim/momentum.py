@@ -52,19 +52,19 @@ class Momentum:
         self._decayed = scratch()
 
     def update(self, blocks: Iterable[Block]) -> None:
-        """One step along the decayed sum, in place."""
-        for w_block, pushed, (m,) in blocks:
-            g = self._with_decay(w_block, pushed)
-            m *= self.momentum
-            m += g
+        """One step along the decayed sum."""
+        for w, pushed, (m,), w_next, (m_next,) in blocks:
+            g = self._with_decay(w, pushed)
+            np.multiply(m, self.momentum, out=m_next)
+            m_next += g
             step = self._scratch[: g.size]
             if self.nesterov:
-                np.multiply(m, self.momentum, out=step)
+                np.multiply(m_next, self.momentum, out=step)
                 step += g
                 step *= self.lr
             else:
-                np.multiply(m, self.lr, out=step)
-            w_block -= step
+                np.multiply(m_next, self.lr, out=step)
+            np.subtract(w, step, out=w_next)
 
     def _with_decay(self, w: Array, g: Array) -> Array:
         if not self.weight_decay:

@@ -37,13 +37,13 @@ class SGD:
         self._scratch = scratch()
 
     def update(self, blocks: Iterable[Block]) -> None:
-        """w -= lr * (g + weight_decay * w), in place."""
-        for w_block, g, _ in blocks:
+        """w -= lr * (g + weight_decay * w)."""
+        for w, g, _, w_next, _ in blocks:
             step = self._scratch[: g.size]
             if self.weight_decay:
-                np.multiply(w_block, self.weight_decay, out=step)
+                np.multiply(w, self.weight_decay, out=step)
                 step += g
                 step *= self.lr
             else:
                 np.multiply(g, self.lr, out=step)
-            w_block -= step
+            np.subtract(w, step, out=w_next)

@@ -2,8 +2,8 @@
 
 Nothing of the last commit is overwritten before the next one is whole; that is all there is to it.
 
-- Dense: each block is copied from the buffer that counts into the other one, while it is hot in
-  the cache, and changed there. The commit says that the other one counts from now on.
+- Dense: the next values are read from the buffer that counts and written into the other one. The
+  commit says that the other one counts from now on.
 - Sparse: the touched elements are gathered into a redo area and changed there. The commit refers
   to it; then they are scattered into the buffer that counts. Who opens the state scatters the redo
   record of the newest commit again, which changes nothing if that was done before.
@@ -143,7 +143,7 @@ class Mapped:
         if self._is_dirty():
             return self._in_place(delta)
         if delta.indices is None:
-            return self._copying(delta.values)
+            return self._across(delta.values)
         if delta.indices.size <= self._form.redo_max:
             return self._gathering(delta, delta.indices)
         self._go_dense()
@@ -171,18 +171,15 @@ class Mapped:
             self._vectors[W], delta, {name: self._vectors[name] for name in self._form.slots}
         )
 
-    def _copying(self, gradient: Array) -> Iterator[Block]:
+    def _across(self, gradient: Array) -> Iterator[Block]:
         """A dense update on its way from one buffer to the other."""
         target = self._views[1 - self._newest.current]
-        pairs = list(zip(self._vectors.values(), target.values(), strict=True))
+        present, following = list(self._vectors.values()), list(target.values())
         for lo in range(0, gradient.size, BLOCK):
             cut = slice(lo, lo + BLOCK)
-            parts = []
-            for source, copy in pairs:
-                part = copy[cut]
-                part[:] = source[cut]
-                parts.append(part)
-            yield parts[0], gradient[cut], tuple(parts[1:])
+            w, *slots = (array[cut] for array in present)
+            w_next, *slots_next = (array[cut] for array in following)
+            yield Block(w, gradient[cut], tuple(slots), w_next, tuple(slots_next))
             self._point("block updated")
         self._vectors = target
 
@@ -198,7 +195,7 @@ class Mapped:
             for array, part in zip(vectors, parts, strict=True):
                 # The indices were checked on their way in; checking them again takes a copy.
                 np.take(array, chosen, out=part, mode="clip")
-            yield parts[0], delta.values[cut], tuple(parts[1:])
+            yield Block.in_place(parts[0], delta.values[cut], tuple(parts[1:]))
             self._point("redo block written")
         if where.size:
             self._redo = _Redo(area, where, values)
