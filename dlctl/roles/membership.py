@@ -12,10 +12,9 @@ from typing import Any
 from dlctl.machine import Peer
 from dlctl.messages import Json
 
-BACKOFF_FIRST_S = 0.5
-BACKOFF_MAX_S = {"agent": 2.0, "server": 2.0, "worker": 30.0}
-"""Others wait for a server, and an agent's daemons for whoever looks after them."""
-LIFE_S = {"agent": 3.0, "server": 3.0, "worker": 10.0}
+BACKOFF_S = {"agent": (0.5, 2.0), "server": (0.1, 2.0), "worker": (0.5, 30.0)}
+"""The first and the longest pause before another start. Everybody waits for a server."""
+LIFE_S = {"agent": 3.0, "server": 1.0, "worker": 10.0}
 """A process that has been at work after so long has not died of its start: its death does not count
 with those before it."""
 STATUS_UNKNOWN = -255
@@ -114,8 +113,9 @@ class Daemon:
     def back_off(self, now: float) -> None:
         """Wait before the next incarnation: not at all the first time, then ever longer."""
         self.restarts += 1
+        first_s, longest_s = BACKOFF_S[self.role]
         again = self.deaths_in_row - 2
-        delay_s = min(BACKOFF_FIRST_S * 2**again, BACKOFF_MAX_S[self.role]) if again >= 0 else 0.0
+        delay_s = min(first_s * 2**again, longest_s) if again >= 0 else 0.0
         self.state, self.retry_at = "backoff", now + delay_s
 
     def lasting(self) -> tuple[Any, ...]:
