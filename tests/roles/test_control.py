@@ -20,7 +20,7 @@ from dlctl.roles.journal import (
     CompleteCheckpoint,
     History,
 )
-from dlctl.roles.membership import BACKOFF_MAX_S, Membership, describe_exit
+from dlctl.roles.membership import BACKOFF_S, Membership, describe_exit
 
 
 def members() -> Membership:
@@ -55,7 +55,7 @@ def test_a_dead_worker_waits_longer_each_time() -> None:
         assert worker.retry_at is not None
         pauses.append(worker.retry_at - 100.0)
     assert pauses[:4] == [0.0, 0.5, 1.0, 2.0]
-    assert pauses[-1] == BACKOFF_MAX_S["worker"]
+    assert pauses[-1] == BACKOFF_S["worker"][1]
 
 
 def test_only_those_who_work_take_part() -> None:
