@@ -17,7 +17,7 @@ from dlctl.compress.topk import TopK, TopKOptions
 from dlctl.config import Choice, Job, JobFile
 from dlctl.flat import slice_bounds
 from dlctl.machine import Received, Started
-from dlctl.messages import APPLIED, Assign, Initialise, Join, Message, Welcome
+from dlctl.messages import APPLIED, Assign, Initialise, Message, Welcome
 from dlctl.optim.adagrad import Adagrad
 from dlctl.roles.channel import Channel, Identity
 from dlctl.roles.desk import COORDINATOR, Birth
@@ -77,7 +77,7 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
     me = Identity("tour-1", slot=0, epoch=1, token=sign(KEY, "tour-1", 0, 1))
     channel = Channel(0, me, Outstanding(resend_s=1.0))
     w, averaged, constant = replica.parameters[lo:hi].copy(), replica.averaged(), replica.constant()
-    ask(Join(me.run_id, me.slot, me.epoch, me.token))
+    ask(channel.join(now=0.0).message)
     channel.on_joined(ask(Initialise(me.slot, me.epoch, w, averaged, constant)), now=0.0)
 
     # Downpour accrues the gradient, makes a step of its own with it, and asks for a push.

@@ -9,7 +9,7 @@ from dlctl.messages.base import Array, Message, Packed
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Join(Message):
-    """A worker's first word to a server, and its way to learn the generation after a break."""
+    """A worker's first word to a server, on every connection; nothing else is heard before it."""
 
     run_id: str
     slot: int
@@ -26,6 +26,14 @@ class Joined(Message):
     hi: int
     initialised: bool
     next_seq: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class JoinAgain(Message):
+    """A server does not know the worker that spoke: its process or the connection is a new one."""
+
+    shard: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -70,17 +78,16 @@ LATE = "late"
 REFUSED = "refused"
 GAP = "gap"
 FENCED = "fenced"
-GENERATION = "generation"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Ack(Message):
-    """What became of a push. All outcomes but HELD, GAP, FENCED and GENERATION settle it for good.
+    """What became of a push. All outcomes but HELD, GAP and FENCED settle it for good.
 
     APPLIED: it is in the shard. DUPLICATE: it already was. LATE: the method dropped it, as it
     should.
     REFUSED: it was poison (`reason`). HELD: it waits in a barrier. GAP: resend from `next_seq`.
-    FENCED: a newer epoch owns this slot. GENERATION: join again, the shard has restarted.
+    FENCED: a newer epoch owns this slot.
     """
 
     shard: int

@@ -17,7 +17,6 @@ from dlctl.messages import (
     DUPLICATE,
     FENCED,
     GAP,
-    GENERATION,
     HELD,
     LATE,
     REFUSED,
@@ -79,13 +78,21 @@ class Channel:
             ("join", self.shard), self.peer, Join(me.run_id, me.slot, me.epoch, me.token), now
         )
 
-    def on_joined(self, message: Joined, now: float) -> list[Send]:
-        """The shard's answer; pushes that it has seen are settled by their acks, which are
-        repeated.
-        """
-        if message.generation < self.generation:
+    def on_join_again(self, generation: int, now: float) -> list[Send]:
+        """The shard does not know us (any more); it says so of all we send, one join is enough."""
+        if generation < self.generation or not self.joined:
             return []
-        self.outstanding.done(("join", self.shard), now)
+        return [self.join(now)]
+
+    def on_joined(self, message: Joined, now: float) -> list[Send] | None:
+        """The shard's answer; None if nobody waits for it.
+
+        Pushes that it has seen are settled by their acks, which are repeated.
+        """
+        if message.generation < max(self.generation, self.moved_to):
+            return None
+        if self.outstanding.done(("join", self.shard), now) is None:
+            return None
         self.joined = True
         self.initialised = message.initialised
         self.lo, self.hi = message.lo, message.hi
@@ -135,8 +142,6 @@ class Channel:
             return None, []
         if ack.outcome == FENCED:
             raise Fenced(ack.reason)
-        if ack.outcome == GENERATION:
-            return None, [self.join(now)]
         if ack.outcome == GAP:
             return None, self._on_gap(ack.next_seq, now)
         if ack.outcome == HELD:

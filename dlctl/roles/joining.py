@@ -1,5 +1,5 @@
 """How a replica comes into a run: registered, model built, joined to every shard; and joined again
-when a shard has a new process.
+when a shard has a new process, or the connection to it is a new one.
 
     registering -> building the model -> waiting for the servers -> joining -> (loading buffers)
 """
@@ -72,19 +72,29 @@ class Joining:
             channel.moved_to = message.generation
             self.desk.do(Connect(channel.peer, message.address), channel.join(now))
 
-    def on_joined(self, message: m.Joined, now: float) -> None:
-        """Raises RemoteProtocolError if the server's slice is not what it must be."""
+    def on_join_again(self, message: m.JoinAgain, now: float) -> None:
+        self.desk.do(*self.channels[message.shard].on_join_again(message.generation, now))
+
+    def on_joined(self, message: m.Joined, now: float) -> bool:
+        """Whether anybody waited for it.
+
+        Raises RemoteProtocolError if the server's slice is not what it must be.
+        """
         assert self.model is not None
         channel = self.channels[message.shard]
         bounds = slice_bounds(len(self.model.parameters), len(self.channels), message.shard)
         if (message.lo, message.hi) != bounds:
             raise RemoteProtocolError(f"its slice is {message.lo}:{message.hi}")
-        self.desk.do(*channel.on_joined(message, now))
+        sends = channel.on_joined(message, now)
+        if sends is None:
+            return False
+        self.desk.do(*sends)
         if not channel.initialised:
             self._initialise_or_wait(channel, now)
         elif not self.is_complete and all(c.joined and c.initialised for c in self.channels):
             self.is_complete = True
             self._ask_for_buffers(channel.identity, now)
+        return True
 
     def _initialise_or_wait(self, channel: Channel, now: float) -> None:
         assert self.model is not None

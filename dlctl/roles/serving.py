@@ -1,7 +1,8 @@
 """A shard at work: workers join, push and fetch; the rules by which anything gets into it.
 
-A push passes, in this order: which epoch (fencing), which number (exactly once), what (sizes and
-indices within the shard, every value finite), and only then the method's server side, which applies
+A push passes, in this order: which epoch (fencing), whose connection (only the one that has shown
+the token of the epoch), which number (exactly once), what (sizes and indices within the shard,
+every value finite), and only then the method's server side, which applies
 it, holds it in a barrier or drops it. Then all of it is committed: shard, numbers and whatever the
 method has to know; only then the ack goes out. What is in no commit was never acknowledged, so a
 server that takes this one's place gets it again.
@@ -22,9 +23,9 @@ from dlctl.compress.base import Compressor, Delta
 from dlctl.errors import RemoteProtocolError
 from dlctl.flat import AVERAGED, CONSTANT, Layout
 from dlctl.machine import Peer
-from dlctl.messages import APPLIED, DUPLICATE, FENCED, GAP, GENERATION, HELD, LATE, REFUSED, Ack
+from dlctl.messages import APPLIED, DUPLICATE, FENCED, GAP, HELD, LATE, REFUSED, Ack
 from dlctl.roles.buffers import AveragedBuffers
-from dlctl.roles.deliveries import NEW, UNKNOWN, Deliveries
+from dlctl.roles.deliveries import NEW, Deliveries
 from dlctl.roles.desk import Desk
 from dlctl.roles.meters import Rates, Staleness
 from dlctl.roles.token import is_genuine
@@ -68,7 +69,7 @@ class Serving:
         self.staleness = Staleness()
         self._members: frozenset[int] = frozenset()
         self._peers: dict[int, Peer] = {}
-        """Slot -> the connection of its newest epoch, for acks that come later than their push."""
+        """Slot -> the connection that its newest epoch has joined on last."""
         self._refused: Counter[int] = Counter()
         """Slot -> pushes that were refused, of all its epochs."""
         self._held_fetches: dict[int, tuple[Peer, m.Fetch]] = {}
@@ -142,7 +143,7 @@ class Serving:
             return
         if self.deliveries.join(message.slot, message.epoch):
             self._held_fetches.pop(message.slot, None)
-            self._peers[message.slot] = peer
+            self._peers[message.slot] = peer  # before what was settled is told to it
             self._settle(self.side.joined(message.slot), at_once=True)
         self._peers[message.slot] = peer
         self._answer_join(peer, message.slot)
@@ -157,7 +158,7 @@ class Serving:
         )  # fmt: skip
 
     def on_initialise(self, peer: Peer, message: m.Initialise) -> None:
-        if not self.deliveries.is_current(message.slot, message.epoch):
+        if not self._is_joined(peer, message.slot, message.epoch):
             return
         if not self.initialised:
             if not self._fits(message):
@@ -174,24 +175,40 @@ class Serving:
         is_whole = message.values.size == self.shard.w.size and extras == sizes
         return is_whole and bool(np.isfinite(message.values).all())
 
-    def _knows(self, slot: int, epoch: int) -> bool:
-        return self.initialised and self.deliveries.is_current(slot, epoch)
+    def _is_joined(self, peer: Peer, slot: int, epoch: int) -> bool:
+        """Whether a connection is that worker's; if not, it is asked to show its token."""
+        known = self.deliveries.is_current(slot, epoch) and self._peers.get(slot) == peer
+        if not known:
+            self._ask_to_join(peer)
+        return known
+
+    def _is_at_work(self, peer: Peer, slot: int, epoch: int) -> bool:
+        """The same, and there are values to work on."""
+        if not self.initialised:
+            self._ask_to_join(peer)
+        return self.initialised and self._is_joined(peer, slot, epoch)
+
+    def _ask_to_join(self, peer: Peer) -> None:
+        self.desk.send(peer, m.JoinAgain(self.index, self.generation))
 
     # ------------------------------------------------------------ pushes
 
     def on_push(self, peer: Peer, push: m.Push) -> None:
         self.rates.add("push_bytes", push.delta.nbytes)
         verdict = self.deliveries.judge(push)
-        is_ours = push.generation == self.generation and self.initialised
-        if verdict == UNKNOWN or not is_ours:
-            self._ack(peer, push.seq, GENERATION, slot=push.slot)
-        elif verdict != NEW:
+        if verdict == FENCED:
+            self._count(verdict)
+            self._ack(peer, push.seq, verdict, slot=push.slot)
+        elif push.generation != self.generation:
+            self._ask_to_join(peer)
+        elif not self._is_at_work(peer, push.slot, push.epoch):
+            return
+        elif verdict == NEW:
+            self._take(peer, push)
+        else:
             self._count(verdict)
             if not (verdict == DUPLICATE and self.deliveries.is_held(push)):
                 self._ack(peer, push.seq, verdict, slot=push.slot)
-        else:
-            self._peers[push.slot] = peer
-            self._take(peer, push)
 
     def _take(self, peer: Peer, push: m.Push) -> None:
         try:
@@ -267,7 +284,7 @@ class Serving:
     # ------------------------------------------------------------ fetches
 
     def on_fetch(self, peer: Peer, fetch: m.Fetch) -> None:
-        if not self._knows(fetch.slot, fetch.epoch):
+        if not self._is_at_work(peer, fetch.slot, fetch.epoch):
             return
         if self.side.clock() >= fetch.clock_min:
             self._answer_fetch(peer, fetch)
@@ -291,11 +308,11 @@ class Serving:
         )
 
     def on_push_buffers(self, peer: Peer, message: m.PushBuffers) -> None:
-        if self.buffers is not None and self._knows(message.slot, message.epoch):
+        if self.buffers is not None and self._is_at_work(peer, message.slot, message.epoch):
             self.buffers.push(message.slot, message.samples, message.values)
 
     def on_fetch_buffers(self, peer: Peer, message: m.FetchBuffers) -> None:
-        if self.buffers is not None and self._knows(message.slot, message.epoch):
+        if self.buffers is not None and self._is_at_work(peer, message.slot, message.epoch):
             average = self.buffers.average()
             self.desk.send(peer, m.Buffers(message.request, average, self.constant))
 

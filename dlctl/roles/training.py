@@ -204,8 +204,8 @@ class Training:
         self.rates.add("push_bytes", delta.nbytes)
         self.outbox.queue("push", c.push_key(push.seq), c.peer, push, delta.nbytes)
 
-    def on_new_process(self, shard: int, now: float) -> None:
-        """What the process before had been asked and not answered is asked again."""
+    def on_joined_again(self, shard: int, now: float) -> None:
+        """What the shard had been asked, and has forgotten or could not answer, is asked again."""
         channel = self.channels[shard]
         keys = [key for key, peer, _ in self.desk.outstanding.waiting() if peer == channel.peer]
         for key in keys:

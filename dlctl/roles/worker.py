@@ -178,11 +178,11 @@ class Worker:
             self.live.apply(message.settings, now)
 
     def _on_joined(self, message: m.Joined, now: float) -> None:
-        is_new = message.generation > self.joining.channels[message.shard].generation
-        self.joining.on_joined(message, now)
-        if self.training is not None and is_new:
-            self.training.on_new_process(message.shard, now)
-        elif self.training is None and self.joining.is_complete and not self.joining.has_buffers():
+        if not self.joining.on_joined(message, now):
+            return
+        if self.training is not None:
+            self.training.on_joined_again(message.shard, now)
+        elif self.joining.is_complete and not self.joining.has_buffers():
             self._begin()
 
     def _begin(self) -> None:
@@ -349,6 +349,7 @@ class Worker:
     }
     _FROM_SERVERS: ClassVar[dict[type, Callable[[Any, Any, float], None]]] = {
         m.Joined: _on_joined,
+        m.JoinAgain: lambda self, message, now: self.joining.on_join_again(message, now),
         m.Parameters: _on_work,
         m.Ack: _on_work,
         m.Buffers: _on_buffers,

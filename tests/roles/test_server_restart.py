@@ -15,7 +15,7 @@ from dlctl.compress.none import Dense
 from dlctl.config import Choice, Job, JobFile, Servers, Workers
 from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout
 from dlctl.machine import Exit, Note, Received, Send, Started, StopRequested
-from dlctl.messages import APPLIED, DUPLICATE, GENERATION, HELD, LATE, REFUSED, Packed
+from dlctl.messages import APPLIED, DUPLICATE, HELD, LATE, REFUSED, Packed
 from dlctl.optim.adagrad import Adagrad
 from dlctl.optim.sgd import SGD
 from dlctl.roles.desk import COORDINATOR, Birth
@@ -115,9 +115,14 @@ class Life:
     def push(
         self, seq: int, values: Any = (-1, 0, 0, 0), slot: int = 0, epoch: int = 1, clock: int = 0
     ) -> list[tuple[int, str]]:
+        acks = self.ask(self.message(seq, values, slot, epoch, clock))
+        return [(ack.seq, ack.outcome) for ack in acks]
+
+    def message(
+        self, seq: int, values: Any = (-1, 0, 0, 0), slot: int = 0, epoch: int = 1, clock: int = 0
+    ) -> m.Push:
         delta = Packed("none", SIZE, (np.array(values, np.float32),))
-        message = m.Push(slot, epoch, self.generation, seq, 0, 7, 9, 3, clock, delta)
-        return [(ack.seq, ack.outcome) for ack in self.ask(message)]
+        return m.Push(slot, epoch, self.generation, seq, 0, 7, 9, 3, clock, delta)
 
     @property
     def w(self) -> list[float]:
@@ -163,7 +168,7 @@ def test_a_worker_of_before_has_to_join_again_before_it_pushes() -> None:
     at_work(keeping).push(0)
     second = Life(keeping, 2, keep=True)
     second.generation = 1
-    assert second.push(1) == [(1, GENERATION)]
+    assert second.ask(second.message(1)) == [m.JoinAgain(0, 2)]
     assert second.w == [1, 0, 0, 0]
 
 

@@ -27,6 +27,7 @@ class Replica:
         self.channels = [Channel(shard, identity, self.desk.outstanding) for shard in (0, 1)]
         for channel in self.channels:
             lo = 2 * channel.shard
+            channel.join(0.0)
             channel.on_joined(Joined(channel.shard, 1, 0, lo, lo + 2, True, 0), 0.0)
         outbox = Outbox(self.desk.outstanding)
         side = DOWNPOUR.worker(DOWNPOUR.Options(), np.zeros(4, np.float32), 0)

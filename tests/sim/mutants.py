@@ -231,7 +231,12 @@ def no_fencing(patch: Patch) -> None:
             return NEW
         return honest(self, push)
 
+    def is_joined(self, peer, slot, epoch):
+        self._peers[slot] = peer
+        return self.deliveries.is_current(slot, epoch)
+
     patch.setattr(Deliveries, "judge", judge)
+    patch.setattr(Serving, "_is_joined", is_joined)
 
 
 # ---------------------------------------------------------------- data

@@ -170,7 +170,8 @@ def test_a_server_refuses_a_poisoned_push_and_says_why(delta, reason):
     server = simulation.world.machine("server-0").serving
     before = server.shard.w.copy()
     push = m.Push(0, 1, 1, server.deliveries.next_seq(0), 0, 0, 0, 8, 0, delta, 0)
-    (answer,) = _refused(tell(simulation, "server-0", b"a liar", [push]))
+    join = m.Join(RUN_ID, 0, 1, sign(KEY, RUN_ID, 0, 1))
+    (answer,) = _refused(tell(simulation, "server-0", b"a worker that lies", [join, push]))
     assert reason in answer
     assert np.array_equal(server.shard.w, before)
     assert server.rates.total["refused"] == 1
@@ -187,27 +188,53 @@ def test_an_epoch_that_the_coordinator_has_not_issued_fences_nobody():
     assert simulation.run().state == "finished"
 
 
+def test_who_has_not_shown_a_token_on_a_connection_gets_nothing_in_and_nothing_out():
+    """Not even with the slot, epoch, generation and next number of a worker that lives."""
+    simulation = in_the_middle()
+    server = simulation.world.machine("server-0").serving
+    before = server.shard.w.copy()
+    delta = Packed("none", 300, (np.ones(300, "f4"),))
+    forged = [
+        m.Push(0, 1, 1, server.deliveries.next_seq(0), 0, 0, 0, 8, 0, delta, 0),
+        m.Push(0, 1, 1, 0, 0, 0, 0, 8, 0, delta, 0),
+        m.Fetch(0, 1, 7, 0),
+        m.Initialise(0, 1, np.ones(300, "f4"), np.zeros(0), np.zeros(0, "f4")),
+    ]
+    effects = tell(simulation, "server-0", b"a stranger", forged)
+    said = [effect.message for effect in effects if isinstance(effect, Send)]
+    assert said == [m.JoinAgain(0, 1)] * len(forged)
+    assert np.array_equal(server.shard.w, before)
+    assert simulation.run().state == "finished"
+
+
 def test_a_push_that_was_recorded_and_is_played_again_is_a_duplicate():
     simulation = in_the_middle()
     server = simulation.world.machine("server-0").serving
     before = server.shard.w.copy()
     old = m.Push(0, 1, 1, 0, 0, 0, 0, 8, 0, Packed("none", 300, (np.ones(300, "f4"),)), 0)
-    effects = tell(simulation, "server-0", b"a stranger", [old] * 1000)
-    assert {e.message.outcome for e in effects if isinstance(e, Send)} == {"duplicate"}
+    join = m.Join(RUN_ID, 0, 1, sign(KEY, RUN_ID, 0, 1))
+    effects = tell(simulation, "server-0", b"who has heard it all", [join, *[old] * 1000])
+    answers = [e.message for e in effects if isinstance(e, Send)]
+    assert {answer.outcome for answer in answers[1:]} == {"duplicate"}
     assert np.array_equal(server.shard.w, before)
 
 
 def test_a_push_from_the_future_is_a_gap_and_one_of_an_older_epoch_is_fenced():
     simulation = in_the_middle()
     delta = Packed("none", 300, (np.ones(300, "f4"),))
+    joins = [
+        m.Join(RUN_ID, slot, epoch, sign(KEY, RUN_ID, slot, epoch))
+        for slot, epoch in ((0, 1), (1, 2))
+    ]
+    tell(simulation, "server-0", b"x", joins)
     ahead = m.Push(0, 1, 1, 2**62, 0, 0, 0, 8, 0, delta, 0)
-    tell(simulation, "server-0", b"new", [m.Join(RUN_ID, 1, 2, sign(KEY, RUN_ID, 1, 2))])
     older = m.Push(1, 1, 1, 3, 0, 0, 0, 8, 0, delta, 0)
     unknown = m.Push(1, 3, 1, 0, 0, 0, 0, 8, 0, delta, 0)
     stranger = m.Push(9, 1, 1, 0, 0, 0, 0, 8, 0, delta, 0)
     effects = tell(simulation, "server-0", b"x", [ahead, older, unknown, stranger])
-    outcomes = [effect.message.outcome for effect in effects if isinstance(effect, Send)]
-    assert outcomes == ["gap", "fenced", "generation", "generation"]
+    answers = [effect.message for effect in effects if isinstance(effect, Send)]
+    assert [answer.outcome for answer in answers[:2]] == ["gap", "fenced"]
+    assert answers[2:] == [m.JoinAgain(0, 1)] * 2
 
 
 def test_nobody_but_the_coordinator_gives_orders_to_a_server():
