@@ -34,6 +34,7 @@ from dlctl.roles.serving import Serving
 from dlctl.roles.training import Training
 from dlctl.roles.work import Work
 from dlctl.roles.worker import Worker
+from dlctl.shards.mapped import Mapped
 
 Patch = pytest.MonkeyPatch
 
@@ -232,6 +233,7 @@ def no_fencing(patch: Patch) -> None:
         return honest(self, push)
 
     def is_joined(self, peer, slot, epoch):
+        """Connections would be told apart otherwise, and fencing not be needed."""
         self._peers[slot] = peer
         return self.deliveries.is_current(slot, epoch)
 
@@ -408,3 +410,32 @@ def generation_is_not_raised(patch: Patch) -> None:
         honest(self, daemon)
 
     patch.setattr(Arrivals, "_issue_term", issue_term)
+
+
+@mutant(
+    "a redo record says how much to add, so that it counts twice when it is replayed",
+    "LedgerChecker", "StalenessChecker", scenario="recovery", seeds=40,
+)  # fmt: skip
+def redo_is_replayed_twice(patch: Patch) -> None:
+    honest = Mapped._gathering
+
+    def gathering(self, delta, where):
+        yield from honest(self, delta, where)
+        if self._redo is not None:
+            for array, values in zip(self._vectors.values(), self._redo.values, strict=True):
+                values -= array[where]
+
+    def scatter(self, where, values):
+        for array, more in zip(self._vectors.values(), values, strict=True):
+            array[where] += more
+
+    def now(self):
+        vectors = {name: array.copy() for name, array in self._vectors.items()}
+        if self._redo is not None:
+            for array, more in zip(vectors.values(), self._redo.values, strict=True):
+                array[self._redo.where] += more
+        return vectors
+
+    patch.setattr(Mapped, "_gathering", gathering)
+    patch.setattr(Mapped, "_scatter", scatter)
+    patch.setattr(Mapped, "_now", now)
