@@ -83,6 +83,12 @@ def kept(run_directory: Path, servers: Servers) -> list[Kept]:
     return [found[shard] for shard in sorted(found)]
 
 
+def bytes_held(run_directory: Path, servers: Servers) -> int:
+    """What the states of a run take of memory or disk, in bytes."""
+    paths = [path for place in places(run_directory, servers) for path in place.glob("shard-*")]
+    return sum(path.lstat().st_size for path in paths)
+
+
 def remove(run_directory: Path, servers: Servers) -> list[Path]:
     """Remove what servers that died before the end of their run have left; returns what it was.
 

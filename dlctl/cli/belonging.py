@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from dlctl import processes, rundb, runs
+from dlctl.cli import console
 from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import DlctlError
+from dlctl.units import format_size
 
 COPY = "a copy of a run cannot take its place: its daemons are found by the name of the run"
 
@@ -144,3 +146,17 @@ def has_unknown_coordinator(snapshot: Snapshot) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def name_what_stays(directory: Path) -> None:
+    """A run that is left for a new one may still hold memory: only its owner may give it up."""
+    from dlctl import states
+    from dlctl.cli import recovery
+
+    held = states.bytes_held(directory, recovery.read_jobfile(directory).servers)
+    if held:
+        name = console.escape(directory.name)
+        console.note(
+            f"the shards of {name} stay, {format_size(held)}: dlctl recover {name}   |   "
+            f"to give them up: dlctl stop --kill -j {name}"
+        )

@@ -69,6 +69,8 @@ def launch(file: Path, *, fresh: bool) -> Launched:
             return Launched(previous.directory, None)
         if previous is None or fresh:
             console.note(f"{console.escape(summary(job))}")
+            if previous is not None:
+                belonging.name_what_stays(previous.directory)
             return _begin(file, job, content)
         with belonging.claimed(previous.directory):
             return _again(previous, file, job, content, summary(job))

@@ -97,6 +97,19 @@ def test_fresh_begins_a_new_run_and_keeps_the_old_one(job, own_place, play, dlct
     assert dlctl_command("ps", "-q").out.count("quick-") == 2
 
 
+def test_fresh_names_the_shards_that_a_failed_run_still_holds(job, own_place, play, dlctl_command):
+    play("start", "ready", "forever")
+    dlctl_command("start", "job.toml")
+    dlctl_command("stop")
+    directory = Path(the_run(own_place)["directory"])
+    (directory / "state").mkdir()
+    (directory / "state" / "shard-0.state").write_bytes(bytes(1_040_000))
+    code, _, err = dlctl_command("start", "--fresh", "job.toml")
+    assert code == 0
+    assert f"the shards of {directory.name} stay, 1.04 MB" in err
+    assert f"dlctl stop --kill -j {directory.name}" in err
+
+
 def test_a_damaged_checkpoint_is_skipped_and_said_so(job, own_place, play, dlctl_command):
     play("start", "ready", "forever")
     dlctl_command("start", "job.toml")
