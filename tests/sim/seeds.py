@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -116,7 +118,14 @@ class Summary:
 
 def pool() -> ProcessPoolExecutor:
     """One process per core. They are fresh ones, so that nothing of the parent is in them."""
-    return ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
+    return ProcessPoolExecutor(
+        os.cpu_count(), mp_context=get_context("spawn"), initializer=_end_with_parent
+    )
+
+
+def _end_with_parent() -> None:
+    """Otherwise they would wait for work for ever if the parent was killed."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def explore(
