@@ -11,8 +11,6 @@ import os
 import signal
 from pathlib import Path
 
-import psutil
-
 from daemons.loop import Loop
 from dlctl import processes, rundb
 from dlctl.machine import StopRequested
@@ -39,11 +37,4 @@ def stop_the_run(loop: Loop, directory: Path) -> None:
 def _signal_coordinator(directory: Path) -> bool:
     """Whether there was a coordinator to signal."""
     run = rundb.read(directory)
-    coordinator = processes.find(run.get("pid"), run.get("pid_created"))
-    if coordinator is None:
-        return False
-    try:
-        coordinator.send_signal(signal.SIGTERM)
-    except psutil.NoSuchProcess:
-        return False
-    return True
+    return processes.send_signal(run.get("pid"), run.get("pid_start"), signal.SIGTERM)

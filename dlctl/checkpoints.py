@@ -21,7 +21,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ SLOT = "slot."
 _NAME = re.compile(r"(\d{12,})-(\d+)")
 _CHUNK_BYTES = 4 * 2**20
 _HEADER_ALIGNMENT_BYTES = 8
+_IGNORE: Callable[[str], None] = lambda problem: None  # noqa: E731
 _DTYPES = {
     "<f8": "F64", "<i8": "I64", "<f4": "F32", "<i4": "I32", "<u4": "U32",
     "<f2": "F16", "<u2": "U16", "|u1": "U8",
@@ -238,8 +239,11 @@ def _check_length(path: Path, file: Any, tensor: str, length: int) -> None:
 # ---------------------------------------------------------------- checking
 
 
-def verify(directory: Path) -> list[str]:
-    """What is wrong with a checkpoint, a sentence each; [] if nothing. Hashes every file."""
+def verify(directory: Path, *, hashes: bool = True) -> list[str]:
+    """What is wrong with a checkpoint, a sentence each; [] if nothing. Hashes every file.
+
+    Without `hashes` it is quick, and finds only what is missing or has another size.
+    """
     try:
         manifest = read_manifest(directory)
     except DlctlError as error:
@@ -247,7 +251,7 @@ def verify(directory: Path) -> list[str]:
     problems = _gaps(directory, manifest)
     for part in (*manifest["shards"], *manifest["workers"]):
         if part["file"]:
-            problems += _file_problems(directory / part["file"], part)
+            problems += _file_problems(directory / part["file"], part, hashes)
     return problems
 
 
@@ -262,7 +266,7 @@ def _gaps(directory: Path, manifest: Manifest) -> list[str]:
     return []
 
 
-def _file_problems(path: Path, part: Mapping[str, Any]) -> list[str]:
+def _file_problems(path: Path, part: Mapping[str, Any], hashes: bool) -> list[str]:
     try:
         size_bytes = path.lstat().st_size
         if not path.is_file() or path.is_symlink():
@@ -270,9 +274,9 @@ def _file_problems(path: Path, part: Mapping[str, Any]) -> list[str]:
         if size_bytes != part["nbytes"]:
             how = "cut off" if size_bytes < part["nbytes"] else "too long"
             return [f"{path}: {how}: it has {size_bytes} bytes, the manifest says {part['nbytes']}"]
-        if _sha256(path) != part["sha256"]:
+        if hashes and _sha256(path) != part["sha256"]:
             return [f"{path}: its SHA-256 is not the one in the manifest"]
-        if "lo" in part:
+        if hashes and "lo" in part:
             with _opened(path) as file:
                 for tensor in ("w", *(k for k in file.keys() if k.startswith(SLOT))):  # noqa: SIM118
                     _check_length(path, file, tensor, part["hi"] - part["lo"])
@@ -312,36 +316,34 @@ def highest_number(run_directory: Path) -> int:
     return max((number(directory)[0] for directory in _candidates(run_directory)), default=0)
 
 
+def finished(run_directory: Path) -> list[Path]:
+    """All checkpoints that were completed once, newest last, damaged ones included."""
+    return [found for found in _candidates(run_directory) if os.path.lexists(found / MANIFEST)]
+
+
 def complete(run_directory: Path) -> list[Path]:
     """All checkpoints with a readable manifest, newest last. Their files are not looked at."""
     found = []
-    for directory in _candidates(run_directory):
-        try:
+    for directory in finished(run_directory):
+        with suppress(DlctlError):
             read_manifest(directory)
-        except DlctlError:
-            continue
-        found.append(directory)
+            found.append(directory)
     return found
 
 
-def _ignore(problem: str) -> None:
-    pass
-
-
 def newest_good(
-    run_directory: Path, on_problem: Callable[[str], None] = _ignore
+    run_directory: Path, on_problem: Callable[[str], None] = _IGNORE
 ) -> tuple[Path, Manifest] | None:
     """The newest checkpoint in which every byte is right; None if there is none.
 
     A checkpoint that was meant to be complete and is not good is skipped; `on_problem` hears why.
     """
-    for directory in reversed(_candidates(run_directory)):
-        if (directory / MANIFEST).exists():
-            problems = verify(directory)
-            if not problems:
-                return directory, read_manifest(directory)
-            for problem in problems:
-                on_problem(problem)
+    for directory in reversed(finished(run_directory)):
+        problems = verify(directory)
+        if not problems:
+            return directory, read_manifest(directory)
+        for problem in problems:
+            on_problem(problem)
     return None
 
 
@@ -349,7 +351,7 @@ def prune(
     run_directory: Path,
     keep: int,
     trusted: Path | None = None,
-    on_problem: Callable[[str], None] = _ignore,
+    on_problem: Callable[[str], None] = _IGNORE,
 ) -> list[Path]:
     """Remove all but the newest `keep` complete checkpoints, and what older attempts left behind.
 
@@ -358,7 +360,7 @@ def prune(
     too; `on_problem` hears why. Returns what was removed.
     """
     old = superfluous(run_directory, keep, trusted)
-    return [directory for directory in old if _remove(directory, on_problem)]
+    return [directory for directory in old if remove(directory, on_problem)]
 
 
 def superfluous(run_directory: Path, keep: int, trusted: Path | None = None) -> list[Path]:
@@ -375,21 +377,19 @@ def superfluous(run_directory: Path, keep: int, trusted: Path | None = None) -> 
 
 
 def remove_incomplete(
-    run_directory: Path, before: int, on_problem: Callable[[str], None] = _ignore
+    run_directory: Path, before: int, on_problem: Callable[[str], None] = _IGNORE
 ) -> list[Path]:
     """Remove what attempts with a lower number than `before` left behind without a manifest.
 
     On a full disk nothing else would make room for the next attempt. Returns what was removed.
     """
-    left = [
-        directory
-        for directory in _candidates(run_directory)
-        if number(directory)[0] < before and not os.path.lexists(directory / MANIFEST)
-    ]
-    return [directory for directory in left if _remove(directory, on_problem)]
+    left = set(_candidates(run_directory)) - set(finished(run_directory))
+    old = sorted((found for found in left if number(found)[0] < before), key=number)
+    return [directory for directory in old if remove(directory, on_problem)]
 
 
-def _remove(directory: Path, on_problem: Callable[[str], None]) -> bool:
+def remove(directory: Path, on_problem: Callable[[str], None] = _IGNORE) -> bool:
+    """Remove one checkpoint; False if that cannot be, and `on_problem` hears why."""
     try:
         # Without its manifest a half removed checkpoint is taken for none at all.
         (directory / MANIFEST).unlink(missing_ok=True)

@@ -110,7 +110,7 @@ class _Question:
         """
         run = rundb.read(self.directory)
         pid = run.get("pid")
-        is_gone = pid is not None and not processes.is_alive(pid, run.get("pid_created"))
+        is_gone = pid is not None and not processes.is_alive(pid, run.get("pid_start"))
         if is_gone and not _is_started_again(run):
             raise _gone(self.directory, run)
         address = run.get("control") or ""

@@ -27,7 +27,7 @@ from typing import Any
 
 from dlctl.errors import DlctlError, NotFound
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 FILE = "run.db"
 WAL_PAGES = 250
 """Of 4 KiB, after which what was written goes from SQLite's log into the database: a run should
@@ -80,6 +80,10 @@ class RunDb:
 
     def commit(self) -> None:
         self._db.commit()
+
+    def sync(self) -> None:
+        """What is committed survives a power failure from now on."""
+        self._db.execute("PRAGMA wal_checkpoint").fetchall()
 
     def rollback(self) -> None:
         """Forget what was put since the last commit."""

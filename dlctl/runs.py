@@ -20,6 +20,8 @@ from pathlib import Path
 
 from dlctl.errors import DlctlError
 
+LOCK = "lock"
+"""A file in the run directory: the coordinator holds it, and touches it every second."""
 SOCKET_PATH_MAX = 107
 
 

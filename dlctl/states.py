@@ -24,10 +24,10 @@ from pathlib import Path
 from dlctl.config import Servers
 from dlctl.errors import DlctlError
 from dlctl.messages import Json
+from dlctl.processes import boot_id as boot_id
 from dlctl.shards import image, records
 from dlctl.shards.base import Unusable
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _NAME = re.compile(r"shard-(\d+)\.(state|base-\d+)")
 
@@ -60,11 +60,6 @@ def places(run_directory: Path, servers: Servers) -> list[Path]:
     if servers.durability == "disk":
         return [run_directory / "state"]
     return [shared_memory() / run_directory.name, run_directory / "state"]
-
-
-def boot_id() -> str:
-    """Another one after every start of the kernel."""
-    return BOOT_ID.read_text().strip()
 
 
 def kept(run_directory: Path, servers: Servers) -> list[Kept]:

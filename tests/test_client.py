@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import psutil
 import pytest
 from answering import coordinator, done
+from identity import ME, OF_ANOTHER_BOOT, identity
 
 from dlctl import client, processes
 from dlctl.errors import DlctlError, RemoteProtocolError, TimedOut, Unreachable
 from dlctl.messages import Reply, Request
-
-ME = {"pid": os.getpid(), "pid_created": psutil.Process().create_time()}
 
 
 def test_a_question_is_answered(run_directory):
@@ -49,7 +47,7 @@ def test_a_lost_question_is_asked_again_with_the_same_number(run_directory):
 def test_the_coordinator_that_takes_a_dead_ones_place_is_asked_anew(run_directory, monkeypatch):
     monkeypatch.setattr(client, "RESEND_S", 0.1)
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
-        gone = {"pid": dead.pid, "pid_created": psutil.Process(dead.pid).create_time()}
+        gone = identity(dead.pid)
     run = run_directory().run(state="running", **gone).daemon("agent-0", **ME)
 
     def place(directory) -> dict:
@@ -95,17 +93,15 @@ def test_rubbish_instead_of_an_answer_is_the_peers_fault(run_directory):
 
 def test_a_coordinator_that_is_gone_is_noticed_at_once_although_its_address_is_known(run_directory):
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        created = psutil.Process(process.pid).create_time()
-    run = run_directory().run(
-        state="running", control="tcp://127.0.0.1:9", pid=process.pid, pid_created=created
-    )
+        gone = identity(process.pid)
+    run = run_directory().run(state="running", control="tcp://127.0.0.1:9", **gone)
     with pytest.raises(client.Gone, match=f"gone \\(pid {process.pid}\\).*running") as caught:
         client.ask(run.path, "stop", {}, 30)
     assert caught.value.exit_code == 5
 
 
 def test_a_pid_that_somebody_else_has_now_is_not_the_coordinator(run_directory):
-    run = run_directory().run(control="tcp://127.0.0.1:9", pid=ME["pid"], pid_created=1000.0)
+    run = run_directory().run(control="tcp://127.0.0.1:9", pid=ME["pid"], pid_start=OF_ANOTHER_BOOT)
     with pytest.raises(client.Gone):
         client.ask(run.path, "stop", {}, 30)
     assert not processes.is_alive("x", None)
@@ -139,12 +135,8 @@ def test_ending_processes_spares_those_that_only_have_the_same_pid(run_directory
     sleeper = [sys.executable, "-c", "import signal; signal.pause()"]
     with subprocess.Popen(sleeper) as mine, subprocess.Popen(sleeper) as foreign:
         rows = [
-            {
-                "name": "worker-0",
-                "pid": mine.pid,
-                "pid_created": psutil.Process(mine.pid).create_time(),
-            },
-            {"name": "worker-1", "pid": foreign.pid, "pid_created": 1000.0},
+            {"name": "worker-0", **identity(mine.pid)},
+            {"name": "worker-1", "pid": foreign.pid, "pid_start": OF_ANOTHER_BOOT},
             {"name": "worker-2", "pid": None},
         ]
         assert [row["name"] for row in processes.living(rows)] == ["worker-0"]
@@ -157,16 +149,14 @@ def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(run_directory)
     code = "import signal; signal.signal(15, signal.SIG_IGN); print(flush=True); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         process.stdout.readline()
-        created = psutil.Process(process.pid).create_time()
-        row = {"name": "server-0", "pid": process.pid, "pid_created": created}
+        row = {"name": "server-0", **identity(process.pid)}
         assert processes.end([row], grace_s=0.2) == (["server-0"], [])
-        assert not processes.is_alive(row["pid"], created)
+        assert not processes.is_alive(row["pid"], row["pid_start"])
 
 
 def test_a_zombie_has_ended_whenever_its_parent_may_find_time_for_it():
     with subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE) as process:
-        created = psutil.Process(process.pid).create_time()
-        row = {"name": "worker-0", "pid": process.pid, "pid_created": created}
+        row = {"name": "worker-0", **identity(process.pid)}
         assert process.stdout.read() == b""
         assert processes.wait([row], timeout_s=5) == []
         assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE

@@ -20,7 +20,9 @@ def serve(context: process.Context) -> int:
     signals.stop_the_run(loop, context.directory)
     loop.transport.connect(COORDINATOR, context.control)
     machine = Agent(context.birth, context.job.timeouts.resend_s, children.adopt())
-    Supervision(context.directory, loop).begin()
+    supervision = Supervision(context.directory, loop, 2 * context.job.timeouts.silent_s)
+    supervision.begin()
+    loop.chores.append(supervision.look)
     return loop.run(machine)
 
 

@@ -2,20 +2,27 @@
 
 Which process that is stands in the run's database. When it has ended although the run has not, it
 is started again. Two at once do no harm: the lock on the run directory lets only one of them work.
+A coordinator that stands still (it is stopped, or hangs) holds that lock: it is killed. That it
+works is seen from the time of the lock file, which it touches every second, and not from messages:
+a link that fails is no reason to kill it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
 import sqlite3
 import subprocess
+import time
 from pathlib import Path
 
 from daemons.loop import Loop
-from dlctl import processes, rundb
+from dlctl import processes, rundb, runs
 from dlctl.errors import DlctlError
 from dlctl.launch import local
+from dlctl.machine import StopRequested
 from dlctl.roles.effects import CoordinatorGone, RestartCoordinator
 from dlctl.rundb import ENDED
 
@@ -23,37 +30,60 @@ log = logging.getLogger("dlctl")
 
 
 class Supervision:
-    def __init__(self, directory: Path, loop: Loop) -> None:
+    def __init__(self, directory: Path, loop: Loop, still_s: float) -> None:
+        """`still_s`: how long a coordinator may stand still."""
         self.directory = directory
         self.loop = loop
+        self.still_s = still_s
         self._started: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._beat = 0
+        """The time of the lock file, and since when it is that."""
+        self._beat_at = self._looked_at = time.monotonic()
         loop.perform(RestartCoordinator, self._restart)
 
     def begin(self) -> None:
         """Watch the process that is on record."""
         run = rundb.read(self.directory)
-        self._watch(run.get("pid"), run.get("pid_created"))
+        self._watch(run.get("pid"), run.get("pid_start"))
 
-    def _watch(self, pid: int | None, created: float | None) -> None:
-        try:
-            pidfd = os.pidfd_open(pid or 0) if pid else -1
-        except ProcessLookupError:
-            pidfd = -1
-        if pidfd < 0 or not processes.is_alive(pid, created):
+    def _watch(self, pid: int | None, start: str | None) -> None:
+        pidfd = processes.hold(pid, start)
+        if pidfd is None:
             self._gone()
             return
 
         def ended() -> None:
             self.loop.unwatch(pidfd)
             os.close(pidfd)
+            self._pidfd = -1
             self._gone()
 
+        self._pidfd, self._beat_at = pidfd, time.monotonic()
         self.loop.watch(pidfd, ended)
+
+    def look(self) -> None:
+        """A chore: end a coordinator that stands still, so that another one can take its place."""
+        now = time.monotonic()
+        was_away, self._looked_at = now - self._looked_at > self.still_s / 2, now
+        try:
+            beat = (self.directory / runs.LOCK).stat().st_mtime_ns
+        except OSError:
+            return
+        if beat != self._beat or was_away:
+            self._beat, self._beat_at = beat, now
+        elif self._pidfd >= 0 and now - self._beat_at > self.still_s:
+            self._beat_at = now
+            log.warning("the coordinator has stood still for %.0f s: it is killed", self.still_s)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _gone(self) -> None:
         if self._started is not None:
             self._started.poll()  # Ours: its end has to be collected.
-        if self._state() not in ENDED:
+        if self._state() in ENDED:
+            self.loop.post(StopRequested("the run is over"))
+        else:
             self.loop.post(CoordinatorGone())
 
     def _state(self) -> str:
@@ -68,10 +98,10 @@ class Supervision:
             run = rundb.read(self.directory)
             if run.get("state") in ENDED:
                 return
-            if not processes.is_alive(run.get("pid"), run.get("pid_created")):
+            if not processes.is_alive(run.get("pid"), run.get("pid_start")):
                 self._started = local.start_coordinator(self.directory)
                 run = rundb.read(self.directory)
-            self._watch(run.get("pid"), run.get("pid_created"))
+            self._watch(run.get("pid"), run.get("pid_start"))
         except (DlctlError, sqlite3.Error, OSError) as error:
             log.error("cannot start the coordinator: %s", error)
             self.loop.post(CoordinatorGone())

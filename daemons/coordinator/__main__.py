@@ -18,6 +18,7 @@ from daemons.loop import Loop
 from daemons.transport import address_for
 from dlctl import registry, runs, states
 from dlctl.errors import DlctlError
+from dlctl.launch import local
 from dlctl.roles.coordinator import Coordinator
 from dlctl.roles.desk import EXIT_RESTART
 from dlctl.rundb import RunDb
@@ -26,35 +27,38 @@ log = logging.getLogger("dlctl")
 
 
 def coordinate(context: process.Context) -> int:
-    """Lead the run to its end. A crash, or a restart on request, leaves its daemons as they are:
-    an agent starts the next coordinator, which goes on with what this one has remembered.
+    """Lead the run to its end. A crash, a restart on request, or an error while there is an agent
+    leaves the daemons as they are: the agent starts the next coordinator, which goes on with what
+    this one has remembered.
     """
     directory = context.directory
     lock = _lock(directory)
     db = RunDb(directory)
     is_over = False
     try:
-        code = _lead(context, db)
+        code = _lead(context, db, lock)
         is_over = code != EXIT_RESTART
     except DlctlError as error:
-        is_over = True
-        _write_end(db, state="failed", reason=process.in_words(error), ended_at=time.time())
+        is_over = not _has_agent(directory)
+        if is_over:
+            _write_end(db, state="failed", reason=process.in_words(error), ended_at=time.time())
         raise
     finally:
         if is_over:
-            orphans.end_all(db)
+            orphans.end_all(directory, db)
             runs.remove_sockets(directory.name)
-            if db.run().get("state") in ("finished", "stopped"):
+            if db.run().get("state") in ("finished", "stopped"):  # all is in its checkpoint
                 states.remove(directory, context.job.servers)
         db.close()
         os.close(lock)
     return code
 
 
-def _lead(context: process.Context, db: RunDb) -> int:
+def _lead(context: process.Context, db: RunDb, lock: int) -> int:
     directory, job = context.directory, context.job
     before = db.run()
-    loop = Loop(context.log_handler.rotate_if_full)
+    # Agents see by the time of the lock that we work (`Supervision`).
+    loop = Loop(context.log_handler.rotate_if_full, lambda: os.utime(lock))
     loop.stop_on_signals()
     is_successor = bool(db.memory())
     address = before.get("control") if is_successor else None
@@ -72,6 +76,14 @@ def _lead(context: process.Context, db: RunDb) -> int:
     return loop.run(Coordinator(directory.name, job, context.key, algorithm, past))
 
 
+def _has_agent(directory: Path) -> bool:
+    """Whether somebody looks after the daemons, and will start the next coordinator."""
+    found = list(local.living(directory))
+    for daemon in found:
+        os.close(daemon.pidfd)
+    return any(daemon.role == "agent" for daemon in found)
+
+
 def _write_end(db: RunDb, **keys: Any) -> None:
     try:
         db.put_run(**keys)
@@ -82,7 +94,7 @@ def _write_end(db: RunDb, **keys: Any) -> None:
 
 def _lock(directory: Path) -> int:
     """Hold the run directory for as long as this process lives. Raises DlctlError if it is held."""
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(directory / runs.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

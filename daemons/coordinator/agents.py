@@ -65,10 +65,16 @@ class Agents:
                 log.warning("an older %s is still there: it is killed", effect.name)
                 _signal(daemon.pidfd)
             os.close(daemon.pidfd)
-        directory = self.context.directory
-        popen = self.launcher.start_agent(directory, effect.name, effect.incarnation, self.control)
-        agent = _Agent(effect.incarnation, os.pidfd_open(popen.pid), popen)
-        self._hold(effect.name, agent)
+        directory, name, incarnation = self.context.directory, effect.name, effect.incarnation
+        try:
+            popen = self.launcher.start_agent(directory, name, incarnation, self.control)
+        except OSError as error:
+            # It may be possible again a little later: no memory, no process number, no room.
+            words = (f"cannot start it: {error}",)
+            self.loop.post(ProcessEnded(name, incarnation, STATUS_UNKNOWN, words))
+            return
+        agent = _Agent(incarnation, os.pidfd_open(popen.pid), popen)
+        self._hold(name, agent)
 
     def _hold(self, name: str, agent: _Agent) -> None:
         self._running[name] = agent

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from dlctl import checkpoints
 from dlctl.roles.arrivals import Past
+from dlctl.roles.memory import has_released
 from dlctl.rundb import RunDb
 
 
@@ -15,9 +17,11 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
     their incarnations.
 
     A coordinator may have died between a checkpoint and its row, so the disk is asked as well: no
-    number is ever given twice.
+    number is ever given twice. Of the checkpoint that the run went on from nothing is needed any
+    more when all are at work; it may have been removed by then.
     """
-    restore = db.run().get("resume") or ""
+    memory, heard_at = db.memory(), db.run().get("updated_at")
+    restore = "" if has_released(memory) else db.run().get("resume") or ""
     manifest = checkpoints.read_manifest(Path(restore)) if restore else {}
     numbers = [row["number"] for row in db.checkpoints()]
     return Past(
@@ -26,6 +30,7 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
         checkpoints=max([*numbers, checkpoints.highest_number(directory)]),
         restore=restore,
         manifest=manifest,
-        memory=db.memory(),
+        memory=memory,
         agents=agents,
+        gone_s=max(0.0, time.time() - heard_at) if memory and heard_at else 0.0,
     )

@@ -1,9 +1,10 @@
 """Performs what the coordinator writes down: rows in run.db, checkpoint directories, manifests.
 
 The machine's times are monotonic; here they become wall-clock times. A term is committed before
-anything behind it is sent, and so is what the next coordinator has to know; the row of a checkpoint
-at once, too, if the database can be written. All other rows are committed when the events that have
-come are handled: a crash may lose the last ones, although messages of the same moment went out.
+its daemon is told of it, and what the next coordinator has to know before anything behind it is
+sent; the row of a checkpoint at once, too, if the database can be written. All other rows are
+committed when the events that have come are handled: a crash may lose the last ones, although
+messages of the same moment went out.
 """
 
 from __future__ import annotations
@@ -17,14 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
-
 from daemons.loop import Loop
 from dlctl import checkpoints, processes
 from dlctl.errors import DlctlError
 from dlctl.machine import Send
 from dlctl.manifest import SCHEMA
-from dlctl.messages import Json
+from dlctl.messages import Json, Welcome
 from dlctl.roles import journal as j
 from dlctl.rundb import RunDb
 
@@ -47,15 +46,19 @@ class Records:
         self.directory = directory
         self.db = db
         self.loop = loop
-        self._created = _CreationTimes()
+        self._starts = _Starts()
         self._rows: list[_Row] = []
         self._memory: dict[str, Any] = {}
         """To be remembered, and not written yet."""
+        self._terms: dict[str, int] = {}
+        """Issued, and not on record yet."""
+        self._synced: set[str] = set()
+        """Servers of which it is on the disk that they have been in charge of a shard."""
         self._trouble = ""
         self._retry_at = 0.0
         self._metric_at: dict[str, float] = {}
         self._names: set[str] = set()
-        self.me: Json = {"pid": os.getpid(), "pid_created": psutil.Process().create_time()}
+        self.me: Json = {"pid": os.getpid(), "pid_start": processes.start_of(os.getpid())}
         """Written again and again: another process, started by mistake, may have put itself there.
         """
         loop.perform(Send, self._on_send)
@@ -108,20 +111,38 @@ class Records:
         on, and a coordinator that died just then would lease portions twice.)
         """
         if self._memory:
-            self.commit()
-        self.loop.transport.send(effect.peer, effect.message)
+            self._commit_memory()
+        if self._terms:
+            self._record_terms()
+        message = effect.message
+        if isinstance(message, Welcome) and message.name in self._terms:
+            return  # It asks again.
+        self.loop.transport.send(effect.peer, message)
+
+    def _commit_memory(self) -> None:
+        """The next process of a shard begins it anew unless it is known that there was one before:
+        with a journal this has to be on the disk as well."""
+        served = {k for k, v in self._memory.items() if isinstance(v, dict) and v.get("has_served")}
+        self.commit()
+        if not self._memory and not served <= self._synced:
+            self.db.sync()
+            self._synced |= served
 
     def _on_term(self, effect: j.IssueTerm) -> None:
-        """An epoch that is not on record must not be handed out. Raises DlctlError."""
+        self._terms[effect.name] = effect.term
+        self._record_terms()
+
+    def _record_terms(self) -> None:
+        """An epoch or generation that is not on record is not handed out."""
         self.commit()
+        if time.monotonic() < self._retry_at:
+            return
         try:
-            self.db.put_term(effect.name, effect.term)
+            for name, term in list(self._terms.items()):
+                self.db.put_term(name, term)
+                del self._terms[name]
         except sqlite3.OperationalError as error:
-            raise DlctlError(
-                f"cannot record that {effect.name} begins anew: {error}",
-                where=str(self.directory),
-                hint=f"df -h {self.directory}",
-            ) from error
+            self._put_off(error)
 
     def _on_event(self, effect: j.AddEvent) -> None:
         row = (time.time(), effect.kind, effect.daemon, effect.text, effect.data)
@@ -136,10 +157,11 @@ class Records:
         self._put(lambda: self.db.add_metric(*row))
 
     def _on_snapshot(self, effect: j.Snapshot) -> None:
-        run = to_wall_clock(effect.run) | self.me
+        # A reader can tell by it whether this is news of the coordinator that is there now.
+        run = to_wall_clock(effect.run) | self.me | {"updated_by": self.me["pid_start"]}
         self._put(lambda: self.db.put_run(**run))
         for row in effect.daemons:
-            shown = to_wall_clock(row) | {"pid_created": self._created.of(row)}
+            shown = to_wall_clock(row) | {"pid_start": self._starts.of(row)}
             self._put(partial(self.db.put_daemon, row["name"], shown))
         names = {row["name"] for row in effect.daemons}
         if names != self._names:
@@ -188,27 +210,20 @@ class Records:
             log.warning("cannot remove old checkpoints: %s", error)
 
 
-class _CreationTimes:
-    """When the daemons' processes were created: only with that a pid says who it is for ever."""
+class _Starts:
+    """When the daemons' processes began: only with that a pid says who it is for ever."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[int, float | None]] = {}
+        self._known: dict[str, tuple[int, str | None]] = {}
 
-    def of(self, row: Json) -> float | None:
-        """Seconds since 1970 of the process in this row; looked up once per process."""
+    def of(self, row: Json) -> str | None:
+        """`processes.start_of` the process in this row; looked up once per process."""
         name, pid = row["name"], row["pid"]
         if pid is None:
             return None
         if self._known.get(name, (0, None))[0] != pid:
-            self._known[name] = (pid, _creation_time(pid))
+            self._known[name] = (pid, processes.start_of(pid))
         return self._known[name][1]
-
-
-def _creation_time(pid: int) -> float | None:
-    try:
-        return float(psutil.Process(pid).create_time())
-    except psutil.NoSuchProcess:
-        return None
 
 
 def to_wall_clock(value: Any) -> Any:

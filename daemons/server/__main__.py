@@ -8,6 +8,7 @@ from daemons import orphans, process, signals
 from daemons.files import Files
 from daemons.loop import Loop
 from daemons.server import failpoint, keeping
+from daemons.server.watching import Watch
 from daemons.transport import address_for
 from dlctl import registry
 from dlctl.roles.desk import COORDINATOR
@@ -28,6 +29,9 @@ def serve(context: process.Context) -> int:
     address = address_for(birth.run_id, birth.name, job.network.transport, port)
     address = loop.transport.listen(address)
     loop.transport.connect(COORDINATOR, context.control)
+    point = failpoint.from_environment(os.environ)
+    storages = keeping.storages(context.directory, job.servers, point)
+    loop.chores.append(Watch(storages, context.directory))
     machine = Server(
         birth,
         job,
@@ -36,7 +40,7 @@ def serve(context: process.Context) -> int:
         registry.load("algorithms", job.algorithm.name),
         registry.load("optimizers", job.optimizer.name),
         registry.load("compressors", job.compression.name),
-        keeping.storages(context.directory, job.servers, failpoint.from_environment(os.environ)),
+        storages,
     )
     return loop.run(machine)
 

@@ -9,7 +9,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from daemons.server.files import failure, open_locked, own_directory
+from daemons.server.files import (
+    IN_THE_WAY,
+    create_locked,
+    failure,
+    is_there,
+    open_locked,
+    own_directory,
+)
 from dlctl.errors import DlctlError
 from dlctl.shards.base import Point, Spec
 from dlctl.shards.journaled import Journaled
@@ -28,9 +35,10 @@ class DiskLog:
         self.directory = directory
         self.where = str(directory)
         self.shard = shard
-        self._lock = open_locked(directory / f"shard-{shard}.lock", create=True)
+        self._lock_path = directory / f"shard-{shard}.lock"
+        self._lock = open_locked(self._lock_path, create=True)
         self._journal = -1
-        self._journal_path = directory
+        self._base_path = self._journal_path = directory
 
     def _path(self, kind: str, number: int) -> Path:
         return self.directory / f"shard-{self.shard}.{kind}-{number:012d}"
@@ -69,19 +77,20 @@ class DiskLog:
         except OSError as error:
             size_bytes = sum(map(len, parts))
             raise failure("write the state", path, error, size_bytes) from error
-        self.go_on(number, 0)
+        self._base_path = path
+        self._begin_journal(number)
         for old in [*self._paths("base"), *self._paths("journal")]:
             if old.name.rpartition("-")[2] != f"{number:012d}":
                 old.unlink(missing_ok=True)
 
-    def go_on(self, number: int, size_bytes: int) -> None:
+    def _begin_journal(self, number: int) -> None:
         path = self._path("journal", number)
         try:
             if self._journal >= 0:
                 os.close(self._journal)
             self._journal = os.open(path, _APPEND, 0o600)
             self._journal_path = path
-            os.ftruncate(self._journal, size_bytes)
+            os.ftruncate(self._journal, 0)
             os.fsync(self._journal)
             self._sync_directory()
         except OSError as error:
@@ -93,6 +102,29 @@ class DiskLog:
             os.fdatasync(self._journal)
         except OSError as error:
             raise failure("write to the journal", self._journal_path, error) from error
+
+    # ------------------------------------------------------------ files that somebody has removed
+
+    def is_missing(self) -> bool:
+        """Whether a file that is in use has lost its name."""
+        if self._journal < 0:
+            return False
+        in_use = is_there(self._lock_path, self._lock)
+        in_use = in_use and is_there(self._journal_path, self._journal)
+        return not (in_use and self._base_path.exists())
+
+    def lock_again(self) -> None:
+        """Make the directory and the lock anew, if they are gone. Raises DlctlError."""
+        own_directory(self.directory)
+        if is_there(self._lock_path, self._lock):
+            return
+        if self._lock_path.exists():
+            raise DlctlError(IN_THE_WAY, where=str(self._lock_path))
+        lock = create_locked(self._lock_path)
+        os.close(self._lock)
+        self._lock = lock
+
+    # ------------------------------------------------------------ and directories
 
     def _sync_directory(self) -> None:
         descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -147,18 +179,33 @@ class DiskLogs:
         self.directory = directory
         self.point = point
         self._log: DiskLog | None = None
+        self._storage: Journaled | None = None
 
     def create(self, spec: Spec) -> Journaled:
-        """Raises DlctlError, with place and size, if it cannot be written."""
-        return Journaled.create(self._open(spec), spec, self.point)
+        """Raises DlctlError, with place and size, if it cannot be written; Unusable if there is a
+        state that must not be replaced."""
+        self._storage = Journaled.create(self._open(spec), spec, self.point)
+        return self._storage
 
     def reopen(self, spec: Spec) -> Journaled:
         """Raises Held while another process has it open; `resume` says if it is unusable."""
-        return Journaled(self._open(spec), spec, self.point)
+        self._storage = Journaled(self._open(spec), spec, self.point)
+        return self._storage
 
     def discard(self) -> None:
         if self._log is not None:
             self._log.remove()
+            self._storage = None
+
+    def is_missing(self) -> bool:
+        return self._log is not None and self._storage is not None and self._log.is_missing()
+
+    def put_back(self) -> str:
+        assert self._log is not None
+        assert self._storage is not None
+        self._log.lock_again()
+        self._storage.rewrite()
+        return str(self.directory)
 
     def _open(self, spec: Spec) -> DiskLog:
         self._log = DiskLog(self.directory, spec.shard)

@@ -20,6 +20,7 @@ from dlctl.units import format_size
 LOCK_S = 10.0
 """How long to wait for a process that is about to end."""
 LOCK_RETRY_S = 0.05
+IN_THE_WAY = "something else has taken the place of the state that this server has open"
 OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -52,7 +53,7 @@ def open_locked(path: Path, *, create: bool) -> int:
         descriptor = _open(path, create)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_there(path, descriptor):
+            if is_there(path, descriptor):
                 return descriptor
         except BlockingIOError:
             if time.monotonic() >= until:
@@ -63,6 +64,25 @@ def open_locked(path: Path, *, create: bool) -> int:
                 ) from None
             Event().wait(LOCK_RETRY_S)
         os.close(descriptor)
+
+
+def create_locked(path: Path) -> int:
+    """Make a file where nothing is, and lock it; the lock goes with the descriptor.
+
+    Raises DlctlError, also if there is something: it may be of a server that has replaced this one.
+    """
+    try:
+        descriptor = os.open(path, OPEN | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError as error:
+        raise DlctlError(IN_THE_WAY, where=str(path)) from error
+    except OSError as error:
+        raise failure("make the state", path, error) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise DlctlError(IN_THE_WAY, where=str(path)) from error
+    return descriptor
 
 
 def _open(path: Path, create: bool) -> int:
@@ -79,12 +99,14 @@ def _open(path: Path, create: bool) -> int:
     raise DlctlError("a state must be a plain file of yours", where=str(path))
 
 
-def _is_there(path: Path, descriptor: int) -> bool:
-    """Whether the name still leads to this file: who had it before may have removed it."""
+def is_there(path: Path, descriptor: int) -> bool:
+    """Whether the name still leads to this file: somebody may have removed it."""
     try:
-        return path.lstat().st_ino == os.fstat(descriptor).st_ino
-    except FileNotFoundError:
+        found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    own = os.fstat(descriptor)
+    return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
 
 
 def _holder(descriptor: int) -> str:

@@ -9,13 +9,21 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections import Counter
 from pathlib import Path
 
-from daemons.server.files import failure, open_locked, own_directory
+from daemons.server.files import (
+    IN_THE_WAY,
+    create_locked,
+    failure,
+    is_there,
+    open_locked,
+    own_directory,
+)
 from dlctl import states
 from dlctl.errors import DlctlError
-from dlctl.shards.base import Point, Spec, Unusable, unusable
-from dlctl.shards.image import Form
+from dlctl.shards.base import Point, Spec, Unusable, not_replaced, unusable
+from dlctl.shards.image import Form, has_updates
 from dlctl.shards.mapped import Mapped
 
 MARGIN_BYTES = 16 * 2**20
@@ -31,23 +39,29 @@ class StateFile:
         self.point = point
         self._path: Path | None = None
         self._descriptor = -1
+        self._storage: Mapped | None = None
+        self._removed_from: Counter[Path] = Counter()
+        """How often somebody has removed the file from a place."""
 
     def create(self, spec: Spec) -> Mapped:
-        """Raises DlctlError, with place and size, if it cannot be made anywhere."""
-        for place in self.places:
-            self._remove_old(place / _file(spec))
+        """Raises DlctlError, with place and size, if it cannot be made anywhere; Unusable if there
+        is a state that must not be replaced."""
         boot_id = states.boot_id()
+        for place in self.places:
+            self._remove_old(place / _file(spec), spec, boot_id)
         size_bytes = Form.of(spec, boot_id).total_bytes
+        buffer = self._make_somewhere(_file(spec), size_bytes)
+        self._storage = Mapped.create(buffer, spec, boot_id, self.point)
+        return self._storage
+
+    def _make_somewhere(self, name: str, size_bytes: int) -> mmap.mmap:
         for place in self.places[:-1]:
             if _has_room(place, size_bytes):
                 try:
-                    return Mapped.create(
-                        self._make(place / _file(spec), size_bytes), spec, boot_id, self.point
-                    )
+                    return self._make(place / name, size_bytes)
                 except DlctlError:
                     continue  # Another server was faster than we; there is one more place.
-        path = self.places[-1] / _file(spec)
-        return Mapped.create(self._make(path, size_bytes), spec, boot_id, self.point)
+        return self._make(self.places[-1] / name, size_bytes)
 
     def reopen(self, spec: Spec) -> Mapped:
         """Raises Unusable, or Held while another process has it open."""
@@ -58,8 +72,9 @@ class StateFile:
             except FileNotFoundError:
                 continue
             try:
-                buffer = self._map(os.fstat(self._descriptor).st_size)
-                return Mapped.reopen(buffer, spec, states.boot_id(), self.point)
+                buffer = _map(self._descriptor, os.fstat(self._descriptor).st_size)
+                self._storage = Mapped.reopen(buffer, spec, states.boot_id(), self.point)
+                return self._storage
             except Unusable as error:
                 raise unusable(spec, error, str(path)) from error
         where = " or ".join(str(place / _file(spec)) for place in self.places)
@@ -67,6 +82,7 @@ class StateFile:
 
     def discard(self) -> None:
         """Remove the file, and its directory with the last one."""
+        self._storage = None
         if self._path is None:
             return
         self._path.unlink(missing_ok=True)
@@ -75,19 +91,41 @@ class StateFile:
         except OSError:
             return  # Other shards are still there.
 
+    # ------------------------------------------------------------ a file that somebody has removed
+
+    def is_missing(self) -> bool:
+        if self._storage is None or self._path is None:
+            return False
+        return not is_there(self._path, self._descriptor)
+
+    def put_back(self) -> str:
+        """To where it was; to the other place if it has been removed from there before."""
+        assert self._storage is not None
+        assert self._path is not None
+        lost, size_bytes = self._path, self._storage.size_bytes
+        if lost.is_symlink() or lost.exists():
+            raise DlctlError(IN_THE_WAY, where=str(lost))
+        *others, last = sorted(self.places, key=lambda place: self._removed_from[place])
+        places = [*(place for place in others if _has_room(place, size_bytes)), last]
+        path, descriptor = _make_anew([place / lost.name for place in places], size_bytes)
+        self._storage.move(_map(descriptor, size_bytes))
+        self._close()
+        self._path, self._descriptor = path, descriptor
+        self._removed_from[lost.parent] += 1
+        return str(path)
+
     # ------------------------------------------------------------ files
 
     def _make(self, path: Path, size_bytes: int) -> mmap.mmap:
         own_directory(path.parent)
         self._open(path, create=True)
         try:
-            os.ftruncate(self._descriptor, 0)
-            os.posix_fallocate(self._descriptor, 0, size_bytes)
-        except OSError as error:
+            _set_aside(path, self._descriptor, size_bytes)
+        except DlctlError:
             self.discard()
             self._close()
-            raise failure("set aside the state", path, error, size_bytes) from error
-        return self._map(size_bytes)
+            raise
+        return _map(self._descriptor, size_bytes)
 
     def _open(self, path: Path, *, create: bool) -> None:
         self._close()
@@ -101,25 +139,68 @@ class StateFile:
             os.close(self._descriptor)
         self._path, self._descriptor = None, -1
 
-    def _map(self, size_bytes: int) -> mmap.mmap:
-        if not size_bytes:
-            raise Unusable("it is empty")
-        # All pages at once: one by one, they would make the first updates slow.
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        return mmap.mmap(self._descriptor, size_bytes, flags=flags)
+    def _remove_old(self, path: Path, spec: Spec, boot_id: str) -> None:
+        """Whatever an earlier server has left must not be found instead of the new one.
 
-    def _remove_old(self, path: Path) -> None:
-        """Whatever an earlier server has left must not be found instead of the new one."""
+        Raises Unusable if it has updates: that must not be lost in this way.
+        """
         try:
             self._open(path, create=False)
         except FileNotFoundError:
             return
+        size_bytes = os.fstat(self._descriptor).st_size
+        if size_bytes:
+            buffer = mmap.mmap(self._descriptor, size_bytes, access=mmap.ACCESS_READ)
+            if has_updates(buffer, spec, boot_id):
+                self._close()
+                raise not_replaced(spec, str(path))
         self.discard()
         self._close()
 
 
 def _file(spec: Spec) -> str:
     return f"shard-{spec.shard}.state"
+
+
+def _map(descriptor: int, size_bytes: int) -> mmap.mmap:
+    if not size_bytes:
+        raise Unusable("it is empty")
+    # All pages at once: one by one, they would make the first updates slow.
+    return mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+
+
+def _set_aside(path: Path, descriptor: int, size_bytes: int) -> None:
+    try:
+        os.ftruncate(descriptor, 0)
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    except OSError as error:
+        raise failure("set aside the state", path, error, size_bytes) from error
+
+
+def _make_anew(paths: list[Path], size_bytes: int) -> tuple[Path, int]:
+    """(path, descriptor) of a locked file at the first of `paths` at which that can be.
+
+    Raises DlctlError for the last one.
+    """
+    *others, last = paths
+    for path in others:
+        try:
+            return path, _make_at(path, size_bytes)
+        except DlctlError:
+            continue
+    return last, _make_at(last, size_bytes)
+
+
+def _make_at(path: Path, size_bytes: int) -> int:
+    own_directory(path.parent)
+    descriptor = create_locked(path)
+    try:
+        _set_aside(path, descriptor, size_bytes)
+    except DlctlError:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _has_room(place: Path, size_bytes: int) -> bool:

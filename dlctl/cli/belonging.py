@@ -84,22 +84,12 @@ def _work_elsewhere(snapshot: Snapshot) -> Iterator[tuple[str, Path]]:
     """(name, directory) of living daemons that are on record here and work somewhere else."""
     rows = [{**snapshot.run, "name": "coordinator"}, *snapshot.daemons]
     for row in rows:
-        process = processes.find(row.get("pid"), row.get("pid_created"))
-        words = _command_line(process) if process is not None else []
+        words = processes.command_line(row.get("pid"), row.get("pid_start"))
         if len(words) != 8 or not words[3].startswith("daemons."):
             continue
         other = Path(words[4])
         if not other.exists() or not other.samefile(snapshot.directory):
             yield str(row["name"]), other
-
-
-def _command_line(process: Any) -> list[str]:
-    import psutil
-
-    try:
-        return list(process.cmdline())
-    except psutil.Error:  # it has ended just now, or is not ours
-        return []
 
 
 def _copy(directory: Path, original: Path, why: str) -> DlctlError:
@@ -133,7 +123,7 @@ def claimed(directory: Path) -> Iterator[None]:
 
 def has_unknown_coordinator(snapshot: Snapshot) -> bool:
     """Whether a coordinator holds this run that is not the one on record."""
-    if processes.is_alive(snapshot.run.get("pid"), snapshot.run.get("pid_created")):
+    if processes.is_alive(snapshot.run.get("pid"), snapshot.run.get("pid_start")):
         return False
     try:
         descriptor = os.open(snapshot.directory / "lock", os.O_RDONLY | os.O_CLOEXEC)

@@ -46,8 +46,6 @@ class Launched(NamedTuple):
     """The coordinator; None if nothing had to be started."""
     goes_on: bool = False
     """The run goes on where it was; otherwise it begins, or resumes from a checkpoint."""
-    at: float = 0.0
-    """Seconds since 1970: what the run's database says from then on is news."""
 
 
 def launch(file: Path, *, fresh: bool) -> Launched:
@@ -258,7 +256,7 @@ def _run_dir(file: Path, job: JobFile) -> Path:
         raise DlctlError("the run directory is a link to nowhere", where=str(parent))
     if parent.exists():
         _check_owned(parent.resolve(), (os.getuid(), 0))
-    return parent
+    return parent.resolve()  # One spelling for all: by it the daemons of a run are found again.
 
 
 def _check_owned(directory: Path, owners: tuple[int, ...] | None = None) -> None:
@@ -332,7 +330,7 @@ def _keys(directory: Path, job_file: str, job: JobFile, resume: str) -> Json:
         "reason": "",
         "waiting": "",
         "resume": resume,
-        **dict.fromkeys(("pid", "pid_created", "control")),
+        **dict.fromkeys(("pid", "pid_start", "control")),
         **dict.fromkeys(("started_at", "ready_at", "ended_at", "updated_at")),
     }
 

@@ -45,8 +45,7 @@ def go_on(findings: Findings) -> Launched:
         runs.socket_address(directory.name, "coordinator")
         runs.register(directory)
         try:
-            now = time.time()
-            return Launched(directory, start_coordinator(directory), goes_on=True, at=now)
+            return Launched(directory, start_coordinator(directory), goes_on=True)
         except BaseException:
             before = {key: snapshot.run.get(key) for key in keys}
             with closing(RunDb(directory)) as db:
@@ -105,12 +104,11 @@ def wait_supervised(snapshot: Snapshot) -> Snapshot:
 # ---------------------------------------------------------------- until it is back
 
 
-def is_back(snapshot: Snapshot, launched: Launched) -> bool:
+def is_back(snapshot: Snapshot) -> bool:
     """Whether a run that goes on has all its daemons at work again, or has come to its end."""
     if snapshot.state in ENDED:
         return True
-    heard_at = values.number(snapshot.run.get("updated_at"))
-    heard = heard_at is not None and heard_at > launched.at
+    heard = snapshot.run.get("updated_by") == snapshot.run.get("pid_start")
     is_starting = snapshot.run.get("state") in ("starting", "stopping")
     if not heard or is_starting or not recovery.has_coordinator(snapshot):
         return False
@@ -131,7 +129,7 @@ def wait_back(launched: Launched, timeout_s: float | None, progress: live.Progre
         snapshot = load(launched.directory)
         if snapshot.state == "failed":
             raise starting.failed(launched, "could not be brought back")
-        if is_back(snapshot, launched):
+        if is_back(snapshot):
             return snapshot
         waited_s = time.monotonic() - began
         late = whom(snapshot)

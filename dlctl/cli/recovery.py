@@ -123,7 +123,7 @@ def _way(snapshot: Snapshot, obstacles: list[str], from_checkpoint: bool) -> str
 
 
 def has_coordinator(snapshot: Snapshot) -> bool:
-    return processes.is_alive(snapshot.run.get("pid"), snapshot.run.get("pid_created"))
+    return processes.is_alive(snapshot.run.get("pid"), snapshot.run.get("pid_start"))
 
 
 def read_memory(directory: Path) -> Json:
@@ -171,7 +171,7 @@ def _shard(
 ) -> Shard:
     name = f"server-{index}"
     row = snapshot.daemon(name)
-    alive = processes.is_alive(row.get("pid"), row.get("pid_created"))
+    alive = processes.is_alive(row.get("pid"), row.get("pid_start"))
     reported = report.metrics(row).get("version")
     version = reported if type(reported) is int else None
     if kept is not None and (kept.initialised or not kept.problem):
@@ -238,7 +238,7 @@ def _coordinator_end(snapshot: Snapshot) -> list[str]:
 
 def _end_of(snapshot: Snapshot, row: Mapping[str, Any]) -> list[str]:
     last, name = row.get("last_exit"), str(row["name"])
-    alive = processes.is_alive(row.get("pid"), row.get("pid_created"))
+    alive = processes.is_alive(row.get("pid"), row.get("pid_start"))
     if row.get("pid") is not None and not alive:
         return [f"{name}: gone (pid {row['pid']})"]
     if not isinstance(last, Mapping) or not last.get("code") or alive:

@@ -11,9 +11,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from dlctl import checkpoints
-from dlctl.cli import console, values
-from dlctl.cli.snapshot import ENDED, Snapshot
+from dlctl import checkpoints, processes
+from dlctl.cli import console, lives, values
+from dlctl.cli.snapshot import COORDINATOR, ENDED, GONE, Snapshot
 from dlctl.cli.values import NOTHING
 from dlctl.errors import DlctlError
 from dlctl.rundb import RunDb
@@ -22,6 +22,8 @@ from dlctl.text import plural
 FULL_BYTES = 1_000_000
 """Less room than this on its disk, and a run cannot write any more what is going on."""
 HEADLINE_CHARS = 80
+OVERDUE_S = 10.0
+"""A checkpoint that takes longer is worth a line of its own."""
 _COLORS = {
     "running": "green",
     "finished": "green",
@@ -36,6 +38,8 @@ _COLORS = {
     "recovering": "yellow",
     "quarantined": "red",
     "unknown": "red",
+    "gone": "red",
+    "silent": "red",
     "failed": "red",
 }
 Row = Mapping[str, Any]
@@ -45,6 +49,18 @@ def state(text: Any) -> str:
     """A state of a run or daemon, coloured; one that we do not know is shown as it is."""
     shown = console.escape(str(text if text is not None else "unknown"))
     return console.style(shown, fg=_COLORS.get(shown))
+
+
+def run_state(snapshot: Snapshot) -> str:
+    """The state of a run in one word or two; what a silent coordinator has said last is none."""
+    if snapshot.silent_s is not None:
+        return console.style("not answering", fg="red")
+    return state(snapshot.state)
+
+
+def became(state: str) -> str:
+    """A state as a predicate: "is running", "has failed"."""
+    return f"{'has' if state in ENDED else 'is'} {state}"
 
 
 def metrics(row: Row) -> Row:
@@ -79,21 +95,27 @@ def uptime(snapshot: Snapshot) -> str:
 def head(snapshot: Snapshot, *, brief: bool = False) -> list[str]:
     """The lines above the table; `brief` cuts a reason that is told in full elsewhere."""
     run = snapshot.run
-    reason = headline(snapshot.reason) if brief else snapshot.reason
     parts = [
         console.style(console.escape(snapshot.run_id), bold=True),
-        state(snapshot.state) + (f" ({console.escape(reason)})" if reason else ""),
+        _state_and_reason(snapshot, headline(snapshot.reason) if brief else snapshot.reason),
         f"up {uptime(snapshot)}" if snapshot.is_live else f"took {uptime(snapshot)}",
         f"step {values.count(run.get('step'))}",
         f"epoch {values.fixed(run.get('data_epoch'), 2)}",
         f"loss {values.decimal(run.get('loss'))}",
     ]
     if snapshot.is_live:
-        parts.append(f"{values.fixed(run.get('samples_per_s'), 0)} samples/s")
-    if snapshot.stale_s is not None:
+        rate = run.get("samples_per_s") if snapshot.is_current else None
+        parts.append(f"{values.fixed(rate, 0)} samples/s")
+    if snapshot.stale_s is not None and snapshot.silent_s is None:
         age = f"state {values.duration(snapshot.stale_s)} old"
         parts.append(console.style(age, fg="yellow"))
     return ["  ".join(parts), *_labelled(snapshot)]
+
+
+def _state_and_reason(snapshot: Snapshot, reason: str) -> str:
+    if snapshot.silent_s is not None:
+        return f"{run_state(snapshot)} for {values.duration(snapshot.silent_s)}"
+    return run_state(snapshot) + (f" ({console.escape(reason)})" if reason else "")
 
 
 def headline(reason: str) -> str:
@@ -113,6 +135,7 @@ def _labelled(snapshot: Snapshot) -> list[str]:
         lines.append(f"  evaluation  {shown} (at step {step})")
     if isinstance(run.get("checkpoint"), Mapping):
         lines.append(f"  checkpoint  {newest_checkpoint(snapshot)}")
+    lines += _overdue(snapshot)
     if text(run.get("checkpoint_error")):
         bad = console.style("!", fg="red")
         since = _failing_since(snapshot)
@@ -125,6 +148,17 @@ def _labelled(snapshot: Snapshot) -> list[str]:
             f"{bad} disk        {place} has {values.size(free)} left; what is shown is old"
         )
     return lines
+
+
+def _overdue(snapshot: Snapshot) -> list[str]:
+    """A checkpoint that is being made for long, and whom it waits for."""
+    saving = snapshot.run.get("saving")
+    since = values.number(saving.get("at")) if isinstance(saving, Mapping) else None
+    if not snapshot.is_current or since is None or snapshot.now - since < OVERDUE_S:
+        return []
+    bad, took = console.style("!", fg="yellow"), values.duration(snapshot.now - since)
+    whom = text(saving.get("waiting")) if isinstance(saving, Mapping) else ""
+    return [f"{bad} checkpoint  overdue: begun {took} ago, waits for {whom or 'the disk'}"]
 
 
 def _failing_since(snapshot: Snapshot) -> float | None:
@@ -207,6 +241,7 @@ def as_data(snapshot: Snapshot) -> dict[str, Any]:
         "reason": snapshot.reason,
         "is_live": snapshot.is_live,
         "stale_s": snapshot.stale_s,
+        "silent_s": snapshot.silent_s,
         "directory": str(snapshot.directory),
     }
     data: dict[str, Any] = values.timed({**snapshot.run, **truth})
@@ -220,10 +255,12 @@ _Cell = Callable[[Snapshot, Row], str]
 
 def _up(snapshot: Snapshot, row: Row) -> str:
     # The process knows better than a coordinator that was itself started again.
-    began = values.number(row.get("pid_created")) or values.number(row.get("started_at"))
-    if began is None or row.get("pid") is None or row.get("state") in (*ENDED, "unknown"):
+    age_s, began = processes.age_s(row.get("pid_start")), values.number(row.get("started_at"))
+    if age_s is None and began is not None:
+        age_s = snapshot.now - began
+    if age_s is None or row.get("pid") is None or row.get("state") in (*ENDED, GONE):
         return NOTHING
-    return values.duration(snapshot.now - began)
+    return values.duration(age_s)
 
 
 def _step(snapshot: Snapshot, row: Row) -> str:
@@ -233,8 +270,15 @@ def _step(snapshot: Snapshot, row: Row) -> str:
     return values.count(metrics(row).get("step"))
 
 
+def has_rates(snapshot: Snapshot, row: Row) -> bool:
+    """Whether what a daemon has said of its rates is of now."""
+    return snapshot.is_current and row.get("state") in ("running", "draining")
+
+
 def _limited(direction: str) -> _Cell:
     def cell(snapshot: Snapshot, row: Row) -> str:
+        if not has_rates(snapshot, row):
+            return NOTHING
         now = values.rate(metrics(row).get(f"{direction}_bytes_per_s"))
         limit = settings(row).get(direction)
         if limit is None or limit == "off":
@@ -261,6 +305,17 @@ def _metric(key: str, show: Callable[[Any], str] = values.count) -> _Cell:
     return lambda snapshot, row: show(metrics(row).get(key))
 
 
+def _samples(snapshot: Snapshot, row: Row) -> str:
+    rate = metrics(row).get("samples_per_s") if has_rates(snapshot, row) else None
+    return values.fixed(rate, 0)
+
+
+def _restarts(snapshot: Snapshot, row: Row) -> str:
+    if row.get("role") != COORDINATOR:
+        return values.count(row.get("restarts"))
+    return values.count(lives.load(snapshot.directory).takeovers)
+
+
 def _word(value: Any) -> str:
     return console.escape(str(value)) if value is not None else NOTHING
 
@@ -271,11 +326,11 @@ _PLAIN: dict[str, _Cell] = {
     "STATE": _value("state", state),
     "UP": _up,
     "STEP": _step,
-    "SAMPLES/S": _metric("samples_per_s", lambda value: values.fixed(value, 0)),
+    "SAMPLES/S": _samples,
     "STALE": _metric("staleness_mean", lambda value: values.fixed(value, 1)),
     "PUSH": _limited("push"),
     "FETCH": _limited("fetch"),
-    "RST": _value("restarts"),
+    "RST": _restarts,
 }
 _WIDE: dict[str, _Cell] = {
     "HOST": _value("host", _word),

@@ -87,11 +87,8 @@ def _goal(before: Mapping[str, int]) -> arriving.Goal:
 def _answers(snapshot: Snapshot, before: int) -> bool:
     """Whether a newer coordinator is at work: it has written what it knows of the run."""
     run = snapshot.run
-    heard_at, created = values.number(run.get("updated_at")), values.number(run.get("pid_created"))
     return (
         arriving.incarnation(run) > before
-        and processes.is_alive(run.get("pid"), created)
-        and heard_at is not None
-        and created is not None
-        and heard_at > created
+        and processes.is_alive(run.get("pid"), run.get("pid_start"))
+        and run.get("updated_by") == run.get("pid_start")
     )

@@ -17,11 +17,17 @@ from dlctl.errors import DlctlError
 ENDED = ("stopped", "finished", "failed")
 LIVE = ("pending", "starting", "running", "degraded", "recovering", "checkpointing", "stopping")
 READY = ("running", "degraded", "recovering", "checkpointing")
-DAEMON_TROUBLES = ("slow", "backoff", "recovering", "quarantined", "failed", "unknown")
+WITHOUT_PROCESS = (*ENDED, "pending", "backoff", "quarantined")
+"""States of a daemon that has no process now, and is known to have none."""
+GONE = "gone"
+"""State of a daemon whose process is not there although nobody has noted its end."""
+SILENT = "silent"
+"""State of a coordinator whose process is there and does not write any more what goes on."""
 STALE_AFTER_S = 5.0
 PENDING_MAX_S = 10.0
 """How long a run may exist before its coordinator has written its pid."""
-_ROLES = ("coordinator", "agent", "server", "worker")
+COORDINATOR = "coordinator"
+_ROLES = (COORDINATOR, "agent", "server", "worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +36,15 @@ class Snapshot:
     run: Mapping[str, Any]
     """The run's keys, see `rundb`; any may be missing."""
     daemons: list[dict[str, Any]]
-    """In the order coordinator, agents, servers, workers. Rows of another version may lack keys."""
+    """Agents, servers, workers. Rows of another version may lack keys."""
     state: str
     """The state in truth: "failed" if it should live and its coordinator is gone."""
     reason: str
     is_live: bool
     """Its coordinator works, or is about to; or an agent is there, which starts it again."""
     now: float
+    coordinator_pid: int | None = None
+    """Of the living coordinator; None if there is none."""
 
     @property
     def run_id(self) -> str:
@@ -56,9 +64,56 @@ class Snapshot:
         age_s = self.now - updated_at
         return age_s if age_s > STALE_AFTER_S else None
 
+    @property
+    def silent_s(self) -> float | None:
+        """For how long the coordinator has said nothing although its process is there; None if that
+        is not long. One that has just been started has yet to say its first word.
+        """
+        if self.coordinator_pid is None or self.stale_s is None:
+            return None
+        silent_s = min(self.stale_s, self.now - (self._coordinator_since() or 0.0))
+        return silent_s if silent_s > STALE_AFTER_S else None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether somebody keeps up to date what is known of a run that lives."""
+        return self.is_live and self.coordinator_pid is not None and self.stale_s is None
+
+    @property
+    def coordinator(self) -> dict[str, Any]:
+        """A row as the daemons have it, with the state in truth."""
+        return {
+            "name": COORDINATOR,
+            "role": COORDINATOR,
+            "pid": self.coordinator_pid,
+            "pid_start": self.run.get("pid_start"),
+            "state": self._coordinator_state(),
+            "incarnation": self.run.get("incarnation"),
+            "started_at": self._coordinator_since(),
+            "updated_at": self.run.get("updated_at"),
+        }
+
+    def _coordinator_since(self) -> float | None:
+        age_s = processes.age_s(self.run.get("pid_start"))
+        return None if age_s is None else self.now - age_s
+
+    def _coordinator_state(self) -> str:
+        if self.coordinator_pid is not None:
+            if self.silent_s is not None:
+                return SILENT
+            ended = self.state in ENDED
+            return "stopping" if ended else "running" if self.is_current else "starting"
+        if self.run.get("pid") is None:
+            return "pending" if self.is_live else "stopped"
+        return "stopped" if self.state in ENDED and not self.is_gone else GONE
+
+    def everybody(self) -> list[dict[str, Any]]:
+        """The rows of the coordinator and of all daemons."""
+        return [self.coordinator, *self.daemons]
+
     def daemon(self, name: str) -> dict[str, Any]:
-        """The row of one daemon; {} if it has none yet."""
-        return next((row for row in self.daemons if row.get("name") == name), {})
+        """The row of one daemon, or of the coordinator; {} if it has none yet."""
+        return next((row for row in self.everybody() if row.get("name") == name), {})
 
     def roles(self) -> dict[str, str]:
         """Name -> role of every daemon that this run has or will have."""
@@ -77,15 +132,18 @@ def load(directory: Path) -> Snapshot:
             f"cannot read the run's database: {error}", where=str(directory / rundb.FILE)
         ) from error
     now = time.time()
-    state, reason, is_live = _truth(directory, run, now)
+    there = processes.is_alive(run.get("pid"), run.get("pid_start"))
+    state, reason, is_live = _truth(directory, run, now, has_coordinator=there)
     rows = [row for row in run.pop("daemons") if type(row.get("name")) is str]
-    if state == "failed" and run.get("state") in LIVE:
-        rows = [_without_coordinator(row) for row in rows]
+    rows = [_in_truth(row, is_live) for row in rows]
     rows.sort(key=lambda row: natural(row["name"]))
-    return Snapshot(directory, run, rows, state, reason, is_live, now)
+    pid = run["pid"] if there else None
+    return Snapshot(directory, run, rows, state, reason, is_live, now, pid)
 
 
-def _truth(directory: Path, run: Mapping[str, Any], now: float) -> tuple[str, str, bool]:
+def _truth(
+    directory: Path, run: Mapping[str, Any], now: float, *, has_coordinator: bool
+) -> tuple[str, str, bool]:
     """(state, reason, whether it lives). A state that we do not know is passed on as it is."""
     state, reason = str(run.get("state", "unknown")), str(run.get("reason") or "")
     if state in ENDED:
@@ -95,7 +153,7 @@ def _truth(directory: Path, run: Mapping[str, Any], now: float) -> tuple[str, st
         if now - started(directory) < PENDING_MAX_S:
             return state, reason, True
         return "failed", "it was never started", False
-    if processes.is_alive(run["pid"], run.get("pid_created")):
+    if has_coordinator:
         return state, reason, True
     agents = [row for row in run["daemons"] if row.get("role") == "agent"]
     if processes.living(agents):
@@ -113,11 +171,19 @@ def started(directory: Path) -> float:
         return 0.0
 
 
-def _without_coordinator(row: dict[str, Any]) -> dict[str, Any]:
-    """Nobody keeps this row up to date any more: look for the process ourselves."""
-    if row.get("state") in ENDED or processes.is_alive(row.get("pid"), row.get("pid_created")):
+def _in_truth(row: dict[str, Any], is_live: bool) -> dict[str, Any]:
+    """What is on record of a daemon may be old: look for the process ourselves.
+
+    While a run lives a row without a process is one whose process is about to be started, or that
+    waits for its next one.
+    """
+    pid, start = row.get("pid"), row.get("pid_start")
+    is_known = isinstance(pid, int) and isinstance(start, str)
+    if row.get("state") in WITHOUT_PROCESS or (is_live and not is_known):
         return row
-    return {**row, "state": "unknown", "phase": "its process is gone"}
+    if processes.is_alive(pid, start):
+        return row
+    return {**row, "state": GONE, "phase": "its process is gone"}
 
 
 def natural(name: str) -> tuple[int, list[tuple[int, str]]]:

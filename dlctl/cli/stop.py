@@ -208,7 +208,7 @@ def _left(snapshot: Snapshot) -> list[Mapping[str, Any]]:
 
 
 def _coordinator(snapshot: Snapshot) -> list[Mapping[str, Any]]:
-    keys = {key: snapshot.run.get(key) for key in ("pid", "pid_created")}
+    keys = {key: snapshot.run.get(key) for key in ("pid", "pid_start")}
     return processes.living([{"name": "coordinator", **keys}])
 
 
@@ -235,7 +235,7 @@ def record_end(directory: Path, state: str, reason: str) -> None:
             if db.run().get("state") != state:
                 db.put_run(state=state, reason=reason, waiting="", ended_at=time.time())
             for row in db.daemons():
-                if not processes.is_alive(row.get("pid"), row.get("pid_created")):
+                if not processes.is_alive(row.get("pid"), row.get("pid_start")):
                     db.put_daemon(row["name"], {**row, "state": "stopped", "pid": None})
             db.commit()
     except sqlite3.OperationalError as error:

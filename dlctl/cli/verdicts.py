@@ -2,8 +2,11 @@
 
 Every incarnation of a worker has in writing up to which push each shard has acknowledged it
 (`dlctl/acks.py`). Every shard keeps, per slot and epoch, up to which push it has taken them: in the
-state that its server keeps, else in the newest checkpoint, which is the last word of a run that has
-ended in order. A shard that has forgotten an old epoch cannot be asked about it: "unknown".
+state that its server keeps, else in the newest good checkpoint. A checkpoint that is damaged, or
+that the run has left for an older one, proves nothing: what it has is not in the shards.
+
+Epochs of before the run went back to a checkpoint are judged by that checkpoint. A shard that has
+forgotten an old epoch cannot be asked about it: "unknown".
 """
 
 from __future__ import annotations
@@ -15,14 +18,21 @@ from typing import Any
 
 from dlctl import acks, checkpoints, states
 from dlctl.acks import AckRecord
+from dlctl.cli import lineage
+from dlctl.cli.lineage import Resume
 from dlctl.cli.recovery import read_jobfile
 from dlctl.cli.snapshot import Snapshot
 from dlctl.config import Servers
-from dlctl.errors import DlctlError
+from dlctl.roles.deliveries import PAST_KEPT
 from dlctl.states import Kept
 
 LOOKS = 5
 """At a state that a living server writes."""
+FORGOTTEN = (
+    "they are of processes that have been replaced since, and the shards have forgotten those"
+)
+MUTE = "the servers that had them live, and keep nothing that can be read"
+GONE = "the checkpoint that the run went back to then is not there any more"
 Table = dict[tuple[int, int], int]
 """(slot, epoch) -> pushes that were taken."""
 
@@ -37,7 +47,9 @@ class Verdict:
     shard: int
     acknowledged: int
     recorded: int | None
-    """Pushes that the shard knows to have taken; None: it has forgotten this epoch."""
+    """Pushes that the shard is known to have taken; None if nobody can tell."""
+    why: str
+    """Why nobody can tell, in words; "" if that is known."""
 
     @property
     def lost(self) -> int | None:
@@ -54,18 +66,57 @@ class Witness:
     """A path; "" if there is none."""
     table: Table | None
     """None: its server lives, and has nothing in writing."""
+    is_saved: bool = False
+    """Its server and its state are gone: what the checkpoint has is all that there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A checkpoint that the run went back to, and what its shards had taken."""
+
+    resume: Resume
+    tables: list[Table]
+    """By shard; [] if it has been removed since."""
+
+    def is_after(self, record: AckRecord) -> bool:
+        """Whether this epoch had begun by then; so it has also ended then."""
+        newest = self.resume.terms.get(f"worker-{record.slot}")
+        return newest is not None and record.epoch <= newest
+
+    def fits(self, record: AckRecord) -> bool:
+        """Whether the model was cut into as many shards then."""
+        return len(self.tables) == len(record.counts)
+
+    def recorded(self, record: AckRecord, shard: int) -> int | None:
+        """What of this epoch was in the checkpoint; None if it does not tell."""
+        if not self.fits(record):
+            return None
+        if self.is_after(record):
+            return recorded_pushes(self.tables[shard], record.slot, record.epoch)
+        return self.tables[shard].get((record.slot, record.epoch))
 
 
 def judge(snapshot: Snapshot) -> tuple[list[Verdict], list[Witness]]:
     """Every shard against every incarnation. Raises DlctlError if a record cannot be read.
 
-    The acks are read first: what a shard takes after that does no harm.
+    The acks are read first: what a shard takes after that does no harm. Checkpoints are hashed if
+    a witness is needed and no server has left one.
     """
     records = acks.read_all(snapshot.directory)
-    witnesses = _witnesses(snapshot)
-    older = _Older(_resumed(snapshot), _merged(snapshot, len(witnesses)))
+    resumes = lineage.resumes(snapshot)
+    own = lineage.of_branch(snapshot, lineage.chain(resumes))
+    witnesses, last = _witnesses(snapshot, own)
+    terms: dict[str, int] = {}
+    for record in records:
+        name = f"worker-{record.slot}"
+        terms[name] = max(record.epoch, terms.get(name, 0))
+    # What is left only in a checkpoint is as if the run had gone back to that already.
+    fallen = [*resumes, Resume(*last, terms)]
+    court = _Court(
+        witnesses, _steps(snapshot, resumes), _steps(snapshot, fallen), _merged(own, len(witnesses))
+    )
     verdicts = [
-        _verdict(record, shard, count, witnesses, older)
+        court.verdict(record, shard, count)
         for record in records
         for shard, count in enumerate(record.counts)
     ]
@@ -73,37 +124,56 @@ def judge(snapshot: Snapshot) -> tuple[list[Verdict], list[Witness]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Older:
-    """What checkpoints know of epochs that the shards have forgotten."""
-
-    resumed: list[Table]
-    """Of the one that the run went back to: what it does not have of its epochs is lost."""
+class _Court:
+    witnesses: Sequence[Witness]
+    branch: list[_Step]
+    """The newest one first."""
+    fallen: list[_Step]
+    """The same for shards of which only a checkpoint is left."""
     merged: list[Table]
-    """Of all together: each proves what it has, and nothing about what came after it."""
+    """Of all checkpoints of the branch: each proves what it has, and nothing of what came later."""
 
-    def recorded(self, shard: int, slot: int, epoch: int, count: int) -> int | None:
-        exact = _table_at(self.resumed, shard).get((slot, epoch))
-        proven = _table_at(self.merged, shard).get((slot, epoch), -1)
-        return exact if exact is not None else proven if proven >= count else None
+    def verdict(self, record: AckRecord, shard: int, count: int) -> Verdict:
+        recorded, why = self._recorded(record, shard) if count else (0, "")
+        if recorded is None:
+            proven = _table_at(self.merged, shard).get((record.slot, record.epoch), -1)
+            recorded, why = (proven, "") if proven >= count else (None, why)
+        name = f"worker-{record.slot}"
+        return Verdict(name, record.incarnation, record.epoch, shard, count, recorded, why)
 
-
-def _verdict(
-    record: AckRecord, shard: int, count: int, witnesses: Sequence[Witness], older: _Older
-) -> Verdict:
-    table = witnesses[shard].table if shard < len(witnesses) else {}
-    recorded = None if table is None else recorded_pushes(table, record.slot, record.epoch)
-    if recorded is None:
-        recorded = older.recorded(shard, record.slot, record.epoch, count)
-    name = f"worker-{record.slot}"
-    return Verdict(name, record.incarnation, record.epoch, shard, count, recorded)
+    def _recorded(self, record: AckRecord, shard: int) -> tuple[int | None, str]:
+        """(what there is of it, why that is not known). First the checkpoints that it was of."""
+        is_same_cut = len(record.counts) == len(self.witnesses)
+        witness = self.witnesses[shard] if is_same_cut else None
+        is_saved = witness.is_saved if witness else all(w.is_saved for w in self.witnesses)
+        branch = self.fallen if is_saved else self.branch
+        for step in branch:
+            recorded = step.recorded(record, shard)
+            if recorded is not None:
+                return recorded, ""
+            if not step.is_after(record):
+                break
+        before = [step for step in branch if step.is_after(record)]
+        why = GONE if before and not any(step.fits(record) for step in before) else FORGOTTEN
+        if witness is None:
+            return None, why  # The slices were others.
+        if witness.table is None:
+            return None, why if before else MUTE
+        return recorded_pushes(witness.table, record.slot, record.epoch), why
 
 
 def recorded_pushes(table: Mapping[tuple[int, int], int], slot: int, epoch: int) -> int | None:
-    """Pushes of this epoch that the shard has taken; None if it knows newer epochs only."""
+    """Pushes of this epoch that the shard has taken; None if it knows newer epochs only.
+
+    What is replaced first is forgotten first. So an epoch between two that it knows has never been
+    one of this shard's.
+    """
     if (slot, epoch) in table:
         return table[slot, epoch]
-    is_forgotten = any(known == slot and newer > epoch for known, newer in table)
-    return None if is_forgotten else 0
+    known = [other for of, other in table if of == slot]
+    if not known:
+        return 0 if len(table) < PAST_KEPT else None
+    return None if min(known) > epoch else 0
 
 
 def table_of(rows: Any) -> Table:
@@ -121,22 +191,27 @@ def table_of(rows: Any) -> Table:
     return table
 
 
-def _witnesses(snapshot: Snapshot) -> list[Witness]:
+def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> tuple[list[Witness], tuple[int, int]]:
+    """One per shard; and (its number, the highest one) of the checkpoint that some of them are."""
     job = read_jobfile(snapshot.directory)
     is_over = snapshot.state in ("stopped", "finished")
     kept = {} if is_over else _kept(snapshot, job.servers)
-    saved, path = _newest(snapshot)
+    saved: Path | None = None
+    if not snapshot.is_live and len(kept) < job.servers.count:
+        saved = _newest_good(own)
+    tables = _tables(saved) if saved is not None else []
     found = []
-    for index in range(max(job.servers.count, len(saved))):
+    for index in range(max(job.servers.count, len(tables))):
         if index in kept:
             table = table_of(kept[index].deliveries)
             found.append(Witness(index, str(kept[index].path), table))
         elif snapshot.is_live:
             found.append(Witness(index, "", None))
         else:
-            source = path if index < len(saved) else ""
-            found.append(Witness(index, source, _table_at(saved, index)))
-    return found
+            source = str(saved) if index < len(tables) else ""
+            found.append(Witness(index, source, _table_at(tables, index), is_saved=True))
+    highest = checkpoints.highest_number(snapshot.directory)
+    return found, (checkpoints.number(saved)[0] if saved is not None else 0, highest)
 
 
 def _kept(snapshot: Snapshot, servers: Servers) -> dict[int, Kept]:
@@ -152,10 +227,9 @@ def _table_at(tables: Sequence[Table], index: int) -> Table:
     return tables[index] if index < len(tables) else {}
 
 
-def _newest(snapshot: Snapshot) -> tuple[list[Table], str]:
-    """The tables of the newest checkpoint, by shard, and its directory."""
-    found = checkpoints.complete(snapshot.directory)
-    return (_tables(found[-1]), str(found[-1])) if found else ([], "")
+def _newest_good(own: Sequence[Path]) -> Path | None:
+    """The newest of these checkpoints in which every byte is right."""
+    return next((path for path in reversed(own) if not checkpoints.verify(path)), None)
 
 
 def _tables(directory: Path) -> list[Table]:
@@ -163,20 +237,22 @@ def _tables(directory: Path) -> list[Table]:
     return [table_of(part["state"].get("deliveries")) for part in shards]
 
 
-def _resumed(snapshot: Snapshot) -> list[Table]:
-    resume = snapshot.run.get("resume")
-    if not isinstance(resume, str) or not resume:
-        return []
-    try:
-        return _tables(Path(resume))
-    except DlctlError:  # it has been removed since
-        return []
+def _steps(snapshot: Snapshot, resumes: Sequence[Resume]) -> list[_Step]:
+    """Every time that the run went back to a checkpoint, on its way to where it is now."""
+    found = checkpoints.complete(snapshot.directory)
+    paths = {checkpoints.number(path)[0]: path for path in found}
+    return [
+        _Step(resume, _tables(paths[resume.checkpoint]) if resume.checkpoint in paths else [])
+        for resume in lineage.chain(resumes)
+    ]
 
 
-def _merged(snapshot: Snapshot, shards: int) -> list[Table]:
-    """What all checkpoints together know, by shard: the highest count of each epoch."""
+def _merged(own: Sequence[Path], shards: int) -> list[Table]:
+    """What these checkpoints together know, by shard: the highest count of each epoch."""
     merged: list[Table] = [{} for _ in range(shards)]
-    for directory in checkpoints.complete(snapshot.directory):
+    for directory in own:
+        if checkpoints.verify(directory, hashes=False):
+            continue
         for known, table in zip(merged, _tables(directory), strict=False):
             for key, count in table.items():
                 known[key] = max(count, known.get(key, 0))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dlctl.cli import console, pick, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import complete_runs, job_option, json_option
-from dlctl.errors import DlctlError, UsageError
-from dlctl.text import plural
+from dlctl.errors import DlctlError, Partial, UsageError
+
+if TYPE_CHECKING:
+    from dlctl.cli.verdicts import Verdict, Witness
 
 HEADERS = ("WORKER", "INC", "EPOCH", "SERVER", "ACKNOWLEDGED", "RECORDED", "LOST")
+KEYS = ("worker", "incarnation", "epoch", "shard", "acknowledged", "recorded", "lost", "why")
 UNKNOWN = "unknown"
 
 
@@ -31,9 +36,10 @@ def command(run: str | None, job: str | None, as_json: bool) -> None:
     """Check that no acknowledged push was lost.
 
     Compares what every incarnation of every worker was told to be applied with what the shards have
-    on record: in the states that the servers keep, else in the newest checkpoint. A run that went
-    back to a checkpoint has lost what came after it, and this says how much. The exit code is 1 if
-    anything was lost.
+    on record: in the states that the servers keep, else in the newest good checkpoint, which is
+    read as a whole. A run that went back to a checkpoint has lost what came after it, and this says
+    how much. The exit code is 1 if anything was lost, and 8 if nothing was found to be lost but
+    some pushes could not be checked.
     """
     if run is not None and job is not None and run != job:
         raise UsageError(f'the run is given twice: "{run}" and -j "{job}"')
@@ -42,43 +48,61 @@ def command(run: str | None, job: str | None, as_json: bool) -> None:
     from dlctl.cli import verdicts
 
     found, witnesses = verdicts.judge(snapshot)
-    lost = sum(v.lost or 0 for v in found)
-    unknown = sum(1 for v in found if v.lost is None and v.acknowledged)
     if as_json:
-        data = {
-            "run_id": snapshot.run_id,
-            "lost": lost,
-            "unknown": unknown,
-            "acknowledged": sum(v.acknowledged for v in found),
-            "records": [_as_data(v) for v in found],
-            "witnesses": [{"shard": w.shard, "source": w.source} for w in witnesses],
-        }
-        console.out_json("dlctl.verify/1", data)
+        console.out_json("dlctl.verify/1", _as_data(snapshot.run_id, found, witnesses))
     elif found:
-        rows = [_row(v) for v in found]
+        rows = [_row(verdict) for verdict in found]
         console.out(console.table(HEADERS, rows, ("INC", "EPOCH", *HEADERS[4:])))
-    name = console.escape(snapshot.run_id)
-    if unknown:
-        console.warn(
-            f"{plural(unknown, 'count')} cannot be checked: the shards know newer processes of "
-            "these workers only"
-        )
+    _conclude(snapshot.run_id, found)
+
+
+def _conclude(run_id: str, found: Sequence[Verdict]) -> None:
+    """The headline. Raises DlctlError if something was lost, Partial if that is not known of all.
+
+    What cannot be checked is no proof that nothing was lost, and must not read like one.
+    """
+    pushes = sum(verdict.acknowledged for verdict in found)
+    lost = sum(verdict.lost or 0 for verdict in found)
+    unknown: Counter[str] = Counter()
+    for verdict in found:
+        if verdict.lost is None:
+            unknown[verdict.why] += verdict.acknowledged
+    for why, count in unknown.items():
+        console.warn(f"{acknowledged(count)} cannot be checked: {why}")
+    unchecked = unknown.total()
     if lost:
+        more = f"; {unchecked:,} more could not be checked" if unchecked else ""
         raise DlctlError(
-            f"{snapshot.run_id} has lost {lost:,} acknowledged push{'' if lost == 1 else 'es'}",
-            hint=f"dlctl events -j {snapshot.run_id}",
+            f"{run_id} has lost {acknowledged(lost)}{more}", hint=f"dlctl events -j {run_id}"
         )
-    pushes = sum(v.acknowledged for v in found if v.lost is not None)
-    told = f"{values.count(pushes)} acknowledged pushes, none lost" if found else "no push so far"
-    console.note(f"{name}: {told}")
+    if unchecked:
+        raise Partial(
+            f"{run_id}: no loss found, but {unchecked:,} of {acknowledged(pushes)} could not be "
+            "checked",
+            hint=f"dlctl events -j {run_id}",
+        )
+    told = f"{acknowledged(pushes)}, none lost" if pushes else "no push was acknowledged so far"
+    console.note(f"{console.escape(run_id)}: {told}")
 
 
-def _as_data(verdict: Any) -> dict[str, Any]:
-    keys = ("worker", "incarnation", "epoch", "shard", "acknowledged", "recorded", "lost")
-    return {key: getattr(verdict, key) for key in keys}
+def acknowledged(count: int) -> str:
+    """As in "1,234 acknowledged pushes"."""
+    return f"{count:,} acknowledged push{'' if count == 1 else 'es'}"
 
 
-def _row(verdict: Any) -> list[str]:
+def _as_data(run_id: str, found: Sequence[Verdict], witnesses: Sequence[Witness]) -> dict[str, Any]:
+    return {
+        "run_id": run_id,
+        "lost": sum(verdict.lost or 0 for verdict in found),
+        "unknown": sum(1 for verdict in found if verdict.lost is None),
+        "unchecked": sum(verdict.acknowledged for verdict in found if verdict.lost is None),
+        "acknowledged": sum(verdict.acknowledged for verdict in found),
+        "records": [{key: getattr(verdict, key) for key in KEYS} for verdict in found],
+        "witnesses": [{"shard": w.shard, "source": w.source} for w in witnesses],
+    }
+
+
+def _row(verdict: Verdict) -> list[str]:
     lost, recorded = verdict.lost, verdict.recorded
     shown = UNKNOWN if lost is None else values.count(lost)
     return [

@@ -12,16 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlctl import processes, settings
-from dlctl.cli import report, values
-from dlctl.cli.snapshot import ENDED, STALE_AFTER_S, Snapshot
+from dlctl import settings
+from dlctl.cli import report, troubles, values
+from dlctl.cli.snapshot import COORDINATOR, ENDED, STALE_AFTER_S, Snapshot
 from dlctl.errors import UsageError
 
 WAIT_S = 2.0
 """Shorter waits are answers on their way."""
 AT_LIMIT = 0.8
 """Of a limit: whoever comes so close to it is held back by it."""
-COORDINATOR = "coordinator"
 Row = Mapping[str, Any]
 _NAME = re.compile(r"\b(?:worker|server|agent)-\d+\b|\bcoordinator\b")
 
@@ -40,6 +39,8 @@ class Wait:
     stale_s: float | None = None
     """Age of what is known of it, if that is too old."""
     waiting: list[Wait] = field(default_factory=list)
+    is_sentence: bool = False
+    """`what` goes on a sentence that begins with the name, and says since when by itself."""
 
     def names(self) -> Iterator[str]:
         """Its own name and those of all who wait for it."""
@@ -49,17 +50,29 @@ class Wait:
 
 
 def causes(snapshot: Snapshot) -> list[Wait]:
-    """The root causes of all waiting in a living run; [] if nobody waits."""
+    """The root causes of all waiting; [] if nobody waits.
+
+    Without its coordinator nobody knows more of a run than that: sooner or later all wait for it.
+    """
     rows = {str(row["name"]): row for row in snapshot.daemons}
-    troubles = _troubles(snapshot, rows)
-    edges = dict(_edges(snapshot, rows, troubles))
+    known = _troubles(snapshot, rows)
+    if COORDINATOR in known:
+        return [_alone(snapshot, known[COORDINATOR])]
+    edges = dict(_edges(snapshot, rows, known))
     roots = [name for name in _targets(edges) if name not in edges]
-    roots += [name for name in troubles if name not in roots and name not in edges]
-    roots.sort(key=lambda name: name not in troubles)
+    roots += [name for name in known if name not in roots and name not in edges]
+    roots.sort(key=lambda name: name not in known)
     ring = [] if roots else list(edges)[:1]
-    found = [_tree(snapshot, rows, troubles, edges, name, frozenset()) for name in roots + ring]
+    found = [_tree(snapshot, rows, known, edges, name, frozenset()) for name in roots + ring]
     found += _limits(snapshot)
     return [*found, *_run_itself(snapshot, found)]
+
+
+def _alone(snapshot: Snapshot, wait: Wait) -> Wait:
+    """The coordinator, with all who are there without it."""
+    there = troubles.still_there(snapshot)
+    wait.waiting = [Wait(str(row["name"]), "it is still there", None) for row in there]
+    return wait
 
 
 def _targets(edges: Mapping[str, Sequence[str]]) -> list[str]:
@@ -69,31 +82,31 @@ def _targets(edges: Mapping[str, Sequence[str]]) -> list[str]:
 def _tree(
     snapshot: Snapshot,
     rows: Mapping[str, Row],
-    troubles: Mapping[str, Wait],
+    known: Mapping[str, Wait],
     edges: Mapping[str, Sequence[str]],
     name: str,
     above: frozenset[str],
 ) -> Wait:
-    known = troubles.get(name) or _plain(snapshot, name, rows.get(name, {}))
+    wait = known.get(name) or _plain(snapshot, name, rows.get(name, {}))
     above |= {name}
-    known.waiting = [
+    wait.waiting = [
         _tree(snapshot, rows, {}, edges, other, above)
         for other, targets in edges.items()
         if name in targets and other not in above
     ]
-    return known
+    return wait
 
 
 def _edges(
-    snapshot: Snapshot, rows: Mapping[str, Row], troubles: Mapping[str, Wait]
+    snapshot: Snapshot, rows: Mapping[str, Row], known: Mapping[str, Wait]
 ) -> Iterator[tuple[str, list[str]]]:
     """(who, for whom), where that is a wait worth telling."""
     said = {name: _waits_for(row) for name, row in rows.items() if _lives(row)}
     for name, targets in said.items():
         since = values.number(rows[name].get("waiting_since"))
-        if name in troubles or since is None or snapshot.now - since < WAIT_S:
+        if name in known or since is None or snapshot.now - since < WAIT_S:
             continue
-        grave = [target for target in targets if target in troubles or said.get(target)]
+        grave = [target for target in targets if target in known or said.get(target)]
         if grave:
             yield name, grave
         elif targets and not _gets_on(rows[name]):
@@ -113,12 +126,6 @@ def _gets_on(row: Row) -> bool:
     """Whether this is a worker that makes steps."""
     return row.get("role") == "worker" and bool(
         values.number(report.metrics(row).get("samples_per_s"))
-    )
-
-
-def _coordinator_well(snapshot: Snapshot) -> bool:
-    return snapshot.stale_s is None and processes.is_alive(
-        snapshot.run.get("pid"), snapshot.run.get("pid_created")
     )
 
 
@@ -142,64 +149,28 @@ def _stale_s(snapshot: Snapshot, row: Row) -> float | None:
 
 def _troubles(snapshot: Snapshot, rows: Mapping[str, Row]) -> dict[str, Wait]:
     """Daemons that are a cause of their own."""
-    found = {}
-    if not _coordinator_well(snapshot) and snapshot.run.get("pid") is not None:
-        found[COORDINATOR] = _coordinator(snapshot)
+    known = [trouble for trouble in troubles.found(snapshot) if not trouble.is_over]
+    found = {
+        trouble.name: Wait(trouble.name, trouble.what, trouble.at, trouble.next, is_sentence=True)
+        for trouble in known
+    }
     for name, row in rows.items():
-        trouble = _trouble(snapshot, name, row)
-        if trouble is not None:
+        trouble = _on_its_way(snapshot, name, row)
+        if name not in found and trouble is not None:
             found[name] = trouble
     return found
 
 
-def _coordinator(snapshot: Snapshot) -> Wait:
-    since = values.number(snapshot.run.get("updated_at"))
-    job = f"-j {snapshot.run_id}"
-    if snapshot.state == "recovering" or "coordinator is gone" in snapshot.reason:
-        what = "it has died, and its agent starts it again"
-        return Wait(COORDINATOR, what, since, f"dlctl recover {job}, if that does not end")
-    if snapshot.stale_s is None:
-        what = "it has died"
-        return Wait(COORDINATOR, what, since, f"dlctl recover {job}")
-    what = "its process is there and says nothing"
-    return Wait(COORDINATOR, what, since, f"dlctl logs coordinator {job}", snapshot.stale_s)
-
-
-def _trouble(snapshot: Snapshot, name: str, row: Row) -> Wait | None:
-    state, job = row.get("state"), f"-j {snapshot.run_id}"
-    ended = _ended(row)
-    at = values.number(row["last_exit"].get("at")) if ended else None
-    stale_s = _stale_s(snapshot, row)
-    if state == "quarantined":
-        why = str(row.get("error") or ended or "it computes nothing that can be used")
-        return Wait(name, f"quarantined: {why}", at, f"dlctl restart {name} {job}")
-    if state in ("failed", "unknown"):
-        what = f"gone: {ended}" if ended else "gone"
-        return Wait(name, what, at, f"dlctl logs {name} {job}")
-    if state == "backoff":
-        retry_at = values.number(row.get("retry_at"))
-        left_s = 0.0 if retry_at is None else retry_at - snapshot.now
-        left = f" in {values.duration(left_s)}" if left_s > 0 else ""
-        text = f"it is started again{left}: {ended or 'it has died'}"
-        return Wait(name, text, at, f"dlctl logs {name} --previous {job}")
-    if state == "slow":
-        heard_at = values.number(row.get("updated_at"))
-        phase = str(row.get("phase") or "silent")
-        text = f"slow: {phase}" if stale_s is None else f"silent; it was last {phase}"
-        return Wait(name, text, heard_at, f"dlctl restart {name} {job}", stale_s)
+def _on_its_way(snapshot: Snapshot, name: str, row: Row) -> Wait | None:
+    """A daemon that is well and makes others wait: it comes, or it leaves."""
+    state, stale_s = row.get("state"), _stale_s(snapshot, row)
+    logs = f"dlctl logs {name} -j {snapshot.run_id}"
     if state == "starting" and not _waits_for(row):
-        began = values.number(row.get("started_at"))
         text = f"it starts: {row.get('phase') or 'starting'}"
-        return Wait(name, text, began, f"dlctl logs {name} {job}", stale_s)
+        return Wait(name, text, values.number(row.get("started_at")), logs, stale_s)
     if state == "draining":
-        text = f"it leaves: {row.get('phase') or 'draining'}"
-        return Wait(name, text, None, f"dlctl logs {name} {job}", stale_s)
+        return Wait(name, f"it leaves: {row.get('phase') or 'draining'}", None, logs, stale_s)
     return None
-
-
-def _ended(row: Row) -> str:
-    last = row.get("last_exit")
-    return report.exited(last) if isinstance(last, Mapping) else ""
 
 
 # ---------------------------------------------------------------- limits, and the run itself

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from dlctl.cli import console, pick, report, values, waits
+from dlctl.cli import console, nextstep, pick, report, values, waits
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
-from dlctl.cli.snapshot import Snapshot
+from dlctl.cli.snapshot import COORDINATOR, Snapshot
 from dlctl.cli.waits import Wait
 
 
@@ -34,8 +34,8 @@ def command(name: str | None, job: str | None, as_json: bool) -> None:
     """
     snapshot = pick.pick(job)
     chosen = pick.match_daemons([name], snapshot.roles()) if name is not None else []
-    found = waits.causes(snapshot) if snapshot.is_live else []
-    if chosen:
+    found = waits.causes(snapshot) if snapshot.is_live or snapshot.is_gone else []
+    if chosen and not _waits_for_coordinator(found):
         found = [wait for wait in found if set(wait.names()) & set(chosen)]
     if as_json:
         data = {
@@ -52,6 +52,9 @@ def command(name: str | None, job: str | None, as_json: bool) -> None:
 
 def _lines(snapshot: Snapshot, found: list[Wait], chosen: list[str]) -> list[str]:
     run_id = console.escape(snapshot.run_id)
+    if _waits_for_coordinator(found):
+        text = f"everybody waits for the {found[0].name}: it {found[0].what}"
+        return [console.escape(text), *_next(found[0])]
     if not snapshot.is_live:
         return _ended(snapshot)
     lines = []
@@ -62,7 +65,7 @@ def _lines(snapshot: Snapshot, found: list[Wait], chosen: list[str]) -> list[str
         verb = (
             ("waits for nobody" if len(chosen) == 1 else "wait for nobody") if chosen else "waits"
         )
-        lines.append(f"{who} {verb}: {run_id} is {console.escape(snapshot.state)}")
+        lines.append(f"{who} {verb}: {run_id} {console.escape(report.became(snapshot.state))}")
         lines += [f"  {_at(snapshot, name)}" for name in chosen]
     for wait in found:
         lines += _tree(snapshot, wait, 0)
@@ -70,12 +73,20 @@ def _lines(snapshot: Snapshot, found: list[Wait], chosen: list[str]) -> list[str
 
 
 def _ended(snapshot: Snapshot) -> list[str]:
-    run_id, state = console.escape(snapshot.run_id), console.escape(snapshot.state)
-    why = f": {console.escape(snapshot.reason)}" if snapshot.reason else ""
-    lines = [f"nobody waits: {run_id} is {state}{why}"]
-    if snapshot.state == "failed":
-        lines.append(f"  next: dlctl recover --dry-run -j {run_id}")
-    return lines
+    why = f": {snapshot.reason}" if snapshot.reason else ""
+    text = f"nobody waits: {snapshot.run_id} {report.became(snapshot.state)}{why}"
+    step = nextstep.of(snapshot)
+    lines = [text, *([f"   next: {step.text()}"] if step is not None else [])]
+    return [console.escape(line) for line in lines]
+
+
+def _waits_for_coordinator(found: list[Wait]) -> bool:
+    """Then there is nothing else to say: nobody looks after the others."""
+    return bool(found) and found[0].name == COORDINATOR and found[0].is_sentence
+
+
+def _next(wait: Wait) -> list[str]:
+    return [f"   next: {console.escape(wait.next)}"] if wait.next else []
 
 
 def _at(snapshot: Snapshot, name: str) -> str:
@@ -89,9 +100,10 @@ def _tree(snapshot: Snapshot, wait: Wait, depth: int) -> list[str]:
     stale = "" if wait.stale_s is None else f" (last heard {values.duration(wait.stale_s)} ago)"
     if depth:
         lines = [f"{'   ' * (depth - 1)}└─ {name} waits for it{age}: {what}{stale}"]
+    elif wait.is_sentence:
+        lines = [f"{console.style(name, bold=True)} {what}", *_next(wait)]
     else:
-        lines = [f"{console.style(name, bold=True)}: {what}{age}{stale}"]
-        lines += [f"   next: {console.escape(wait.next)}"] if wait.next else []
+        lines = [f"{console.style(name, bold=True)}: {what}{age}{stale}", *_next(wait)]
     for other in wait.waiting:
         lines += _tree(snapshot, other, depth + 1)
     return lines

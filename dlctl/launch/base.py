@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from dlctl import runs
@@ -24,11 +25,20 @@ def argv(role: str, directory: Path, name: str, incarnation: int, control: str) 
 def parse_argv(argv: list[str], directory: Path) -> tuple[str, str, int] | None:
     """(role, name, incarnation) if `argv` starts a daemon of this run; the inverse of `argv`."""
     match argv:
-        case [_, "-P", "-m", module, run, name, incarnation, _] if run == str(directory):
+        case [_, "-P", "-m", module, run, name, incarnation, _]:
             package, _, role = module.partition(".")
-            if package == "daemons" and incarnation.isdecimal():
+            if package == "daemons" and incarnation.isdecimal() and _is_same(run, directory):
                 return role, name, int(incarnation)
     return None
+
+
+def _is_same(run: str, directory: Path) -> bool:
+    """Whether both are one directory: behind a symbolic link it has another spelling."""
+    if run == str(directory):
+        return True
+    with suppress(OSError):
+        return os.path.samefile(run, directory)
+    return False
 
 
 def environment(role: str, directory: Path, name: str, incarnation: int) -> dict[str, str]:

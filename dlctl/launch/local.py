@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import psutil
 
+from dlctl import processes
 from dlctl.launch import base
 from dlctl.rundb import RunDb
 
@@ -26,7 +27,7 @@ def start_coordinator(directory: Path) -> subprocess.Popen[bytes]:
         db.commit()
         process = start(directory, "coordinator", "coordinator", incarnation, "")
         try:
-            db.put_run(pid=process.pid, pid_created=psutil.Process(process.pid).create_time())
+            db.put_run(pid=process.pid, pid_start=processes.start_of(process.pid))
             db.commit()
         except BaseException:
             process.kill()
@@ -69,19 +70,22 @@ def living(directory: Path) -> Iterator[Living]:
 
     A process that a daemon has forked has the same command line, but leads no session.
     """
-    for process in psutil.process_iter():
-        try:
-            known = base.parse_argv(process.cmdline(), directory)
-            if known is None or os.getsid(process.pid) != process.pid:
-                continue
-            pidfd = os.pidfd_open(process.pid)
-        except (psutil.Error, OSError):
+    for pid in psutil.pids():
+        start = processes.start_of(pid)
+        known = base.parse_argv(processes.command_line(pid, start), directory)
+        if known is None or not _is_ours(pid):
             continue
-        # It may have ended, and another one have got its number, before we held it.
-        if process.is_running() and process.uids().real == os.getuid():
-            yield Living(*known, process.pid, pidfd)
-        else:
-            os.close(pidfd)
+        pidfd = processes.hold(pid, start)
+        if pidfd is not None:
+            yield Living(*known, pid, pidfd)
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether this process is of our user, and leads a session."""
+    try:
+        return os.getsid(pid) == pid and psutil.Process(pid).uids().real == os.getuid()
+    except (psutil.Error, OSError):
+        return False
 
 
 class Local:

@@ -32,9 +32,9 @@ from dlctl.roles.effects import (
 )
 from dlctl.roles.lifeline import Lifeline
 
-RESTART_FIRST_S, RESTARTS_MAX, RESTARTS_S = 0.5, 6, 60.0
-"""The coordinator is started again at once, then with growing pauses, at most so often in a time.
-"""
+RESTART_FIRST_S, RESTART_MAX_S = 0.5, 10.0
+"""The coordinator is started again at once, then with growing pauses, as long as anybody here goes
+on without it (`Lifeline`)."""
 WORKS_S = 2.0
 """A coordinator that is heard so long after it was started has not died of its start."""
 TERMINATE_S = 5.0
@@ -65,10 +65,10 @@ class Agent:
         self.log_level = "info"
         self._children = {a.name: _Child(a.incarnation, a.pid) for a in adopted}
         self._lifeline = Lifeline()
-        self._restarts: list[float] = []
-        """When the coordinator was started again."""
+        self._restarts = 0
+        """How often the coordinator was started in vain."""
+        self._restarted_at = 0.0
         self._restart_at: float | None = None
-        self._has_given_up = False
         self._report_at = 0.0
         self._welcomed = False
         self._leaving = ""
@@ -177,7 +177,7 @@ class Agent:
                 self.desk.do(SignalProcess(name, child.incarnation, 9))
         if self._restart_at is not None and self._restart_at <= now:
             self._restart_at = None
-            self._restarts.append(now)
+            self._restarts, self._restarted_at = self._restarts + 1, now
             self.desk.note("warning", "the coordinator is gone: it is started again")
             self.desk.do(RestartCoordinator())
         if not self._leaving and self._lifeline.is_over(now):
@@ -186,25 +186,18 @@ class Agent:
 
     def _on_sign_of_life(self, now: float) -> None:
         """A coordinator that is heard for a while after its start works: what was is over."""
-        if self._restarts and now - self._restarts[-1] > WORKS_S:
-            self._restarts = []
-        if self._has_given_up:
-            # Somebody else has started one: it has to be watched, too.
-            self._has_given_up = False
-            self.desk.do(RestartCoordinator())
+        if now - self._restarted_at > WORKS_S:
+            self._restarts = 0
 
     def _plan_restart(self, now: float) -> None:
-        if self._leaving:
+        if self._leaving or self._restart_at is not None:
             return
-        self._restarts = [at for at in self._restarts if now - at < RESTARTS_S]
-        again = len(self._restarts)
-        if again < RESTARTS_MAX:
-            self._restart_at = now + (RESTART_FIRST_S * 2 ** (again - 1) if again else 0.0)
-            return
-        self._lifeline.lost(now)
-        self._has_given_up = True
-        text = f"the coordinator died {again + 1} times within {RESTARTS_S:.0f} s: it is given up"
-        self.desk.note("error", f"{text}; dlctl recover starts it again")
+        again = self._restarts
+        pause_s = min(RESTART_FIRST_S * 2 ** (again - 1), RESTART_MAX_S) if again else 0.0
+        self._restart_at = now + pause_s
+        if again:
+            text = f"the coordinator died {again + 1} times in a row: again in {pause_s:.1f} s"
+            self.desk.note("error", f"{text}; dlctl logs coordinator says why")
 
     def _report_if_due(self, now: float) -> None:
         if self._welcomed and now >= self._report_at:

@@ -39,6 +39,8 @@ class Past:
     """What the coordinator before this one has remembered, if this one is to go on with it."""
     agents: dict[str, int] = field(default_factory=dict)
     """Agents that are there now, with their incarnations."""
+    gone_s: float = 0.0
+    """How long there was no coordinator, by the wall clock; 0.0: not known."""
 
 
 class Arrivals:
@@ -57,6 +59,9 @@ class Arrivals:
         self.job = job
         self.key = key
         self.past = past
+        self.restore = past.restore
+        """Until all are at work: who comes later has nothing in that checkpoint, and it may have
+        been removed."""
         self.layout: Layout | None = None
         self._bytes = b""
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
@@ -168,7 +173,7 @@ class Arrivals:
             lo, hi = slice_bounds(self.layout.size(), len(servers), server.index)
             key = ("assign", server.name)
             if server.registered and not server.address and key not in self.desk.outstanding:
-                assign = m.Assign(lo, hi, self._bytes, self.past.restore, server.has_served)
+                assign = m.Assign(lo, hi, self._bytes, self.restore, server.has_served)
                 self.desk.ask(key, server.name, assign, now)
 
     def on_serving(self, peer: Peer, message: m.Serving, now: float) -> None:
@@ -205,5 +210,5 @@ class Arrivals:
 
     def _topology(self, worker: Daemon, addresses: tuple[str, ...]) -> m.Topology:
         """Residuals are restored once: a replacement must not add what was pushed since then."""
-        initialise = worker.index == 0 and not self.past.restore
-        return m.Topology(addresses, initialise, "" if worker.has_worked else self.past.restore)
+        initialise = worker.index == 0 and not self.restore
+        return m.Topology(addresses, initialise, "" if worker.has_worked else self.restore)

@@ -230,6 +230,7 @@ class Coordinator:
                 self.change_state("running", "", now)
                 self.tell_members()
                 self.work.release(now)
+                self.arrivals.restore = ""
                 self.checkpointing.schedule(now)
             elif now - self._started_at > self.job.timeouts.ready_s:
                 waiting = self.overview.unready()
@@ -319,15 +320,19 @@ class Coordinator:
     # ------------------------------------------------------------ the end
 
     def end(
-        self, state: str, reason: str, now: float, save: bool = True, grace_s: float | None = None
-    ) -> None:
-        """Bring the run to an end. The first reason counts, but a failure on the way out is one."""
+        self, state: str, reason: str, now: float, save: bool = True,
+        grace_s: float | None = None, at_once: bool = False,
+    ) -> None:  # fmt: skip
+        """Bring the run to an end. The first reason counts, but a failure on the way out is one.
+
+        at_once: the coordinator before this one has done all but ending the processes.
+        """
         if self.ending is not None:
             if state == "failed" and self.ending.state != "failed":
                 self.ending.state, self.ending.reason = state, reason
             return
         shards_live = all(s.alive or s.retry_at is not None for s in self.members.of("server"))
-        worked = self.work.released_at is not None and shards_live
+        worked = self.work.released_at is not None and shards_live and not at_once
         wanted = {
             ending.DRAINING: worked,
             ending.EVALUATING: worked and state == "finished",
@@ -336,7 +341,7 @@ class Coordinator:
         self.ending = Ending(
             state, reason, [step for step, yes in wanted.items() if yes],
             self.job.timeouts.grace_s if grace_s is None else grace_s, self.desk, self.members,
-            self.evaluations, self.checkpointing, self._save_last,
+            self.evaluations, self.checkpointing, self._save_last, self.keeps_shards(),
         )  # fmt: skip
         self.work.stopped = True
         self.change_state("stopping", reason, now)
@@ -360,9 +365,11 @@ class Coordinator:
     def _advance_ending(self, end: Ending, now: float) -> None:
         if end.advance(now):
             self.verbs.tell_stopping(False)
-        if end.step == ending.OVER:
+        if end.is_leaving() and self.state == "stopping":
+            # All is done; what is still to come, the agents do by themselves.
             self.change_state(end.state, end.reason, now)
             self.overview.report(now)
+        if end.step == ending.OVER:
             self.verbs.tell_stopping(True)
             self.desk.do(Exit(1 if end.state == "failed" else 0, end.reason))
 

@@ -50,8 +50,12 @@ class Ending:
         evaluations: Evaluations,
         checkpointing: Checkpointing,
         save: Callable[[float], None],
+        keeps_shards: bool,
     ) -> None:
-        """`state`: stopped, finished or failed. `steps`: which of the first three there are."""
+        """`state`: stopped, finished or failed. `steps`: which of the first three there are.
+
+        keeps_shards: what the servers have survives them, unless they are told to remove it.
+        """
         self.state = state
         self.reason = reason
         self.grace_s = grace_s
@@ -60,6 +64,7 @@ class Ending:
         self.evaluations = evaluations
         self.checkpointing = checkpointing
         self.save = save
+        self.keeps_shards = keeps_shards
         self.until = 0.0
         self._steps = [*steps, SHUTTING_DOWN, LEAVING, OVER]
         self._killed = False
@@ -92,6 +97,10 @@ class Ending:
         """Whether a shard is gone that this step needs: nothing can come of it any more."""
         gone = [s for s in self.members.of("server") if not s.alive and s.state != "backoff"]
         return self.needs_servers() and bool(gone)
+
+    def is_shutting_down(self) -> bool:
+        """Whether all is done but the end of the processes."""
+        return self.step in (SHUTTING_DOWN, LEAVING, OVER)
 
     def is_leaving(self) -> bool:
         """Whether the agents have been told to exit."""
@@ -190,3 +199,12 @@ class Ending:
                 self.desk.outstanding.drop(("drain", worker.name))
         elif self.step == EVALUATING:
             self.evaluations.gone(self.evaluations.worker)
+        elif self.step == SAVING and self._saved:
+            self._look_at_the_last_checkpoint()
+
+    def _look_at_the_last_checkpoint(self) -> None:
+        """Without it the shards are all there is: they stay, and the run can go on with them."""
+        error = self.checkpointing.last_error
+        if error and self.keeps_shards and self.state != "failed":
+            self.reason = f"{self.reason}, but its last checkpoint failed: {error}"
+            self.state = "failed"

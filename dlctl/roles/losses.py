@@ -90,6 +90,7 @@ class Losses:
             self._kill(daemon, f"not at work after {ready_s:.0f} s ({daemon.phase})", now)
 
     def _kill(self, daemon: Daemon, why: str, now: float) -> None:
+        daemon.killed_for = f"killed: {why}"
         self.desk.event("silent", daemon.name, f"{daemon.name}: {why}: it is killed")
         if daemon.role == "agent":
             self.desk.do(KillAgent(daemon.name))
@@ -225,8 +226,8 @@ class Losses:
             )
         else:
             worker.back_off(now)
-            verb = "is" if portions == 1 else "are"
-            text = f"{plural(portions, 'portion')} of {worker.name} {verb} leased again"
+            again = f"; {plural(portions, 'unfinished portion')} of data will be done again"
+            text = f"{worker.name} starts again{again if portions else ''}"
             self.desk.event("lost", worker.name, text)
 
     def _quarantine(self, worker: Daemon, error: str, now: float) -> None:
@@ -241,7 +242,8 @@ class Losses:
         daemon = self.members.get(message.name)
         if daemon is None or daemon.peer != peer:
             return
-        daemon.error = message.error
+        if message.fatal:
+            daemon.error = message.error
         self.desk.event("error", message.name, message.error, detail=message.detail)
         if message.fatal:
             self.of.end("failed", f"{message.name}: {message.error}", now)

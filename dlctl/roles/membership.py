@@ -73,6 +73,8 @@ class Daemon:
     """What a worker drains for while the run goes on: "restart" or "removal"."""
     agent_incarnation: int = 0
     """Of the agent that was told to start this process."""
+    killed_for: str = ""
+    """Why its process was told to be killed; it will not say so itself."""
     deaths_in_row: int = 0
     """Of processes that lived only shortly, the newest one included."""
 
@@ -90,7 +92,7 @@ class Daemon:
         self.metrics, self.error = {}, ""
         self.address = ""
         self.registered = self.model_ready = self.asked_for_data = self.drained = False
-        self.leaving = ""
+        self.leaving = self.killed_for = ""
 
     def heard(self, peer: Peer, now: float) -> None:
         self.peer, self.heard_at = peer, now
@@ -107,7 +109,8 @@ class Daemon:
         self.state = "stopped" if status == 0 else "failed"
         self.phase, self.waiting_for, self.waiting_since = "", "", None
         self.pid = self.peer = None
-        text = describe_exit(status, cause)
+        is_ours = self.killed_for and status in (-9, STATUS_UNKNOWN)
+        text = self.killed_for if is_ours else describe_exit(status, cause)
         self.last_exit = {"code": status, "text": text, "at": now, "last_lines": list(last_lines)}
 
     def back_off(self, now: float) -> None:

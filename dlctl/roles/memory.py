@@ -35,6 +35,13 @@ ELAPSED_STEP_S = 5.0
 """The time at work is remembered as often as this."""
 
 
+def has_released(memory: Json) -> bool:
+    """Whether all workers of this execution have been at work: what the checkpoint that it went on
+    from was needed for has been done.
+    """
+    return "run" in memory and memory["run"][2] is not None
+
+
 class Memory:
     def __init__(self, coordinator: Coordinator, past: Past) -> None:
         self.of = coordinator
@@ -67,7 +74,8 @@ class Memory:
         counts = (work.steps, work.samples, work.loss)
         yield "work", (*counts, work.dataset_samples, work.next, newest)
         if of.ending is not None:
-            yield "end", (of.ending.state, of.ending.reason, of.ending.grace_s)
+            end = of.ending
+            yield "end", (end.state, end.reason, end.grace_s, end.is_shutting_down())
         if of.arrivals.layout is not None and "layout" not in self._known:
             yield "layout", of.arrivals.layout.to_rows()
         yield "numbers", (of.evaluations.number, of.changes.number)
@@ -104,8 +112,11 @@ class Memory:
         self._restore(values, now)
         if released_steps is not None:
             of.work.released_at = now - released_steps * ELAPSED_STEP_S
+            of.arrivals.restore = ""
             of.checkpointing.schedule(now)
-        of.desk.event("recover", "", "the coordinator is back")
+        gone = f", {self.past.gone_s:.0f} s after its last word" if self.past.gone_s else ""
+        text = f"the coordinator is back{gone}: it goes on where it was"
+        of.desk.event("recover", "coordinator", text)
         of.change_state("running" if released_steps is not None else "starting", "", now)
         is_ending = "end" in values and state in ("stopping", "stopped", "finished")
         for daemon in of.members.daemons.values():
@@ -115,8 +126,8 @@ class Memory:
             text = "the coordinator died, and with it the state of the method that it drives"
             of.end("failed", text, now)
         elif is_ending:
-            end_state, end_reason, grace_s = values["end"]
-            of.end(end_state, end_reason, now, grace_s=grace_s)
+            end_state, end_reason, grace_s, is_shutting_down = values["end"]
+            of.end(end_state, end_reason, now, grace_s=grace_s, at_once=is_shutting_down)
         else:
             of.scaling.go_on(now)
 

@@ -30,7 +30,7 @@ class Overview:
         self.due_at = now + REPORT_S
         steps_per_s, samples_per_s = self._rates(now)
         of, work, checkpointing = self.of, self.of.work, self.of.checkpointing
-        over = of.ending is not None and of.ending.step == ending.OVER
+        over = of.ending is not None and of.ending.is_leaving()
         run = {
             "state": of.state,
             "reason": of.reason,

@@ -22,6 +22,11 @@ WORKERS_MAX = 4096
 RESTART, REMOVAL = "restart", "removal"
 
 
+def _leaves_first(worker: Daemon) -> tuple[bool, int]:
+    """Those that do no work, then the highest number."""
+    return worker.state != "quarantined", -worker.index
+
+
 class Scaling:
     def __init__(self, coordinator: Coordinator) -> None:
         self.of = coordinator
@@ -47,7 +52,7 @@ class Scaling:
                 worker.leaving = RESTART
             else:
                 self.of.begin_anew(worker, now)
-        for worker in sorted(staying, key=lambda d: -d.index)[: max(0, before - count)]:
+        for worker in sorted(staying, key=_leaves_first)[: max(0, before - count)]:
             left.append(worker.name)
             self._leave(worker, REMOVAL, now)
         self.desk.event("scale", "", f"workers {before} -> {count}", before=before, after=count)
@@ -87,6 +92,7 @@ class Scaling:
         if not daemon.alive:
             self._gone(daemon, now)
         elif daemon.role == "agent":
+            daemon.killed_for = f"killed for a {why} on request"
             self.desk.do(KillAgent(daemon.name))
         elif daemon.role == "worker" and daemon.asked_for_data:
             daemon.state = "draining"
@@ -96,6 +102,7 @@ class Scaling:
             self._kill(daemon, now)
 
     def _kill(self, daemon: Daemon, now: float) -> None:
+        daemon.killed_for = f"killed for a {daemon.leaving} on request"
         kill = m.Kill(daemon.name, daemon.incarnation, 9)
         self.desk.ask(("kill", daemon.name), "agent-0", kill, now)
 

@@ -39,7 +39,7 @@ LOSS_WEIGHT = 0.05
 """Of the newest loss in the running mean that is reported."""
 BATCH_WEIGHT = 0.1
 """Of the newest batch in the running mean of the time for one."""
-STUCK_S_MIN, STUCK_BATCHES = 60.0, 10.0
+STUCK_S_MIN, STUCK_BATCHES = 10.0, 10.0
 """A batch that takes longer than both (seconds, and as many other batches) hangs in user code."""
 
 

@@ -29,7 +29,7 @@ POINTS = (
     # of a mapped state
     "state begun", "state created", "block updated", "redo block written", "vector copied",
     "commit half written", "redo block scattered", "commit scattered", "vector filled",
-    "extras filled", "state sealed",
+    "extras filled", "state sealed", "state copied",
     # of a journal
     "record written", "base written",
 )  # fmt: skip
@@ -82,6 +82,19 @@ def unusable(spec: Spec, error: DlctlError, where: str) -> Unusable:
         f"the kept state of shard {spec.shard} cannot be used: {error.message}",
         where=where,
         hint=error.hint or "start the run again: it goes on from its newest checkpoint",
+    )
+
+
+def not_replaced(spec: Spec, where: str) -> Unusable:
+    """A new state is wanted, and there is one of this run with updates that somebody was told of.
+
+    Whoever begins anew on purpose removes the states of before; this one was not to be lost.
+    """
+    return Unusable(
+        f"shard {spec.shard} has a state of this run with updates; a new one must not replace it",
+        where=where,
+        hint="`dlctl recover` goes on with it if it can; `dlctl recover --from-checkpoint` and "
+        "`dlctl start --fresh` give it up",
     )
 
 
@@ -142,9 +155,10 @@ class Storages(Protocol):
     """Where a server gets its storage from: the one thing of a shard that is a driver's."""
 
     def create(self, spec: Spec) -> Storage:
-        """A new state, zeros and the slots' first values; replaces what is there.
+        """A new state, zeros and the slots' first values; replaces one without updates.
 
-        Raises DlctlError, naming place and size, if there is no room for it.
+        Raises DlctlError, naming place and size, if there is no room for it; Unusable if there is
+        a state of this run that updates were committed to.
         """
         ...
 

@@ -252,7 +252,9 @@ class Commit:
     current: int
     """The buffer that counts: 0 is A, 1 is B."""
     body: Json
-    """{"state": of the shard, "extras": their CRC-32, "sealed": CRC-32 of the vectors or None}."""
+    """{"state": of the shard, "updated": whether anything came in since its values were set,
+    "extras": their CRC-32 or None as long as there are none, "sealed": CRC-32 of the vectors or
+    None}."""
     area: int = 0
     count: int = 0
     """Elements of the redo record in `area` that belongs to this commit; 0: it has none."""
@@ -305,9 +307,21 @@ def newest_commit(buffer: Any, form: Form) -> Commit:
         raise Unusable(f"its redo record is said to have {newest.count} elements")
     if newest.count and form.redo_area(buffer, newest.area).total(newest.count) != newest.total:
         raise Unusable("its redo record is damaged")
-    if newest.body["extras"] != form.extras_crc(buffer):
+    if newest.body["extras"] not in (None, form.extras_crc(buffer)):
         raise Unusable("its averaged buffers or constants are damaged")
     sealed = newest.body["sealed"]
     if sealed is not None and sealed != form.vectors_crc(buffer, newest.current):
         raise Unusable("its vectors are damaged: they are not what they were when it was closed")
     return newest
+
+
+def has_updates(buffer: Any, spec: Spec, boot_id: str) -> bool:
+    """Whether a buffer is this very shard's state, and an update was committed to it."""
+    try:
+        form = read_header(buffer)
+    except Unusable:
+        return False
+    if (form.run_id, form.shard, form.boot_id) != (spec.run_id, spec.shard, boot_id):
+        return False
+    commits = [commit for i in (0, 1) if (commit := read_commit(buffer, form, i)) is not None]
+    return any(bool(commit.body.get("updated")) for commit in commits)

@@ -5,19 +5,25 @@ rate, the counters, the state. Who opens the journal begins with the newest base
 everything, and makes the same updates again; the rules are pure, so the outcome is the same to the
 last bit. When the journal has grown larger than the state, a new base is written and the journal
 begins anew, so that opening never takes long and the disk holds no more than about three states.
+
+Whoever opens a log writes a new base, into new files. After a failed sync the kernel may take pages
+for written that are not: what was read may never have come to the disk, and syncing the same file
+again would say nothing. From the new base on everything is known to be there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Protocol
 
 from dlctl.compress.base import Delta
+from dlctl.errors import DlctlError
 from dlctl.messages import Array, Json
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Block, check_length
 from dlctl.shards import records
-from dlctl.shards.base import Extras, Point, Spec, Unusable, no_point, unusable
+from dlctl.shards.base import Extras, Point, Spec, Unusable, no_point, not_replaced, unusable
 from dlctl.shards.memory import Memory, fresh
 from dlctl.shards.records import Bytes, Record
 
@@ -49,11 +55,7 @@ class Log(Protocol):
         ...
 
     def append(self, parts: list[Bytes]) -> None:
-        """Write a record to the end of the journal."""
-        ...
-
-    def go_on(self, number: int, size_bytes: int) -> None:
-        """Append to this journal from now on, behind its first bytes; the rest is cut off."""
+        """Write a record to the end of the journal that was begun."""
         ...
 
 
@@ -72,53 +74,83 @@ class Journaled(Memory):
         self._deltas: list[Delta] = []
         """Updates since the last commit."""
         self._was_filled = False
+        self._updated = False
+        """Whether anything came in since the values were set."""
+        self._state: Json = {}
+        """Of the last commit."""
         self._journal_bytes = 0
 
     @staticmethod
     def create(log: Log, spec: Spec, point: Point = no_point) -> Journaled:
-        """A new state, in place of all that the log holds."""
+        """A new state, in place of all that the log holds.
+
+        Raises Unusable if that is a state of this run that updates were committed to.
+        """
         storage = Journaled(log, spec, point)
+        if storage._has_updates():
+            raise not_replaced(spec, log.where)
         # Above all that is there: until that is removed, the newest one must be this one.
         storage._number = max(log.bases(), default=-1) + 1
-        storage._write_base({})
+        storage._write_base()
         return storage
 
     def blocks(self, delta: Delta) -> Iterator[Block]:
         check_length(delta, self._spec.size)
         self._deltas.append(delta)
+        self._updated = True
         return super().blocks(delta)
 
     def fill(self, vectors: Mapping[str, Array], extras: Extras | None) -> None:
         super().fill(vectors, extras)
-        self._was_filled = True
+        self._was_filled, self._updated = True, False
 
     # ------------------------------------------------------------ writing
 
     def commit(self, state: Json) -> None:
         self._point("commit begun")
         self._number += 1
+        self._state = state
         if self._was_filled:
-            self._write_base(state)
+            self._write_base()
         else:
-            self._write_record(state)
+            self._write_record()
             if self._journal_bytes > self._state_bytes():
-                self._write_base(state)
+                self._write_base()
         self._deltas, self._was_filled = [], False
         self._point("commit written")
 
-    def _write_record(self, state: Json) -> None:
+    def rewrite(self) -> None:
+        """Write everything once more, into new files; the old ones may be gone.
+
+        An update that is not committed is written by its commit, and all the rest with it.
+        """
+        if self._deltas:
+            self._was_filled = True
+        if not self._was_filled:
+            self._number += 1
+            self._write_base()
+
+    def close(self) -> None:
+        """Write one more record, behind which damage of the others can be told from a cut end."""
+        if self._deltas or self._was_filled or not self._journal_bytes:
+            return
+        self._number += 1
+        with suppress(DlctlError):  # The last commit is what counts, and it is on the disk.
+            self._write_record()
+
+    def _write_record(self) -> None:
         arrays: list[Array] = []
         updates: list[list[int | bool]] = []
         for values, indices in self._deltas:
             arrays += [values] if indices is None else [values, indices]
             updates.append([values.size, indices is not None])
-        parts = records.pack(self._number, {"state": state, "updates": updates}, arrays)
+        parts = records.pack(self._number, {"state": self._state, "updates": updates}, arrays)
         self._log.append(parts)
         self._journal_bytes += sum(map(len, parts))
         self._point("record written")
 
-    def _write_base(self, state: Json) -> None:
-        body = {**self._identity(), "state": state}
+    def _write_base(self) -> None:
+        body = {**self._identity(), "state": self._state, "updated": self._updated}
         body["extras"] = [self.extras.averaged.size, self.extras.constant.size]
         arrays = [*self._vectors.values(), self.extras.averaged, self.extras.constant]
         self._log.begin(self._number, records.pack(self._number, body, arrays))
@@ -148,17 +180,30 @@ class Journaled(Memory):
 
     def _resume(self, optimizer: Optimizer) -> Json:
         number, base = self._newest_base()
-        state: Json = base.body["state"]
+        self._state = base.body["state"]
         self._take_base(base)
-        _tell(optimizer, state)
-        data = self._log.read_journal(number)
-        found, good_bytes = records.read_all(data)
+        _tell(optimizer, self._state)
         self._number = number
-        for record in found:
-            state = self._repeat(record, optimizer)
-        self._log.go_on(number, good_bytes)
-        self._journal_bytes = good_bytes
-        return state
+        for record in records.read_all(self._log.read_journal(number))[0]:
+            self._state = self._repeat(record, optimizer)
+        self._number += 1
+        self._write_base()
+        return self._state
+
+    def _has_updates(self) -> bool:
+        """Whether the log has a state of this very shard that an update was committed to."""
+        try:
+            number, base = self._newest_base()
+        except Unusable:
+            return False
+        identity = self._identity()
+        if any(base.body.get(key) != identity[key] for key in ("run_id", "shard")):
+            return False
+        try:
+            found, _ = records.read_all(self._log.read_journal(number))
+        except Unusable:
+            return True  # It is damaged, and has records behind the damage.
+        return bool(base.body.get("updated")) or any(record.body["updates"] for record in found)
 
     def _newest_base(self) -> tuple[int, Record]:
         """A base that is damaged counts for nothing; the one before it is removed only when the
@@ -177,6 +222,7 @@ class Journaled(Memory):
         shapes = [("<f4", self._spec.size)] * len(self._vectors)
         *vectors, mean, fixed = base.arrays([*shapes, ("<f8", averaged), ("<f4", constant)])
         super().fill(dict(zip(self._vectors, vectors, strict=True)), Extras(mean, fixed))
+        self._updated = bool(base.body.get("updated"))
 
     def _repeat(self, record: Record, optimizer: Optimizer) -> Json:
         """Do again what was done in one commit."""
@@ -191,6 +237,7 @@ class Journaled(Memory):
             for shape in [("<f4", count), *([("<i8", count)] if is_sparse else [])]
         ]
         arrays = record.arrays(shapes)
+        self._updated = self._updated or bool(shapes)
         for _, is_sparse in record.body["updates"]:
             values = next(arrays)
             indices = next(arrays) if is_sparse else None

@@ -8,6 +8,7 @@ Nothing of the last commit is overwritten before the next one is whole; that is 
   to it; then they are scattered into the buffer that counts. Who opens the state scatters the redo
   record of the newest commit again, which changes nothing if that was done before.
 - Without an update a commit is a few hundred bytes.
+- The extras have one place only: no commit refers to it before they are set, which is done once.
 
 The order of the stores of one thread is all that this relies on: the kernel shows them in that
 order to whoever maps the file after the process was killed. It says nothing about a power loss.
@@ -48,20 +49,26 @@ class Mapped:
 
     def __init__(self, buffer: Any, form: Form, newest: Commit, point: Point) -> None:
         """Use `create` or `reopen`."""
-        self._buffer = memoryview(buffer)
         self._form = form
         self._point = point
         self._newest = newest
-        self._areas = [form.redo_area(buffer, area) for area in (0, 1)]
-        self._done = image.done_mark(buffer)
         self._places = [form.commit_at(which) for which in (0, 1)]
-        self._views = [form.vectors(buffer, which) for which in range(image.BUFFERS)]
+        self._use(buffer)
         self._vectors = self._views[newest.current]
         """The buffer that counts, or the other one while it has an update without a commit."""
         self._area = newest.area
         """The redo area that a commit may still refer to."""
         self._redo: _Redo | None = None
-        self._extras_crc = newest.body["extras"]
+        self._extras_crc: int | None = newest.body["extras"]
+        self._updated = bool(newest.body.get("updated"))
+
+    def _use(self, buffer: Any) -> None:
+        """All views are of this buffer from now on."""
+        form = self._form
+        self._buffer = memoryview(buffer)
+        self._areas = [form.redo_area(buffer, area) for area in (0, 1)]
+        self._done = image.done_mark(buffer)
+        self._views = [form.vectors(buffer, which) for which in range(image.BUFFERS)]
 
     @staticmethod
     def create(buffer: Any, spec: Spec, boot_id: str, point: Point = no_point) -> Mapped:
@@ -75,7 +82,7 @@ class Mapped:
         for extra in form.extras(buffer):
             extra[:] = 0
         point("state begun")
-        body = {"state": {}, "extras": form.extras_crc(buffer), "sealed": None}
+        body = {"state": {}, "updated": False, "extras": None, "sealed": None}
         storage = Mapped(buffer, form, Commit(0, 0, body), point)
         storage._write(body, 0)
         image.write_header(buffer, form)
@@ -138,6 +145,7 @@ class Mapped:
 
     def blocks(self, delta: Delta) -> Iterator[Block]:
         check_length(delta, self._form.size)
+        self._updated = True
         if self._redo is not None:
             self._go_dense()
         if self._is_dirty():
@@ -150,6 +158,7 @@ class Mapped:
         return self._in_place(delta)
 
     def fill(self, vectors: Mapping[str, Array], extras: Extras | None) -> None:
+        self._updated = False
         if not self._is_dirty():
             self._go_dense()
         for name, values in vectors.items():
@@ -225,8 +234,8 @@ class Mapped:
         redo, current = self._redo, self._newest.current
         if self._is_dirty():
             current = 1 - current
-        body = {"state": state, "extras": self._extras_crc, "sealed": None}
-        self._write(body, current, redo)
+        body = {"state": state, "updated": self._updated, "extras": self._extras_crc}
+        self._write({**body, "sealed": None}, current, redo)
         self._point("commit written")
         if redo is not None:
             self._area, self._redo = redo.area, None
@@ -256,6 +265,32 @@ class Mapped:
         body = {**self._newest.body, "sealed": self._form.vectors_crc(self._buffer, current)}
         self._write(body, current)
         self._point("state sealed")
+
+    # ------------------------------------------------------------ another place
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the buffer that this state needs."""
+        return self._form.total_bytes
+
+    def move(self, buffer: Any) -> None:
+        """Go on in another buffer of `size_bytes` bytes, with all that is in the present one.
+
+        The header comes last, as in `create`. What was seen through `w`, `slots` and `extras`
+        stays what it was. The old buffer is not touched.
+        """
+        view, old = memoryview(buffer), self._buffer
+        assert len(view) == len(old), f"{len(view)} bytes for {len(old)}"
+        view[image.DONE_AT :] = old[image.DONE_AT :]
+        self._point("state copied")
+        view[: image.DONE_AT] = old[: image.DONE_AT]
+        which = 0 if self._vectors is self._views[0] else 1
+        self._use(buffer)
+        self._vectors = self._views[which]
+        redo = self._redo
+        if redo is not None:
+            _, values = self._areas[redo.area].cut(redo.where.size)
+            self._redo = _Redo(redo.area, redo.where, values)
 
 
 def _is_finite(array: Array) -> bool:

@@ -6,7 +6,9 @@
 
 A base is one record with everything in it; a journal has one record per commit. The last record of
 a journal may be cut short by a crash: it was not on the disk yet, so nobody was told of it. A
-record that is damaged before the end is something else, and is never passed over.
+record that is damaged before the end is something else, and is never passed over. After a crash
+damage of the very last one looks like a write that was cut short, and is taken for it: so a log
+that is closed in order ends with a record that nobody needs.
 """
 
 from __future__ import annotations

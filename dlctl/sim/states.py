@@ -58,10 +58,6 @@ class MemoryLog:
     def append(self, parts: list[Bytes]) -> None:
         self.files[self.current][1].extend(b"".join(parts))
 
-    def go_on(self, number: int, size_bytes: int) -> None:
-        self.current = number
-        del self.files[number][1][size_bytes:]
-
 
 class KeptStates:
     """`Storages` of one simulated server."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from dlctl.messages import Array, Json
 from dlctl.roles.arrivals import Past
+from dlctl.roles.memory import has_released
 
 
 @dataclass(slots=True)
@@ -22,6 +23,8 @@ class Store:
     terms: dict[str, int] = field(default_factory=dict)
     issued: list[tuple[str, int]] = field(default_factory=list)
     """Every epoch and generation, in the order in which they were handed out."""
+    resume: str = ""
+    """Directory of the checkpoint that the present execution went on from, or ""."""
     run: Json = field(default_factory=dict)
     daemons: dict[str, Json] = field(default_factory=dict)
     events: list[tuple[float, str, str, str]] = field(default_factory=list)
@@ -76,14 +79,17 @@ class Store:
         """What the next coordinator of this run finds: a new execution, unless it is told of the
         `agents` that are there.
         """
-        restore = self.newest() if resume else ""
+        memory = json.loads(json.dumps(self.memory)) if agents is not None else {}
+        if not memory:
+            self.resume = self.newest() if resume else ""
+        restore = "" if has_released(memory) else self.resume
         return Past(
             terms=dict(self.terms),
             incarnations={name: row["incarnation"] for name, row in self.daemons.items()},
             checkpoints=max(self.checkpoints, default=0),
             restore=restore,
             manifest=json.loads(json.dumps(self.manifests[restore])) if restore else {},
-            memory=json.loads(json.dumps(self.memory)) if agents is not None else {},
+            memory=memory,
             agents=dict(agents or {}),
         )
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-import psutil
 import pytest
 from answering import coordinator, done
+from identity import ME, OF_ANOTHER_BOOT, identity
 
 from dlctl import client
 from dlctl.messages import Reply, Request
 from dlctl.rundb import RunDb
-
-ME = {"pid": os.getpid(), "pid_created": psutil.Process().create_time()}
 
 
 @contextmanager
@@ -29,10 +26,6 @@ def living() -> Iterator[subprocess.Popen]:
             yield process
         finally:
             process.kill()
-
-
-def identity(process: subprocess.Popen) -> dict:
-    return {"pid": process.pid, "pid_created": psutil.Process(process.pid).create_time()}
 
 
 @pytest.fixture
@@ -157,7 +150,7 @@ def stopping(run, process: subprocess.Popen, **end):
 
 def test_a_stop_names_whom_it_waits_for_and_returns_when_nothing_is_left(run, dlctl_command):
     with living() as process, coordinator(stopping(run, process)) as (address, heard):
-        run.run(control=address, **identity(process))
+        run.run(control=address, **identity(process.pid))
         code, out, err = dlctl_command("stop", "--grace", "7s")
     assert (code, out) == (0, "")
     kept = {"names": [], "checkpoint": True, "grace_s": 7.0, "kill": False, "origin": "command"}
@@ -173,7 +166,7 @@ def test_a_stop_names_whom_it_waits_for_and_returns_when_nothing_is_left(run, dl
 
 def stopped(run, dlctl_command, *arguments: str, **end):
     with living() as process, coordinator(stopping(run, process, **end)) as (address, _):
-        run.run(control=address, **identity(process))
+        run.run(control=address, **identity(process.pid))
         return dlctl_command("stop", *arguments)
 
 
@@ -216,7 +209,7 @@ def test_not_saving_and_killing_are_passed_on(run, dlctl_command):
             living() as process,
             coordinator(stopping(run, process)) as (address, heard),
         ):
-            run.run(state="running", control=address, **identity(process))
+            run.run(state="running", control=address, **identity(process.pid))
             assert dlctl_command("stop", arguments).code == 0
         assert (heard[0].arguments["checkpoint"], heard[0].arguments["kill"]) == (False, expected)
 
@@ -229,11 +222,11 @@ def test_stopping_a_stopped_job_is_no_error(run, dlctl_command):
 
 def test_what_a_dead_coordinator_left_behind_is_ended_and_told(run, dlctl_command):
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
-        gone = identity(dead)
+        gone = identity(dead.pid)
     with living() as orphan, living() as foreign:
         run.run(**gone)
-        run.daemon("worker-0", **identity(orphan)).daemon(
-            "worker-1", pid=foreign.pid, pid_created=9.0
+        run.daemon("worker-0", **identity(orphan.pid)).daemon(
+            "worker-1", pid=foreign.pid, pid_start=OF_ANOTHER_BOOT
         )
         code, _, err = dlctl_command("stop")
         assert (code, foreign.poll()) == (0, None)
@@ -253,7 +246,9 @@ def test_a_coordinator_that_dies_while_it_stops_is_cleaned_up_after(
             return [Reply(q.request, False, "", {"phase": "draining", "waiting": ["worker-0"]})]
 
         with coordinator(die) as (address, _):
-            run.run(control=address, **identity(process)).daemon("worker-0", **identity(orphan))
+            run.run(control=address, **identity(process.pid)).daemon(
+                "worker-0", **identity(orphan.pid)
+            )
             ended = dlctl_command("stop", "--grace", "5s")
     assert ended.code == 1
     assert "the coordinator is gone; ending what it left behind" in ended.err
@@ -270,7 +265,7 @@ def test_kill_takes_a_mute_coordinator_and_its_daemons_by_itself(run, dlctl_comm
         living() as worker,
         coordinator(lambda q, n: []) as (address, _),
     ):
-        run.run(control=address, **identity(process)).daemon("worker-0", **identity(worker))
+        run.run(control=address, **identity(process.pid)).daemon("worker-0", **identity(worker.pid))
         code, _, err = dlctl_command("stop", "--kill")
     assert code == 0
     assert "does not answer for 0." in err
@@ -288,7 +283,7 @@ def test_daemons_that_outlive_their_coordinators_orderly_end_are_ended(run, dlct
         living() as left,
         coordinator(stopping(run, process)) as (address, _),
     ):
-        run.run(control=address, **identity(process)).daemon("server-0", **identity(left))
+        run.run(control=address, **identity(process.pid)).daemon("server-0", **identity(left.pid))
         code, _, err = dlctl_command("stop")
     assert code == 0
     assert "still there: server-0" in err

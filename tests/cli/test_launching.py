@@ -204,7 +204,7 @@ def test_a_daemon_that_fails_while_starting_is_quoted(job, own_place, play, dlct
     assert "ImportError: no module named tensors" in err
     assert "dlctl logs --failed -j quick-" in err
     ended = the_run(own_place)
-    assert not processes.is_alive(ended["pid"], ended["pid_created"])
+    assert not processes.is_alive(ended["pid"], ended["pid_start"])
 
 
 def test_a_job_that_fails_soon_after_its_start_is_quoted_too(job, play, dlctl_command):

@@ -9,13 +9,12 @@ import subprocess
 import sys
 import threading
 
-import psutil
 import pytest
+from identity import ME
 
 from dlctl.cli import console, following, logs, values
 from dlctl.cli.loglines import Printer
 
-ME = {"pid": os.getpid(), "pid_created": psutil.Process().create_time()}
 AT = 1_750_000_000.0
 
 

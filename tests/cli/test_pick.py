@@ -8,14 +8,13 @@ import subprocess
 import sys
 import time
 
-import psutil
 import pytest
+from identity import ME, OF_ANOTHER_BOOT
 
 from dlctl.cli import pick
 from dlctl.cli.snapshot import load, natural
 from dlctl.errors import DlctlError, NotFound, UsageError
 
-ME = {"pid": os.getpid(), "pid_created": psutil.Process().create_time()}
 KNOWN = {
     "coordinator": "coordinator",
     "server-0": "server",
@@ -111,7 +110,7 @@ def test_one_unreadable_database_does_not_hide_the_other_runs(run_directory):
 def test_a_run_whose_coordinator_is_gone_has_failed_whatever_its_database_says(run_directory):
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pid = process.pid
-    snapshot = load(run_directory().run(state="running", pid=pid, pid_created=time.time()).path)
+    snapshot = load(run_directory().run(state="running", pid=pid, pid_start=OF_ANOTHER_BOOT).path)
     assert (snapshot.state, snapshot.is_live, snapshot.is_gone) == ("failed", False, True)
     assert snapshot.reason == f"the coordinator is gone (pid {pid}, the run was running)"
 
@@ -126,7 +125,7 @@ def test_a_run_that_nobody_ever_started_is_not_pending_for_ever(run_directory):
 def test_a_state_from_the_future_is_passed_on_as_text(run_directory):
     run = run_directory().run(state="hibernating", **ME)
     assert (load(run.path).state, load(run.path).is_live) == ("hibernating", True)
-    run.run(pid_created=1.0)
+    run.run(pid_start=OF_ANOTHER_BOOT)
     assert (load(run.path).state, load(run.path).is_live) == ("hibernating", False)
 
 

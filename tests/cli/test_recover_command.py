@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,19 +12,18 @@ from contextlib import closing
 
 import psutil
 import pytest
+from identity import ME, identity
 from remains import keep, remember, save
 
 from dlctl import config, rundb, states
 from dlctl.cli import belonging
 from dlctl.rundb import RunDb
 
-ME = {"pid": os.getpid(), "pid_created": psutil.Process().create_time()}
-
 
 def gone() -> dict:
     """The pid of a process that has ended."""
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
-        return {"pid": dead.pid, "pid_created": psutil.Process(dead.pid).create_time()}
+        return identity(dead.pid)
 
 
 @pytest.fixture

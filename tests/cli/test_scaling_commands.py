@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import closing
 
-import psutil
 import pytest
 from answering import coordinator, done
+from identity import ME
 
 from dlctl.messages import Reply
 from dlctl.rundb import RunDb
-
-ME = {"pid": os.getpid(), "pid_created": psutil.Process().create_time()}
 
 
 @pytest.fixture

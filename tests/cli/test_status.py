@@ -8,11 +8,9 @@ import subprocess
 import sys
 import time
 
-import psutil
+from identity import ME, identity
 
 from dlctl import checkpoints
-
-ME = {"pid": os.getpid(), "pid_created": psutil.Process().create_time()}
 
 
 def save(run, step: int, number: int) -> None:
@@ -121,9 +119,9 @@ def test_old_news_is_called_old(run_directory, dlctl_command):
 
 def test_a_dead_coordinator_is_told_and_living_orphans_are_named(run_directory, dlctl_command):
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
-        created = psutil.Process(dead.pid).create_time()
-    run = run_directory().run(state="running", pid=dead.pid, pid_created=created)
-    run.daemon("server-0", pid=dead.pid, pid_created=created).daemon("worker-0", **ME)
+        gone = identity(dead.pid)
+    run = run_directory().run(state="running", **gone)
+    run.daemon("server-0", **gone).daemon("worker-0", **ME)
     out = dlctl_command("status").out
     assert f"failed (the coordinator is gone (pid {dead.pid}, the run was running))" in out
     assert f"server-0  {dead.pid}  unknown" in " ".join(out.split()).replace(" ", "  ")
@@ -135,7 +133,7 @@ def test_a_dead_coordinator_is_told_and_living_orphans_are_named(run_directory, 
 def gone() -> dict:
     """The pid of a process that has ended."""
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
-        return {"pid": dead.pid, "pid_created": psutil.Process(dead.pid).create_time()}
+        return identity(dead.pid)
 
 
 def test_a_coordinator_that_its_agent_starts_again_is_recovering(run_directory, dlctl_command):
@@ -189,7 +187,9 @@ def test_checkpoints_that_keep_failing_are_told_with_the_time_since(run_director
 
 def test_a_daemon_is_as_old_as_its_process(run_directory, dlctl_command):
     run = run_directory().run(state="running", updated_at=time.time(), **ME)
-    run.daemon("worker-0", pid=os.getpid(), pid_created=time.time() - 7205, started_at=time.time())
+    run.daemon("worker-0", started_at=time.time() - 7205, **ME)
+    assert "2h00m" not in dlctl_command("status").out
+    run.daemon("worker-0", pid=os.getpid(), pid_start=None, started_at=time.time() - 7205)
     assert " 2h00m " in dlctl_command("status").out
 
 

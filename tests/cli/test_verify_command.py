@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 
-import psutil
 import pytest
+from identity import ME
 from remains import acknowledge, keep, save
 
 from dlctl import config, states
@@ -73,10 +72,9 @@ def test_a_checkpoint_that_the_run_went_back_to_says_what_was_lost_by_that(run, 
 
 
 def test_a_living_server_that_keeps_nothing_cannot_be_asked(run, dlctl_command):
-    me = {"pid": os.getpid(), "pid_created": psutil.Process().create_time()}
     save(run, step=5, number=1, deliveries=([0, 1, 4],))
     acknowledge(run, 0, 1, 1, 6)
-    run.run(state="running", **me)
+    run.run(state="running", **ME)
     code, data = verdict(dlctl_command)
     assert (code, data["lost"], data["unknown"]) == (0, 0, 1)
     run.run(state="failed")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
 
-import psutil
 import pytest
-
-ME = {"pid": os.getpid(), "pid_created": psutil.Process().create_time()}
+from identity import ME, identity
 
 
 @pytest.fixture
@@ -122,7 +119,7 @@ def test_old_rows_and_a_mute_coordinator_are_said_to_be_so(run, dlctl_command):
 
 def test_a_dead_coordinator_is_the_root(run, dlctl_command):
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
-        pid = {"pid": dead.pid, "pid_created": psutil.Process(dead.pid).create_time()}
+        pid = identity(dead.pid)
     run.run(updated_at=time.time(), **pid).daemon("agent-0", **ME)
     out = dlctl_command("why").out
     assert "coordinator: it has died, and its agent starts it again" in out

@@ -138,13 +138,18 @@ def test_a_journal_that_was_cut_anywhere_goes_to_its_last_whole_record(tmp_path)
     let_go(shard)
     for length in range(0, len(whole), 7):
         for rest in (b"", b"\xff" * 30):
-            journal.write_bytes(whole[:length] + rest)
-            again, _ = found(tmp_path / "state")
+            copy = tmp_path / "copy"
+            shutil.copytree(tmp_path / "state", copy)
+            (copy / journal.name).write_bytes(whole[:length] + rest)
+            again, _ = found(copy)
             last = max(i for i, end in enumerate(ends) if end <= length)
             assert snapshot(again) == taken[last]
-            assert journal.stat().st_size == ends[last]
-            train(again, deltas(1))
+            wanted = train(again, deltas(1), begin_with=last + 1)[-1]
             let_go(again)
+            third, meta = found(copy)
+            assert (snapshot(third), meta["commits"]) == (wanted, last + 1)
+            let_go(third)
+            shutil.rmtree(copy)
 
 
 def test_damage_before_the_end_of_a_journal_is_named_and_not_passed_over(tmp_path):
@@ -162,6 +167,111 @@ def test_damage_before_the_end_of_a_journal_is_named_and_not_passed_over(tmp_pat
         assert caught.value.where == str(run / "state")
         (kept,) = states.kept(run, Servers(durability="disk"))
         assert "its journal is damaged at byte 0" in kept.problem
+
+
+def test_a_log_that_was_closed_in_order_is_checked_to_its_last_commit(tmp_path):
+    shard = begun(tmp_path / "state")
+    wanted = train(shard, deltas(2))[-1]
+    (journal,) = (tmp_path / "state").glob("*.journal-*")
+    committed = journal.stat().st_size
+    shard.storage.close()
+    let_go(shard)
+    whole = journal.read_bytes()
+    for at in range(0, committed, 5):
+        journal.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        with pytest.raises(Unusable, match="its journal is damaged at byte"):
+            found(tmp_path / "state")
+    # What is behind it nobody was told of.
+    journal.write_bytes(whole[:committed])
+    again, meta = found(tmp_path / "state")
+    assert (snapshot(again), meta["commits"]) == (wanted, 2)
+
+
+def test_after_a_crash_damage_of_the_very_last_record_is_taken_for_a_write_that_was_cut(tmp_path):
+    """The one thing that nobody can tell: the text of the promises says so."""
+    shard = begun(tmp_path / "state")
+    taken = train(shard, deltas(2))
+    let_go(shard)
+    (journal,) = (tmp_path / "state").glob("*.journal-*")
+    whole = journal.read_bytes()
+    journal.write_bytes(whole[:-1] + bytes([whole[-1] ^ 4]))
+    again, meta = found(tmp_path / "state")
+    assert (snapshot(again), meta["commits"]) == (taken[0], 1)
+
+
+def test_an_error_of_the_disk_does_not_spoil_an_end_in_order(tmp_path, monkeypatch):
+    shard = begun(tmp_path / "state")
+    wanted = train(shard, deltas(2))[-1]
+
+    def no_space(fd, parts):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr(disklog.os, "writev", no_space)
+        shard.storage.close()
+    let_go(shard)
+    assert snapshot(found(tmp_path / "state")[0]) == wanted
+
+
+def test_who_opens_a_log_writes_all_of_it_to_files_that_no_error_has_touched(tmp_path, monkeypatch):
+    """After a failed fsync the old file may say that it is on the disk, and not be."""
+    shard = begun(tmp_path / "state")
+    train(shard, deltas(2))
+
+    def fails(fd):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as context, pytest.raises(DlctlError, match="write to the journal"):
+        context.setattr(disklog.os, "fdatasync", fails)
+        train(shard, deltas(1), begin_with=3)
+    let_go(shard)
+    before = {path.name for path in (tmp_path / "state").iterdir()}
+    synced = []
+    real = os.fsync
+    monkeypatch.setattr(
+        disklog.os, "fsync", lambda fd: (synced.append(os.fstat(fd).st_ino), real(fd))
+    )
+    again, meta = found(tmp_path / "state")
+    assert meta["commits"] == 3, "it may be there or not; nobody was told of it"
+    after = {path.name: path.stat().st_ino for path in (tmp_path / "state").iterdir()}
+    assert before & set(after) == {"shard-0.lock"}
+    assert {after[name] for name in set(after) - before} <= set(synced)
+    wanted = snapshot(again)
+    let_go(again)
+    for journal in (tmp_path / "state").glob("*.journal-*"):
+        assert journal.stat().st_size == 0
+    assert snapshot(found(tmp_path / "state")[0]) == wanted
+
+
+@pytest.mark.parametrize("journals", ["long", "short"])
+def test_a_new_log_never_replaces_one_with_updates_of_the_same_run(tmp_path, monkeypatch, journals):
+    """The coordinator may have lost its newest notes, and believe that nobody has served yet."""
+    if journals == "short":
+        monkeypatch.setattr(Journaled, "_state_bytes", lambda self: 0)
+    shard = begun(tmp_path / "state")
+    wanted = train(shard, deltas(2))[-1]
+    let_go(shard)
+    for _ in range(3):
+        logs = DiskLogs(tmp_path / "state", lambda name: None)
+        with pytest.raises(Unusable, match="a new one must not replace it") as caught:
+            logs.create(SPEC)
+        assert "dlctl recover" in caught.value.hint
+        logs._log.close()
+        again, meta = found(tmp_path / "state")
+        assert (snapshot(again), meta["commits"]) == (wanted, 2)
+        let_go(again)
+
+
+def test_a_log_with_first_values_only_or_of_another_run_is_replaced(tmp_path):
+    """A server may die while it takes its values from a checkpoint; the next one does it again."""
+    for _ in range(2):
+        let_go(begun(tmp_path / "state"))
+    shard = begun(tmp_path / "state")
+    train(shard, deltas(2))
+    let_go(shard)
+    logs = DiskLogs(tmp_path / "state", lambda name: None)
+    other = spec_of(adagrad(), SIZE, averaged=2, constant=1, run_id="another run")
+    assert not logs.create(other).w.any()
 
 
 def test_a_base_that_is_damaged_is_never_used(tmp_path):

@@ -32,9 +32,17 @@ def state_file(*places):
     return StateFile([Path(place) for place in places], no_point)
 
 
-def made(*places):
-    """A shard with one commit in the first of `places` that has room."""
+def begun(*places):
+    """A shard with values and nothing more, in the first of `places` that has room."""
     shard = Shard(adagrad(), (files := state_file(*places)).create(SPEC))
+    shard.storage.fill({"w": np.ones(SIZE, np.float32)}, None)
+    shard.commit({"initialised": True, "deliveries": []})
+    return files, shard
+
+
+def made(*places):
+    """The same with an update."""
+    files, shard = begun(*places)
     shard.apply(dense(1, SIZE))
     shard.commit(META)
     return files, shard
@@ -82,7 +90,7 @@ def test_each_durability_has_its_storage(run, tmp_path):
 def test_a_place_without_room_is_passed_over_and_an_old_state_is_not_left_in_it(
     run, tmp_path, monkeypatch
 ):
-    let_go(made(tmp_path / "a" / "run-1", run / "state")[0])
+    let_go(begun(tmp_path / "a" / "run-1", run / "state")[0])
     assert (tmp_path / "a" / "run-1" / "shard-0.state").exists()
     monkeypatch.setattr(statefile, "MARGIN_BYTES", 2**60)
     files, _ = made(tmp_path / "a" / "run-1", run / "state")
@@ -92,6 +100,38 @@ def test_a_place_without_room_is_passed_over_and_an_old_state_is_not_left_in_it(
     let_go(files)
     again = state_file(tmp_path / "a" / "run-1", run / "state").reopen(SPEC)
     assert again.w.any()
+
+
+def test_a_new_state_never_replaces_one_with_updates_of_the_same_run(run, monkeypatch):
+    let_go(made(run / "state")[0])
+    path = run / "state" / "shard-0.state"
+    before = path.read_bytes()
+    for _ in range(2):
+        with pytest.raises(Unusable, match="a new one must not replace it") as caught:
+            state_file(run / "state").create(SPEC)
+        assert caught.value.where == str(path)
+        assert "dlctl recover --from-checkpoint" in caught.value.hint
+        assert path.read_bytes() == before
+    files = state_file(run / "state")
+    shard = Shard(adagrad(), files.reopen(SPEC))
+    assert (shard.resume(), shard.version) == (META, 1)
+    shard.commit(META)  # One more commit does not make it look as good as new.
+    let_go(files)
+    with pytest.raises(Unusable, match="a new one must not replace it"):
+        state_file(run / "state").create(SPEC)
+    other = spec_of(adagrad(), SIZE, run_id="run-2")
+    let_go(files := state_file(run / "state"))
+    Shard(adagrad(), files.create(other)).apply(dense(1, SIZE))
+    let_go(files)
+    state_file(run / "state").create(SPEC)
+
+
+def test_a_state_of_before_a_reboot_is_replaced_because_nobody_can_go_on_with_it(run, monkeypatch):
+    let_go(made(run / "state")[0])
+    monkeypatch.setattr(states, "boot_id", lambda: "the next boot")
+    files = state_file(run / "state")
+    assert not files.create(SPEC).w.any()
+    let_go(files)
 
 
 @pytest.mark.root

@@ -203,10 +203,23 @@ def test_a_checkpoint_is_given_up_in_time_and_names_who_was_late() -> None:
     saving = Saving()
     saving.begin()
     saving.begun()
-    saving.saved("server-0")
+    saving.saved("worker-0")
     saving.machine.on_deadline(SAVE_S_MAX)
-    assert "worker-0, worker-1" in saving.rows[0]["error"]
+    assert "server-0, worker-1" in saving.rows[0]["error"]
     assert len(saving.desk.outstanding) == 0
+
+
+def test_a_checkpoint_does_without_workers_that_push_too_seldom_to_save_in_time() -> None:
+    saving = Saving()
+    saving.begin()
+    saving.begun()
+    saving.saved("server-0")
+    saving.saved("worker-0")
+    saving.machine.on_deadline(SAVE_S_MAX)
+    complete = next(e for e in saving.desk.clear() if isinstance(e, CompleteCheckpoint))
+    assert [worker["name"] for worker in complete.manifest["workers"]] == ["worker-0"]
+    assert len(saving.desk.outstanding) == 0
+    assert saving.machine.deadline() is None
 
 
 def test_checkpoints_come_at_the_set_interval_or_not_at_all() -> None:

@@ -226,6 +226,87 @@ def test_the_extras_are_there_again():
     assert again.w.tolist() == [1] * 5
 
 
+EXTRAS = Extras(np.array([1.0, 2.0, 3.0]), np.array([4, 5], np.float32))
+
+
+@pytest.mark.parametrize(
+    "last", ["vector filled", "extras filled", "commit begun", "commit half written"]
+)
+def test_a_kill_while_the_first_values_are_set_leaves_a_state_that_can_be_set_again(last):
+    spec = spec_of(adagrad(), 5, averaged=3, constant=2)
+    dies = [False]
+
+    def point(name):
+        if dies[0] and name == last:
+            raise Killed(name)
+
+    buffer, shard = created(adagrad(), spec, point)
+    shard.commit({"initialised": False})
+    dies[0] = True
+    values = {"w": np.ones(5, np.float32)}
+    with pytest.raises(Killed):
+        shard.storage.fill(values, EXTRAS)
+        shard.commit({"initialised": True})
+    again, meta = reopened(buffer, adagrad(), spec)
+    assert meta == {"initialised": False}
+    assert not again.w.any()
+    again.storage.fill(values, EXTRAS)
+    again.commit({"initialised": True})
+    third, meta = reopened(buffer, adagrad(), spec)
+    assert meta == {"initialised": True}
+    assert third.storage.extras.averaged.tolist() == [1, 2, 3]
+    assert third.storage.extras.constant.tolist() == [4, 5]
+
+
+def moved(shard, buffer):
+    """The state goes on in another buffer, and the old one is overwritten with nonsense."""
+    other = bytearray(len(buffer))
+    shard.storage.move(other)
+    buffer[:] = b"\xaa" * len(buffer)
+    return other
+
+
+@pytest.mark.parametrize(
+    "delta", [None, dense(7, SIZE), sparse(7, SIZE, 4)], ids=["none", "dense", "sparse"]
+)
+def test_a_state_goes_on_in_another_buffer_with_all_that_it_has(delta):
+    buffer, shard = created(adagrad(), SPEC)
+    model = plain(adagrad(), SPEC)
+    for each in (dense(1, SIZE), sparse(2, SIZE, 4), sparse(3, SIZE, 3)):
+        shard.apply(each)
+        model.apply(each)
+        shard.commit({"number": 1})
+    before = snapshot(shard)
+    if delta is not None:
+        shard.apply(delta)
+        model.apply(delta)
+    other = moved(shard, buffer)
+    assert snapshot(reopened(other.copy(), adagrad(), SPEC)[0]) == before
+    assert snapshot(shard) == snapshot(model)
+    shard.commit({"number": 2})
+    for each in (sparse(4, SIZE, 4), dense(5, SIZE)):
+        shard.apply(each)
+        model.apply(each)
+        shard.commit({"number": 3})
+    again, meta = reopened(other, adagrad(), SPEC)
+    assert (snapshot(again), meta) == (snapshot(model), {"number": 3})
+
+
+def test_a_copy_that_was_not_finished_is_no_state():
+    def point(name):
+        if name == "state copied":
+            raise Killed(name)
+
+    buffer, shard = created(adagrad(), SPEC, point)
+    shard.commit({"number": 1})
+    other = bytearray(len(buffer))
+    with pytest.raises(Killed):
+        shard.storage.move(other)
+    with pytest.raises(Unusable, match="killed before it had finished"):
+        reopened(other, adagrad(), SPEC)
+    assert reopened(buffer, adagrad(), SPEC)[1] == {"number": 1}
+
+
 @pytest.mark.parametrize("size", [0, 1, 15, 16])
 def test_the_smallest_shards_survive_too(size):
     spec = spec_of(adagrad(), size)

@@ -17,6 +17,7 @@ from scenarios import LIMIT_S, SCENARIOS
 from dlctl.sim.checkers import LivenessChecker, PromiseBroken
 from dlctl.sim.simulation import Outcome, Simulation
 
+_PR_SET_PDEATHSIG = 1
 BLOCK = 25
 """Seeds that a process runs before it reports."""
 

@@ -15,10 +15,9 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
-import psutil
 import zmq
 
-from dlctl import checkpoints, runs, wire
+from dlctl import checkpoints, processes, runs, wire
 from dlctl.messages import Reply
 from dlctl.roles.ending import stop_reason
 from dlctl.rundb import RunDb
@@ -32,7 +31,8 @@ class Coordinator:
         self.router = zmq.Context.instance().socket(zmq.ROUTER)
 
     def put(self, **values: object) -> None:
-        self.db.put_run(updated_at=time.time(), **values)
+        start = processes.start_of(os.getpid())
+        self.db.put_run(updated_at=time.time(), updated_by=start, pid_start=start, **values)
         self.db.commit()
 
     def daemon(self, name: str, **values: object) -> None:
@@ -52,8 +52,7 @@ class Coordinator:
     def start(self) -> None:
         address = runs.socket_address(self.directory.name, "control")
         self.router.bind(address)
-        created = psutil.Process().create_time()
-        self.put(pid=os.getpid(), pid_created=created, started_at=time.time(), control=address)
+        self.put(pid=os.getpid(), started_at=time.time(), control=address)
         self.put(state="starting", waiting="worker-0 (importing torch)")
         self.daemon("worker-0", state="starting", phase="importing torch")
 

@@ -1,0 +1,71 @@
+"""A state whose files are removed while it is in use is put back, before anybody needs it.
+
+A server notices nothing of that: an open file lives on without its name. But with the server the
+only copy would be gone. Usually it is systemd-logind: with RemoveIPC=yes, its default, it removes
+all that a user has in shared memory at the end of the user's last session.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from dlctl.errors import DlctlError
+from dlctl.shards.base import Storages
+
+log = logging.getLogger("dlctl")
+LOOK_S = 2.0
+"""Between two looks; a server that dies in between takes a removed state with it."""
+
+
+@runtime_checkable
+class InFiles(Protocol):
+    """Storages of which somebody may remove a file."""
+
+    def is_missing(self) -> bool:
+        """Whether a file that is in use has lost its name."""
+        ...
+
+    def put_back(self) -> str:
+        """Write it all anew; returns the place. To be called between two events.
+
+        Raises DlctlError if that cannot be, or if something else has taken the place.
+        """
+        ...
+
+
+class Watch:
+    """A chore of a server: looks after the files of its shard every `LOOK_S` seconds."""
+
+    def __init__(self, storages: Storages, run_directory: Path) -> None:
+        self._files = storages if isinstance(storages, InFiles) else None
+        self._run_directory = run_directory
+        self._look_at = 0.0
+        self._said = ""
+
+    def __call__(self) -> None:
+        if self._files is None or time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + LOOK_S
+        # Without its directory there is no run any more that could need the state.
+        if self._files.is_missing() and self._run_directory.is_dir():
+            self._put_back(self._files)
+
+    def _put_back(self, files: InFiles) -> None:
+        try:
+            place = files.put_back()
+        except DlctlError as error:
+            said = f"{error.message} ({error.where})"
+            if said != self._said:
+                log.error("the state of this shard was removed and cannot be put back: %s", said)
+            self._said = said
+            return
+        self._said = ""
+        log.warning(
+            "somebody has removed the state of this shard while it was in use; it was written anew "
+            "and is in %s now, nothing is lost. If that came with the end of a session, it was "
+            "RemoveIPC=yes of systemd-logind: `loginctl enable-linger` keeps it from doing so",
+            place,
+        )

@@ -1,0 +1,73 @@
+"""How the processes of a run have ended, one by one: what its events say of each incarnation."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dlctl.cli.snapshot import COORDINATOR
+from dlctl.errors import DlctlError
+from dlctl.rundb import RunDb
+
+TAKEOVER = "recover"
+"""The kind of event that tells of a coordinator which has taken the place of a dead one."""
+_START = re.compile(r"\S+ starts, incarnation (\d+)")
+_END = re.compile(r"\S+ ended: (.*)", re.DOTALL)
+
+
+class End(NamedTuple):
+    at: float
+    """Seconds since 1970."""
+    how: str
+    """As in "killed by SIGKILL"."""
+
+
+@dataclass(slots=True)
+class Lives:
+    ends: dict[tuple[str, int], End] = field(default_factory=dict)
+    """(daemon, incarnation) -> how it ended, as far as that is on record."""
+    takeovers: int = 0
+    """How often a coordinator has taken the place of a dead one since the run was started last."""
+    taken_over_at: float | None = None
+    """When that happened last."""
+
+
+def load(directory: Path) -> Lives:
+    """Read from the events of a run; empty if they cannot be read."""
+    try:
+        with closing(RunDb(directory, readonly=True)) as db:
+            return of(db.events())
+    except (sqlite3.Error, DlctlError, ValueError):
+        return Lives()
+
+
+def of(events: Iterable[Mapping[str, Any]]) -> Lives:
+    """The same from events in their order."""
+    found = Lives()
+    present: dict[str, int] = {}
+    before = ""
+    for event in events:
+        name, kind, text = event["daemon"], event["kind"], str(event["text"])
+        if kind == "start" and (match := _START.match(text)):
+            present[name] = int(match[1])
+        elif kind in ("exit", "stop") and (match := _END.match(text)):
+            number = event["data"].get("incarnation", present.get(name))
+            if type(number) is int:
+                found.ends[name, number] = End(event["at"], match[1])
+        elif kind == TAKEOVER:
+            found.takeovers, found.taken_over_at = found.takeovers + 1, event["at"]
+        elif kind == "state" and text == "starting" and before != TAKEOVER:
+            found.takeovers, found.taken_over_at = 0, None
+        before = kind
+    return found
+
+
+def about(event: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Whether an event tells of one of these daemons; one may tell of several."""
+    whom = COORDINATOR if event["kind"] == TAKEOVER else str(event["daemon"])
+    return not set(whom.split(", ")).isdisjoint(names)

@@ -1,0 +1,125 @@
+"""What to do about a run that does not train: one answer, the same in every command."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from contextlib import closing
+from typing import NamedTuple
+
+from dlctl import processes, rundb
+from dlctl.cli import pick, report, values
+from dlctl.cli.snapshot import Snapshot, read_job
+
+SILENT_S = 15.0
+"""For a job file that does not say after which silence a process is replaced."""
+_PLACE = re.compile(r"\(([^()\s][^()]*:\d+)\)")
+
+
+class Step(NamedTuple):
+    command: str
+    what: str
+    """What it does, as the rest of a sentence that begins with the command."""
+    first: str = ""
+    """What has to be done before, or it fails again: "correct train.py:45"."""
+
+    def text(self) -> str:
+        """As in "correct train.py:45 first, then dlctl recover -j x goes on at step 9"."""
+        before = f"{self.first} first, then " if self.first else ""
+        return f"{before}{self.command} {self.what}"
+
+
+def of(snapshot: Snapshot) -> Step | None:
+    """The next step; None if it trains, has finished, or a newer run has taken its place."""
+    if snapshot.silent_s is not None:
+        return _of_silent(snapshot)
+    if snapshot.is_live or snapshot.state not in ("failed", "stopped") or _is_outdated(snapshot):
+        return None
+    step = _after_failure(snapshot) if snapshot.state == "failed" else _start(snapshot)
+    return None if step is None else step._replace(first=_mend(snapshot))
+
+
+def command(snapshot: Snapshot) -> str:
+    """The next step as the hint of an error."""
+    step = of(snapshot)
+    if step is None:
+        return f"dlctl status -j {snapshot.run_id}"
+    return f"{step.first} first, then {step.command}" if step.first else step.command
+
+
+def place_of_error(reason: str) -> str:
+    """The line of the user's code that a run has failed in, as in "train.py:45"; "" if in none."""
+    found = _PLACE.findall(reason)
+    if not found:
+        return ""
+    file, _, line = found[-1].rpartition(":")
+    return f"{values.path(file)}:{line}"
+
+
+def silent_limit_s(snapshot: Snapshot) -> float:
+    """After how long without a word a process of this run is replaced."""
+    timeouts = read_job(snapshot.directory).get("timeouts")
+    found = timeouts.get("silent_s") if isinstance(timeouts, dict) else None
+    return values.number(found) or SILENT_S
+
+
+def has_agent(snapshot: Snapshot) -> bool:
+    """Whether somebody is there who starts the coordinator again."""
+    agents = [row for row in snapshot.daemons if row.get("role") == "agent"]
+    return bool(processes.living(agents))
+
+
+def _of_silent(snapshot: Snapshot) -> Step:
+    kill = f"kill -9 {snapshot.coordinator_pid}"
+    if has_agent(snapshot):
+        return Step(kill, "has its agent start another one at once, which goes on where it was")
+    return Step(f"{kill}; dlctl recover -j {snapshot.run_id}", "starts another one")
+
+
+def _mend(snapshot: Snapshot) -> str:
+    place = place_of_error(snapshot.reason) if snapshot.state == "failed" else ""
+    return f"correct {place}" if place else ""
+
+
+def _is_outdated(snapshot: Snapshot) -> bool:
+    """Whether a newer run of the same job file has been started."""
+    file = snapshot.run.get("job_file")
+    if not isinstance(file, str):
+        return False
+    newest = pick.of_job(file, str(snapshot.run.get("name")))[-1:]
+    return [run.directory for run in newest] != [snapshot.directory.resolve()]
+
+
+def _after_failure(snapshot: Snapshot) -> Step | None:
+    recover = f"dlctl recover -j {snapshot.run_id}"
+    if _loses_nothing(snapshot):
+        step = values.count(snapshot.run.get("step"))
+        return Step(recover, f"goes on at step {step}: nothing is lost")
+    if report.saved_step(snapshot) is None:
+        return _start(snapshot)
+    return Step(recover, _from_checkpoint(snapshot))
+
+
+def _start(snapshot: Snapshot) -> Step | None:
+    file = snapshot.run.get("job_file")
+    if not isinstance(file, str):
+        return None
+    again = f"dlctl start {shlex.quote(values.path(file))}"
+    if report.saved_step(snapshot) is None:
+        return Step(again, "begins anew: there is no checkpoint to go on from")
+    return Step(again, _from_checkpoint(snapshot))
+
+
+def _from_checkpoint(snapshot: Snapshot) -> str:
+    saved = values.count(report.saved_step(snapshot))
+    return f"goes on from the checkpoint at step {saved}{report.done_again(snapshot)}"
+
+
+def _loses_nothing(snapshot: Snapshot) -> bool:
+    """Whether all that a failed run has done is still there."""
+    with closing(rundb.RunDb(snapshot.directory, readonly=True)) as db:
+        if not values.number(snapshot.run.get("step")) or not db.memory():
+            return False
+    from dlctl.cli import recovery  # only here: it takes numpy along
+
+    return recovery.can_go_on(snapshot.directory)

@@ -1,0 +1,193 @@
+"""Who is not well in a run, and what that means: the same sentences for `status`, `why` and
+`logs --failed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from dlctl.cli import lives, nextstep, report, values
+from dlctl.cli.snapshot import COORDINATOR, GONE, SILENT, STALE_AFTER_S, WITHOUT_PROCESS, Snapshot
+
+RECENT_S = 60.0
+"""A daemon that has taken another one's place is told of for so long."""
+QUIET_S = 2.5
+"""Daemons report once a second: one of which nothing is heard for longer is worth a word."""
+Row = Mapping[str, Any]
+
+
+class Trouble(NamedTuple):
+    name: str
+    what: str
+    """The rest of a sentence that begins with the name; plain text."""
+    next: str
+    """The command that helps, or tells more; "" if there is nothing to do."""
+    at: float | None
+    """When it began, seconds since 1970; None if nobody knows."""
+    incarnation: int
+    """Of the process in whose log there may be more of it."""
+    is_over: bool = False
+    """Its next process is at work."""
+    is_grave: bool = True
+
+
+def found(snapshot: Snapshot) -> list[Trouble]:
+    """Everybody who is not well, or has not been a moment ago; the coordinator first."""
+    troubles = [*_coordinator(snapshot)]
+    for row in snapshot.daemons:
+        troubles += _daemon(snapshot, row)
+    return troubles
+
+
+def incarnation(row: Row) -> int:
+    """The number of a daemon's process; 0 if it has had none."""
+    number = row.get("incarnation")
+    return number if type(number) is int else 0
+
+
+def died(last: Row, now: float) -> str:
+    """How the process before the present one ended, as in "was killed by SIGKILL 0.5s ago"."""
+    how, colon, why = report.exited(last).partition(": ")
+    when = values.ago(last.get("at"), now)
+    when = "" if when == values.NOTHING else f" {when}"
+    if how.startswith(("killed", "replaced", "restarted", "stopped")):
+        return f"was {how}{when}{colon}{why}"
+    if how.startswith("exit "):
+        return f"ended with {how}{when}{colon}{why}"
+    return f"ended{when}: {how}{colon}{why}"
+
+
+# ---------------------------------------------------------------- the coordinator
+
+
+def _coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
+    row, job = snapshot.coordinator, f"-j {snapshot.run_id}"
+    number, heard_at = incarnation(row), values.number(row.get("updated_at"))
+    if row["state"] == SILENT:
+        silent = values.duration(snapshot.silent_s)
+        text = f"has not answered for {silent} (pid {snapshot.coordinator_pid})"
+        if nextstep.has_agent(snapshot):
+            text += f"; {_replaced(snapshot)}"
+        yield Trouble(COORDINATOR, text, nextstep.command(snapshot), heard_at, number)
+    elif row["state"] == GONE:
+        since = "" if heard_at is None else f" since {values.duration(snapshot.now - heard_at)}"
+        text = f"is gone{since} (pid {snapshot.run.get('pid')})"
+        if snapshot.is_live:
+            command = f"dlctl recover {job}, if that does not end"
+            yield Trouble(
+                COORDINATOR, f"{text}; its agent starts another one", command, heard_at, number
+            )
+        else:
+            text += ", and nobody starts it again"
+            yield Trouble(COORDINATOR, text, nextstep.command(snapshot), heard_at, number)
+    elif snapshot.is_live and number > 1:
+        at = lives.load(snapshot.directory).taken_over_at
+        if at is not None and snapshot.now - at < RECENT_S:
+            text = f"has taken the place of a dead one {values.ago(at, snapshot.now)}"
+            more = f"dlctl logs {COORDINATOR} --previous {job}"
+            yield Trouble(COORDINATOR, text, more, at, number - 1, is_over=True, is_grave=False)
+
+
+def _replaced(snapshot: Snapshot) -> str:
+    limit = values.duration(nextstep.silent_limit_s(snapshot)).removesuffix(".0s").rstrip("s")
+    return f"it will be replaced after {limit} s without a word"
+
+
+# ---------------------------------------------------------------- daemons
+
+
+def _daemon(snapshot: Snapshot, row: Row) -> Iterator[Trouble]:
+    state, name, number = row.get("state"), str(row["name"]), incarnation(row)
+    job = f"-j {snapshot.run_id}"
+    last = row.get("last_exit")
+    at = values.number(last.get("at")) if isinstance(last, Mapping) else None
+    heard_at = values.number(row.get("updated_at"))
+    logs = f"dlctl logs {name} {job}"
+    if state == "quarantined":
+        back = f"dlctl restart {name} {job}" if snapshot.is_live else nextstep.command(snapshot)
+        yield Trouble(name, _quarantined(snapshot, row), back, at, number)
+    elif state == GONE:
+        yield Trouble(name, _gone(snapshot, row), logs, None, number)
+    elif state == "failed":
+        how = died(last, snapshot.now) if isinstance(last, Mapping) else "has ended"
+        yield Trouble(name, how, logs, at, number)
+    elif state == "backoff":
+        yield Trouble(name, _waiting(snapshot, row), logs, at, number)
+    elif not snapshot.is_live:
+        return
+    elif state == "slow" or _is_quiet(snapshot, row):
+        helps = f"dlctl restart {name} {job}" if state == "slow" else ""
+        text = _slow(snapshot, row)
+        yield Trouble(name, text, helps, heard_at, number, is_grave=state == "slow")
+    elif state == "starting" and isinstance(last, Mapping):
+        text = (
+            f"{died(last, snapshot.now)}; a new one starts{_phase(row)}{_meanwhile(snapshot, row)}"
+        )
+        yield Trouble(name, text, f"{logs} --previous", at, number - 1)
+    elif isinstance(last, Mapping) and last.get("code") and at and snapshot.now - at < RECENT_S:
+        text = f"{died(last, snapshot.now)}; the new one is at work"
+        more = f"{logs} --previous"
+        yield Trouble(name, text, more, at, number - 1, is_over=True, is_grave=False)
+
+
+def _quarantined(snapshot: Snapshot, row: Row) -> str:
+    error, last = row.get("error"), row.get("last_exit")
+    why = f": {error}" if isinstance(error, str) and error else ""
+    ended = f" ({report.exited(last)} {values.ago(last.get('at'), snapshot.now)})" if last else ""
+    return f"is quarantined{why}{ended}"
+
+
+def _gone(snapshot: Snapshot, row: Row) -> str:
+    text = f"is gone (pid {row.get('pid')})"
+    return f"{text}; that will be noticed in a moment" if snapshot.is_current else text
+
+
+def _waiting(snapshot: Snapshot, row: Row) -> str:
+    last, retry_at = row.get("last_exit"), values.number(row.get("retry_at"))
+    how = died(last, snapshot.now) if isinstance(last, Mapping) else "has ended"
+    left_s = 0.0 if retry_at is None else retry_at - snapshot.now
+    soon = f"in {values.duration(left_s)}" if left_s > 0 else "at once"
+    again = values.number(row.get("restarts"))
+    number = "" if again is None else f" (restart {values.count(again)})"
+    return f"{how}; a new one starts {soon}{number}{_meanwhile(snapshot, row)}"
+
+
+def _phase(row: Row) -> str:
+    phase = row.get("phase")
+    return f" ({phase})" if isinstance(phase, str) and phase not in ("", "starting") else ""
+
+
+def _meanwhile(snapshot: Snapshot, row: Row) -> str:
+    """What the others do without it."""
+    if row.get("role") == "server":
+        return "; it goes on with its shard"
+    if row.get("role") == "agent":
+        return "; its daemons go on"
+    others = [r for r in snapshot.daemons if r.get("role") == "worker" and r is not row]
+    return (
+        "; its data goes to the others" if any(r.get("state") == "running" for r in others) else ""
+    )
+
+
+def _is_quiet(snapshot: Snapshot, row: Row) -> bool:
+    """Whether nothing was heard of a daemon that works; as seen by a coordinator that is well."""
+    heard_at = values.number(row.get("updated_at"))
+    known_at = values.number(snapshot.run.get("updated_at"))
+    if row.get("state") != "running" or not snapshot.is_current or heard_at is None:
+        return False
+    return known_at is not None and known_at - heard_at > QUIET_S
+
+
+def _slow(snapshot: Snapshot, row: Row) -> str:
+    heard_at, phase = values.number(row.get("updated_at")), row.get("phase")
+    silent_s = 0.0 if heard_at is None else snapshot.now - heard_at
+    if _is_quiet(snapshot, row) or silent_s > STALE_AFTER_S:
+        return f"has not answered for {values.duration(silent_s)}; {_replaced(snapshot)}"
+    return f"is slow: {phase}" if isinstance(phase, str) and phase else "is slow"
+
+
+def still_there(snapshot: Snapshot) -> list[Row]:
+    """Daemons whose processes are there, as far as that is on record."""
+    rows = [row for row in snapshot.daemons if row.get("pid") is not None]
+    return [row for row in rows if row.get("state") not in (*WITHOUT_PROCESS, GONE)]
