@@ -92,7 +92,7 @@ def test_one_that_has_ended_is_gone_although_its_end_is_not_collected(sleeper):
     sleeper.stdout.read()
     assert processes.wait([me], timeout_s=5.0) == []
     assert processes.start_of(sleeper.pid) == me["pid_start"]
-    assert processes.hold(**{"pid": me["pid"], "start": me["pid_start"]}) is None
+    assert processes.hold(me["pid"], me["pid_start"]) is None
     sleeper.wait()
     assert processes.start_of(sleeper.pid) is None
 

@@ -27,6 +27,8 @@ from dlctl.roles.effects import CoordinatorGone, RestartCoordinator
 from dlctl.rundb import ENDED
 
 log = logging.getLogger("dlctl")
+AWAY_S = 3.0
+"""Between two looks, which come every second: we stood still ourselves, and perhaps all did."""
 
 
 class Supervision:
@@ -65,7 +67,7 @@ class Supervision:
     def look(self) -> None:
         """A chore: end a coordinator that stands still, so that another one can take its place."""
         now = time.monotonic()
-        was_away, self._looked_at = now - self._looked_at > self.still_s / 2, now
+        was_away, self._looked_at = now - self._looked_at > AWAY_S, now
         try:
             beat = (self.directory / runs.LOCK).stat().st_mtime_ns
         except OSError:

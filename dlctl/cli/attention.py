@@ -67,6 +67,8 @@ def _run_itself(snapshot: Snapshot) -> list[str]:
         left = [f"{row['name']} (pid {row['pid']})" for row in there]
         ends = f"dlctl stop -j {snapshot.run_id} ends them"
         shown.append(console.escape(f"  still there {', '.join(left)}; {ends}"))
+    if snapshot.state == "failed" and not snapshot.is_live:
+        shown.append(console.escape(f"  why         dlctl logs --failed -j {snapshot.run_id}"))
     step = nextstep.of(snapshot)
     if step is not None:
         shown.append(f"  next        {console.escape(step.text())}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dlctl.cli import console, following, logfiles, pick, report, values
+from dlctl.cli import console, following, lives, logfiles, pick, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.snapshot import Snapshot
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 Event = dict[str, Any]
+EVALUATION = "evaluation"
 KINDS = (
     "state", "start", "exit", "stop", "lost", "error", "silent", "late", "quarantine", "recover",
-    "scale", "restart", "set", "evaluation",
+    "scale", "restart", "set", EVALUATION,
 )  # fmt: skip
 """What the coordinator writes. Others, of another version, are shown as well."""
 
@@ -40,7 +41,8 @@ def _complete_kinds(
     examples=[
         ("dlctl events", "the last 50 events"),
         ("dlctl events worker-2 -f", "what happens to one daemon, as it happens"),
-        ("dlctl events --kind exit --since 1h", "who died in the last hour"),
+        ("dlctl events --kind exit --kind silent --since 1h", "who died in the last hour"),
+        ("dlctl events --evaluations", "with how good the model was, too"),
     ],
     see_also=["status", "logs"],
 )
@@ -56,8 +58,9 @@ def _complete_kinds(
     multiple=True,
     metavar="KIND",
     shell_complete=_complete_kinds,
-    help="Only events of this kind.",
+    help="Only events of this kind; may be given several times.",
 )
+@click.option("--evaluations", is_flag=True, help="Show evaluations of the model, too.")
 @job_option
 @json_option
 def command(
@@ -66,11 +69,13 @@ def command(
     limit: int,
     since: str | None,
     kinds: tuple[str, ...],
+    evaluations: bool,
     job: str | None,
     as_json: bool,
 ) -> None:
     """Show faults, recoveries and changes in order.
 
+    Evaluations of the model are left out, unless they are asked for.
     KIND is one of: state (of the run), start, exit, stop, lost (what a death meant for the run),
     error, silent, late, quarantine, recover (a coordinator has taken its place), scale, restart,
     set, evaluation.
@@ -81,8 +86,8 @@ def command(
 
     def wanted(event: Event) -> bool:
         return (
-            (not chosen or event["daemon"] in chosen)
-            and (not kinds or event["kind"] in kinds)
+            (not chosen or lives.about(event, chosen))
+            and (event["kind"] in kinds if kinds else evaluations or _is_news(event))
             and (since_at is None or event["at"] >= since_at)
         )
 
@@ -94,6 +99,13 @@ def command(
         if follow:
             with following.leaving(snapshot, "dlctl events -f"):
                 _follow(snapshot, db, last, wanted, as_json)
+
+
+def _is_news(event: Event) -> bool:
+    """False for what happens all the time, and for changes that change nothing."""
+    data = event["data"]
+    is_same = event["kind"] == "scale" and data.get("before", 0) == data.get("after", 1)
+    return event["kind"] != EVALUATION and not is_same
 
 
 def _follow(

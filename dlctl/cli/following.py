@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from dlctl.cli import console
+from dlctl.cli import console, report
 from dlctl.cli.snapshot import Snapshot, load
 
 POLL_S = 0.2
@@ -35,4 +35,4 @@ def follow(snapshot: Snapshot, poll: Callable[[], None]) -> None:
         snapshot = load(snapshot.directory)
     poll()
     reason = f" ({snapshot.reason})" if snapshot.reason else ""
-    console.note(console.escape(f"-- {snapshot.run_id} is {snapshot.state}{reason} --"))
+    console.note(console.escape(f"-- {snapshot.run_id} {report.became(snapshot.state)}{reason} --"))

@@ -9,9 +9,8 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from dlctl.cli import console, report, values
+from dlctl.cli import console, lives, values
 from dlctl.cli.logfiles import TEXT, Line
-from dlctl.cli.snapshot import load
 
 _PALETTE = (39, 75, 114, 141, 44, 176, 108, 147, 37, 180)
 """Of 256 colours: neither red nor yellow, which mean levels."""
@@ -31,6 +30,7 @@ class Printer:
         self.width = max(map(len, names), default=0)
         self.shape = shape
         self.incarnations: dict[str, int] = {}
+        self.ends: dict[tuple[str, int], lives.End] = {}
 
     def show(self, lines: Iterable[Line], *, flush: bool = False) -> None:
         for line in lines:
@@ -69,13 +69,17 @@ class Printer:
         self.incarnations[line.name] = line.incarnation
         if before is None or before == line.incarnation:
             return
-        row = load(self.directory).daemon(line.name)  # as it is now: it has just come back
-        last = row.get("last_exit")
-        known = row.get("incarnation") == line.incarnation and isinstance(last, dict)
-        how = f"exited: {report.exited(last)}; " if known and isinstance(last, dict) else ""
-        when = values.clock(line.at, time.time())
-        text = f"{how}incarnation {line.incarnation} starts"
-        console.out(f"{self._prefix(line.name)} {when} ----  {text}")
+        if (line.name, before) not in self.ends:
+            self.ends = lives.load(self.directory).ends
+        end = self.ends.get((line.name, before))
+        how = f"ended: {end.how}; " if end is not None else ""
+        self.mark(line.name, line.at, f"{how}incarnation {line.incarnation} starts")
+
+    def mark(self, name: str, at: float | None, text: str) -> None:
+        """A line between lines, in the shape for people only: what happened to the daemon."""
+        if self.shape == "text":
+            when = values.clock(at, time.time()) if at is not None else _NO_TIME
+            console.out(f"{self._prefix(name)} {when} ----  {console.escape(text)}")
 
 
 def as_data(line: Line) -> dict[str, Any]:

@@ -8,18 +8,17 @@ from contextlib import closing
 
 import click
 
-from dlctl.cli import console, following, logfiles, loglines, pick
+from dlctl.cli import following, logfiles, loglines, logs_failed, pick
 from dlctl.cli.events import moment
 from dlctl.cli.group import command as make_command
 from dlctl.cli.logfiles import Line, LogFile
 from dlctl.cli.options import job_option, json_option
-from dlctl.cli.snapshot import Snapshot
+from dlctl.cli.snapshot import GONE, Snapshot
 from dlctl.errors import NotFound, UsageError
 
 TAIL = 100
 TAIL_OF_FAILED = 40
-ENDED_DAEMON = ("backoff", "failed", "stopped", "unknown")
-TROUBLED = ("backoff", "failed", "unknown")
+ENDED_DAEMON = ("backoff", "failed", "stopped", "quarantined", GONE)
 Wanted = Callable[[Line], bool] | None
 
 
@@ -42,7 +41,7 @@ class _Tail(click.ParamType):  # type: ignore[type-arg]
         ("dlctl logs", "the last 100 lines of each daemon"),
         ("dlctl logs -f", "and what comes, until the job ends"),
         ("dlctl logs worker-1 --previous", "what it wrote before it was restarted"),
-        ("dlctl logs --failed", "last words of daemons that are not well"),
+        ("dlctl logs --failed", "last words of whoever is not well, and how it ended"),
         ("dlctl logs 'worker-*' -l warning -g loss", "choose by level and text"),
     ],
     see_also=["status", "events"],
@@ -60,7 +59,9 @@ class _Tail(click.ParamType):  # type: ignore[type-arg]
 @click.option("-g", "--grep", metavar="REGEX", help="Only lines in which REGEX is found.")
 @click.option("--role", "roles", multiple=True, metavar="ROLE", help="Only daemons of this role.")
 @click.option("-p", "--previous", is_flag=True, help="The incarnation before this one.")
-@click.option("--failed", is_flag=True, help="Only daemons that are not well, 40 lines each.")
+@click.option(
+    "--failed", is_flag=True, help="Last words of whoever died or is not well, 40 lines each."
+)
 @click.option("--raw", is_flag=True, help="Lines as they stand in the files.")
 @job_option
 @json_option
@@ -83,17 +84,23 @@ def command(
 
     NAME is a daemon or a glob. Lines are merged by time; a restart is marked. A line of the level
     "text" was written by the process itself (a traceback, a library's warning) and carries no time.
+
+    With --failed, one daemon after the other: of each the life that ended badly, or the present one
+    of a daemon that is slow, silent or hangs; below it how it ended, or what is wrong.
     """
     if follow and (previous or failed):
         raise UsageError("--follow goes on with the present; --previous and --failed are the past")
     snapshot = pick.pick(job)
-    chosen = _daemons(snapshot, names, roles, failed)
+    chosen = _daemons(snapshot, names, roles)
     test = loglines.wanted(
         level, moment(since, snapshot.now), moment(until, snapshot.now), _search(grep)
     )
     shape = "json" if as_json else "raw" if raw else "text"
     printer = loglines.Printer(snapshot.directory, chosen, shape)
     limit = _limit(tail, failed, since)
+    if failed:
+        logs_failed.show(snapshot, chosen, limit, test, printer)
+        return
     if follow:
         follow_logs(snapshot, chosen, limit, test, printer)
         return
@@ -148,18 +155,11 @@ def _follow(
     printer.show((x for x in follower.rest() if test is None or test(x)), flush=True)
 
 
-def _daemons(
-    snapshot: Snapshot, names: Sequence[str], roles: Sequence[str], failed: bool
-) -> list[str]:
+def _daemons(snapshot: Snapshot, names: Sequence[str], roles: Sequence[str]) -> list[str]:
     known = snapshot.roles()
     for name in logfiles.list_files(snapshot.directory):
         known.setdefault(name, name.partition("-")[0])
-    chosen = pick.match_daemons(names, known, roles)
-    if failed:
-        chosen = [name for name in chosen if snapshot.daemon(name).get("state") in TROUBLED]
-        if not chosen:
-            console.note("no daemon is in trouble")
-    return chosen
+    return pick.match_daemons(names, known, roles)
 
 
 def _limit(tail: int | None, failed: bool, since: str | None) -> int | None:

@@ -35,8 +35,9 @@ def of(snapshot: Snapshot) -> Step | None:
         return _of_silent(snapshot)
     if snapshot.is_live or snapshot.state not in ("failed", "stopped") or _is_outdated(snapshot):
         return None
-    step = _after_failure(snapshot) if snapshot.state == "failed" else _start(snapshot)
-    return None if step is None else step._replace(first=_mend(snapshot))
+    if snapshot.state == "stopped":
+        return _start(snapshot)
+    return _after_failure(snapshot)._replace(first=_mend(snapshot))
 
 
 def command(snapshot: Snapshot) -> str:
@@ -77,7 +78,7 @@ def _of_silent(snapshot: Snapshot) -> Step:
 
 
 def _mend(snapshot: Snapshot) -> str:
-    place = place_of_error(snapshot.reason) if snapshot.state == "failed" else ""
+    place = place_of_error(snapshot.reason)
     return f"correct {place}" if place else ""
 
 
@@ -90,13 +91,15 @@ def _is_outdated(snapshot: Snapshot) -> bool:
     return [run.directory for run in newest] != [snapshot.directory.resolve()]
 
 
-def _after_failure(snapshot: Snapshot) -> Step | None:
+def _after_failure(snapshot: Snapshot) -> Step:
     recover = f"dlctl recover -j {snapshot.run_id}"
     if _loses_nothing(snapshot):
         step = values.count(snapshot.run.get("step"))
         return Step(recover, f"goes on at step {step}: nothing is lost")
     if report.saved_step(snapshot) is None:
-        return _start(snapshot)
+        return _start(snapshot) or Step(
+            f"dlctl recover --dry-run -j {snapshot.run_id}", "says what is left of it"
+        )
     return Step(recover, _from_checkpoint(snapshot))
 
 
@@ -116,9 +119,10 @@ def _from_checkpoint(snapshot: Snapshot) -> str:
 
 
 def _loses_nothing(snapshot: Snapshot) -> bool:
-    """Whether all that a failed run has done is still there."""
+    """Whether all that a failed run has done is still there, and worth going on with."""
     with closing(rundb.RunDb(snapshot.directory, readonly=True)) as db:
-        if not values.number(snapshot.run.get("step")) or not db.memory():
+        has_worked = snapshot.is_gone or bool(values.number(snapshot.run.get("step")))
+        if not has_worked or not db.memory():
             return False
     from dlctl.cli import recovery  # only here: it takes numpy along
 

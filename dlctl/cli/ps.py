@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import click
 
-from dlctl.cli import console, pick, report, values
+from dlctl.cli import console, kept, pick, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import json_option
 from dlctl.cli.snapshot import Snapshot
 
 RECENT_S = 86400.0
 HEADERS = ("RUN", "STATE", "ALGORITHM", "DAEMONS", "STEP", "EPOCH", "LOSS", "UP", "DIRECTORY")
-RIGHT = ("DAEMONS", "STEP", "EPOCH", "LOSS", "UP")
+HELD = "HELD"
+RIGHT = ("DAEMONS", "STEP", "EPOCH", "LOSS", "UP", HELD)
 
 
 @make_command(
     "ps",
     examples=[
         ("dlctl ps", "jobs that run, and those of the last day"),
-        ("dlctl ps -a", "all jobs whose run directory still exists"),
+        ("dlctl ps -a", "all jobs whose run directory still exists, and what they hold"),
         ("dlctl ps -q", "only their ids, for scripts"),
     ],
     see_also=["status", "logs"],
@@ -28,8 +29,11 @@ RIGHT = ("DAEMONS", "STEP", "EPOCH", "LOSS", "UP")
 def command(show_all: bool, as_json: bool) -> None:
     """List jobs.
 
-    UP is the time since the start, or how long the run took. A run whose coordinator died without a
-    word is "failed".
+    UP is the time since the start, or how long the run took; EPOCH is how often all of its data was
+    seen. A run whose coordinator died without a word is "failed"; one whose coordinator is there
+    and says nothing is "not answering". HELD, with --all, is what its servers keep or have left
+    behind, in memory unless the job says otherwise; "dlctl stop --kill" removes what an ended run
+    holds.
     """
     snapshots = pick.readable(pick.known())
     shown = [s for s in reversed(snapshots) if show_all or s.is_live or _is_recent(s)]
@@ -38,6 +42,9 @@ def command(show_all: bool, as_json: bool) -> None:
     elif console.is_quiet():
         for snapshot in shown:
             console.out(snapshot.run_id)
+    elif shown and show_all:
+        rows = [[*_row(s)[:-1], _held(s), _row(s)[-1]] for s in shown]
+        console.out(console.table((*HEADERS[:-1], HELD, HEADERS[-1]), rows, RIGHT))
     elif shown:
         console.out(console.table(HEADERS, [_row(s) for s in shown], RIGHT))
     _note_hidden(len(snapshots) - len(shown))
@@ -55,11 +62,17 @@ def _is_recent(snapshot: Snapshot) -> bool:
     return ended_at is None or snapshot.now - ended_at < RECENT_S
 
 
+def _held(snapshot: Snapshot) -> str:
+    """What the servers of a run keep, or have left behind."""
+    size_bytes = kept.bytes_held(snapshot)
+    return values.size(size_bytes) if size_bytes else values.NOTHING
+
+
 def _row(snapshot: Snapshot) -> list[str]:
     run = snapshot.run
     return [
         console.escape(snapshot.run_id),
-        report.state(snapshot.state),
+        report.run_state(snapshot),
         console.escape(str(run.get("algorithm", values.NOTHING))),
         str(len(snapshot.daemons)),
         values.count(run.get("step")),

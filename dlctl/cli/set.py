@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from dlctl import settings
-from dlctl.cli import console, pick, values
+from dlctl.cli import console, nextstep, pick, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
 from dlctl.cli.snapshot import Snapshot
@@ -49,8 +49,8 @@ def command(arguments: tuple[str, ...], show_list: bool, timeout_s: str, job: st
     snapshot = pick.pick(job)
     if not snapshot.is_live:
         raise DlctlError(
-            f"{snapshot.run_id} is {snapshot.state}: nobody is there to change",
-            hint="change the job file and start it again",
+            f"{snapshot.run_id} {report.became(snapshot.state)}: nobody is there to change",
+            hint=nextstep.command(snapshot),
         )
     limit_s = values.parse_duration(timeout_s, "--timeout")
     rows: list[list[str]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
@@ -12,10 +13,10 @@ from typing import Any
 import click
 
 from dlctl import processes, runs
-from dlctl.cli import console, pick, report, values
+from dlctl.cli import console, kept, nextstep, pick, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
-from dlctl.cli.snapshot import Snapshot, load, read_job
+from dlctl.cli.snapshot import Snapshot, load
 from dlctl.errors import DlctlError, Partial, TimedOut, Unreachable
 from dlctl.rundb import RunDb
 from dlctl.text import plural
@@ -56,7 +57,7 @@ def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> Non
     The workers finish their steps and last pushes, the servers save, then all daemons end. A
     stopped job goes on from its checkpoint with "dlctl start". Stopping a stopped job does nothing.
     If the coordinator and its agent have died, the daemons they left behind are ended; what the
-    servers have kept stays, and "dlctl recover" goes on with it. After --kill it is removed. The
+    servers have kept stays, and "dlctl recover" goes on with it. --kill removes it, too. The
     exit code is 8 if the job has stopped, but steps are lost because its last checkpoint failed.
     """
     grace_s = values.parse_duration(grace, "--grace")
@@ -74,15 +75,26 @@ def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> Non
             _require_saved(after)
         return
     ended = clean_up(snapshot, 0.0 if kill else grace_s)
-    run_id = console.escape(snapshot.run_id)
-    if kill:
-        if snapshot.is_gone:
-            record_end(snapshot.directory, "stopped", KILLED)
-        _remove_states(snapshot)
-    elif snapshot.is_gone:
-        console.note(f"to go on: dlctl recover -j {run_id}")
+    if kill and snapshot.is_gone:
+        record_end(snapshot.directory, "stopped", KILLED)
     if not ended:
-        console.note(f"{run_id} has already ended ({snapshot.state}); nothing of it is left")
+        text = f"{snapshot.run_id} has already ended ({snapshot.state}); no process of it is left"
+        console.note(console.escape(text))
+    _tell_kept(snapshot, kill)
+
+
+def _tell_kept(snapshot: Snapshot, kill: bool) -> None:
+    """What the servers of an ended run have left: how to go on with it, or that it is removed."""
+    held = kept.shards(snapshot)
+    if held and kill:
+        kept.remove(snapshot)
+        console.note(f"its kept state ({plural(held, 'shard')}) is removed")
+    elif held:
+        remove = f"dlctl stop --kill -j {snapshot.run_id} removes it"
+        console.note(console.escape(f"its state ({plural(held, 'shard')}) is kept; {remove}"))
+    step = None if kill else nextstep.of(load(snapshot.directory))
+    if step is not None:
+        console.note(console.escape(f"next: {step.text()}"))
 
 
 def stop(
@@ -123,12 +135,11 @@ def settle(snapshot: Snapshot, grace_s: float = EXIT_S) -> Snapshot:
     deadline = time.monotonic() + EXIT_S
     while time.monotonic() < deadline and _coordinator(snapshot):
         time.sleep(POLL_S)
-    after = load(snapshot.directory)
-    _end([*_coordinator(after), *_left(after)], snapshot.run_id, grace_s)
+    _end(_everybody(load(snapshot.directory)), snapshot.run_id, grace_s)
     runs.remove_sockets(snapshot.run_id)
     after = load(snapshot.directory)
     if after.state in ("stopped", "finished"):
-        _remove_states(after)
+        kept.remove(after)
     return after
 
 
@@ -171,11 +182,11 @@ def _what_is_left(snapshot: Snapshot) -> str:
 
 
 def clean_up(snapshot: Snapshot, grace_s: float) -> list[str]:
-    """End the daemons of a run that has no coordinator; returns their names.
+    """End the daemons of a run that has ended, or has no coordinator; returns their names.
 
-    Only processes whose pid and creation time are the recorded ones are touched.
+    They are known by their command lines and the run's records, never by a pid alone.
     """
-    ended = _end(_left(snapshot), snapshot.run_id, grace_s)
+    ended = _end(_everybody(snapshot), snapshot.run_id, grace_s)
     runs.remove_sockets(snapshot.run_id)
     return ended
 
@@ -201,10 +212,18 @@ def _how(grace_s: float) -> str:
     return f"ending them (SIGTERM; SIGKILL only if they are still there after {grace_s:g}s)"
 
 
-def _left(snapshot: Snapshot) -> list[Mapping[str, Any]]:
-    """Daemons whose processes are there; not the coordinator, which ends by itself."""
-    rows = [row for row in snapshot.daemons if row["name"] != "coordinator"]
-    return processes.living(rows)
+def _everybody(snapshot: Snapshot) -> list[Mapping[str, Any]]:
+    """All processes of a run that are there: those on record, and those that nobody knows of."""
+    from dlctl.launch import local
+
+    known = [*_coordinator(snapshot), *processes.living(snapshot.daemons)]
+    pids = {row["pid"] for row in known}
+    for found in local.living(snapshot.directory):
+        start = processes.start_of(found.pid)
+        os.close(found.pidfd)
+        if found.pid not in pids:
+            known.append({"name": found.name, "pid": found.pid, "pid_start": start})
+    return known
 
 
 def _coordinator(snapshot: Snapshot) -> list[Mapping[str, Any]]:
@@ -220,8 +239,7 @@ def _kill_all(snapshot: Snapshot) -> None:
     """
     for _ in range(2):
         record_end(snapshot.directory, "stopped", KILLED)
-        now = load(snapshot.directory)
-        _end([*_coordinator(now), *_left(now)], snapshot.run_id, 0.0)
+        _end(_everybody(load(snapshot.directory)), snapshot.run_id, 0.0)
 
 
 def record_end(directory: Path, state: str, reason: str) -> None:
@@ -240,17 +258,6 @@ def record_end(directory: Path, state: str, reason: str) -> None:
             db.commit()
     except sqlite3.OperationalError as error:
         console.warn(f"cannot write the run's database: {error} ({directory})")
-
-
-def _remove_states(snapshot: Snapshot) -> None:
-    """What servers that were killed have kept is of no use any more once a run has stopped."""
-    from dlctl import config, states
-
-    try:
-        job = config.from_dict(config.JobFile, read_job(snapshot.directory))
-    except (KeyError, TypeError):  # made by another version
-        return
-    states.remove(snapshot.directory, job.servers)
 
 
 class Countdown:

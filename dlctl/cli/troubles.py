@@ -108,7 +108,7 @@ def _daemon(snapshot: Snapshot, row: Row) -> Iterator[Trouble]:
         back = f"dlctl restart {name} {job}" if snapshot.is_live else nextstep.command(snapshot)
         yield Trouble(name, _quarantined(snapshot, row), back, at, number)
     elif state == GONE:
-        yield Trouble(name, _gone(snapshot, row), logs, None, number)
+        yield Trouble(name, _gone(snapshot, row), "", None, number)
     elif state == "failed":
         how = died(last, snapshot.now) if isinstance(last, Mapping) else "has ended"
         yield Trouble(name, how, logs, at, number)
@@ -124,10 +124,10 @@ def _daemon(snapshot: Snapshot, row: Row) -> Iterator[Trouble]:
         text = (
             f"{died(last, snapshot.now)}; a new one starts{_phase(row)}{_meanwhile(snapshot, row)}"
         )
-        yield Trouble(name, text, f"{logs} --previous", at, number - 1)
+        yield Trouble(name, text, f"dlctl logs {name} --previous {job}", at, number - 1)
     elif isinstance(last, Mapping) and last.get("code") and at and snapshot.now - at < RECENT_S:
         text = f"{died(last, snapshot.now)}; the new one is at work"
-        more = f"{logs} --previous"
+        more = f"dlctl logs {name} --previous {job}"
         yield Trouble(name, text, more, at, number - 1, is_over=True, is_grave=False)
 
 
@@ -176,7 +176,7 @@ def _is_quiet(snapshot: Snapshot, row: Row) -> bool:
     known_at = values.number(snapshot.run.get("updated_at"))
     if row.get("state") != "running" or not snapshot.is_current or heard_at is None:
         return False
-    return known_at is not None and known_at - heard_at > QUIET_S
+    return known_at is not None and min(known_at, snapshot.now) - heard_at > QUIET_S
 
 
 def _slow(snapshot: Snapshot, row: Row) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import click
 
-from dlctl.cli import console, pick, values
+from dlctl.cli import console, pick, report, values
 from dlctl.cli.following import POLL_S
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
@@ -49,9 +49,17 @@ def command(goal: str, timeout: str | None, job: str | None, as_json: bool) -> N
     while not reached(snapshot):
         if not snapshot.is_live:
             raise _impossible(snapshot, goal)
-        _sleep(deadline, f"{snapshot.run_id} is {snapshot.state}; not yet: {goal}")
+        _sleep(deadline, _not_yet(snapshot, goal))
         snapshot = load(snapshot.directory)
     _tell(snapshot, goal, as_json)
+
+
+def _not_yet(snapshot: Snapshot, goal: str) -> str:
+    if snapshot.silent_s is not None:
+        is_now = f"has not answered for {values.duration(snapshot.silent_s)}"
+    else:
+        is_now = report.became(snapshot.state)
+    return f"{snapshot.run_id} {is_now}; not yet: {goal}"
 
 
 def _goal(text: str) -> Callable[[Snapshot], Goal]:
@@ -110,7 +118,7 @@ def _impossible(snapshot: Snapshot, goal: str) -> DlctlError:
     kind = JobFailed if snapshot.state == "failed" else NotRunning
     why = f": {snapshot.reason}" if snapshot.reason else ""
     return kind(
-        f"{snapshot.run_id} is {snapshot.state}{why}; it did not come to: {goal}",
+        f"{snapshot.run_id} {report.became(snapshot.state)}{why}; it did not come to: {goal}",
         hint=f"dlctl status -j {snapshot.run_id}   |   dlctl logs --failed -j {snapshot.run_id}",
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dlctl.flat import CONSTANT
+from dlctl.flat import AVERAGED, CONSTANT
 from dlctl.messages import Array
 from dlctl.roles import journal as j
 from dlctl.roles.agent import ProcessStarted
@@ -79,7 +79,8 @@ class ComputeDriver:
         self.computed = 0
         self.parameters = problem.initial()
         self._gradient = np.empty_like(self.parameters)
-        self._averaged = np.zeros(problem.layout.size("averaged"))
+        # Not zeros: new files are full of these, and nobody would notice that they were not set.
+        self._averaged = np.ones(problem.layout.size(AVERAGED))
         self._who = (0, 0)
         self._free_at = 0.0
         process.perform(BuildModel, self._build)
@@ -91,7 +92,7 @@ class ComputeDriver:
     def _build(self, effect: BuildModel) -> None:
         self._who = (effect.slot, effect.epoch)
         layout = self.problem.layout
-        constant = np.zeros(layout.size(CONSTANT), np.float32)
+        constant = np.ones(layout.size(CONSTANT), np.float32)
         built = ModelBuilt(
             layout.to_bytes(), self.problem.samples, self.parameters, self._averaged, constant
         )

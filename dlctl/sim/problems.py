@@ -106,7 +106,7 @@ class LeastSquares:
 
 
 class WithBuffers(LeastSquares):
-    """The same with a buffer of one number: how many samples this replica has seen."""
+    """The same with a buffer of one number: 1 and how many samples this replica has seen."""
 
     def __init__(self, samples: int = 256, size: int = 12, seed: int = 0) -> None:
         super().__init__(samples, size, seed)

@@ -74,15 +74,17 @@ def test_a_run_in_depth(run_directory, dlctl_command):
     assert evaluation == "  evaluation  accuracy 0.9123 (at step 12,000)"
     assert "step 12,000, 41s ago, 312 MB, runs/digits-7f3a/ckpt/x" in checkpoint
     assert " ".join(table[0].split()) == "NAME PID STATE UP STEP SAMPLES/S STALE PUSH FETCH RST"
-    server, worker, dead = (line.split() for line in table[1:4])
+    coordinator, server, worker, dead = (line.split() for line in table[1:5])
+    assert coordinator[:3] == ["coordinator", str(os.getpid()), "running"]
+    assert coordinator[-1] == "0"
     assert server[:1] + server[4:7] == ["server-0", "v8,110", "-", "1.8"]
     assert " ".join(worker[7:]) == "96.4 MB/s / 200 MB/s 118 MB/s 1"
     assert dead == ["worker-1", "-", "backoff", "-", "12,339", "-", "-", "-", "-", "4"]
-    trouble = "\n".join(table[4:])
-    assert "! worker-1  killed by SIGKILL 8." in trouble
-    assert "s ago, restart 4, again in 59m" in trouble
+    trouble = "\n".join(table[5:])
+    assert "! worker-1 was killed by SIGKILL 8." in trouble
+    assert "s ago; a new one starts in 59m59s (restart 4); its data goes to the others" in trouble
     assert "| RuntimeError: worker is killed" in trouble
-    assert f"dlctl logs worker-1 --previous -j {run.path.name}" in trouble
+    assert f"next: dlctl logs worker-1 -j {run.path.name}" in trouble
 
 
 def test_status_succeeds_whatever_the_state_and_check_says_3(run_directory, dlctl_command):
@@ -99,34 +101,38 @@ def test_early_when_next_to_nothing_is_known(run_directory, dlctl_command):
     code, out, _ = dlctl_command("status")
     assert code == 0
     assert out.startswith("digits-7f3a  pending  up -  step -  epoch -  loss -  - samples/s\n")
-    assert "worker-0    -  starting" in out
-    assert "· worker-0  starting" in out
+    assert "worker-0         -  starting" in out
+    assert "· worker-0: starting" in out
 
 
 def test_who_is_waited_for_is_said(run_directory, dlctl_command):
     run = run_directory().run(state="starting", **ME)
     run.daemon("worker-0", state="starting", phase="importing torch", waiting_for="server-0",
                waiting_since=time.time() - 7.4)  # fmt: skip
-    assert "· worker-0  importing torch, waits for server-0, 7.4s" in dlctl_command("status").out
+    assert "· worker-0: importing torch, waits for server-0, 7.4s" in dlctl_command("status").out
 
 
 def test_old_news_is_called_old(run_directory, dlctl_command):
-    run_directory().run(state="running", updated_at=time.time() - 14.2, **ME)
-    out = dlctl_command("status").out
-    assert "state 14s old" in out
-    assert dlctl_command("status", "--check").code == 3
+    run = run_directory().run(state="running", samples_per_s=9.0, updated_at=time.time() - 14.2)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as process:
+        run.run(**identity(process.pid))
+        out = dlctl_command("status").out
+        process.kill()
+    assert "running  up -  step -  epoch -  loss -  - samples/s  state 14s old" in out
+    assert "· coordinator: it starts" in out, "its process is young"
 
 
 def test_a_dead_coordinator_is_told_and_living_orphans_are_named(run_directory, dlctl_command):
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
         gone = identity(dead.pid)
-    run = run_directory().run(state="running", **gone)
+    run = run_directory().run(state="running", updated_at=time.time() - 12.2, **gone)
     run.daemon("server-0", **gone).daemon("worker-0", **ME)
     out = dlctl_command("status").out
     assert f"failed (the coordinator is gone (pid {dead.pid}, the run was running))" in out
-    assert f"server-0  {dead.pid}  unknown" in " ".join(out.split()).replace(" ", "  ")
-    assert f"still there: worker-0 (pid {os.getpid()}); go on: dlctl recover -j digits-7f3a" in out
-    assert "end them: dlctl stop -j digits-7f3a" in out
+    assert f"server-0  {dead.pid}  gone" in " ".join(out.split()).replace(" ", "  ")
+    assert "! coordinator is gone since 12s" in out
+    assert f"still there worker-0 (pid {os.getpid()}); dlctl stop -j digits-7f3a ends them" in out
+    assert "next        dlctl recover --dry-run -j digits-7f3a says what is left of it" in out
     assert dlctl_command("ps").out.splitlines()[1].split()[1] == "failed"
 
 
@@ -156,9 +162,11 @@ def test_a_quarantined_worker_is_shown_with_its_reason_and_the_way_back(
     last = {"code": 77, "text": "exit 77", "at": time.time() - 9, "last_lines": ["ERROR a NaN"]}
     run.daemon("worker-1", state="quarantined", error="20 steps with a NaN", last_exit=last)
     out = dlctl_command("status").out
-    assert "! worker-1  quarantined: 20 steps with a NaN, exit 77 9." in out
+    assert "! worker-1 is quarantined: 20 steps with a NaN (exit 77 9." in out
     assert "| ERROR a NaN" in out
-    assert "back: dlctl restart worker-1 -j digits-7f3a" in out
+    assert "next: dlctl restart worker-1 -j digits-7f3a" in out
+    run.run(state="failed")
+    assert "dlctl restart" not in dlctl_command("status").out, "nobody is there to do it"
 
 
 def test_a_daemon_that_was_replaced_a_moment_ago_is_told_of(run_directory, dlctl_command):
@@ -168,8 +176,9 @@ def test_a_daemon_that_was_replaced_a_moment_ago_is_told_of(run_directory, dlctl
     run.daemon("worker-0", last_exit={**last, "at": time.time() - 90})
     run.daemon("worker-1", last_exit={**last, "code": 0})
     out = dlctl_command("status").out
-    assert "· server-0  restarted; the one before: killed by SIGKILL 9." in out
-    assert "logs: dlctl logs server-0 --previous -j digits-7f3a" in out
+    assert "· server-0 was killed by SIGKILL 9." in out
+    assert "s ago; the new one is at work\n       | x y\n" in out
+    assert "next: dlctl logs server-0 --previous -j digits-7f3a" in out
     assert "· worker" not in out
 
 
@@ -183,6 +192,24 @@ def test_checkpoints_that_keep_failing_are_told_with_the_time_since(run_director
         if number < 2:
             assert "! checkpoint  the last one failed: server-0: disk full" in out
     assert "! checkpoint  failing for 10m0" in out
+
+
+def test_a_run_whose_checkpoints_fail_is_not_well(run_directory, dlctl_command):
+    run = run_directory().run(state="running", updated_at=time.time() + 60, **ME)
+    assert dlctl_command("status", "--check").code == 0
+    run.run(checkpoint_error="server-0: disk full")
+    ended = dlctl_command("status", "--check")
+    assert ended.code == 3
+    assert "is running, but its checkpoints fail: server-0: disk full" in ended.err
+
+
+def test_a_checkpoint_that_takes_long_says_whom_it_waits_for(run_directory, dlctl_command):
+    run = run_directory().run(state="running", updated_at=time.time() + 60, **ME)
+    run.run(saving={"at": time.time() - 3, "waiting": "worker-1"})
+    assert "overdue" not in dlctl_command("status").out
+    run.run(saving={"at": time.time() - 22.4, "waiting": "worker-1"})
+    expected = "! checkpoint  overdue: begun 22s ago, waits for worker-1\n"
+    assert expected in dlctl_command("status").out
 
 
 def test_a_daemon_is_as_old_as_its_process(run_directory, dlctl_command):
@@ -225,8 +252,9 @@ def test_json_has_the_truth_units_in_its_keys_and_utc_times(run_directory, dlctl
     assert data["started_at"] == "2025-06-15T15:06:40.000Z"
     assert data["loss"] is None
     assert data["directory"] == str(run.path)
-    assert [row["name"] for row in data["daemons"]] == ["server-0", "worker-0", "worker-1"]
-    assert data["daemons"][2]["last_exit"]["at"].endswith("Z")
+    names = ["coordinator", "server-0", "worker-0", "worker-1"]
+    assert [row["name"] for row in data["daemons"]] == names
+    assert data["daemons"][3]["last_exit"]["at"].endswith("Z")
 
 
 def test_one_daemon_comes_with_its_recent_events(run_directory, dlctl_command):
@@ -254,14 +282,28 @@ def test_a_run_that_failed_says_what_starting_it_again_would_do(run_directory, d
     assert f"  next        {begins}\n" in dlctl_command("status").out
 
     save(run, step=90, number=1)
-    goes_on = "dlctl start 'my job.toml' goes on from the checkpoint at step 90"
+    goes_on = "dlctl recover -j digits-7f3a goes on from the checkpoint at step 90"
     assert f"  next        {goes_on}; 80 steps are done again\n" in dlctl_command("status").out
     run.run(step=91)
     assert f"{goes_on}; 1 step is done again\n" in dlctl_command("status").out
     run.run(step=90)
     assert f"{goes_on}\n" in dlctl_command("status").out
+    run.run(reason=f"worker-0: task.loss raised KeyError: 7 ({run.path.parents[1]}/train.py:45)")
+    assert f"next        correct train.py:45 first, then {goes_on}" in dlctl_command("status").out
+    run.run(state="stopped")
+    assert "  next        dlctl start 'my job.toml' goes on from" in dlctl_command("status").out
     run.run(state="finished")
     assert "next" not in dlctl_command("status").out
+
+
+def test_every_command_names_the_same_next_step_of_a_failed_run(run_directory, dlctl_command):
+    run = run_directory().run(state="failed", reason="server-0 ended", step=170)
+    save(run, step=90, number=1)
+    step = "dlctl recover -j digits-7f3a goes on from the checkpoint at step 90"
+    assert f"next        {step}" in dlctl_command("status").out
+    assert f"next: {step}" in dlctl_command("why").out
+    for command in (["set", "worker-0", "push=off"], ["restart", "worker-0"]):
+        assert "next: dlctl recover -j digits-7f3a\n" in dlctl_command(*command).err
 
 
 def test_only_the_newest_run_of_a_job_file_can_be_started_again(run_directory, dlctl_command):

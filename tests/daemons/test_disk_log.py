@@ -221,9 +221,10 @@ def test_who_opens_a_log_writes_all_of_it_to_files_that_no_error_has_touched(tmp
     def fails(fd):
         raise OSError(5, "Input/output error")
 
-    with monkeypatch.context() as context, pytest.raises(DlctlError, match="write to the journal"):
+    with monkeypatch.context() as context:
         context.setattr(disklog.os, "fdatasync", fails)
-        train(shard, deltas(1), begin_with=3)
+        with pytest.raises(DlctlError, match="write to the journal"):
+            train(shard, deltas(1), begin_with=3)
     let_go(shard)
     before = {path.name for path in (tmp_path / "state").iterdir()}
     synced = []

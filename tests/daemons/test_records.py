@@ -13,7 +13,10 @@ import numpy as np
 
 from daemons.coordinator import records
 from daemons.coordinator.past import read_past
+from daemons.loop import Loop
 from dlctl import checkpoints
+from dlctl import messages as m
+from dlctl.machine import Send
 from dlctl.manifest import MANIFEST
 from dlctl.roles import journal as j
 from dlctl.rundb import RunDb
@@ -93,6 +96,46 @@ def test_a_number_that_is_on_disk_only_is_not_given_again(tmp_path, record):
         assert read_past(tmp_path, db, {}).checkpoints == 3
         checkpoints.create(tmp_path, 50, 5)
         assert read_past(tmp_path, db, {}).checkpoints == 5
+
+
+class Sent:
+    """Takes the place of the network."""
+
+    def __init__(self) -> None:
+        self.messages: list[m.Message] = []
+
+    def send(self, peer: str, message: m.Message) -> None:
+        self.messages.append(message)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_nobody_is_told_of_an_epoch_that_cannot_be_put_on_record(tmp_path, caplog):
+    """The worker asks again; when there is room, it gets the same epoch. The others train on."""
+    RunDb(tmp_path, create=True).close()
+    loop, db = Loop(), RunDb(tmp_path)
+    loop.transport.close()
+    loop.transport = sent = Sent()  # type: ignore[assignment]
+    writer = records.Records(tmp_path, db, loop)
+    perform = loop._performers
+    pages = db._db.execute("PRAGMA page_count").fetchone()[0]
+    db._db.execute(f"PRAGMA max_page_count = {pages}")
+    perform[j.AddEvent](j.AddEvent("error", "", "x" * 10_000, {}))
+    perform[j.IssueTerm](j.IssueTerm("worker-0", 3))
+    welcome, other = m.Welcome("worker-0", 0, 3, b"token", {}), m.Heard()
+    perform[Send](Send(b"worker-0", welcome))
+    perform[Send](Send(b"worker-1", other))
+    assert sent.messages == [other]
+    assert "database or disk is full; training goes on" in caplog.text
+    with closing(RunDb(tmp_path, readonly=True)) as reader:
+        assert reader.terms() == {}
+        db._db.execute("PRAGMA max_page_count = 100000")
+        writer._retry_at = 0.0
+        perform[Send](Send(b"worker-0", welcome))
+        assert sent.messages == [other, welcome]
+        assert reader.terms() == {"worker-0": 3}
+    db.close()
 
 
 def test_a_run_without_checkpoints_begins_at_none(tmp_path, record):

@@ -65,10 +65,11 @@ name = "sgd"
 lr = 1.0
 
 [compression]
-name = "none"
+{compression}
 
 [servers]
 count = {servers}
+durability = "{durability}"
 
 [workers]
 count = {workers}
@@ -124,6 +125,9 @@ class Options:
     push: str = "60MB/s"
     """Keeps a worker to about a hundred steps per second, so that there is some room on two cores
     for what has to be done about a fault."""
+    durability: str = "process"
+    compression: str = 'name = "none"'
+    """Lines of the job file."""
     enter: tuple[str, ...] = ()
     """Put before every command, to run it in another namespace."""
     daemon_env: Mapping[str, str] = field(default_factory=dict)
@@ -154,6 +158,7 @@ class Job:
         text = JOB.format(
             run_dir="runs", servers=SERVERS, workers=WORKERS, transport=o.transport, port=o.port,
             portion_batches=o.portion_batches, silent_s=o.silent_s, push=o.push,
+            durability=o.durability, compression=o.compression,
         )  # fmt: skip
         (self.path / "job.toml").write_text(text)
         dropped = ("DLCTL_JOB", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "MAKEFLAGS")

@@ -7,6 +7,7 @@ import signal
 import time
 
 from .job import WORKERS, Broken, Job, Options, pause
+from .on_servers import ON_DISK
 from .on_workers import GAP_S_MAX, replaced
 from .rows import Incident, Trial, row
 
@@ -72,6 +73,11 @@ def kill_agent(trial: Trial, job: Job) -> Incident:
 @row("all-kill", "kill -9 of all daemons at once, then dlctl recover: lost 0, twice 0")
 def all_kill(trial: Trial) -> None:
     trial.run(kill_all)
+
+
+@row("all-kill-disk", 'the same with durability = "disk"')
+def all_kill_disk(trial: Trial) -> None:
+    trial.run(kill_all, ON_DISK)
 
 
 def kill_all(trial: Trial, job: Job) -> Incident:

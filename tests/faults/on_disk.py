@@ -1,4 +1,4 @@
-"""A disk that is full, or fails, while a checkpoint is written."""
+"""A disk that is full or fails, while a checkpoint is written or a server keeps its shard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 
 from dlctl import checkpoints
 
-from .job import WORKERS, Broken, Job, Options, pause
+from .job import SERVERS, WORKERS, Broken, Job, Options, pause
+from .on_servers import ON_DISK, await_server
 from .on_workers import GAP_S_MAX, replaced
 from .rows import Incident, Trial, root, row, tool
 
@@ -129,6 +130,30 @@ def fail_fsync(trial: Trial, job: Job) -> Incident:
     incident.resume_s = time.monotonic() - healed
     incident.require(good(job) != before, "there is no new checkpoint after the disk is well")
     incident.false_failovers = replaced(job, incarnations)
+    return incident
+
+
+@row(
+    "disk-error-journal",
+    'durability = "disk": fdatasync fails with EIO: the server ends, lost 0, twice 0',
+    needs=(root, tool("strace")),
+)
+def disk_error_journal(trial: Trial) -> None:
+    trial.run(fail_fdatasync, ON_DISK)
+
+
+def fail_fdatasync(trial: Trial, job: Job) -> Incident:
+    """The push is on the disk or not, and nobody was told of it; the next server sees to that."""
+    shard = trial.rng.randrange(SERVERS)
+    name, before, last = f"server-{shard}", job.incarnations(), job.last_event()
+    nth = trial.rng.randrange(1, 20)
+    with failing(job, name, f"fdatasync:error=EIO:when={nth}"):
+        began = time.monotonic()
+        incident = await_server(job, shard, before[name], began, last)
+    incident.detect_s = None
+    said = [e["text"] for e in job.events(last) if e["kind"] == "exit" and e["daemon"] == name]
+    incident.require("exit 1" in said[0], f"the server ended otherwise: {said}")
+    incident.false_failovers = replaced(job, before, name)
     return incident
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 
 import psutil
 
@@ -14,10 +15,18 @@ from .rows import Incident, Trial, row
 
 UNAVAILABLE_S_MAX = 2.0
 POINTS = ("block updated", "commit begun", "commit half written", "commit written")
+SPARSE_POINTS = (
+    "redo block written", "commit begun", "commit half written", "commit written",
+    "redo block scattered", "commit scattered",
+)  # fmt: skip
 PASSES = (1000, 2000)
 """Some seconds of pushes."""
 BIG = Options(cells=1 << 21, work=0, push="off")
 """Shards of 8 MiB and workers that do nothing but push: a server applies most of the time."""
+ON_DISK = Options(durability="disk", cells=1 << 14, push="10MB/s")
+"""Small shards: every push is on the disk before it is acknowledged."""
+SPARSE = Options(compression='name = "topk"\ndensity = 0.001', push="150KB/s")
+"""A gradient has one element that is not zero on each shard; that alone travels."""
 
 
 def await_server(job: Job, shard: int, incarnation: int, began: float, last: int) -> Incident:
@@ -64,13 +73,28 @@ def server_kill_in_apply(trial: Trial) -> None:
     trial.run(kill_server, BIG)
 
 
+@row("server-kill-disk", 'the same with durability = "disk"')
+def server_kill_disk(trial: Trial) -> None:
+    trial.run(kill_server, ON_DISK)
+
+
 @row("server-failpoint", "a server kills itself at a named step of an update: the same")
 def server_failpoint(trial: Trial) -> None:
+    at_points(trial, POINTS, Options())
+
+
+@row("server-failpoint-sparse", "the same in sparse updates, which take another way")
+def server_failpoint_sparse(trial: Trial) -> None:
+    at_points(trial, SPARSE_POINTS, SPARSE)
+
+
+def at_points(trial: Trial, points: tuple[str, ...], options: Options) -> None:
     """Every incarnation of every server dies at the n-th pass of this point: again and again."""
     while len(trial.result.incidents) < trial.times and not trial.result.problems:
-        point = f"{trial.rng.choice(POINTS)}:{trial.rng.randrange(*PASSES)}"
+        point = f"{trial.rng.choice(points)}:{trial.rng.randrange(*PASSES)}"
         trial.result.notes.append(f"    {point}")
-        trial.run(await_death, Options(daemon_env={"DLCTL_FAILPOINT": point}), per_job=4, jobs=1)
+        with_point = replace(options, daemon_env={"DLCTL_FAILPOINT": point})
+        trial.run(await_death, with_point, per_job=4, jobs=1)
 
 
 def await_death(trial: Trial, job: Job) -> Incident:

@@ -31,7 +31,8 @@ def test_a_run_finishes_although_a_worker_is_killed(place: Workplace) -> None:
     assert ended.code == 0, ended.err
     assert place.run()["step"] == 64, "16 portions of 2 batches, twice"
     assert "worker-1 ended: killed by SIGKILL" in ended.err
-    assert any("portions of worker-1 are leased again" in text for text in place.events("lost"))
+    again = r"worker-1 starts again; \d+ unfinished portions? of data will be done again"
+    assert any(re.fullmatch(again, text) for text in place.events("lost"))
     place.nothing_left(timeout_s=0.5)
 
 
@@ -117,6 +118,22 @@ def test_a_frozen_coordinator_is_given_up_by_stop_kill(place: Workplace) -> None
     ended = place.dlctl("stop", "--kill")
     assert ended.code == 0, ended.err
     assert "does not answer" in ended.err
+    place.nothing_left()
+
+
+def test_a_coordinator_that_stands_still_is_replaced(place: Workplace) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS, more="[timeouts]\nsilent_s = 1.0\n")
+    place.start()
+    place.until_step(5)
+    before = place.pid("coordinator")
+    others = {p.pid for p in place.processes()} - {before}
+    os.kill(before, signal.SIGSTOP)
+    place.until("it has a successor", lambda: _pid(place, "coordinator") not in (None, before))
+    place.until_step(place.run()["step"] + 20)
+    assert others <= {p.pid for p in place.processes()}, "nobody else was ended"
+    assert any("the coordinator is back" in text for text in place.events("recover"))
+    assert place.dlctl("stop").code == 0
     place.nothing_left()
 
 

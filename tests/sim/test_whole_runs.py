@@ -5,6 +5,7 @@ import pytest
 from simulated import ACCOUNT, Spy, Watcher, job_file, ledger_checkers
 
 from dlctl.messages import Parameters, Push
+from dlctl.sim.crashpoints import PointCrash
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
 from dlctl.sim.network import Link, NetworkOptions
@@ -147,7 +148,23 @@ def test_the_replicas_buffers_are_averaged_by_the_samples_that_each_has_seen():
     assert sum(seen) == 512
     assert seen[0] > 1.5 * seen[1]
     average = outcome.world.machine("server-0").serving.buffers.average()
-    assert average == pytest.approx([(seen[0] ** 2 + seen[1] ** 2) / 512])
+    assert average == pytest.approx([1 + (seen[0] ** 2 + seen[1] ** 2) / 512])
+
+
+@pytest.mark.parametrize(
+    ("durability", "point", "count"),
+    [("process", "vector filled", 1), ("process", "extras filled", 1), ("disk", "base written", 2)],
+)
+def test_a_server_that_dies_while_its_buffers_are_set_has_them_in_the_end(durability, point, count):
+    faults = Faults(points=(PointCrash(name="server-0", point=point, count=count),), heal_at_s=6.0)
+    job = job_file(2, 2, epochs=2.0, durability=durability)
+    slow = ComputeOptions(step_s=0.1, build_s=0.1)
+    outcome = Simulation(job, WithBuffers(), 1, compute=slow, faults=faults).run(100)
+    assert outcome.world.crash_points.crashes == 1
+    assert (outcome.state, outcome.reason) == ("finished", "2 epochs are done")
+    server = outcome.world.machine("server-0")
+    assert server.birth.incarnation == 2
+    assert server.serving.buffers.average()[0] > 1
 
 
 # ---------------------------------------------------------------- checkpoints
