@@ -38,9 +38,11 @@ def server(linked: tuple[Path, Path], tmp_path: Path) -> Iterator[subprocess.Pop
         env={**os.environ, "PYTHONPATH": str(package.parent)},
         start_new_session=True,
     ) as process:
-        process.stdout.readline()
-        yield process
-        process.kill()
+        try:
+            process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
 
 
 def found(directory: Path) -> list[tuple[str, str, int, int]]:

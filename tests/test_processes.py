@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -21,18 +22,22 @@ CONFUSING = "open('/proc/self/comm', 'w').write('a) Z 1 (b')"
 JUMPS_S = (3600, -3600, 86400)
 
 
-def started(code: str) -> subprocess.Popen:
-    """A process that has come to its first line of output."""
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    process.stdout.readline()
-    return process
+@contextmanager
+def started(*arguments: str) -> Iterator[subprocess.Popen]:
+    """A Python that has come to its first line of output; it ends with the block."""
+    words = [sys.executable, "-c", *arguments]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        try:
+            process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen]:
     with started(SLEEPER) as process:
         yield process
-        process.kill()
 
 
 @pytest.mark.parametrize("jump_s", JUMPS_S)
@@ -53,14 +58,14 @@ def test_when_the_clock_is_set_the_living_stay_alive(jump_s, sleeper, monkeypatc
     assert sleeper.wait() == -signal.SIGTERM
 
 
-def test_a_command_name_cannot_confuse(run_directory):
+def test_a_command_name_cannot_confuse():
     with started(f"{CONFUSING}; {SLEEPER}") as process:
         assert Path(f"/proc/{process.pid}/comm").read_text() == "a) Z 1 (b\n"
-        assert processes.is_alive(process.pid, identity(process.pid)["pid_start"])
-        ticks = int(identity(process.pid)["pid_start"].partition(":")[2])
-        began_s = ticks / os.sysconf("SC_CLK_TCK")
-        assert began_s == psutil.Process(process.pid)._proc.create_time() - psutil.boot_time()
-        process.kill()
+        start = identity(process.pid)["pid_start"]
+        assert processes.is_alive(process.pid, start)
+        began_s = int(start.partition(":")[2]) / os.sysconf("SC_CLK_TCK")
+        told_s = psutil.Process(process.pid).create_time() - psutil.boot_time()
+        assert began_s == pytest.approx(told_s)
 
 
 def test_somebody_else_with_the_same_pid_is_neither_found_nor_touched(sleeper):
@@ -107,8 +112,7 @@ def test_the_age_of_a_process_is_known_unless_it_is_of_another_boot(sleeper):
 
 
 def test_the_command_line_is_as_it_was_given():
-    words = [sys.executable, "-c", SLEEPER, "", "zwölf", "a b"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        assert processes.command_line(*identity(process.pid).values()) == words
-        process.kill()
+    words = [SLEEPER, "", "zwölf", "a b"]
+    with started(*words) as process:
+        found = processes.command_line(*identity(process.pid).values())
+    assert found == [sys.executable, "-c", *words]

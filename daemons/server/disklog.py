@@ -86,8 +86,9 @@ class DiskLog:
     def _begin_journal(self, number: int) -> None:
         path = self._path("journal", number)
         try:
-            if self._journal >= 0:
-                os.close(self._journal)
+            old, self._journal = self._journal, -1
+            if old >= 0:
+                os.close(old)
             self._journal = os.open(path, _APPEND, 0o600)
             self._journal_path = path
             os.ftruncate(self._journal, 0)

@@ -103,8 +103,8 @@ def is_there(path: Path, descriptor: int) -> bool:
     """Whether the name still leads to this file: somebody may have removed it."""
     try:
         found = path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+    except OSError:
+        return False  # Whatever the reason is, nobody else will find it either.
     own = os.fstat(descriptor)
     return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
 

@@ -107,8 +107,9 @@ class StateFile:
             raise DlctlError(IN_THE_WAY, where=str(lost))
         *others, last = sorted(self.places, key=lambda place: self._removed_from[place])
         places = [*(place for place in others if _has_room(place, size_bytes)), last]
-        path, descriptor = _make_anew([place / lost.name for place in places], size_bytes)
-        self._storage.move(_map(descriptor, size_bytes))
+        paths = [place / lost.name for place in places]
+        path, descriptor, buffer = _make_anew(paths, size_bytes)
+        self._storage.move(buffer)
         self._close()
         self._path, self._descriptor = path, descriptor
         self._removed_from[lost.parent] += 1
@@ -177,30 +178,30 @@ def _set_aside(path: Path, descriptor: int, size_bytes: int) -> None:
         raise failure("set aside the state", path, error, size_bytes) from error
 
 
-def _make_anew(paths: list[Path], size_bytes: int) -> tuple[Path, int]:
-    """(path, descriptor) of a locked file at the first of `paths` at which that can be.
+def _make_anew(paths: list[Path], size_bytes: int) -> tuple[Path, int, mmap.mmap]:
+    """(path, descriptor, mapping) of a new locked file at the first of `paths` that can have one.
 
-    Raises DlctlError for the last one.
+    Raises DlctlError or OSError for the last one.
     """
     *others, last = paths
     for path in others:
         try:
-            return path, _make_at(path, size_bytes)
-        except DlctlError:
+            return path, *_make_at(path, size_bytes)
+        except (DlctlError, OSError):
             continue
-    return last, _make_at(last, size_bytes)
+    return last, *_make_at(last, size_bytes)
 
 
-def _make_at(path: Path, size_bytes: int) -> int:
+def _make_at(path: Path, size_bytes: int) -> tuple[int, mmap.mmap]:
     own_directory(path.parent)
     descriptor = create_locked(path)
     try:
         _set_aside(path, descriptor, size_bytes)
-    except DlctlError:
+        return descriptor, _map(descriptor, size_bytes)
+    except (DlctlError, OSError):
         path.unlink(missing_ok=True)
         os.close(descriptor)
         raise
-    return descriptor
 
 
 def _has_room(place: Path, size_bytes: int) -> bool:

@@ -49,23 +49,29 @@ class Watch:
         if self._files is None or time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + LOOK_S
-        # Without its directory there is no run any more that could need the state.
-        if self._files.is_missing() and self._run_directory.is_dir():
-            self._put_back(self._files)
-
-    def _put_back(self, files: InFiles) -> None:
         try:
-            place = files.put_back()
-        except DlctlError as error:
-            said = f"{error.message} ({error.where})"
-            if said != self._said:
-                log.error("the state of this shard was removed and cannot be put back: %s", said)
-            self._said = said
-            return
-        self._said = ""
-        log.warning(
-            "somebody has removed the state of this shard while it was in use; it was written anew "
-            "and is in %s now, nothing is lost. If that came with the end of a session, it was "
-            "RemoveIPC=yes of systemd-logind: `loginctl enable-linger` keeps it from doing so",
-            place,
-        )
+            # Without its directory there is no run any more that could need the state.
+            if self._files.is_missing() and self._run_directory.is_dir():
+                _say_where(self._files.put_back())
+            self._said = ""
+        except (DlctlError, OSError) as error:
+            # As long as this process lives, the state does, and this can be tried again.
+            self._say_once(_words(error))
+
+    def _say_once(self, why: str) -> None:
+        if why != self._said:
+            log.error("the state of this shard was removed and cannot be put back: %s", why)
+        self._said = why
+
+
+def _words(error: DlctlError | OSError) -> str:
+    return f"{error.message} ({error.where})" if isinstance(error, DlctlError) else str(error)
+
+
+def _say_where(place: str) -> None:
+    log.warning(
+        "somebody has removed the state of this shard while it was in use; it was written anew and "
+        "is in %s now, nothing is lost. If that came with the end of a session, it was "
+        "RemoveIPC=yes of systemd-logind: `loginctl enable-linger` keeps it from doing so",
+        place,
+    )

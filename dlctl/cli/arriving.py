@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dlctl.cli import live, report, values
+from dlctl.cli import console, live, report, values
 from dlctl.cli.snapshot import ENDED, Snapshot, load, read_job
 from dlctl.errors import DlctlError, JobFailed, NotRunning, Partial, TimedOut
 
@@ -105,17 +105,25 @@ def incarnation(row: Row | None) -> int:
 
 def not_at_work(rows: Mapping[str, Row], before: Mapping[str, int]) -> list[str]:
     """Those of `before` (name -> incarnation then) whose next incarnation is not at work yet."""
-    now = time.time()
     late = []
     for name, old in before.items():
         row = rows.get(name)
         if row is None:
             late.append(f"{name} (not there yet)")
         elif incarnation(row) <= old or row.get("state") not in AT_WORK:
-            late.append(told(row, now))
+            late.append(told(row))
     return late
 
 
-def told(row: Row, now: float) -> str:
-    """As in "worker-3 (importing torch, 2.1s)"."""
-    return f"{row['name']} ({report.doing(row, now)})"
+def told(row: Row) -> str:
+    """As in "worker-3 (importing torch)": no times, so that it changes with what is done only."""
+    name, state = console.escape(str(row["name"])), row.get("state")
+    if state in ("stopped", "failed", "unknown"):
+        return f"{name} (gone)"
+    if state == "backoff":
+        return f"{name} (is started again)"
+    return f"{name} ({report.text(row.get('phase')) or _unheard(state)})"
+
+
+def _unheard(state: Any) -> str:
+    return "not heard yet" if state in AT_WORK else console.escape(str(state))

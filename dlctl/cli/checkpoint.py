@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import click
 
-from dlctl import checkpoints, manifest
-from dlctl.cli import console, pick, values
+from dlctl import checkpoints
+from dlctl.cli import checkpoint_choice, console, lineage, pick, values
 from dlctl.cli.group import Entry, LazyGroup
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
@@ -20,15 +18,13 @@ from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.text import plural
 
 Data = dict[str, Any]
-HEADERS = ("NUMBER", "STEP", "SAVED", "SIZE", "SERVERS", "EVALUATION", "DIRECTORY")
-ENDINGS = {"safetensors": ".safetensors", "torch": ".pt"}
-TORCH_ENDINGS = (".pt", ".pth", ".bin")
+HEADERS = ("NUMBER", "STEP", "SAVED", "SIZE", "SERVERS", "FILES", "EVALUATION", "DIRECTORY")
 ENTRIES = {
     "create": Entry("dlctl.cli.checkpoint:create", "Save now (what no subcommand does, too)."),
     "ls": Entry("dlctl.cli.checkpoint:ls", "List the complete checkpoints."),
     "verify": Entry("dlctl.cli.checkpoint:verify", "Check every byte against the manifest."),
     "prune": Entry("dlctl.cli.checkpoint:prune", "Remove all but the newest ones."),
-    "export": Entry("dlctl.cli.checkpoint:export", "Write the model as one file for torch."),
+    "export": Entry("dlctl.cli.checkpoint_export:export", "Write the model as one file for torch."),
 }
 
 
@@ -103,21 +99,27 @@ def _create(job: str | None, timeout: str, as_json: bool) -> None:
 def ls(group_job: str | None, job: str | None, as_json: bool) -> None:
     """List the complete checkpoints, the newest last.
 
-    Complete means that the manifest is there; "dlctl checkpoint verify" checks every byte.
+    Complete means that the manifest is there. One of which a file is missing, or has another size
+    than the manifest says, is marked as damaged; "dlctl checkpoint verify" checks every byte.
     """
     snapshot = pick.pick(job or group_job)
+    damage = checkpoint_choice.visible_damage(snapshot.directory)
     found = [(d, checkpoints.read_manifest(d)) for d in checkpoints.complete(snapshot.directory)]
     if as_json:
-        shown = [_as_data(directory, data) for directory, data in found]
+        shown = [{**_as_data(path, data), "problems": damage[path]} for path, data in found]
         console.out_json("dlctl.checkpoints/1", {"run_id": snapshot.run_id, "checkpoints": shown})
     elif console.is_quiet():
         for directory, _ in found:
             console.out(str(directory))
     elif found:
-        rows = [_row(directory, data, snapshot.now) for directory, data in found]
+        rows = [_row(path, data, bool(damage[path]), snapshot.now) for path, data in found]
         console.out(console.table(HEADERS, rows, HEADERS[:5]))
     else:
         console.note(f"{console.escape(snapshot.run_id)} has no checkpoint yet")
+    for path, problems in damage.items():
+        if problems:
+            told = "".join(f"\n  {problem}" for problem in problems)
+            console.warn(f"checkpoint {checkpoints.number(path)[0]} is damaged{told}")
     for text in _failures(snapshot):
         console.warn(text)
 
@@ -132,13 +134,14 @@ def _as_data(directory: Path, data: Data) -> Data:
     }
 
 
-def _row(directory: Path, data: Data, now: float) -> list[str]:
+def _row(directory: Path, data: Data, is_damaged: bool, now: float) -> list[str]:
     return [
         str(data["number"]),
         values.count(data["step"]),
         values.ago(data["at"], now),
         values.size(_nbytes(data)),
         str(len(data["shards"])),
+        console.style("damaged", fg="red") if is_damaged else "all there",
         console.escape(values.evaluation(data["evaluation"])),
         console.escape(values.path(directory)),
     ]
@@ -174,11 +177,11 @@ def verify(group_job: str | None, directory: str | None, job: str | None, as_jso
     """
     if directory is None:
         snapshot = pick.pick(job or group_job)
-        chosen = checkpoints.complete(snapshot.directory)
+        chosen = checkpoints.finished(snapshot.directory)
         if not chosen:
             raise NotFound(f"{snapshot.run_id} has no checkpoint")
     else:
-        chosen = [_find(directory, job or group_job)]
+        chosen = [checkpoint_choice.chosen(directory, job or group_job)]
     found = {path: checkpoints.verify(path) for path in chosen}
     if as_json:
         shown = [{"directory": str(p), "ok": not bad, "problems": bad} for p, bad in found.items()]
@@ -189,7 +192,10 @@ def verify(group_job: str | None, directory: str | None, job: str | None, as_jso
     bad = sum(1 for problems in found.values() if problems)
     if bad:
         verb = "is" if bad == 1 else "are"
-        raise DlctlError(f"{bad} of {plural(len(found), 'checkpoint')} {verb} damaged")
+        raise DlctlError(
+            f"{bad} of {plural(len(found), 'checkpoint')} {verb} damaged",
+            hint="dlctl checkpoint prune --damaged" if directory is None else None,
+        )
 
 
 def _show_verdict(path: Path, problems: list[str]) -> None:
@@ -204,28 +210,40 @@ def _show_verdict(path: Path, problems: list[str]) -> None:
     examples=[
         ("dlctl checkpoint prune --keep 1 --dry-run", "what would be removed"),
         ("dlctl checkpoint prune --keep 1", "keep the newest one"),
+        ("dlctl checkpoint prune --damaged", "remove what nothing can go on from"),
     ],
     see_also=["checkpoint ls", "checkpoint verify"],
 )
-@click.option("--keep", type=click.IntRange(1), required=True, metavar="N", help="Keep so many.")
+@click.option("--keep", type=click.IntRange(1), metavar="N", help="Keep so many.")
+@click.option("--damaged", is_flag=True, help="Remove those that are damaged; checks every byte.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @job_option
 @json_option
 @click.pass_obj
-def prune(group_job: str | None, keep: int, dry_run: bool, job: str | None, as_json: bool) -> None:
+def prune(
+    group_job: str | None,
+    keep: int | None,
+    damaged: bool,
+    dry_run: bool,
+    job: str | None,
+    as_json: bool,
+) -> None:
     """Remove all but the newest ones.
 
     The newest good one stays in any case, also if newer ones are damaged, and so does one that is
-    being written. What older attempts have left behind is removed, too.
+    being written. What older attempts have left behind is removed, too. Damaged ones that are newer
+    than the newest good one are kept, and named, unless --damaged is given.
     """
+    if keep is None and not damaged:
+        raise UsageError("say what to remove: --keep N, or --damaged")
     snapshot = pick.pick(job or group_job)
-    if not checkpoints.complete(snapshot.directory):
+    if not checkpoints.finished(snapshot.directory):
         console.note(f"{console.escape(snapshot.run_id)} has no checkpoint yet")
+    good = checkpoints.newest_good(snapshot.directory)
+    chosen = _unwanted(snapshot, keep, damaged, good[0] if good else None)
     problems: list[str] = []
-    if dry_run:
-        chosen = checkpoints.superfluous(snapshot.directory, keep)
-    else:
-        chosen = checkpoints.prune(snapshot.directory, keep, on_problem=problems.append)
+    if not dry_run:
+        chosen = [path for path in chosen if checkpoints.remove(path, problems.append)]
     if as_json:
         shown = {"run_id": snapshot.run_id, "removed": [*map(str, chosen)], "dry_run": dry_run}
         console.out_json("dlctl.checkpoint-prune/1", {**shown, "problems": problems})
@@ -235,118 +253,32 @@ def prune(group_job: str | None, keep: int, dry_run: bool, job: str | None, as_j
             console.out(verb + console.escape(values.path(path)))
         if not chosen:
             console.note("nothing to remove")
+        _tell_kept(snapshot, chosen, good[0] if good else None)
     if problems:
         raise DlctlError("\n".join(problems), where=str(snapshot.directory / checkpoints.FOLDER))
 
 
-@make_command(
-    "export",
-    examples=[
-        ("dlctl checkpoint export", "the newest good one, as NAME-STEP.safetensors here"),
-        ("dlctl checkpoint export -o model.pt", "for torch.load(weights_only=True)"),
-        ("dlctl checkpoint export 3 --to torch", "number 3, as NAME-STEP.pt"),
-    ],
-    see_also=["checkpoint ls"],
-)
-@click.argument("directory", default="latest", metavar="[DIR|NUMBER|STEP|latest]")
-@click.option(
-    "--to",
-    "kind",
-    type=click.Choice(sorted(ENDINGS)),
-    help="Format.  [default: by the ending of -o, else safetensors]",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="File to write.  [default: NAME-STEP.safetensors or .pt, in this directory]",
-)
-@click.option("--force", is_flag=True, help="Overwrite a file that is there.")
-@job_option
-@click.pass_obj
-def export(
-    group_job: str | None,
-    directory: str,
-    kind: str | None,
-    output: Path | None,
-    force: bool,
-    job: str | None,
-) -> None:
-    """Write the model as one file for torch.
-
-    It holds the state_dict: parameters under their names and in their types, tied ones and buffers
-    included, so that model.load_state_dict takes it as it is. Without DIR or NUMBER it is the
-    newest good checkpoint of the job.
-    """
-    path = _find(directory, job or group_job)
-    kind = kind or ("torch" if output and output.suffix in TORCH_ENDINGS else "safetensors")
-    file = output or Path(_file_stem(path) + ENDINGS[kind])
-    if not force and file.is_file():
-        raise DlctlError(
-            f"{file.name} is already there; nothing was written",
-            where=str(file),
-            hint="write another file with -o FILE, or overwrite with --force",
-        )
-    _export(path, kind, file)
-    size = values.size(file.stat().st_size)
-    console.out(f"{console.escape(str(file))}  {size}  from {console.escape(values.path(path))}")
+def _unwanted(snapshot: Snapshot, keep: int | None, damaged: bool, good: Path | None) -> list[Path]:
+    """What is to be removed, the oldest first."""
+    found = set[Path]()
+    if keep is not None and good is not None:
+        found |= {*checkpoints.superfluous(snapshot.directory, keep, good)}
+    if damaged:
+        left = [path for path in checkpoints.finished(snapshot.directory) if path not in found]
+        found |= {path for path in left if path != good and checkpoints.verify(path)}
+    return sorted(found, key=checkpoints.number)
 
 
-def _file_stem(directory: Path) -> str:
-    """NAME-STEP. The manifest may be anybody's: its name must not lead to another directory."""
-    data = checkpoints.read_manifest(directory)
-    name = str(data["job"])
-    plain = name == Path(name).name and not name.startswith(".") and name.isprintable()
-    return f"{name if plain else 'model'}-{data['step']}"
-
-
-def _export(directory: Path, kind: str, file: Path) -> None:
-    """Another process does it, because it needs torch. Its error becomes ours."""
-    argv = [sys.executable, "-P", "-m", "daemons.export", str(directory), "--to", kind]
-    argv += ["--output", str(file), "--errors", "json"]
-    done = subprocess.run(argv, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise _error_of(done.stderr, done.returncode, directory)
-    for line in (done.stdout + done.stderr).splitlines():
-        console.note(console.escape(line))
-
-
-def _error_of(stderr: str, code: int, directory: Path) -> DlctlError:
-    """The error that the other process has written as JSON, or what else it says of its end."""
-    lines = stderr.strip().splitlines()
-    try:
-        facts = json.loads(lines[-1])
-        error = DlctlError(facts["message"], where=facts["where"], hint=facts["hint"])
-        error.exit_code = code
-        return error
-    except (IndexError, KeyError, TypeError, ValueError):
-        words = "\n".join(lines) or values.exit_in_words(code)
-        return DlctlError(f"the export failed: {words}", where=str(directory))
-
-
-def _find(text: str, job: str | None) -> Path:
-    """A checkpoint by its path, its number within the run, its step, or "latest" (the newest good
-    one). The newest one of that step, if several have it.
-    """
-    if (Path(text) / manifest.MANIFEST).is_file():
-        return Path(text).absolute()
-    snapshot = pick.pick(job)
-    if text == "latest":
-        good = checkpoints.newest_good(snapshot.directory, console.warn)
-        if good is None:
-            raise NotFound(
-                f"{snapshot.run_id} has no good checkpoint",
-                hint=f"dlctl checkpoint ls -j {snapshot.run_id}",
-            )
-        return good[0]
-    found = checkpoints.complete(snapshot.directory)
-    for directory in found:
-        if text in (directory.name, str(checkpoints.number(directory)[0])):
-            return directory
-    of_step = [d for d in found if text.isascii() and text == str(checkpoints.number(d)[1])]
-    if of_step:
-        return of_step[-1]
-    if not text.isascii() or not text.isdigit():
-        raise UsageError(f'"{text}" is no checkpoint directory: it has no {manifest.MANIFEST}')
-    known = ", ".join(str(checkpoints.number(directory)[0]) for directory in found) or "none"
-    raise NotFound(f"{snapshot.run_id} has no checkpoint of number or step {text}; known: {known}")
+def _tell_kept(snapshot: Snapshot, removed: Collection[Path], good: Path | None) -> None:
+    """What stays, and why, as far as that may surprise."""
+    kept = [path for path in checkpoints.finished(snapshot.directory) if path not in removed]
+    numbers = [checkpoints.number(path)[0] for path in kept]
+    if good is None or good not in kept:
+        return
+    newer = numbers[kept.index(good) + 1 :]
+    older = kept.index(good)
+    more = f" and {plural(older, 'older one')}" if older else ""
+    console.note(f"kept  {checkpoints.number(good)[0]} (the newest good one){more}")
+    if newer:
+        remove = f"dlctl checkpoint prune --damaged -j {console.escape(snapshot.run_id)}"
+        console.note(f"kept  {lineage.damaged(newer)}; to remove: {remove}")

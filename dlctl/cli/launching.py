@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlctl import checkpoints, runs
-from dlctl.cli import belonging, console, pick, stop, unfinished, values
+from dlctl.cli import belonging, console, lineage, pick, unfinished, values
 from dlctl.cli.changes import differences
 from dlctl.cli.snapshot import Snapshot, load, read_job
 from dlctl.errors import DlctlError, UsageError
@@ -84,13 +84,14 @@ def _alone(file: Path) -> Iterator[None]:
 
 def _again(previous: Snapshot, file: Path, job: JobFile, content: Json, head: str) -> Launched:
     """Go on with a run that has ended, or has died; a new one if nothing is left of it."""
-    from dlctl.cli import recovering, recovery
+    from dlctl.cli import nextstep, recovering, recovery, resuming
 
     belonging.check(previous)
     now = load(previous.directory)
     if now.is_live and now.run.get("pid") is not None:
         console.note(f"{console.escape(now.run_id)} has just been brought back")
         return Launched(now.directory, None)
+    findings = None
     if previous.state == "failed" and values.number(previous.run.get("step")):
         findings = recovery.examine(previous, read_checkpoints=False)
         if findings.way == recovery.GO_ON and not differences(
@@ -99,17 +100,20 @@ def _again(previous: Snapshot, file: Path, job: JobFile, content: Json, head: st
             name, step = console.escape(previous.run_id), values.count(findings.step)
             console.note(console.escape(head))
             console.note(f"{name} goes on where it was, at step {step}: nothing is lost")
+            if place := nextstep.place_of_error(previous.reason):
+                console.warn(f"it failed in {place}, and will fail again until that is corrected")
             return recovering.go_on(findings)
         if findings.way == recovery.GO_ON:
             console.warn(
                 f"the job file has changed: what came after the checkpoint of {previous.run_id} is "
                 "done again"
             )
-    good = _checkpoint(previous, job)
+    good = resuming.checkpoint(previous, job, file)
     console.note(console.escape(head))
     if good is None:
         return _begin(file, job, content)
-    return _resume(previous, file, job, content, good)
+    price = resuming.cost(previous, findings, good)
+    return _resume(previous, file, job, content, good[0], price)
 
 
 # ---------------------------------------------------------------- which run it becomes
@@ -171,27 +175,6 @@ def _is_done_with(previous: Snapshot, content: Json) -> bool:
     return True
 
 
-def _checkpoint(previous: Snapshot, job: JobFile) -> tuple[Path, Json] | None:
-    """The checkpoint that an ended run goes on from; first it is seen to that it has ended."""
-    stop.clean_up(previous, stop.EXIT_S)
-    good = checkpoints.newest_good(previous.directory, console.warn)
-    name = console.escape(previous.run_id)
-    if good is None:
-        console.note(f"{name} ({previous.state}) has no checkpoint to go on from; a new run begins")
-        return None
-    for section, now in (("algorithm", job.algorithm.name), ("optimizer", job.optimizer.name)):
-        before = good[1][section]
-        if isinstance(before, str) and before != now:
-            raise UsageError(
-                f'{previous.run_id} was trained with the {section} "{before}", not "{now}": '
-                "its checkpoint does not fit",
-                hint="begin a new run with --fresh",
-            )
-    step = values.count(good[1]["step"])
-    console.note(f"resumes {name} from step {step}; --fresh starts a new run")
-    return good
-
-
 # ---------------------------------------------------------------- its directory
 
 
@@ -213,12 +196,15 @@ def _begin(file: Path, job: JobFile, content: Json) -> Launched:
 
 
 def _resume(
-    previous: Snapshot, file: Path, job: JobFile, content: Json, good: tuple[Path, Json]
+    previous: Snapshot, file: Path, job: JobFile, content: Json, checkpoint: Path, price: str
 ) -> Launched:
-    """The same directory again, from a checkpoint. On failure its files are as they were."""
+    """The same directory again, from a checkpoint. On failure its files are as they were.
+
+    `price` goes into the run's events: what is lost by that, and why.
+    """
     directory = previous.directory
     _check_owned(directory)
-    keys = _keys(directory, pick.job_file(file), job, resume=str(good[0]))
+    keys = _keys(directory, pick.job_file(file), job, resume=str(checkpoint))
     with explained(directory):
         kept = {name: (directory / name).read_bytes() for name in ("job.toml", "job.json")}
     try:
@@ -227,6 +213,7 @@ def _resume(
             _write_job(directory, file, content)
             with closing(RunDb(directory)) as db:
                 db.put_run(**keys)
+                lineage.record(db, directory, checkpoint, price)
                 db.clear_memory()
                 db.commit()
             runs.socket_address(directory.name, "coordinator")

@@ -116,10 +116,12 @@ class Plain:
         now = time.monotonic()
         if not waiting and waited_s < TELL_AFTER_S:
             return
-        if (state, waiting) != self._waiting or now - self._told_at > WAIT_TOLD_EVERY_S:
+        is_news = (state, waiting) != self._waiting
+        if is_news or now - self._told_at > WAIT_TOLD_EVERY_S:
             self._waiting, self._told_at = (state, waiting), now
             whom = f"  waiting {report.waiting(waiting)}" if waiting else ""
-            self.line(f"{console.escape(state)}{whom}  {values.duration(waited_s)}")
+            since = "" if is_news else f", {values.duration(waited_s)} so far"
+            self.line(f"{console.escape(state)}{whom}{since}")
 
     def show(self, snapshot: Snapshot) -> None:
         shown, now = fields(snapshot), time.monotonic()

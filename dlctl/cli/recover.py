@@ -69,12 +69,16 @@ def command(
         if not as_json:
             _tell(findings, recovery.lines(findings))
         done = False
+        step = _next(findings, from_checkpoint)
+        data = {**recovery.as_data(findings), "next": step}
         if findings.way == recovery.NOTHING:
-            _give(findings, recovery.as_data(findings), as_json, done)
+            _give(data, as_json, done)
             raise _nothing(findings)
         if not dry_run:
-            done = _act(findings, limit_s)
-        _give(findings, recovery.as_data(findings), as_json, done)
+            done = _act(findings, limit_s, from_checkpoint)
+        elif not as_json:
+            console.out(f"  next        {console.escape(step)}")
+        _give(data, as_json, done)
 
 
 def _tell(findings: Findings, lines: list[str]) -> None:
@@ -96,9 +100,44 @@ def _verdict(findings: Findings) -> str:
         return f"over        {_how_to_start(findings.snapshot)}"
     if findings.way == "nothing":
         return "result      nothing is left to go on from"
-    if findings.way != "resume":
-        return "result      it goes on where it was: nothing is lost"
-    return f"result      resumes from the checkpoint: {_losses(findings)}"
+    if findings.way == "resume":
+        result = f"resumes from the checkpoint: {_losses(findings)}"
+    elif findings.was_at_work:
+        result = "it goes on where it was: nothing is lost"
+    else:
+        result = f"it never got to work{_why(findings.snapshot)}; it starts again"
+    return f"result      {result}{_failure_to_come(findings)}"
+
+
+def _why(snapshot: Snapshot) -> str:
+    return f": {snapshot.reason}" if snapshot.reason else ""
+
+
+def _failure_to_come(findings: Findings) -> str:
+    """What happened once by the user's own code, or at the start, happens again; "" if not so."""
+    from dlctl.cli import nextstep
+
+    snapshot = findings.snapshot
+    place = nextstep.place_of_error(snapshot.reason)
+    if place:
+        return f". It will fail again until {place} is corrected"
+    has_failed = snapshot.run.get("state") == "failed" and bool(snapshot.reason)
+    if findings.was_at_work or not has_failed:
+        return ""
+    return ". It will fail again unless that is mended"
+
+
+def _next(findings: Findings, from_checkpoint: bool) -> str:
+    """The next command, and what to do before it."""
+    from dlctl.cli import nextstep
+
+    snapshot = findings.snapshot
+    if findings.way not in ("go on", "resume", "supervised") or not findings.was_at_work:
+        return nextstep.command(snapshot)
+    place = nextstep.place_of_error(snapshot.reason)
+    first = f"correct {place} first, then " if place else ""
+    option = " --from-checkpoint" if from_checkpoint else ""
+    return f"{first}dlctl recover{option} -j {snapshot.run_id}"
 
 
 def _quarantined(snapshot: Snapshot) -> list[str]:
@@ -131,7 +170,7 @@ def _nothing(findings: Findings) -> DlctlError:
     )
 
 
-def _act(findings: Findings, limit_s: float | None) -> bool:
+def _act(findings: Findings, limit_s: float | None, from_checkpoint: bool) -> bool:
     """Bring it back, and wait until it is; False if there was nothing to do."""
     from dlctl.cli import live, recovering, recovery, starting
 
@@ -144,8 +183,11 @@ def _act(findings: Findings, limit_s: float | None) -> bool:
             hint=f"dlctl status -j {findings.snapshot.run_id}",
         )
     began = time.monotonic()
-    start = recovering.resume if findings.way == recovery.RESUME else recovering.go_on
-    launched = start(findings)
+    if findings.way == recovery.RESUME:
+        asked = "that was asked for" if from_checkpoint else ""
+        launched = recovering.resume(findings, asked)
+    else:
+        launched = recovering.go_on(findings)
     progress = live.open_progress()
     try:
         snapshot = starting.wait_ready(launched, limit_s, progress)
@@ -167,6 +209,6 @@ def _is_held(snapshot: Snapshot) -> bool:
     return belonging.has_unknown_coordinator(snapshot)
 
 
-def _give(findings: Findings, data: dict[str, Any], as_json: bool, done: bool) -> None:
+def _give(data: dict[str, Any], as_json: bool, done: bool) -> None:
     if as_json:
         console.out_json(SCHEMA, {**data, "done": done})

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
 from dlctl import runs
-from dlctl.cli import live, recovery, report, stop, values
+from dlctl.cli import arriving, lineage, recovery, stop
 from dlctl.cli.launching import Launched, explained, resume_keys, start_coordinator
 from dlctl.cli.recovery import Findings
-from dlctl.cli.snapshot import ENDED, Snapshot, load, read_job
-from dlctl.errors import TimedOut
+from dlctl.cli.snapshot import ENDED, Snapshot, load
 from dlctl.rundb import RunDb
 
 POLL_S = 0.1
 SUPERVISED_S = 5.0
 """For an agent to start its coordinator again; then we do."""
-MARGIN_S = 30.0
-WELL = ("running", "slow", "quarantined")
-"""States of a daemon that nobody has to wait for."""
+WELL = ("running", "slow")
 Json = dict[str, Any]
 
 
@@ -66,9 +64,10 @@ def _brought_back(memory: Json) -> Json:
     return {key: {**value, "state": "stopped"} for key, value in workers.items()}
 
 
-def resume(findings: Findings) -> Launched:
+def resume(findings: Findings, why: str = "") -> Launched:
     """Start the run again from the checkpoint that was found. What is still there is ended first.
 
+    `why` goes into the run's events if nothing made it necessary.
     Raises DlctlError if the directory cannot be written or the process not be started.
     """
     from dlctl import states
@@ -77,11 +76,13 @@ def resume(findings: Findings) -> Launched:
     snapshot = findings.snapshot
     directory = snapshot.directory
     job = recovery.read_jobfile(directory)
+    cost = recovery.cost(findings, why)
     stop.clean_up(snapshot, 0.0)
     keys = resume_keys(snapshot, str(findings.checkpoint[0]))
     with explained(directory):
         with closing(RunDb(directory)) as db:
             db.put_run(**keys)
+            lineage.record(db, directory, findings.checkpoint[0], cost)
             db.clear_memory()
             db.commit()
         states.remove(directory, job.servers)
@@ -105,50 +106,37 @@ def wait_supervised(snapshot: Snapshot) -> Snapshot:
 
 
 def is_back(snapshot: Snapshot) -> bool:
-    """Whether a run that goes on has all its daemons at work again, or has come to its end."""
+    """Whether a run that goes on has all its daemons at work again, or has come to a good end."""
     if snapshot.state in ENDED:
-        return True
-    heard = snapshot.run.get("updated_by") == snapshot.run.get("pid_start")
+        return snapshot.state != "failed"
     is_starting = snapshot.run.get("state") in ("starting", "stopping")
-    if not heard or is_starting or not recovery.has_coordinator(snapshot):
-        return False
-    return all(row.get("state") in WELL for row in snapshot.daemons)
-
-
-def wait_back(launched: Launched, timeout_s: float | None, progress: live.Progress) -> Snapshot:
-    """Wait until a run that goes on is at work again.
-
-    Raises JobFailed with its last words if it fails; TimedOut if it takes longer than `timeout_s`
-    (None: than the job gives its daemons to become ready).
-    """
-    from dlctl.cli import starting
-
-    limit_s = timeout_s if timeout_s is not None else _ready_s(launched) + MARGIN_S
-    began = time.monotonic()
-    while True:
-        snapshot = load(launched.directory)
-        if snapshot.state == "failed":
-            raise starting.failed(launched, "could not be brought back")
-        if is_back(snapshot):
-            return snapshot
-        waited_s = time.monotonic() - began
-        late = whom(snapshot)
-        if waited_s > limit_s:
-            raise TimedOut(
-                f"{snapshot.run_id} is not back at work after {values.duration(limit_s)}; it waits "
-                f"for {late or 'its coordinator'}",
-                hint=f"dlctl why -j {snapshot.run_id}",
-            )
-        progress.phase("recovering", late, waited_s)
-        time.sleep(POLL_S)
+    return _is_led(snapshot) and not is_starting and not _late(snapshot)
 
 
 def whom(snapshot: Snapshot) -> str:
-    """The daemons that are not at work yet, and what they are doing."""
-    late = [row for row in snapshot.daemons if row.get("state") not in WELL]
-    return ", ".join(f"{row['name']} ({report.doing(row, snapshot.now)})" for row in late[:4])
+    """Those who are not at work yet and wait for no other one, and what they are doing."""
+    if not _is_led(snapshot):
+        return "coordinator (starting)"
+    late = _late(snapshot)
+    causes = [row for row in late if not row.get("waiting_for")] or late
+    return ", ".join(arriving.told(row) for row in causes)
 
 
-def _ready_s(launched: Launched) -> float:
-    timeouts = read_job(launched.directory).get("timeouts", {})
-    return values.number(timeouts.get("ready_s")) or 300.0
+def _is_led(snapshot: Snapshot) -> bool:
+    """Whether the new coordinator has written what is known of the others; not the one before."""
+    heard = snapshot.run.get("updated_by") == snapshot.run.get("pid_start")
+    return heard and recovery.has_coordinator(snapshot)
+
+
+def _late(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """The daemons that are not at work yet.
+
+    A coordinator takes over from the one before that they were running. Whether they are there, it
+    knows when they have reported to itself.
+    """
+    return [row for row in snapshot.daemons if not _is_at_work(row)]
+
+
+def _is_at_work(row: Mapping[str, Any]) -> bool:
+    has_reported = bool(row.get("phase") or row.get("metrics"))
+    return row.get("state") == "quarantined" or (row.get("state") in WELL and has_reported)

@@ -101,7 +101,7 @@ def _goal(new: Mapping[str, int], leaving: Sequence[str]) -> arriving.Goal:
         rows = {row["name"]: row for row in snapshot.daemons}
         return [
             *arriving.not_at_work(rows, new),
-            *(arriving.told(rows[name], snapshot.now) for name in leaving if name in rows),
+            *(arriving.told(rows[name]) for name in leaving if name in rows),
         ]
 
     return waiting

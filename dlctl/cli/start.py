@@ -16,7 +16,7 @@ from dlctl.errors import UsageError
 @make_command(
     "start",
     examples=[
-        ("dlctl start job.toml", "start it, or go on from its last checkpoint"),
+        ("dlctl start job.toml", "start it, or go on with its last run"),
         ("dlctl start --fresh job.toml", "a new run from the beginning"),
         ("dlctl start -f job.toml", "and follow its logs; Ctrl-C only leaves"),
     ],
@@ -30,9 +30,11 @@ from dlctl.errors import UsageError
 def command(file: Path, fresh: bool, timeout: str | None, no_wait: bool, follow: bool) -> None:
     """Start a job in the background; wait until it is ready.
 
-    A job that was stopped or has failed goes on from its newest good checkpoint. Starting a job
-    that runs already does nothing. If a daemon fails while the job starts, its last lines are
-    shown, nothing is left running, and the exit code is 7.
+    A job that was stopped goes on from its newest good checkpoint. One that has failed goes on
+    exactly where it was, if all of that is still there, and else from its newest good checkpoint;
+    if all checkpoints are damaged, it is refused. Starting a job that runs already does nothing. If
+    a daemon fails while the job starts, its last lines are shown, nothing is left running, and the
+    exit code is 7.
     """
     from dlctl.cli import launching, live, starting
 

@@ -25,30 +25,40 @@ def wait_ready(
     timeout_s: float | None,
     progress: live.Progress,
 ) -> Snapshot:
-    """Wait until all daemons are ready (by then the run may even have ended).
+    """Wait until all daemons are ready (by then the run may even have ended), also when a run is
+    brought back.
 
     Raises JobFailed with the last words of the daemon that failed, when nothing is left running;
     TimedOut if `timeout_s` has passed first: the run then goes on starting.
     """
-    if launched.goes_on:
-        return recovering.wait_back(launched, timeout_s, progress)
     began = time.monotonic()
     limit_s = timeout_s if timeout_s is not None else _ready_s(launched) + MARGIN_S
     while True:
         snapshot = load(launched.directory)
-        if snapshot.state in (*READY, "finished") or snapshot.run.get("ready_at") is not None:
+        if _is_ready(snapshot, launched):
             return snapshot
         if not snapshot.is_live:
-            raise failed(launched, "did not start")
+            what = "could not be brought back" if launched.goes_on else "did not start"
+            raise failed(launched, what)
         waited_s = time.monotonic() - began
+        state, late = snapshot.state, waiting_for(snapshot)
+        if launched.goes_on:
+            state, late = "recovering", recovering.whom(snapshot)
         if waited_s > limit_s:
             raise TimedOut(
                 f"{snapshot.run_id} is not ready after {values.duration(limit_s)} and goes on "
-                f"starting; it waits for {waiting_for(snapshot) or 'its coordinator'}",
+                f"starting; it waits for {late or 'its coordinator'}",
                 hint=f"dlctl wait --for ready -j {snapshot.run_id}   |   dlctl stop",
             )
-        progress.phase(snapshot.state, waiting_for(snapshot), waited_s)
+        progress.phase(state, late, waited_s)
         time.sleep(POLL_S)
+
+
+def _is_ready(snapshot: Snapshot, launched: Launched) -> bool:
+    if launched.goes_on:
+        return recovering.is_back(snapshot)
+    is_at_work = snapshot.state in (*READY, "finished")
+    return is_at_work or snapshot.run.get("ready_at") is not None
 
 
 def _ready_s(launched: Launched) -> float:

@@ -135,7 +135,8 @@ def settle(snapshot: Snapshot, grace_s: float = EXIT_S) -> Snapshot:
     deadline = time.monotonic() + EXIT_S
     while time.monotonic() < deadline and _coordinator(snapshot):
         time.sleep(POLL_S)
-    _end(_everybody(load(snapshot.directory)), snapshot.run_id, grace_s)
+    after = load(snapshot.directory)
+    _end([*_coordinator(after), *_left(after)], snapshot.run_id, grace_s)
     runs.remove_sockets(snapshot.run_id)
     after = load(snapshot.directory)
     if after.state in ("stopped", "finished"):
@@ -186,7 +187,7 @@ def clean_up(snapshot: Snapshot, grace_s: float) -> list[str]:
 
     They are known by their command lines and the run's records, never by a pid alone.
     """
-    ended = _end(_everybody(snapshot), snapshot.run_id, grace_s)
+    ended = _end(_left(snapshot), snapshot.run_id, grace_s)
     runs.remove_sockets(snapshot.run_id)
     return ended
 
@@ -212,12 +213,15 @@ def _how(grace_s: float) -> str:
     return f"ending them (SIGTERM; SIGKILL only if they are still there after {grace_s:g}s)"
 
 
-def _everybody(snapshot: Snapshot) -> list[Mapping[str, Any]]:
-    """All processes of a run that are there: those on record, and those that nobody knows of."""
+def _left(snapshot: Snapshot) -> list[Mapping[str, Any]]:
+    """Processes of a run that are there: those on record, and those that nobody knows of.
+
+    Not the coordinator on record, which ends by itself.
+    """
     from dlctl.launch import local
 
-    known = [*_coordinator(snapshot), *processes.living(snapshot.daemons)]
-    pids = {row["pid"] for row in known}
+    known = processes.living(snapshot.daemons)
+    pids = {row["pid"] for row in [*known, *_coordinator(snapshot)]}
     for found in local.living(snapshot.directory):
         start = processes.start_of(found.pid)
         os.close(found.pidfd)
@@ -239,7 +243,8 @@ def _kill_all(snapshot: Snapshot) -> None:
     """
     for _ in range(2):
         record_end(snapshot.directory, "stopped", KILLED)
-        _end(_everybody(load(snapshot.directory)), snapshot.run_id, 0.0)
+        now = load(snapshot.directory)
+        _end([*_coordinator(now), *_left(now)], snapshot.run_id, 0.0)
 
 
 def record_end(directory: Path, state: str, reason: str) -> None:

@@ -1,14 +1,14 @@
 """The coordinator role: the control plane of one run.
 
 It has no parameters and no gradients; if it is away, workers and servers go on with what they have.
-This file is how its parts meet: a daemon's way from registering to work, its death, and the run's
-way
+This file is how its parts meet: a daemon's way from registering to work, and the run's way
 
     pending -> starting -> running (degraded) -> stopping -> finished, stopped or failed
 
-The parts: who is there (`membership`), how they get to know of each other (`introductions`), who
-gets which data (`work`), live settings (`changes`), checkpoints (`checkpointing`), `evaluations`,
-the requests of the command line (`clients`), and how a run comes to its end (`ending`).
+The parts: who is there (`membership`), how they get to know of each other (`arrivals`), what
+follows when they die (`losses`), who gets which data (`work`), live settings (`changes`), who comes
+and goes (`scaling`), `checkpointing`, `evaluations`, the requests of the command line (`clients`),
+what the next coordinator has to know (`memory`), and how a run comes to its end (`ending`).
 """
 
 from __future__ import annotations

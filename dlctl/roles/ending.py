@@ -21,6 +21,8 @@ from dlctl.roles.membership import Daemon, Membership
 DRAINING, EVALUATING, SAVING, SHUTTING_DOWN, LEAVING, OVER = (
     "draining", "evaluating", "saving", "shutting down", "leaving", "over",
 )  # fmt: skip
+SAVE_AGAIN_S, SAVE_PAUSE_S = 20.0, 2.0
+"""A last checkpoint that fails is tried again for so long, with pauses: disks are emptied."""
 EXIT_S = 5.0
 """Between the request to exit and SIGKILL, and again until we give up."""
 STOPPED_BY = {
@@ -69,6 +71,9 @@ class Ending:
         self._steps = [*steps, SHUTTING_DOWN, LEAVING, OVER]
         self._killed = False
         self._saved = False
+        """The last checkpoint has been begun, or there is nothing to save."""
+        self._save_until = 0.0
+        self._save_again_at: float | None = None
 
     @property
     def step(self) -> str:
@@ -86,7 +91,7 @@ class Ending:
         elif self.step == EVALUATING:
             self.evaluations.begin(now)
         elif self.step == SAVING:
-            self._saved = False
+            self._saved, self._save_until = False, now + SAVE_AGAIN_S
         elif self.step in (SHUTTING_DOWN, LEAVING):
             self._shut_down(now)
 
@@ -109,20 +114,30 @@ class Ending:
     def advance(self, now: float) -> bool:
         """Go on from step to step as far as possible; True if a step was begun."""
         begun = False
-        self._save_anew(now)
+        self._save(now)
         while self.step != OVER and (not self.pending() or self._is_over(now)):
             self._finish_step()
             self._steps.pop(0)
             self.begin(now)
-            self._save_anew(now)
+            self._save(now)
             begun = True
         return begun
 
-    def _save_anew(self, now: float) -> None:
+    def _save(self, now: float) -> None:
         """One that was under way before has not what was pushed since: wait for it to end."""
-        if self.step == SAVING and not self._saved and not self.checkpointing.active:
+        if self.step != SAVING or self.checkpointing.active:
+            return
+        if not self._saved:
             self._saved = True
             self.save(now)
+        elif self.checkpointing.last_error and now < self._save_until:
+            if self._save_again_at is None:
+                self._save_again_at = now + SAVE_PAUSE_S
+            elif now >= self._save_again_at:
+                self._save_again_at = None
+                self.save(now)
+        else:
+            self._save_again_at = None
 
     def hurry(self, now: float) -> None:
         """Kill what is left (`stop --kill`)."""
@@ -142,6 +157,8 @@ class Ending:
         if self.step == EVALUATING:
             return [self.evaluations.worker] if self.evaluations.worker else []
         if self.step == SAVING:
+            if self._save_again_at is not None:
+                return [f"another attempt: {self.checkpointing.last_error}"]
             waiting = self.checkpointing.waiting() or "the manifest"
             return [waiting] if self.checkpointing.active or not self._saved else []
         agents = self.members.of("agent")

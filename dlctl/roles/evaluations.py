@@ -34,9 +34,6 @@ class Evaluations:
         """Whether the worker has taken so long that nothing will come of it."""
         return bool(self.worker) and now >= self._begun + EVALUATE_S_MAX
 
-    def deadline(self) -> float | None:
-        return self._begun + EVALUATE_S_MAX if self.worker else None
-
     def on_evaluated(self, message: m.Evaluated, step: int, now: float) -> Json | None:
         """The metrics, if this is the answer that is waited for."""
         if not self.worker or message.evaluation != self.number:

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from dlctl import checkpoints, manifest
-from dlctl.cli import checkpoint
+from dlctl.cli import checkpoint_export
 
 
 def save(run: Path, step: int, number: int) -> Path:
@@ -195,6 +195,6 @@ def test_the_name_in_a_stranger_s_manifest_leads_nowhere_else(saved, own_place, 
 
 def test_a_process_that_ends_without_an_error_in_json_is_quoted(saved, own_place, dlctl_command):
     """A bug, or a signal: whatever it said is better than nothing."""
-    crashed = checkpoint._error_of("Traceback ...\nKeyError: 'x'\n", 1, saved[0])
+    crashed = checkpoint_export._error_of("Traceback ...\nKeyError: 'x'\n", 1, saved[0])
     assert crashed.message == "the export failed: Traceback ...\nKeyError: 'x'"
-    assert checkpoint._error_of("", -9, saved[0]).message == "the export failed: killed by SIGKILL"
+    assert checkpoint_export._error_of("", -9, saved[0]).message == "the export failed: killed by SIGKILL"

@@ -25,7 +25,7 @@ BIG = Options(cells=1 << 21, work=0, push="off")
 """Shards of 8 MiB and workers that do nothing but push: a server applies most of the time."""
 ON_DISK = Options(durability="disk", cells=1 << 14, push="10MB/s")
 """Small shards: every push is on the disk before it is acknowledged."""
-SPARSE = Options(compression='name = "topk"\ndensity = 0.001', push="150KB/s")
+SPARSE = Options(compression='name = "topk"\ndensity = 0.001', push="0.15MB/s")
 """A gradient has one element that is not zero on each shard; that alone travels."""
 
 

@@ -27,7 +27,7 @@ def test_when_the_last_checkpoint_fails_the_shards_stay_and_the_run_says_so(is_s
     simulation = ledger(50.0 if is_stopped else 4.0)
 
     def fill_the_disk() -> None:
-        simulation.world.disk.full = 1
+        simulation.world.disk.full = 1000
 
     simulation.at(1.0, fill_the_disk)
     if is_stopped:
@@ -37,6 +37,20 @@ def test_when_the_last_checkpoint_fails_the_shards_stay_and_the_run_says_so(is_s
     assert "but its last checkpoint failed: server-" in outcome.reason
     assert "no space left on device" in outcome.reason
     assert sorted(outcome.store.states) == [0, 1]
+
+
+def test_a_last_checkpoint_that_fails_is_tried_again():
+    simulation = ledger()
+
+    def fill_the_disk() -> None:
+        simulation.world.disk.full = 3
+
+    simulation.at(1.0, fill_the_disk)
+    outcome = simulation.run(200.0)
+    assert outcome.state == "finished"
+    errors = [row["error"] for row in outcome.store.checkpoints.values()]
+    assert "no space left" in errors[0]
+    assert errors[-1] == ""
 
 
 @pytest.mark.parametrize("count", range(1, 6))
