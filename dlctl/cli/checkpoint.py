@@ -139,7 +139,7 @@ def _row(directory: Path, data: Data, is_damaged: bool, now: float) -> list[str]
         str(data["number"]),
         values.count(data["step"]),
         values.ago(data["at"], now),
-        values.size(_nbytes(data)),
+        values.size(_bytes_there(directory, data) if is_damaged else _nbytes(data)),
         str(len(data["shards"])),
         console.style("damaged", fg="red") if is_damaged else "all there",
         console.escape(values.evaluation(data["evaluation"])),
@@ -149,6 +149,12 @@ def _row(directory: Path, data: Data, is_damaged: bool, now: float) -> list[str]
 
 def _nbytes(data: Data) -> int:
     return sum(part["nbytes"] for part in (*data["shards"], *data["workers"]))
+
+
+def _bytes_there(directory: Path, data: Data) -> int:
+    """The size of its files as they are, which may be fewer or shorter than the manifest says."""
+    files = [directory / part["file"] for part in (*data["shards"], *data["workers"])]
+    return sum(path.stat().st_size for path in files if path.is_file())
 
 
 def _failures(snapshot: Snapshot) -> list[str]:

@@ -87,7 +87,7 @@ def command(
     def wanted(event: Event) -> bool:
         return (
             (not chosen or lives.about(event, chosen))
-            and (event["kind"] in kinds if kinds else evaluations or _is_news(event))
+            and (event["kind"] in kinds if kinds else _is_news(event, evaluations))
             and (since_at is None or event["at"] >= since_at)
         )
 
@@ -101,11 +101,11 @@ def command(
                 _follow(snapshot, db, last, wanted, as_json)
 
 
-def _is_news(event: Event) -> bool:
-    """False for what happens all the time, and for changes that change nothing."""
+def _is_news(event: Event, evaluations: bool) -> bool:
+    """False for evaluations, unless they are wanted, and for changes that change nothing."""
     data = event["data"]
     is_same = event["kind"] == "scale" and data.get("before", 0) == data.get("after", 1)
-    return event["kind"] != EVALUATION and not is_same
+    return not is_same and (evaluations or event["kind"] != EVALUATION)
 
 
 def _follow(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dlctl import checkpoints
-from dlctl.cli import console, report, values
+from dlctl.cli import console, nextstep, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.interrupts import Interrupted, Interrupts
 from dlctl.cli.logfiles import LEVELS, Line
@@ -130,6 +130,7 @@ def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
 
     `origin`: what the run is told of why it has to stop.
     """
+    from dlctl import client as client  # before a signal may come in the middle of its import
     from dlctl.cli import stop
 
     snapshot = load(directory)
@@ -170,9 +171,11 @@ def _tell_next(snapshot: Snapshot, file: Path) -> None:
         commands.append((f"dlctl run --fresh {file}", "train anew"))
         commands.append((f"dlctl run {file}", "train on, with a later stop in [job]"))
     elif not snapshot.is_live:
-        anew = "train anew: there is no checkpoint to go on from"
-        what = f"go on from the last checkpoint{report.done_again(snapshot)}" if saved else anew
-        commands.append((f"dlctl run {file}", what))
+        step = nextstep.of(snapshot)
+        again = "goes on from the last checkpoint" if saved else "trains anew"
+        what = again if step is None else step.what
+        first = f" ({step.first} first)" if step is not None and step.first else ""
+        commands.append((f"dlctl run {file}", what + first))
     commands.append((f"dlctl status {job}", "rates, staleness and troubles of every daemon"))
     commands.append((f"dlctl events {job}", "what happened, in order"))
     width = max(len(command) for command, _ in commands)

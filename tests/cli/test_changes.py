@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 from answering import coordinator, done
 from identity import ME, OF_ANOTHER_BOOT, identity
+from remains import keep
 
 from dlctl import client
+from dlctl.launch import base
 from dlctl.messages import Reply, Request
 from dlctl.rundb import RunDb
 
@@ -23,6 +27,23 @@ def living() -> Iterator[subprocess.Popen]:
     code = "import signal; signal.pause()"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def orphan(directory: Path, name: str, incarnation: int) -> Iterator[subprocess.Popen]:
+    """A worker of this run that does nothing, and that nobody has put on record."""
+    package = directory.parent / "code" / "daemons"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "worker.py").write_text("import signal\nprint(flush=True)\nsignal.pause()\n")
+    command = base.argv("worker", directory, name, incarnation, "")
+    paths = {**os.environ, "PYTHONPATH": str(package.parent)}
+    with subprocess.Popen(command, stdout=-1, env=paths, start_new_session=True) as process:
+        try:
+            process.stdout.readline()
             yield process
         finally:
             process.kill()
@@ -111,9 +132,10 @@ def test_a_wrong_change_is_refused_before_anybody_is_asked(
 
 
 def test_an_ended_run_cannot_be_changed(run, dlctl_command):
-    run.run(state="stopped")
+    run.run(state="stopped", job_file="/somewhere/job.toml", name="digits")
     ended = dlctl_command("set", "push=off")
-    assert (ended.code, "digits-7f3a is stopped" in ended.err) == (1, True)
+    assert (ended.code, "digits-7f3a has stopped" in ended.err) == (1, True)
+    assert "next: dlctl start /somewhere/job.toml\n" in ended.err
 
 
 def test_the_live_settings_are_listed_without_any_run(own_place, dlctl_command):
@@ -217,7 +239,30 @@ def test_not_saving_and_killing_are_passed_on(run, dlctl_command):
 def test_stopping_a_stopped_job_is_no_error(run, dlctl_command):
     run.run(state="stopped")
     ended = dlctl_command("stop")
-    assert (ended.code, "already ended (stopped)" in ended.err) == (0, True)
+    assert ended.code == 0
+    assert ended.err == "digits-7f3a has already ended (stopped); no process of it is left\n"
+
+
+def test_a_process_that_nobody_knows_of_is_found_by_its_command_line_and_ended(run, dlctl_command):
+    run.run(state="failed")
+    with orphan(run.path, "worker-1", 3) as process:
+        ended = dlctl_command("stop")
+        process.wait()
+    assert (ended.code, process.returncode) == (0, -15)
+    assert "ended worker-1" in ended.err
+    assert "already ended" not in ended.err
+    assert "no process of it is left" in dlctl_command("stop").err
+
+
+def test_shards_that_a_failed_run_has_left_are_told_of_and_removed_with_a_word(run, dlctl_command):
+    keep(run, 0, 3, [])
+    run.run(state="failed", reason="server-1 ended")
+    ended = dlctl_command("stop")
+    assert "its state (1 shard) is kept; dlctl stop --kill -j digits-7f3a removes it" in ended.err
+    assert " kB " in dlctl_command("ps", "-a").out
+    assert "its kept state (1 shard) is removed" in dlctl_command("stop", "--kill").err
+    assert "shard" not in dlctl_command("stop", "--kill").err
+    assert " kB " not in dlctl_command("ps", "-a").out
 
 
 def test_what_a_dead_coordinator_left_behind_is_ended_and_told(run, dlctl_command):
@@ -356,6 +401,29 @@ def test_events_are_shown_in_order_and_chosen(run, dlctl_command):
     ]  # fmt: skip
     run.run(state="finished")
     assert dlctl_command("events", "-f").code == 0
+
+
+def test_events_leave_out_evaluations_and_changes_that_change_nothing(run, dlctl_command):
+    run.event(1.75e9, "evaluation", "worker-0", "step 9: accuracy 0.9")
+    run.event(1.75e9, "scale", "", "workers 2 -> 2", before=2, after=2)
+    run.event(1.75e9, "scale", "", "workers 2 -> 3", before=2, after=3)
+
+    def kinds(*arguments: str) -> list[str]:
+        out = dlctl_command("events", "--json", *arguments).out
+        return [json.loads(line)["kind"] for line in out.splitlines()]
+
+    assert kinds() == ["scale"]
+    assert kinds("--evaluations") == ["evaluation", "scale"]
+    assert kinds("--kind", "evaluation") == ["evaluation"]
+
+
+def test_events_of_the_coordinator_and_of_several_daemons_at_once_are_found(run, dlctl_command):
+    run.event(1.75e9, "recover", "", "the coordinator is back")
+    run.event(1.75e9, "set", "worker-0, worker-1", "set push=off")
+    assert "is back" in dlctl_command("events", "coordinator").out
+    assert "is back" in dlctl_command("status", "coordinator").out
+    assert "set push=off" in dlctl_command("events", "worker-1").out
+    assert dlctl_command("why", "coordinator").code == 0
 
 
 def test_waiting_for_what_is_already_so_returns_at_once(run, dlctl_command):

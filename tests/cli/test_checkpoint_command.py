@@ -49,21 +49,39 @@ def test_complete_checkpoints_are_listed(saved, dlctl_command):
     assert code == 0
     header, first, second = out.splitlines()
     assert header.split() == [
-        "NUMBER",
-        "STEP",
-        "SAVED",
-        "SIZE",
-        "SERVERS",
-        "EVALUATION",
-        "DIRECTORY",
-    ]
+        "NUMBER", "STEP", "SAVED", "SIZE", "SERVERS", "FILES", "EVALUATION", "DIRECTORY",
+    ]  # fmt: skip
     assert first.split()[:2] == ["1", "1,000"]
-    assert second.endswith("2  accuracy 0.91  runs/digits-7f3a/ckpt/000000002000-2")
+    assert second.endswith("2  all there  accuracy 0.91  runs/digits-7f3a/ckpt/000000002000-2")
     assert dlctl_command("checkpoint", "ls", "-q").out.split() == [str(path) for path in saved]
     data = json.loads(dlctl_command("checkpoint", "ls", "--json").out)
     assert data["schema"] == "dlctl.checkpoints/1"
     assert [row["number"] for row in data["checkpoints"]] == [1, 2]
     assert data["checkpoints"][0]["at"].endswith("Z")
+
+
+def test_a_checkpoint_whose_file_is_missing_or_cut_is_marked_without_hashing(saved, dlctl_command):
+    (saved[0] / "shard-0.safetensors").unlink()
+    shard = saved[1] / "shard-1.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-3])
+    code, out, err = dlctl_command("checkpoint", "ls")
+    assert (code, [line.count("damaged") for line in out.splitlines()]) == (0, [0, 1, 1])
+    assert "checkpoint 1 is damaged" in err
+    assert "shard-0.safetensors: missing" in err
+    assert "shard-1.safetensors: cut off" in err
+    rows = json.loads(dlctl_command("checkpoint", "ls", "--json").out)["checkpoints"]
+    assert [len(row["problems"]) for row in rows] == [1, 1]
+
+
+def test_a_checkpoint_whose_manifest_is_damaged_is_not_passed_over_in_silence(saved, dlctl_command):
+    (saved[1] / "manifest.json").write_text("{")
+    code, out, err = dlctl_command("checkpoint", "ls")
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert "checkpoint 2 is damaged" in err
+    code, out, err = dlctl_command("checkpoint", "verify")
+    assert (code, "bad  runs/digits-7f3a/ckpt/000000002000-2" in out) == (1, True)
+    assert "1 of 2 checkpoints is damaged" in err
+    assert "next: dlctl checkpoint prune --damaged" in err
 
 
 def test_a_run_without_checkpoints_says_so_and_why(run_directory, dlctl_command):
@@ -128,8 +146,21 @@ def test_pruning_shows_first_what_it_would_remove(saved, dlctl_command):
 def test_pruning_keeps_the_newest_good_one_and_the_one_that_is_being_written(saved, dlctl_command):
     (saved[1] / "shard-1.safetensors").write_bytes(b"damaged")
     writing = checkpoints.create(saved[0].parents[1], 3000, 3)
-    assert dlctl_command("checkpoint", "prune", "--keep", "1").code == 0
+    ended = dlctl_command("checkpoint", "prune", "--keep", "1")
+    assert (ended.code, ended.out) == (0, "")
     assert [path.exists() for path in (*saved, writing)] == [True, True, True]
+    assert "kept  1 (the newest good one)" in ended.err
+    assert "kept  checkpoint 2 is damaged; to remove: dlctl checkpoint prune --damaged" in ended.err
+
+
+def test_pruning_removes_what_is_damaged_if_it_is_told_to_and_nothing_else(saved, dlctl_command):
+    (saved[1] / "shard-1.safetensors").write_bytes(b"damaged")
+    writing = checkpoints.create(saved[0].parents[1], 3000, 3)
+    would = dlctl_command("checkpoint", "prune", "--damaged", "--dry-run")
+    assert would.out == "would remove  runs/digits-7f3a/ckpt/000000002000-2\n"
+    ended = dlctl_command("checkpoint", "prune", "--damaged")
+    assert (ended.code, ended.out) == (0, "removed  runs/digits-7f3a/ckpt/000000002000-2\n")
+    assert [path.exists() for path in (*saved, writing)] == [True, False, True]
 
 
 @pytest.mark.parametrize("arguments", [(), ("--keep", "0"), ("--keep", "all")])
@@ -144,7 +175,7 @@ def test_the_newest_good_checkpoint_is_exported_for_torch(saved, own_place, dlct
     code, out, err = dlctl_command("checkpoint", "export", "-o", "model.safetensors")
     assert code == 0, err
     assert out.endswith("from runs/digits-7f3a/ckpt/000000001000-1\n")
-    assert "warning: " in err
+    assert "warning: checkpoint 2 is damaged: 1 (step 1,000) is taken instead" in err
     tensors = load_file(own_place / "model.safetensors")
     assert set(tensors) == {"weight", "tied", "bias"}
     np.testing.assert_array_equal(tensors["tied"], [[0, 1], [2, 3]])
@@ -197,4 +228,7 @@ def test_a_process_that_ends_without_an_error_in_json_is_quoted(saved, own_place
     """A bug, or a signal: whatever it said is better than nothing."""
     crashed = checkpoint_export._error_of("Traceback ...\nKeyError: 'x'\n", 1, saved[0])
     assert crashed.message == "the export failed: Traceback ...\nKeyError: 'x'"
-    assert checkpoint_export._error_of("", -9, saved[0]).message == "the export failed: killed by SIGKILL"
+    assert (
+        checkpoint_export._error_of("", -9, saved[0]).message
+        == "the export failed: killed by SIGKILL"
+    )

@@ -8,9 +8,10 @@ import re
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
-from identity import ME
+from identity import ME, identity
 
 from dlctl.cli import console, following, logs, values
 from dlctl.cli.loglines import Printer
@@ -22,6 +23,12 @@ def line(at: float, msg: str, level: str = "info", **extra):
     return {"ts": values.rfc3339(AT + at), "level": level, "msg": msg, **extra}
 
 
+def lived(run, name: str, incarnation: int, how: str, kind: str = "exit") -> None:
+    """Put the life of one process on record."""
+    run.event(AT, "start", name, f"{name} starts, incarnation {incarnation}")
+    run.event(AT + incarnation, kind, name, f"{name} ended: {how}")
+
+
 @pytest.fixture
 def run(run_directory):
     made = run_directory().run(state="running", **ME)
@@ -30,6 +37,8 @@ def run(run_directory):
     made.daemon(
         "worker-1", incarnation=2, last_exit={"code": -9, "text": "killed by SIGKILL", "at": AT}
     )
+    lived(made, "worker-1", 1, "killed by SIGKILL")
+    made.event(AT + 4, "start", "worker-1", "worker-1 starts, incarnation 2")
     made.log("server-0", 1, line(1, "serving", shard=0), line(5, "checkpoint written"))
     made.log(
         "worker-0", 1, line(2, "step 1"), "a library's own words", line(6, "loss 0.5", "debug")
@@ -55,7 +64,7 @@ def test_all_daemons_merged_by_time_with_a_mark_where_one_came_back(run, dlctl_c
         ("worker-0", "text  a library's own words"),
         ("worker-1", "WARN  behind by 6 steps"),
         ("worker-1", "text  Killed"),
-        ("worker-1", "----  exited: killed by SIGKILL; incarnation 2 starts"),
+        ("worker-1", "----  ended: killed by SIGKILL; incarnation 2 starts"),
         ("worker-1", "INFO  here again"),
         ("server-0", "INFO  checkpoint written"),
         ("worker-0", "DEBUG loss 0.5"),
@@ -114,14 +123,81 @@ def test_foreign_text_cannot_steer_the_terminal(run, dlctl_command):
     assert r"key=\x07" in out
 
 
-def test_failed_shows_only_daemons_in_trouble(run, dlctl_command):
+def test_each_restart_is_marked_with_the_end_of_the_life_before_it(run, dlctl_command):
+    """Not with the end of the life that begins, which the daemon's row tells of."""
+    for number, how in enumerate(["exit 7", "killed by SIGKILL", "exit 0"], 2):
+        run.log("worker-1", number + 1, line(10 * number, f"life {number + 1}"))
+        run.event(AT, "exit", "worker-1", f"worker-1 ended: {how}")
+        run.event(AT, "start", "worker-1", f"worker-1 starts, incarnation {number + 1}")
+    last = {"code": 1, "text": "exit 1", "at": AT, "last_lines": []}
+    run.daemon("worker-1", incarnation=5, state="failed", last_exit=last)
+    marks = [rest for _, rest in shown(dlctl_command("logs", "worker-1").out) if "----" in rest]
+    assert marks == [
+        "----  ended: killed by SIGKILL; incarnation 2 starts",
+        "----  ended: exit 7; incarnation 3 starts",
+        "----  ended: killed by SIGKILL; incarnation 4 starts",
+        "----  ended: exit 0; incarnation 5 starts",
+    ]
+
+
+def test_failed_of_a_well_run_is_nothing(run, dlctl_command):
     ended = dlctl_command("logs", "--failed")
     assert (ended.code, ended.out) == (0, "")
-    assert "no daemon is in trouble" in ended.err
-    run.daemon("worker-1", state="backoff", incarnation=2)
-    assert {x.split(" | ")[0] for x in dlctl_command("logs", "--failed").out.splitlines()} == {
-        "worker-1"
-    }
+    assert "no daemon is in trouble: digits-7f3a is running" in ended.err
+
+
+@pytest.mark.parametrize("state", ["starting", "backoff", "quarantined", "failed"])
+def test_failed_shows_the_life_that_ended_badly_and_how_it_ended(run, dlctl_command, state):
+    number = 2 if state == "starting" else 1
+    last = {"code": -9, "text": "killed by SIGKILL", "at": AT + 1, "last_lines": []}
+    run.daemon("worker-1", state=state, incarnation=number, last_exit=last)
+    out = dlctl_command("logs", "--failed").out
+    assert shown(out) == [
+        ("worker-1", "WARN  behind by 6 steps"),
+        ("worker-1", "text  Killed"),
+        ("worker-1", "----  ended: killed by SIGKILL"),
+    ]
+    assert dlctl_command("logs", "--failed", "worker-0").out == ""
+
+
+def test_failed_shows_the_present_life_of_a_daemon_that_hangs(run, dlctl_command):
+    run.run(updated_at=time.time() + 60)
+    run.daemon(
+        "worker-1", state="slow", incarnation=2, phase="in one batch for 22 s",
+        updated_at=time.time(), last_exit={"code": -9, "text": "killed by SIGKILL", "at": AT},
+    )  # fmt: skip
+    assert shown(dlctl_command("logs", "--failed").out) == [
+        ("worker-1", "INFO  here again"),
+        ("worker-1", "----  worker-1 is slow: in one batch for 22 s"),
+    ]
+    assert "! worker-1 is slow: in one batch for 22 s" in dlctl_command("status").out
+    assert dlctl_command("why").out.startswith("worker-1 is slow: in one batch for 22 s\n")
+
+
+def test_failed_shows_a_dead_coordinator_and_not_everybody_else(run, dlctl_command):
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        gone = identity(dead.pid)
+    run.run(incarnation=2, updated_at=time.time() - 12.3, **gone)
+    for name in ("server-0", "worker-0", "worker-1"):
+        run.daemon(name, incarnation=1, **ME)
+    run.log("coordinator", 1, line(1, "long ago"))
+    run.log("coordinator", 2, line(2, "step 9"))
+    names, lines = zip(*shown(dlctl_command("logs", "--failed").out), strict=True)
+    assert set(names) == {"coordinator"}
+    assert lines[0] == "INFO  step 9"
+    assert lines[1].startswith("----  coordinator is gone since 12s")
+
+
+def test_failed_shows_the_coordinator_of_a_run_that_failed_without_a_dead_daemon(
+    run, dlctl_command
+):
+    run.run(state="failed", reason="a shard is lost", incarnation=1, ended_at=AT + 9)
+    for name in ("server-0", "worker-0", "worker-1"):
+        run.daemon(name, state="stopped", incarnation=1)
+    run.log("coordinator", 1, line(9, "it is over", "error"))
+    assert [rest for _, rest in shown(dlctl_command("logs", "--failed").out)] == [
+        "ERROR it is over", "----  the run failed: a shard is lost",
+    ]  # fmt: skip
 
 
 def test_the_previous_life_of_a_dead_daemon_is_its_last_one(run, dlctl_command):
@@ -160,7 +236,7 @@ def test_following_goes_on_through_a_restart_until_the_run_ends(run, dlctl_comma
     events = iter(
         [
             lambda: run.log("worker-0", 1, line(7, "last words")),
-            lambda: run.daemon("worker-0", incarnation=2, last_exit={"code": -9}),
+            lambda: lived(run, "worker-0", 1, "killed by SIGKILL"),
             lambda: run.log("worker-0", 2, line(8, "a new life")),
             lambda: run.run(state="finished", reason="3 epochs"),
         ]
@@ -173,10 +249,10 @@ def test_following_goes_on_through_a_restart_until_the_run_ends(run, dlctl_comma
         "INFO  here again",
         "DEBUG loss 0.5",
         "INFO  last words",
-        "----  exited: killed by SIGKILL; incarnation 2 starts",
+        "----  ended: killed by SIGKILL; incarnation 2 starts",
         "INFO  a new life",
     ]
-    assert err == "-- digits-7f3a is finished (3 epochs) --\n"
+    assert err == "-- digits-7f3a has finished (3 epochs) --\n"
 
 
 def test_following_an_ended_run_shows_its_lines_and_returns(run, dlctl_command):

@@ -279,7 +279,8 @@ def begun(job, play, own_place, dlctl_command) -> Iterator[RunDb]:
 
 def test_start_goes_on_where_a_dead_run_was_if_nothing_is_lost(begun, job, dlctl_command):
     status = dlctl_command("status").out
-    assert "dlctl start job.toml goes on at step 90: nothing is lost" in status
+    assert "dlctl recover -j quick-" in status
+    assert " goes on at step 90: nothing is lost" in status
     ended = dlctl_command("start", str(job))
     assert ended.code == 0, ended.err
     assert "goes on where it was, at step 90: nothing is lost" in ended.err
@@ -312,5 +313,5 @@ def test_what_was_killed_on_purpose_is_not_brought_back(begun, dlctl_command):
 
 def test_what_stop_has_cleaned_up_after_can_still_be_recovered(begun, dlctl_command):
     ended = dlctl_command("stop")
-    assert (ended.code, "to go on: dlctl recover" in ended.err) == (0, True)
+    assert (ended.code, "next: dlctl recover -j quick-" in ended.err) == (0, True)
     assert look(dlctl_command)["way"] == "go on"

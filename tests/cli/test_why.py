@@ -10,6 +10,8 @@ import time
 import pytest
 from identity import ME, identity
 
+from dlctl.cli import troubles
+
 
 @pytest.fixture
 def run(run_directory):
@@ -48,7 +50,7 @@ def test_the_slowest_worker_of_a_barrier_is_the_root(run, dlctl_command):
         worker(run, index, phase="pushing", waiting_for="server-0", waits_s=11.1)
     worker(run, 2, state="slow", phase="in one batch for 13 s")
     out = dlctl_command("why").out.splitlines()
-    assert out[0].startswith("worker-2: slow: in one batch for 13 s, for ")
+    assert out[0] == "worker-2 is slow: in one batch for 13 s"
     assert out[1] == "   next: dlctl restart worker-2 -j digits-7f3a"
     assert out[2] == "└─ server-0 waits for it, for 12s: serving"
     assert out[3] == "   └─ worker-0 waits for it, for 11s: pushing"
@@ -64,7 +66,9 @@ def test_a_server_that_is_started_again_is_the_root_of_all_who_wait_for_it(run, 
     assert data["schema"] == "dlctl.why/1"
     (root,) = data["causes"]
     assert root["name"] == "server-0"
-    assert root["what"] == "it is started again in 59m59s: killed by SIGKILL"
+    assert root["what"] == (
+        "was killed by SIGKILL 3.0s ago; a new one starts in 59m59s; it goes on with its shard"
+    )
     assert root["since"].endswith("Z")
     assert [child["name"] for child in root["waiting"]] == ["worker-0"]
     assert dlctl_command("why", "worker-1").out.startswith("worker-1 waits for nobody")
@@ -74,7 +78,7 @@ def test_a_server_that_is_started_again_is_the_root_of_all_who_wait_for_it(run, 
 def test_a_quarantined_worker_is_a_cause_even_if_nobody_waits_for_it(run, dlctl_command):
     worker(run, 1, state="quarantined", error="20 steps in a row with a NaN")
     out = dlctl_command("why").out
-    assert out.startswith("worker-1: quarantined: 20 steps in a row with a NaN\n")
+    assert out.startswith("worker-1 is quarantined: 20 steps in a row with a NaN\n")
     assert "next: dlctl restart worker-1" in out
 
 
@@ -108,21 +112,84 @@ def test_what_only_the_coordinator_knows_is_passed_on(run, dlctl_command):
     assert "the run: it waits for the warm start of worker-0" in dlctl_command("why").out
 
 
-def test_old_rows_and_a_mute_coordinator_are_said_to_be_so(run, dlctl_command):
-    run.run(updated_at=time.time() - 41.5)
-    worker(run, 0, state="slow", phase="computing", updated_at=time.time() - 40.2)
+def test_a_worker_that_was_killed_a_moment_ago_is_told_of_at_once(run, dlctl_command):
+    last = {"code": -9, "text": "killed by SIGKILL", "at": time.time() - 0.5, "last_lines": []}
+    worker(run, 0)
+    worker(run, 1, state="starting", phase="building the model", incarnation=2, last_exit=last)
+    expected = "; a new one starts (building the model); its data goes to the others"
+    first, after = dlctl_command("why").out.splitlines()
+    assert first.startswith("worker-1 was killed by SIGKILL 0.")
+    assert first.endswith(f"s ago{expected}")
+    assert after == "   next: dlctl logs worker-1 --previous -j digits-7f3a"
+    shown = dlctl_command("status").out
+    assert "! worker-1 was killed by SIGKILL 0." in shown
+    assert expected in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("exit 1", "ended with exit 1 3.0s ago"),
+        ("killed: no word for 15 s", "was killed 3.0s ago: no word for 15 s"),
+        ("gone; nobody saw how it ended", "ended 3.0s ago: gone; nobody saw how it ended"),
+        ("", "was killed by SIGTERM 3.0s ago"),
+    ],
+)
+def test_every_end_is_told_in_a_sentence(text, sentence):
+    assert troubles.died({"code": -15, "text": text, "at": 7.0}, 10.0) == sentence
+
+
+def test_a_daemon_that_is_frozen_is_told_of_before_it_is_given_up(run, dlctl_command):
+    run.run(updated_at=time.time() + 60)
+    worker(run, 0)
+    run.daemon("server-0", phase="serving", updated_at=time.time() - 2.9)
     out = dlctl_command("why").out
-    assert out.startswith("what is known of digits-7f3a is 41s old\n")
-    assert "coordinator: its process is there and says nothing" in out
-    assert "worker-0: silent; it was last computing, for 40s (last heard 40s ago)" in out
+    assert out.startswith("server-0 has not answered for 2.9s; it will be replaced after 15 s ")
+    run.daemon("server-0", state="slow", phase="serving", updated_at=time.time() - 7.4)
+    out = dlctl_command("why").out
+    assert out.startswith("server-0 has not answered for 7.4s; it will be replaced after 15 s ")
+    assert "next: dlctl restart server-0" in out
+
+
+def test_a_frozen_coordinator_is_not_answering_everywhere(run, dlctl_command):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as frozen:
+        old = {"updated_at": time.time() - 44.4, "samples_per_s": 3549.0}
+        run.run(**old, **identity(frozen.pid)).daemon("agent-0", **ME)
+        worker(run, 0, metrics={"samples_per_s": 80.0, "push_bytes_per_s": 5e6})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("dlctl.processes.age_s", lambda start: 100.0 if start else None)
+            status, listed, why, failed = (
+                dlctl_command(*command)
+                for command in (["status"], ["ps"], ["why"], ["logs", "--failed"])
+            )
+            assert dlctl_command("status", "--check").code == 3
+        frozen.kill()
+    said = f"has not answered for 44s (pid {frozen.pid}); it will be replaced after 15 s without a"
+    helps = f"kill -9 {frozen.pid} has its agent start another one at once"
+    assert status.out.startswith("digits-7f3a  not answering for 44s  up")
+    assert "- samples/s" in status.out.splitlines()[0]
+    (row,) = (line for line in status.out.splitlines() if line.startswith("worker-0"))
+    assert "80" not in row
+    assert f"! coordinator {said} word; what is above is old\n" in status.out
+    assert f"  next        {helps}" in status.out
+    assert "  not answering  " in listed.out
+    assert why.out.startswith(f"everybody waits for the coordinator: it {said}")
+    assert f"next: kill -9 {frozen.pid}" in why.out
+    assert said in failed.out
 
 
 def test_a_dead_coordinator_is_the_root(run, dlctl_command):
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
-        pid = identity(dead.pid)
-    run.run(updated_at=time.time(), **pid).daemon("agent-0", **ME)
+        gone = identity(dead.pid)
+    run.run(updated_at=time.time() - 12.3, **gone).daemon("agent-0", **ME)
+    expected = f"everybody waits for the coordinator: it is gone since 12s (pid {dead.pid})"
     out = dlctl_command("why").out
-    assert "coordinator: it has died, and its agent starts it again" in out
+    assert out.startswith(f"{expected}; its agent starts another one\n")
+    run.daemon("agent-0", **gone).daemon("worker-0", **ME)
+    out = dlctl_command("why").out
+    assert out.startswith(f"{expected}, and nobody starts it again\n   next: dlctl recover")
+    data = json.loads(dlctl_command("why", "--json").out)
+    assert [wait["name"] for wait in data["causes"][0]["waiting"]] == ["worker-0"]
 
 
 def test_daemons_that_wait_for_each_other_are_found_too(run, dlctl_command):
@@ -139,8 +206,8 @@ def test_an_ended_run_has_nobody_who_waits_and_says_how_it_goes_on(run, dlctl_co
     code, out, _ = dlctl_command("why")
     assert (code, out) == (
         0,
-        "nobody waits: digits-7f3a is failed: server-0: boom\n"
-        "  next: dlctl recover --dry-run -j digits-7f3a\n",
+        "nobody waits: digits-7f3a has failed: server-0: boom\n"
+        "   next: dlctl recover --dry-run -j digits-7f3a says what is left of it\n",
     )
     assert dlctl_command("why", "worker-9").code == 4
 

@@ -88,21 +88,30 @@ static int open_any(int directory, const char *path, int flags, mode_t mode)
 
 static mode_t mode_of(int flags, va_list rest)
 {
-    return flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;
+    int makes_a_file = (flags & O_CREAT) || (flags & O_TMPFILE) == O_TMPFILE;
+    return makes_a_file ? va_arg(rest, mode_t) : 0;
 }
 
-#define OPEN_AS(name, extra, directory)                             \
-    int name(extra const char *path, int flags, ...)                \
-    {                                                               \
-        va_list rest;                                               \
-        va_start(rest, flags);                                      \
-        int file = open_any(directory, path, flags, mode_of(flags, rest)); \
-        va_end(rest);                                               \
-        return file;                                                \
+#define REPLACE_OPEN(name)                                                  \
+    int name(const char *path, int flags, ...)                              \
+    {                                                                       \
+        va_list rest;                                                       \
+        va_start(rest, flags);                                              \
+        int file = open_any(AT_FDCWD, path, flags, mode_of(flags, rest));   \
+        va_end(rest);                                                       \
+        return file;                                                        \
     }
-#define AT int directory,
+#define REPLACE_OPENAT(name)                                                \
+    int name(int directory, const char *path, int flags, ...)               \
+    {                                                                       \
+        va_list rest;                                                       \
+        va_start(rest, flags);                                              \
+        int file = open_any(directory, path, flags, mode_of(flags, rest));  \
+        va_end(rest);                                                       \
+        return file;                                                        \
+    }
 
-OPEN_AS(open, , AT_FDCWD)
-OPEN_AS(open64, , AT_FDCWD)
-OPEN_AS(openat, AT, directory)
-OPEN_AS(openat64, AT, directory)
+REPLACE_OPEN(open)
+REPLACE_OPEN(open64)
+REPLACE_OPENAT(openat)
+REPLACE_OPENAT(openat64)

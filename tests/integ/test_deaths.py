@@ -49,12 +49,18 @@ def test_without_durability_a_killed_server_ends_the_run_which_says_how_to_go_on
     assert ended.code == 7
     assert "server-1 ended: killed by SIGKILL" in ended.err
     assert "its shard is lost" in ended.err
-    assert re.search(r"dlctl run job.toml +go on from the last checkpoint", ended.err)
+    assert re.search(r"dlctl run job.toml +goes on from the checkpoint at step", ended.err)
     run = place.run()
     again = run["step"] - run["checkpoint"]["step"]
     rest = {0: "", 1: "; 1 step is done again"}.get(again, f"; {again} steps are done again")
     saved = f"goes on from the checkpoint at step {run['checkpoint']['step']}{rest}"
-    assert place.dlctl("status").out.endswith(f"  next        dlctl start job.toml {saved}\n")
+    recover = f"dlctl recover -j {place.directory.name}"
+    status = place.dlctl("status").out
+    assert status.endswith(f"  next        {recover} {saved}\n")
+    failed = place.dlctl("logs", "--failed").out
+    assert {line.partition(" ")[0] for line in failed.splitlines()} == {"server-1"}
+    assert failed.endswith("----  ended: killed by SIGKILL\n")
+    assert f"next: {recover} {saved}" in place.dlctl("why").out
     place.nothing_left()
 
 
@@ -114,7 +120,12 @@ def test_a_frozen_coordinator_is_given_up_by_stop_kill(place: Workplace) -> None
     place.job(stop=ENDLESS)
     place.start()
     place.until_step(5)
-    os.kill(place.pid("coordinator"), signal.SIGSTOP)
+    frozen = place.pid("coordinator")
+    os.kill(frozen, signal.SIGSTOP)
+    place.until(
+        "status says so", lambda: "  not answering for" in place.dlctl("status").out.splitlines()[0]
+    )
+    assert place.dlctl("why").out.startswith("everybody waits for the coordinator: it has not ")
     ended = place.dlctl("stop", "--kill")
     assert ended.code == 0, ended.err
     assert "does not answer" in ended.err
@@ -158,8 +169,12 @@ def test_a_dead_coordinator_and_agent_are_noticed_and_stop_cleans_up(place: Work
     status = place.dlctl("status")
     assert status.code == 0
     assert f"the coordinator is gone (pid {pid}" in status.out
-    assert "still there: server-0" in status.out
-    assert "dlctl recover" in status.out
+    assert "still there server-0" in status.out
+    assert "! coordinator is gone since" in status.out
+    recover = f"dlctl recover -j {place.directory.name}"
+    assert f"next        {recover}" in status.out
+    assert f"next: {recover}" in place.dlctl("why").out
+    assert "coordinator | " in place.dlctl("logs", "--failed").out
     assert place.dlctl("status", "--check").code == 3
     assert place.dlctl("wait").code == 7
     change = place.dlctl("set", "worker-0", "push=off")
@@ -170,7 +185,9 @@ def test_a_dead_coordinator_and_agent_are_noticed_and_stop_cleans_up(place: Work
     assert stop.code == 0, stop.err
     assert "ended server-0, worker-0" in stop.err
     place.nothing_left()
-    assert "nothing of it is left" in place.dlctl("stop").err
+    again = place.dlctl("stop").err
+    assert "has already ended (failed); no process of it is left" in again
+    assert f"next: {recover}" in again
 
 
 def test_a_start_after_coordinator_and_agent_have_died_goes_on_where_they_were(
@@ -201,7 +218,10 @@ def test_a_frozen_worker_is_shown_the_others_go_on_and_it_is_replaced(place: Wor
     place.until("status calls it slow", lambda: place.daemon("worker-1")["state"] == "slow")
     status = place.dlctl("status").out
     assert "degraded (worker-1)" in status
-    assert "! worker-1  slow" in status
+    assert "! worker-1 has not answered for" in status
+    assert "it will be replaced after 4 s without a word" in status
+    failed = place.dlctl("logs", "--failed", "worker-1").out
+    assert "----  worker-1 has not answered for" in failed
     assert place.pid("worker-1") == frozen
     step = place.run()["step"]
     place.until_step(step + 20)

@@ -24,10 +24,10 @@ def ledger(epochs: float = 4.0, faults: Faults | None = None) -> Simulation:
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["finished", "stopped"])
 def test_when_the_last_checkpoint_fails_the_shards_stay_and_the_run_says_so(is_stopped: bool):
-    simulation = ledger(50.0 if is_stopped else 4.0)
+    simulation = ledger(50.0 if is_stopped else 4.0, Faults(heal_at_s=1000.0))
 
     def fill_the_disk() -> None:
-        simulation.world.disk.full = 1000
+        simulation.world.disk.full = 1
 
     simulation.at(1.0, fill_the_disk)
     if is_stopped:
@@ -43,7 +43,7 @@ def test_a_last_checkpoint_that_fails_is_tried_again():
     simulation = ledger()
 
     def fill_the_disk() -> None:
-        simulation.world.disk.full = 3
+        simulation.world.disk.full = 1
 
     simulation.at(1.0, fill_the_disk)
     outcome = simulation.run(200.0)
