@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -236,17 +235,17 @@ def prune(
 ) -> None:
     """Remove all but the newest ones.
 
-    The newest good one stays in any case, also if newer ones are damaged, and so does one that is
-    being written. What older attempts have left behind is removed, too. Damaged ones that are newer
-    than the newest good one are kept, and named, unless --damaged is given.
+    N good ones stay, every byte of which is checked, and so does one that is being written. What
+    older attempts have left behind is removed, too. Damaged ones that are newer than these do not
+    count; they stay, and are named, unless --damaged is given.
     """
     if keep is None and not damaged:
         raise UsageError("say what to remove: --keep N, or --damaged")
     snapshot = pick.pick(job or group_job)
     if not checkpoints.finished(snapshot.directory):
         console.note(f"{console.escape(snapshot.run_id)} has no checkpoint yet")
-    good = checkpoints.newest_good(snapshot.directory)
-    chosen = _unwanted(snapshot, keep, damaged, good[0] if good else None)
+    good, bad = _examined(snapshot.directory, None if damaged else keep)
+    chosen = _unwanted(snapshot.directory, keep, good, bad, damaged)
     problems: list[str] = []
     if not dry_run:
         chosen = [path for path in chosen if checkpoints.remove(path, problems.append)]
@@ -259,32 +258,44 @@ def prune(
             console.out(verb + console.escape(values.path(path)))
         if not chosen:
             console.note("nothing to remove")
-        _tell_kept(snapshot, chosen, good[0] if good else None)
+        left = [[path for path in paths if path not in chosen] for paths in (good, bad)]
+        _tell_kept(snapshot.run_id, *left)
     if problems:
         raise DlctlError("\n".join(problems), where=str(snapshot.directory / checkpoints.FOLDER))
 
 
-def _unwanted(snapshot: Snapshot, keep: int | None, damaged: bool, good: Path | None) -> list[Path]:
-    """What is to be removed, the oldest first."""
-    found = set[Path]()
-    if keep is not None and good is not None:
-        found |= {*checkpoints.superfluous(snapshot.directory, keep, good)}
-    if damaged:
-        left = [path for path in checkpoints.finished(snapshot.directory) if path not in found]
-        found |= {path for path in left if path != good and checkpoints.verify(path)}
+def _examined(run_directory: Path, wanted: int | None) -> tuple[list[Path], list[Path]]:
+    """(good ones, damaged ones), the newest first, until `wanted` good ones are found; None: all.
+
+    Every byte of them is read.
+    """
+    good, bad = list[Path](), list[Path]()
+    for path in reversed(checkpoints.finished(run_directory)):
+        if wanted is not None and len(good) == wanted:
+            break
+        (bad if checkpoints.verify(path) else good).append(path)
+    return good, bad
+
+
+def _unwanted(
+    run_directory: Path, keep: int | None, good: list[Path], bad: list[Path], damaged: bool
+) -> list[Path]:
+    """What is to be removed, the oldest first: a damaged one does not count as one that is kept."""
+    found = set(bad) if damaged else set[Path]()
+    if keep is not None and good:
+        oldest = checkpoints.number(good[:keep][-1])
+        readable = [checkpoints.number(path) for path in checkpoints.complete(run_directory)]
+        window = sum(number >= oldest for number in readable)
+        found |= {*checkpoints.superfluous(run_directory, window, good[0])}
     return sorted(found, key=checkpoints.number)
 
 
-def _tell_kept(snapshot: Snapshot, removed: Collection[Path], good: Path | None) -> None:
+def _tell_kept(run_id: str, good: list[Path], bad: list[Path]) -> None:
     """What stays, and why, as far as that may surprise."""
-    kept = [path for path in checkpoints.finished(snapshot.directory) if path not in removed]
-    numbers = [checkpoints.number(path)[0] for path in kept]
-    if good is None or good not in kept:
-        return
-    newer = numbers[kept.index(good) + 1 :]
-    older = kept.index(good)
-    more = f" and {plural(older, 'older one')}" if older else ""
-    console.note(f"kept  {checkpoints.number(good)[0]} (the newest good one){more}")
-    if newer:
-        remove = f"dlctl checkpoint prune --damaged -j {console.escape(snapshot.run_id)}"
-        console.note(f"kept  {lineage.damaged(newer)}; to remove: {remove}")
+    if good:
+        more = f" and {plural(len(good) - 1, 'older one')}" if len(good) > 1 else ""
+        console.note(f"kept  {checkpoints.number(good[0])[0]} (the newest good one){more}")
+    if bad:
+        numbers = sorted(checkpoints.number(path)[0] for path in bad)
+        remove = f"dlctl checkpoint prune --damaged -j {console.escape(run_id)}"
+        console.note(f"kept  {lineage.damaged(numbers)}; to remove: {remove}")

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterable
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,9 +131,10 @@ def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
 
     `origin`: what the run is told of why it has to stop.
     """
-    from dlctl import client as client  # before a signal may come in the middle of its import
     from dlctl.cli import stop
 
+    for module in ("dlctl.client", "zmq"):  # a signal in the middle of an import leaves half of it
+        import_module(module)
     snapshot = load(directory)
     grace_s = values.number(read_job(directory).get("timeouts", {}).get("grace_s")) or 30.0
     console.note("\nstopping: the last steps, a checkpoint, the end; Ctrl-C again kills at once")

@@ -101,8 +101,11 @@ class Snapshot:
         if self.coordinator_pid is not None:
             if self.silent_s is not None:
                 return SILENT
-            ended = self.state in ENDED
-            return "stopping" if ended else "running" if self.is_current else "starting"
+            if self.state in ENDED:
+                return "stopping"
+            writer = self.run.get("updated_by")
+            is_heard = writer is None or writer == self.run.get("pid_start")
+            return "running" if self.is_current and is_heard else "starting"
         if self.run.get("pid") is None:
             return "pending" if self.is_live else "stopped"
         return "stopped" if self.state in ENDED and not self.is_gone else GONE

@@ -14,6 +14,8 @@ RECENT_S = 60.0
 """A daemon that has taken another one's place is told of for so long."""
 QUIET_S = 2.5
 """Daemons report once a second: one of which nothing is heard for longer is worth a word."""
+STUCK_REPORT_S = 1.5
+"""One that is slow and does not say why is slow because nothing is heard of it for so long."""
 Row = Mapping[str, Any]
 
 
@@ -48,7 +50,9 @@ def incarnation(row: Row) -> int:
 
 def died(last: Row, now: float) -> str:
     """How the process before the present one ended, as in "was killed by SIGKILL 0.5s ago"."""
-    how, colon, why = report.exited(last).partition(": ")
+    how, colon, why = report.exited(last), "", ""
+    if "(" not in how:
+        how, colon, why = how.partition(": ")
     when = values.ago(last.get("at"), now)
     when = "" if when == values.NOTHING else f" {when}"
     if how.startswith(("killed", "replaced", "restarted", "stopped")):
@@ -81,6 +85,10 @@ def _coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
         else:
             text += ", and nobody starts it again"
             yield Trouble(COORDINATOR, text, nextstep.command(snapshot), heard_at, number)
+    elif row["state"] == "starting" and snapshot.run.get("updated_by") is not None:
+        text = "has died or was restarted; the next one starts and goes on where it was"
+        more = f"dlctl logs {COORDINATOR} --previous {job}"
+        yield Trouble(COORDINATOR, text, more, heard_at, number - 1, is_grave=False)
     elif snapshot.is_live and number > 1:
         at = lives.load(snapshot.directory).taken_over_at
         if at is not None and snapshot.now - at < RECENT_S:
@@ -182,7 +190,8 @@ def _is_quiet(snapshot: Snapshot, row: Row) -> bool:
 def _slow(snapshot: Snapshot, row: Row) -> str:
     heard_at, phase = values.number(row.get("updated_at")), row.get("phase")
     silent_s = 0.0 if heard_at is None else snapshot.now - heard_at
-    if _is_quiet(snapshot, row) or silent_s > STALE_AFTER_S:
+    is_stuck = "stuck_s" in report.metrics(row)  # it says so itself
+    if silent_s > (STALE_AFTER_S if is_stuck else STUCK_REPORT_S):
         return f"has not answered for {values.duration(silent_s)}; {_replaced(snapshot)}"
     return f"is slow: {phase}" if isinstance(phase, str) and phase else "is slow"
 

@@ -31,7 +31,7 @@ LOOKS = 5
 FORGOTTEN = (
     "they are of processes that have been replaced since, and the shards have forgotten those"
 )
-MUTE = "the servers that had them live, and keep nothing that can be read"
+MUTE = 'the servers that had them live, and keep nothing that can be read (durability = "none")'
 GONE = "the checkpoint that the run went back to then is not there any more"
 Table = dict[tuple[int, int], int]
 """(slot, epoch) -> pushes that were taken."""

@@ -153,6 +153,19 @@ def test_pruning_keeps_the_newest_good_one_and_the_one_that_is_being_written(sav
     assert "kept  checkpoint 2 is damaged; to remove: dlctl checkpoint prune --damaged" in ended.err
 
 
+def test_a_damaged_one_does_not_count_as_one_that_is_kept(saved, dlctl_command):
+    run = saved[0].parents[1]
+    newest = save(run, 3000, 3)
+    (saved[1] / "shard-1.safetensors").write_bytes(b"damaged")
+    ended = dlctl_command("checkpoint", "prune", "--keep", "2")
+    assert (ended.code, ended.out) == (0, "")
+    assert "kept  3 (the newest good one) and 1 older one" in ended.err
+    assert "kept  checkpoint 2 is damaged" in ended.err
+    ended = dlctl_command("checkpoint", "prune", "--keep", "1", "--damaged")
+    assert len(ended.out.splitlines()) == 2
+    assert [path.exists() for path in (*saved, newest)] == [False, False, True]
+
+
 def test_pruning_removes_what_is_damaged_if_it_is_told_to_and_nothing_else(saved, dlctl_command):
     (saved[1] / "shard-1.safetensors").write_bytes(b"damaged")
     writing = checkpoints.create(saved[0].parents[1], 3000, 3)

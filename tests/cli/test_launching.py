@@ -110,18 +110,46 @@ def test_fresh_names_the_shards_that_a_failed_run_still_holds(job, own_place, pl
     assert f"dlctl stop --kill -j {directory.name}" in err
 
 
-def test_a_damaged_checkpoint_is_skipped_and_said_so(job, own_place, play, dlctl_command):
+def cut_newest_checkpoint(directory: Path) -> None:
+    shard = sorted(directory.glob("ckpt/*/shard-0.safetensors"))[-1]
+    shard.write_bytes(shard.read_bytes()[:-1])
+
+
+def test_a_damaged_checkpoint_is_skipped_and_that_is_said_now_and_in_the_events(
+    job, own_place, play, dlctl_command
+):
+    play("start", "ready", "forever")
+    for _ in range(2):
+        dlctl_command("start", "job.toml")
+        dlctl_command("stop")
+    cut_newest_checkpoint(Path(the_run(own_place)["directory"]))
+    code, _, err = dlctl_command("start", "job.toml")
+    assert (code, "cut off" in err) == (0, True)
+    assert "from step 50" in err
+    shown = dlctl_command("events", "--kind", "resumed").out.splitlines()
+    assert shown[0].endswith("resumed from the checkpoint at step 50")
+    assert shown[1].endswith(
+        "resumed from the checkpoint at step 50: 50 steps are done again, because checkpoint 2 is "
+        "damaged"
+    )
+
+
+def test_no_new_run_begins_in_silence_when_all_checkpoints_are_damaged(
+    job, own_place, play, dlctl_command
+):
     play("start", "ready", "forever")
     dlctl_command("start", "job.toml")
     dlctl_command("stop")
-    directory = Path(the_run(own_place)["directory"])
-    (shard,) = directory.glob("ckpt/*/shard-0.safetensors")
-    shard.write_bytes(shard.read_bytes()[:-1])
+    run = the_run(own_place)
+    cut_newest_checkpoint(Path(run["directory"]))
     code, _, err = dlctl_command("start", "job.toml")
-    assert code == 0
+    assert code == 1
+    assert f"{run['run_id']} cannot go on: its only checkpoint is damaged" in err
     assert "cut off" in err
-    assert "has no checkpoint to go on from; a new run begins" in err
-    assert len(list((own_place / "runs").iterdir())) == 2
+    assert f"next: dlctl checkpoint verify -j {run['run_id']}" in err
+    assert "a new run: dlctl start --fresh job.toml" in err
+    assert (len(list((own_place / "runs").iterdir())), the_run(own_place)) == (1, run)
+    assert dlctl_command("start", "--fresh", "job.toml").code == 0
 
 
 def test_another_optimizer_cannot_go_on_from_the_checkpoint(job, play, dlctl_command):

@@ -164,7 +164,8 @@ def test_failed_shows_the_present_life_of_a_daemon_that_hangs(run, dlctl_command
     run.run(updated_at=time.time() + 60)
     run.daemon(
         "worker-1", state="slow", incarnation=2, phase="in one batch for 22 s",
-        updated_at=time.time(), last_exit={"code": -9, "text": "killed by SIGKILL", "at": AT},
+        updated_at=time.time(), metrics={"stuck_s": 22.0},
+        last_exit={"code": -9, "text": "killed by SIGKILL", "at": AT},
     )  # fmt: skip
     assert shown(dlctl_command("logs", "--failed").out) == [
         ("worker-1", "INFO  here again"),

@@ -16,7 +16,9 @@ from identity import ME, identity
 from remains import keep, remember, save
 
 from dlctl import config, rundb, states
-from dlctl.cli import belonging
+from dlctl.cli import belonging, live
+from dlctl.cli.recovering import is_back, whom
+from dlctl.cli.snapshot import load
 from dlctl.rundb import RunDb
 
 
@@ -71,7 +73,64 @@ def test_with_memory_and_all_shards_it_goes_on_and_nothing_is_lost(dead, dlctl_c
     out = dlctl_command("recover", "--dry-run").out
     assert "cause       coordinator: gone (pid" in out
     assert "server-0    its state can be used, version 41" in out
-    assert "it goes on where it was: nothing is lost" in out
+    assert "it goes on where it was: nothing is lost\n" in out
+    assert out.splitlines()[-1] == "  next        dlctl recover -j recover-7f3a"
+
+
+def test_only_what_may_be_a_cause_is_told_as_one(dead, dlctl_command):
+    remember(dead)
+    at = "2025-06-15T15:06:40Z"
+    dead.log("coordinator", 1, {"ts": at, "level": "info", "msg": "step 12232: accuracy 0.9995"})
+    out = dlctl_command("recover", "--dry-run").out
+    assert "accuracy" not in out
+    assert "its log says nothing of it, as after SIGKILL or a power failure" in out
+    dead.log("coordinator", 1, {"ts": at, "level": "error", "msg": "no room on the disk"})
+    dead.log("coordinator", 1, "Traceback (most recent call last):", "OSError: 28")
+    out = dlctl_command("recover", "--dry-run").out
+    assert "as after SIGKILL" not in out
+    told = [line.partition(" | ")[2] for line in out.splitlines() if " | " in line]
+    assert told == ["no room on the disk", "Traceback (most recent call last):", "OSError: 28"]
+
+
+def fail(dead, job, reason: str, *, was_at_work: bool) -> None:
+    """The run has ended itself, for this reason."""
+    step = 90 if was_at_work else 0
+    remember(dead, *(["server-0"] if was_at_work else []), state="failed", step=step)
+    if was_at_work:
+        keep(dead, 0, version=41, deliveries=[])
+    else:
+        dead.db.put_memory({"run": ["failed", reason, None]})
+        dead.daemon("server-0", state="stopped", pid=None)
+    dead.run(state="failed", reason=reason, step=step, job_file=str(job))
+
+
+def test_what_the_users_code_has_raised_it_will_raise_again(dead, job, dlctl_command):
+    reason = f"worker-0: task.loss raised KeyError: 'labels' ({job.parent}/train.py:45); look there"
+    fail(dead, job, reason, was_at_work=True)
+    lines = dlctl_command("recover", "--dry-run", str(dead.path)).out.splitlines()
+    result = "it goes on where it was: nothing is lost. It will fail again until train.py:45 is"
+    assert lines[-2] == f"  result      {result} corrected"
+    assert lines[-1] == (
+        "  next        correct train.py:45 first, then dlctl recover -j recover-7f3a"
+    )
+
+
+def test_a_run_that_never_got_to_work_is_not_told_to_go_on_where_it_was(dead, job, dlctl_command):
+    reason = (
+        f"worker-0: importing train.py raised ImportError: no tensors ({job.parent}/train.py:4)"
+    )
+    fail(dead, job, reason, was_at_work=False)
+    out = dlctl_command("recover", "--dry-run", str(dead.path)).out
+    assert "server-0    there is nothing of it yet" in out
+    assert "nothing is lost" not in out
+    assert f"it never got to work: {reason}; it starts again. It will fail again until" in out
+    assert "correct train.py:4 first, then " in out.splitlines()[-1]
+    found = look(dlctl_command, str(dead.path))
+    assert (found["was_at_work"], found["next"].startswith("correct train.py:4")) == (False, True)
+
+    dead.run(reason="not ready in time; waiting for worker-0 (building the model)")
+    out = dlctl_command("recover", "--dry-run", str(dead.path)).out
+    assert "It will fail again unless that is mended" in out
 
 
 def test_a_server_that_never_had_a_shard_needs_no_state(dead, dlctl_command):
@@ -133,7 +192,7 @@ def test_the_next_coordinator_finds_a_living_run_with_its_memory(dead, job, play
     remember(dead, "server-0")
     keep(dead, 0, version=1, deliveries=[])
     dead.run(state="failed", reason="worker-0: boom", ended_at=5.0, control="ipc:///gone")
-    dead.daemon("server-0", state="running").daemon("worker-0", state="running")
+    dead.daemon("server-0", state="running", phase="serving").daemon("worker-0", state="running")
     play("start", "ready", "forever")
     ended = dlctl_command("recover", str(dead.path))
     assert ended.code == 0, ended.err
@@ -147,7 +206,7 @@ def test_the_next_coordinator_finds_a_living_run_with_its_memory(dead, job, play
 
 def test_workers_that_were_all_quarantined_are_brought_back(dead, job, play, dlctl_command):
     remember(dead, worker_0="quarantined", worker_1="quarantined")
-    dead.daemon("server-0", state="running")
+    dead.daemon("server-0", state="running", phase="serving")
     play("start", "ready", "forever")
     assert dlctl_command("recover", str(dead.path)).code == 0
     kept = dead.db.memory()
@@ -162,6 +221,63 @@ def test_from_a_checkpoint_it_begins_with_the_job_as_it_was(dead, job, play, dlc
     assert ended.code == 0, ended.err
     assert "60 steps done again" in ended.out
     assert (dead.db.run()["resume"], dead.db.memory()) == (str(saved), {})
+    (event,) = [event for event in dead.db.events() if event["kind"] == "resumed"]
+    assert event["text"] == (
+        "resumed from the checkpoint at step 30: 60 steps are done again, 40 updates are lost, "
+        "because server-0 is gone and has left no state"
+    )
+
+
+def test_the_events_say_why_a_run_went_back_as_far_as_it_did(dead, job, play, dlctl_command):
+    remember(dead, "server-0")
+    keep(dead, 0, version=41, deliveries=[])
+    save(dead, step=30, number=1, version=20)
+    damaged = save(dead, step=60, number=2, version=30)
+    (damaged / "shard-0.safetensors").write_bytes(b"cut")
+    play("start", "ready", "forever")
+    assert dlctl_command("recover", "--from-checkpoint", str(dead.path)).code == 0
+    (event,) = [event for event in dead.db.events() if event["kind"] == "resumed"]
+    assert event["text"].endswith("because that was asked for, and checkpoint 2 is damaged")
+
+
+def row(state: str, **values: object) -> dict:
+    return {"name": "server-0", "state": state, **values}
+
+
+def snapshot_of(dead, *rows: dict, led: bool = True):
+    dead.run(state="running", updated_by=ME["pid_start"] if led else "before", **ME)
+    for values in rows:
+        dead.db.put_daemon(values["name"], values)
+    dead.db.commit()
+    return load(dead.path)
+
+
+def test_a_run_is_back_when_all_daemons_have_reported_to_the_new_coordinator(dead):
+    """It takes over that they were running, also of those that died together with it."""
+    stopped = snapshot_of(dead, row("stopped"), led=False)
+    assert (is_back(stopped), whom(stopped)) == (False, "coordinator (starting)")
+    taken_over = snapshot_of(dead, row("running", phase="", metrics={}))
+    assert (is_back(taken_over), whom(taken_over)) == (False, "server-0 (not heard yet)")
+    dies = snapshot_of(dead, row("backoff"))
+    assert (is_back(dies), whom(dies)) == (False, "server-0 (is started again)")
+    worker = {"name": "worker-0", "state": "starting", "phase": "importing torch"}
+    waits = row("starting", phase="waiting for the size of the model", waiting_for="worker-0")
+    starting = snapshot_of(dead, {**waits, "waiting_since": 5.0}, worker)
+    assert (is_back(starting), whom(starting)) == (False, "worker-0 (importing torch)")
+    worker = {"name": "worker-0", "state": "quarantined"}
+    back = snapshot_of(dead, row("running", phase="serving"), worker)
+    assert (is_back(back), whom(back)) == (True, "")
+
+
+def test_a_wait_is_told_when_it_changes_and_not_when_time_passes(capsys):
+    progress = live.Plain()
+    for tenth in range(30):
+        late = "server-0 (starting)" if tenth < 20 else "worker-0 (importing torch)"
+        progress.phase("recovering", late, tenth / 10)
+    assert capsys.readouterr().err.splitlines() == [
+        "recovering  waiting for server-0 (starting)",
+        "recovering  waiting for worker-0 (importing torch)",
+    ]
 
 
 def test_a_coordinator_that_dies_at_once_is_an_error_with_its_last_words(

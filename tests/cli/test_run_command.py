@@ -55,7 +55,7 @@ def test_ctrl_c_saves_stops_and_ends_with_130(job, own_place, play):
     assert "stopping: the last steps, a checkpoint, the end; Ctrl-C again kills at once" in err
     assert "draining: worker-0" in err
     assert "stopped (stopped by Ctrl-C)" in out
-    assert "go on from the last checkpoint" in err
+    assert "goes on from the" in err
     run = the_run(own_place)
     assert (run["state"], run["step"]) == ("stopped", 50)
     assert len(checkpoints.complete(Path(run["directory"]))) == 1
@@ -76,8 +76,8 @@ def test_a_second_ctrl_c_kills(job, own_place, play, monkeypatch):
     run = the_run(own_place)
     assert not psutil.pid_exists(run["pid"])
     assert "checkpoint" not in run
-    assert "train anew: there is no checkpoint to go on from" in err
-    assert "go on from the last checkpoint" not in err
+    assert "begins anew: there is no checkpoint to go on from" in err
+    assert "goes on from the" not in err
 
 
 def test_two_ctrl_c_within_a_moment_are_two(job, own_place, play, monkeypatch):

@@ -122,7 +122,7 @@ def restarting(run, state="running"):
                 number = row["incarnation"] + 1
                 db.put_daemon(name, {**row, "incarnation": number, "state": state})
             if "coordinator" in q.arguments["names"]:
-                db.put_run(incarnation=2, updated_at=time.time(), **ME)
+                db.put_run(incarnation=2, updated_at=time.time(), updated_by=ME["pid_start"], **ME)
             db.commit()
         return [done(q, restarting=q.arguments["names"])]
 

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from identity import ME, identity
+from identity import ME, OF_ANOTHER_BOOT, identity
 
 from dlctl.cli import troubles
 
@@ -48,7 +48,7 @@ def test_the_slowest_worker_of_a_barrier_is_the_root(run, dlctl_command):
     )  # fmt: skip
     for index in (0, 1):
         worker(run, index, phase="pushing", waiting_for="server-0", waits_s=11.1)
-    worker(run, 2, state="slow", phase="in one batch for 13 s")
+    worker(run, 2, state="slow", phase="in one batch for 13 s", metrics={"stuck_s": 13.0})
     out = dlctl_command("why").out.splitlines()
     assert out[0] == "worker-2 is slow: in one batch for 13 s"
     assert out[1] == "   next: dlctl restart worker-2 -j digits-7f3a"
@@ -130,6 +130,10 @@ def test_a_worker_that_was_killed_a_moment_ago_is_told_of_at_once(run, dlctl_com
     ("text", "sentence"),
     [
         ("exit 1", "ended with exit 1 3.0s ago"),
+        (
+            "killed by SIGKILL (out of memory: 9 MiB)",
+            "was killed by SIGKILL (out of memory: 9 MiB) 3.0s ago",
+        ),
         ("killed: no word for 15 s", "was killed 3.0s ago: no word for 15 s"),
         ("gone; nobody saw how it ended", "ended 3.0s ago: gone; nobody saw how it ended"),
         ("", "was killed by SIGTERM 3.0s ago"),
@@ -176,6 +180,14 @@ def test_a_frozen_coordinator_is_not_answering_everywhere(run, dlctl_command):
     assert why.out.startswith(f"everybody waits for the coordinator: it {said}")
     assert f"next: kill -9 {frozen.pid}" in why.out
     assert said in failed.out
+
+
+def test_a_coordinator_that_has_yet_to_say_its_first_word_is_starting(run, dlctl_command):
+    run.run(updated_by=OF_ANOTHER_BOOT, incarnation=2)
+    assert "· coordinator has died or was restarted; the next one" in dlctl_command("status").out
+    assert "everybody waits for the coordinator: it has died" in dlctl_command("why").out
+    run.run(updated_by=ME["pid_start"])
+    assert dlctl_command("why").out.startswith("nobody waits")
 
 
 def test_a_dead_coordinator_is_the_root(run, dlctl_command):

@@ -263,6 +263,19 @@ def test_a_new_log_never_replaces_one_with_updates_of_the_same_run(tmp_path, mon
         let_go(again)
 
 
+def test_not_even_a_damaged_log_is_replaced_if_there_were_updates_in_it(tmp_path):
+    shard = begun(tmp_path / "state")
+    train(shard, deltas(2))
+    let_go(shard)
+    (journal,) = (tmp_path / "state").glob("*.journal-*")
+    damaged = bytearray(journal.read_bytes())
+    damaged[50] ^= 1
+    journal.write_bytes(damaged)
+    with pytest.raises(Unusable, match="a new one must not replace it"):
+        DiskLogs(tmp_path / "state", lambda name: None).create(SPEC)
+    assert journal.read_bytes() == damaged
+
+
 def test_a_log_with_first_values_only_or_of_another_run_is_replaced(tmp_path):
     """A server may die while it takes its values from a checkpoint; the next one does it again."""
     for _ in range(2):

@@ -1,0 +1,58 @@
+"""Which checkpoint a command is about, and what is said of those that are damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dlctl import checkpoints, manifest
+from dlctl.cli import console, lineage, pick, values
+from dlctl.cli.snapshot import Snapshot
+from dlctl.errors import NotFound, UsageError
+
+
+def chosen(text: str, job: str | None) -> Path:
+    """A checkpoint by its path, its number within the run, its step, or "latest" (the newest good
+    one). The newest one of that step, if several have it.
+
+    Raises NotFound if there is no such checkpoint, UsageError if it is none of these.
+    """
+    if (Path(text) / manifest.MANIFEST).is_file():
+        return Path(text).absolute()
+    snapshot = pick.pick(job)
+    if text == "latest":
+        return _newest_good(snapshot)
+    found = checkpoints.finished(snapshot.directory)
+    for directory in found:
+        if text in (directory.name, str(checkpoints.number(directory)[0])):
+            return directory
+    of_step = [d for d in found if text.isascii() and text == str(checkpoints.number(d)[1])]
+    if of_step:
+        return of_step[-1]
+    if not text.isascii() or not text.isdigit():
+        raise UsageError(f'"{text}" is no checkpoint directory: it has no {manifest.MANIFEST}')
+    known = ", ".join(str(checkpoints.number(directory)[0]) for directory in found) or "none"
+    raise NotFound(f"{snapshot.run_id} has no checkpoint of number or step {text}; known: {known}")
+
+
+def _newest_good(snapshot: Snapshot) -> Path:
+    """With a warning if newer ones had to be passed over."""
+    problems: list[str] = []
+    good = checkpoints.newest_good(snapshot.directory, problems.append)
+    if good is None:
+        raise NotFound(
+            "\n  ".join([f"{snapshot.run_id} has no good checkpoint", *problems]),
+            hint=f"dlctl checkpoint ls -j {snapshot.run_id}",
+        )
+    if problems:
+        number, step = checkpoints.number(good[0])
+        console.warn(
+            f"{lineage.skipped(snapshot.directory, good[0])}: {number} (step {values.count(step)}) "
+            "is taken instead\n" + "\n".join(f"  {problem}" for problem in problems)
+        )
+    return good[0]
+
+
+def visible_damage(run_directory: Path) -> dict[Path, list[str]]:
+    """What a quick look finds wrong with the checkpoints of a run, newest last; [] if nothing."""
+    found = checkpoints.finished(run_directory)
+    return {path: checkpoints.verify(path, hashes=False) for path in found}

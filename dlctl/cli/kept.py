@@ -1,0 +1,45 @@
+"""What the servers of a run keep of their shards, in memory or on disk, seen from outside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlctl.cli.snapshot import Snapshot, read_job
+
+if TYPE_CHECKING:
+    from dlctl.config import Servers
+
+
+def bytes_held(snapshot: Snapshot) -> int:
+    """What the states of this run take; 0 if its job cannot be read."""
+    from dlctl import states  # here and below, because it takes numpy along
+
+    servers = _servers(snapshot)
+    return 0 if servers is None else states.bytes_held(snapshot.directory, servers)
+
+
+def shards(snapshot: Snapshot) -> int:
+    """How many shards there are states of."""
+    from dlctl import states
+
+    servers = _servers(snapshot)
+    return 0 if servers is None else len(states.kept(snapshot.directory, servers))
+
+
+def remove(snapshot: Snapshot) -> None:
+    """Remove what servers that were killed have left; what a living one has open stays."""
+    from dlctl import states
+
+    servers = _servers(snapshot)
+    if servers is not None:
+        states.remove(snapshot.directory, servers)
+
+
+def _servers(snapshot: Snapshot) -> Servers | None:
+    """None for a job of another version."""
+    from dlctl import config
+
+    try:
+        return config.from_dict(config.JobFile, read_job(snapshot.directory)).servers
+    except (KeyError, TypeError):
+        return None

@@ -1,0 +1,240 @@
+"""The files of a shard are removed under a living server, as a logout may do it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daemons.server import keeping, statefile, watching
+from daemons.server.watching import Watch
+from dlctl import messages as m
+from dlctl import states
+from dlctl.config import Servers
+from dlctl.messages import APPLIED
+from dlctl.shards.base import Shard, no_point
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
+from kept import adagrad, dense, plain, snapshot, spec_of
+from test_server_process import SIZE, MakeRun, make_run
+
+__all__ = ["make_run"]
+
+SPEC = spec_of(adagrad(), 1000)
+SHARED, ON_DISK = "fast", "state"
+
+
+class Kept:
+    """A shard in files, the chore that looks after them, and a shard that nothing happens to."""
+
+    def __init__(self, run: Path, durability: str) -> None:
+        self.run = run
+        self.servers = Servers(durability=durability)  # type: ignore[arg-type]
+        self.storages: Any = keeping.storages(run, self.servers, no_point)
+        self.shard = Shard(adagrad(), self.storages.create(SPEC))
+        self.model = plain(adagrad(), SPEC)
+        self.watch = Watch(self.storages, run)
+
+    def push(self, number: int) -> None:
+        for shard in (self.shard, self.model):
+            shard.apply(dense(number, SPEC.size))
+            shard.commit({"number": number})
+
+    def place(self) -> Path:
+        (kept,) = states.kept(self.run, self.servers)
+        assert kept.in_use
+        return kept.path.parent
+
+    def die(self) -> None:
+        """As a kill -9 does it: the locks are gone, and nothing else happens."""
+        log = getattr(self.storages, "_log", None)
+        (log.close if log is not None else self.storages._close)()
+
+    def found(self) -> tuple[Any, Any]:
+        """What the next server finds."""
+        storages = keeping.storages(self.run, self.servers, no_point)
+        shard = Shard(adagrad(), storages.reopen(SPEC))
+        return shard, shard.resume()
+
+
+MakeKept = Callable[[str], Kept]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeKept:
+    """Shards whose preferred place is a directory of the test."""
+    run = tmp_path / "run-1"
+    run.mkdir()
+    monkeypatch.setattr(watching, "LOOK_S", 0.0)
+    monkeypatch.setattr(states, "shared_memory", lambda: tmp_path / SHARED)
+    monkeypatch.setattr("daemons.server.files.LOCK_S", 0.1)
+    return lambda durability: Kept(run, durability)
+
+
+def removals(kept: Kept) -> dict[str, Callable[[], None]]:
+    place = kept.place()
+    ways: dict[str, Callable[[], None]] = {"directory": lambda: shutil.rmtree(place)}
+    for path in place.iterdir():
+        kind = path.name.partition(".")[2].partition("-")[0]
+        ways[kind] = path.unlink
+    return ways
+
+
+@pytest.mark.parametrize(
+    ("durability", "what"),
+    [
+        ("process", "state"), ("process", "directory"), ("disk", "base"), ("disk", "journal"),
+        ("disk", "lock"), ("disk", "directory"),
+    ],
+)  # fmt: skip
+def test_what_was_removed_is_put_back_and_the_death_of_the_server_loses_nothing(
+    make: MakeKept, caplog: pytest.LogCaptureFixture, durability: str, what: str
+) -> None:
+    kept = make(durability)
+    for number in range(3):
+        kept.push(number)
+    place = kept.place()
+    removals(kept)[what]()
+    with caplog.at_level(logging.WARNING, "dlctl"):
+        kept.watch()
+    (line,) = caplog.messages
+    assert "RemoveIPC" in line
+    assert "loginctl enable-linger" in line
+    assert str(place) in line
+    assert kept.place() == place
+    kept.push(3)
+    kept.watch()
+    kept.die()
+    again, meta = kept.found()
+    assert snapshot(again) == snapshot(kept.model)
+    assert meta == {"number": 3}
+    assert len(caplog.messages) == 1
+
+
+def test_a_state_that_is_removed_again_moves_to_the_other_place(make: MakeKept) -> None:
+    kept = make("process")
+    kept.push(0)
+    shared, on_disk = states.places(kept.run, kept.servers)
+    for number, expected in enumerate([shared, on_disk, on_disk, on_disk], 1):
+        shutil.rmtree(kept.place())
+        kept.watch()
+        kept.push(number)
+        assert kept.place() == expected
+    kept.die()
+    again, meta = kept.found()
+    assert (snapshot(again), meta) == (snapshot(kept.model), {"number": 4})
+
+
+def test_without_room_where_it_was_it_moves_to_the_other_place(
+    make: MakeKept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = make("process")
+    kept.push(0)
+    shutil.rmtree(kept.place())
+    monkeypatch.setattr(statefile, "MARGIN_BYTES", 2**60)
+    kept.watch()
+    assert kept.place() == kept.run / ON_DISK
+    kept.push(1)
+    kept.die()
+    assert snapshot(kept.found()[0]) == snapshot(kept.model)
+
+
+@pytest.mark.parametrize("durability", ["process", "disk"])
+def test_if_it_cannot_be_put_back_that_is_said_once_and_tried_again(
+    make: MakeKept, caplog: pytest.LogCaptureFixture, durability: str
+) -> None:
+    kept = make(durability)
+    kept.push(0)
+    in_the_way = list(states.places(kept.run, kept.servers))
+    shutil.rmtree(kept.place())
+    for place in in_the_way:
+        place.parent.mkdir(exist_ok=True)
+        place.touch()
+    for number in (1, 2):
+        kept.watch()
+        if durability == "process":
+            kept.push(number)
+    (line,) = caplog.messages
+    assert "was removed and cannot be put back" in line
+    for place in in_the_way:
+        place.unlink()
+    kept.watch()
+    assert "is in " in caplog.messages[-1]
+    kept.push(3)
+    kept.die()
+    assert snapshot(kept.found()[0]) == snapshot(kept.model)
+
+
+@pytest.mark.parametrize(("durability", "name"), [("process", "state"), ("disk", "lock")])
+def test_the_state_of_a_server_that_has_replaced_this_one_is_not_touched(
+    make: MakeKept, caplog: pytest.LogCaptureFixture, durability: str, name: str
+) -> None:
+    kept = make(durability)
+    kept.push(0)
+    place = kept.place()
+    shutil.rmtree(place)
+    successor = Kept(kept.run, durability)
+    before = {path.name: path.read_bytes() for path in place.iterdir()}
+    kept.watch()
+    (line,) = caplog.messages
+    assert "something else has taken the place" in line
+    assert f"shard-0.{name}" in line
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == before
+    successor.push(5)
+    successor.die()
+    assert snapshot(successor.found()[0]) == snapshot(successor.model)
+
+
+@pytest.mark.parametrize("durability", ["process", "disk", "none"])
+def test_nothing_comes_back_of_a_run_that_is_over_or_was_removed(
+    make: MakeKept, durability: str
+) -> None:
+    kept = make(durability)
+    kept.push(0)
+    kept.watch()
+    kept.storages.discard()
+    kept.watch()
+    assert states.kept(kept.run, kept.servers) == []
+    again = make(durability)
+    again.push(0)
+    for directory in (again.run, *states.places(again.run, again.servers)):
+        shutil.rmtree(directory, ignore_errors=True)
+    again.watch()
+    assert not again.run.exists()
+    assert states.kept(again.run, again.servers) == []
+
+
+@pytest.mark.parametrize("durability", ["process", "disk"])
+def test_a_real_server_puts_its_files_back_and_its_successor_has_every_push(
+    make_run: MakeRun, durability: str
+) -> None:
+    run = make_run(durability, "none")
+    run.start(keep=False)
+    run.join()
+    run.initialise()
+    run.push(0)
+    assert run.is_acknowledged((APPLIED,))
+    (kept,) = states.kept(run.directory, run.servers)
+    shutil.rmtree(kept.path.parent)
+    while not [k for k in states.kept(run.directory, run.servers) if not k.problem]:
+        run.coordinator.wait_for(m.Report)  # about once a second
+    run.push(1)
+    assert run.is_acknowledged((APPLIED,))
+    os.kill(run.processes[-1].pid, signal.SIGKILL)
+    run.processes[-1].wait()
+    assert run.start(keep=True).initialised
+    run.join()
+    parameters = run.fetch()
+    assert parameters.version == 2
+    assert np.flatnonzero(parameters.values).tolist() == [0, 1]
+    assert parameters.values.size == SIZE
+    log = next((run.directory / "logs").glob("server-0.1.jsonl")).read_text()
+    assert "RemoveIPC" in log
