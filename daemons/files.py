@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from daemons.loop import Loop
 from dlctl import checkpoints
@@ -41,7 +42,7 @@ class Files:
         }
         for extra in effect.extras:
             arrays[extra] = checkpoints.read_extra(directory, manifest, extra)
-        return ArraysLoaded(arrays, manifest["shards"][0]["state"])
+        return ArraysLoaded(arrays, _state_of(manifest, effect.lo, effect.hi))
 
     def _save(self, effect: SaveArrays) -> None:
         sha256, nbytes, error = "", 0, ""
@@ -53,3 +54,13 @@ class Files:
         except Exception as failure:
             error = f"a bug in dlctl: {type(failure).__name__}: {failure}"
         self._loop.post(ArraysSaved(effect.checkpoint, sha256, nbytes, error))
+
+
+def _state_of(manifest: dict[str, Any], lo: int, hi: int) -> dict[str, Any]:
+    """What was kept besides the vectors: of the same slice, or of the first one if it was cut
+    otherwise; the optimiser's counters are the same in all.
+    """
+    shards = manifest["shards"]
+    same = [shard for shard in shards if (shard["lo"], shard["hi"]) == (lo, hi)]
+    state: dict[str, Any] = (same or shards)[0]["state"]
+    return state

@@ -40,7 +40,7 @@ def _trouble(snapshot: Snapshot, trouble: Trouble, row: Row) -> list[str]:
     old = "; what is above is old" if is_silent else ""
     shown = [f"{mark} {console.escape(trouble.name)} {console.escape(trouble.what + old)}"]
     shown += [f"       | {console.escape(word)}" for word in _last_words(row)]
-    if trouble.next and not _is_told_by_the_run(snapshot, trouble):
+    if trouble.next and snapshot.is_live and not _is_told_by_the_run(snapshot, trouble):
         shown.append(f"       next: {console.escape(trouble.next)}")
     return shown
 

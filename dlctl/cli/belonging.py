@@ -121,12 +121,21 @@ def claimed(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def has_unknown_coordinator(snapshot: Snapshot) -> bool:
-    """Whether a coordinator holds this run that is not the one on record."""
+def refuse_unknown_coordinator(snapshot: Snapshot) -> None:
+    """Raises DlctlError if a coordinator holds this run that is not the one on record."""
+    if _has_unknown_coordinator(snapshot):
+        raise DlctlError(
+            f"a coordinator that is not on record holds {snapshot.run_id}",
+            where=str(snapshot.directory / runs.LOCK),
+            hint=f"dlctl status -j {snapshot.run_id}",
+        )
+
+
+def _has_unknown_coordinator(snapshot: Snapshot) -> bool:
     if processes.is_alive(snapshot.run.get("pid"), snapshot.run.get("pid_start")):
         return False
     try:
-        descriptor = os.open(snapshot.directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(snapshot.directory / runs.LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:

@@ -176,12 +176,6 @@ def _act(findings: Findings, limit_s: float | None, from_checkpoint: bool) -> bo
 
     if findings.way in (recovery.HEALTHY, recovery.OVER):
         return False
-    if not findings.snapshot.is_live and _is_held(findings.snapshot):
-        raise DlctlError(
-            f"a coordinator that is not on record holds {findings.snapshot.run_id}",
-            where=str(findings.snapshot.directory / "lock"),
-            hint=f"dlctl status -j {findings.snapshot.run_id}",
-        )
     began = time.monotonic()
     if findings.way == recovery.RESUME:
         asked = "that was asked for" if from_checkpoint else ""
@@ -201,12 +195,6 @@ def _act(findings: Findings, limit_s: float | None, from_checkpoint: bool) -> bo
         console.escape(f"{snapshot.run_id} is {snapshot.state} again, at step {step}, after {took}")
     )
     return True
-
-
-def _is_held(snapshot: Snapshot) -> bool:
-    from dlctl.cli import belonging
-
-    return belonging.has_unknown_coordinator(snapshot)
 
 
 def _give(data: dict[str, Any], as_json: bool, done: bool) -> None:

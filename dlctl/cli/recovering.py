@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 
 from dlctl import runs
-from dlctl.cli import arriving, lineage, recovery, stop
+from dlctl.cli import arriving, belonging, lineage, recovery, stop
 from dlctl.cli.launching import Launched, explained, resume_keys, start_coordinator
 from dlctl.cli.recovery import Findings
 from dlctl.cli.snapshot import ENDED, Snapshot, load
@@ -27,6 +27,7 @@ def go_on(findings: Findings) -> Launched:
     Raises DlctlError if the directory cannot be written or the process not be started.
     """
     snapshot = findings.snapshot
+    belonging.refuse_unknown_coordinator(snapshot)
     directory = snapshot.directory
     memory = recovery.read_memory(directory)
     state, _, released = memory["run"]
@@ -38,7 +39,7 @@ def go_on(findings: Findings) -> Launched:
     with explained(directory):
         with closing(RunDb(directory)) as db:
             db.put_run(**keys)
-            db.put_memory(_brought_back(memory))
+            db.put_memory(_brought_back(memory) | _known_to_have_served(findings, memory))
             db.commit()
         runs.socket_address(directory.name, "coordinator")
         runs.register(directory)
@@ -64,6 +65,15 @@ def _brought_back(memory: Json) -> Json:
     return {key: {**value, "state": "stopped"} for key, value in workers.items()}
 
 
+def _known_to_have_served(findings: Findings, memory: Json) -> Json:
+    """A power loss may have taken the note that a shard has had a server, and left its journal: the
+    next server must go on with that.
+    """
+    kept = {shard.name for shard in findings.shards if shard.path and shard.version}
+    rows = {f"daemon/{name}": memory.get(f"daemon/{name}") for name in kept}
+    return {key: {**row, "has_served": True} for key, row in rows.items() if row}
+
+
 def resume(findings: Findings, why: str = "") -> Launched:
     """Start the run again from the checkpoint that was found. What is still there is ended first.
 
@@ -74,6 +84,7 @@ def resume(findings: Findings, why: str = "") -> Launched:
 
     assert findings.checkpoint is not None
     snapshot = findings.snapshot
+    belonging.refuse_unknown_coordinator(snapshot)
     directory = snapshot.directory
     job = recovery.read_jobfile(directory)
     cost = recovery.cost(findings, why)

@@ -120,8 +120,10 @@ def _way(snapshot: Snapshot, obstacles: list[str], from_checkpoint: bool) -> str
     if snapshot.state in ("stopped", "finished"):
         return OVER
     if snapshot.is_live:
-        is_there = has_coordinator(snapshot) or snapshot.run.get("pid") is None
-        return HEALTHY if is_there else SUPERVISED
+        if has_coordinator(snapshot) or snapshot.run.get("pid") is None:
+            return HEALTHY
+        if not from_checkpoint and not obstacles:
+            return SUPERVISED
     if from_checkpoint:
         return RESUME
     return RESUME if obstacles else GO_ON

@@ -80,6 +80,10 @@ class Checkpointing:
     def waiting(self) -> str:
         return ", ".join(sorted(self._current.missing)) if self._current else ""
 
+    def to_json(self) -> Json | None:
+        """{"at": seconds, "waiting": names} of the one that is being made."""
+        return {"at": self._current.begun, "waiting": self.waiting()} if self._current else None
+
     def begin(self, step: int, manifest: Json, now: float, listener: Finished | None) -> None:
         """Begin a checkpoint, or join the one that is under way."""
         if self._current is None:

@@ -5,6 +5,9 @@ expects. It takes strictly that one: an older number was taken before (acknowled
 applied again), a newer one means that something was lost on the way (nothing is applied, the worker
 sends it again). An older epoch is a process that has been replaced: fenced.
 
+What became of a number is kept for a while if it was anything but applied: who asks again, because
+the ack was lost, is told that, and not that it is in the shard.
+
 A push that a barrier holds is taken, but it is in this server's memory only. So what is kept with
 the shard (`to_json`) goes no further than the lowest held one: for the next server it is new again.
 """
@@ -13,11 +16,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
-from dlctl.messages import DUPLICATE, FENCED, GAP, Push
+from dlctl.messages import APPLIED, DUPLICATE, FENCED, GAP, Push
 
 PAST_KEPT = 32
 """Epochs that have been replaced, of which it is still known how far they came."""
+FATES_KEPT = 16
+"""Of a slot; a worker has fewer pushes without an ack at any time."""
 NEW = "new"
 UNKNOWN = "unknown"
 
@@ -30,6 +36,8 @@ class _Slot:
     """Taken and not settled."""
     ahead: set[int] = field(default_factory=set)
     """Beyond `next_seq`, and settled by a server that held a lower one when it died."""
+    fates: dict[int, str] = field(default_factory=dict)
+    """Number -> LATE or REFUSED, of the newest ones that were not applied."""
 
     def skip(self) -> None:
         while self.next_seq in self.ahead:
@@ -89,10 +97,20 @@ class Deliveries:
         if self.is_current(slot, epoch):
             self._slots[slot].held.add(seq)
 
-    def settle(self, slot: int, epoch: int, seq: int) -> None:
-        """A push that was taken, and perhaps held, is settled."""
-        if self.is_current(slot, epoch):
-            self._slots[slot].held.discard(seq)
+    def settle(self, slot: int, epoch: int, seq: int, outcome: str) -> None:
+        """A push that was taken, and perhaps held, is settled: APPLIED, LATE or REFUSED."""
+        if not self.is_current(slot, epoch):
+            return
+        known = self._slots[slot]
+        known.held.discard(seq)
+        if outcome != APPLIED:
+            known.fates[seq] = outcome
+            if len(known.fates) > FATES_KEPT:
+                del known.fates[min(known.fates)]
+
+    def fate(self, push: Push) -> str:
+        """What became of a push that was judged DUPLICATE; that if it is in the shard."""
+        return self._slots[push.slot].fates.get(push.seq, DUPLICATE)
 
     def is_held(self, push: Push) -> bool:
         return self.is_current(push.slot, push.epoch) and push.seq in self._slots[push.slot].held
@@ -104,7 +122,13 @@ class Deliveries:
         """
         return [*self._past, *(_row(slot, known) for slot, known in sorted(self._slots.items()))]
 
-    def load(self, rows: list[list[int]]) -> None:
+    def fates(self) -> list[tuple[int, int, str]]:
+        """[(slot, number, what became of it), ...] of what is not in the shard."""
+        return [
+            (slot, *fate) for slot, known in self._slots.items() for fate in known.fates.items()
+        ]
+
+    def load(self, rows: list[list[int]], fates: list[list[Any]]) -> None:
         """Go on where another server of this shard has left off."""
         newest = {row[0]: row for row in rows}
         self._past.extend(row for row in rows if row is not newest[row[0]])
@@ -112,6 +136,8 @@ class Deliveries:
             slot: _Slot(epoch, next_seq, ahead=set(ahead))
             for slot, epoch, next_seq, *ahead in newest.values()
         }
+        for slot, seq, outcome in fates:
+            self._slots[slot].fates[seq] = outcome
 
     def remember(self, rows: list[list[int]]) -> None:
         """What a checkpoint says of epochs of before: none of them will come back."""

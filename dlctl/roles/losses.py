@@ -155,7 +155,8 @@ class Losses:
         assert daemon.last_exit is not None
         text = f"{name} ended: {daemon.last_exit['text']}"
         kind = "stop" if planned else "exit"
-        self.desk.event(kind, name, text, last_lines=[] if planned else list(end.last_lines[-5:]))
+        last_lines = [] if planned else list(end.last_lines[-5:])
+        self.desk.event(kind, name, text, last_lines=last_lines, incarnation=end.incarnation)
         self.of.overview.due_at = now
         self.of.checkpointing.on_gone(name, now)
         self.of.evaluations.gone(name)

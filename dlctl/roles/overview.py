@@ -47,6 +47,7 @@ class Overview:
             "ended_at": now if over else None,
             "waiting": self.waiting(),
             "checkpoint_error": checkpointing.last_error,
+            "saving": checkpointing.to_json(),
             "settings": {d.name: d.settings for d in of.members.daemons.values() if d.settings},
         }
         if checkpointing.newest is not None:

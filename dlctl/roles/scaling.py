@@ -55,7 +55,9 @@ class Scaling:
         for worker in sorted(staying, key=_leaves_first)[: max(0, before - count)]:
             left.append(worker.name)
             self._leave(worker, REMOVAL, now)
-        self.desk.event("scale", "", f"workers {before} -> {count}", before=before, after=count)
+        if count != before:
+            text = f"workers {before} -> {count}"
+            self.desk.event("scale", "", text, before=before, after=count)
         return {"before": before, "after": count, "starting": started, "leaving": left}
 
     def restart(self, names: list[str], now: float) -> Json:

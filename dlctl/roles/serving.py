@@ -90,7 +90,7 @@ class Serving:
         meta = self.shard.resume()
         if not meta:
             return
-        self.deliveries.load(meta["deliveries"])
+        self.deliveries.load(meta["deliveries"], meta["fates"])
         self._refused.update(dict(meta["refused"]))
         self.side.resume(meta["side"])
         self.initialised = meta["initialised"]
@@ -122,6 +122,7 @@ class Serving:
                 {
                     "initialised": self.initialised,
                     "deliveries": self.deliveries.to_json(),
+                    "fates": self.deliveries.fates(),
                     "refused": sorted(map(list, self._refused.items())),
                     "side": self.side.state(),
                 }
@@ -208,7 +209,8 @@ class Serving:
         else:
             self._count(verdict)
             if not (verdict == DUPLICATE and self.deliveries.is_held(push)):
-                self._ack(peer, push.seq, verdict, slot=push.slot)
+                fate = self.deliveries.fate(push) if verdict == DUPLICATE else verdict
+                self._ack(peer, push.seq, fate, slot=push.slot)
 
     def _take(self, peer: Peer, push: m.Push) -> None:
         try:
@@ -227,6 +229,7 @@ class Serving:
             f"steps {push.first_step}..{push.last_step}): {why}"
         )
         self.deliveries.take(push)
+        self.deliveries.settle(push.slot, push.epoch, push.seq, REFUSED)
         self._count(REFUSED)
         self._refused[push.slot] += 1
         self.commit()
@@ -255,7 +258,7 @@ class Serving:
             if kind == HELD:
                 self.deliveries.hold(slot, epoch, seq)
             else:
-                self.deliveries.settle(slot, epoch, seq)
+                self.deliveries.settle(slot, epoch, seq, kind)
         if at_once or any(outcome.kind != HELD for outcome in outcomes):
             self.commit()
         for outcome in outcomes:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import pytest
 from identity import ME, identity
 
 from dlctl import checkpoints
@@ -101,7 +102,7 @@ def test_early_when_next_to_nothing_is_known(run_directory, dlctl_command):
     code, out, _ = dlctl_command("status")
     assert code == 0
     assert out.startswith("digits-7f3a  pending  up -  step -  epoch -  loss -  - samples/s\n")
-    assert "worker-0         -  starting" in out
+    assert "worker-0 - starting" in " ".join(out.split())
     assert "· worker-0: starting" in out
 
 
@@ -192,6 +193,29 @@ def test_checkpoints_that_keep_failing_are_told_with_the_time_since(run_director
         if number < 2:
             assert "! checkpoint  the last one failed: server-0: disk full" in out
     assert "! checkpoint  failing for 10m0" in out
+
+
+def test_running_takes_a_process_that_is_there(run_directory, dlctl_command):
+    run = run_directory().run(state="running", updated_at=time.time() + 60, **ME)
+    run.daemon("agent-0", **gone())
+    out = dlctl_command("status").out
+    (row,) = (line.split() for line in out.splitlines() if line.startswith("agent-0"))
+    assert row[2] == "gone"
+    assert "! agent-0 is gone" in out
+    assert "that will be noticed in a moment" in out
+
+
+@pytest.mark.parametrize("state", ["slow", "quarantined", "stopped", "failed", "backoff"])
+def test_only_a_daemon_at_work_has_rates(run_directory, dlctl_command, state):
+    run = run_directory().run(state="running", updated_at=time.time() + 60, **ME)
+    rates = {"samples_per_s": 1234.0, "push_bytes_per_s": 5e6, "fetch_bytes_per_s": 6e6}
+    run.daemon("worker-0", state="running", metrics=rates)
+    run.daemon("worker-1", state=state, metrics=rates)
+    well, ill = (
+        line for line in dlctl_command("status").out.splitlines() if line.startswith("worker")
+    )
+    for shown in ("1,234", "5 MB/s", "6 MB/s"):
+        assert (shown in well, shown in ill) == (True, False)
 
 
 def test_a_run_whose_checkpoints_fail_is_not_well(run_directory, dlctl_command):

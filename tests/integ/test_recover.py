@@ -11,6 +11,8 @@ import psutil
 import pytest
 from workplace import Workplace
 
+from dlctl import processes
+
 ENDLESS = "{ steps = 100000000 }"
 SLOW_S = 0.01
 
@@ -53,6 +55,11 @@ def test_a_run_of_which_no_process_is_left_goes_on_where_it_was(dead: Workplace)
     back = dead.dlctl("recover")
     assert back.code == 0, back.err + back.out
     assert "again, at step" in back.err
+    rows = dead.run()["daemons"]
+    assert {row["state"] for row in rows} == {"running"}
+    assert len(processes.living(rows)) == len(rows), "it is back when all of them are there"
+    told = [line for line in back.err.splitlines() if line.startswith("recovering")]
+    assert len(told) == len(set(told)), "the same wait is not told twice"
     assert dead.run()["step"] >= step
     assert all(now >= version[name] for name, now in versions(dead).items())
     dead.until_step(step + 20)
@@ -124,6 +131,11 @@ def test_without_a_shards_state_it_resumes_from_its_checkpoint_and_says_what_is_
     assert back.code == 0, back.err
     assert f"{asked['lost_steps']} steps done again" in back.out
     assert place.run()["step"] >= saved
+    (told,) = place.events("resumed")
+    assert f"at step {saved}: {asked['lost_steps']} steps are done again" in told
+    assert "because server-1 is gone and has left no state" in told
+    checked = place.dlctl("verify")
+    assert (checked.code, "acknowledged pushes" in checked.err) == (1, True)
     assert place.dlctl("stop").code == 0
     place.nothing_left()
 
@@ -221,7 +233,7 @@ def test_recover_does_the_work_of_an_agent_that_does_not(place: Workplace) -> No
     coordinator = place.pid("coordinator")
     os.kill(coordinator, signal.SIGKILL)
     place.until("status tells", lambda: "  recovering (" in place.dlctl("status").out)
-    assert "its agent starts it again" in place.dlctl("why").out
+    assert "its agent starts another one" in place.dlctl("why").out
     back = place.dlctl("recover")
     assert back.code == 0, back.err
     assert place.pid("coordinator") != coordinator

@@ -16,6 +16,8 @@ from dlctl.messages import (
     FENCED,
     GAP,
     HELD,
+    LATE,
+    REFUSED,
     Ack,
     Joined,
     Packed,
@@ -70,7 +72,7 @@ def test_what_is_saved_is_what_is_restored() -> None:
     deliveries, restored = Deliveries(), Deliveries()
     deliveries.join(3, 7)
     deliveries.take(push(3, 7, 0))
-    restored.load(deliveries.to_json())
+    restored.load(deliveries.to_json(), [])
     assert restored.judge(push(3, 7, 0)) == DUPLICATE
     assert restored.judge(push(3, 7, 1)) == NEW
 
@@ -247,14 +249,14 @@ def test_what_is_kept_goes_no_further_than_the_lowest_held_push() -> None:
     deliveries.hold(0, 1, 1)
     assert deliveries.judge(push(seq=1)) == DUPLICATE
     assert deliveries.is_held(push(seq=1))
-    next_server.load(deliveries.to_json())
+    next_server.load(deliveries.to_json(), [])
     assert [next_server.judge(push(seq=seq)) for seq in range(4)] == [
         DUPLICATE, NEW, DUPLICATE, GAP,
     ]  # fmt: skip
     next_server.take(push(seq=1))
     assert next_server.judge(push(seq=2)) == DUPLICATE
     assert next_server.judge(push(seq=3)) == NEW
-    deliveries.settle(0, 1, 1)
+    deliveries.settle(0, 1, 1, APPLIED)
     assert deliveries.to_json() == [[0, 1, 3]] == next_server.to_json()
 
 
@@ -264,10 +266,21 @@ def test_a_new_epoch_forgets_what_was_held_of_the_old_one() -> None:
     deliveries.take(push(seq=0))
     deliveries.hold(0, 1, 0)
     deliveries.join(0, 2)
-    deliveries.settle(0, 1, 0)
+    deliveries.settle(0, 1, 0, APPLIED)
     assert deliveries.to_json() == [[0, 1, 0], [0, 2, 0]], "nothing held is in what is kept"
     next_server = Deliveries()
-    next_server.load(deliveries.to_json())
+    next_server.load(deliveries.to_json(), [])
     assert next_server.to_json() == deliveries.to_json()
     assert next_server.is_current(0, 2)
     assert next_server.is_fenced(0, 1)
+
+
+def test_what_was_dropped_is_not_called_a_duplicate_of_what_is_in_the_shard() -> None:
+    deliveries, next_server = Deliveries(), Deliveries()
+    deliveries.join(0, 1)
+    for seq, outcome in enumerate((APPLIED, LATE, REFUSED)):
+        deliveries.take(push(seq=seq))
+        deliveries.settle(0, 1, seq, outcome)
+    next_server.load(deliveries.to_json(), [list(fate) for fate in deliveries.fates()])
+    for table in (deliveries, next_server):
+        assert [table.fate(push(seq=seq)) for seq in range(3)] == [DUPLICATE, LATE, REFUSED]

@@ -430,7 +430,7 @@ def test_poison_is_counted_by_worker_also_over_a_restart() -> None:
     assert life.server.serving.metrics(0.0)["poison"] == {"worker-1": 3}
     second = Life(keeping, 2, keep=True)
     second.join(1)
-    assert second.push(2, slot=1) == [(2, DUPLICATE)]
+    assert second.push(2, slot=1) == [(2, REFUSED)], "told again, and not that it was applied"
     second.push(3, (np.inf, 0, 0, 0), slot=1)
     assert second.server.serving is not None
     assert second.server.serving.metrics(0.0)["poison"] == {"worker-1": 4}
