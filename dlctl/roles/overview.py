@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlctl.roles import ending
 from dlctl.roles.journal import Snapshot
 from dlctl.roles.meters import Pace
 
