@@ -61,7 +61,10 @@ def test_a_run_of_which_no_process_is_left_goes_on_where_it_was(dead: Workplace)
     told = [line for line in back.err.splitlines() if line.startswith("recovering")]
     assert len(told) == len(set(told)), "the same wait is not told twice"
     assert dead.run()["step"] >= step
-    assert all(now >= version[name] for name, now in versions(dead).items())
+    dead.until(
+        "the servers go on from their versions",
+        lambda: all(now >= version[name] for name, now in versions(dead).items()),
+    )
     dead.until_step(step + 20)
     assert any("the coordinator is back" in text for text in dead.events("recover"))
 
@@ -225,7 +228,7 @@ def test_a_request_reaches_the_coordinator_that_takes_the_place_of_a_dead_one(
 
 def test_recover_does_the_work_of_an_agent_that_does_not(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
-    place.job(stop=ENDLESS)
+    place.job(stop=ENDLESS, more="[timeouts]\nsilent_s = 3.0\n")
     place.start()
     place.until_step(5)
     agent = place.pid("agent-0")
