@@ -16,7 +16,7 @@ demo: install
 	$(BIN)/dlctl run --fresh examples/digits/job.toml
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 SEEDS ?= 100000
 FIRST ?= 0
