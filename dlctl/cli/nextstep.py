@@ -13,7 +13,7 @@ from dlctl.cli.snapshot import Snapshot, read_job
 
 SILENT_S = 15.0
 """For a job file that does not say after which silence a process is replaced."""
-_PLACE = re.compile(r"\(([^()\s][^()]*:\d+)\)")
+_PLACE = re.compile(r"\(([^()\s][^()]*\.py:\d+)\)")
 
 
 class Step(NamedTuple):

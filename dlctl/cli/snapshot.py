@@ -153,7 +153,7 @@ def _truth(
         return state, reason, False
     if run.get("pid") is None:
         # The command that made the run has yet to start its coordinator, or died before it could.
-        if now - started(directory) < PENDING_MAX_S:
+        if abs(now - started(directory)) < PENDING_MAX_S:  # the clock may have been set back
             return state, reason, True
         return "failed", "it was never started", False
     if has_coordinator:
