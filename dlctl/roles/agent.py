@@ -33,10 +33,13 @@ from dlctl.roles.effects import (
 from dlctl.roles.lifeline import Lifeline
 
 RESTART_FIRST_S, RESTART_MAX_S = 0.5, 10.0
-"""The coordinator is started again at once, then with growing pauses, as long as anybody here goes
-on without it (`Lifeline`)."""
+"""The coordinator is started again at once, or after the first pause if it lived shortly; with
+growing pauses while it dies before it is heard, as long as anybody here goes on without it
+(`Lifeline`)."""
 WORKS_S = 2.0
-"""A coordinator that is heard so long after it was started has not died of its start."""
+"""A coordinator that has lived so long has not died of its start."""
+START_S = 0.1
+"""No coordinator is heard so soon after it was started: what comes is of the one before."""
 TERMINATE_S = 5.0
 """Between SIGTERM and SIGKILL."""
 
@@ -66,8 +69,8 @@ class Agent:
         self._children = {a.name: _Child(a.incarnation, a.pid) for a in adopted}
         self._lifeline = Lifeline()
         self._restarts = 0
-        """How often the coordinator was started in vain."""
-        self._restarted_at = 0.0
+        """How often the coordinator was started, and not heard since."""
+        self._restarted_at = -WORKS_S
         self._restart_at: float | None = None
         self._report_at = 0.0
         self._welcomed = False
@@ -186,14 +189,15 @@ class Agent:
 
     def _on_sign_of_life(self, now: float) -> None:
         """A coordinator that is heard for a while after its start works: what was is over."""
-        if now - self._restarted_at > WORKS_S:
+        if now - self._restarted_at > START_S:
             self._restarts = 0
 
     def _plan_restart(self, now: float) -> None:
         if self._leaving or self._restart_at is not None:
             return
         again = self._restarts
-        pause_s = min(RESTART_FIRST_S * 2 ** (again - 1), RESTART_MAX_S) if again else 0.0
+        lived_shortly = now - self._restarted_at < WORKS_S
+        pause_s = min(RESTART_FIRST_S * 2**again, RESTART_MAX_S) if again or lived_shortly else 0.0
         self._restart_at = now + pause_s
         if again:
             text = f"the coordinator died {again + 1} times in a row: again in {pause_s:.1f} s"

@@ -120,9 +120,8 @@ class Coordinator:
         return [Send(daemon.peer, effect.message)]
 
     def deadline(self) -> float | None:
-        times = [
-            self.desk.outstanding.deadline(), self.changes.deadline(), self.overview.due_at,
-        ]  # fmt: skip
+        times = [self.desk.outstanding.deadline(), self.overview.due_at]
+        times += [self.changes.deadline(), self.losses.deadline()]
         if self.ending is None:
             times += [self.checkpointing.deadline(), self.work.deadline(), self.scaling.deadline()]
         else:

@@ -52,8 +52,12 @@ class Losses:
         self._looked_at = 0.0
         self._was_cut_off = False
 
+    def deadline(self) -> float:
+        """Looking more seldom would be taken for having been away."""
+        return self._looked_at + self.slow_s / 2
+
     def watch(self, now: float) -> None:
-        """Look for daemons that are silent; often, about twice a second."""
+        """Look for daemons that are silent."""
         if now - self._looked_at > self.slow_s:
             # We were away ourselves (stopped, or starved); what they said is still to be read.
             for daemon in self.members.daemons.values():

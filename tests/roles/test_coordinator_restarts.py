@@ -1,0 +1,61 @@
+"""When an agent starts its coordinator again: at once, but not faster and faster for ever."""
+
+from __future__ import annotations
+
+from dlctl import messages as m
+from dlctl.machine import DeadlineReached, Effect, Received, Started
+from dlctl.roles.agent import RESTART_FIRST_S, RESTART_MAX_S, Agent
+from dlctl.roles.desk import COORDINATOR, Birth
+from dlctl.roles.effects import CoordinatorGone, RestartCoordinator
+
+
+class Watched:
+    """An agent, and the coordinator that dies under it."""
+
+    def __init__(self) -> None:
+        self.agent = Agent(Birth("run-1", "agent", "agent-0", 1, 1, "here", "0"), 1.0)
+        self.agent.handle(Started(), 0.0)
+        self.now = 100.0
+        self.hear()
+
+    def hear(self) -> None:
+        self.agent.handle(Received(COORDINATOR, m.Heard()), self.now)
+
+    def pause_s(self) -> float:
+        """The coordinator dies now: how long until it is started again."""
+        died_at = self.now
+        effects: list[Effect] = self.agent.handle(CoordinatorGone(), self.now)
+        while RestartCoordinator() not in effects:
+            deadline = self.agent.deadline()
+            assert deadline is not None
+            self.now = max(self.now, deadline)
+            effects = self.agent.handle(DeadlineReached(), self.now)
+        return self.now - died_at
+
+
+def test_a_coordinator_that_has_worked_is_started_again_at_once() -> None:
+    watched = Watched()
+    assert watched.pause_s() == 0.0
+    watched.now += 5.0
+    watched.hear()
+    assert watched.pause_s() == 0.0
+
+
+def test_one_that_lived_shortly_but_was_heard_waits_for_the_first_pause_only() -> None:
+    watched = Watched()
+    watched.pause_s()
+    for _ in range(5):
+        watched.now += 1.0
+        watched.hear()
+        assert watched.pause_s() == RESTART_FIRST_S
+
+
+def test_one_that_dies_before_it_is_heard_waits_longer_and_longer_up_to_a_limit() -> None:
+    watched = Watched()
+    pauses = [watched.pause_s()]
+    for _ in range(8):
+        watched.now += 0.3
+        pauses.append(watched.pause_s())
+    assert pauses[0] == 0.0
+    assert pauses[1:] == sorted(pauses[1:])
+    assert pauses[-1] == RESTART_MAX_S
