@@ -21,6 +21,8 @@ def kill_all(place: Workplace) -> None:
     """The whole machine seems to have gone: nobody is there to notice anything."""
     there = place.processes()
     for process in there:
+        process.suspend()
+    for process in there:
         process.kill()
     psutil.wait_procs(there, timeout=5)
     place.until("all are dead", lambda: not place.processes())
