@@ -1,23 +1,19 @@
-"""Processes that nobody looks after any more end, whatever happened to those who started them.
+"""What nobody looks after any more ends, whatever happened to those who started it.
 
 An agent starts its coordinator again, and the coordinator its agents. Here is what remains: both
-are gone, or the coordinator itself comes to its end.
+are gone, or the run itself comes to its end.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import select
-import signal
 import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from daemons.loop import Loop
-from dlctl import processes, rundb
+from dlctl import config, processes, rundb, runs, states
 from dlctl.errors import DlctlError
 from dlctl.launch import local
 from dlctl.roles.effects import CoordinatorGone
@@ -55,10 +51,7 @@ def watch_parents(loop: Loop, directory: Path) -> Callable[[], None]:
 
 def _is_led(directory: Path) -> bool:
     """Whether there is a coordinator or an agent that nobody has put on record (yet)."""
-    found = list(local.living(directory))
-    for daemon in found:
-        os.close(daemon.pidfd)
-    return any(daemon.role in ("agent", "coordinator") for daemon in found)
+    return any(daemon.role in ("agent", "coordinator") for daemon in local.living(directory))
 
 
 def end_all(directory: Path, db: rundb.RunDb) -> None:
@@ -67,12 +60,13 @@ def end_all(directory: Path, db: rundb.RunDb) -> None:
     They have been told to; those that do not listen any more are killed. What is on record may not
     be all: they are looked for.
     """
-    found = [daemon for daemon in local.living(directory) if daemon.pid != os.getpid()]
-    left = _end([daemon for daemon in found if daemon.role != "coordinator"])
-    for daemon in found:
-        os.close(daemon.pidfd)
+    found = [daemon.row() for daemon in local.living(directory) if daemon.role != "coordinator"]
+    silent = processes.wait(found, EXIT_S)
+    if silent:
+        log.warning("nobody watched their end: %s", ", ".join(row["name"] for row in silent))
+    _, left = processes.end(silent, 0.0)
     if left:
-        log.error("could not end %s", ", ".join(sorted(left)))
+        log.error("could not end %s", ", ".join(left))
     rows = [row for row in db.daemons() if row.get("pid") and row["name"] not in left]
     try:
         for row in rows:
@@ -82,26 +76,8 @@ def end_all(directory: Path, db: rundb.RunDb) -> None:
         log.error("cannot write the run's database: %s", error)
 
 
-def _end(daemons: list[local.Living]) -> set[str]:
-    """Wait for their ends, then kill those that are left. Names of those that live even so."""
-    left = _wait(daemons, EXIT_S)
-    if left:
-        log.warning("nobody watched their end: %s", ", ".join(daemon.name for daemon in left))
-    for daemon in left:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(daemon.pidfd, signal.SIGKILL)
-    return {daemon.name for daemon in _wait(left, EXIT_S)}
-
-
-def _wait(daemons: list[local.Living], timeout_s: float) -> list[local.Living]:
-    """Those that have not ended in time. A pidfd can be read when its process has ended."""
-    until = time.monotonic() + timeout_s
-    left = {daemon.pidfd: daemon for daemon in daemons}
-    poll = select.poll()
-    for pidfd in left:
-        poll.register(pidfd, select.POLLIN)
-    while left and (remaining_s := until - time.monotonic()) > 0:
-        for pidfd, _ in poll.poll(1000 * remaining_s):
-            poll.unregister(pidfd)
-            del left[pidfd]
-    return list(left.values())
+def remove_leftovers(directory: Path, state: object, servers: config.Servers) -> None:
+    """The sockets of a run that is over in this `state`, and its shards if nothing needs them."""
+    runs.remove_sockets(directory.name)
+    if state in ("finished", "stopped"):  # All is in its checkpoint.
+        states.remove(directory, servers)

@@ -18,7 +18,8 @@ from annotated_types import Ge, Gt, Le, Len
 STRICT = {"extra": "forbid", "strict": True}
 """Config for the validator: an unknown key is an error and "4" is not 4."""
 
-Count = Annotated[int, Ge(1), Le(4096)]
+COUNT_MAX = 4096
+Count = Annotated[int, Ge(1), Le(COUNT_MAX)]
 Seconds = Annotated[float, Gt(0), Le(1e7)]
 
 

@@ -12,16 +12,20 @@ live in a runtime directory that only this user can enter: unix socket paths mus
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dlctl.errors import DlctlError
 
 LOCK = "lock"
 """A file in the run directory: the coordinator holds it, and touches it every second."""
+STILL_LIMITS = 2
+"""A coordinator that has not touched it for so many times `silent_s` is killed by its agent."""
 SOCKET_PATH_MAX = 107
 
 
@@ -76,6 +80,20 @@ def socket_address(run_id: str, name: str) -> str:
             hint="set XDG_RUNTIME_DIR to a shorter directory",
         )
     return f"ipc://{path}"
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Make or revive this run directory alone: whoever wants to must hold it.
+
+    Raises BlockingIOError if somebody else does just now.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def log_path(directory: Path, name: str, incarnation: int) -> Path:

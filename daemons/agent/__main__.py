@@ -6,6 +6,7 @@ from daemons import process, signals
 from daemons.agent.children import Children
 from daemons.agent.supervision import Supervision
 from daemons.loop import Loop
+from dlctl import runs
 from dlctl.roles.agent import Agent
 from dlctl.roles.desk import COORDINATOR
 from dlctl.roles.effects import SignalProcess, StartProcess
@@ -20,10 +21,13 @@ def serve(context: process.Context) -> int:
     signals.stop_the_run(loop, context.directory)
     loop.transport.connect(COORDINATOR, context.control)
     machine = Agent(context.birth, context.job.timeouts.resend_s, children.adopt())
-    supervision = Supervision(context.directory, loop, 2 * context.job.timeouts.silent_s)
+    still_s = runs.STILL_LIMITS * context.job.timeouts.silent_s
+    supervision = Supervision(context.directory, loop, still_s, context.job.servers)
     supervision.begin()
     loop.chores.append(supervision.look)
-    return loop.run(machine)
+    code = loop.run(machine)
+    supervision.close()
+    return code
 
 
 process.main("agent", serve)

@@ -16,7 +16,7 @@ from daemons import process
 from daemons.agent.oom import OomWatch
 from daemons.lastwords import exit_code, last_lines
 from daemons.loop import Loop
-from dlctl import runs
+from dlctl import processes, runs
 from dlctl.launch import local
 from dlctl.roles.agent import ProcessStarted
 from dlctl.roles.effects import ProcessEnded, SignalProcess, StartProcess
@@ -55,12 +55,12 @@ class Children:
         """Look after the daemons of this run that are here already."""
         found = []
         for daemon in local.living(self.context.directory):
-            if daemon.role not in ("agent", "coordinator"):
-                child = _Child(daemon.pid, daemon.pidfd, None)
-                self._hold(daemon.name, daemon.incarnation, child)
+            if daemon.role in ("agent", "coordinator"):
+                continue
+            pidfd = processes.hold(daemon.pid, daemon.start)
+            if pidfd is not None:
+                self._hold(daemon.name, daemon.incarnation, _Child(daemon.pid, pidfd, None))
                 found.append(ProcessStarted(daemon.name, daemon.incarnation, daemon.pid))
-            else:
-                os.close(daemon.pidfd)
         return tuple(found)
 
     def _hold(self, name: str, incarnation: int, child: _Child) -> None:

@@ -18,8 +18,9 @@ import subprocess
 import time
 from pathlib import Path
 
+from daemons import orphans
 from daemons.loop import Loop
-from dlctl import processes, rundb, runs
+from dlctl import config, processes, rundb, runs
 from dlctl.errors import DlctlError
 from dlctl.launch import local
 from dlctl.machine import StopRequested
@@ -32,13 +33,17 @@ AWAY_S = 3.0
 
 
 class Supervision:
-    def __init__(self, directory: Path, loop: Loop, still_s: float) -> None:
+    def __init__(
+        self, directory: Path, loop: Loop, still_s: float, servers: config.Servers
+    ) -> None:
         """`still_s`: how long a coordinator may stand still."""
         self.directory = directory
+        self.servers = servers
         self.loop = loop
         self.still_s = still_s
         self._started: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
+        self._finds_it_ended = False
         self._beat = 0
         """The time of the lock file, and since when it is that."""
         self._beat_at = self._looked_at = time.monotonic()
@@ -83,10 +88,20 @@ class Supervision:
     def _gone(self) -> None:
         if self._started is not None:
             self._started.poll()  # Ours: its end has to be collected.
-        if self._state() in ENDED:
+        self._finds_it_ended = self._state() in ENDED
+        if self._finds_it_ended:
             self.loop.post(StopRequested("the run is over"))
         else:
             self.loop.post(CoordinatorGone())
+
+    def close(self) -> None:
+        """Do what a coordinator that has died after the end of its run has not done any more."""
+        if not self._finds_it_ended:
+            return
+        with contextlib.suppress(BlockingIOError), runs.held(self.directory):
+            state = self._state()  # Nobody brings it back now, but somebody may have.
+            if state in ENDED:
+                orphans.remove_leftovers(self.directory, state, self.servers)
 
     def _state(self) -> str:
         try:

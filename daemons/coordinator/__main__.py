@@ -16,7 +16,7 @@ from daemons.coordinator.past import read_past
 from daemons.coordinator.records import Records
 from daemons.loop import Loop
 from daemons.transport import address_for
-from dlctl import registry, runs, states
+from dlctl import registry, runs
 from dlctl.errors import DlctlError
 from dlctl.launch import local
 from dlctl.roles.coordinator import Coordinator
@@ -46,9 +46,7 @@ def coordinate(context: process.Context) -> int:
     finally:
         if is_over:
             orphans.end_all(directory, db)
-            runs.remove_sockets(directory.name)
-            if db.run().get("state") in ("finished", "stopped"):  # all is in its checkpoint
-                states.remove(directory, context.job.servers)
+            orphans.remove_leftovers(directory, db.run().get("state"), context.job.servers)
         db.close()
         os.close(lock)
     return code
@@ -78,10 +76,7 @@ def _lead(context: process.Context, db: RunDb, lock: int) -> int:
 
 def _has_agent(directory: Path) -> bool:
     """Whether somebody looks after the daemons, and will start the next coordinator."""
-    found = list(local.living(directory))
-    for daemon in found:
-        os.close(daemon.pidfd)
-    return any(daemon.role == "agent" for daemon in found)
+    return any(daemon.role == "agent" for daemon in local.living(directory))
 
 
 def _write_end(db: RunDb, **keys: Any) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from daemons import process
 from daemons.lastwords import exit_code, last_lines
 from daemons.loop import Loop
-from dlctl import runs
+from dlctl import processes, runs
 from dlctl.launch import local
 from dlctl.roles.effects import ProcessEnded
 from dlctl.roles.journal import KillAgent, LaunchAgent
@@ -41,30 +41,22 @@ class Agents:
 
     def adopt(self) -> dict[str, int]:
         """Look after the agents of this run that are here already: name -> incarnation."""
-        for daemon in self._living():
-            known = self._running.get(daemon.name)
-            if known is not None and known.incarnation > daemon.incarnation:
-                os.close(daemon.pidfd)
-                continue
-            self._hold(daemon.name, _Agent(daemon.incarnation, daemon.pidfd, None))
+        newest = {d.name: d for d in sorted(self._living(), key=lambda d: d.incarnation)}
+        for name, daemon in newest.items():
+            pidfd = processes.hold(daemon.pid, daemon.start)
+            if pidfd is not None:
+                self._hold(name, _Agent(daemon.incarnation, pidfd, None))
         return {name: agent.incarnation for name, agent in self._running.items()}
 
     def _living(self) -> list[local.Living]:
-        found = []
-        for daemon in local.living(self.context.directory):
-            if daemon.role == "agent":
-                found.append(daemon)
-            else:
-                os.close(daemon.pidfd)
-        return found
+        return [d for d in local.living(self.context.directory) if d.role == "agent"]
 
     def _launch(self, effect: LaunchAgent) -> None:
         """Place an agent. One of the same name that is still there ends: it has nothing to say."""
         for daemon in self._living():
             if daemon.name == effect.name:
                 log.warning("an older %s is still there: it is killed", effect.name)
-                _signal(daemon.pidfd)
-            os.close(daemon.pidfd)
+                processes.send_signal(daemon.pid, daemon.start, signal.SIGKILL)
         directory, name, incarnation = self.context.directory, effect.name, effect.incarnation
         try:
             popen = self.launcher.start_agent(directory, name, incarnation, self.control)
@@ -96,9 +88,5 @@ class Agents:
     def _kill(self, effect: KillAgent) -> None:
         agent = self._running.get(effect.name)
         if agent is not None:
-            _signal(agent.pidfd)
-
-
-def _signal(pidfd: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(agent.pidfd, signal.SIGKILL)

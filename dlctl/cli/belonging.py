@@ -10,15 +10,13 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from dlctl import processes, rundb, runs
-from dlctl.cli import console
 from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import DlctlError
-from dlctl.units import format_size
 
 COPY = "a copy of a run cannot take its place: its daemons are found by the name of the run"
 
@@ -106,10 +104,9 @@ def _copy(directory: Path, original: Path, why: str) -> DlctlError:
 @contextmanager
 def claimed(directory: Path) -> Iterator[None]:
     """Only one command at a time brings a run back. Raises DlctlError if another one does it."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with ExitStack() as held:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.enter_context(runs.held(directory))
         except BlockingIOError:
             raise DlctlError(
                 f"another command is bringing {directory.name} back just now",
@@ -117,8 +114,6 @@ def claimed(directory: Path) -> Iterator[None]:
                 hint=f"dlctl wait --for ready -j {directory.name}",
             ) from None
         yield
-    finally:
-        os.close(descriptor)
 
 
 def refuse_unknown_coordinator(snapshot: Snapshot) -> None:
@@ -145,17 +140,3 @@ def _has_unknown_coordinator(snapshot: Snapshot) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def name_what_stays(directory: Path) -> None:
-    """A run that is left for a new one may still hold memory: only its owner may give it up."""
-    from dlctl import states
-    from dlctl.cli import recovery
-
-    held = states.bytes_held(directory, recovery.read_jobfile(directory).servers)
-    if held:
-        name = console.escape(directory.name)
-        console.note(
-            f"the shards of {name} stay, {format_size(held)}: dlctl recover {name}   |   "
-            f"to give them up: dlctl stop --kill -j {name}"
-        )

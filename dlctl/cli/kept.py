@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dlctl.cli import console
 from dlctl.cli.snapshot import Snapshot, read_job
+from dlctl.units import format_size
 
 if TYPE_CHECKING:
     from dlctl.config import Servers
@@ -33,6 +35,17 @@ def remove(snapshot: Snapshot) -> None:
     servers = _servers(snapshot)
     if servers is not None:
         states.remove(snapshot.directory, servers)
+
+
+def name_what_stays(snapshot: Snapshot) -> None:
+    """A run that is left for a new one may still hold memory: only its owner may give it up."""
+    held = bytes_held(snapshot)
+    if held:
+        name = console.escape(snapshot.run_id)
+        console.note(
+            f"the shards of {name} stay, {format_size(held)}: dlctl recover {name}   |   "
+            f"to give them up: dlctl stop --kill -j {name}"
+        )
 
 
 def _servers(snapshot: Snapshot) -> Servers | None:

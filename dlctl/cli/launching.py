@@ -17,12 +17,12 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlctl import checkpoints, runs
-from dlctl.cli import belonging, console, lineage, pick, unfinished, values
+from dlctl.cli import belonging, console, kept, lineage, pick, unfinished, values
 from dlctl.cli.changes import differences
 from dlctl.cli.snapshot import Snapshot, load, read_job
 from dlctl.errors import DlctlError, UsageError
@@ -68,7 +68,7 @@ def launch(file: Path, *, fresh: bool) -> Launched:
         if previous is None or fresh:
             console.note(f"{console.escape(summary(job))}")
             if previous is not None:
-                belonging.name_what_stays(previous.directory)
+                kept.name_what_stays(previous)
             return _begin(file, job, content)
         with belonging.claimed(previous.directory):
             return _again(previous, file, job, content, summary(job))
@@ -183,16 +183,16 @@ def _begin(file: Path, job: JobFile, content: Json) -> Launched:
     parent = _run_dir(file, job)
     made_parent = not parent.exists()
     unfinished.sweep(parent, job.job.name)
-    directory = _make_directory(parent, job.job.name)
-    try:
-        with explained(directory), unfinished.held(directory):
-            _write_new(directory, file, job, content)
-            runs.socket_address(directory.name, "coordinator")
-            runs.register(directory)
-            return Launched(directory, start_coordinator(directory))
-    except BaseException:
-        _remove(directory, made_parent)
-        raise
+    with _new_directory(parent, job.job.name) as directory:
+        try:
+            with explained(directory):
+                _write_new(directory, file, job, content)
+                runs.socket_address(directory.name, "coordinator")
+                runs.register(directory)
+                return Launched(directory, start_coordinator(directory))
+        except BaseException:
+            _remove(directory, made_parent)
+            raise
 
 
 def _resume(
@@ -206,10 +206,10 @@ def _resume(
     _check_owned(directory)
     keys = _keys(directory, pick.job_file(file), job, resume=str(checkpoint))
     with explained(directory):
-        kept = {name: (directory / name).read_bytes() for name in ("job.toml", "job.json")}
+        before = {name: (directory / name).read_bytes() for name in ("job.toml", "job.json")}
     try:
         with explained(directory):
-            _remove_states(directory)
+            kept.remove(previous)
             _write_job(directory, file, content)
             with closing(RunDb(directory)) as db:
                 db.put_run(**keys)
@@ -220,20 +220,12 @@ def _resume(
             runs.register(directory)
             return Launched(directory, start_coordinator(directory))
     except BaseException:
-        for name, data in kept.items():
+        for name, data in before.items():
             _write(directory / name, data)
         with closing(RunDb(directory)) as db:
             db.put_run(**{key: previous.run.get(key) for key in keys})
             db.commit()
         raise
-
-
-def _remove_states(directory: Path) -> None:
-    """What servers have kept of an execution that is given up; there may be fewer of them now."""
-    from dlctl import states
-    from dlctl.cli import recovery
-
-    states.remove(directory, recovery.read_jobfile(directory).servers)
 
 
 def _run_dir(file: Path, job: JobFile) -> Path:
@@ -259,29 +251,32 @@ def _check_owned(directory: Path, owners: tuple[int, ...] | None = None) -> None
         )
 
 
-def _make_directory(parent: Path, name: str) -> Path:
-    """<name>-<4 hexadecimal digits>, unknown so far to this user."""
+@contextmanager
+def _new_directory(parent: Path, name: str) -> Iterator[Path]:
+    """<name>-<4 hexadecimal digits>, unknown so far to this user; while we are here, it is ours."""
     index = runs.index_dir()
-    for _ in range(1000):
-        directory = parent / f"{name}-{secrets.token_hex(2)}"
-        if (index / directory.name).is_symlink():
-            continue
-        try:
-            directory.mkdir(parents=True)
-            return directory
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise DlctlError(
-                f"cannot make a run directory: {error.strerror}",
-                where=str(directory),
-                hint="set run_dir in [job] to a directory that you can write to",
-            ) from error
-    raise DlctlError("there are too many runs of this name", where=str(parent))
+    with ExitStack() as ours:
+        for _ in range(1000):
+            directory = parent / f"{name}-{secrets.token_hex(2)}"
+            if (index / directory.name).is_symlink():
+                continue
+            try:
+                ours.enter_context(unfinished.made(directory))
+                break
+            except (FileExistsError, BlockingIOError):
+                continue
+            except OSError as error:
+                raise DlctlError(
+                    f"cannot make a run directory: {error.strerror}",
+                    where=str(directory),
+                    hint="set run_dir in [job] to a directory that you can write to",
+                ) from error
+        else:
+            raise DlctlError("there are too many runs of this name", where=str(parent))
+        yield directory
 
 
 def _write_new(directory: Path, file: Path, job: JobFile, content: Json) -> None:
-    unfinished.mark(directory)
     (directory / unfinished.LOGS).mkdir()
     _write_job(directory, file, content)
     _write(directory / "key", secrets.token_bytes(KEY_BYTES), 0o600)

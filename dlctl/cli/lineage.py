@@ -73,20 +73,7 @@ def resumes(snapshot: Snapshot) -> list[Resume]:
     with closing(RunDb(snapshot.directory, readonly=True)) as db:
         data = [event["data"] for event in db.events() if event["kind"] == KIND]
     found = [_resume(row) for row in data if isinstance(row, Mapping)]
-    return [resume for resume in found if resume is not None] or _unrecorded(snapshot)
-
-
-def _unrecorded(snapshot: Snapshot) -> list[Resume]:
-    """The last time, of a run that was resumed by a version that did not put it on record."""
-    path, began = snapshot.run.get("resume"), values.number(snapshot.run.get("started_at"))
-    if not isinstance(path, str) or not path:
-        return []
-    number = checkpoints.number(Path(path))[0]
-    older = [number]
-    for directory in checkpoints.complete(snapshot.directory) if began is not None else []:
-        if checkpoints.read_manifest(directory)["at"] < began:
-            older.append(checkpoints.number(directory)[0])
-    return [Resume(number, max(older), {})]
+    return [resume for resume in found if resume is not None]
 
 
 def _resume(data: Mapping[str, Any]) -> Resume | None:

@@ -11,8 +11,6 @@ from dlctl import processes, rundb
 from dlctl.cli import pick, report, values
 from dlctl.cli.snapshot import Snapshot, read_job
 
-SILENT_S = 15.0
-"""For a job file that does not say after which silence a process is replaced."""
 _PLACE = re.compile(r"\(([^()\s][^()]*\.py:\d+)\)")
 
 
@@ -60,8 +58,12 @@ def place_of_error(reason: str) -> str:
 def silent_limit_s(snapshot: Snapshot) -> float:
     """After how long without a word a process of this run is replaced."""
     timeouts = read_job(snapshot.directory).get("timeouts")
-    found = timeouts.get("silent_s") if isinstance(timeouts, dict) else None
-    return values.number(found) or SILENT_S
+    found = values.number(timeouts.get("silent_s")) if isinstance(timeouts, dict) else None
+    if found is None:
+        from dlctl import config  # only here: it takes pydantic along
+
+        return config.Timeouts().silent_s
+    return found
 
 
 def has_agent(snapshot: Snapshot) -> bool:

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 
 from dlctl import runs
-from dlctl.cli import arriving, belonging, lineage, recovery, stop
+from dlctl.cli import arriving, belonging, kept, lineage, recovery, stop
 from dlctl.cli.launching import Launched, explained, resume_keys, start_coordinator
 from dlctl.cli.recovery import Findings
 from dlctl.cli.snapshot import ENDED, Snapshot, load
@@ -69,8 +69,8 @@ def _known_to_have_served(findings: Findings, memory: Json) -> Json:
     """A power loss may have taken the note that a shard has had a server, and left its journal: the
     next server must go on with that.
     """
-    kept = {shard.name for shard in findings.shards if shard.path and shard.version}
-    rows = {f"daemon/{name}": memory.get(f"daemon/{name}") for name in kept}
+    names = [shard.name for shard in findings.shards if shard.path and shard.version]
+    rows = {f"daemon/{name}": memory.get(f"daemon/{name}") for name in names}
     return {key: {**row, "has_served": True} for key, row in rows.items() if row}
 
 
@@ -80,13 +80,10 @@ def resume(findings: Findings, why: str = "") -> Launched:
     `why` goes into the run's events if nothing made it necessary.
     Raises DlctlError if the directory cannot be written or the process not be started.
     """
-    from dlctl import states
-
     assert findings.checkpoint is not None
     snapshot = findings.snapshot
     belonging.refuse_unknown_coordinator(snapshot)
     directory = snapshot.directory
-    job = recovery.read_jobfile(directory)
     cost = recovery.cost(findings, why)
     stop.clean_up(snapshot, 0.0)
     keys = resume_keys(snapshot, str(findings.checkpoint[0]))
@@ -96,7 +93,7 @@ def resume(findings: Findings, why: str = "") -> Launched:
             lineage.record(db, directory, findings.checkpoint[0], cost)
             db.clear_memory()
             db.commit()
-        states.remove(directory, job.servers)
+        kept.remove(snapshot)
         runs.socket_address(directory.name, "coordinator")
         runs.register(directory)
         return Launched(directory, start_coordinator(directory))

@@ -15,7 +15,6 @@ from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import UsageError
 
 ROLES = ("worker", "server", "agent", "coordinator")
-WORKERS_MAX = 4096
 
 
 @make_command(
@@ -75,9 +74,11 @@ def parse(text: str) -> int:
     number = number.strip()
     if not (number.isascii() and number.isdigit()):
         raise UsageError(f'"{number}" is not a number of workers', hint="dlctl scale worker=8")
-    if not 1 <= int(number) <= WORKERS_MAX:
+    from dlctl.config import COUNT_MAX  # only here: it takes pydantic along
+
+    if not 1 <= int(number) <= COUNT_MAX:
         raise UsageError(
-            f"a run has 1 to {WORKERS_MAX} workers, not {number}",
+            f"a run has 1 to {COUNT_MAX} workers, not {number}",
             hint="dlctl stop ends the run and saves it",
         )
     return int(number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
@@ -222,12 +221,8 @@ def _left(snapshot: Snapshot) -> list[Mapping[str, Any]]:
 
     known = processes.living(snapshot.daemons)
     pids = {row["pid"] for row in [*known, *_coordinator(snapshot)]}
-    for found in local.living(snapshot.directory):
-        start = processes.start_of(found.pid)
-        os.close(found.pidfd)
-        if found.pid not in pids:
-            known.append({"name": found.name, "pid": found.pid, "pid_start": start})
-    return known
+    others = [found.row() for found in local.living(snapshot.directory) if found.pid not in pids]
+    return [*known, *others]
 
 
 def _coordinator(snapshot: Snapshot) -> list[Mapping[str, Any]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from dlctl import runs
 from dlctl.cli import lives, nextstep, report, values
 from dlctl.cli.snapshot import COORDINATOR, GONE, SILENT, STALE_AFTER_S, WITHOUT_PROCESS, Snapshot
 
@@ -72,7 +73,7 @@ def _coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
         silent = values.duration(snapshot.silent_s)
         text = f"has not answered for {silent} (pid {snapshot.coordinator_pid})"
         if nextstep.has_agent(snapshot):
-            text += f"; {_replaced(snapshot)}"
+            text += f"; {_replaced(snapshot, runs.STILL_LIMITS)}"
         yield Trouble(COORDINATOR, text, nextstep.command(snapshot), heard_at, number)
     elif row["state"] == GONE:
         since = "" if heard_at is None else f" since {values.duration(snapshot.now - heard_at)}"
@@ -97,9 +98,9 @@ def _coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
             yield Trouble(COORDINATOR, text, more, at, number - 1, is_over=True, is_grave=False)
 
 
-def _replaced(snapshot: Snapshot) -> str:
-    limit = values.duration(nextstep.silent_limit_s(snapshot)).removesuffix(".0s").rstrip("s")
-    return f"it will be replaced after {limit} s without a word"
+def _replaced(snapshot: Snapshot, limits: int = 1) -> str:
+    limit_s = limits * nextstep.silent_limit_s(snapshot)
+    return f"it will be replaced after {limit_s:g} s without a word"
 
 
 # ---------------------------------------------------------------- daemons

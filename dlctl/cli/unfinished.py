@@ -1,30 +1,48 @@
 """Run directories that are being made: how they are marked, and removed if the maker was killed.
 
 A directory of somebody else's may have a name like a run's ("mnist-2024"). So only what carries
-our mark, and holds nothing but what we put there ourselves, is ever removed.
+our mark, and holds nothing but what we put there ourselves, is ever removed. A directory gets its
+name when it has the mark; until then it has one that nobody else gives (".mnist-1a2b.new").
 """
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dlctl import rundb
+from dlctl import rundb, runs
 
 MARK = ".dlctl-unfinished"
-_RUN_ID_END = re.compile(r"-[0-9a-f]{4}$")
+_RUN_ID_END = re.compile(r"-[0-9a-f]{4}(\.new)?$")
 _FILES = (MARK, "job.toml", "job.json", "key", *(rundb.FILE + s for s in ("", "-wal", "-shm")))
 _TEMPORARY = re.compile(r"\.(job\.toml|job\.json|key)\.[0-9a-f]{8}\.tmp")
 LOGS = "logs"
 
 
-def mark(directory: Path) -> None:
-    """Say that this new directory is ours and not yet a run. Raises OSError."""
-    (directory / MARK).touch(exist_ok=False)
+@contextmanager
+def made(directory: Path) -> Iterator[None]:
+    """Make this directory; it is marked, and ours alone to fill, before it has its name.
+
+    Raises FileExistsError if there is one, or somebody else makes it just now, and OSError.
+    """
+    if os.path.lexists(directory):  # To rename would put ours in the place of one that is empty.
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(directory))
+    new = directory.with_name(f".{directory.name}.new")
+    new.mkdir(parents=True)
+    with runs.held(new):
+        try:
+            (new / MARK).touch(exist_ok=False)
+            new.rename(directory)
+        except OSError as error:
+            _remove_if_ours(new)
+            if error.errno in (errno.ENOENT, errno.ENOTEMPTY):  # Swept away, or taken meanwhile.
+                raise FileExistsError(errno.EEXIST, error.strerror, str(directory)) from error
+            raise
+        yield
 
 
 def unmark(directory: Path) -> None:
@@ -34,32 +52,21 @@ def unmark(directory: Path) -> None:
 
 def sweep(parent: Path, name: str) -> None:
     """Remove directories that a killed command has begun to make and that never became runs."""
-    for directory in parent.glob(f"{name}-????"):
+    for directory in (*parent.glob(f"{name}-????"), *parent.glob(f".{name}-????.new")):
         if directory.is_symlink() or not _RUN_ID_END.search(directory.name):
             continue
         try:
-            if not _is_marked(directory):
+            if not _may_be_ours(directory):
                 continue
-            with held(directory):
+            with runs.held(directory):
                 _remove_if_ours(directory)
         except OSError:  # somebody makes it just now, or it cannot be removed
             continue
 
 
-@contextmanager
-def held(directory: Path) -> Iterator[None]:
-    """Make known that this directory is being filled. Raises BlockingIOError if it is already."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _is_marked(directory: Path) -> bool:
+def _may_be_ours(directory: Path) -> bool:
     path = directory / MARK
-    return path.is_file() and not path.is_symlink()
+    return (path.is_file() and not path.is_symlink()) or directory.suffix == ".new"
 
 
 def _remove_if_ours(directory: Path) -> None:
@@ -68,7 +75,7 @@ def _remove_if_ours(directory: Path) -> None:
     Raises OSError if that happens.
     """
     entries = list(directory.iterdir())
-    if not _is_marked(directory) or not all(map(_is_ours, entries)):
+    if not _may_be_ours(directory) or not all(map(_is_ours, entries)):
         return
     for entry in sorted(entries, key=lambda path: path.name == MARK):
         if entry.name == LOGS:

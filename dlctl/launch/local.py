@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -61,8 +61,12 @@ class Living(NamedTuple):
     name: str
     incarnation: int
     pid: int
-    pidfd: int
-    """Holds the process, whoever gets its number later; to be closed."""
+    start: str
+    """With the pid it says for ever which process this is (`processes.start_of`)."""
+
+    def row(self) -> dict[str, Any]:
+        """As `processes` takes it."""
+        return {"name": self.name, "pid": self.pid, "pid_start": self.start}
 
 
 def living(directory: Path) -> Iterator[Living]:
@@ -73,11 +77,8 @@ def living(directory: Path) -> Iterator[Living]:
     for pid in psutil.pids():
         start = processes.start_of(pid)
         known = base.parse_argv(processes.command_line(pid, start), directory)
-        if known is None or not _is_ours(pid):
-            continue
-        pidfd = processes.hold(pid, start)
-        if pidfd is not None:
-            yield Living(*known, pid, pidfd)
+        if start is not None and known is not None and _is_ours(pid):
+            yield Living(*known, pid, start)
 
 
 def _is_ours(pid: int) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlctl import messages as m
+from dlctl.config import COUNT_MAX
 from dlctl.errors import DlctlError
 from dlctl.messages import Json
 from dlctl.roles.journal import KillAgent
@@ -18,7 +19,6 @@ from dlctl.roles.membership import Daemon
 if TYPE_CHECKING:
     from dlctl.roles.coordinator import Coordinator
 
-WORKERS_MAX = 4096
 RESTART, REMOVAL = "restart", "removal"
 
 
@@ -40,8 +40,8 @@ class Scaling:
     def scale(self, count: int, now: float) -> Json:
         """Have `count` workers. Returns who starts and who leaves. Raises DlctlError."""
         self._check_running()
-        if not 1 <= count <= WORKERS_MAX:
-            raise DlctlError(f"a run has 1 to {WORKERS_MAX} workers, not {count}")
+        if not 1 <= count <= COUNT_MAX:
+            raise DlctlError(f"a run has 1 to {COUNT_MAX} workers, not {count}")
         staying = [d for d in self.members.of("worker") if d.leaving != REMOVAL]
         before = len(staying)
         started, left = [], []

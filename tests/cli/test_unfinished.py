@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from launched import the_run
 
 from dlctl.cli import unfinished
@@ -16,6 +17,19 @@ import os, sys
 from dlctl.cli import launching, main
 launching._keys = lambda *_, **__: os.kill(os.getpid(), 9)
 main.run(["start", "job.toml"])
+"""
+
+KILLED_AFTER = """
+import fcntl, os, pathlib, sys
+from pathlib import Path
+from dlctl.cli import unfinished
+call = {doom}
+def last(*args, **keys):
+    call(*args, **keys)
+    os.kill(os.getpid(), 9)
+{doom} = last
+with unfinished.made(Path(sys.argv[1])):
+    raise SystemExit("it lived")
 """
 
 
@@ -51,7 +65,7 @@ def test_a_marked_directory_with_anything_foreign_in_it_is_left_as_it_is(tmp_pat
     for name, foreign in (("a-0001", "notes.txt"), ("a-0002", "logs/notes.txt")):
         directory = tmp_path / name
         directory.mkdir()
-        unfinished.mark(directory)
+        (directory / unfinished.MARK).touch()
         (directory / "logs").mkdir()
         (directory / "key").write_bytes(b"k")
         (directory / foreign).write_text("mine")
@@ -66,10 +80,32 @@ def test_a_marked_directory_with_anything_foreign_in_it_is_left_as_it_is(tmp_pat
 
 def test_a_marked_directory_that_somebody_fills_just_now_is_left_to_them(tmp_path):
     directory = tmp_path / "a-0001"
-    directory.mkdir()
-    unfinished.mark(directory)
-    with unfinished.held(directory):
+    with unfinished.made(directory):
         unfinished.sweep(tmp_path, "a")
         assert directory.exists()
     unfinished.sweep(tmp_path, "a")
     assert not directory.exists()
+
+
+def test_a_command_that_is_killed_between_any_two_of_its_calls_leaves_nothing_for_long(tmp_path):
+    """Killed when it makes the directory, takes the lock, makes the mark, and gives the name."""
+    for doom in ("os.mkdir", "fcntl.flock", "Path.touch", "os.rename"):
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED_AFTER.format(doom=doom), tmp_path / "a-0001"],
+            capture_output=True,
+            check=False,
+            text=True,
+        )
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        assert len(list(tmp_path.iterdir())) == 1, doom
+        unfinished.sweep(tmp_path, "a")
+        assert not list(tmp_path.iterdir()), doom
+
+
+def test_an_empty_directory_of_the_users_keeps_its_place(tmp_path):
+    own = tmp_path / "a-0001"
+    own.mkdir()
+    with pytest.raises(FileExistsError), unfinished.made(own):
+        pass
+    assert list(tmp_path.iterdir()) == [own]
+    assert not list(own.iterdir())

@@ -67,8 +67,9 @@ def test_after_an_orderly_end_the_newest_checkpoint_has_the_last_word(run, dlctl
 def test_a_checkpoint_that_the_run_went_back_to_says_what_was_lost_by_that(run, dlctl_command):
     resumed = save(run, step=5, number=1, deliveries=([0, 1, 4],))
     keep(run, 0, version=3, deliveries=[[0, 2, 3]])
-    run.run(resume=str(resumed))
     acknowledge(run, 0, 1, 1, 6)
+    lineage.record(run.db, run.path, resumed, "")
+    run.run(resume=str(resumed))
     acknowledge(run, 0, 2, 2, 3)
     code, data = verdict(dlctl_command)
     assert (code, data["lost"], data["unknown"]) == (1, 2, 0)

@@ -168,7 +168,7 @@ def test_a_frozen_coordinator_is_not_answering_everywhere(run, dlctl_command):
             )
             assert dlctl_command("status", "--check").code == 3
         frozen.kill()
-    said = f"has not answered for 44s (pid {frozen.pid}); it will be replaced after 15 s without a"
+    said = f"has not answered for 44s (pid {frozen.pid}); it will be replaced after 30 s without a"
     helps = f"kill -9 {frozen.pid} has its agent start another one at once"
     assert status.out.startswith("digits-7f3a  not answering for 44s  up")
     assert "- samples/s" in status.out.splitlines()[0]

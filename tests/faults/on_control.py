@@ -39,11 +39,7 @@ def kill_coordinator(trial: Trial, job: Job) -> Incident:
         lambda: job.run()["state"] == "running" and (job.run()["updated_at"] or 0.0) > updated,
         BACK_S,
     )
-    incident = Incident(detect_s=detected - began, resume_s=resumed - began)
-    pause(1.0)
-    judge_pause(job, began, incident)
-    incident.false_failovers = replaced(job, before, "coordinator")
-    return incident
+    return conclude(job, before, "coordinator", began, detected, resumed)
 
 
 @row("agent-kill", "training does not stop; lost 0, twice 0; the new agent adopts the daemons")
@@ -63,10 +59,17 @@ def kill_agent(trial: Trial, job: Job) -> Incident:
     resumed = job.until(
         "there is a new agent", lambda: job.daemons()["agent-0"]["pid"] not in (pid, None), BACK_S
     )
+    return conclude(job, before, "agent-0", began, detected, resumed)
+
+
+def conclude(
+    job: Job, before: dict[str, int], name: str, began: float, detected: float, resumed: float
+) -> Incident:
+    """What became of the others while `name` was away."""
     incident = Incident(detect_s=detected - began, resume_s=resumed - began)
     pause(1.0)
     judge_pause(job, began, incident)
-    incident.false_failovers = replaced(job, before, "agent-0")
+    incident.false_failovers = replaced(job, before, name)
     return incident
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+from contextlib import closing
 
 import psutil
 import pytest
 from limited_memory import limited_memory
 from workplace import Workplace
+
+from dlctl import rundb
 
 ENDLESS = "{ steps = 100000000 }"
 SLOW_S = 0.01
@@ -150,12 +153,26 @@ def test_a_coordinator_that_stands_still_is_replaced(place: Workplace) -> None:
 
 def _kill_all_that_watch(place: Workplace) -> None:
     """Coordinator and agent: who is left has nobody."""
-    pids = [place.pid(name) for name in ("agent-0", "coordinator")]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    place.until("they are gone", lambda: not set(pids) & {p.pid for p in place.processes()})
+    names = ("agent-0", "coordinator")
+    place.kill_at_once([psutil.Process(place.pid(name)) for name in names])
+
+
+def test_an_agent_ends_with_its_run_although_nobody_is_left_to_tell_it(place: Workplace) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS)
+    place.start()
+    place.until_step(5)
+    agent = psutil.Process(place.pid("agent-0"))
+    agent.suspend()
+    coordinator = psutil.Process(place.pid("coordinator"))
+    coordinator.kill()
+    psutil.wait_procs([coordinator], timeout=5)
+    with closing(rundb.RunDb(place.directory)) as db:
+        db.put_run(state="failed", reason="the end was recorded and not told")
+        db.commit()
+    agent.resume()
+    place.nothing_left(timeout_s=15)
+    assert place.run()["state"] == "failed"
 
 
 def test_a_dead_coordinator_and_agent_are_noticed_and_stop_cleans_up(place: Workplace) -> None:

@@ -17,17 +17,6 @@ ENDLESS = "{ steps = 100000000 }"
 SLOW_S = 0.01
 
 
-def kill_all(place: Workplace) -> None:
-    """The whole machine seems to have gone: nobody is there to notice anything."""
-    there = place.processes()
-    for process in there:
-        process.suspend()
-    for process in there:
-        process.kill()
-    psutil.wait_procs(there, timeout=5)
-    place.until("all are dead", lambda: not place.processes())
-
-
 def versions(place: Workplace) -> dict[str, int]:
     rows = place.run()["daemons"]
     return {r["name"]: r["metrics"].get("version", 0) for r in rows if r["role"] == "server"}
@@ -40,7 +29,7 @@ def dead(place: Workplace) -> Workplace:
     place.job(stop=ENDLESS, servers=2, workers=2)
     place.start()
     place.until_step(20)
-    kill_all(place)
+    place.kill_at_once(place.processes())
     return place
 
 
@@ -123,7 +112,7 @@ def test_without_a_shards_state_it_resumes_from_its_checkpoint_and_says_what_is_
     assert place.dlctl("checkpoint").code == 0
     saved = place.until("it is on record", lambda: place.run().get("checkpoint"))["step"]
     place.until_step(saved + 10)
-    kill_all(place)
+    place.kill_at_once(place.processes())
     (place.path / "states" / directory.name / "shard-1.state").unlink()
 
     asked = json.loads(place.dlctl("recover", "--dry-run", "--json").out)

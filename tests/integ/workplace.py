@@ -352,6 +352,16 @@ class Workplace:
                 continue
         return found
 
+    def kill_at_once(self, processes: list[psutil.Process]) -> None:
+        """Nobody of them sees another one die."""
+        for process in processes:
+            process.suspend()
+        for process in processes:
+            process.kill()
+        psutil.wait_procs(processes, timeout=5)
+        pids = {process.pid for process in processes}
+        self.until("they are gone", lambda: not pids & {p.pid for p in self.processes()})
+
     def sockets(self) -> list[str]:
         return [str(path) for path in (self.path / "x").rglob("*") if not path.is_dir()]
 

@@ -230,21 +230,26 @@ def test_without_keep_a_server_begins_anew_whatever_is_there() -> None:
 # ---------------------------------------------------------------- killed in the middle
 
 
+class KillAt:
+    """Kills the server at the n-th point that it passes; 0: never."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.passed = 0
+
+    def __call__(self, name: str) -> None:
+        self.passed += 1
+        if self.passed == self.number:
+            raise Killed(name)
+
+
 def test_a_kill_at_any_point_of_any_push_loses_and_doubles_nothing() -> None:
     """Three pushes, sent until they are acknowledged, by whatever server is there."""
 
     def three_pushes(kill_at: int) -> tuple[Life, int]:
         keeping = Keeping()
         life = at_work(keeping)
-        passed = 0
-
-        def point(name: str) -> None:
-            nonlocal passed
-            passed += 1
-            if passed == kill_at:
-                raise Killed(name)
-
-        keeping.point = point
+        keeping.point = kill = KillAt(kill_at)
         for seq in range(3):
             values = np.zeros(SIZE)
             values[seq] = -1
@@ -254,7 +259,7 @@ def test_a_kill_at_any_point_of_any_push_loses_and_doubles_nothing() -> None:
                 life = Life(keeping, 2, keep=True)
                 life.join()
                 assert life.push(seq, values) in ([(seq, APPLIED)], [(seq, DUPLICATE)])
-        return life, passed
+        return life, kill.passed
 
     _, points = three_pushes(0)
     assert points >= 9
@@ -367,15 +372,7 @@ def test_a_kill_at_any_point_of_a_barrier_makes_every_step_once() -> None:
     def two_steps(kill_at: int) -> tuple[Life, int]:
         keeping = Keeping()
         life = barrier(keeping)
-        passed = 0
-
-        def point(name: str) -> None:
-            nonlocal passed
-            passed += 1
-            if passed == kill_at:
-                raise Killed(name)
-
-        keeping.point = point
+        keeping.point = kill = KillAt(kill_at)
         for clock in (0, 1):
             for slot in (0, 1):
                 try:
@@ -384,7 +381,7 @@ def test_a_kill_at_any_point_of_a_barrier_makes_every_step_once() -> None:
                     life = barrier(keeping, 2, keep=True)
                     for sent_slot in range(slot + 1):
                         life.push(clock, slot=sent_slot, clock=clock)
-        return life, passed
+        return life, kill.passed
 
     _, points = two_steps(0)
     for kill_at in range(1, points + 1):
