@@ -2,7 +2,7 @@ PY ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test soak lint faults rampage bench man clean install
+.PHONY: demo test soak fuzz lint faults hosts rampage bench man clean install
 
 install: $(VENV)/.installed
 
@@ -36,9 +36,18 @@ export ONLY TIMES SEED OUT
 faults: install
 	$(BIN)/python -m tests.faults
 
+# Three hosts in network namespaces: killed daemons, a host cut off, a host lost; needs root.
+hosts: install
+	$(BIN)/python -m pytest -m "long or not long" tests/hosts
+
 # The digits example while somebody kills its daemons.
 rampage: install
 	$(BIN)/python -m tests.faults.rampage
+
+# New inputs for all that reads what comes from outside: make fuzz TIME=600 ONLY=wire,logs SEED=7
+fuzz: TIME = 60
+fuzz: install
+	$(BIN)/python -m tests.fuzz --time $(TIME) --only "$(ONLY)" $(if $(SEED),--seed $(SEED))
 
 bench: install
 	$(BIN)/python -m benchmarks

@@ -9,8 +9,11 @@ from pathlib import Path
 LINES = 12
 TAIL_BYTES = 32 * 1024
 LINE_CHARS_MAX = 400
-_GOODBYE = re.compile(r"exit (\d+): ")
+_GOODBYE = re.compile(r"exit ([0-9]{1,3}): ")
 """What `Loop` writes at the end: whoever reads last words knows the exit code."""
+
+_NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""Of a line that looks like JSON and is none of ours: the user's code may have printed anything."""
 
 
 def last_lines(path: Path) -> tuple[str, ...]:
@@ -24,7 +27,7 @@ def exit_code(path: Path) -> int | None:
     for text in reversed(_tail(path)):
         try:
             goodbye = _GOODBYE.match(json.loads(text)["msg"])
-        except (ValueError, KeyError, TypeError):
+        except _NOT_OURS:
             continue
         if goodbye:
             return int(goodbye[1])
@@ -47,5 +50,5 @@ def _readable(text: str) -> list[str]:
             return []
         message = f"{record['level'].upper()} {record['msg']}"
         return [message, *str(record.get("detail", "")).splitlines()]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except _NOT_OURS:
         return [text] if text.strip() else []

@@ -15,7 +15,6 @@ shards there were, so a run may go on with another number of servers. Nothing is
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -25,8 +24,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from dlctl import tensorfile
 from dlctl.errors import DlctlError
-from dlctl.manifest import MANIFEST, Manifest, parse, serialise
+from dlctl.flat import AVERAGED, CONSTANT
+from dlctl.manifest import MANIFEST, Manifest, layout, parse, serialise
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -35,16 +36,11 @@ if TYPE_CHECKING:
 
 FOLDER = "ckpt"
 SLOT = "slot."
+VECTOR_DTYPE = "F32"
+EXTRAS = {AVERAGED: "F64", CONSTANT: "F32"}
+"""What the first shard has besides: dtypes as `tensorfile` names them."""
 _NAME = re.compile(r"(\d{12,})-(\d+)")
-_CHUNK_BYTES = 4 * 2**20
-_HEADER_ALIGNMENT_BYTES = 8
 _IGNORE: Callable[[str], None] = lambda problem: None  # noqa: E731
-_DTYPES = {
-    "<f8": "F64", "<i8": "I64", "<f4": "F32", "<i4": "I32", "<u4": "U32",
-    "<f2": "F16", "<u2": "U16", "|u1": "U8",
-}  # fmt: skip
-
-
 # ---------------------------------------------------------------- writing
 
 
@@ -71,10 +67,10 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> tuple[str, int]:
     The arrays are hashed while they are written and never copied. Raises DlctlError naming `path`
     (disk full, no permission, a dtype that safetensors does not have); no file is left then.
     """
-    header, ordered = _header(path, arrays)
+    head, ordered = tensorfile.header(path, arrays)
     digest = hashlib.sha256()
     with _replacing(path) as file:
-        for chunk in _chunks(header, ordered):
+        for chunk in tensorfile.chunks(head, ordered):
             digest.update(chunk)
             file.write(chunk)
         nbytes = file.tell()
@@ -116,33 +112,6 @@ def _sync(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _header(path: Path, arrays: Mapping[str, Array]) -> tuple[bytes, list[Array]]:
-    """The head of a safetensors file, and the arrays in its order: wide items first, aligned."""
-    entries: dict[str, Any] = {}
-    offset = 0
-    names = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
-    for name in names:
-        array = arrays[name]
-        if array.dtype.str not in _DTYPES:
-            raise DlctlError(f'cannot save "{name}": it is {array.dtype}', where=str(path))
-        end = offset + array.nbytes
-        dtype = _DTYPES[array.dtype.str]
-        entries[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _HEADER_ALIGNMENT_BYTES)
-    return len(text).to_bytes(8, "little") + text, [arrays[name] for name in names]
-
-
-def _chunks(header: bytes, arrays: list[Array]) -> Iterator[bytes | memoryview]:
-    import numpy as np
-
-    yield header
-    for array in arrays:
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        yield from (data[i : i + _CHUNK_BYTES] for i in range(0, len(data), _CHUNK_BYTES))
-
-
 # ---------------------------------------------------------------- reading
 
 
@@ -176,64 +145,38 @@ def read_slice(directory: Path, manifest: Manifest, tensor: str, lo: int, hi: in
 
 
 def _read(path: Path, tensor: str, shard: Mapping[str, Any], lo: int, hi: int) -> Array:
-    with _opened(path) as file:
-        _check_length(path, file, tensor, shard["hi"] - shard["lo"])
+    with tensorfile.opened(path) as file:
+        tensorfile.check(path, file, tensor, VECTOR_DTYPE, shard["hi"] - shard["lo"])
         first, last = max(lo, shard["lo"]) - shard["lo"], min(hi, shard["hi"]) - shard["lo"]
         part: Array = file.get_slice(tensor)[first:last]
         return part
 
 
 def read_extra(directory: Path, manifest: Manifest, tensor: str) -> Array:
-    """A tensor that only the first shard has: "averaged" (float64) or "constant" (float32)."""
+    """A tensor that only the first shard has: "averaged" (float64) or "constant" (float32).
+
+    Raises DlctlError naming the file if it has none of the length that the layout says.
+    """
     path = directory / manifest["shards"][0]["file"]
-    with _opened(path) as file:
-        if tensor not in file.keys():  # noqa: SIM118 - not a mapping
-            raise DlctlError(f'no tensor "{tensor}" in this file', where=str(path))
-        array: Array = file.get_tensor(tensor)
-        return array
+    with tensorfile.opened(path) as file:
+        tensorfile.check(path, file, tensor, EXTRAS.get(tensor, ""), layout(manifest).size(tensor))
+        return tensorfile.read(path, file, tensor)
 
 
 def slots(directory: Path, manifest: Manifest) -> list[str]:
     """Names of the optimiser slots that were saved ("slot.sum" in the files is "sum" here)."""
-    with _opened(directory / manifest["shards"][0]["file"]) as file:
+    with tensorfile.opened(directory / manifest["shards"][0]["file"]) as file:
         return sorted(key[len(SLOT) :] for key in file.keys() if key.startswith(SLOT))  # noqa: SIM118
 
 
 def read_worker(directory: Path, manifest: Manifest, name: str) -> dict[str, Array]:
-    """The arrays that worker `name` saved; {} if it saved none."""
+    """The arrays that worker `name` saved; {} if it saved none. Raises DlctlError."""
     for worker in manifest["workers"]:
         if worker["name"] == name and worker["file"]:
-            with _opened(directory / worker["file"]) as file:
-                return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            path = directory / worker["file"]
+            with tensorfile.opened(path) as file:
+                return {key: tensorfile.read(path, file, key) for key in file.keys()}  # noqa: SIM118
     return {}
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """A safetensors file. Whatever goes wrong while it is read becomes a DlctlError naming it."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="np") as file:
-            yield file
-    except (SafetensorError, OSError) as error:
-        raise DlctlError(
-            f"cannot read this part of the checkpoint: {_why(error, path)}", where=str(path)
-        ) from error
-
-
-def _why(error: Exception, path: Path) -> str:
-    """An error in words, without the path: that stands beside it."""
-    said = getattr(error, "strerror", None) or str(error)
-    return str(said).removesuffix(f": {path}")
-
-
-def _check_length(path: Path, file: Any, tensor: str, length: int) -> None:
-    if tensor not in file.keys():  # noqa: SIM118 - not a mapping
-        raise DlctlError(f'no tensor "{tensor}" in this file', where=str(path))
-    shape = file.get_slice(tensor).get_shape()
-    if shape != [length]:
-        raise DlctlError(f'"{tensor}" has the shape {shape}, not [{length}]', where=str(path))
 
 
 # ---------------------------------------------------------------- checking
@@ -252,14 +195,32 @@ def verify(directory: Path, *, hashes: bool = True) -> list[str]:
     for part in (*manifest["shards"], *manifest["workers"]):
         if part["file"]:
             problems += _file_problems(directory / part["file"], part, hashes)
+    if hashes and not problems:
+        problems += _tensor_problems(directory, manifest)
     return problems
+
+
+def _tensor_problems(directory: Path, manifest: Manifest) -> list[str]:
+    """Files are what was written; here, whether that is what somebody who goes on will look for."""
+    try:
+        tensors = ("w", *(SLOT + slot for slot in slots(directory, manifest)))
+        for shard in manifest["shards"]:
+            path = directory / shard["file"]
+            with tensorfile.opened(path) as file:
+                for tensor in tensors:
+                    tensorfile.check(path, file, tensor, VECTOR_DTYPE, shard["hi"] - shard["lo"])
+        for tensor in EXTRAS:
+            read_extra(directory, manifest, tensor)
+    except DlctlError as error:
+        return [f"{error.where}: {error.message}"]
+    return []
 
 
 def _gaps(directory: Path, manifest: Manifest) -> list[str]:
     end = 0
     for shard in manifest["shards"]:
         if shard["lo"] != end:
-            return [f"{directory}: {shard['name']} begins at {shard['lo']}, not at {end}"]
+            return [f"{directory}: {shard['name']:.60} begins at {shard['lo']}, not at {end}"]
         end = shard["hi"]
     if end != manifest["size"]:
         return [f"{directory}: the shards end at {end}, the model at {manifest['size']}"]
@@ -276,14 +237,10 @@ def _file_problems(path: Path, part: Mapping[str, Any], hashes: bool) -> list[st
             return [f"{path}: {how}: it has {size_bytes} bytes, the manifest says {part['nbytes']}"]
         if hashes and _sha256(path) != part["sha256"]:
             return [f"{path}: its SHA-256 is not the one in the manifest"]
-        if hashes and "lo" in part:
-            with _opened(path) as file:
-                for tensor in ("w", *(k for k in file.keys() if k.startswith(SLOT))):  # noqa: SIM118
-                    _check_length(path, file, tensor, part["hi"] - part["lo"])
     except FileNotFoundError:
         return [f"{path}: missing"]
-    except (OSError, DlctlError) as error:
-        return [f"{path}: {_why(error, path)}"]
+    except OSError as error:
+        return [f"{path}: {tensorfile.why(error, path)}"]
     return []
 
 

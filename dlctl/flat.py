@@ -21,6 +21,10 @@ from dlctl.errors import RemoteProtocolError
 TRAINED = "trained"
 AVERAGED = "averaged"
 CONSTANT = "constant"
+DIMENSIONS_MAX = 64
+"""As in torch and numpy."""
+ELEMENTS_MAX = 2**48
+"""Of all tensors of one kind: a petabyte, in numbers that fit into every message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +85,42 @@ class Layout:
     def from_bytes(data: bytes) -> Layout:
         """Raises RemoteProtocolError for what `to_bytes` would not have made."""
         try:
-            return Layout.from_rows(json.loads(data))
+            rows = json.loads(data)
+            check_rows(rows)
+            return Layout.from_rows(rows)
         except (ValueError, TypeError, RecursionError) as error:
             raise RemoteProtocolError(
                 f"this describes no model: {error}",
                 hint="look at the log of the worker that built it",
             ) from None
+
+
+def check_rows(rows: Any) -> None:
+    """Raises ValueError naming the first thing in `rows` that `Layout.to_rows` would not make."""
+    if type(rows) is not list:
+        raise ValueError("a layout is a list of entries")
+    for row in rows:
+        _check_row(row)
+    whole = Layout.from_rows(rows)
+    for kind in (TRAINED, AVERAGED, CONSTANT):
+        if whole.size(kind) > ELEMENTS_MAX:
+            raise ValueError(f"a model has at most {ELEMENTS_MAX} {kind} elements")
+
+
+def _check_row(row: Any) -> None:
+    if type(row) is not list or len(row) != 5:
+        raise ValueError("layout has an entry that is not [name, kind, shape, dtype, aliases]")
+    name, kind, shape, dtype, aliases = row
+    if type(name) is not str or type(dtype) is not str or kind not in (TRAINED, AVERAGED, CONSTANT):
+        raise ValueError(f"layout has a wrong entry: {name!r:.60}")
+    if type(shape) is not list or len(shape) > DIMENSIONS_MAX or not all(map(_is_extent, shape)):
+        raise ValueError(f"layout: wrong shape of {name!r:.60}")
+    if type(aliases) is not list or not all(type(alias) is str for alias in aliases):
+        raise ValueError(f"layout: wrong aliases of {name!r:.60}")
+
+
+def _is_extent(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= ELEMENTS_MAX
 
 
 def slice_bounds(size: int, parts: int, index: int) -> tuple[int, int]:

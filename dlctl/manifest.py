@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from typing import Any
 
 from dlctl.errors import DlctlError
-from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Layout
+from dlctl.flat import Layout, check_rows
+from dlctl.plain import is_deep
 
 MANIFEST = "manifest.json"
+NUMBER_MAX = 2**63 - 1
+LEVELS_MAX = 64
+"""Of lists and objects within each other; what is read must also be written and shown."""
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 SCHEMA = "dlctl.checkpoint/1"
 Manifest = dict[str, Any]
 
@@ -51,6 +58,8 @@ def parse(data: bytes, where: str) -> Manifest:
     """The manifest that these bytes are. Raises DlctlError naming `where`."""
     try:
         manifest = json.loads(data)
+        if is_deep(manifest, LEVELS_MAX):
+            raise ValueError(f"it is nested more than {LEVELS_MAX} levels deep")
         check(manifest)
         if manifest.pop("digest", "") != _digest(manifest):
             raise ValueError("its digest is not that of its content")
@@ -84,8 +93,7 @@ def check(manifest: Any) -> None:
         found = manifest.get("schema") if type(manifest) is dict else type(manifest).__name__
         raise ValueError(f'its schema is {found!r:.60}, not "{SCHEMA}"')
     _check_fields(manifest, _FIELDS, "")
-    for entry in manifest["layout"]:
-        _check_entry(entry)
+    check_rows(manifest["layout"])
     for index, shard in enumerate(manifest["shards"]):
         _check_part(shard, _SHARD, f"shards[{index}]")
         if not shard["lo"] <= shard["hi"] <= manifest["size"] or not shard["file"]:
@@ -116,30 +124,20 @@ def _check_fields(value: Any, fields: dict[str, tuple[type, ...]], where: str) -
             raise ValueError(f"{name} is missing")
         if type(value[key]) not in kinds:
             raise ValueError(f"{name} is {value[key]!r:.60}")
-        if type(value[key]) is int and value[key] < 0:
-            raise ValueError(f"{name} is negative")
+        if type(value[key]) is int and not 0 <= value[key] <= NUMBER_MAX:
+            raise ValueError(f"{name} is negative or too large")
+        if type(value[key]) is float and not math.isfinite(value[key]):
+            raise ValueError(f"{name} is {value[key]}")
 
 
 def _check_part(part: Any, fields: dict[str, tuple[type, ...]], where: str) -> None:
     """A file of the checkpoint. A worker that saved no arrays has the file name ""."""
     _check_fields(part, fields, where)
     name = part["file"]
-    if "/" in name or "\0" in name or name in (".", "..", MANIFEST):
+    if name and (not _FILE_NAME.fullmatch(name) or name == MANIFEST):
         raise ValueError(f"{where}.file is {name!r:.60}: not a plain file name")
     if name and (len(part["sha256"]) != 64 or set(part["sha256"]) - set("0123456789abcdef")):
         raise ValueError(f"{where}.sha256 is not 64 hexadecimal digits")
-
-
-def _check_entry(entry: Any) -> None:
-    if type(entry) is not list or len(entry) != 5:
-        raise ValueError("layout has an entry that is not [name, kind, shape, dtype, aliases]")
-    name, kind, shape, dtype, aliases = entry
-    if type(name) is not str or type(dtype) is not str or kind not in (TRAINED, AVERAGED, CONSTANT):
-        raise ValueError(f"layout has a wrong entry: {name!r:.60}")
-    if not _is_naturals(shape) or type(aliases) is not list:
-        raise ValueError(f"layout: wrong shape or aliases of {name!r:.60}")
-    if not all(type(alias) is str for alias in aliases):
-        raise ValueError(f"layout: wrong aliases of {name!r:.60}")
 
 
 def _is_naturals(value: Any) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -53,6 +54,7 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
     },
     "launchers": {
         "local": Entry("dlctl.launch.local:Local", "processes on this machine"),
+        "ssh": Entry("dlctl.launch.remote:Ssh", "agents on other machines, placed over ssh"),
     },
 }
 
@@ -80,6 +82,7 @@ def load(kind: str, name: str) -> Any:
     return find(kind, name).load()
 
 
+@cache
 def _third_party(kind: str) -> dict[str, Entry]:
     from importlib.metadata import entry_points
 

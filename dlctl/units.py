@@ -6,6 +6,7 @@ A unit is required: a bare number is refused, because half of its readers would 
 
 from __future__ import annotations
 
+import math
 import re
 
 _BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
@@ -63,7 +64,10 @@ def _parse(body: str, units: dict[str, float], text: str, example: str) -> float
     match = _NUMBER.match(body)
     if not match or match[2] not in units:
         raise ValueError(f'"{text}" needs a number and a unit, as in {example}')
-    return float(match[1]) * units[match[2]]
+    value = float(match[1]) * units[match[2]]
+    if not math.isfinite(value):
+        raise ValueError(f'"{text}" is too large')
+    return value
 
 
 def _scaled(size_bytes: float) -> str:

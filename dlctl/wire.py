@@ -4,7 +4,9 @@ The header is msgpack, at most 64 KiB: [PROTOCOL, code, fields, buffers]. `field
 of the dataclass; an array, a Packed or bytes leave their content to the raw frames behind, and
 `buffers` says what each frame is: [dtype code, length]. A frame whose size does not follow from the
 header is refused. Nothing is ever unpickled, no dtype or class is looked up by a name from the
-wire, and every value is checked for its exact type before a machine sees it.
+wire, and every value is checked for its exact type before a machine sees it. A message has one
+form only: a header that `encode` would have written in another way (a key twice, a longer form of a
+number) is refused, so that no two readers can take it for different messages.
 """
 
 from __future__ import annotations
@@ -19,12 +21,16 @@ import numpy as np
 from dlctl.errors import LocalProtocolError, RemoteProtocolError
 from dlctl.messages import MESSAGES, Array, Json, Message, Packed, Signed
 
-PROTOCOL = 3
+PROTOCOL = 4
 HEADER_BYTES_MAX = 64 * 1024
 FRAME_BYTES_MAX = 2**34
 FRAMES_MAX = 18
 STRING_MAX = 32 * 1024
 DEPTH_MAX = 8
+LISTS_MAX = DEPTH_MAX + 2
+"""Lists and maps within each other in a header: its own two, and those of the deepest `Json`."""
+SHALLOW_BYTES_MAX = 128
+"""A header up to this size has no room for so many lists that they would take much memory."""
 
 DTYPES = [np.dtype(name) for name in ("<f4", "<f2", "<f8", "u1", "<u2", "<u4", "<i4", "<i8")]
 _DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
@@ -109,6 +115,8 @@ def _read_header(frames: Sequence[Frame]) -> tuple[type[Message], Any, Any]:
         raise RemoteProtocolError(f"{len(frames)} frames; at most {FRAMES_MAX}")
     if len(frames[0]) > HEADER_BYTES_MAX:
         raise RemoteProtocolError(f"header of {len(frames[0])} bytes; at most {HEADER_BYTES_MAX}")
+    if len(frames[0]) > SHALLOW_BYTES_MAX:
+        _refuse_deep(bytes(frames[0]))
     try:
         header = msgpack.unpackb(frames[0], **_LIMITS)
     except (ValueError, RecursionError, TypeError) as error:
@@ -117,10 +125,71 @@ def _read_header(frames: Sequence[Frame]) -> tuple[type[Message], Any, Any]:
         raise RemoteProtocolError("header is not [protocol, code, fields, buffers]")
     protocol, code, values, shapes = header
     if type(protocol) is not int or protocol != PROTOCOL:
-        raise RemoteProtocolError(f"peer speaks protocol {protocol!r:.20}, we speak {PROTOCOL}")
+        raise RemoteProtocolError(f"peer speaks protocol {_short(protocol)}, we speak {PROTOCOL}")
     if type(code) is not int or code not in MESSAGES:
-        raise RemoteProtocolError(f"no message has code {code!r:.20}")
+        raise RemoteProtocolError(f"no message has code {_short(code)}")
+    if _pack(header) != frames[0]:
+        raise RemoteProtocolError(f"{MESSAGES[code].__name__} is written in another form than ours")
     return MESSAGES[code], values, shapes
+
+
+def _short(value: Any) -> str:
+    """For a message about what should be a number; lists may be too deep to be shown."""
+    return repr(value) if type(value) is int else f"of type {type(value).__name__}"
+
+
+_WIDTHS = {
+    0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4,
+    0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4,
+}  # fmt: skip
+"""msgpack's types with a length behind them: bytes of the length."""
+_SIZES = {
+    0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8,
+    0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17,
+}  # fmt: skip
+"""Those of a fixed size: bytes behind the type."""
+
+
+def _refuse_deep(data: bytes) -> None:
+    """Raises RemoteProtocolError for more than `LISTS_MAX` lists and maps within each other.
+
+    msgpack makes room for all items of a list before it has read one of them, and goes on to 1024
+    levels: 3 kB would take 33 MB.
+    """
+    left: list[int] = []
+    """Items that are still to come in each list that is open."""
+    at = 0
+    while at < len(data):
+        items, at = _skip(data, at)
+        if items:
+            left.append(items)
+            if len(left) > LISTS_MAX:
+                raise RemoteProtocolError("header is nested too deeply")
+            continue
+        while left:
+            left[-1] -= 1
+            if left[-1]:
+                break
+            left.pop()
+
+
+def _skip(data: bytes, at: int) -> tuple[int, int]:
+    """(items of the list or map that begins here, else 0; where its items or the next value are)"""
+    kind = data[at]
+    at += 1
+    if kind < 0x80 or kind >= 0xE0:
+        return 0, at
+    if kind < 0xA0:
+        return (kind & 15) * (2 if kind < 0x90 else 1), at
+    if kind < 0xC0:
+        return 0, at + (kind & 31)
+    if kind not in _WIDTHS:
+        return 0, at + _SIZES.get(kind, 0)
+    length = int.from_bytes(data[at : at + _WIDTHS[kind]], "big")
+    at += _WIDTHS[kind]
+    if kind >= 0xDC:
+        return length * (2 if kind >= 0xDE else 1), at
+    return 0, at + length + (1 if kind in (0xC7, 0xC8, 0xC9) else 0)
 
 
 def _read_buffers(frames: Sequence[Frame], shapes: Any) -> list[Array]:
@@ -171,7 +240,7 @@ def _items(check: _Checker) -> _Checker:
     def check_all(value: Any, arrays: _Arrays) -> tuple[Any, ...]:
         if type(value) is not list:
             raise ValueError("expected a list")
-        return tuple(check(item, arrays) for item in value)
+        return tuple([check(item, arrays) for item in value])
 
     return check_all
 
@@ -179,11 +248,14 @@ def _items(check: _Checker) -> _Checker:
 def _json(value: Any, arrays: _Arrays) -> Json:
     if type(value) is not dict:
         raise ValueError("expected a map")
-    _check_depth(value, DEPTH_MAX)
+    _check_plain(value, DEPTH_MAX)
     return value
 
 
-def _check_depth(value: Any, depth: int) -> None:
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def _check_plain(value: Any, depth: int) -> None:
     if depth == 0:
         raise ValueError("nested too deeply")
     if type(value) is dict:
@@ -192,7 +264,9 @@ def _check_depth(value: Any, depth: int) -> None:
         value = list(value.values())
     if type(value) is list:
         for item in value:
-            _check_depth(item, depth - 1)
+            _check_plain(item, depth - 1)
+    elif type(value) not in _PLAIN:
+        raise ValueError(f"expected plain data, not {type(value).__name__}")
 
 
 def _array(value: Any, arrays: _Arrays) -> Array:

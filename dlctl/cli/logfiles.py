@@ -15,16 +15,20 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import IO, Any, NamedTuple
+
+from dlctl.plain import is_deep
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 TEXT = "text"
 """The level of a line that is not JSON. It counts as a warning."""
 LINE_BYTES_MAX = 1 << 20
 """A longer line is cut into several."""
+LEVELS_MAX = 64
+"""A line whose JSON is nested more deeply is text."""
 _BLOCK_BYTES = 1 << 16
 _FILE = re.compile(r"(?P<name>[a-z]+(?:-\d+)?)\.(?P<incarnation>\d+)\.jsonl(?:\.(?P<age>\d+))?")
 
@@ -73,16 +77,28 @@ def parse(raw: str, name: str, incarnation: int, before: float) -> Line:
     """One line of a log file; `before` is the time of the line before it."""
     try:
         fields = json.loads(raw) if raw.startswith("{") else None
-        at = datetime.fromisoformat(fields.pop("ts")).timestamp() if fields else before
+        at = _seconds(fields.pop("ts")) if fields else before
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         fields = None
-    if not isinstance(fields, dict) or not isinstance(fields.get("msg"), str):
+    if not isinstance(fields, dict) or not isinstance(fields.get("msg"), str) or _is_deep(raw):
         shown = raw.rpartition("\r")[2] or raw  # a progress bar: what it showed last
         return Line(name, incarnation, before, TEXT, shown, {}, raw)
     level, text = str(fields.pop("level", "info")).lower(), fields.pop("msg")
     fields.pop("name", None)
     fields.pop("inc", None)
     return Line(name, incarnation, at, level, text, fields, raw)
+
+
+def _seconds(time: str) -> float:
+    """Seconds since 1970. Raises ValueError, too, for a time that could not be shown in UTC."""
+    at = datetime.fromisoformat(time).timestamp()
+    datetime.fromtimestamp(at, UTC)
+    return at
+
+
+def _is_deep(raw: str) -> bool:
+    """Whether a line of JSON may be nested more deeply than what is done with it can follow."""
+    return raw.count("[") + raw.count("{") > LEVELS_MAX and is_deep(json.loads(raw), LEVELS_MAX)
 
 
 def tail(

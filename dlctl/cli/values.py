@@ -23,9 +23,10 @@ _TIME_KEYS = ("at", "ts", "since", "until")
 
 def number(value: Any) -> float | None:
     """A plain number, or None for anything else (no value, text, true, NaN, infinity)."""
-    if type(value) in (int, float) and math.isfinite(value):
-        return float(value)
-    return None
+    try:
+        return float(value) if type(value) in (int, float) and math.isfinite(value) else None
+    except OverflowError:  # a whole number that no float can be
+        return None
 
 
 def count(value: Any) -> str:

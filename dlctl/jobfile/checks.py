@@ -7,12 +7,14 @@ values of a wrong type are left to the schema.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from dlctl.config import Network, Servers
+from dlctl.jobfile import hosts
 from dlctl.jobfile.positions import KeyPath
 from dlctl.jobfile.problems import Fault
 from dlctl.units import parse_rate
@@ -33,6 +35,7 @@ def check(document: dict[str, Any], directory: Path) -> Iterator[Fault]:
     yield from _check_text(document, ("limits", "fetch"), _rate)
     yield from _check_ports(document)
     yield from _check_target_is_looked_at(document)
+    yield from hosts.check(document)
 
 
 def get(document: dict[str, Any], path: KeyPath) -> Any:
@@ -69,9 +72,9 @@ def _task(text: str, directory: Path) -> Verdict:
     file, _, name = text.rpartition(":")
     if not file.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
         return 'must be a file and a name in it, as in "train.py:task"', ""
-    if "\0" not in file and (directory / file).is_file():
-        return FINE
     try:
+        if "\0" not in file and (directory / file).is_file():
+            return FINE
         beside = [path.name for path in directory.glob("*.py")]
     except OSError:
         beside = []
@@ -95,8 +98,7 @@ def _state_dir(text: str) -> Verdict:
 def _target(text: str) -> Verdict:
     match = TARGET.fullmatch(text)
     try:
-        if match:
-            float(match[3])
+        if match and math.isfinite(float(match[3])):
             return FINE
     except ValueError:
         pass
@@ -117,7 +119,7 @@ def _check_ports(document: dict[str, Any]) -> Iterator[Fault]:
     transport = get(document, ("network", "transport"))
     if type(port) is not int or not 0 < port <= PORT_MAX:
         return
-    if (transport or Network().transport) != "tcp":
+    if (transport or Network().transport) != "tcp" and not document.get("hosts"):
         yield Fault(("network", "port"), "has a meaning only with tcp", 'add transport = "tcp"')
     servers = servers if type(servers) is int else Servers().count
     if port + servers > PORT_MAX:

@@ -11,12 +11,14 @@ from typing import NamedTuple
 KeyPath = tuple[str | int, ...]
 PARTS_MAX = 32
 """Deeper keys count as their 32nd ancestor."""
+PLACES_MAX = 50_000
+"""Of more keys and array elements only the first are known."""
 
 _TOKEN = re.compile(
-    r'''(?P<space>[ \t\r]+|\#[^\n]*)
-      | (?P<text>"""(?:\\[\s\S]|[^\\])*?"{3,5} | \'\'\'[\s\S]*?'{3,5}
-                | "(?:\\.|[^"\\\n])*" | '[^'\n]*')
-      | (?P<bare>[^\s\[\]{}=,"'#]+)
+    r'''(?P<space>[ \t\r]++|\#[^\n]*+)
+      | (?P<text>"""(?:[^"\\]++|\\[\s\S]|"(?!""))*+"{3,5} | \'\'\'[\s\S]*?'{3,5}
+                | "(?:[^"\\\n]++|\\.)*+" | '[^'\n]*+')
+      | (?P<bare>[^\s\[\]{}=,"'#]++)
       | (?P<mark>[\n\[\]{}=,])''',
     re.VERBOSE,
 )
@@ -107,7 +109,7 @@ class _Scanner:
         return path
 
     def _note(self, path: KeyPath) -> None:
-        if self._place:
+        if self._place and len(self.found) < PLACES_MAX:
             self.found.setdefault(path, Spot(self._place))
 
     def _end_header(self) -> None:
@@ -122,7 +124,8 @@ class _Scanner:
         owner = self._owner or ()
         spot = self.found.get(owner)
         if spot is None:
-            self.found[owner] = Spot(place, place)
+            if len(self.found) < PLACES_MAX:
+                self.found[owner] = Spot(place, place)
         elif spot.value is None and not (is_mark and word in "]},"):
             self.found[owner] = spot._replace(value=place)
         if not is_mark:

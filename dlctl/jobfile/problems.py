@@ -14,6 +14,8 @@ from dlctl.text import escape
 
 UNREADABLE = "cannot read the job file"
 SHOWN_MAX = 50
+TEXT_MAX = 500
+"""Characters of a key or a message that are shown: both may repeat what the file says."""
 WIDTH_MAX = 100
 """Columns of a source line that are shown."""
 
@@ -107,9 +109,10 @@ def _render(title: str, file: str, problems: list[Problem]) -> str:
 
 
 def _render_one(problem: Problem, gutter: int) -> list[str]:
-    message = escape("; ".join(filter(None, (problem.message, problem.suggestion))))
+    said = [problem.message[:TEXT_MAX], problem.suggestion[:TEXT_MAX]]
+    message = escape("; ".join(filter(None, said)))
     where = escape(problem.file) + (f":{problem.line}" if problem.line else "")
-    head = f"  --> {where}   {escape(problem.key)}".rstrip()
+    head = f"  --> {where}   {escape(problem.key[:TEXT_MAX])}".rstrip()
     bar = " " * gutter + " |"
     if not problem.line or not problem.source.strip():
         return [head, f"{bar} {message}"]

@@ -15,6 +15,7 @@ from dlctl.jobfile.problems import UNREADABLE, Fault, JobFileError, Problem, loc
 
 SIZE_MAX_BYTES = 1_000_000
 DEPTH_MAX = 16
+INTEGER_MAX = 2**63 - 1
 DOTS_MAX = 100
 """In one line. `tomllib` needs seconds for a key of ten thousand parts."""
 _TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
@@ -108,7 +109,8 @@ def _job_files_in(directory: Path) -> str:
 
 
 def remove_foreign(document: dict[str, Any]) -> list[Fault]:
-    """Take out of the document what no job file has: dates, NaN, infinity, very deep tables."""
+    """Take out of the document what no job file has: dates, NaN, infinity, very deep tables, and
+    whole numbers of more than 64 bits."""
     faults: list[Fault] = []
     pending: list[tuple[KeyPath, Any]] = [((), document)]
     while pending:
@@ -131,6 +133,8 @@ def _foreign(value: Any) -> str:
         return f"is nested more than {DEPTH_MAX} levels deep"
     if isinstance(value, float) and not math.isfinite(value):
         return f"must be a finite number (got {value})"
+    if isinstance(value, int) and not -INTEGER_MAX - 1 <= value <= INTEGER_MAX:
+        return "must fit into 64 bits"
     if not isinstance(value, str | int | float):
         return f"must not be a date or time (got {value})"
     return ""

@@ -7,7 +7,7 @@ import difflib
 import functools
 import json
 from collections.abc import Iterable
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -16,6 +16,8 @@ from dlctl.jobfile.positions import KeyPath
 from dlctl.jobfile.problems import Fault
 
 T = TypeVar("T")
+SUGGESTIONS_MAX = 100
+"""Of one table; each takes a comparison with every key that there is."""
 _MISSING = "\0 nothing"
 _TYPES = {
     "int_type": "must be a whole number",
@@ -46,18 +48,28 @@ def validate(
     dataclass itself says about it.
     """
     known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    unknown = [(key, value) for key, value in values.items() if key not in known]
     faults = [
-        _unknown((*at, key), value, [*known, *also])
-        for key, value in values.items()
-        if key not in known
+        _unknown((*at, key), value, [*known, *also], suggest=number < SUGGESTIONS_MAX)
+        for number, (key, value) in enumerate(unknown)
     ]
     sound = {key: value for key, value in values.items() if key in known}
     try:
-        built = TypeAdapter(kind).validate_json(json.dumps(sound), strict=True)
+        adapter: TypeAdapter[T] = _adapter(kind)  # type: ignore[arg-type]
+        built = adapter.validate_json(json.dumps(sound), strict=True)
     except ValidationError as error:
         details = error.errors(include_url=False)
-        return None, faults + [_fault(kind, detail, sound, at) for detail in details]
+        return None, faults + [
+            _fault(kind, detail, sound, at, suggest=number < SUGGESTIONS_MAX)
+            for number, detail in enumerate(details)
+        ]
     return (None if faults else built), faults
+
+
+@functools.cache
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    """Building one takes longer than all else that is done to a job file."""
+    return TypeAdapter(kind)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -69,19 +81,19 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"known: {', '.join(known)}" if known else "it has no keys"
 
 
-def _unknown(path: KeyPath, value: Any, known: Iterable[str]) -> Fault:
+def _unknown(path: KeyPath, value: Any, known: Iterable[str], *, suggest: bool) -> Fault:
     what = "unknown section" if len(path) == 1 and isinstance(value, dict | list) else "unknown key"
-    if path == ("hosts",):
-        what = "jobs on several hosts are not supported yet"
-        return Fault(path, what, "remove it: all daemons run on this machine", at_key=True)
-    return Fault(path, what, did_you_mean(str(path[-1]), known), at_key=True)
+    meant = did_you_mean(str(path[-1]), known) if suggest else ""
+    return Fault(path, what, meant, at_key=True)
 
 
-def _fault(kind: Any, detail: ErrorDetails, values: dict[str, Any], at: KeyPath) -> Fault:
+def _fault(
+    kind: Any, detail: ErrorDetails, values: dict[str, Any], at: KeyPath, *, suggest: bool
+) -> Fault:
     path, value = _follow(detail["loc"], values)
     if detail["type"] == "unexpected_keyword_argument":
         known = _keys_at(kind, path[:-1])
-        return _unknown((*at, *path), value, known)
+        return _unknown((*at, *path), value, known, suggest=suggest)
     if detail["type"] == "missing":
         what = f'"{path[-1]}"' if at or len(path) > 1 else f"section [{path[-1]}]"
         return Fault((*at, *path), f"{what} is missing", at_key=True)
@@ -128,7 +140,8 @@ def _follow(loc: KeyPath, values: Any) -> tuple[KeyPath, Any]:
 @functools.cache
 def _keys_at(kind: Any, path: KeyPath) -> list[str]:
     for part in path:
-        kind = get_type_hints(kind)[str(part)]
+        # A number is the place in an array, tuple[X, ...].
+        kind = get_args(kind)[0] if isinstance(part, int) else get_type_hints(kind)[part]
     return [field.name for field in dataclasses.fields(kind)]
 
 

@@ -7,9 +7,10 @@ server is killed at, the next one finds the state of a commit, never anything be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from dlctl.compress.base import Delta
 from dlctl.errors import DlctlError
@@ -74,6 +75,30 @@ class Spec:
     def names(self) -> tuple[str, ...]:
         """The vectors in their order: "w", then the slots."""
         return (W, *self.slots)
+
+
+def check_state(state: Any, optimizer: Optimizer) -> Json:
+    """What `Shard.commit` has written, or {} if nothing was committed. Raises Unusable.
+
+    Checksums say that it is what was written; this, that who wrote it meant the same by it.
+    """
+    if state == {}:
+        return {}
+    whole = type(state) is dict and type(state.get("meta")) is dict
+    if not whole or not _is_natural(state.get("version")):
+        raise Unusable("the state that was committed is not of our kind")
+    lr, counters = state.get("lr"), state.get("counters")
+    if type(lr) not in (int, float) or not math.isfinite(lr):
+        raise Unusable(f"the rate that was committed is {lr!r:.60}")
+    if type(counters) is not dict or counters.keys() != optimizer.counters.keys():
+        raise Unusable("the optimiser's counters that were committed are of another optimiser")
+    if not all(map(_is_natural, counters.values())):
+        raise Unusable("the optimiser's counters that were committed are not numbers")
+    return dict(state)
+
+
+def _is_natural(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
 
 
 def unusable(spec: Spec, error: DlctlError, where: str) -> Unusable:

@@ -27,6 +27,7 @@ import numpy as np
 from dlctl.errors import DlctlError
 from dlctl.messages import Array, Json
 from dlctl.shards.base import Spec, Unusable, W
+from dlctl.shards.records import read_body
 
 FORMAT = 1
 MAGIC = b"dlctlSHD"
@@ -214,20 +215,37 @@ def read_header(buffer: Any) -> Form:
         raise Unusable("it is not the state of a shard")
     if length > DONE_AT - _HEADER.size or zlib.crc32(body) != crc:
         raise Unusable("its header is damaged")
-    found = msgpack.unpackb(body)
-    if found["format"] != FORMAT:
-        raise Unusable(f"it has format {found['format']}, this dlctl reads format {FORMAT}")
-    form = Form(**{field.name: found[field.name] for field in fields(Form)})
-    if len(view) != found["bytes"] or found["bytes"] != form.total_bytes:
-        how = "cut off" if len(view) < found["bytes"] else "too long"
-        raise Unusable(f"it is {how}: {len(view)} bytes, the header says {found['bytes']}")
+    found = read_body(body)
+    if found.get("format") != FORMAT:
+        what = f"it has format {found.get('format')!r:.60}"
+        raise Unusable(f"{what}, this dlctl reads format {FORMAT}")
+    form = _form_of(found)
+    if len(view) != form.total_bytes:
+        how = "cut off" if len(view) < form.total_bytes else "too long"
+        raise Unusable(f"it is {how}: {len(view)} bytes, the header says {form.total_bytes}")
+    return form
+
+
+def _form_of(found: Json) -> Form:
+    """Raises Unusable if a value has not the type that it should; sizes are natural numbers."""
+    values: dict[str, Any] = {field.name: found.get(field.name) for field in fields(Form)}
+    texts = [values["run_id"], values["boot_id"]]
+    slots = values["slots"]
+    numbers = [n for name, n in values.items() if name not in ("run_id", "boot_id", "slots")]
+    if type(slots) is not list or not all(type(text) is str for text in (*texts, *slots)):
+        raise Unusable("its header has no names of run, boot and slots")
+    if not all(type(n) is int and 0 <= n < 2**48 for n in numbers) or values["hi"] < values["lo"]:
+        raise Unusable("its header has no sizes")
+    form = Form(**values)
+    if form.commit_bytes < COMMIT_BYTES_MIN or form.total_bytes != found.get("bytes"):
+        raise Unusable("the sizes in its header do not belong together")
     return form
 
 
 def check_is(form: Form, wanted: Form) -> None:
     """Raises Unusable, naming the first thing in which a state is not the wanted one."""
     if form.run_id != wanted.run_id:
-        raise Unusable(f"it is of run {form.run_id}, not of {wanted.run_id}")
+        raise Unusable(f"it is of run {form.run_id:.100}, not of {wanted.run_id}")
     if form.boot_id != wanted.boot_id:
         raise Unusable(
             "it is of before a reboot: not all of it may have come to the disk",
@@ -237,7 +255,7 @@ def check_is(form: Form, wanted: Form) -> None:
         found, expected = getattr(form, field.name), getattr(wanted, field.name)
         if found != expected:
             what = field.name.replace("_", " ")
-            raise Unusable(f"it has {what} {found}, this server has {expected}")
+            raise Unusable(f"it has {what} {found!s:.100}, this server has {expected}")
 
 
 # ---------------------------------------------------------------- commits
@@ -282,8 +300,17 @@ def read_commit(buffer: Any, form: Form, which: int) -> Commit | None:
         return None
     if zlib.crc32(place[_CRC_BYTES : _COMMIT.size + length]) != crc:
         return None
-    body = msgpack.unpackb(bytes(place[_COMMIT.size : _COMMIT.size + length]))
-    return Commit(number, current, body, area, count, total)
+    try:
+        body = read_body(place[_COMMIT.size : _COMMIT.size + length])
+    except Unusable:
+        return None
+    whole = number < 2**63 and current < BUFFERS and area < 2 and _is_body(body)
+    return Commit(number, current, body, area, count, total) if whole else None
+
+
+def _is_body(body: Json) -> bool:
+    sums = (body.get("extras", ""), body.get("sealed", ""))
+    return "state" in body and all(crc is None or type(crc) is int for crc in sums)
 
 
 def done_mark(buffer: Any) -> Array:

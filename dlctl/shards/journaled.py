@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from dlctl.compress.base import Delta
 from dlctl.errors import DlctlError
@@ -23,7 +25,16 @@ from dlctl.messages import Array, Json
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Block, check_length
 from dlctl.shards import records
-from dlctl.shards.base import Extras, Point, Spec, Unusable, no_point, not_replaced, unusable
+from dlctl.shards.base import (
+    Extras,
+    Point,
+    Spec,
+    Unusable,
+    check_state,
+    no_point,
+    not_replaced,
+    unusable,
+)
 from dlctl.shards.memory import Memory, fresh
 from dlctl.shards.records import Bytes, Record
 
@@ -180,8 +191,8 @@ class Journaled(Memory):
 
     def _resume(self, optimizer: Optimizer) -> Json:
         number, base = self._newest_base()
-        self._state = base.body["state"]
         self._take_base(base)
+        self._state = check_state(base.body.get("state"), optimizer)
         _tell(optimizer, self._state)
         self._number = number
         for record in records.read_all(self._log.read_journal(number))[0]:
@@ -203,7 +214,7 @@ class Journaled(Memory):
             found, _ = records.read_all(self._log.read_journal(number))
         except Unusable:
             return True  # It is damaged, and has records behind the damage.
-        return bool(base.body.get("updated")) or any(record.body["updates"] for record in found)
+        return bool(base.body.get("updated")) or any(record.body.get("updates") for record in found)
 
     def _newest_base(self) -> tuple[int, Record]:
         """A base that is damaged counts for nothing; the one before it is removed only when the
@@ -217,8 +228,8 @@ class Journaled(Memory):
 
     def _take_base(self, base: Record) -> None:
         for what, wanted in self._identity().items():
-            records.same(base.body[what], wanted, what)
-        averaged, constant = base.body["extras"]
+            records.same(base.body.get(what), wanted, what)
+        averaged, constant = _pair(base.body.get("extras"))
         shapes = [("<f4", self._spec.size)] * len(self._vectors)
         *vectors, mean, fixed = base.arrays([*shapes, ("<f8", averaged), ("<f4", constant)])
         super().fill(dict(zip(self._vectors, vectors, strict=True)), Extras(mean, fixed))
@@ -229,22 +240,48 @@ class Journaled(Memory):
         if record.number != self._number + 1:
             raise Unusable(f"record {record.number} of its journal follows {self._number}")
         self._number = record.number
-        state: Json = record.body["state"]
+        state = check_state(record.body.get("state"), optimizer)
+        if not state:
+            raise Unusable(f"record {record.number} of its journal has no state")
         optimizer.lr = state["lr"]
-        shapes = [
-            shape
-            for count, is_sparse in record.body["updates"]
-            for shape in [("<f4", count), *([("<i8", count)] if is_sparse else [])]
-        ]
-        arrays = record.arrays(shapes)
-        self._updated = self._updated or bool(shapes)
-        for _, is_sparse in record.body["updates"]:
-            values = next(arrays)
-            indices = next(arrays) if is_sparse else None
-            optimizer.update(super().blocks(Delta(values, indices)))
+        updates = record.body.get("updates")
+        if type(updates) is not list:
+            raise Unusable(f"record {record.number} of its journal has no list of updates")
+        for delta in self._deltas_of(record, list(map(_pair, updates))):
+            optimizer.update(super().blocks(delta))
+            self._updated = True
         if optimizer.counters != state["counters"]:
             raise Unusable(f"record {record.number} of its journal does not come to what it says")
         return state
+
+    def _deltas_of(self, record: Record, updates: list[tuple[Any, Any]]) -> Iterator[Delta]:
+        """The updates of a commit, as they were pushed: [elements, whether it has indices] each."""
+        shapes = [
+            shape
+            for count, is_sparse in updates
+            for shape in [("<f4", count), *([("<i8", count)] if is_sparse else [])]
+        ]
+        arrays = record.arrays(shapes)
+        for _, is_sparse in updates:
+            values = next(arrays)
+            indices = next(arrays) if is_sparse else None
+            if not _fits(values, indices, self._spec.size):
+                raise Unusable(f"record {record.number} of its journal is for another shard")
+            yield Delta(values, indices)
+
+
+def _fits(values: Array, indices: Array | None, size: int) -> bool:
+    """Whether an update is one for a shard of `size` elements."""
+    if indices is None:
+        return values.size == size
+    is_inside = not indices.size or bool(indices[0] >= 0 and indices[-1] < size)
+    return is_inside and bool(np.all(indices[1:] > indices[:-1]))
+
+
+def _pair(value: Any) -> tuple[Any, Any]:
+    if type(value) is not list or len(value) != 2:
+        raise Unusable("a record has an array without a length")
+    return value[0], value[1]
 
 
 def _tell(optimizer: Optimizer, state: Json) -> None:

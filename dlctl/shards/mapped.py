@@ -27,7 +27,7 @@ from dlctl.messages import Array, Json
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import BLOCK, Block, blocks, check_length
 from dlctl.shards import image
-from dlctl.shards.base import Extras, Point, Spec, Unusable, W, no_point
+from dlctl.shards.base import Extras, Point, Spec, Unusable, W, check_state, no_point
 from dlctl.shards.image import Commit, Form
 
 
@@ -101,7 +101,7 @@ class Mapped:
         storage = Mapped(buffer, form, newest, point)
         if newest.count:
             indices, values = storage._areas[newest.area].cut(newest.count)
-            if int(indices.max()) >= form.size:
+            if not 0 <= int(indices.min()) <= int(indices.max()) < form.size:
                 raise Unusable("its redo record has elements beyond the shard")
             storage._scatter(indices.astype(np.int64), values)
         for name, array in storage._vectors.items():
@@ -135,7 +135,7 @@ class Mapped:
         return Extras(*self._form.extras(self._buffer))
 
     def resume(self, optimizer: Optimizer) -> Json:
-        state: Json = self._newest.body["state"]
+        state = check_state(self._newest.body["state"], optimizer)
         if state:
             optimizer.lr = state["lr"]
             optimizer.counters.update(state["counters"])

@@ -23,10 +23,13 @@ import msgpack
 import numpy as np
 
 from dlctl.messages import Array, Json
+from dlctl.plain import is_deep
 from dlctl.shards.base import Unusable
 
 Bytes = bytes | memoryview
 MAGIC = b"dlJ1"
+LEVELS_MAX = 64
+"""Of maps and lists within each other in a body."""
 _HEAD = struct.Struct("<4sIIQIQ")
 _HEAD_CRC_AT = 8
 """The CRC of the head is of what follows it: the CRC of the rest, number and lengths."""
@@ -44,6 +47,8 @@ class Record:
         """The arrays, whose dtypes and lengths the body has told. Raises Unusable."""
         at = 0
         for dtype, count in shapes:
+            if type(count) is not int or count < 0:
+                raise Unusable("a record has an array without a length")
             if at + np.dtype(dtype).itemsize * count > len(self.data):
                 raise Unusable("a record has fewer bytes than its arrays")
             array = np.frombuffer(self.data, dtype, count, at)
@@ -72,7 +77,10 @@ def _head(crc: int, number: int, body_bytes: int, arrays_bytes: int) -> bytes:
 
 
 def read(data: Bytes, at: int = 0) -> tuple[Record, int] | None:
-    """The record at a place and where it ends; None if there is no whole one."""
+    """The record at a place and where it ends; None if there is no whole one.
+
+    Raises Unusable for a whole one that no dlctl of this format has written.
+    """
     head = _read_head(data, at)
     if head is None:
         return None
@@ -82,8 +90,19 @@ def read(data: Bytes, at: int = 0) -> tuple[Record, int] | None:
     content = memoryview(data)[begin:end]
     if len(content) != body_bytes + arrays_bytes or zlib.crc32(content) != crc:
         return None
-    body = msgpack.unpackb(bytes(content[:body_bytes]))
+    body = read_body(content[:body_bytes])
     return Record(number, body, content[body_bytes:]), end
+
+
+def read_body(data: Bytes) -> Json:
+    """The msgpack of a record, header or commit. Raises Unusable if it is no map."""
+    try:
+        body = msgpack.unpackb(bytes(data))
+    except ValueError as error:
+        raise Unusable(f"it has a part that is not msgpack: {error!s:.100}") from None
+    if type(body) is not dict or is_deep(body, LEVELS_MAX):
+        raise Unusable("it has a part that is no map, or a very deep one")
+    return body
 
 
 def _read_head(data: Bytes, at: int) -> tuple[int, int, int, int] | None:
@@ -117,4 +136,4 @@ def read_all(data: bytes) -> tuple[list[Record], int]:
 def same(found: Any, wanted: Any, what: str) -> None:
     """Raises Unusable if a state is not the wanted one in something."""
     if found != wanted:
-        raise Unusable(f"it has {what} {found}, this server has {wanted}")
+        raise Unusable(f"it has {what} {found!s:.100}, this server has {wanted}")

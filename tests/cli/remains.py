@@ -36,9 +36,12 @@ def keep(run, shard: int, version: int, deliveries: list[list[int]]) -> Path:
 def save(run, step: int, number: int, version: int = 0, deliveries: tuple = ()) -> Path:
     """A complete checkpoint of one shard."""
     directory = checkpoints.create(run.path, step, number)
-    sha256, nbytes = checkpoints.write_arrays(
-        directory / "shard-0.safetensors", {"w": np.full(3, step, np.float32)}
-    )
+    arrays = {
+        "w": np.full(3, step, np.float32),
+        "averaged": np.zeros(0),
+        "constant": np.zeros(0, np.float32),
+    }
+    sha256, nbytes = checkpoints.write_arrays(directory / "shard-0.safetensors", arrays)
     state = {"version": version, "deliveries": [list(row) for row in deliveries]}
     shard = {"name": "server-0", "file": "shard-0.safetensors", "sha256": sha256}
     shard |= {"nbytes": nbytes, "state": state, "lo": 0, "hi": 3}

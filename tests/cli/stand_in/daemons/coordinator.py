@@ -139,7 +139,11 @@ class Coordinator:
     def save(self, step: int) -> None:
         number = len(self.db.checkpoints()) + 1
         directory = checkpoints.create(self.directory, step, number)
-        arrays = {"w": np.full(3, step, np.float32)}
+        arrays = {
+            "w": np.full(3, step, np.float32),
+            "averaged": np.zeros(0),
+            "constant": np.zeros(0, np.float32),
+        }
         sha256, nbytes = checkpoints.write_arrays(directory / "shard-0.safetensors", arrays)
         shard = {"name": "server-0", "file": "shard-0.safetensors", "sha256": sha256}
         shard |= {"nbytes": nbytes, "state": {}, "lo": 0, "hi": 3}

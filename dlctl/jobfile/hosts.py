@@ -1,0 +1,71 @@
+"""What is wrong with the hosts of a job: names, addresses, and how many daemons each takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dlctl.config import Servers, Workers
+from dlctl.hostnames import address_fault, ssh_fault
+from dlctl.jobfile.positions import KeyPath
+from dlctl.jobfile.problems import Fault
+
+_FULL_PATH = re.compile(r"/[^\0\n]*|~/[^\0\n]*")
+
+
+def check(document: dict[str, Any]) -> Iterator[Fault]:
+    """All faults of the section [[hosts]]; values of a wrong type are left to the schema."""
+    hosts = document.get("hosts")
+    if not isinstance(hosts, list):
+        return
+    tables = [(("hosts", i), host) for i, host in enumerate(hosts) if isinstance(host, dict)]
+    seen: set[str] = set()
+    for path, host in tables:
+        yield from _check_host(path, host)
+        name = host.get("ssh", "")
+        if isinstance(name, str) and name in seen:
+            what = f'"{name}" is listed twice' if name else "this machine is listed twice"
+            yield Fault((*path, "ssh") if name else path, what, "give it more servers or workers")
+        seen.add(name if isinstance(name, str) else "")
+    yield from _check_counts(document, tables)
+    if get(document, "network", "encryption") == "none" and seen - {""}:
+        message = "without encryption only this machine can take part"
+        yield Fault(("network", "encryption"), message, 'remove it, or write "curve"')
+
+
+def get(document: dict[str, Any], section: str, key: str) -> Any:
+    table = document.get(section)
+    return table.get(key) if isinstance(table, dict) else None
+
+
+def _check_host(path: KeyPath, host: dict[str, Any]) -> Iterator[Fault]:
+    checks = {"ssh": ssh_fault, "data": address_fault, "bind": address_fault}
+    for key, fault in checks.items():
+        text = host.get(key)
+        if isinstance(text, str) and text and (message := fault(text)):
+            yield Fault((*path, key), message)
+    for key in ("python", "dir"):
+        text = host.get(key)
+        if isinstance(text, str) and text and not _FULL_PATH.fullmatch(text):
+            yield Fault((*path, key), "must be a full path on that host")
+    for key in ("python", "dir"):
+        if host.get(key) and not host.get("ssh"):
+            yield Fault((*path, key), "has a meaning only with ssh", at_key=True)
+
+
+def _check_counts(
+    document: dict[str, Any], tables: Sequence[tuple[KeyPath, dict[str, Any]]]
+) -> Iterator[Fault]:
+    """What the hosts ask for has to fit the number of servers and workers that there are."""
+    for section, default in (("servers", Servers().count), ("workers", Workers().count)):
+        count = get(document, section, "count")
+        count = count if type(count) is int else default
+        asked = [(path, host.get(section)) for path, host in tables]
+        numbers = [number for _, number in asked if type(number) is int]
+        if min(numbers, default=0) < 0:
+            continue  # The schema says so.
+        if sum(numbers) > count or (len(numbers) == len(tables) and sum(numbers) != count):
+            path = next((*path, section) for path, number in asked if type(number) is int)
+            message = f"the hosts ask for {sum(numbers)} {section}; count in [{section}] is {count}"
+            yield Fault(path, message)
