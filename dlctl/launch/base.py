@@ -1,16 +1,40 @@
 """How a daemon is started: its command line, environment and log file. The same for every launcher.
 
 This is the only place that knows the name of the package the daemons are in.
+
+A `Launcher` places agents on one kind of host; agents start everything else.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from dlctl import runs
+from dlctl.errors import DlctlError
+
+HOST_FILE = "host.json"
+"""Only in a directory that stands for a run directory on another machine than the coordinator's."""
+
+
+class Credentials(NamedTuple):
+    """What a daemon is handed when it is started: its own secret key, and whom to trust."""
+
+    secret: str
+    """"": the connections of this run have no keys."""
+    coordinator: str
+    """The coordinator's public key."""
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(self._asdict()).encode()
+
+
+NO_CREDENTIALS = Credentials("", "")
 
 
 def argv(role: str, directory: Path, name: str, incarnation: int, control: str) -> list[str]:
@@ -64,3 +88,69 @@ def open_log(directory: Path, name: str, incarnation: int) -> int:
     path = runs.log_path(directory, name, incarnation)
     path.parent.mkdir(exist_ok=True)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+
+# ---------------------------------------------------------------- agents
+
+
+class Order(NamedTuple):
+    """An agent that is to be started."""
+
+    name: str
+    incarnation: int
+    control: str
+    """The coordinator's address."""
+    credentials: Credentials
+
+
+class Ended(NamedTuple):
+    """An agent is gone, or could not be started."""
+
+    name: str
+    incarnation: int
+    status: int | None
+    """Exit code or minus a signal; None: nobody saw it, and trying again may help. Of a host where
+    it could not be started, the exit code of the error; 5 (`Unreachable`) may be over soon."""
+    error: DlctlError | None = None
+    """Why it could not be started, or be reached to be killed; None: its log has its last words."""
+    words: tuple[str, ...] = ()
+    """What others said about that error, line by line."""
+
+
+class Watcher(Protocol):
+    """What a launcher needs of the loop that it works in."""
+
+    def watch(self, fd: int, ready: Callable[[], None]) -> None:
+        """Call `ready` whenever `fd` can be read."""
+        ...
+
+    def unwatch(self, fd: int) -> None: ...
+
+
+class Launcher(Protocol):
+    """Places agents, and says which are gone. No method waits for anything.
+
+    One is made per coordinator, as `L(run_directory, hosts, watcher, ended)`: `hosts` as
+    `placement.agents` returns them; `ended` is called at most once for each order, and also for an
+    agent that `adopt` has found.
+    """
+
+    def start(self, order: Order) -> None:
+        """Place an agent. One of the same name that is still there is killed first."""
+        ...
+
+    def kill(self, name: str) -> None:
+        """SIGKILL for this agent, and for it alone: its daemons live on."""
+        ...
+
+    def adopt(self, recorded: dict[str, int]) -> dict[str, int]:
+        """The agents of this launcher that are there already, with their incarnations.
+
+        `recorded`: the incarnation of every agent that the coordinator before this one has
+        placed. Agents of which nothing can be known without waiting are not in the answer.
+        """
+        ...
+
+    def look(self) -> None:
+        """A chore, about once a second: what has taken too long is given up."""
+        ...

@@ -5,18 +5,25 @@ They outlive the shell and the process that started them; Ctrl-C in a terminal d
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
 from dlctl import processes
+from dlctl.config import Host
+from dlctl.errors import DlctlError
 from dlctl.launch import base
 from dlctl.rundb import RunDb
+
+log = logging.getLogger("dlctl")
 
 
 def start_coordinator(directory: Path) -> subprocess.Popen[bytes]:
@@ -37,14 +44,19 @@ def start_coordinator(directory: Path) -> subprocess.Popen[bytes]:
 
 
 def start(
-    directory: Path, role: str, name: str, incarnation: int, control: str
+    directory: Path,
+    role: str,
+    name: str,
+    incarnation: int,
+    control: str,
+    credentials: base.Credentials = base.NO_CREDENTIALS,
 ) -> subprocess.Popen[bytes]:
     """Start one daemon, detached. Raises OSError."""
     log = base.open_log(directory, name, incarnation)
     try:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             base.argv(role, directory, name, incarnation, control),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if credentials.secret else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             env=base.environment(role, directory, name, incarnation),
@@ -52,6 +64,10 @@ def start(
         )
     finally:
         os.close(log)
+    if process.stdin is not None:
+        with suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(credentials.to_bytes())  # Less than a pipe holds: nobody has to read yet.
+    return process
 
 
 class Living(NamedTuple):
@@ -89,10 +105,72 @@ def _is_ours(pid: int) -> bool:
         return False
 
 
-class Local:
-    """Agents on this machine."""
+@dataclass(slots=True)
+class _Agent:
+    incarnation: int
+    pidfd: int
+    popen: subprocess.Popen[bytes] | None
+    """None: another coordinator has placed it."""
 
-    def start_agent(
-        self, directory: Path, name: str, incarnation: int, control: str
-    ) -> subprocess.Popen[bytes]:
-        return start(directory, "agent", name, incarnation, control)
+
+class Local:
+    """Agents on this machine, each held by a pidfd: a signal never reaches another process."""
+
+    def __init__(
+        self,
+        directory: Path,
+        hosts: Mapping[str, Host],
+        watcher: base.Watcher,
+        ended: Callable[[base.Ended], None],
+    ) -> None:
+        self.directory = directory
+        self.hosts = hosts
+        self.watcher = watcher
+        self.ended = ended
+        self._running: dict[str, _Agent] = {}
+
+    def start(self, order: base.Order) -> None:
+        for daemon in self._living():
+            if daemon.name == order.name:
+                log.warning("an older %s is still there: it is killed", order.name)
+                processes.send_signal(daemon.pid, daemon.start, signal.SIGKILL)
+        name, incarnation, control, credentials = order
+        try:
+            popen = start(self.directory, "agent", name, incarnation, control, credentials)
+        except OSError as error:
+            # It may be possible again a little later: no memory, no process number, no room.
+            why = DlctlError(f"cannot start it: {error}")
+            self.ended(base.Ended(name, incarnation, None, why))
+            return
+        self._hold(name, _Agent(incarnation, os.pidfd_open(popen.pid), popen))
+
+    def kill(self, name: str) -> None:
+        if name in self._running:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._running[name].pidfd, signal.SIGKILL)
+
+    def adopt(self, recorded: dict[str, int]) -> dict[str, int]:
+        newest = {d.name: d for d in sorted(self._living(), key=lambda d: d.incarnation)}
+        for name, daemon in newest.items():
+            pidfd = processes.hold(daemon.pid, daemon.start)
+            if pidfd is not None:
+                self._hold(name, _Agent(daemon.incarnation, pidfd, None))
+        return {name: agent.incarnation for name, agent in self._running.items()}
+
+    def look(self) -> None:
+        """Nothing takes long here."""
+
+    def _living(self) -> list[Living]:
+        return [daemon for daemon in living(self.directory) if daemon.role == "agent"]
+
+    def _hold(self, name: str, agent: _Agent) -> None:
+        self._running[name] = agent
+        self.watcher.watch(agent.pidfd, lambda: self._ended(name, agent))
+
+    def _ended(self, name: str, agent: _Agent) -> None:
+        self.watcher.unwatch(agent.pidfd)
+        os.close(agent.pidfd)
+        if self._running.get(name) is agent:
+            del self._running[name]
+        status = agent.popen.wait() if agent.popen is not None else None
+        self.ended(base.Ended(name, agent.incarnation, status))

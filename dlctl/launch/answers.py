@@ -1,0 +1,231 @@
+"""What comes back from another machine: an answer in JSON, or words that say why there is none.
+
+`python -m daemons.host` prints a line of its own (`MARK`) and its answer in the line behind it: a
+login shell may print what it likes before that. What ssh and the remote Python say goes to standard
+error, and stays as it is: their words are shown, and an error of ours only says what they mean.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from dlctl import errors
+from dlctl.errors import DlctlError, NotPermitted, Unreachable
+from dlctl.text import escape
+
+MARK = b"=== dlctl answers ==="
+ANSWER_BYTES_MAX = 1 << 20
+SHOWN_CHARS_MAX = 300
+"""Of one line of foreign words in an error."""
+NO_SSH, NO_ANSWER, TOO_MUCH = -1001, -1002, -1003
+"""Statuses that no process has: ssh could not be started; it was killed after the time was up, or
+because it said more than anybody would read."""
+SSH_FAILED = 255
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+"""Exit codes of a shell."""
+
+
+class Answer(NamedTuple):
+    """How one call of another machine has ended."""
+
+    host: str
+    """As in the job file."""
+    value: dict[str, Any] | None
+    """What `daemons.host` has said; None: nothing of it has come."""
+    status: int
+    """The exit code of ssh, which is the remote one or `SSH_FAILED`, or one of those above."""
+    words: str
+    """Standard error of ssh and of the remote command; without a value, also what else was said."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it was done."""
+        return self.value is not None and "error" not in self.value
+
+    def lines(self) -> list[str]:
+        return [line.rstrip() for line in self.words.splitlines() if line.strip()]
+
+
+def read(host: str, status: int, output: bytes, words: bytes) -> Answer:
+    """The answer in standard output, from behind the mark to the end of the line."""
+    said = words.decode(errors="replace")
+    _, mark, rest = output.rpartition(MARK + b"\n")
+    line, end, _ = rest.partition(b"\n")
+    try:
+        value = json.loads(line) if mark and end else None
+    except (ValueError, RecursionError):
+        value = None
+    if type(value) is dict:
+        return Answer(host, value, status, said)
+    # The end is read most: there stands what ssh, the shell or Python has said last.
+    return Answer(host, None, status, f"{output[:2000].decode(errors='replace')}\n{said}".strip())
+
+
+def value_of(answer: Answer) -> dict[str, Any]:
+    """What a good answer says. Raises DlctlError (see `explain`) for any other."""
+    if answer.value is None or not answer.is_good:
+        raise explain(answer)
+    return answer.value
+
+
+def as_value(error: DlctlError) -> dict[str, Any]:
+    """An error as the other end sends it."""
+    kind = type(error).__name__
+    return {"error": [kind, error.message, error.where or "", error.hint or ""]}
+
+
+def explain(answer: Answer) -> DlctlError:
+    """What has gone wrong, where, why as far as it is known, and what to do next."""
+    if answer.value is not None:
+        return _said_there(answer.host, answer.value.get("error"))
+    if answer.status in _OURS:
+        return _OURS[answer.status](answer.host, answer.words)
+    if answer.status == SSH_FAILED:
+        return _said_by_ssh(answer)
+    return _said_by_shell(answer)
+
+
+# ---------------------------------------------------------------- from the other end
+
+
+def _said_there(host: str, error: Any) -> DlctlError:
+    if type(error) is not list or [type(part) for part in error] != [str] * 4:
+        return DlctlError(f"{host} has answered something that this dlctl does not know")
+    kind, message, where, hint = error
+    known = getattr(errors, kind, None)
+    is_ours = isinstance(known, type) and issubclass(known, DlctlError)
+    raised: type[DlctlError] = known if is_ours else DlctlError  # type: ignore[assignment]
+    place = f"{host}:{where}" if where else host
+    return raised(f"{host}: {message}", where=escape(place), hint=hint or None)
+
+
+# ---------------------------------------------------------------- from ssh
+
+
+def _no_ssh(host: str, words: str) -> DlctlError:
+    return DlctlError(
+        f"there is no ssh on this machine, so that {host} cannot be reached",
+        where="this machine",
+        hint="install OpenSSH's client, as with: apt install openssh-client",
+    )
+
+
+def _no_answer(host: str, words: str) -> DlctlError:
+    text = f"{host} has not answered in time{_last(words)}"
+    return Unreachable(text, where=host, hint=_try(host))
+
+
+def _too_much(host: str, words: str) -> DlctlError:
+    return DlctlError(
+        f"{host} has answered more than {ANSWER_BYTES_MAX:,} bytes: that is no answer of dlctl's",
+        where=host,
+        hint=f"see what a login prints there: ssh {host} true",
+    )
+
+
+_OURS = {NO_SSH: _no_ssh, NO_ANSWER: _no_answer, TOO_MUCH: _too_much}
+
+
+def _unknown_name(host: str, words: str) -> DlctlError:
+    return Unreachable(
+        f"nobody knows where {host} is{_last(words)}",
+        where=host,
+        hint=f"correct ssh in [[hosts]], or add it to ~/.ssh/config; to try: ssh {host} true",
+    )
+
+
+def _changed_key(host: str, words: str) -> DlctlError:
+    return NotPermitted(
+        f"{host} has another host key than before: it was installed anew, or it is not {host}",
+        where=host,
+        hint=f"if you know that it was installed anew: ssh-keygen -R {host}, then: ssh {host} true",
+    )
+
+
+def _unknown_key(host: str, words: str) -> DlctlError:
+    return NotPermitted(
+        f"the host key of {host} is not known here, and nobody is there to confirm it",
+        where=host,
+        hint=f"compare its fingerprint and confirm it once: ssh {host} true",
+    )
+
+
+def _not_let_in(host: str, words: str) -> DlctlError:
+    return NotPermitted(
+        f"{host} does not let us in{_last(words)}",
+        where=host,
+        hint=f"ssh has to get in without a question: ssh-add -l, ssh-copy-id {host}; to try: "
+        f"ssh -o BatchMode=yes {host} true",
+    )
+
+
+def _unreachable(host: str, words: str) -> DlctlError:
+    return Unreachable(f"{host} cannot be reached{_last(words)}", where=host, hint=_try(host))
+
+
+_BY_WORDS: list[tuple[tuple[str, ...], Callable[[str, str], DlctlError]]] = [
+    (("could not resolve hostname",), _unknown_name),
+    (("host identification has changed",), _changed_key),
+    (("host key verification failed",), _unknown_key),
+    (("permission denied", "too many authentication failures"), _not_let_in),
+    (
+        (
+            "connection refused", "timed out", "no route to host", "is unreachable",
+            "connection reset", "connection closed", "closed by remote host", "not responding",
+            "broken pipe", "host is down",
+        ),
+        _unreachable,
+    ),
+]  # fmt: skip
+"""OpenSSH speaks English everywhere. What comes first says more than what comes after it."""
+
+
+def _said_by_ssh(answer: Answer) -> DlctlError:
+    words = answer.words.lower()
+    for signs, meant in _BY_WORDS:
+        if any(sign in words for sign in signs):
+            return meant(answer.host, answer.words)
+    text = f"ssh has failed{_last(answer.words)}"
+    return DlctlError(text, where=answer.host, hint=_try(answer.host))
+
+
+# ---------------------------------------------------------------- from the shell and Python there
+
+
+def _said_by_shell(answer: Answer) -> DlctlError:
+    host, words = answer.host, answer.words
+    python = f"set python of this host in [[hosts]]; what there is: ssh {host} 'ls -d */bin/python'"
+    if answer.status in (NOT_EXECUTABLE, NOT_FOUND):
+        return DlctlError(f"{host} has no such Python{_last(words)}", where=host, hint=python)
+    if "unknown option: -p" in words.lower():
+        text = f"{host} has a Python that is too old: dlctl needs 3.11"
+        return DlctlError(text, where=host, hint=python)
+    if "No module named" in words:
+        return DlctlError(
+            f"{host} has no dlctl, or not all that it needs{_last(words)}",
+            where=host,
+            hint=f"install dlctl {_version()} for that Python, or set python in [[hosts]]",
+        )
+    return DlctlError(
+        f"{host} has answered nothing that dlctl knows (exit {answer.status}){_last(words)}",
+        where=host,
+        hint=f"see what a login prints there: ssh {host} true",
+    )
+
+
+def _version() -> str:
+    from dlctl import __version__
+
+    return __version__
+
+
+def _try(host: str) -> str:
+    return f"ssh {host} true"
+
+
+def _last(words: str) -> str:
+    """The last line of what was said, in parentheses behind a message."""
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    return f" ({escape(lines[-1][:SHOWN_CHARS_MAX])})" if lines else ""

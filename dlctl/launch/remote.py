@@ -1,0 +1,184 @@
+"""The launcher for other machines: an agent on each, placed over ssh and known by its messages.
+
+An agent outlives the connection that has started it, and nobody holds it: that it is gone is known
+only if it could not be started, or when it was to be killed from here. Otherwise it falls silent.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dlctl import __version__, rundb, wire
+from dlctl.config import Host
+from dlctl.errors import DlctlError
+from dlctl.launch import answers, base, taskfiles
+from dlctl.launch.ssh import Call
+
+log = logging.getLogger("dlctl")
+BEGIN_S = 90.0
+KILL_S = 10.0
+
+
+# ---------------------------------------------------------------- requests
+
+
+def begin_request(directory: Path, order: base.Order) -> dict[str, Any]:
+    """Everything that an agent and its daemons need on a machine that has nothing of this run; but
+    for the host's own `dir`. Raises DlctlError and OSError.
+    """
+    job = json.loads((directory / "job.json").read_text())
+    home = Path(str(rundb.read(directory).get("job_file"))).parent
+    found = taskfiles.collect(home, job["job"]["task"], home / job["job"]["run_dir"])
+    for path in found.left_out:
+        log.warning("%s is not sent to other hosts: it leads out of %s", path, home)
+    return {
+        "verb": "begin",
+        "version": __version__,
+        "protocol": wire.PROTOCOL,
+        "run_id": directory.name,
+        "agent": order.name,
+        "incarnation": order.incarnation,
+        "control": order.control,
+        "secret": order.credentials.secret,
+        "coordinator_key": order.credentials.coordinator,
+        "job": {**job, "job": {**job["job"], "task": found.task}},
+        "files": {path: base64.b64encode(data).decode() for path, data in found.files.items()},
+    }
+
+
+def look_request(run_id: str) -> dict[str, Any]:
+    """For `ssh.ask`: what of this run is there?"""
+    return {"verb": "look", "run_id": run_id}
+
+
+def end_request(
+    run_id: str, *, grace_s: int = 0, purge: bool = False, only_agent: bool = False
+) -> dict[str, Any]:
+    """For `ssh.ask`: end the daemons there, with SIGTERM and after `grace_s` seconds SIGKILL.
+
+    purge: remove all files as well, what servers have kept included. only_agent: kill the agent,
+    and let its daemons live.
+    """
+    said = {"grace_s": grace_s, "purge": purge, "only_agent": only_agent}
+    return {"verb": "end", "run_id": run_id, **said}
+
+
+# ---------------------------------------------------------------- the launcher
+
+
+class Ssh:
+    """Agents on other machines: one call at a time for each."""
+
+    def __init__(
+        self,
+        directory: Path,
+        hosts: Mapping[str, Host],
+        watcher: base.Watcher,
+        ended: Callable[[base.Ended], None],
+    ) -> None:
+        self.directory = directory
+        self.hosts = hosts
+        self.watcher = watcher
+        self.ended = ended
+        self._incarnations: dict[str, int] = {}
+        self._calls: dict[str, tuple[Call, Callable[[answers.Answer], None]]] = {}
+
+    def start(self, order: base.Order) -> None:
+        self._incarnations[order.name] = order.incarnation
+
+        def begun(answer: answers.Answer) -> None:
+            if answer.is_good:
+                self._say(order.name, answer)
+            else:
+                self._failed(order, answers.explain(answer), tuple(answer.lines()))
+
+        try:
+            self._call(order.name, begin_request(self.directory, order), BEGIN_S, begun)
+        except DlctlError as error:
+            self._failed(order, error, ())
+        except OSError as error:
+            self.ended(base.Ended(order.name, order.incarnation, None, _for_now(error)))
+
+    def kill(self, name: str) -> None:
+        """One that cannot be reached counts as gone, too: it is silent, and the next one to be
+        started takes its place if it is still there.
+        """
+        gone = base.Ended(name, self._incarnations.get(name, 0), None)
+
+        def killed(answer: answers.Answer) -> None:
+            if answer.is_good:
+                self.ended(gone)
+            else:
+                words = tuple(answer.lines())
+                self.ended(gone._replace(error=answers.explain(answer), words=words))
+
+        request = {**end_request(self.directory.name, only_agent=True), "agent": name}
+        try:
+            self._call(name, request, KILL_S, killed)
+        except DlctlError as error:
+            self.ended(gone._replace(error=error))
+        except OSError as error:
+            self.ended(gone._replace(error=_for_now(error)))
+
+    def adopt(self, recorded: dict[str, int]) -> dict[str, int]:
+        """Nothing is known without asking; whom another coordinator has placed can be killed."""
+        self._incarnations |= {name: recorded[name] for name in self.hosts if name in recorded}
+        return {}
+
+    def look(self) -> None:
+        for name in list(self._calls):
+            self._hear(name)
+
+    # ------------------------------------------------------------ calls
+
+    def _call(
+        self,
+        name: str,
+        request: dict[str, Any],
+        timeout_s: float,
+        then: Callable[[answers.Answer], None],
+    ) -> None:
+        """Whatever was asked of this host before is not waited for any more."""
+        self._forget(name)
+        host = self.hosts[name]
+        call = Call(host, {**request, "dir": host.dir}, timeout_s, is_shared=False)
+        self._calls[name] = call, then
+        if call.fileno() >= 0:
+            self.watcher.watch(call.fileno(), lambda: self._hear(name))
+        else:
+            self._hear(name)
+
+    def _hear(self, name: str) -> None:
+        call, then = self._calls[name]
+        fd, answer = call.fileno(), call.poll()
+        if answer is not None:
+            del self._calls[name]
+            if fd >= 0:
+                self.watcher.unwatch(fd)
+            then(answer)
+
+    def _forget(self, name: str) -> None:
+        if name in self._calls:
+            call, _ = self._calls.pop(name)
+            self.watcher.unwatch(call.fileno())
+            call.cancel()
+
+    def _failed(self, order: base.Order, error: DlctlError, words: tuple[str, ...]) -> None:
+        self.ended(base.Ended(order.name, order.incarnation, error.exit_code, error, words))
+
+    def _say(self, name: str, answer: answers.Answer) -> None:
+        assert answer.value is not None
+        pid, place = answer.value.get("pid"), answer.value.get("directory")
+        log.info("%s is on %s: pid %s, files in %s", name, answer.host, pid, place)
+        for line in answer.lines():
+            log.info("%s: %s", answer.host, line)
+
+
+def _for_now(error: OSError) -> DlctlError:
+    """No memory, no process number, no room: it may be possible again a little later."""
+    return DlctlError(f"cannot start it: {error}")

@@ -1,0 +1,197 @@
+"""One call of another machine: the system's ssh, one JSON object there, and one back.
+
+What is sent may be secret. It goes through standard input only, from memory that has no name. What
+comes back is read as it comes, and bounded: the other machine may be anybody's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from dlctl.config import Host
+from dlctl.launch.answers import (
+    ANSWER_BYTES_MAX,
+    NO_ANSWER,
+    NO_SSH,
+    TOO_MUCH,
+    Answer,
+    read,
+)
+from dlctl.launch.sshwords import argv, control_path, python_words
+
+WORDS_BYTES_MAX = 64 * 1024
+"""Of standard error the last part is kept."""
+CHUNK_BYTES = 64 * 1024
+
+
+class Call:
+    """A request on its way. Nothing here waits, but for `wait_for` below."""
+
+    def __init__(
+        self, host: Host, request: Mapping[str, Any], timeout_s: float, *, is_shared: bool = True
+    ) -> None:
+        """`request`: what `daemons.host` there is to do. `is_shared`: over a connection that is
+        kept for the next call; one whose host is gone takes long to notice that.
+
+        Raises DlctlError and OSError.
+        """
+        self.host = host.ssh
+        self.until = time.monotonic() + timeout_s
+        self._answer: Answer | None = None
+        self._output, self._words = bytearray(), bytearray()
+        self._epoll = select.epoll()
+        self._open: dict[int, bytearray] = {}
+        self._pidfd = -1
+        self._popen: subprocess.Popen[bytes] | None = None
+        try:
+            self._begin(
+                argv(host, python_words(host), control_path() if is_shared else ""), request
+            )
+        except FileNotFoundError as error:
+            self._answer = Answer(self.host, None, NO_SSH, str(error))
+            self._epoll.close()
+        except BaseException:
+            self._epoll.close()
+            raise
+
+    def _begin(self, command: list[str], request: Mapping[str, Any]) -> None:
+        memory = os.memfd_create("dlctl", os.MFD_CLOEXEC)
+        try:
+            with os.fdopen(os.dup(memory), "wb") as file:
+                file.write(json.dumps(request).encode())
+            os.lseek(memory, 0, os.SEEK_SET)
+            self._popen = subprocess.Popen(
+                command,
+                stdin=memory,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        finally:
+            os.close(memory)
+        assert self._popen.stdout is not None
+        assert self._popen.stderr is not None
+        pipes = ((self._popen.stdout, self._output), (self._popen.stderr, self._words))
+        self._open = {pipe.fileno(): said for pipe, said in pipes}
+        self._pidfd = os.pidfd_open(self._popen.pid)
+        for fd in self._open:
+            os.set_blocking(fd, False)
+        for fd in (*self._open, self._pidfd):
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """Can be read when `poll` has something to do; -1 when there is an answer."""
+        return -1 if self._answer is not None else self._epoll.fileno()
+
+    def poll(self) -> Answer | None:
+        """The answer, if it has come. Also to be called when `until` is over: then there is one."""
+        if self._answer is None:
+            ready = [fd for fd, _ in self._epoll.poll(0)]
+            for fd in ready:
+                if fd in self._open:
+                    self._read(fd)
+            if self._pidfd in ready:
+                # What holds the pipes open now is ssh's shared connection, which says no more.
+                while any(self._read(fd) for fd in list(self._open)):
+                    continue
+                self._end(None)
+            elif len(self._output) > ANSWER_BYTES_MAX:
+                self._end(TOO_MUCH)
+            elif time.monotonic() >= self.until:
+                self._end(NO_ANSWER)
+        return self._answer
+
+    def cancel(self) -> None:
+        """Do not wait for it any more. What has begun there goes on."""
+        if self._answer is None:
+            self._end(NO_ANSWER)
+
+    def _read(self, fd: int) -> bool:
+        """One piece; whether there may be more."""
+        try:
+            piece = os.read(fd, CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        said = self._open[fd]
+        said += piece
+        if said is self._words:
+            del said[:-WORDS_BYTES_MAX]
+        if not piece:
+            self._epoll.unregister(fd)
+            del self._open[fd]
+        return bool(piece) and len(said) <= ANSWER_BYTES_MAX
+
+    def _end(self, why: int | None) -> None:
+        """`why`: a status of ours; then ssh is killed. None: it has ended."""
+        assert self._popen is not None
+        if why is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._popen.pid, signal.SIGKILL)  # It leads a group, and is not reaped.
+        status = self._popen.wait()
+        for pipe in (self._popen.stdout, self._popen.stderr):
+            if pipe is not None:
+                pipe.close()
+        os.close(self._pidfd)
+        self._epoll.close()
+        if len(self._output) > ANSWER_BYTES_MAX:
+            why = TOO_MUCH
+        output = bytes(self._output) if why != TOO_MUCH else b""
+        answer = read(self.host, status, output, bytes(self._words))
+        if why is not None:
+            answer = answer._replace(value=None, status=why)
+        self._answer = answer
+
+
+def wait_for(calls: Mapping[str, Call]) -> dict[str, Answer]:
+    """The answers of all these calls, in their order. What is not there in time is killed, and so
+    are all that are still under way if waiting is interrupted.
+    """
+    poller = select.poll()
+    for call in calls.values():
+        if call.fileno() >= 0:
+            poller.register(call.fileno(), select.POLLIN)
+    found: dict[str, Answer] = {}
+    try:
+        while True:
+            for name, call in calls.items():
+                fd = call.fileno()
+                answer = call.poll()
+                if answer is not None and name not in found:
+                    found[name] = answer
+                    if fd >= 0:
+                        poller.unregister(fd)
+            waiting = [call.until for name, call in calls.items() if name not in found]
+            if not waiting:
+                return {name: found[name] for name in calls}
+            poller.poll(max(0.0, min(waiting) - time.monotonic()) * 1000 + 1)
+    finally:
+        for call in calls.values():
+            call.cancel()
+
+
+def ask(
+    hosts: Mapping[str, Host], request: Mapping[str, Any], timeout_s: float
+) -> dict[str, Answer]:
+    """Ask all these agents' hosts at once: agent -> how that has ended.
+
+    `request` is the same for all but for the agent's name and the directory of its host's files,
+    which are put in. Raises UsageError for what is no host, and OSError if nothing can be started.
+    """
+    calls: dict[str, Call] = {}
+    try:
+        for agent, host in hosts.items():
+            own = {**request, "agent": agent, "dir": host.dir}
+            calls[agent] = Call(host, own, timeout_s)
+    except BaseException:
+        for call in calls.values():
+            call.cancel()
+        raise
+    return wait_for(calls)

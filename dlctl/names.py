@@ -1,0 +1,4 @@
+"""Names of daemons that mean something."""
+
+HOME_AGENT = "agent-0"
+"""The agent on the coordinator's machine. It is always there: it starts the coordinator again."""

@@ -1,0 +1,52 @@
+"""Which agent starts which daemon.
+
+`agent-0` is on the coordinator's machine and always there: it starts the coordinator again when
+that has died. Every host that is reached over ssh has an agent of its own, agent-1, agent-2 ... in
+the order of the job file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dlctl.config import Host, JobFile
+from dlctl.names import HOME_AGENT
+
+
+def agents(hosts: Sequence[Host]) -> dict[str, Host]:
+    """Agent -> its host, those that run no daemons included."""
+    found = {HOME_AGENT: Host()}
+    remote = 0
+    for host in hosts:
+        if host.ssh:
+            remote += 1
+            found[f"agent-{remote}"] = host
+        else:
+            found[HOME_AGENT] = host
+    return found
+
+
+def place(job: JobFile) -> dict[str, str]:
+    """Daemon -> the agent that starts it, for all servers and workers of a job."""
+    hosts = agents(job.hosts)
+    if job.hosts and all(host.ssh for host in job.hosts):
+        del hosts[HOME_AGENT]
+    servers = _spread(job.servers.count, {name: host.servers for name, host in hosts.items()})
+    workers = _spread(job.workers.count, {name: host.workers for name, host in hosts.items()})
+    placed = {f"server-{i}": name for i, name in enumerate(servers)}
+    return placed | {f"worker-{i}": name for i, name in enumerate(workers)}
+
+
+def _spread(count: int, wanted: Mapping[str, int | None]) -> list[str]:
+    """The agent of each: what a host asks for, and the rest evenly over those that ask nothing."""
+    left = count - sum(number or 0 for number in wanted.values())
+    free = [name for name, number in wanted.items() if number is None]
+    shares = {
+        name: number if number is not None else _share(left, len(free), free.index(name))
+        for name, number in wanted.items()
+    }
+    return [name for name, number in shares.items() for _ in range(max(0, number))][:count]
+
+
+def _share(count: int, parts: int, index: int) -> int:
+    return count // parts + (index < count % parts)

@@ -1,0 +1,83 @@
+"""A daemon on another machine than the coordinator's has only its agent to look for."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from daemons import orphans, process
+from daemons.loop import Loop
+from dlctl import config
+from dlctl.launch import base, local
+from dlctl.machine import Event
+from dlctl.roles.desk import Birth
+from dlctl.roles.effects import CoordinatorGone
+
+ALONE_S = 0.2
+
+
+class Heard(Loop):
+    """A loop that says what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[Event] = []
+
+    def post(self, event: Event) -> None:
+        self.events.append(event)
+
+
+@pytest.fixture
+def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], list[Event]]:
+    """What a daemon hears in `ALONE_S` and a little more; at home or not."""
+    monkeypatch.setattr(orphans, "LOOK_S", 0.01)
+    monkeypatch.setattr(orphans, "ALONE_S", ALONE_S)
+
+    def hear(is_home: bool) -> list[Event]:
+        job = config.JobFile(job=config.Job(name="digits", task="none"))
+        birth = Birth(tmp_path.name, "server", "server-0", 1, 1, "h1", "")
+        handler = logging.NullHandler()
+        context = process.Context(tmp_path, "", birth, job, base.NO_CREDENTIALS, handler, is_home)
+        loop = Heard()
+        try:
+            chore = orphans.watch_parents(loop, context)
+            chore()
+            assert loop.events == []
+            threading.Event().wait(1.5 * ALONE_S)
+            chore()
+            return loop.events
+        finally:
+            loop.transport.close()
+
+    return hear
+
+
+def test_without_an_agent_it_is_told_after_a_while(heard: Callable[[bool], list[Event]]) -> None:
+    assert heard(False) == [CoordinatorGone()]
+
+
+def test_while_an_agent_lives_nothing_is_amiss(
+    heard: Callable[[bool], list[Event]], tmp_path: Path
+) -> None:
+    job = config.JobFile(job=config.Job(name="digits", task="none"))
+    (tmp_path / "job.json").write_text(json.dumps(config.to_dict(job)))
+    (tmp_path / base.HOST_FILE).write_text("{}")
+    agent = local.start(tmp_path, "agent", "agent-1", 1, "tcp://127.0.0.1:1")
+    try:
+        assert heard(False) == []
+    finally:
+        agent.kill()
+        agent.wait()
+
+
+def test_at_home_a_database_that_cannot_be_read_says_nothing(
+    heard: Callable[[bool], list[Event]], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert heard(True) == []
+    assert "cannot read the run's database" in caplog.text

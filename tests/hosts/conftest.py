@@ -1,0 +1,29 @@
+"""Clusters for the tests of this folder. Where there can be none, their tests say why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from .cluster import Cluster, missing
+
+
+@pytest.fixture(scope="session")
+def possible() -> None:
+    if why := missing():
+        pytest.skip(f"no cluster: {why}")
+
+
+@pytest.fixture
+def cluster(possible: None) -> Iterator[Cluster]:
+    """Three hosts, for this test alone."""
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(possible: None) -> Iterator[Cluster]:
+    """Three hosts for all tests of a module, which leave them as they were."""
+    with Cluster() as cluster:
+        yield cluster

@@ -1,0 +1,214 @@
+"""A job on three hosts, each with its own network, files and sshd, and the command on a fourth."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from integ.workplace import Workplace
+
+from .cluster import Cluster
+
+pytestmark = pytest.mark.root
+
+HOSTS = "".join(f'[[hosts]]\nssh = "{name}"\n' for name in ("h1", "h2", "h3"))
+ENDLESS = "{ steps = 100000000 }"
+PROJECT = Path(__file__).parents[2]
+SLOW_S = 0.02
+LONG_S = 60.0
+
+
+@pytest.fixture
+def place(cluster: Cluster) -> Iterator[Workplace]:
+    """A place in the lab; that nothing is left there and on the hosts is part of every test."""
+    workplace = Workplace(cluster.enter, cluster.env)
+    try:
+        yield workplace
+    finally:
+        left = workplace.close()
+    assert not left, f"left behind: {left}"
+    for name in cluster.names:
+        assert not daemons(cluster, name), f"left behind on {name}"
+
+
+def daemons(cluster: Cluster, host: str) -> list[str]:
+    """Names of the daemons that live on a host."""
+    words = [process.cmdline() for process in cluster.processes(host)]
+    return sorted(w[5] for w in words if len(w) > 5 and w[3].startswith("daemons."))
+
+
+def host_files(cluster: Cluster, host: str) -> list[str]:
+    """What of dlctl's is there."""
+    root = cluster.files(host)
+    places = (root / "root/.local/state/dlctl", root / "dev/shm")
+    return [str(f) for place in places if place.exists() for f in place.rglob("*") if f.is_file()]
+
+
+def kill(cluster: Cluster, host: str, daemon: str) -> None:
+    for process in cluster.processes(host):
+        words = process.cmdline()
+        if len(words) > 5 and words[5] == daemon:
+            process.send_signal(signal.SIGKILL)
+            return
+    pytest.fail(f"no {daemon} on {host}")
+
+
+def test_two_servers_and_four_workers_on_three_hosts_train_digits(
+    cluster: Cluster, place: Workplace
+) -> None:
+    digits = PROJECT / "examples" / "digits"
+    for file in ("train.py", "job.toml"):
+        (place.path / file).write_text((digits / file).read_text())
+    text = (place.path / "job.toml").read_text()
+    (place.path / "job.toml").write_text(f"{text}\n{HOSTS}")
+    ended = place.dlctl("run", "job.toml", timeout_s=120)
+    assert ended.code == 0, ended.err
+    run = place.run()
+    assert run["state"] == "finished"
+    assert run["evaluation"]["accuracy"] >= 0.95
+    hosts = {row["name"]: row["host"] for row in run["daemons"]}
+    assert {hosts[name] for name in hosts if name.startswith("worker")} == {"h1", "h2", "h3"}
+    assert place.dlctl("checkpoint", "verify").code == 0, "all of it is here"
+    assert place.dlctl("verify").code == 0
+    logs = {path.name for path in place.directory.glob("logs/*.jsonl")}
+    assert {f"{name}.1.jsonl" for name in hosts} <= logs
+    assert "worker-0" in place.dlctl("logs", "worker-0").out
+    for name in cluster.names:
+        assert not host_files(cluster, name)
+    place.nothing_left()
+
+
+def test_only_the_expected_ports_are_open_on_the_expected_addresses(
+    cluster: Cluster, place: Workplace
+) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS, servers=2, workers=3, more=HOSTS)
+    place.start()
+    place.until_step(5)
+    servers = {"h1": ["server-0"], "h2": ["server-1"], "h3": []}
+    for name, expected in servers.items():
+        there = [found for found in cluster.listening(name) if found.process != "sshd"]
+        assert [found.address for found in there] == [cluster.address(name)] * len(expected)
+    (control,) = [
+        found for found in cluster.listening("lab") if found.pid == place.pid("coordinator")
+    ]
+    assert control.address == cluster.address("lab")
+    assert place.dlctl("stop").code == 0
+    place.nothing_left()
+
+
+@pytest.mark.long
+def test_whoever_is_killed_on_any_host_the_run_goes_on(cluster: Cluster, place: Workplace) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS, servers=2, workers=3, more=HOSTS)
+    place.start()
+    place.until_step(10)
+    for host, name in (("h2", "server-1"), ("h3", "worker-2"), ("h1", "agent-1")):
+        kill(cluster, host, name)
+        place.until(f"{name} begins anew", lambda name=name: place.daemon(name)["incarnation"] == 2)
+        place.until_state("running", timeout_s=LONG_S)
+        place.until_step(place.run()["step"] + 20)
+    os.kill(place.pid("coordinator"), signal.SIGKILL)
+    place.until_step(place.run()["step"] + 20)
+    place.until_state("running")
+    agents = [place.daemon(f"agent-{i}")["incarnation"] for i in range(4)]
+    assert agents == [1, 2, 1, 1], "who lives goes on"
+    assert place.dlctl("stop").code == 0
+    assert place.run()["checkpoint"]["step"] == place.run()["step"], "nothing is lost"
+    place.nothing_left()
+
+
+def test_a_stopped_job_goes_on_from_the_checkpoint_that_was_collected(
+    cluster: Cluster, place: Workplace
+) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS, servers=2, workers=3, more=HOSTS)
+    place.start()
+    place.until_step(20)
+    assert place.dlctl("stop").code == 0
+    step = place.run()["step"]
+    for name in cluster.names:
+        assert not host_files(cluster, name), "the hosts have nothing to go on from"
+    place.start()
+    place.until_step(step + 20)
+    assert "resumed from the checkpoint" in " ".join(place.events("resumed"))
+    assert place.dlctl("stop").code == 0
+    assert place.dlctl("verify").code == 0
+    place.nothing_left()
+
+
+@pytest.mark.long
+def test_a_host_that_is_cut_off_and_comes_back_loses_nothing(
+    cluster: Cluster, place: Workplace
+) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS, servers=2, workers=3, more=HOSTS)
+    place.start()
+    place.until_step(20)
+    cluster.cut("h3")
+    place.until("it is missed", lambda: place.run()["state"] == "degraded")
+    step = place.run()["step"]
+    place.until_step(step + 20)
+    cluster.heal("h3")
+    place.until_state("running", timeout_s=LONG_S)
+    place.until_step(place.run()["step"] + 20)
+    assert place.dlctl("stop").code == 0
+    assert place.dlctl("verify").code == 0
+    place.nothing_left()
+
+
+@pytest.mark.long
+def test_the_workers_of_a_host_that_is_lost_for_good_go_on_elsewhere(
+    cluster: Cluster, place: Workplace
+) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(
+        stop=ENDLESS, servers=2, workers=3,
+        more=HOSTS + "[timeouts]\nsilent_s = 2.0\nhost_s = 6.0\n",
+    )  # fmt: skip
+    place.start()
+    place.until_step(20)
+    cluster.lose("h3")
+    place.until(
+        "its worker is elsewhere", lambda: place.daemon("worker-2")["agent"] != "agent-3", LONG_S
+    )
+    place.until("it works", lambda: place.daemon("worker-2")["state"] == "running", LONG_S)
+    place.until_step(place.run()["step"] + 20)
+    ended = place.dlctl("stop")
+    assert ended.code in (0, 8), ended.err
+    assert place.dlctl("verify").code == 0
+    place.nothing_left()
+
+
+def test_a_host_whose_sshd_does_not_know_us_fails_the_start_in_ssh_s_own_words(
+    cluster: Cluster, place: Workplace
+) -> None:
+    place.job(more=HOSTS, servers=2, workers=3)
+    cluster.break_key("h2")
+    ended = place.dlctl("start", "job.toml")
+    assert ended.code == 7
+    assert "Permission denied (publickey)" in ended.err
+    assert "h2" in ended.err
+    for name in cluster.names:
+        assert not daemons(cluster, name)
+    place.nothing_left()
+
+
+def test_stop_kill_ends_what_is_left_on_every_host(cluster: Cluster, place: Workplace) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS, servers=2, workers=3, more=HOSTS)
+    place.start()
+    place.until_step(5)
+    home = [psutil.Process(place.pid(name)) for name in ("coordinator", "agent-0")]
+    place.kill_at_once(home)
+    assert daemons(cluster, "h1")
+    ended = place.dlctl("stop", "--kill")
+    assert ended.code == 0, ended.err
+    for name in cluster.names:
+        assert not daemons(cluster, name)
+        assert not host_files(cluster, name)
+    place.nothing_left()
