@@ -17,32 +17,42 @@ from typing import TypeVar
 import numpy as np
 import zmq
 
-from daemons.transport import Transport, address_for
-from dlctl import config
+from daemons import addresses
+from daemons.transport import Transport
+from dlctl import config, keys
 from dlctl import messages as m
 from dlctl.flat import TRAINED, Entry, Layout
 from dlctl.launch import local
+from dlctl.launch.base import Credentials
 from dlctl.machine import Peer
+from dlctl.roles.desk import COORDINATOR
+from dlctl.roles.doors import keys_of
+from dlctl.roles.keyring import Keyring, NoKeys
 from dlctl.roles.token import sign
 
 ANSWER_LIMIT_MS = 60_000
 SLOT, EPOCH, GENERATION = 0, 1, 1
-SERVER = "server-0"
+SERVER, WORKER = "server-0", "worker-0"
+NETWORKS = {
+    "ipc": config.Network(),
+    "tcp": config.Network(transport="tcp", encryption="none"),
+    "curve": config.Network(transport="tcp"),
+}
 M = TypeVar("M", bound=m.Message)
 
 
 class End:
     """One end of the daemons' transport."""
 
-    def __init__(self) -> None:
+    def __init__(self, secret: str = "") -> None:
         self.poller = zmq.Poller()
-        self.transport = Transport(self.poller)
+        self.transport = Transport(self.poller, secret)
 
     def wait_for(self, kind: type[M]) -> tuple[Peer, M]:
         """The next message of a kind; others are dropped. Raises TimeoutError."""
         while ready := self.poller.poll(ANSWER_LIMIT_MS):
             for socket, _ in ready:
-                for peer, message in self.transport.receive(socket):
+                for peer, message, _ in self.transport.receive(socket):
                     if isinstance(message, kind):
                         return peer, message
         raise TimeoutError(f"no {kind.__name__} came")
@@ -98,27 +108,32 @@ def shard(
     compressor: str = "none",
     durability: str = "process",
 ) -> Iterator[Worker]:
-    """A server process that owns `size` parameters, all zero, and its worker."""
+    """A server process that owns `size` parameters, all zero, and its worker.
+
+    `transport` is "ipc", "tcp", or "curve": tcp with keys.
+    """
     run = directory / f"bench-{secrets.token_hex(2)}"
     job = config.JobFile(
         job=config.Job(name="bench", task="none"),
         optimizer=config.Choice(name=optimizer),
         compression=config.Choice(name=compressor),
-        network=config.Network(transport=transport),  # type: ignore[arg-type]
+        network=NETWORKS[transport],
         servers=config.Servers(durability=durability),  # type: ignore[arg-type]
     )
-    key = secrets.token_bytes(32)
     (run / "logs").mkdir(parents=True)
     (run / "job.json").write_text(json.dumps(config.to_dict(job)))
-    (run / "key").write_bytes(key)
-    coordinator, end = End(), End()
-    control = coordinator.transport.listen(address_for(run.name, "control", transport, 0))
-    process = local.start(run, "server", SERVER, 1, control)
+    run_key = secrets.token_bytes(keys.KEY_BYTES)
+    keyring = keys.CurveKeys(run_key) if job.is_encrypted else NoKeys(run_key)
+    coordinator, end = End(keyring.secret(COORDINATOR)), End(keyring.secret(WORKER))
+    control = coordinator.transport.listen(addresses.of_coordinator(run.name, job).bind)
+    coordinator.transport.admit(keys_of(keyring, [SERVER]))
+    credentials = Credentials(keyring.secret(SERVER), keyring.public(COORDINATOR))
+    process = local.start(run, "server", SERVER, 1, control, credentials)
     try:
-        peer, address = _assign(coordinator, size)
-        end.transport.connect(SERVER, address)
+        peer, address = _assign(coordinator, size, keyring)
+        end.transport.connect(SERVER, address, keyring.public(SERVER))
         worker = Worker(end, size, process.pid)
-        worker.join(run.name, key)
+        worker.join(run.name, keyring.token_key)
         yield worker
         coordinator.transport.send(peer, m.Shutdown("measured"))
         if process.wait(30):
@@ -130,11 +145,12 @@ def shard(
         end.transport.close()
 
 
-def _assign(coordinator: End, size: int) -> tuple[Peer, str]:
+def _assign(coordinator: End, size: int, keyring: Keyring) -> tuple[Peer, str]:
     """What a coordinator says to a server; (its connection, the address that it serves at)."""
     layout = Layout((Entry("w", TRAINED, (size,), "float32"),)).to_bytes()
     peer, _ = coordinator.wait_for(m.Register)
-    coordinator.transport.send(peer, m.Welcome(SERVER, 0, GENERATION, b"", {}))
+    coordinator.transport.send(peer, m.Welcome(SERVER, 0, GENERATION, keyring.token_key, {}))
+    coordinator.transport.send(peer, m.Guests(keys_of(keyring, [WORKER])))
     coordinator.transport.send(peer, m.Assign(0, size, layout, ""))
     _, serving = coordinator.wait_for(m.Serving)
     return peer, serving.address

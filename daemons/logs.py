@@ -68,19 +68,27 @@ class Rotating(logging.StreamHandler):  # type: ignore[type-arg]
             self.release()
 
     def _rotate(self) -> None:
-        oldest = self._numbered(FILES_KEPT - 1)
-        oldest.unlink(missing_ok=True)
-        for number in range(FILES_KEPT - 2, 0, -1):
-            if self._numbered(number).exists():
-                self._numbered(number).rename(self._numbered(number + 1))
-        self.path.rename(self._numbered(1))
+        push_back(self.path)
         new = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         for descriptor in (1, 2):
             os.dup2(new, descriptor)
         os.close(new)
 
-    def _numbered(self, number: int) -> Path:
-        return self.path.with_name(f"{self.path.name}.{number}")
+
+def push_back(path: Path) -> None:
+    """Rename a full log to make room for a new one, and the older parts with it; the oldest goes.
+
+    Raises OSError.
+    """
+    _numbered(path, FILES_KEPT - 1).unlink(missing_ok=True)
+    for number in range(FILES_KEPT - 2, 0, -1):
+        if _numbered(path, number).exists():
+            _numbered(path, number).rename(_numbered(path, number + 1))
+    path.rename(_numbered(path, 1))
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}")
 
 
 def set_up(name: str, incarnation: int, path: Path) -> Rotating:

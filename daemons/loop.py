@@ -16,6 +16,7 @@ import zmq
 
 from daemons.transport import Transport
 from dlctl.machine import (
+    Admit,
     Configure,
     Connect,
     DeadlineReached,
@@ -41,17 +42,19 @@ class Loop:
     `chores` are called after events, at most once a second.
     """
 
-    def __init__(self, *chores: Callable[[], None]) -> None:
-        self.chores = [*chores]
+    def __init__(self, *chores: Callable[[], None], secret: str = "") -> None:
+        """`secret`: this daemon's key, if its connections have keys."""
         self._chores_at = 0.0
         self.poller = zmq.Poller()
-        self.transport = Transport(self.poller)
+        self.transport = Transport(self.poller, secret)
+        self.chores = [*chores, self.transport.check]
         self.exit_code: int | None = None
         self.after_events: Callable[[], None] = lambda: None
         """Called when all events that have come are handled, before waiting again."""
         self._performers: dict[type[Effect], Callable[[Any], None]] = {
             Send: lambda e: self.transport.send(e.peer, e.message),
-            Connect: lambda e: self.transport.connect(e.peer, e.address),
+            Connect: lambda e: self.transport.connect(e.peer, e.address, e.key),
+            Admit: lambda e: self.transport.admit(e.names),
             Note: _write_note,
             Configure: _configure,
             Exit: self._exit,
@@ -142,9 +145,9 @@ class Loop:
                 self._handle(machine, self._posted.popleft())
         elif source in self._watched:
             self._watched[source]()
-        else:
-            for peer, message in self.transport.receive(source):
-                self._handle(machine, Received(peer, message))
+        elif not isinstance(source, int):  # One that nobody watches any more, since the poll.
+            for peer, message, identity in self.transport.receive(source):
+                self._handle(machine, Received(peer, message, identity))
 
     def _handle(self, machine: Machine, event: Event) -> None:
         for effect in machine.handle(event, time.monotonic()):

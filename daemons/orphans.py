@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from daemons.loop import Loop
+from daemons.process import Context
 from dlctl import config, processes, rundb, runs, states
 from dlctl.errors import DlctlError
 from dlctl.launch import local
@@ -21,32 +22,45 @@ from dlctl.roles.effects import CoordinatorGone
 log = logging.getLogger("dlctl")
 LOOK_S = 5.0
 """Between two looks whether coordinator and agent are there."""
+ALONE_S = 3 * LOOK_S
+"""Without an agent on another machine: the coordinator may be about to place the next one."""
 EXIT_S = 5.0
 """For daemons that have been told to end; then they are killed."""
 
 
-def watch_parents(loop: Loop, directory: Path) -> Callable[[], None]:
+def watch_parents(loop: Loop, context: Context) -> Callable[[], None]:
     """A chore that tells the machine when neither the coordinator nor an agent is there any more.
 
-    Both are started again by the other one; only together they stay away, until somebody comes.
+    Both are started again by the other one; only together they stay away, until somebody comes. On
+    another machine than the coordinator's there is only the agent to look for.
     """
-    look_at = 0.0
+    is_led = _is_led_at_home if context.is_home else _is_led
+    limit_s = 0.0 if context.is_home else ALONE_S
+    look_at, led_at = 0.0, time.monotonic()
 
     def chore() -> None:
-        nonlocal look_at
-        if time.monotonic() < look_at:
+        nonlocal look_at, led_at
+        now = time.monotonic()
+        if now < look_at:
             return
-        look_at = time.monotonic() + LOOK_S
-        try:
-            run = rundb.read(directory)
-        except (DlctlError, sqlite3.Error) as error:
-            log.warning("cannot read the run's database: %s", error)
-            return
-        agents = [row for row in run["daemons"] if row.get("role") == "agent"]
-        if not processes.living([*agents, run]) and not _is_led(directory):
+        look_at = now + LOOK_S
+        if is_led(context.directory):
+            led_at = now
+        elif now - led_at >= limit_s:
             loop.post(CoordinatorGone())
 
     return chore
+
+
+def _is_led_at_home(directory: Path) -> bool:
+    """Whether a coordinator or an agent lives; also if that cannot be known just now."""
+    try:
+        run = rundb.read(directory)
+    except (DlctlError, sqlite3.Error) as error:
+        log.warning("cannot read the run's database: %s", error)
+        return True
+    agents = [row for row in run["daemons"] if row.get("role") == "agent"]
+    return bool(processes.living([*agents, run])) or _is_led(directory)
 
 
 def _is_led(directory: Path) -> bool:

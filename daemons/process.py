@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import socket
+import stat
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from daemons import logs
 from dlctl import __version__, config, runs
 from dlctl.errors import DlctlError
+from dlctl.launch.base import HOST_FILE, NO_CREDENTIALS, Credentials
 from dlctl.roles.desk import Birth
 
 log = logging.getLogger("dlctl")
@@ -25,16 +27,33 @@ class Context:
     """What a daemon is started with."""
 
     directory: Path
+    """The run directory, or what stands for it on another machine (`daemons.host`)."""
     control: str
     """The coordinator's address; "" for the coordinator itself."""
     birth: Birth
     job: config.JobFile
-    key: bytes
+    credentials: Credentials
     log_handler: logs.Rotating
+    is_home: bool = True
+    """Whether this is the coordinator's machine: its process and its database are here. Elsewhere
+    there are only its messages."""
 
 
 def read_job(directory: Path) -> config.JobFile:
     return config.from_dict(config.JobFile, json.loads((directory / "job.json").read_text()))
+
+
+def read_credentials(fd: int) -> Credentials:
+    """What whoever started this process has written into its standard input; none if that is no
+    pipe. Nothing of it is left in the environment, on the disk or in a command line.
+    """
+    if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+        return NO_CREDENTIALS
+    with os.fdopen(os.dup(fd), "rb") as stream:
+        credentials = Credentials(**json.loads(stream.read()))
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), fd)
+    return credentials
 
 
 def in_words(error: DlctlError) -> str:
@@ -54,9 +73,10 @@ def main(role: str, body: Callable[[Context], int]) -> None:
         birth = Birth(
             directory.name, role, name, incarnation, os.getpid(), socket.gethostname(), __version__
         )
-        job, key = read_job(directory), (directory / "key").read_bytes()
+        job, credentials = read_job(directory), read_credentials(sys.stdin.fileno())
         log.info("%s %s starts, pid %d", role, name, os.getpid())
-        code = body(Context(directory, sys.argv[4], birth, job, key, handler))
+        is_home = not (directory / HOST_FILE).exists()
+        code = body(Context(directory, sys.argv[4], birth, job, credentials, handler, is_home))
     except DlctlError as error:
         log.error("%s", in_words(error))
         code = error.exit_code

@@ -2,6 +2,10 @@
 
 Alone it would take its shard or its daemons with it. When a machine shuts down, every process gets
 the signal at the same moment: this way the shards stay until they are saved.
+
+On another machine than the coordinator's it ends that daemon alone, as an accident would: an agent
+with the daemons of its host, a server with its shard as it is. The coordinator starts it again, or
+goes on without that host.
 """
 
 from __future__ import annotations
@@ -12,19 +16,24 @@ import signal
 from pathlib import Path
 
 from daemons.loop import Loop
+from daemons.process import Context
 from dlctl import processes, rundb
 from dlctl.machine import StopRequested
 
 log = logging.getLogger("dlctl")
 
 
-def stop_the_run(loop: Loop, directory: Path) -> None:
-    """From now on: hand SIGTERM and SIGINT on to the coordinator; end alone if it is gone."""
+def stop_the_run(loop: Loop, context: Context) -> None:
+    """From now on: hand SIGTERM and SIGINT on to the coordinator; end alone if it is gone, or on
+    another machine.
+    """
     wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def asked() -> None:
         os.eventfd_read(wakeup)
-        if _signal_coordinator(directory):
+        if not context.is_home:
+            loop.post(StopRequested("told to end"))
+        elif _signal_coordinator(context.directory):
             log.warning("told to end: the whole run is stopped, in order")
         else:
             loop.post(StopRequested("told to end, and the coordinator is gone"))

@@ -1,20 +1,24 @@
 """ZeroMQ: one ROUTER that takes whoever comes, one DEALER for each peer that this daemon connects
 to.
 
+Over TCP every connection is encrypted with the keys of its two ends (CURVE), and only known keys
+get in; unix sockets lie in a directory that only this user can enter.
+
 Connections get no name of their own (`ZMQ_ROUTING_ID` stays unset: with a fixed one, a reconnect
-after a half-open connection is silently ignored by libzmq). Who a peer is stands in its messages. A
-message that cannot be queued now is dropped, and one that is not ours is dropped and counted: the
-roles repeat what matters.
+after a half-open connection is silently ignored by libzmq). A message that cannot be queued now is
+dropped, and one that is not ours is dropped and counted: the roles repeat what matters.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import zmq
 
-from dlctl import runs, wire
+from daemons.gatekeeper import DOMAIN, Gatekeeper
+from daemons.handshakes import Handshakes, Target
+from dlctl import wire
 from dlctl.errors import DlctlError, LocalProtocolError, RemoteProtocolError
 from dlctl.machine import Peer
 from dlctl.messages import Message
@@ -40,7 +44,8 @@ log = logging.getLogger(__name__)
 
 
 class Transport:
-    def __init__(self, poller: zmq.Poller) -> None:
+    def __init__(self, poller: zmq.Poller, secret: str = "") -> None:
+        """`secret`: this daemon's key; "": its connections have none."""
         self.poller = poller
         self.refused = 0
         """Messages that were none of ours."""
@@ -48,6 +53,10 @@ class Transport:
         self._router: zmq.Socket[bytes] | None = None
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
         self._names: dict[zmq.Socket[bytes], str] = {}
+        self._secret = secret.encode()
+        self._public = zmq.curve_public(self._secret) if secret else b""
+        self.gatekeeper: Gatekeeper | None = None
+        self._handshakes = Handshakes(poller)
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         """The only place where sockets are made."""
@@ -59,15 +68,31 @@ class Transport:
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        if self._secret:
+            socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, self._public)
         self.poller.register(socket, zmq.POLLIN)
         return socket
 
-    def listen(self, address: str) -> str:
-        """Take connections at `address`; returns it with the port that was chosen.
+    @property
+    def turned_away(self) -> int:
+        """Connections that were refused because of their keys."""
+        return self.gatekeeper.refused if self.gatekeeper is not None else 0
+
+    def listen(self, address: str, frame_bytes_max: int = wire.FRAME_BYTES_MAX) -> str:
+        """Take connections at `address`; returns it with the port that was chosen. Whoever sends a
+        larger frame is disconnected.
 
         Raises DlctlError naming the address and, if it can be seen, who holds it.
         """
         socket = self._socket(zmq.ROUTER)
+        socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes_max)
+        socket.setsockopt(zmq.IPV6, int("[" in address))
+        if self._secret:
+            self.gatekeeper = self.gatekeeper or Gatekeeper(self._context)
+            socket.setsockopt(zmq.CURVE_SERVER, 1)
+            socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+            socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         try:
             socket.bind(address)
         except zmq.ZMQError as error:
@@ -78,12 +103,35 @@ class Transport:
         self._router = socket
         return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
-    def connect(self, peer: str, address: str) -> None:
-        """From now on messages to `peer` go to `address`."""
+    def admit(self, names: Mapping[str, str]) -> None:
+        """From now on only these may connect: public key -> name."""
+        if self.gatekeeper is not None:
+            self.gatekeeper.admit(names)
+
+    def check(self) -> None:
+        """A chore: try again where we were refused. Raises RuntimeError if nobody can be let in any
+        more.
+        """
+        if self.gatekeeper is not None and not self.gatekeeper.is_alive():
+            raise RuntimeError("the thread that lets connections in has ended")
+        for target in self._handshakes.take_refused():
+            self.connect(*target)
+
+    def connect(self, peer: str, address: str, key: str = "") -> None:
+        """From now on messages to `peer` go to `address`, to whoever has this public key.
+
+        Raises LocalProtocolError if one end has a key and the other one has none.
+        """
+        if bool(key) != bool(self._secret):
+            raise LocalProtocolError(f"cannot connect to {peer}: only one end has a key")
         old = self._dealers.pop(peer, None)
         if old is not None:
             self._forget(old)
         socket = self._socket(zmq.DEALER)
+        socket.setsockopt(zmq.IPV6, int("[" in address))
+        if key:
+            socket.setsockopt(zmq.CURVE_SERVERKEY, key.encode())
+            self._handshakes.watch(socket, Target(peer, address, key))
         socket.connect(address)
         self._dealers[peer] = socket
         self._names[socket] = peer
@@ -107,26 +155,35 @@ class Transport:
         except zmq.ZMQError as error:
             log.debug("dropped %s for %s: %s", type(message).__name__, peer, error)
 
-    def receive(self, socket: zmq.Socket[bytes]) -> Iterator[tuple[Peer, Message]]:
-        """What has come on one socket, at most `RECEIVE_BATCH` messages."""
+    def receive(self, socket: zmq.Socket[bytes]) -> Iterator[tuple[Peer, Message, str]]:
+        """What has come on one socket, at most `RECEIVE_BATCH` messages: from whom, the message,
+        and the name that belongs to the sender's key.
+        """
+        if self._handshakes.look(socket):
+            return
         for _ in range(RECEIVE_BATCH):
-            frames = self._receive_frames(socket)
-            if frames is None:
+            received = self._receive_frames(socket)
+            if received is None:
                 return
+            frames, identity = received
             peer: Peer = self._names.get(socket, "")
             if socket is self._router:
                 peer, frames = bytes(frames[0]), frames[1:]
             try:
-                yield peer, wire.decode(frames)
+                yield peer, wire.decode(frames), identity
             except RemoteProtocolError as error:
                 self.refused += 1
-                log.warning("refused a message: %s", error.message)
+                log.warning(
+                    "refused a message%s: %s", identity and f" of {identity}", error.message
+                )
             # Asking is cheaper than an attempt that fails with an exception.
             if not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
                 return
 
-    def _receive_frames(self, socket: zmq.Socket[bytes]) -> wire.Frames | None:
-        """One multipart message, or None. Frames beyond the limit are read and thrown away."""
+    def _receive_frames(self, socket: zmq.Socket[bytes]) -> tuple[wire.Frames, str] | None:
+        """One multipart message and whose key it came with, or None. Frames beyond the limit are
+        read and thrown away.
+        """
         frames: wire.Frames = []
         try:
             while True:
@@ -134,7 +191,8 @@ class Transport:
                 if len(frames) <= wire.FRAMES_MAX + 1:
                     frames.append(frame.buffer)
                 if not frame.more:
-                    return frames
+                    has_identity = self.gatekeeper is not None and socket is self._router
+                    return frames, str(frame.get("User-Id")) if has_identity else ""
         except zmq.Again:
             return None
 
@@ -142,19 +200,15 @@ class Transport:
         """Send what is queued (for half a second at most) and close."""
         for socket in [*self._names, *([self._router] if self._router else [])]:
             self._forget(socket)
+        if self.gatekeeper is not None:
+            self.gatekeeper.close()
         self._context.term()
 
     def _forget(self, socket: zmq.Socket[bytes]) -> None:
         self.poller.unregister(socket)
+        self._handshakes.forget(socket)
         self._names.pop(socket, None)
         socket.close()
-
-
-def address_for(run_id: str, name: str, transport: str, port: int) -> str:
-    """Where daemon `name` listens: a unix socket, or a port on the loopback interface (0: any)."""
-    if transport == "ipc":
-        return runs.socket_address(run_id, name)
-    return f"tcp://127.0.0.1:{port or '*'}"
 
 
 def _send_frames(socket: zmq.Socket[bytes], frames: wire.Frames) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlctl import processes, rundb
-from dlctl.errors import DlctlError, TimedOut, Unreachable
+from dlctl.errors import DlctlError, NotPermitted, TimedOut, Unreachable
 from dlctl.units import format_duration
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from dlctl.messages import Reply, Request
 
 RESEND_S = 1.0
+REFUSED_S = 2.0
+"""Connections that fail for so long, and none that does not: no accident."""
 MUTE_S = 15.0
 """A living coordinator says at once that it has heard; after so long it will not any more."""
 CONNECT_S = 0.2
@@ -77,6 +79,8 @@ class _Question:
         self.answered = False
         self.context = context
         self.socket: zmq.Socket[bytes] | None = None
+        self.monitor: zmq.Socket[bytes] | None = None
+        self.refused_since: float | None = None
         self.address = ""
         self.pid: int | None = None
 
@@ -115,21 +119,54 @@ class _Question:
             raise _gone(self.directory, run)
         address = run.get("control") or ""
         if (address, pid) != (self.address, self.pid):
-            self._connect(address, pid)
+            self._connect(address, pid, run.get("control_key") or "")
+        self._check_handshakes()
         waited_s = time.monotonic() - self.began_at
         if waited_s >= (self.timeout_s if self.answered else min(self.timeout_s, MUTE_S)):
             raise _gone(self.directory, run) if is_gone else self._too_late(run, waited_s)
 
-    def _connect(self, address: str, pid: int | None) -> None:
+    def _check_handshakes(self) -> None:
+        """Raises NotPermitted if whoever is at the address has refused us again and again."""
+        now = time.monotonic()
+        while self.monitor is not None and self.monitor.poll(0):
+            self.monitor.recv_multipart()
+            self.refused_since = self.refused_since or now
+        if self.refused_since is not None and now - self.refused_since > REFUSED_S:
+            raise NotPermitted(
+                f"whoever listens there has not the key of {self.directory.name}, or does not "
+                "know ours: server key mismatch",
+                where=self.address,
+                hint=f"dlctl status -j {self.directory.name}",
+            )
+
+    def _connect(self, address: str, pid: int | None, key: str) -> None:
         import zmq
 
         if self.socket is not None:
             self.socket.close(linger=0)
-        self.address, self.pid, self.answered, self.socket = address, pid, False, None
+        self.address, self.pid, self.answered = address, pid, False
+        self.socket = self.monitor = None
         if address:
             self.socket = self.context.socket(zmq.DEALER)
             self.socket.linger = 0
+            if key:
+                self._take_keys(self.socket, key)
             self.socket.connect(address)
+
+    def _take_keys(self, socket: zmq.Socket[bytes], coordinator: str) -> None:
+        """Show who we are, and let nobody answer but who has the coordinator's key."""
+        import zmq
+
+        from dlctl import keys
+        from dlctl.roles.doors import CLIENT
+
+        mine = keys.CurveKeys(keys.read(self.directory)).pair(CLIENT)
+        socket.curve_serverkey = coordinator.encode()
+        socket.curve_publickey, socket.curve_secretkey = (key.encode() for key in mine)
+        events = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+        events |= zmq.Event.HANDSHAKE_FAILED_AUTH
+        self.monitor = socket.get_monitor_socket(events)
+        self.refused_since = None
 
     def _send(self, socket: zmq.Socket[bytes]) -> None:
         import zmq

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Len
 
@@ -164,8 +164,38 @@ class Network:
 
     transport: Literal["ipc", "tcp"] = "ipc"
     """"ipc": unix sockets in a directory only this user can enter. "tcp": ports on 127.0.0.1."""
+    encryption: Literal["curve", "none"] = "curve"
+    """With "tcp": "curve" encrypts every connection, with a key for every daemon, and lets only
+    these keys in. "none" is faster, and open to every user of this machine.
+    """
     port: Annotated[int, Ge(0), Le(65535)] = 0
     """With "tcp": the coordinator's port, servers take the ones after it; 0: any free ports."""
+    address: str = ""
+    """With hosts: where they reach this machine; "": the address from which it reaches them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A machine that takes part; without any, all daemons run on this one."""
+
+    __pydantic_config__ = STRICT
+
+    ssh: str = ""
+    """What "ssh NAME" takes, an alias of your ssh configuration included. "": this machine."""
+    data: str = ""
+    """Address at which the other hosts reach the daemons of this one, if it is not the one that ssh
+    connects to; often another network card.
+    """
+    bind: str = ""
+    """Address at which they listen, if it is not `data`: behind a forwarding, for example."""
+    servers: Annotated[int, Ge(0), Le(256)] | None = None
+    """Parameter servers here; without it an even share of those that no host has asked for."""
+    workers: Annotated[int, Ge(0), Le(COUNT_MAX)] | None = None
+    """Workers here; likewise."""
+    python: str = ""
+    """The Python there that has dlctl and torch; "": at the same path as here."""
+    dir: str = ""
+    """Where dlctl keeps its files there, a full path; "": ~/.local/state/dlctl/hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +208,10 @@ class Timeouts:
     """From start until all daemons are ready, the user's imports and model() included."""
     silent_s: Seconds = 15.0
     """Without a word from a daemon after which it is taken for lost."""
+    host_s: Seconds = 120.0
+    """Without a word from a host after which it is given up: its workers are started on the others,
+    and without its servers the run goes on from the newest checkpoint.
+    """
     resend_s: Seconds = 1.0
     """Without an acknowledgement after which a push or fetch is sent again; doubles up to 4 times.
     """
@@ -201,8 +235,22 @@ class JobFile:
     limits: Limits = Limits()
     checkpoints: Checkpoints = Checkpoints()
     evaluation: Evaluation = Evaluation()
+    hosts: tuple[Host, ...] = ()
     network: Network = Network()
     timeouts: Timeouts = Timeouts()
+
+    @property
+    def has_other_hosts(self) -> bool:
+        return any(host.ssh for host in self.hosts)
+
+    @property
+    def uses_tcp(self) -> bool:
+        """Unix sockets do not reach other hosts."""
+        return self.has_other_hosts or self.network.transport == "tcp"
+
+    @property
+    def is_encrypted(self) -> bool:
+        return self.uses_tcp and self.network.encryption == "curve"
 
 
 def to_dict(job: JobFile) -> dict[str, Any]:
@@ -215,8 +263,12 @@ T = TypeVar("T")
 def from_dict(kind: type[T], values: dict[str, Any]) -> T:
     """Rebuild a dataclass tree from `to_dict`; values were validated when the run was made."""
     hints = get_type_hints(kind)
-    built = {
-        key: from_dict(hints[key], value) if dataclasses.is_dataclass(hints[key]) else value
-        for key, value in values.items()
-    }
-    return kind(**built)
+    return kind(**{key: _built(hints[key], value) for key, value in values.items()})
+
+
+def _built(hint: Any, value: Any) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return from_dict(hint, value)  # type: ignore[arg-type]
+    if get_origin(hint) is tuple:  # Of as many dataclasses as there are.
+        return tuple(_built(get_args(hint)[0], item) for item in value)
+    return value

@@ -9,6 +9,7 @@
     ├── JobFailed              7   the job failed, while it started or while it trained
     ├── Partial                8   done on some daemons and not on others
     ├── VersionMismatch        9   the other side speaks another protocol
+    ├── NotPermitted          77   a key does not fit
     └── ProtocolError          1   a conversation between daemons went wrong
         ├── LocalProtocolError      we broke the rules: a bug of this process
         └── RemoteProtocolError     they broke the rules: the peer's message is refused
@@ -60,6 +61,10 @@ class Partial(DlctlError):
 
 class VersionMismatch(DlctlError):
     exit_code = 9
+
+
+class NotPermitted(DlctlError):
+    exit_code = 77
 
 
 class ProtocolError(DlctlError):

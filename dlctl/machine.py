@@ -17,7 +17,7 @@ from dlctl.messages import Message
 Peer = str | bytes
 """Whom a message is from or for. A name ("coordinator", "server-0") for connections this machine
 asked for with `Connect`; otherwise the opaque id of an incoming connection, good for replies only.
-It is no identity: who a peer is stands in its messages."""
+It is no identity: who a peer is, its key says (`Received.identity`), or else its messages."""
 
 
 class Event:
@@ -50,6 +50,9 @@ class Started(Event):
 class Received(Event):
     peer: Peer
     message: Message
+    identity: str = ""
+    """The name that belongs to the sender's key; "" on connections without keys: unix sockets, to
+    which only this user comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +80,19 @@ class Send(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Connect(Effect):
-    """From now on messages to `peer` go to `address`."""
+    """From now on messages to `peer` go to `address`, where somebody must have this public key."""
 
     peer: str
     address: str
+    key: str = ""
+    """"": a connection without keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admit(Effect):
+    """From now on only who has one of these public keys may connect here: key -> name."""
+
+    names: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
+import zmq
 from answering import coordinator, done
 from identity import ME, OF_ANOTHER_BOOT, identity
 
-from dlctl import client, processes
-from dlctl.errors import DlctlError, RemoteProtocolError, TimedOut, Unreachable
+from daemons.transport import Transport
+from dlctl import client, keys, processes
+from dlctl.errors import DlctlError, NotPermitted, RemoteProtocolError, TimedOut, Unreachable
 from dlctl.messages import Reply, Request
 
 
@@ -161,3 +164,27 @@ def test_a_zombie_has_ended_whenever_its_parent_may_find_time_for_it():
         assert processes.wait([row], timeout_s=5) == []
         assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
         assert processes.end([row], grace_s=5) == ([], [])
+
+
+def test_a_coordinator_with_another_key_is_not_asked_and_said_so(run_directory):
+    """Somebody else listens there, or the key file is of another run: exit code 77."""
+    ours, theirs = keys.CurveKeys(b"a" * 32), keys.CurveKeys(b"b" * 32)
+    listener = Transport(zmq.Poller(), theirs.secret("coordinator"))
+    try:
+        address = listener.listen("tcp://127.0.0.1:*")
+        listener.admit({ours.public("client"): "client"})
+        run = run_directory().run(
+            state="running", control=address, control_key=ours.public("coordinator"), **ME
+        )
+        key = run.path / keys.FILE
+        key.write_bytes(b"a" * 32)
+        key.chmod(0o600)
+        began_at = time.monotonic()
+        with pytest.raises(NotPermitted, match="server key mismatch") as told:
+            client.ask(run.path, "stop", {}, 60)
+        assert time.monotonic() - began_at < 5
+        assert told.value.where == address
+        assert told.value.exit_code == 77
+        assert not [*listener.poller.poll(0)], "and nothing was heard there"
+    finally:
+        listener.close()

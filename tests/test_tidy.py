@@ -16,7 +16,8 @@ CODE = sorted([*ROOT.glob("dlctl/**/*.py"), *ROOT.glob("daemons/**/*.py")])
 TESTS = sorted(ROOT.glob("tests/**/*.py"))
 TOP_LEVEL = {
     "pyproject.toml", "dlctl", "daemons", "tests", "examples", "man", "benchmarks", "README.md",
-    "RELIABILITY.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "constraints.txt",
+    "RELIABILITY.md", "SECURITY.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile",
+    "constraints.txt",
 }  # fmt: skip
 BANNED = {
     r"\bpickle\b|\brecv_pyobj\b|\bsend_pyobj\b": "nothing is ever unpickled",

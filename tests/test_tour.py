@@ -61,10 +61,10 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
     # Two servers own one half of it each. We follow the first half; its server has been told so.
     lo, hi = slice_bounds(replica.layout.size(), parts=2, index=0)
     birth = Birth("tour-1", "server", "server-0", 1, pid=1, host="here", version="0")
-    server = Server(birth, JOB, KEY, "ipc://server-0", downpour.DOWNPOUR, Adagrad, TopK)
+    server = Server(birth, JOB, "ipc://server-0", downpour.DOWNPOUR, Adagrad, TopK)
     server.handle(Started(), now=0.0)
     for message in (
-        Welcome("server-0", index=0, term=1, token=b"", settings={}),
+        Welcome("server-0", index=0, term=1, token=KEY, settings={}),
         Assign(lo, hi, replica.layout.to_bytes(), restore=""),
     ):
         server.handle(Received(COORDINATOR, over_the_wire(message)), now=0.0)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from daemons import process, signals
 from daemons.agent.children import Children
 from daemons.agent.supervision import Supervision
+from daemons.host.end import purge_files
 from daemons.loop import Loop
+from daemons.outgoing import ON_HOSTS, Outgoing
 from dlctl import runs
 from dlctl.roles.agent import Agent
 from dlctl.roles.desk import COORDINATOR
@@ -13,20 +15,31 @@ from dlctl.roles.effects import SignalProcess, StartProcess
 
 
 def serve(context: process.Context) -> int:
-    loop = Loop(context.log_handler.rotate_if_full)
+    loop = Loop(context.log_handler.rotate_if_full, secret=context.credentials.secret)
     children = Children(context, loop)
     loop.chores.append(children.look)
     loop.perform(StartProcess, children.start)
     loop.perform(SignalProcess, children.signal)
-    signals.stop_the_run(loop, context.directory)
-    loop.transport.connect(COORDINATOR, context.control)
+    Outgoing(loop, context.directory, context.birth.name, ON_HOSTS)
+    signals.stop_the_run(loop, context)
+    loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
     machine = Agent(context.birth, context.job.timeouts.resend_s, children.adopt())
+    if not context.is_home:
+        return _serve_host(context, loop, machine)
     still_s = runs.STILL_LIMITS * context.job.timeouts.silent_s
     supervision = Supervision(context.directory, loop, still_s, context.job.servers)
     supervision.begin()
     loop.chores.append(supervision.look)
     code = loop.run(machine)
     supervision.close()
+    return code
+
+
+def _serve_host(context: process.Context, loop: Loop, machine: Agent) -> int:
+    """Away from home nobody else would remove what is left here."""
+    code = loop.run(machine)
+    if machine.is_over:
+        purge_files(context.directory)
     return code
 
 

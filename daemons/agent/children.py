@@ -18,6 +18,7 @@ from daemons.lastwords import exit_code, last_lines
 from daemons.loop import Loop
 from dlctl import processes, runs
 from dlctl.launch import local
+from dlctl.launch.base import Credentials
 from dlctl.roles.agent import ProcessStarted
 from dlctl.roles.effects import ProcessEnded, SignalProcess, StartProcess
 from dlctl.roles.membership import STATUS_UNKNOWN
@@ -43,8 +44,9 @@ class Children:
     def start(self, effect: StartProcess) -> None:
         directory, control = self.context.directory, self.context.control
         name, incarnation = effect.name, effect.incarnation
+        credentials = Credentials(effect.secret, self.context.credentials.coordinator)
         try:
-            popen = local.start(directory, effect.role, name, incarnation, control)
+            popen = local.start(directory, effect.role, name, incarnation, control, credentials)
         except OSError as error:
             self.loop.post(ProcessEnded(name, incarnation, 1, (f"cannot start it: {error}",)))
             return

@@ -10,20 +10,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-from daemons import orphans, process
+from daemons import addresses, orphans, process
 from daemons.coordinator.agents import Agents
 from daemons.coordinator.past import read_past
 from daemons.coordinator.records import Records
+from daemons.incoming import Incoming
 from daemons.loop import Loop
-from daemons.transport import address_for
-from dlctl import registry, runs
+from daemons.mirrored import Mirrored
+from daemons.outgoing import AT_HOME, Outgoing
+from dlctl import keys, registry, runs
 from dlctl.errors import DlctlError
 from dlctl.launch import local
 from dlctl.roles.coordinator import Coordinator
-from dlctl.roles.desk import EXIT_RESTART
+from dlctl.roles.desk import COORDINATOR, EXIT_RESTART
 from dlctl.rundb import RunDb
 
 log = logging.getLogger("dlctl")
+CONTROL_FRAME_BYTES_MAX = 64 << 20
+"""Nobody has more to say to the coordinator at once: the layout of a model is the largest."""
 
 
 def coordinate(context: process.Context) -> int:
@@ -54,24 +58,29 @@ def coordinate(context: process.Context) -> int:
 
 def _lead(context: process.Context, db: RunDb, lock: int) -> int:
     directory, job = context.directory, context.job
+    keyring = keys.keyring(directory, job.is_encrypted)
     before = db.run()
     # Agents see by the time of the lock that we work (`Supervision`).
-    loop = Loop(context.log_handler.rotate_if_full, lambda: os.utime(lock))
+    secret = keyring.secret(COORDINATOR)
+    loop = Loop(context.log_handler.rotate_if_full, lambda: os.utime(lock), secret=secret)
     loop.stop_on_signals()
     is_successor = bool(db.memory())
     address = before.get("control") if is_successor else None
     if not address:
-        network = job.network
-        address = address_for(directory.name, "control", network.transport, network.port)
-    control = loop.transport.listen(address)
+        address = addresses.of_coordinator(directory.name, job).bind
+    control = loop.transport.listen(address, CONTROL_FRAME_BYTES_MAX)
     records = Records(directory, db, loop)
-    agents = Agents(context, loop, control)
+    Outgoing(loop, directory, COORDINATOR, AT_HOME)
+    Incoming(loop, directory)
+    Mirrored(loop, directory)
+    agents = Agents(context, loop, control, keyring.public(COORDINATOR))
     started_at = (before.get("started_at") if is_successor else None) or time.time()
-    db.put_run(control=control, started_at=started_at, **records.me)
+    key = keyring.public(COORDINATOR)
+    db.put_run(control=control, control_key=key, started_at=started_at, **records.me)
     db.commit()
     past = read_past(directory, db, agents.adopt())
     algorithm = registry.load("algorithms", job.algorithm.name)
-    return loop.run(Coordinator(directory.name, job, context.key, algorithm, past))
+    return loop.run(Coordinator(directory.name, job, keyring, algorithm, past))
 
 
 def _has_agent(directory: Path) -> bool:

@@ -1,92 +1,96 @@
-"""The agents of a coordinator: those that it has placed, and those that it finds when it comes."""
+"""The agents of a coordinator: those that it has placed, and those that it finds when it comes.
+
+Each is the business of the launcher that reaches its host.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import signal
-import subprocess
-from dataclasses import dataclass
+from contextlib import closing
 
 from daemons import process
-from daemons.lastwords import exit_code, last_lines
+from daemons.lastwords import LINES, exit_code, last_lines
 from daemons.loop import Loop
-from dlctl import processes, runs
-from dlctl.launch import local
+from dlctl import placement, registry, runs
+from dlctl.config import Host
+from dlctl.errors import DlctlError
+from dlctl.launch.base import Credentials, Ended, Launcher, Order
 from dlctl.roles.effects import ProcessEnded
 from dlctl.roles.journal import KillAgent, LaunchAgent
 from dlctl.roles.membership import STATUS_UNKNOWN
+from dlctl.rundb import RunDb
 
 log = logging.getLogger("dlctl")
 
 
-@dataclass(slots=True)
-class _Agent:
-    incarnation: int
-    pidfd: int
-    popen: subprocess.Popen[bytes] | None
-    """None: another coordinator has placed it."""
+def launcher_of(host: Host) -> str:
+    """The name of the launcher that reaches this host, as in the registry."""
+    return "ssh" if host.ssh else "local"
 
 
 class Agents:
-    def __init__(self, context: process.Context, loop: Loop, control: str) -> None:
+    def __init__(self, context: process.Context, loop: Loop, control: str, public: str) -> None:
+        """`public`: the coordinator's own public key, if it has one."""
         self.context = context
         self.loop = loop
         self.control = control
-        self.launcher = local.Local()
-        self._running: dict[str, _Agent] = {}
+        self.public = public
+        hosts = placement.agents(context.job.hosts)
+        self._kinds = {name: launcher_of(host) for name, host in hosts.items()}
+        self._launchers: dict[str, Launcher] = {
+            kind: registry.load("launchers", kind)(context.directory, hosts, loop, self._ended)
+            for kind in sorted(set(self._kinds.values()))
+        }
         loop.perform(LaunchAgent, self._launch)
-        loop.perform(KillAgent, self._kill)
+        loop.perform(KillAgent, lambda effect: self._launcher(effect.name).kill(effect.name))
+        loop.chores += [launcher.look for launcher in self._launchers.values()]
 
     def adopt(self) -> dict[str, int]:
-        """Look after the agents of this run that are here already: name -> incarnation."""
-        newest = {d.name: d for d in sorted(self._living(), key=lambda d: d.incarnation)}
-        for name, daemon in newest.items():
-            pidfd = processes.hold(daemon.pid, daemon.start)
-            if pidfd is not None:
-                self._hold(name, _Agent(daemon.incarnation, pidfd, None))
-        return {name: agent.incarnation for name, agent in self._running.items()}
+        """Look after the agents of this run that are here already: name -> incarnation.
 
-    def _living(self) -> list[local.Living]:
-        return [d for d in local.living(self.context.directory) if d.role == "agent"]
+        Of an agent on another machine nothing is known yet: it is heard, or it is silent.
+        """
+        recorded = _recorded(self.context)
+        found: dict[str, int] = {}
+        for launcher in self._launchers.values():
+            found |= launcher.adopt(recorded)
+        return found
+
+    def _launcher(self, name: str) -> Launcher:
+        return self._launchers[self._kinds[name]]
 
     def _launch(self, effect: LaunchAgent) -> None:
-        """Place an agent. One of the same name that is still there ends: it has nothing to say."""
-        for daemon in self._living():
-            if daemon.name == effect.name:
-                log.warning("an older %s is still there: it is killed", effect.name)
-                processes.send_signal(daemon.pid, daemon.start, signal.SIGKILL)
-        directory, name, incarnation = self.context.directory, effect.name, effect.incarnation
-        try:
-            popen = self.launcher.start_agent(directory, name, incarnation, self.control)
-        except OSError as error:
-            # It may be possible again a little later: no memory, no process number, no room.
-            words = (f"cannot start it: {error}",)
-            self.loop.post(ProcessEnded(name, incarnation, STATUS_UNKNOWN, words))
-            return
-        agent = _Agent(incarnation, os.pidfd_open(popen.pid), popen)
-        self._hold(name, agent)
+        credentials = Credentials(effect.secret, self.public)
+        order = Order(effect.name, effect.incarnation, self.control, credentials)
+        self._launcher(effect.name).start(order)
 
-    def _hold(self, name: str, agent: _Agent) -> None:
-        self._running[name] = agent
-        self.loop.watch(agent.pidfd, lambda: self._ended(name, agent))
-
-    def _ended(self, name: str, agent: _Agent) -> None:
-        self.loop.unwatch(agent.pidfd)
-        os.close(agent.pidfd)
-        if self._running.get(name) is agent:
-            del self._running[name]
-        path = runs.log_path(self.context.directory, name, agent.incarnation)
-        if agent.popen is not None:
-            status = agent.popen.wait()
+    def _ended(self, end: Ended) -> None:
+        name, incarnation, status = end.name, end.incarnation, end.status
+        if end.error is not None:
+            words = (*end.words[-LINES:], *_in_words(end.error))
+            log.warning("%s: %s", name, " | ".join(words))
         else:
-            said = exit_code(path)
-            status = STATUS_UNKNOWN if said is None else said
-        self.loop.post(ProcessEnded(name, agent.incarnation, status, last_lines(path)))
+            path = runs.log_path(self.context.directory, name, incarnation)
+            words = last_lines(path)
+            status = exit_code(path) if status is None else status
+        status = STATUS_UNKNOWN if status is None else status
+        self.loop.post(ProcessEnded(name, incarnation, status, words))
 
-    def _kill(self, effect: KillAgent) -> None:
-        agent = self._running.get(effect.name)
-        if agent is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(agent.pidfd, signal.SIGKILL)
+
+def _in_words(error: DlctlError) -> tuple[str, ...]:
+    """As the last line of a log."""
+    return (f"ERROR {process.in_words(error)}",)
+
+
+def _recorded(context: process.Context) -> dict[str, int]:
+    """The newest incarnation of every daemon that another coordinator of this run has started.
+
+    What it has remembered for its successor is newer than the rows that `status` reads.
+    """
+    with closing(RunDb(context.directory, readonly=True)) as db:
+        remembered = {
+            key.removeprefix("daemon/"): value["incarnation"]
+            for key, value in db.memory().items()
+            if key.startswith("daemon/")
+        }
+        return db.incarnations() | remembered

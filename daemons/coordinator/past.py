@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from daemons.mirrored import sizes
 from dlctl import checkpoints
 from dlctl.roles.arrivals import Past
 from dlctl.roles.memory import has_released
@@ -32,5 +33,6 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
         manifest=manifest,
         memory=memory,
         agents=agents,
+        logs=sizes(directory),
         gone_s=max(0.0, time.time() - heard_at) if memory and heard_at else 0.0,
     )

@@ -24,6 +24,7 @@ from dlctl.errors import DlctlError
 from dlctl.machine import Send
 from dlctl.manifest import SCHEMA
 from dlctl.messages import Json, Welcome
+from dlctl.names import HOME_AGENT
 from dlctl.roles import journal as j
 from dlctl.rundb import RunDb
 
@@ -219,7 +220,7 @@ class _Starts:
     def of(self, row: Json) -> str | None:
         """`processes.start_of` the process in this row; looked up once per process."""
         name, pid = row["name"], row["pid"]
-        if pid is None:
+        if pid is None or row["agent"] != HOME_AGENT:  # Its number means something over there.
             return None
         if self._known.get(name, (0, None))[0] != pid:
             self._known[name] = (pid, processes.start_of(pid))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 
 from daemons import logs, orphans, process
-from daemons.files import Files
+from daemons.files import files_of
 from daemons.loop import Loop
 from daemons.worker.acks import Acks
 from daemons.worker.compute import ComputeThread
@@ -26,8 +26,8 @@ from dlctl.roles.worker import Worker
 def serve(context: process.Context) -> int:
     job = context.job
     logs.capture_prints()
-    loop = Loop(context.log_handler.rotate_if_full)
-    files = Files(loop, context.birth.name)
+    loop = Loop(context.log_handler.rotate_if_full, secret=context.credentials.secret)
+    files = files_of(loop, context.directory, context.birth)
     acks = Acks(context.directory, context.birth.name, context.birth.incarnation, job.servers.count)
     thread = ComputeThread(loop, job)
     loop.perform(SaveArrays, files.save)
@@ -38,8 +38,8 @@ def serve(context: process.Context) -> int:
     loop.perform(RunEvaluation, thread.evaluate)
     loop.perform(Settled, acks.write)
     loop.stop_on_signals()
-    loop.chores.append(orphans.watch_parents(loop, context.directory))
-    loop.transport.connect(COORDINATOR, context.control)
+    loop.chores.append(orphans.watch_parents(loop, context))
+    loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
     compressor = registry.load("compressors", job.compression.name)
     machine = Worker(
         context.birth,

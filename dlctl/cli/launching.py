@@ -21,7 +21,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlctl import checkpoints, runs
+from dlctl import checkpoints, keys, runs
 from dlctl.cli import belonging, console, kept, lineage, pick, unfinished, values
 from dlctl.cli.changes import differences
 from dlctl.cli.snapshot import Snapshot, load, read_job
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from dlctl.config import JobFile
 
-KEY_BYTES = 32
 POLL_S = 0.05
 BEGUN_S = 2.0
 """For a coordinator that was started by a killed command to say that it is there."""
@@ -129,11 +128,14 @@ def _begun(previous: Snapshot | None) -> Snapshot | None:
     """The same, unless the command that started it was killed before there was a coordinator.
 
     It held the lock that we have now, so nobody starts it any more. What never was a run is
-    removed; one that was being resumed is taken for stopped.
+    removed; one that was being resumed is taken for stopped. Its coordinator may be there, and only
+    slow to say so.
     """
+    from dlctl.launch import local
+
     deadline = time.monotonic() + BEGUN_S
     while previous is not None and previous.run.get("pid") is None and previous.is_live:
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline and not any(local.living(previous.directory)):
             if not checkpoints.complete(previous.directory):
                 _remove(previous.directory, made_parent=False)
                 return None
@@ -204,7 +206,7 @@ def _resume(
     """
     directory = previous.directory
     _check_owned(directory)
-    keys = _keys(directory, pick.job_file(file), job, resume=str(checkpoint))
+    row = _row(directory, pick.job_file(file), job, resume=str(checkpoint))
     with explained(directory):
         before = {name: (directory / name).read_bytes() for name in ("job.toml", "job.json")}
     try:
@@ -212,7 +214,7 @@ def _resume(
             kept.remove(previous)
             _write_job(directory, file, content)
             with closing(RunDb(directory)) as db:
-                db.put_run(**keys)
+                db.put_run(**row)
                 lineage.record(db, directory, checkpoint, price)
                 db.clear_memory()
                 db.commit()
@@ -223,7 +225,7 @@ def _resume(
         for name, data in before.items():
             _write(directory / name, data)
         with closing(RunDb(directory)) as db:
-            db.put_run(**{key: previous.run.get(key) for key in keys})
+            db.put_run(**{key: previous.run.get(key) for key in row})
             db.commit()
         raise
 
@@ -279,9 +281,9 @@ def _new_directory(parent: Path, name: str) -> Iterator[Path]:
 def _write_new(directory: Path, file: Path, job: JobFile, content: Json) -> None:
     (directory / unfinished.LOGS).mkdir()
     _write_job(directory, file, content)
-    _write(directory / "key", secrets.token_bytes(KEY_BYTES), 0o600)
+    _write(directory / keys.FILE, secrets.token_bytes(keys.KEY_BYTES), 0o600)
     with closing(RunDb(directory, create=True)) as db:
-        db.put_run(**_keys(directory, pick.job_file(file), job, resume=""))
+        db.put_run(**_row(directory, pick.job_file(file), job, resume=""))
         db.commit()
     unfinished.unmark(directory)
 
@@ -297,10 +299,10 @@ def resume_keys(previous: Snapshot, resume: str) -> Json:
 
     job_file = str(previous.run.get("job_file") or "")
     job = recovery.read_jobfile(previous.directory)
-    return _keys(previous.directory, job_file, job, resume)
+    return _row(previous.directory, job_file, job, resume)
 
 
-def _keys(directory: Path, job_file: str, job: JobFile, resume: str) -> Json:
+def _row(directory: Path, job_file: str, job: JobFile, resume: str) -> Json:
     """What the database says before the coordinator has written anything."""
     return {
         "run_id": directory.name,
@@ -312,7 +314,7 @@ def _keys(directory: Path, job_file: str, job: JobFile, resume: str) -> Json:
         "reason": "",
         "waiting": "",
         "resume": resume,
-        **dict.fromkeys(("pid", "pid_start", "control")),
+        **dict.fromkeys(("pid", "pid_start", "control", "control_key")),
         **dict.fromkeys(("started_at", "ready_at", "ended_at", "updated_at")),
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from dlctl import registry
 from dlctl.cli.keydocs import Key, keys
@@ -25,6 +25,7 @@ _ABOUT = {
     "checkpoints": "When the whole state of a run is saved.",
     "evaluation": "When the task's evaluate is called.",
     "network": "How the daemons reach each other.",
+    "hosts": "The machines that take part, one section each; see dlctl-hosts(7).",
 }
 
 
@@ -42,18 +43,24 @@ def job_page(version: str) -> str:
     page.heading("SECTIONS")
     hints = get_type_hints(JobFile)
     for field in dataclasses.fields(JobFile):
-        page.subheading(f"[{field.name}]")
-        page.paragraphs(_about(field.name, hints[field.name]))
-        if hints[field.name] is Choice:
+        section, is_list = section_of(hints[field.name])
+        page.subheading(f"[[{field.name}]]" if is_list else f"[{field.name}]")
+        page.paragraphs(_about(field.name, section))
+        if section is Choice:
             default = "" if field.default is dataclasses.MISSING else field.default.name
             _choices(page, field.name, default)
         else:
-            _keys(page, keys(hints[field.name]))
+            _keys(page, keys(section))
     page.heading("EXAMPLES")
     page.code(EXAMPLE.read_text(encoding="utf-8").rstrip("\n"))
     page.heading("SEE ALSO")
     page.paragraphs("dlctl(1), dlctl-validate(1), dlctl-algorithms(1), dlctl-run(1)")
     return str(page)
+
+
+def section_of(hint: Any) -> tuple[Any, bool]:
+    """The dataclass of a section, and whether there may be several."""
+    return (get_args(hint)[0], True) if get_origin(hint) is tuple else (hint, False)
 
 
 def _about(section: str, owner: type[Any]) -> str:

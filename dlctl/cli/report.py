@@ -13,7 +13,7 @@ from typing import Any
 
 from dlctl import checkpoints, processes
 from dlctl.cli import console, lives, values
-from dlctl.cli.snapshot import COORDINATOR, ENDED, GONE, Snapshot
+from dlctl.cli.snapshot import COORDINATOR, ENDED, GONE, Snapshot, is_here
 from dlctl.cli.values import NOTHING
 from dlctl.errors import DlctlError
 from dlctl.rundb import RunDb
@@ -349,7 +349,9 @@ _LEFT = ("NAME", "STATE", "HOST")
 
 def table(snapshot: Snapshot, rows: Sequence[Row], *, wide: bool) -> str:
     """One line per daemon."""
-    columns = {**_PLAIN, **_WIDE} if wide else _PLAIN
+    columns = {**_PLAIN, **_WIDE} if wide else {**_PLAIN}
+    if any(not is_here(row) for row in snapshot.daemons):
+        columns = {"NAME": columns.pop("NAME"), "HOST": _WIDE["HOST"], **columns}
     cells = [[cell(snapshot, row) for cell in columns.values()] for row in rows]
     return console.table(list(columns), cells, [name for name in columns if name not in _LEFT])
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from dlctl import processes, rundb
 from dlctl.errors import DlctlError
+from dlctl.names import HOME_AGENT
 
 ENDED = ("stopped", "finished", "failed")
 LIVE = ("pending", "starting", "running", "degraded", "recovering", "checkpointing", "stopping")
@@ -21,6 +22,8 @@ WITHOUT_PROCESS = (*ENDED, "pending", "backoff", "quarantined")
 """States of a daemon that has no process now, and is known to have none."""
 GONE = "gone"
 """State of a daemon whose process is not there although nobody has noted its end."""
+UNKNOWN = "unknown"
+"""State of a daemon on another host that nobody has heard of."""
 SILENT = "silent"
 """State of a coordinator whose process is there and does not write any more what goes on."""
 STALE_AFTER_S = 5.0
@@ -180,6 +183,10 @@ def _in_truth(row: dict[str, Any], is_live: bool) -> dict[str, Any]:
     While a run lives a row without a process is one whose process is about to be started, or that
     waits for its next one.
     """
+    if not is_here(row):
+        if is_live or row.get("state") in WITHOUT_PROCESS:
+            return row
+        return {**row, "state": UNKNOWN, "phase": "it is, or was, on another host"}
     pid, start = row.get("pid"), row.get("pid_start")
     is_known = isinstance(pid, int) and isinstance(start, str)
     if row.get("state") in WITHOUT_PROCESS or (is_live and not is_known):
@@ -187,6 +194,11 @@ def _in_truth(row: dict[str, Any], is_live: bool) -> dict[str, Any]:
     if processes.is_alive(pid, start):
         return row
     return {**row, "state": GONE, "phase": "its process is gone"}
+
+
+def is_here(row: Mapping[str, Any]) -> bool:
+    """Whether this daemon is on this machine, where its process can be looked for."""
+    return bool(row.get("agent", HOME_AGENT) == HOME_AGENT)
 
 
 def natural(name: str) -> tuple[int, list[tuple[int, str]]]:
@@ -200,7 +212,9 @@ def natural(name: str) -> tuple[int, list[tuple[int, str]]]:
 def _planned(directory: Path) -> list[str]:
     """Names that the job asks for, whether or not they have started."""
     job = read_job(directory)
-    names = ["coordinator", "agent-0"]
+    hosts = job.get("hosts")
+    others = [h for h in hosts if isinstance(h, dict) and h.get("ssh")] if hosts else []
+    names = ["coordinator", *(f"agent-{i}" for i in range(1 + len(others)))]
     for role in ("server", "worker"):
         section = job.get(f"{role}s")
         count = section.get("count") if isinstance(section, dict) else None

@@ -7,12 +7,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from dlctl import processes, runs
-from dlctl.cli import console, kept, nextstep, pick, report, values
+from dlctl.cli import console, kept, nextstep, otherhosts, pick, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
 from dlctl.cli.snapshot import Snapshot, load
@@ -73,10 +73,11 @@ def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> Non
         if save:
             _require_saved(after)
         return
-    ended = clean_up(snapshot, 0.0 if kill else grace_s)
+    left = clean_up(snapshot, 0.0 if kill else grace_s, purge=kill)
     if kill and snapshot.is_gone:
         record_end(snapshot.directory, "stopped", KILLED)
-    if not ended:
+    _require_reached(snapshot, left.away)
+    if not left.ended:
         text = f"{snapshot.run_id} has already ended ({snapshot.state}); no process of it is left"
         console.note(console.escape(text))
     _tell_kept(snapshot, kill)
@@ -114,19 +115,32 @@ def stop(
         "origin": origin,
     }
     limit_s = MUTE_S if kill else grace_s + SAVE_S
+    away: list[str] = []
     try:
         client.ask(snapshot.directory, "stop", arguments, limit_s, Countdown(grace_s))
     except client.Gone:
         console.note("the coordinator is gone; ending what it left behind")
         state, reason = ("stopped", KILLED) if kill else ("failed", LOST)
         record_end(snapshot.directory, state, reason)
-        clean_up(load(snapshot.directory), 0.0 if kill else grace_s)
+        away = clean_up(load(snapshot.directory), 0.0 if kill else grace_s, purge=kill).away
     except (Unreachable, TimedOut) as error:
         if not kill:
             raise
         console.warn(error.message)
         _kill_all(snapshot)
-    return settle(snapshot, 0.0 if kill else EXIT_S)
+        away = otherhosts.end(snapshot, 0.0, purge=True)
+    after = settle(snapshot, 0.0 if kill else EXIT_S)
+    _require_reached(after, away)
+    return after
+
+
+def _require_reached(snapshot: Snapshot, away: list[str]) -> None:
+    """Raises Partial if there are hosts on which something may go on."""
+    if away:
+        raise Partial(
+            f"{snapshot.run_id} has {snapshot.state}, but {otherhosts.left_there(away)}",
+            hint=f"when they can be reached again: dlctl stop --kill -j {snapshot.run_id}",
+        )
 
 
 def settle(snapshot: Snapshot, grace_s: float = EXIT_S) -> Snapshot:
@@ -181,14 +195,22 @@ def _what_is_left(snapshot: Snapshot) -> str:
     return f"the newest good checkpoint was saved at step {values.count(row.get('step'))}, {behind}"
 
 
-def clean_up(snapshot: Snapshot, grace_s: float) -> list[str]:
-    """End the daemons of a run that has ended, or has no coordinator; returns their names.
+class Cleaned(NamedTuple):
+    ended: list[str]
+    """Daemons on this machine."""
+    away: list[str]
+    """Other hosts that could not be asked to end theirs."""
 
-    They are known by their command lines and the run's records, never by a pid alone.
+
+def clean_up(snapshot: Snapshot, grace_s: float, *, purge: bool = False) -> Cleaned:
+    """End the daemons of a run that has ended, or has no coordinator.
+
+    They are known by their command lines and the run's records, never by a pid alone. `purge`: what
+    other hosts keep of it goes, too.
     """
     ended = _end(_left(snapshot), snapshot.run_id, grace_s)
     runs.remove_sockets(snapshot.run_id)
-    return ended
+    return Cleaned(ended, otherhosts.end(snapshot, grace_s, purge=purge))
 
 
 def _end(rows: Sequence[Mapping[str, Any]], run_id: str, grace_s: float) -> list[str]:

@@ -16,17 +16,24 @@ Signed = Annotated[int, "may be negative"]
 
 
 class Message:
-    """Base of all messages. Its repr shows arrays as dtype and length, never their content."""
+    """Base of all messages. Its repr shows arrays as dtype and length, never their content, and
+    nothing of a secret.
+    """
 
     __slots__ = ()
     code: ClassVar[int]
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{f.name}={_short(getattr(self, f.name))}" for f in fields(self))  # type: ignore[arg-type]
+        shown = ", ".join(f"{f.name}={_short(f.name, getattr(self, f.name))}" for f in fields(self))  # type: ignore[arg-type]
         return f"{type(self).__name__}({shown})"
 
 
-def _short(value: object) -> str:
+_SECRET = ("secret", "token")
+
+
+def _short(name: str, value: object) -> str:
+    if name in _SECRET and value:
+        return "..."
     if isinstance(value, np.ndarray):
         return f"{value.dtype}[{value.size}]"
     text = repr(value)

@@ -33,6 +33,7 @@ class Welcome(Message):
     term: int
     """Epoch of the slot, or generation of the shard."""
     token: bytes
+    """To a worker: the proof of its epoch. To a server: the key by which it checks those."""
     settings: Json
 
 
@@ -81,6 +82,8 @@ class Topology(Message):
     """To a worker: all servers in shard order. One worker is told to initialise empty shards."""
 
     addresses: tuple[str, ...]
+    keys: tuple[str, ...]
+    """Their public keys; "" for connections without."""
     initialise: bool
     restore: str
 
@@ -92,6 +95,7 @@ class Moved(Message):
     shard: int
     generation: int
     address: str
+    key: str
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -106,6 +110,13 @@ class Members(Message):
     """To a server: the slots that take part now. Barriers count these."""
 
     slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Guests(Message):
+    """To a server: who may connect, public key -> name. Sent again with every report."""
+
+    names: Json
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -270,6 +281,8 @@ class Spawn(Message):
     name: str
     role: str
     incarnation: int
+    secret: str
+    """Its secret key; "" for connections without."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -328,3 +341,47 @@ class Reply(Message):
     done: bool
     error: str
     result: Json
+
+
+# ------------------------------------------------------------ control plane: files of other hosts
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ReadFile(Message):
+    """To an agent, or to the coordinator from a daemon on another host: send me `nbytes` bytes of a
+    file. Repeated until `FileData`; asking twice does no harm.
+    """
+
+    request: int
+    file: str
+    """Relative to the directory of whoever is asked: "ckpt/000000000120-3/shard-0.safetensors"."""
+    part: int
+    """Of a log, which is rotated now and then: the part of it; 0: the oldest that there is."""
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FileData(Message):
+    """Answer to `ReadFile`, with fewer bytes than were asked for where the file ends before."""
+
+    name: str
+    """Who answers."""
+    request: int
+    file: str
+    part: int
+    """The one that these bytes are of: the oldest, if there is none as it was asked for."""
+    offset: int
+    size: int
+    """Of the file, or of this part of it, as it is now."""
+    following: int
+    """The part that was begun after this one; 0: none."""
+    data: bytes
+    error: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FileTaken(Message):
+    """To an agent: this file of a checkpoint is where it belongs; remove the copy."""
+
+    file: str

@@ -22,6 +22,7 @@ from dlctl.machine import (
     Started,
     StopRequested,
 )
+from dlctl.names import HOME_AGENT
 from dlctl.roles.desk import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Desk
 from dlctl.roles.effects import (
     CoordinatorGone,
@@ -31,6 +32,7 @@ from dlctl.roles.effects import (
     StartProcess,
 )
 from dlctl.roles.lifeline import Lifeline
+from dlctl.roles.travelling import BytesRead, ReadBytes, RemoveCopy
 
 RESTART_FIRST_S, RESTART_MAX_S = 0.5, 10.0
 """The coordinator is started again at once, or after the first pause if it lived shortly; with
@@ -77,6 +79,8 @@ class Agent:
         self._leaving = ""
         """Why this agent is about to exit; "" while it is not."""
         self._kill_at: float | None = None
+        self.is_over = False
+        """Nothing of the run is needed on this host any more."""
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
@@ -89,6 +93,8 @@ class Agent:
                 self.desk.send(COORDINATOR, m.Spawned(name, incarnation, pid))
             case ProcessEnded():
                 self._on_ended(event, now)
+            case BytesRead(peer, answer):
+                self.desk.send(peer, answer)
             case CoordinatorGone():
                 self._plan_restart(now)
             case Started():
@@ -102,6 +108,7 @@ class Agent:
                 self._on_deadline(now)
         self._report_if_due(now)
         if self._leaving and not self._living():
+            self._say_goodbye()
             self.desk.do(Exit(0, self._leaving))
         return self.desk.clear()
 
@@ -133,13 +140,18 @@ class Agent:
                 self.desk.do(SignalProcess(name, incarnation, signal))
             case m.ExitNoted(name, incarnation):
                 self.desk.outstanding.done(("exit", name, incarnation), now)
+            case m.ReadFile():
+                self.desk.do(ReadBytes(COORDINATOR, message))
+            case m.FileTaken(file):
+                self.desk.do(RemoveCopy(file))
             case m.Change():
                 before = {"log_level": self.log_level}
                 self.log_level = message.settings.get("log_level", self.log_level)
                 self.desk.do(Configure("log_level", self.log_level))
                 after = {"log_level": self.log_level}
                 self.desk.answer_change(message, self.birth.name, before, after)
-            case m.Shutdown(reason):
+            case m.Shutdown(reason, keep_state):
+                self.is_over = not keep_state
                 self._leave(reason, now)
             case m.Dismiss(reason):
                 # Another agent has taken this one's place, and its daemons with it.
@@ -154,7 +166,8 @@ class Agent:
         if child is not None and child.alive:
             self.desk.do(SignalProcess(message.name, child.incarnation, 9))
         self._children[message.name] = _Child(message.incarnation)
-        self.desk.do(StartProcess(message.name, message.role, message.incarnation))
+        start = StartProcess(message.name, message.role, message.incarnation, message.secret)
+        self.desk.do(start)
 
     def _on_ended(self, event: ProcessEnded, now: float) -> None:
         child = self._children.get(event.name)
@@ -171,6 +184,13 @@ class Agent:
             self._kill_at = now + TERMINATE_S
             for name, child in self._living():
                 self.desk.do(SignalProcess(name, child.incarnation, 15))
+
+    def _say_goodbye(self) -> None:
+        """The coordinator sees the end of the agent beside it; of any other it has to be told."""
+        birth = self.birth
+        if birth.name != HOME_AGENT:
+            gone = m.ProcessExited(birth.name, birth.incarnation, 0, (), "")
+            self.desk.send(COORDINATOR, gone)
 
     def _on_deadline(self, now: float) -> None:
         self.desk.do(*self.desk.outstanding.due(now))

@@ -8,6 +8,7 @@ told where.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dlctl import messages as m
@@ -16,7 +17,9 @@ from dlctl.errors import DlctlError
 from dlctl.flat import Layout, slice_bounds
 from dlctl.machine import Peer
 from dlctl.messages import Json
+from dlctl.roles.doors import keys_of
 from dlctl.roles.journal import History, IssueTerm
+from dlctl.roles.keyring import Keyring
 from dlctl.roles.membership import Daemon, Membership
 from dlctl.roles.token import sign
 from dlctl.units import parse_rate
@@ -41,6 +44,8 @@ class Past:
     """Agents that are there now, with their incarnations."""
     gone_s: float = 0.0
     """How long there was no coordinator, by the wall clock; 0.0: not known."""
+    logs: dict[str, int] = field(default_factory=dict)
+    """Bytes of the logs in the run directory, by process: "worker-0.3"."""
 
 
 class Arrivals:
@@ -50,14 +55,14 @@ class Arrivals:
         members: Membership,
         run_id: str,
         job: JobFile,
-        key: bytes,
+        keyring: Keyring,
         past: Past,
     ) -> None:
         self.desk = desk
         self.members = members
         self.run_id = run_id
         self.job = job
-        self.key = key
+        self.keyring = keyring
         self.past = past
         self.restore = past.restore
         """Until all are at work: who comes later has nothing in that checkpoint, and it may have
@@ -66,6 +71,8 @@ class Arrivals:
         self._bytes = b""
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
         self._terms = dict(past.terms)
+        self.on_start: Callable[[Daemon], None] = lambda daemon: None
+        """Called for each process that is to be started, with its incarnation."""
 
     def keep_layout(self, layout: Layout) -> None:
         """The model that the run has had so far."""
@@ -96,20 +103,21 @@ class Arrivals:
     def spawn(self, daemon: Daemon, now: float) -> None:
         """Have the agent start the next incarnation."""
         daemon.begin(now)
+        self.on_start(daemon)
         text = f"{daemon.name} starts, incarnation {daemon.incarnation}"
         self.desk.event("start", daemon.name, text)
         self.ask_spawn(daemon, now)
 
     def ask_spawn(self, daemon: Daemon, now: float) -> None:
-        daemon.agent_incarnation = self.members.daemons["agent-0"].incarnation
-        message = m.Spawn(daemon.name, daemon.role, daemon.incarnation)
-        self.desk.ask(("spawn", daemon.name), "agent-0", message, now)
+        daemon.agent_incarnation = self.members.agent_of(daemon).incarnation
+        secret = self.keyring.secret(daemon.name)
+        message = m.Spawn(daemon.name, daemon.role, daemon.incarnation, secret)
+        self.desk.ask(("spawn", daemon.name), daemon.agent, message, now)
 
     def on_spawned(self, peer: Peer, message: m.Spawned, now: float) -> None:
         daemon = self.members.get(message.name, message.incarnation)
-        agent = self.members.daemons["agent-0"]
-        if daemon is not None and agent.peer == peer:
-            daemon.agent_incarnation = agent.incarnation
+        if daemon is not None and self.members.agent_of(daemon).peer == peer:
+            daemon.agent_incarnation = self.members.agent_of(daemon).incarnation
             self.desk.outstanding.done(("spawn", message.name), now)
             daemon.pid = message.pid
 
@@ -138,12 +146,21 @@ class Arrivals:
     def _welcome(self, daemon: Daemon) -> None:
         token, settings = b"", daemon.settings
         if daemon.role == "worker":
-            token = sign(self.key, self.run_id, daemon.index, daemon.term)
+            token = sign(self.keyring.token_key, self.run_id, daemon.index, daemon.term)
             limits = self.job.limits
             limited = {"push": parse_rate(limits.push), "fetch": parse_rate(limits.fetch)}
             settings = limited | settings
+        elif daemon.role == "server":
+            token = self.keyring.token_key
+            self.tell_guests(daemon)
         welcome = m.Welcome(daemon.name, daemon.index, daemon.term, token, settings)
         self.desk.send(daemon.name, welcome)
+
+    def tell_guests(self, server: Daemon) -> None:
+        """The workers may connect to it. Sent again with every report: it may be lost."""
+        workers = [worker.name for worker in self.members.of("worker")]
+        if names := keys_of(self.keyring, workers):
+            self.desk.send(server.name, m.Guests(names))
 
     # ------------------------------------------------------------ the model and the servers
 
@@ -189,7 +206,8 @@ class Arrivals:
 
     def tell_moved(self, server: Daemon, now: float) -> None:
         """Workers that were introduced to the process before this one have to know the new one."""
-        moved = m.Moved(server.index, server.term, server.address)
+        key = self.keyring.public(server.name)
+        moved = m.Moved(server.index, server.term, server.address, key)
         for worker in self.members.of("worker"):
             if worker.alive and worker.model_ready:
                 self.desk.ask(("moved", server.index, worker.name), worker.name, moved, now)
@@ -211,4 +229,6 @@ class Arrivals:
     def _topology(self, worker: Daemon, addresses: tuple[str, ...]) -> m.Topology:
         """Residuals are restored once: a replacement must not add what was pushed since then."""
         initialise = worker.index == 0 and not self.restore
-        return m.Topology(addresses, initialise, "" if worker.has_worked else self.restore)
+        keys = tuple(self.keyring.public(server.name) for server in self.members.of("server"))
+        restore = "" if worker.has_worked else self.restore
+        return m.Topology(addresses, keys, initialise, restore)

@@ -5,16 +5,21 @@ another. Pushes of portions that were done before the first `Save` went out are 
 these are what the manifest calls done. With a compressor that leaves a residual, what a worker
 pushes between a shard's copy and its own is in neither file. After a drain, as at every orderly
 stop, nothing is on the way and the files fit together exactly.
+
+What was saved on another host counts when it has come to this one, whole and durably (`Transfers`);
+then it is removed there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from dlctl import messages as m
 from dlctl.messages import Json
+from dlctl.names import HOME_AGENT
 from dlctl.roles.desk import Desk
 from dlctl.roles.journal import (
     BeginCheckpoint,
@@ -24,8 +29,11 @@ from dlctl.roles.journal import (
     RecordCheckpoint,
 )
 from dlctl.roles.membership import Membership
+from dlctl.roles.transfers import Transfers
+from dlctl.roles.travelling import Wanted, checkpoint_file, saved_file
 
 SAVE_S_MAX = 120.0
+"""Without an answer, or without any bytes of what is on its way from another host."""
 Finished = Callable[[Json], None]
 """Called with the checkpoint's row; its "error" is "" if it is complete."""
 
@@ -39,6 +47,11 @@ class _Current:
     """As it was when the checkpoint began; the files are filled in at the end."""
     directory: str = ""
     missing: set[str] = field(default_factory=set)
+    """Who has not answered."""
+    coming: dict[str, str] = field(default_factory=dict)
+    """Whose file is on its way from another host, and its name here."""
+    heard_at: float = 0.0
+    """When bytes of any of these came."""
     saved: dict[str, m.Saved] = field(default_factory=dict)
     error: str = ""
     listeners: list[Finished] = field(default_factory=list)
@@ -46,13 +59,20 @@ class _Current:
 
 class Checkpointing:
     def __init__(
-        self, desk: Desk, members: Membership, keep: int, every_s: float, number: int
+        self,
+        desk: Desk,
+        members: Membership,
+        keep: int,
+        every_s: float,
+        number: int,
+        transfers: Transfers,
     ) -> None:
         """`number`: of the newest checkpoint that there has been."""
         self.desk = desk
         self.members = members
         self.keep = keep
         self.every_s = every_s
+        self.transfers = transfers
         self.newest: Json | None = None
         self.last_error = ""
         self._number = number
@@ -71,14 +91,16 @@ class Checkpointing:
         current = self._current
         if current is None:
             return self._next_at
-        is_answered = current.directory and not current.missing
-        return None if is_answered else current.begun + SAVE_S_MAX
+        is_answered = current.directory and not current.missing and not current.coming
+        return None if is_answered else max(current.begun, current.heard_at) + SAVE_S_MAX
 
     def is_due(self, now: float) -> bool:
         return self._current is None and self._next_at is not None and self._next_at <= now
 
     def waiting(self) -> str:
-        return ", ".join(sorted(self._current.missing)) if self._current else ""
+        """Whose file is not here yet."""
+        current = self._current
+        return ", ".join(sorted(current.missing | current.coming.keys())) if current else ""
 
     def to_json(self) -> Json | None:
         """{"at": seconds, "waiting": names} of the one that is being made."""
@@ -114,11 +136,49 @@ class Checkpointing:
         if current is None or message.checkpoint != current.number:
             return
         self.desk.outstanding.done(("save", message.name), now)
+        if message.name not in current.missing:
+            return
         current.missing.discard(message.name)
-        current.saved[message.name] = message
+        daemon = self.members.get(message.name)
         if message.error:
-            current.error = current.error or f"{message.name}: {message.error}"
+            self._fail(message.name, message.error)
+        elif message.file and daemon is not None and daemon.agent != HOME_AGENT:
+            self._fetch(current, message, daemon.agent, now)
+        else:
+            current.saved[message.name] = message
         self._complete_if_all(now)
+
+    def _fetch(self, current: _Current, saved: m.Saved, agent: str, now: float) -> None:
+        """Have a file come from the host where it was saved."""
+        if saved.file != saved_file(saved.name) or not saved.sha256:
+            self._fail(saved.name, "its file has another name than it should, or no checksum")
+            return
+        file = checkpoint_file(current.directory, saved.file)
+        current.coming[saved.name], current.heard_at = file, now
+        wanted = Wanted(file, saved.nbytes, saved.sha256)
+        done = partial(self._on_fetched, current.number, saved, agent)
+        self.transfers.fetch(agent, wanted, done, now, self._on_progress)
+
+    def _on_progress(self, now: float) -> None:
+        if self._current is not None:
+            self._current.heard_at = now
+
+    def _on_fetched(self, number: int, saved: m.Saved, agent: str, error: str, now: float) -> None:
+        current = self._current
+        if current is None or current.number != number:
+            return
+        file = current.coming.pop(saved.name)
+        if error:
+            self._fail(saved.name, f"its file did not come from {agent}: {error}")
+        else:
+            current.saved[saved.name] = saved
+            self.desk.send(agent, m.FileTaken(file))
+        self._complete_if_all(now)
+
+    def _fail(self, name: str, error: str) -> None:
+        """The first error counts; the others are awaited before the checkpoint ends with it."""
+        assert self._current is not None
+        self._current.error = self._current.error or f"{name}: {error}"
 
     def on_gone(self, name: str, now: float) -> None:
         """A daemon has died. Without a worker's residual a checkpoint is whole, without a shard
@@ -133,21 +193,34 @@ class Checkpointing:
             current.error = current.error or f"{name} died while it was saving"
         self._complete_if_all(now)
 
+    def on_host_gone(self, names: list[str], now: float) -> None:
+        """The host of these is given up: what a worker has saved there will not come, either."""
+        current = self._current
+        for name in names:
+            if current is not None and name in current.coming and name.startswith("worker"):
+                self.transfers.cancel(current.coming.pop(name))
+            self.on_gone(name, now)
+        self._complete_if_all(now)
+
     def on_deadline(self, now: float) -> None:
         current, until = self._current, self.deadline()
         if current is None or until is None or now < until:
             return
-        if current.directory and all(name.startswith("worker") for name in current.missing):
+        late = current.missing | current.coming.keys()
+        if current.directory and all(name.startswith("worker") for name in late):
             # What they have not pushed is in no portion that counts as done: it is done again.
             self.desk.note("warning", f"the checkpoint does without {self.waiting()}")
-            for name in list(current.missing):
-                self.on_gone(name, now)
+            self._stop_fetching(current)
+            for name in current.missing:
+                self.desk.outstanding.drop(("save", name))
+            current.missing.clear()
+            self._complete_if_all(now)
         else:
             self._end(f"no answer from {self.waiting()} for {SAVE_S_MAX:.0f} s", now)
 
     def _complete_if_all(self, now: float) -> None:
         current = self._current
-        if current is None or current.missing or not current.directory:
+        if current is None or current.missing or current.coming or not current.directory:
             return
         if current.error:
             self._end(current.error, now)
@@ -159,6 +232,11 @@ class Checkpointing:
             "workers": [_part(s) for s in self._saved("worker") if s.file],
         }
         self.desk.do(CompleteCheckpoint(current.number, current.directory, manifest, self.keep))
+
+    def _stop_fetching(self, current: _Current) -> None:
+        for file in current.coming.values():
+            self.transfers.cancel(file)
+        current.coming.clear()
 
     def _saved(self, role: str) -> list[m.Saved]:
         assert self._current is not None
@@ -174,6 +252,7 @@ class Checkpointing:
         assert current is not None
         for name in current.missing:
             self.desk.outstanding.drop(("save", name))
+        self._stop_fetching(current)
         row: dict[str, Any] = {
             "number": current.number,
             "step": current.step,

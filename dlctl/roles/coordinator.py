@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from dlctl import messages as m
+from dlctl import placement
 from dlctl.algorithms.base import Algorithm
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError, RemoteProtocolError
@@ -37,47 +38,59 @@ from dlctl.roles.arrivals import Arrivals, Past
 from dlctl.roles.changes import Changes
 from dlctl.roles.checkpointing import Checkpointing
 from dlctl.roles.clients import Clients
+from dlctl.roles.doors import CLIENT, Doors, keys_of
 from dlctl.roles.effects import ProcessEnded
 from dlctl.roles.ending import Ending
 from dlctl.roles.evaluations import Evaluations
+from dlctl.roles.hostfiles import HostFiles
+from dlctl.roles.hosts import Hosts
 from dlctl.roles.journal import (
-    AddMetric,
     CheckpointBegun,
     CheckpointEnded,
     History,
     LaunchAgent,
 )
+from dlctl.roles.keyring import Keyring
 from dlctl.roles.losses import Losses
 from dlctl.roles.membership import Daemon, Membership
 from dlctl.roles.memory import Memory
 from dlctl.roles.overview import Overview
+from dlctl.roles.reports import Reports
 from dlctl.roles.scaling import Scaling
+from dlctl.roles.travelling import BytesRead, FileSealed, MirrorFailed
 from dlctl.roles.verbs import Verbs
 from dlctl.roles.work import Work
 
 
 class Coordinator:
     def __init__(
-        self, run_id: str, job: JobFile, key: bytes, algorithm: Algorithm, past: Past
+        self, run_id: str, job: JobFile, keyring: Keyring, algorithm: Algorithm, past: Past
     ) -> None:
         self.job = job
         self.algorithm = algorithm
         self.state = "pending"
         self.reason = ""
         self.desk = History(job.timeouts.resend_s)
-        self.members = Membership(job.servers.count, job.workers.count, past.incarnations)
-        self.arrivals = Arrivals(self.desk, self.members, run_id, job, key, past)
+        self.agents = placement.agents(job.hosts)
+        self.members = Membership(self.agents, placement.place(job), past.incarnations)
+        self.doors = Doors(self.desk)
+        self.arrivals = Arrivals(self.desk, self.members, run_id, job, keyring, past)
         side = algorithm.coordinator(algorithm.Options(**job.algorithm.options))
         self.work = Work(self.desk, self.members, job, side)
         self.changes = Changes(self.desk, self.members)
         self.evaluations = Evaluations(self.desk, self.members)
+        self.files = HostFiles(self.desk, self.members)
+        self.arrivals.on_start = self.files.mirror.follow
         self.checkpointing = Checkpointing(
-            self.desk, self.members, job.checkpoints.keep, job.checkpoints.every_s, past.checkpoints
-        )
+            self.desk, self.members, job.checkpoints.keep, job.checkpoints.every_s,
+            past.checkpoints, self.files.transfers,
+        )  # fmt: skip
         self.verbs = Verbs(self)
         self.clients = Clients(self.desk, self.verbs.table())
         self.losses = Losses(self)
+        self.hosts = Hosts(self)
         self.scaling = Scaling(self)
+        self.reports = Reports(self)
         self.ending: Ending | None = None
         self.overview = Overview(self)
         self.memory = Memory(self, past)
@@ -90,8 +103,8 @@ class Coordinator:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
-            case Received(peer, message):
-                self._on_message(peer, message, now)
+            case Received(peer, message, identity):
+                self._on_message(peer, message, identity, now)
             case DeadlineReached():
                 self._on_deadline(now)
             case ProcessEnded():
@@ -100,6 +113,8 @@ class Coordinator:
                 self.checkpointing.on_begun(event, now)
             case CheckpointEnded():
                 self.checkpointing.on_ended(event, now)
+            case BytesRead() | FileSealed() | MirrorFailed():
+                self.files.on_event(event, now)
             case Started():
                 self._start(now)
             case StopRequested(reason):
@@ -121,7 +136,7 @@ class Coordinator:
 
     def deadline(self) -> float | None:
         times = [self.desk.outstanding.deadline(), self.overview.due_at]
-        times += [self.changes.deadline(), self.losses.deadline()]
+        times += [self.changes.deadline(), self.losses.deadline(), *self.files.deadlines()]
         if self.ending is None:
             times += [self.checkpointing.deadline(), self.work.deadline(), self.scaling.deadline()]
         else:
@@ -130,9 +145,10 @@ class Coordinator:
         times += [d.retry_at for d in self.members.daemons.values() if self._may_begin(d)]
         return min((t for t in times if t is not None), default=None)
 
-    def _on_message(self, peer: Peer, message: m.Message, now: float) -> None:
+    def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
         handler = self._HANDLERS.get(type(message))
         try:
+            self.doors.check(identity, message)
             if handler is None:
                 raise RemoteProtocolError("it has no business here")
             handler(self, peer, message, now)
@@ -142,6 +158,7 @@ class Coordinator:
 
     def _on_deadline(self, now: float) -> None:
         self.desk.do(*self.desk.outstanding.due(now))
+        self.files.on_deadline(now)
         self.changes.on_deadline(now)
         self.checkpointing.on_deadline(now)
         self.scaling.on_deadline(now)
@@ -162,7 +179,9 @@ class Coordinator:
         self.overview.due_at = now
         if daemon.role == "agent":
             daemon.begin(now)
-            self.desk.do(LaunchAgent(daemon.name, daemon.incarnation))
+            self.files.mirror.follow(daemon)
+            secret = self.arrivals.keyring.secret(daemon.name)
+            self.desk.do(LaunchAgent(daemon.name, daemon.incarnation, secret))
         else:
             self.arrivals.spawn(daemon, now)
 
@@ -184,7 +203,9 @@ class Coordinator:
         self._started_at = now
         if self.memory.is_there():
             self.memory.go_on(now)
+            self.admit_members()
             return
+        self.admit_members()
         self.change_state("starting", "", now)
         self.arrivals.note_lost_residuals()
         for agent in self.members.of("agent"):
@@ -194,9 +215,10 @@ class Coordinator:
         daemon = self.arrivals.on_register(peer, message, now)
         if daemon is not None and daemon.role == "agent" and daemon.state == "starting":
             daemon.state = "running"
-            for other in self.members.daemons.values():
-                if other.state == "pending" and self.ending is None:
-                    self.arrivals.spawn(other, now)
+            self.hosts.is_back(daemon)
+            for hosted in self.members.hosted_by(daemon):
+                if hosted.state == "pending" and self.ending is None:
+                    self.arrivals.spawn(hosted, now)
 
     def _on_model_ready(self, peer: Peer, message: m.ModelReady, now: float) -> None:
         worker = self.members.get(message.name)
@@ -249,6 +271,12 @@ class Coordinator:
         if state != self.state:
             self.change_state(state, ", ".join(troubled), now)
 
+    def admit_members(self) -> None:
+        """The daemons of this run may connect to us, and its clients; to servers its workers."""
+        self.doors.admit(keys_of(self.arrivals.keyring, [*self.members.daemons, CLIENT]))
+        for server in self.members.of("server"):
+            self.arrivals.tell_guests(server)
+
     def tell_members(self, server: Daemon | None = None) -> None:
         """Barriers count the workers that take part. Sent again with every server's report."""
         if self.state in ("pending", "starting"):
@@ -268,37 +296,6 @@ class Coordinator:
         if self.work.driving is not None:
             self.work.driving.on_result(message, now)
             self.work.grant(now)
-
-    def _on_report(self, peer: Peer, report: m.Report, now: float) -> None:
-        daemon = self.members.get(report.name, report.incarnation)
-        if daemon is None or not daemon.alive:
-            self.desk.send(peer, m.Dismiss(f"{report.name} has been replaced"))
-            return
-        daemon.heard(peer, now)
-        if daemon.state in ("running", "slow"):
-            daemon.state = "slow" if "stuck_s" in report.metrics else "running"
-        daemon.report(report.phase, report.waiting_for, now)
-        daemon.metrics = report.metrics
-        self.desk.send(daemon.name, m.Heard())
-        if daemon.role == "agent":
-            self.losses.compare(daemon, report.metrics.get("children"), now)
-            return
-        if daemon.role == "server":
-            self.tell_members(daemon)
-        if self.state in ("running", "degraded"):
-            step = report.metrics.get("step") or report.metrics.get("version")
-            step = step if isinstance(step, int) and step < 2**63 else 0
-            self.desk.do(AddMetric(report.name, step, report.metrics))
-
-    def _on_evaluated(self, peer: Peer, message: m.Evaluated, now: float) -> None:
-        metrics = self.evaluations.on_evaluated(message, self.work.steps, now)
-        if not metrics:
-            return
-        shown = ", ".join(f"{key} {value:.4g}" for key, value in metrics.items())
-        self.desk.event("evaluation", message.name, f"step {self.work.steps}: {shown}")
-        target = self.work.target
-        if target is not None and target.is_reached(metrics):
-            self.end("finished", f"the target {target} is reached", now)
 
     def begin_checkpoint(self, now: float, listener: Callable[[Json], None] | None) -> None:
         layout = self.arrivals.layout
@@ -341,6 +338,7 @@ class Coordinator:
             state, reason, [step for step, yes in wanted.items() if yes],
             self.job.timeouts.grace_s if grace_s is None else grace_s, self.desk, self.members,
             self.evaluations, self.checkpointing, self._save_last, self.keeps_shards(),
+            self.files.mirror,
         )  # fmt: skip
         self.work.stopped = True
         self.change_state("stopping", reason, now)
@@ -388,12 +386,14 @@ class Coordinator:
         m.LeaseRequest: _on_lease_request,
         m.PortionDone: _on_portion_done,
         m.VectorResult: _on_vector_result,
-        m.Report: _on_report,
-        m.Evaluated: _on_evaluated,
+        m.Report: lambda self, peer, message, now: self.reports.on_report(peer, message, now),
+        m.Evaluated: lambda self, peer, message, now: self.reports.on_evaluated(message, now),
         m.ProcessExited: lambda self, peer, message, now: self.losses.on_exited(peer, message, now),
         m.Failed: lambda self, peer, message, now: self.losses.on_failed(peer, message, now),
         m.Drained: _on_drained,
         m.Changed: lambda self, peer, message, now: self.changes.on_changed(message, now),
+        m.ReadFile: lambda self, peer, message, now: self.files.on_question(peer, message),
+        m.FileData: lambda self, peer, message, now: self.files.on_data(message, now),
         m.Saved: lambda self, peer, message, now: self.checkpointing.on_saved(message, now),
         m.Request: lambda self, peer, message, now: self.clients.on_request(peer, message, now),
     }

@@ -166,6 +166,8 @@ class StartProcess(Effect):
     name: str
     role: str
     incarnation: int
+    secret: str = ""
+    """Its secret key, if the run's connections have keys."""
 
 
 @dataclass(frozen=True, slots=True)

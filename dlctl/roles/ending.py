@@ -4,6 +4,7 @@ draining       workers finish their portion, push what is accrued, wait for the 
 evaluating     a worker evaluates what the servers have              (a finished run)
 saving         the last checkpoint
 shutting down  workers and servers exit; who does not is killed
+collecting     the last lines of the logs of other hosts              (a run that has such)
 leaving        the agents exit
 over
 """
@@ -17,12 +18,15 @@ from dlctl.roles.checkpointing import SAVE_S_MAX, Checkpointing
 from dlctl.roles.evaluations import EVALUATE_S_MAX, Evaluations
 from dlctl.roles.journal import History, KillAgent
 from dlctl.roles.membership import Daemon, Membership
+from dlctl.roles.mirror import Mirror
 
-DRAINING, EVALUATING, SAVING, SHUTTING_DOWN, LEAVING, OVER = (
-    "draining", "evaluating", "saving", "shutting down", "leaving", "over",
+DRAINING, EVALUATING, SAVING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER = (
+    "draining", "evaluating", "saving", "shutting down", "collecting", "leaving", "over",
 )  # fmt: skip
 SAVE_AGAIN_S, SAVE_PAUSE_S = 20.0, 2.0
 """A last checkpoint that fails is tried again for so long, with pauses: disks are emptied."""
+SAVE_MORE_S = 5.0
+"""For the manifest, when all files are there or were given up."""
 EXIT_S = 5.0
 """Between the request to exit and SIGKILL, and again until we give up."""
 STOPPED_BY = {
@@ -53,6 +57,7 @@ class Ending:
         checkpointing: Checkpointing,
         save: Callable[[float], None],
         keeps_shards: bool,
+        mirror: Mirror,
     ) -> None:
         """`state`: stopped, finished or failed. `steps`: which of the first three there are.
 
@@ -67,8 +72,9 @@ class Ending:
         self.checkpointing = checkpointing
         self.save = save
         self.keeps_shards = keeps_shards
+        self.mirror = mirror
         self.until = 0.0
-        self._steps = [*steps, SHUTTING_DOWN, LEAVING, OVER]
+        self._steps = [*steps, SHUTTING_DOWN, COLLECTING, LEAVING, OVER]
         self._killed = False
         self._saved = False
         """The last checkpoint has been begun, or there is nothing to save."""
@@ -82,7 +88,8 @@ class Ending:
     def begin(self, now: float) -> None:
         """Begin the present step."""
         self._killed = False
-        limits_s = {DRAINING: self.grace_s, EVALUATING: EVALUATE_S_MAX, SAVING: SAVE_S_MAX + 5}
+        saving_s = SAVE_S_MAX + SAVE_MORE_S
+        limits_s = {DRAINING: self.grace_s, EVALUATING: EVALUATE_S_MAX, SAVING: saving_s}
         self.until = now + limits_s.get(self.step, EXIT_S)
         if self.is_in_vain():
             return
@@ -92,6 +99,8 @@ class Ending:
             self.evaluations.begin(now)
         elif self.step == SAVING:
             self._saved, self._save_until = False, now + SAVE_AGAIN_S
+        elif self.step == COLLECTING:
+            self.mirror.finish(now)
         elif self.step in (SHUTTING_DOWN, LEAVING):
             self._shut_down(now)
 
@@ -105,7 +114,7 @@ class Ending:
 
     def is_shutting_down(self) -> bool:
         """Whether all is done but the end of the processes."""
-        return self.step in (SHUTTING_DOWN, LEAVING, OVER)
+        return self.step in (SHUTTING_DOWN, COLLECTING, LEAVING, OVER)
 
     def is_leaving(self) -> bool:
         """Whether the agents have been told to exit."""
@@ -141,7 +150,7 @@ class Ending:
 
     def hurry(self, now: float) -> None:
         """Kill what is left (`stop --kill`)."""
-        while self.step not in (SHUTTING_DOWN, LEAVING, OVER):
+        while not self.is_shutting_down():
             self._finish_step()
             self._steps.pop(0)
         self.begin(now)
@@ -161,10 +170,14 @@ class Ending:
                 return [f"another attempt: {self.checkpointing.last_error}"]
             waiting = self.checkpointing.waiting() or "the manifest"
             return [waiting] if self.checkpointing.active or not self._saved else []
-        agents = self.members.of("agent")
-        if self.step == SHUTTING_DOWN and not any(a.alive or a.retry_at for a in agents):
-            return []  # Nobody is left to say that they have ended; the driver sees to that.
-        return [d.name for d in self._leavers() if d.alive]
+        if self.step == COLLECTING:
+            return self.mirror.pending()
+        return [d.name for d in self._leavers() if d.alive and self._may_say_so(d)]
+
+    def _may_say_so(self, daemon: Daemon) -> bool:
+        """Whether anybody is left who can tell that it has ended; else the driver sees to that."""
+        agent = self.members.agent_of(daemon)
+        return agent.alive or agent.retry_at is not None
 
     def _leavers(self) -> list[Daemon]:
         agents = self.step == LEAVING
@@ -193,10 +206,13 @@ class Ending:
             self.desk.do(KillAgent(daemon.name))
         else:
             kill = m.Kill(daemon.name, daemon.incarnation, signal)
-            self.desk.ask(("kill", daemon.name), "agent-0", kill, now)
+            self.desk.ask(("kill", daemon.name), daemon.agent, kill, now)
 
     def _is_over(self, now: float) -> bool:
         """Whether the step's time is over; those who had to exit are killed first."""
+        if self.step == SAVING and self.checkpointing.active:
+            # A large file may be long on its way; it is given up when nothing of it comes any more.
+            self.until = max(self.until, (self.checkpointing.deadline() or 0.0) + SAVE_MORE_S)
         if now < self.until:
             return False
         if self.step in (SHUTTING_DOWN, LEAVING) and not self._killed:

@@ -52,14 +52,17 @@ class Joining:
         self.desk.ask("model", COORDINATOR, ready, now)
 
     def on_topology(self, message: m.Topology, now: float) -> None:
+        """Raises RemoteProtocolError if it does not say for every server which key it has."""
         if self.desk.outstanding.done("model", now) is None or self.identity is None:
             return
+        if len(message.keys) != len(message.addresses):
+            raise RemoteProtocolError("not every server has a key")
         self.topology = message
         self.phase = "joining the servers"
-        for shard, address in enumerate(message.addresses):
+        for shard, (address, key) in enumerate(zip(message.addresses, message.keys, strict=True)):
             channel = Channel(shard, self.identity, self.desk.outstanding)
             self.channels.append(channel)
-            self.desk.do(Connect(channel.peer, address), channel.join(now))
+            self.desk.do(Connect(channel.peer, address, key), channel.join(now))
 
     def on_moved(self, message: m.Moved, now: float) -> None:
         """A shard has a new process: join it, at its new address."""
@@ -70,7 +73,8 @@ class Joining:
         channel = self.channels[message.shard]
         if message.generation > max(channel.generation, channel.moved_to):
             channel.moved_to = message.generation
-            self.desk.do(Connect(channel.peer, message.address), channel.join(now))
+            connect = Connect(channel.peer, message.address, message.key)
+            self.desk.do(connect, channel.join(now))
 
     def on_join_again(self, message: m.JoinAgain, now: float) -> None:
         self.desk.do(*self.channels[message.shard].on_join_again(message.generation, now))

@@ -102,6 +102,8 @@ class LaunchAgent(Effect):
 
     name: str
     incarnation: int
+    secret: str = ""
+    """Its secret key, if the run's connections have keys."""
 
 
 @dataclass(frozen=True, slots=True)

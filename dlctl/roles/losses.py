@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlctl import messages as m
+from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
 from dlctl.roles.desk import EXIT_POISONED
 from dlctl.roles.effects import ProcessEnded
@@ -99,7 +100,7 @@ class Losses:
         if daemon.role == "agent":
             self.desk.do(KillAgent(daemon.name))
         else:
-            self.desk.send("agent-0", m.Kill(daemon.name, daemon.incarnation, 9))
+            self.desk.send(daemon.agent, m.Kill(daemon.name, daemon.incarnation, 9))
 
     def _watch(self, daemon: Daemon, now: float, is_cut_off: bool) -> None:
         """A daemon that does not say a word is first slow, then killed: its exit does the rest."""
@@ -108,6 +109,8 @@ class Losses:
             daemon.state = "slow"
         if not daemon.alive or not daemon.registered or silent_s <= self.limit_s or is_cut_off:
             return
+        if self.of.hosts.is_away(daemon) or self.members.agent_of(daemon).killed_for:
+            return  # Nobody is there to do it, or it is under way.
         daemon.heard_at = now  # Once per limit.
         self._kill(daemon, f"no word for {self.limit_s:.0f} s", now)
 
@@ -121,10 +124,11 @@ class Losses:
             return
         for name, incarnation in children.items():
             known = self.members.get(name)
-            if known is None or known.incarnation > incarnation:
+            is_ours = known is not None and known.agent == agent.name
+            if known is None or not is_ours or known.incarnation > incarnation:
                 self.desk.send(agent.name, m.Kill(name, incarnation, 9))
-        for daemon in list(self.members.daemons.values()):
-            if daemon.role == "agent" or not daemon.alive or daemon.pid is None:
+        for daemon in self.members.hosted_by(agent):
+            if not daemon.alive or daemon.pid is None:
                 continue
             if daemon.agent_incarnation == agent.incarnation:
                 continue
@@ -135,6 +139,9 @@ class Losses:
 
     def on_exited(self, peer: Peer, message: m.ProcessExited, now: float) -> None:
         """An agent's word about one of its daemons; repeated until it is noted."""
+        daemon = self.members.get(message.name)
+        if daemon is not None and self.members.agent_of(daemon).peer not in (peer, None):
+            raise RemoteProtocolError("it has no business with this daemon")
         self.desk.send(peer, m.ExitNoted(message.name, message.incarnation))
         self.on_exit(
             ProcessEnded(
@@ -160,14 +167,19 @@ class Losses:
         text = f"{name} ended: {daemon.last_exit['text']}"
         kind = "stop" if planned else "exit"
         last_lines = [] if planned else list(end.last_lines[-5:])
-        self.desk.event(kind, name, text, last_lines=last_lines, incarnation=end.incarnation)
+        if daemon.role != "agent" or not self.of.hosts.is_away(daemon):
+            self.desk.event(kind, name, text, last_lines=last_lines, incarnation=end.incarnation)
         self.of.overview.due_at = now
         self.of.checkpointing.on_gone(name, now)
         self.of.evaluations.gone(name)
         if self.of.scaling.on_exit(daemon, now):
             return
-        lose = {"worker": self._lose_worker, "server": self._lose_server}
-        lose.get(daemon.role, self._lose_agent)(daemon, end, now)
+        if daemon.role == "worker":
+            self.lose_worker(daemon, end.status, end.last_lines, now)
+        elif daemon.role == "server":
+            self._lose_server(daemon, end, now)
+        else:
+            self._lose_agent(daemon, end, now)
 
     def _drop_questions(self, name: str) -> None:
         """What only this process could have answered."""
@@ -197,7 +209,9 @@ class Losses:
         """The next one adopts the daemons that live; which do not, it will say."""
         if self.of.ending is not None and self.of.ending.is_leaving():
             return
-        if end.status > 0 or agent.deaths_in_row > DEATHS_MAX:
+        if self.of.hosts.is_known(agent):
+            self.of.hosts.lose(agent, end.last_lines, now)
+        elif end.status > 0 or agent.deaths_in_row > DEATHS_MAX:
             self.of.end("failed", self._loss(agent, end.last_lines), now)
         else:
             agent.back_off(now)
@@ -210,18 +224,23 @@ class Losses:
         text = f"{daemon.name}: {said}"
         if not said:
             text = f"{daemon.name} ended: {daemon.last_exit['text']}"
+        if daemon.role == "agent" and not daemon.has_worked:
+            words = said or (last_lines[-1] if last_lines else daemon.last_exit["text"])
+            return f"{daemon.name} cannot be started on {self.of.hosts.host(daemon)}: {words}"
         if daemon.role == "agent":
             return f"{text}; its daemons are orphans"
         return text if self.of.work.released_at is None else f"{text}; its shard is lost"
 
-    def _lose_worker(self, worker: Daemon, end: ProcessEnded, now: float) -> None:
+    def lose_worker(
+        self, worker: Daemon, status: int, last_lines: tuple[str, ...], now: float
+    ) -> None:
         """The others go on: its portions are leased again, barriers do not count it any more."""
         portions = self.of.work.gone(worker.index, now)
         self.of.tell_members()
         if self.of.ending is not None:
             return
-        if end.status == EXIT_POISONED:
-            self._quarantine(worker, last_error(end.status, end.last_lines), now)
+        if status == EXIT_POISONED:
+            self._quarantine(worker, last_error(status, last_lines), now)
         elif worker.error:
             self.of.end("failed", f"{worker.name}: {worker.error}", now)
         elif worker.deaths_in_row > self.of.job.workers.restarts_max:

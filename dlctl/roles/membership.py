@@ -6,11 +6,14 @@ incarnation says is no longer heard.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from dlctl.machine import Peer
 from dlctl.messages import Json
+from dlctl.names import HOME_AGENT
 
 BACKOFF_S = {"agent": (0.5, 2.0), "server": (0.1, 2.0), "worker": (0.5, 30.0)}
 """The first and the longest pause before another start. Everybody waits for a server."""
@@ -22,13 +25,14 @@ STATUS_UNKNOWN = -255
 
 
 _SHOWN = (
-    "name", "role", "host", "pid", "state", "phase", "waiting_for", "waiting_since", "incarnation",
-    "restarts", "started_at", "retry_at", "last_exit", "error", "settings", "metrics",
+    "name", "role", "host", "agent", "pid", "state", "phase", "waiting_for", "waiting_since",
+    "incarnation", "restarts", "started_at", "retry_at", "last_exit", "error", "settings",
+    "metrics",
 )  # fmt: skip
 LASTING = (
-    "role", "index", "state", "incarnation", "agent_incarnation", "term", "address", "pid", "host",
-    "registered", "model_ready", "has_worked", "has_served", "asked_for_data", "drained", "leaving",
-    "restarts", "deaths_in_row", "settings",
+    "role", "index", "agent", "state", "incarnation", "agent_incarnation", "term", "address", "pid",
+    "host", "registered", "model_ready", "has_worked", "has_served", "asked_for_data", "drained",
+    "leaving", "restarts", "deaths_in_row", "settings",
 )  # fmt: skip
 """What the next coordinator has to know of a daemon (see `Memory`)."""
 
@@ -38,6 +42,8 @@ class Daemon:
     name: str
     role: str
     index: int
+    agent: str = HOME_AGENT
+    """Who starts it; an agent's own name for an agent."""
     incarnation: int = 0
     state: str = "pending"
     """pending starting running slow backoff draining quarantined stopped failed."""
@@ -147,23 +153,43 @@ def describe_exit(status: int, cause: str = "") -> str:
 
 
 class Membership:
-    def __init__(self, servers: int, workers: int, before: dict[str, int]) -> None:
-        """`before`: incarnations that earlier executions of this run have used."""
-        named = [("agent-0", "agent", 0)]
-        named += [(f"server-{i}", "server", i) for i in range(servers)]
-        named += [(f"worker-{i}", "worker", i) for i in range(workers)]
-        self.daemons = {
-            name: Daemon(name, role, index, before.get(name, 0)) for name, role, index in named
-        }
+    def __init__(self, agents: Iterable[str], placed: Json, before: dict[str, int]) -> None:
+        """`agents`: all there are. `placed`: server or worker -> the agent that starts it.
+        `before`: incarnations that earlier executions of this run have used.
+        """
         self._before = before
         self._removed: list[str] = []
+        self.daemons: dict[str, Daemon] = {}
+        for name, agent in [*((name, name) for name in agents), *placed.items()]:
+            self._add(name, agent)
+
+    def _add(self, name: str, agent: str) -> Daemon:
+        role, _, index = name.partition("-")
+        self.daemons[name] = Daemon(name, role, int(index), agent, self._before.get(name, 0))
+        return self.daemons[name]
 
     def add_worker(self) -> Daemon:
         """A slot more than there are; its incarnations are counted on if it was there before."""
         index = 1 + max((d.index for d in self.of("worker")), default=-1)
-        name = f"worker-{index}"
-        self.daemons[name] = Daemon(name, "worker", index, self._before.get(name, 0))
-        return self.daemons[name]
+        return self._add(f"worker-{index}", self.least_busy())
+
+    def least_busy(self) -> str:
+        """The agent for one worker more: of those that have any daemons, and live, the one with the
+        fewest workers.
+        """
+        hosts = {d.agent for d in self.daemons.values() if d.role != "agent"}
+        agents = [agent for agent in self.of("agent") if agent.name in hosts]
+        there = [agent for agent in agents if agent.alive] or agents
+        workers = Counter(worker.agent for worker in self.of("worker"))
+        return min(there, key=lambda agent: workers[agent.name]).name
+
+    def agent_of(self, daemon: Daemon) -> Daemon:
+        """Who has started this daemon, or will."""
+        return self.daemons[daemon.agent]
+
+    def hosted_by(self, agent: Daemon) -> list[Daemon]:
+        """The servers and workers that this agent starts."""
+        return [d for d in self.daemons.values() if d.agent == agent.name and d is not agent]
 
     def remove(self, name: str) -> None:
         self._before[name] = self.daemons.pop(name).incarnation
@@ -176,7 +202,7 @@ class Membership:
 
     def restore(self, name: str, lasting: Json, now: float) -> None:
         """A daemon as another coordinator has known it; times begin anew."""
-        daemon = Daemon(name, lasting["role"], lasting["index"])
+        daemon = Daemon(name, lasting["role"], lasting["index"], lasting["agent"])
         for key in LASTING:
             setattr(daemon, key, lasting[key])
         daemon.heard_at = now

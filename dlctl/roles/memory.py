@@ -10,6 +10,7 @@ The state that decides what the coordinator does next lies in small pieces under
     portion/<e>/<p>     the slot that has it, or RETURNED or DONE; p = -1: all of epoch e
     answer/<slot>       the newest lease of a slot, in case it has to be repeated
     numbers             of the newest evaluation and change: workers know them by these
+    log/<daemon>.<i>    of a process on another host: its agent, the part of its log that is copied
 
 After every event the pieces that have changed become `Remember` effects, ahead of the messages of
 that event. So nobody outside ever knows of a decision that a crash could undo.
@@ -24,6 +25,7 @@ from dlctl import messages as m
 from dlctl.flat import Layout
 from dlctl.machine import Effect
 from dlctl.messages import Json
+from dlctl.names import HOME_AGENT
 from dlctl.roles.journal import Remember
 from dlctl.roles.membership import LASTING, Daemon
 
@@ -57,7 +59,9 @@ class Memory:
 
     def changes(self, now: float) -> list[Effect]:
         """What has to be remembered after an event."""
-        return [*self._changed_values(now), *self._changed_daemons(), *self._changed_portions()]
+        logs = (Remember(key, value) for key, value in self.of.files.mirror.changes().items())
+        daemons = self._changed_daemons()
+        return [*self._changed_values(now), *daemons, *self._changed_portions(), *logs]
 
     def _changed_values(self, now: float) -> Iterator[Effect]:
         for key, value in self._values(now):
@@ -144,6 +148,7 @@ class Memory:
         portions = {key: v for key, v in values.items() if key.startswith("portion/")}
         of.work.go_on(steps, samples, loss, dataset_samples, (next_[0], next_[1]), portions)
         of.evaluations.number, of.changes.number = values["numbers"]
+        of.files.mirror.go_on(values, self.past.logs)
         for key, value in values.items():
             if key.startswith("answer/"):
                 of.work.answered[int(key.removeprefix("answer/"))] = m.Lease(*value)
@@ -153,7 +158,11 @@ class Memory:
         of = self.of
         daemon.deaths_in_row = 0  # What has died with the coordinator, or before, is forgiven.
         if daemon.role == "agent":
-            if not daemon.alive or self.past.agents.get(daemon.name) != daemon.incarnation:
+            # Only of the agent on this machine we can know; the others are heard, or silent.
+            is_there = self.past.agents.get(daemon.name, daemon.incarnation) == daemon.incarnation
+            if daemon.name == HOME_AGENT:
+                is_there = self.past.agents.get(daemon.name) == daemon.incarnation
+            if not daemon.alive or not is_there:
                 of.begin_anew(daemon, now)
         elif daemon.state in ("stopped", "failed") and not is_ending:
             daemon.state, daemon.retry_at = "backoff", now

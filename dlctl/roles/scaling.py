@@ -52,6 +52,8 @@ class Scaling:
                 worker.leaving = RESTART
             else:
                 self.of.begin_anew(worker, now)
+        if started:
+            self.of.admit_members()
         for worker in sorted(staying, key=_leaves_first)[: max(0, before - count)]:
             left.append(worker.name)
             self._leave(worker, REMOVAL, now)
@@ -106,7 +108,7 @@ class Scaling:
     def _kill(self, daemon: Daemon, now: float) -> None:
         daemon.killed_for = f"killed for a {daemon.leaving} on request"
         kill = m.Kill(daemon.name, daemon.incarnation, 9)
-        self.desk.ask(("kill", daemon.name), "agent-0", kill, now)
+        self.desk.ask(("kill", daemon.name), daemon.agent, kill, now)
 
     def on_drained(self, worker: Daemon, now: float) -> None:
         """Everything of it is in the shards: it may exit."""
@@ -141,6 +143,7 @@ class Scaling:
             self.of.work.gone(daemon.index, now)
         if why == REMOVAL:
             self.members.remove(daemon.name)
+            self.of.admit_members()
         else:
             daemon.restarts += 1
             self.of.begin_anew(daemon, now)

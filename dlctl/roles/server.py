@@ -30,10 +30,13 @@ from dlctl.machine import (
 )
 from dlctl.optim.base import Optimizer
 from dlctl.roles.desk import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Desk
+from dlctl.roles.doors import Doors
 from dlctl.roles.effects import ArraysLoaded, ArraysSaved, CoordinatorGone, LoadArrays
+from dlctl.roles.gathering import Gathering
 from dlctl.roles.lifeline import Lifeline
 from dlctl.roles.saving import Saving
 from dlctl.roles.serving import Serving
+from dlctl.roles.travelling import FileSealed, FilesMissing, saved_file
 from dlctl.roles.vectors import Vectors
 from dlctl.shards.base import Extras, Held, Shard, Spec, Storages, W
 from dlctl.shards.memory import InMemory
@@ -44,7 +47,6 @@ class Server:
         self,
         birth: Birth,
         job: JobFile,
-        key: bytes,
         address: str,
         algorithm: Algorithm,
         optimizer: type[Optimizer],
@@ -54,7 +56,6 @@ class Server:
         """`storages`: where the shard is kept; None: in memory only."""
         self.birth = birth
         self.job = job
-        self.key = key
         self.address = address
         self.algorithm = algorithm
         self.make_optimizer = optimizer
@@ -63,6 +64,7 @@ class Server:
         self.storages = storages if storages and algorithm.survives_server else InMemory()
         self.desk = Desk(job.timeouts.resend_s)
         self.log_level = "info"
+        self.doors = Doors(self.desk)
         self.serving: Serving | None = None
         self._welcome: m.Welcome | None = None
         self._wanted: dict[str, Any] = {}
@@ -70,6 +72,7 @@ class Server:
         self._vectors: Vectors | None = None
         self._saving = Saving(self.desk, birth.name)
         self._lifeline = Lifeline()
+        self._gathering = Gathering(self.desk)
         self._restoring = False
         self._report_at = 0.0
 
@@ -77,10 +80,13 @@ class Server:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
-            case Received(peer, message):
-                self._on_message(peer, message, now)
+            case Received(peer, message, identity):
+                self._on_message(peer, message, identity, now)
+            case FilesMissing() | FileSealed():
+                self._gathering.on_event(event, now)
             case DeadlineReached():
                 self.desk.do(*self.desk.outstanding.due(now))
+                self._gathering.on_deadline(now)
                 if self._lifeline.is_over(now):
                     self.desk.do(Exit(0, "no word from the coordinator for too long"))
             case ArraysLoaded(arrays, state):
@@ -100,24 +106,29 @@ class Server:
 
     def deadline(self) -> float | None:
         times = [self.desk.outstanding.deadline(), self._report_at if self._welcome else None]
-        times += [self._lifeline.deadline()]
+        times += [self._lifeline.deadline(), self._gathering.deadline()]
         return min((t for t in times if t is not None), default=None)
 
-    def _on_message(self, peer: Peer, message: m.Message, now: float) -> None:
+    def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
+        try:
+            if peer != COORDINATOR:
+                self.doors.check(identity, message)
+            self._dispatch(peer, message, now)
+        except RemoteProtocolError as error:
+            what = f"{type(message).__name__} from {identity or repr(peer):.40}"
+            self.desk.note("warning", f"refused {what}: {error.message}")
+
+    def _dispatch(self, peer: Peer, message: m.Message, now: float) -> None:
         if type(message) in self._FROM_WORKERS:
             if self.serving is not None and not self._restoring:
                 self._FROM_WORKERS[type(message)](self.serving, peer, message)
             return
         handler = self._FROM_COORDINATOR.get(type(message))
-        try:
-            if handler is None or peer != COORDINATOR:
-                # Whoever connects to a server may only do what workers do.
-                raise RemoteProtocolError("it has no business here")
-            self._lifeline.heard(now)
-            handler(self, message, now)
-        except RemoteProtocolError as error:
-            what = f"{type(message).__name__} from {peer!r:.40}"
-            self.desk.note("warning", f"refused {what}: {error.message}")
+        if handler is None or peer != COORDINATOR:
+            # Whoever connects to a server may only do what workers do.
+            raise RemoteProtocolError("it has no business here")
+        self._lifeline.heard(now)
+        handler(self, message, now)
 
     # ------------------------------------------------------------ coming into the run
 
@@ -153,8 +164,9 @@ class Server:
         shard = Shard(optimizer, storage)
         side = self.algorithm.server(self.algorithm.Options(**self.job.algorithm.options), shard)
         serving = Serving(
-            self.desk, self.birth.run_id, self.key, welcome.index, welcome.term, message, shard,
-            side, (self.job.compression.name, self.compressor), self.job.servers.push_norm_max,
+            self.desk, self.birth.run_id, welcome.token, welcome.index, welcome.term, message,
+            shard, side, (self.job.compression.name, self.compressor),
+            self.job.servers.push_norm_max,
         )  # fmt: skip
         if message.keep:
             serving.resume()
@@ -188,7 +200,7 @@ class Server:
         vectors = (W, *(f"slot.{s}" for s in serving.shard.slots))
         extras = ("averaged", "constant") if serving.index == 0 else ()
         lo, hi = serving.assigned.lo, serving.assigned.hi
-        self.desk.do(LoadArrays(serving.assigned.restore, vectors, extras, lo, hi))
+        self._gathering.load(LoadArrays(serving.assigned.restore, vectors, extras, lo, hi))
 
     def _on_restored(self, arrays: Any, state: m.Json) -> None:
         """The state of before the stop. Epochs are never issued twice: deliveries begin anew, and
@@ -260,8 +272,7 @@ class Server:
         arrays |= {f"slot.{n}": a.copy() for n, a in shard.slots.items()}
         if serving.buffers is not None:
             arrays |= {"averaged": serving.buffers.average().copy(), "constant": serving.constant}
-        file = f"shard-{serving.index}.safetensors"
-        self._saving.begin(message, file, arrays, self._state(serving))
+        self._saving.begin(message, saved_file(self.birth.name), arrays, self._state(serving))
 
     def _state(self, serving: Serving) -> dict[str, Any]:
         return {
@@ -321,9 +332,11 @@ class Server:
         m.Assign: _on_assign,
         m.Heard: lambda self, message, now: None,
         m.Members: _on_members,
+        m.Guests: lambda self, message, now: self.doors.admit(message.names),
         m.VectorOp: _on_vector_op,
         m.Change: _on_change,
         m.Save: _on_save,
+        m.FileData: lambda self, message, now: self._gathering.on_data(message, now),
         m.Dismiss: _on_dismiss,
         m.Shutdown: _on_shutdown,
     }

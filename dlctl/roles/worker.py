@@ -39,12 +39,14 @@ from dlctl.roles.effects import (
     TaskFailed,
 )
 from dlctl.roles.evaluation import Evaluation
+from dlctl.roles.gathering import Gathering
 from dlctl.roles.joining import Joining
 from dlctl.roles.lifeline import Lifeline
 from dlctl.roles.live import LiveSettings
 from dlctl.roles.outbox import Outbox
 from dlctl.roles.saving import Saving
 from dlctl.roles.training import Training
+from dlctl.roles.travelling import FileSealed, FilesMissing, saved_file
 from dlctl.vector import copy_into, to_host
 
 PASSING = {"computing", "waiting for data", "fetching", "pushing"}
@@ -70,6 +72,7 @@ class Worker:
         self._lifeline = Lifeline()
         self._draining = False
         self._saving = Saving(self.desk, birth.name)
+        self._gathering = Gathering(self.desk)
         self._evaluation: Evaluation | None = None
         self._evaluated: m.Evaluated | None = None
         """The last answer, in case it was lost."""
@@ -93,7 +96,7 @@ class Worker:
 
     def deadline(self) -> float | None:
         times = [self.desk.outstanding.deadline(), self.outbox.deadline()]
-        times += [self.joining.rejoin_at, self._lifeline.deadline()]
+        times += [self.joining.rejoin_at, self._lifeline.deadline(), self._gathering.deadline()]
         times += [self.training.deadline()] if self.training else []
         times += [self._report_at] if self.joining.identity else []
         return min((t for t in times if t is not None), default=None)
@@ -110,6 +113,8 @@ class Worker:
                 self.joining.on_model(event, now)
             case ArraysLoaded(arrays, _):
                 self._on_restored(arrays)
+            case FilesMissing() | FileSealed():
+                self._gathering.on_event(event, now)
             case ArraysSaved():
                 self._saving.on_saved(event)
             case BuffersLoaded() if self.training is None:
@@ -147,6 +152,7 @@ class Worker:
     def _on_deadline(self, now: float) -> None:
         self.desk.do(*self.desk.outstanding.due(now))
         self.joining.on_deadline(now)
+        self._gathering.on_deadline(now)
         if self._lifeline.is_over(now):
             self.desk.do(Exit(0, "no word from the coordinator for too long"))
 
@@ -197,7 +203,7 @@ class Worker:
             self.job.workers.batch_size, self.job.data.lease_ahead_s, model.averaged,
         )  # fmt: skip
         if topology.restore:
-            self.desk.do(LoadArrays(topology.restore))
+            self._gathering.load(LoadArrays(topology.restore))
 
     def _on_restored(self, arrays: Any) -> None:
         """The residual of before the stop. Gradients that were made meanwhile are added to it."""
@@ -255,8 +261,7 @@ class Worker:
             return
         self._save = None
         arrays = {"residual": to_host(training.side.residual).copy()}
-        file = f"{self.birth.name}.safetensors"
-        self._saving.begin(message, file, arrays, {"steps": training.steps})
+        self._saving.begin(message, saved_file(self.birth.name), arrays, {"steps": training.steps})
 
     # ------------------------------------------------------------ ends
 
@@ -343,6 +348,7 @@ class Worker:
         m.Change: _on_change,
         m.Drain: _on_drain,
         m.Save: _on_save,
+        m.FileData: lambda self, message, now: self._gathering.on_data(message, now),
         m.Evaluate: _on_evaluate,
         m.Dismiss: _on_dismiss,
         m.Shutdown: _on_shutdown,

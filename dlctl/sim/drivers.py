@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from dlctl.flat import AVERAGED, CONSTANT
 from dlctl.messages import Array
+from dlctl.names import HOME_AGENT
 from dlctl.roles import journal as j
 from dlctl.roles.agent import ProcessStarted
 from dlctl.roles.effects import (
-    ArraysLoaded,
-    ArraysSaved,
     BuffersLoaded,
     BuildModel,
     Compute,
     Computed,
     EvaluationRun,
-    LoadArrays,
     LoadBuffers,
     ModelBuilt,
     ProcessEnded,
     RunEvaluation,
-    SaveArrays,
     Settled,
     SignalProcess,
     StartProcess,
 )
-from dlctl.sim.disk import SAVE_S, Disk
+from dlctl.roles.membership import STATUS_UNKNOWN
+from dlctl.sim.disk import SAVE_S
 from dlctl.sim.problems import Batch, Problem, batch_rows
 from dlctl.sim.process import Process
 from dlctl.sim.store import Store
@@ -38,7 +36,8 @@ from dlctl.sim.store import Store
 SPAWN_S = 0.05
 REAP_S = 0.001
 """From the end of a process to its agent's knowing."""
-LOAD_S = 0.05
+SSH_S = 0.3
+SSH_FAILED = 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +81,17 @@ class ComputeDriver:
         # Not zeros: new files are full of these, and nobody would notice that they were not set.
         self._averaged = np.ones(problem.layout.size(AVERAGED))
         self._who = (0, 0)
+        self._counts: dict[int, int] = {}
         self._free_at = 0.0
         process.perform(BuildModel, self._build)
         process.perform(LoadBuffers, self._load_buffers)
         process.perform(Compute, self._compute)
         process.perform(RunEvaluation, self._evaluate)
-        process.perform(Settled, lambda effect: None)
+        process.perform(Settled, self._settled)
+
+    def _settled(self, effect: Settled) -> None:
+        self._counts[effect.shard] = effect.count
+        self.process.acks = json.dumps([effect.epoch, sorted(self._counts.items())]).encode()
 
     def _build(self, effect: BuildModel) -> None:
         self._who = (effect.slot, effect.epoch)
@@ -136,51 +140,8 @@ class ComputeDriver:
         self._later(self.options.evaluate_s, lambda: self.process.post(ran))
 
 
-class FilesDriver:
-    """A daemon's arrays in the store."""
-
-    def __init__(self, process: Process, store: Store, disk: Disk) -> None:
-        self.process = process
-        self.store = store
-        self.disk = disk
-        process.perform(SaveArrays, self._save)
-        process.perform(LoadArrays, self._load)
-
-    def _save(self, effect: SaveArrays) -> None:
-        before = {name: array.copy() for name, array in effect.arrays.items()}
-
-        def done() -> None:
-            for name, array in effect.arrays.items():
-                assert np.array_equal(before[name], array, equal_nan=True), f"{name} changed"
-            error = self.disk.error()
-            sha256, nbytes = (
-                self.store.write(effect.directory, effect.file, before) if not error else ("", 0)
-            )
-            self.process.post(ArraysSaved(effect.checkpoint, sha256, nbytes, error))
-
-        timeline = self.process.timeline
-        timeline.after(self.disk.save_s, lambda: done() if self.process.alive else None)
-
-    def _load(self, effect: LoadArrays) -> None:
-        manifest = self.store.manifests[effect.directory]
-        files = self.store.files[effect.directory]
-        if self.process.name.startswith("worker"):
-            part = next((w for w in manifest["workers"] if w["name"] == self.process.name), None)
-            arrays = dict(files[part["file"]]) if part else {}
-            self.process.post(ArraysLoaded(arrays, {}), LOAD_S)
-            return
-        arrays = {
-            name: self.store.read_slice(effect.directory, name, effect.lo, effect.hi)
-            for name in effect.vectors
-        }
-        first = min(manifest["shards"], key=lambda s: int(s["lo"]))
-        for extra in effect.extras:
-            arrays[extra] = files[first["file"]][extra]
-        self.process.post(ArraysLoaded(arrays, first["state"]), LOAD_S)
-
-
-Spawner = Callable[[str, str, int], Process]
-"""(role, name, incarnation) -> the process, not started yet."""
+Spawner = Callable[[str, str, int, str], Process]
+"""(role, name, incarnation, secret key) -> the process, not started yet."""
 
 
 class ChildrenDriver:
@@ -202,7 +163,8 @@ class ChildrenDriver:
         )
 
     def _start(self, effect: StartProcess) -> None:
-        child = self.spawn(effect.role, effect.name, effect.incarnation)
+        child = self.spawn(effect.role, effect.name, effect.incarnation, effect.secret)
+        child.agent = self.process.name
         self.adopt(child)
         self.process.post(ProcessStarted(effect.name, effect.incarnation, child.pid))
 
@@ -222,12 +184,15 @@ class RecordsDriver:
         spawn: Spawner,
         note: Callable[[str], None],
         wall_s: Callable[[], float],
+        unreachable: Collection[str],
     ) -> None:
+        """`unreachable`: agents on whose hosts nothing can be started."""
         self.process = process
         self.store = store
         self.spawn = spawn
         self.note = note
         self.wall_s = wall_s
+        self.unreachable = unreachable
         self._agents: dict[str, Process] = {}
         for kind, how in (
             (j.IssueTerm, self._issue),
@@ -288,17 +253,33 @@ class RecordsDriver:
         self.store.checkpoints[effect.number] = json.loads(json.dumps(effect.value))
 
     def adopt(self, agent: Process) -> None:
-        """From now on this coordinator hears of the agent's end, and may kill it."""
+        """From now on this coordinator may kill the agent, and hears of its end if that is here."""
         self._agents[agent.name] = agent
         name, incarnation = agent.name, agent.incarnation
-        agent.ended = lambda status: self.process.post(
-            ProcessEnded(name, incarnation, status, ()), REAP_S
-        )
+        if name == HOME_AGENT:
+            agent.ended = lambda status: self.process.post(
+                ProcessEnded(name, incarnation, status, ()), REAP_S
+            )
 
     def _launch(self, effect: j.LaunchAgent) -> None:
-        self.adopt(self.spawn("agent", effect.name, effect.incarnation))
+        """Another host is asked over ssh: it ends an agent of before, or cannot be reached."""
+        if effect.name in self.unreachable:
+            refused = ProcessEnded(
+                effect.name, effect.incarnation, SSH_FAILED, ("No route to host",)
+            )
+            self.process.post(refused, SSH_S)
+            return
+        older = self._agents.get(effect.name)
+        if older is not None and effect.name != HOME_AGENT:
+            older.signal(9)
+        self.adopt(self.spawn("agent", effect.name, effect.incarnation, effect.secret))
 
     def _kill(self, effect: j.KillAgent) -> None:
         agent = self._agents.get(effect.name)
-        if agent is not None:
+        if agent is None:
+            return
+        if effect.name not in self.unreachable:
             agent.signal(9)
+        if effect.name != HOME_AGENT:
+            unseen = ProcessEnded(agent.name, agent.incarnation, STATUS_UNKNOWN, ())
+            self.process.post(unseen, SSH_S)

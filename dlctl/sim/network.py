@@ -20,6 +20,7 @@ import numpy as np
 from dlctl import wire
 from dlctl.machine import Peer
 from dlctl.messages import Message
+from dlctl.sim.keys import public_of
 from dlctl.sim.timeline import Timeline
 
 RECONNECT_S = 0.1
@@ -55,8 +56,12 @@ class Endpoint(Protocol):
 
     name: str
     alive: bool
+    secret: str
+    """"": its connections have no keys."""
+    admitted: Mapping[str, str]
+    """Public key -> name of those who may connect to it."""
 
-    def deliver(self, peer: Peer, message: Message) -> None: ...
+    def deliver(self, peer: Peer, message: Message, identity: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -73,6 +78,10 @@ class Connection:
     peer: str
     """What the client calls the other side."""
     address: str
+    key: str = ""
+    """The public key that whoever listens there must have."""
+    identity: str = ""
+    """The client's name, as the listener has learned it when it let the connection in."""
     id: bytes = b""
     """What the listener calls the client."""
     listener: Endpoint | None = None
@@ -117,9 +126,11 @@ class Network:
     def listen(self, address: str, endpoint: Endpoint) -> None:
         self._listeners[address] = endpoint
 
-    def connect(self, client: Endpoint, peer: str, address: str) -> None:
-        """From now on messages of `client` to `peer` go to `address`."""
-        self._outgoing[id(client), peer] = Connection(client, peer, address)
+    def connect(self, client: Endpoint, peer: str, address: str, key: str = "") -> None:
+        """From now on messages of `client` to `peer` go to `address`, where somebody must have this
+        public key.
+        """
+        self._outgoing[id(client), peer] = Connection(client, peer, address, key)
 
     def forget(self, endpoint: Endpoint) -> None:
         """A process has ended: nobody listens there, and its connections are closed."""
@@ -241,18 +252,34 @@ class Network:
         if receiver is None or not receiver.alive or swallowed:
             self._lose(source, target, message, "lost")
             return
-        peer: Peer = self._id(connection, receiver) if upward else connection.peer
-        receiver.deliver(peer, wire.decode([bytes(frame) for frame in frames]))
+        if upward and not self._shakes_hands(connection, receiver):
+            self._lose(source, target, message, "not let in")
+            return
+        peer: Peer = connection.id if upward else connection.peer
+        identity = connection.identity if upward else ""
+        receiver.deliver(peer, wire.decode([bytes(frame) for frame in frames]), identity)
 
-    def _id(self, connection: Connection, listener: Endpoint) -> bytes:
+    def _shakes_hands(self, connection: Connection, listener: Endpoint) -> bool:
+        """Whether the connection is one. Only a new one is looked at: as with CURVE, one that was
+        let in stays when its key is not welcome any more.
+        """
+        if connection.listener is listener:
+            return True
+        if listener.secret:
+            name = listener.admitted.get(public_of(connection.client.secret))
+            if name is None or connection.key != public_of(listener.secret):
+                return False
+            connection.identity = name
+        self._give_id(connection, listener)
+        return True
+
+    def _give_id(self, connection: Connection, listener: Endpoint) -> None:
         """The listener's name for a connection: a new one for every process that listens."""
-        if connection.listener is not listener:
-            self._incoming.pop(connection.id, None)
-            self._ids += 1
-            connection.id = b"\x00" + self._ids.to_bytes(4, "big")
-            connection.listener = listener
-            self._incoming[connection.id] = connection
-        return connection.id
+        self._incoming.pop(connection.id, None)
+        self._ids += 1
+        connection.id = b"\x00" + self._ids.to_bytes(4, "big")
+        connection.listener = listener
+        self._incoming[connection.id] = connection
 
     def _lose(self, source: str, target: str, message: Message, why: str) -> None:
         self.lost[type(message).__name__] += 1

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from dlctl.machine import (
+    Admit,
     Configure,
     Connect,
     DeadlineReached,
@@ -21,6 +22,7 @@ from dlctl.machine import (
     StopRequested,
 )
 from dlctl.messages import Message
+from dlctl.names import HOME_AGENT
 from dlctl.sim.network import Network
 from dlctl.sim.timeline import Timeline
 
@@ -64,10 +66,15 @@ class Process:
         clock_s: float,
         note: Callable[[str], None],
         pid: int = 0,
+        secret: str = "",
     ) -> None:
         self.name = name
         self.incarnation = incarnation
         self.pid = pid
+        self.secret = secret
+        self.admitted: Mapping[str, str] = {}
+        self.agent = HOME_AGENT
+        """Who has started it: processes of one agent share a host."""
         self.timeline = timeline
         self.network = network
         self.alive = True
@@ -77,8 +84,11 @@ class Process:
         self.observers: list[Observer] = []
         self.ended: Callable[[int], None] = lambda status: None
         """Called once, with the exit status."""
+        self.log = bytearray()
+        """Its log file, and below the last lines of it."""
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
-        """Of its log."""
+        self.acks = b""
+        """A worker's record of what was settled."""
         self.exit_code: int | None = None
         self.status: int | None = None
         """How it ended; None while it lives."""
@@ -87,7 +97,8 @@ class Process:
         self._note = note
         self._performers: dict[type[Effect], Callable[[Any], None]] = {
             Send: lambda e: network.send(self, e.peer, e.message),
-            Connect: lambda e: network.connect(self, e.peer, e.address),
+            Connect: lambda e: network.connect(self, e.peer, e.address, e.key),
+            Admit: self._admit,
             Note: self._write,
             Configure: lambda e: note(f"{self} sets {e.key} {e.value}"),
             Exit: self._exit,
@@ -112,8 +123,8 @@ class Process:
         """Hand an event to the machine, a while from now."""
         self.timeline.after(delay_s, lambda: self._take(event))
 
-    def deliver(self, peer: Peer, message: Message) -> None:
-        self._take(Received(peer, message))
+    def deliver(self, peer: Peer, message: Message, identity: str = "") -> None:
+        self._take(Received(peer, message, identity))
 
     def _take(self, event: Event) -> None:
         if not self.alive:
@@ -150,12 +161,18 @@ class Process:
             self.end(-9)
             return []
 
+    def _admit(self, effect: Admit) -> None:
+        self.admitted = effect.names
+
     def _write(self, effect: Note) -> None:
         self._note(f"{self} {effect.level}: {effect.text}")
-        self.last_lines.append(f"{effect.level.upper()} {effect.text}")
+        line = f"{effect.level.upper()} {effect.text}"
+        self.log += f"{line}\n".encode()
+        self.last_lines.append(line)
 
     def _exit(self, effect: Exit) -> None:
         self._note(f"{self} exits {effect.code}: {effect.reason}")
+        self.log += f"INFO exit {effect.code}: {effect.reason}\n".encode()
         self.exit_code = effect.code
 
     # ------------------------------------------------------------ the timer

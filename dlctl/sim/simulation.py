@@ -10,6 +10,7 @@ from dlctl.machine import Started
 from dlctl.messages import Array, Json
 from dlctl.roles.arrivals import Past
 from dlctl.roles.desk import COORDINATOR
+from dlctl.roles.doors import CLIENT
 from dlctl.sim.checkers import Checker
 from dlctl.sim.client import Client
 from dlctl.sim.drivers import ComputeOptions
@@ -17,7 +18,7 @@ from dlctl.sim.faults import Faults, Injector
 from dlctl.sim.network import Network, NetworkOptions
 from dlctl.sim.problems import Problem
 from dlctl.sim.store import Store
-from dlctl.sim.world import CONTROL, World
+from dlctl.sim.world import CONTROL, KEYS, World
 
 AFTERWARDS_S = 120.0
 """After the coordinator has gone: whoever still lives then was left behind."""
@@ -87,9 +88,11 @@ class Simulation:
         client = Client(self._requests, verb, arguments)
 
         def ask() -> None:
-            process = self.world.new_process(f"client-{client.request.request}", 1)
+            name, secret = f"client-{client.request.request}", KEYS.secret(CLIENT)
+            process = self.world.new_process(name, 1, secret)
             process.machine = client
-            self.world.network.connect(process, COORDINATOR, CONTROL)
+            key = KEYS.public(COORDINATOR)
+            self.world.network.connect(process, COORDINATOR, CONTROL, key)
             process.post(Started())
 
         self.at(when_s, ask)

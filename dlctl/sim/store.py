@@ -17,6 +17,8 @@ from dlctl.messages import Array, Json
 from dlctl.roles.arrivals import Past
 from dlctl.roles.memory import has_released
 
+MANIFEST = "manifest.json"
+
 
 @dataclass(slots=True)
 class Store:
@@ -40,6 +42,8 @@ class Store:
     files: dict[str, dict[str, Mapping[str, Array]]] = field(default_factory=dict)
     """Directory -> file -> its arrays."""
     manifests: dict[str, Json] = field(default_factory=dict)
+    mirrored: dict[str, bytearray] = field(default_factory=dict)
+    """Logs and ack records of other hosts, as far as they are here."""
 
     def texts(self, kind: str) -> list[str]:
         return [text for _, k, _, text in self.events if k == kind]
@@ -49,7 +53,7 @@ class Store:
     def write(self, directory: str, file: str, arrays: Mapping[str, Array]) -> tuple[str, int]:
         """Keep a file; returns its SHA-256 and size in bytes, as `dlctl.checkpoints` does."""
         self.files.setdefault(directory, {})[file] = arrays
-        return _digest(arrays), sum(array.nbytes for array in arrays.values())
+        return _digest(arrays), len(packed(arrays))
 
     def verify(self, directory: str) -> list[str]:
         """What is wrong with the files that a manifest names."""
@@ -90,13 +94,30 @@ class Store:
             restore=restore,
             manifest=json.loads(json.dumps(self.manifests[restore])) if restore else {},
             memory=memory,
+            logs={
+                file.removeprefix("logs/").removesuffix(".jsonl"): len(content)
+                for file, content in self.mirrored.items()
+            },
             agents=dict(agents or {}),
         )
 
 
+def packed(arrays: Mapping[str, Array]) -> bytes:
+    """The bytes of a file, as they go from host to host."""
+    ordered = [(name, np.ascontiguousarray(arrays[name])) for name in sorted(arrays)]
+    header = json.dumps([(name, str(array.dtype), array.size) for name, array in ordered])
+    return b"\n".join([header.encode(), b"".join(array.tobytes() for _, array in ordered)])
+
+
+def unpacked(content: bytes) -> dict[str, Array]:
+    """The arrays that `packed` has made these bytes of."""
+    header, _, data = content.partition(b"\n")
+    arrays, at = {}, 0
+    for name, dtype, size in json.loads(header):
+        arrays[name] = np.frombuffer(data, dtype, size, at).copy()
+        at += arrays[name].nbytes
+    return arrays
+
+
 def _digest(arrays: Mapping[str, Array]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        digest.update(f"{name} {arrays[name].dtype} {arrays[name].size};".encode())
-        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
-    return digest.hexdigest()
+    return hashlib.sha256(packed(arrays)).hexdigest()

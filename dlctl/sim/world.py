@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from dlctl.config import JobFile
 from dlctl.flat import slice_bounds
 from dlctl.machine import Machine, Started, StopRequested
 from dlctl.messages import Array
+from dlctl.names import HOME_AGENT
+from dlctl.placement import agents, place
 from dlctl.roles.agent import Agent, ProcessStarted
 from dlctl.roles.arrivals import Past
 from dlctl.roles.coordinator import Coordinator
@@ -24,6 +27,8 @@ from dlctl.roles.desk import COORDINATOR, EXIT_RESTART, Birth
 from dlctl.roles.effects import CoordinatorGone, RestartCoordinator
 from dlctl.roles.server import Server
 from dlctl.roles.worker import Worker
+from dlctl.sim import hostfiles
+from dlctl.sim.arrays import FilesDriver
 from dlctl.sim.crashpoints import CrashPoints
 from dlctl.sim.disk import Disk
 from dlctl.sim.drivers import (
@@ -32,9 +37,9 @@ from dlctl.sim.drivers import (
     ChildrenDriver,
     ComputeDriver,
     ComputeOptions,
-    FilesDriver,
     RecordsDriver,
 )
+from dlctl.sim.keys import SimulatedKeys
 from dlctl.sim.network import Network, NetworkOptions
 from dlctl.sim.problems import Problem
 from dlctl.sim.process import Observer, Process
@@ -44,6 +49,7 @@ from dlctl.sim.timeline import Timeline
 
 RUN_ID = "simulated-0000"
 KEY = b"the key of a simulated run"
+KEYS = SimulatedKeys(KEY)
 CONTROL = "sim://coordinator"
 CLOCK_S_MAX = 1e5
 """How far the clocks of two processes may be apart."""
@@ -83,9 +89,12 @@ class World:
         self.coordinator: Process
         """The newest one."""
         self.disk = Disk()
+        self.host_disks = hostfiles.HostDisks()
         self.crash_points = CrashPoints()
         self.wall_jumped_s = 0.0
         """By how much the wall clock was set forward. Only what is written down shows it."""
+        self.unreachable: set[str] = set()
+        """Agents on whose hosts nothing can be started now."""
         self._orphans: set[Process] = set()
         self._restarts = 0
         """Coordinators that are on their way."""
@@ -126,15 +135,19 @@ class World:
         if coordinator.alive or self._restarts:
             return False
         left = coordinator.exit_code not in (None, EXIT_RESTART)
-        return left or not self.living("agent")
+        return left or HOME_AGENT not in self.living()
 
     def start(self, past: Past, incarnation: int = 1) -> Process:
         """Start the coordinator; it has all others started, or finds those that live."""
-        self.coordinator = process = self.new_process(COORDINATOR, incarnation)
+        secret = KEYS.secret(COORDINATOR)
+        self.coordinator = process = self.new_process(COORDINATOR, incarnation, secret)
         algorithm = registry.load("algorithms", self.job.algorithm.name)
-        process.machine = Coordinator(RUN_ID, self.job, KEY, algorithm, past)
+        process.machine = Coordinator(RUN_ID, self.job, KEYS, algorithm, past)
         process.ended = self._coordinator_ended
-        records = RecordsDriver(process, self.store, self.spawn, self.note, self.wall_s)
+        records = RecordsDriver(
+            process, self.store, self.spawn, self.note, self.wall_s, self.unreachable
+        )
+        hostfiles.coordinate(process, self.store, self.disk)
         for agent in self.children("agent"):
             records.adopt(agent)
         self.network.listen(CONTROL, process)
@@ -143,7 +156,7 @@ class World:
 
     def end_orphans(self) -> None:
         """Stop daemons of which agent and coordinator are gone, as `daemons/orphans.py` does."""
-        if self.coordinator.alive or self.living("agent"):
+        if self.coordinator.alive or HOME_AGENT in self.living():
             return
         for orphan in self.children("server", "worker"):
             if orphan not in self._orphans:
@@ -153,7 +166,8 @@ class World:
     def _coordinator_ended(self, status: int) -> None:
         if self.coordinator.exit_code in (None, EXIT_RESTART):
             for agent in self.children("agent"):
-                agent.post(CoordinatorGone(), REAP_S)
+                if agent.name == HOME_AGENT:
+                    agent.post(CoordinatorGone(), REAP_S)
 
     def restart_coordinator(self, past: Callable[[], Past], delay_s: float = RESTART_S) -> None:
         """Start another coordinator a while from now, unless one lives then. `past` is asked for
@@ -168,21 +182,24 @@ class World:
 
         self.timeline.after(delay_s, begin)
 
-    def spawn(self, role: str, name: str, incarnation: int) -> Process:
+    def spawn(self, role: str, name: str, incarnation: int, secret: str) -> Process:
         """Start a daemon as its `daemons/ROLE/__main__.py` does."""
-        process = self.new_process(name, incarnation)
+        process = self.new_process(name, incarnation, secret)
         birth = Birth(RUN_ID, role, name, incarnation, process.pid, "simulated", "0")
         make = {"agent": self._agent, "server": self._server, "worker": self._worker}[role]
+        process.log += f"INFO {role} {name} starts, pid {process.pid}\n".encode()
         process.machine = make(process, birth)
-        self.network.connect(process, COORDINATOR, CONTROL)
+        self.network.connect(process, COORDINATOR, CONTROL, KEYS.public(COORDINATOR))
         process.post(Started(), SPAWN_S)
         return process
 
-    def new_process(self, name: str, incarnation: int) -> Process:
+    def new_process(self, name: str, incarnation: int, secret: str) -> Process:
         """A process without a machine yet."""
         clock_s = float(self._clock_rng.uniform(0, CLOCK_S_MAX))
         pid = PID_FIRST + len(self.processes)
-        process = Process(name, incarnation, self.timeline, self.network, clock_s, self.note, pid)
+        process = Process(
+            name, incarnation, self.timeline, self.network, clock_s, self.note, pid, secret
+        )
         process.observers = self.observers
         self.processes.append(process)
         self.note(f"{process} starts")
@@ -190,10 +207,14 @@ class World:
 
     def _agent(self, process: Process, birth: Birth) -> Machine:
         driver = ChildrenDriver(process, self.spawn)
-        adopted = self.children("server", "worker")
+        adopted = [c for c in self.children("server", "worker") if c.agent == process.name]
         for child in adopted:
             driver.adopt(child)
-        self._supervise(process)
+        if process.name == HOME_AGENT:
+            self._supervise(process)
+        disk = self.host_disks.of(process.name)
+        find = hostfiles.on_host(disk, self.processes)
+        hostfiles.OutgoingDriver(process, find, partial(self.host_disks.remove, process.name))
         found = tuple(ProcessStarted(c.name, c.incarnation, c.pid) for c in adopted)
         return Agent(birth, self.job.timeouts.resend_s, found)
 
@@ -205,18 +226,17 @@ class World:
 
     def past(self) -> Past:
         """What a coordinator finds that takes the place of one that died."""
-        agents = {p.name: p.incarnation for p in self.children("agent")}
+        agents = {p.name: p.incarnation for p in self.children("agent") if p.name == HOME_AGENT}
         return self.store.past(agents=agents)
 
     def _server(self, process: Process, birth: Birth) -> Machine:
-        FilesDriver(process, self.store, self.disk)
+        FilesDriver(process, self.store, self.disk, self.host_disks)
         address = f"sim://{birth.name}"
         self.network.listen(address, process)
         job = self.job
         return Server(
             birth,
             job,
-            KEY,
             address,
             registry.load("algorithms", job.algorithm.name),
             registry.load("optimizers", job.optimizer.name),
@@ -228,7 +248,7 @@ class World:
 
     def _worker(self, process: Process, birth: Birth) -> Machine:
         job = self.job
-        FilesDriver(process, self.store, self.disk)
+        FilesDriver(process, self.store, self.disk, self.host_disks)
         ComputeDriver(
             process, self.problem, job.workers.batch_size, job.job.seed, self.compute,
             self._compute_rng,
@@ -242,6 +262,37 @@ class World:
         )
 
     # ------------------------------------------------------------ what befalls them
+
+    def on_host(self, agent: str) -> list[str]:
+        """The daemons of one host, whether they live or not, its agent included."""
+        hosted = [name for name, placed in place(self.job).items() if placed == agent]
+        return [agent, *hosted]
+
+    def cut_off(self, agent: str) -> None:
+        """A host loses all its links to the others, both ways."""
+        self.note(f"the host of {agent} is cut off")
+        self.unreachable.add(agent)
+        for link in self._links(agent):
+            self.network.cut(*link)
+
+    def join(self, agent: str) -> None:
+        self.note(f"the host of {agent} is back")
+        self.unreachable.discard(agent)
+        for link in self._links(agent):
+            self.network.heal(*link)
+
+    def lose_host(self, agent: str) -> None:
+        """A host is gone for good, with all that runs on it."""
+        self.cut_off(agent)
+        for name in self.on_host(agent):
+            if name in self.living():
+                self.kill(name)
+
+    def _links(self, agent: str) -> list[tuple[str, str]]:
+        here = self.on_host(agent)
+        others = [COORDINATOR, *agents(self.job.hosts), *place(self.job)]
+        links = [(a, b) for a in here for b in others if b not in here]
+        return [*links, *((b, a) for a, b in links)]
 
     def kill(self, name: str) -> None:
         """SIGKILL, if it lives."""

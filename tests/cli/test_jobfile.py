@@ -427,11 +427,6 @@ def test_a_port_needs_tcp_and_room_for_the_servers_after_it(folder: Path) -> Non
     assert jobfile.load(written(folder, MINIMAL + tcp + "port = 65530\n")).network.port == 65530
 
 
-def test_several_hosts_are_not_supported_yet_and_that_is_said(folder: Path) -> None:
-    problem = only_problem(folder, MINIMAL + '[[hosts]]\nssh = "gpu1"\n[[hosts]]\nssh = "gpu2"\n')
-    assert (problem.line, problem.message) == (4, "jobs on several hosts are not supported yet")
-
-
 # ---------------------------------------------------------------- lines of keys
 
 GNARLY = (

@@ -180,9 +180,11 @@ def test_a_run_whose_coordinator_was_killed_goes_on(job, own_place, play, dlctl_
     dlctl_command("start", "job.toml")
     dlctl_command("stop")
     dlctl_command("start", "job.toml")
-    psutil.Process(the_run(own_place)["pid"]).kill()
+    coordinator = psutil.Process(the_run(own_place)["pid"])
+    coordinator.kill()
+    psutil.wait_procs([coordinator], timeout=5)
     code, _, err = dlctl_command("start", "job.toml")
-    assert (code, "from step 50" in err) == (0, True)
+    assert (code, "from step 50" in err) == (0, True), err
 
 
 def test_not_waiting_returns_at_once_and_quiet_prints_the_run_id(

@@ -14,6 +14,7 @@ import pytest
 from dlctl import errors, registry
 from dlctl.cli import console, main, man, manpages
 from dlctl.cli.keydocs import keys
+from dlctl.cli.manpage_job import section_of
 from dlctl.cli.roff import Page, to_text
 from dlctl.config import Choice, JobFile
 
@@ -71,8 +72,8 @@ def test_every_exit_code_of_an_error_is_in_the_table() -> None:
 def test_every_key_of_the_job_file_is_documented_with_its_default_and_limits() -> None:
     text = to_text(manpages.pages()["man5/dlctl-job.5"])
     for field in dataclasses.fields(JobFile):
-        assert f"   [{field.name}]\n" in text
-        kind = get_type_hints(JobFile)[field.name]
+        assert f"[{field.name}]" in text
+        kind, _ = section_of(get_type_hints(JobFile)[field.name])
         for key in keys(kind) if kind is not Choice else ():
             assert key.text, f"{field.name}.{key.name} has no text below it"
             assert f" {key.name} " in text

@@ -18,6 +18,7 @@ from dlctl import checkpoints
 from dlctl import messages as m
 from dlctl.machine import Send
 from dlctl.manifest import MANIFEST
+from dlctl.names import HOME_AGENT
 from dlctl.roles import journal as j
 from dlctl.rundb import RunDb
 
@@ -25,7 +26,9 @@ from dlctl.rundb import RunDb
 def manifest(number: int, directory: Path) -> dict[str, Any]:
     """Of a model of two elements, whose only shard is written here."""
     file = "shard-0.safetensors"
-    sha256, nbytes = checkpoints.write_arrays(directory / file, {"w": np.ones(2, np.float32)})
+    arrays = {"w": np.ones(2, np.float32)}
+    arrays |= {"averaged": np.zeros(0), "constant": np.zeros(0, np.float32)}
+    sha256, nbytes = checkpoints.write_arrays(directory / file, arrays)
     shard = {"name": "server-0", "file": file, "sha256": sha256, "nbytes": nbytes}
     return {
         "run_id": "digits-7f3a",
@@ -54,7 +57,8 @@ def save(record: Any, number: int, keep: int = 1) -> j.CheckpointEnded:
 
 
 def row(name: str, incarnation: int) -> dict[str, Any]:
-    return {"name": name, "incarnation": incarnation, "state": "running", "pid": None}
+    known = {"name": name, "incarnation": incarnation, "agent": HOME_AGENT}
+    return {**known, "state": "running", "pid": None}
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_does_not_spoil_the_new_one(

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from benchmarks.shard import EPOCH, SERVER, SLOT, End
-from daemons.transport import address_for
 from dlctl import config, runs, states
 from dlctl import messages as m
 from dlctl.compress.topk import TopK
@@ -48,9 +47,8 @@ class Run:
         self.key = secrets.token_bytes(32)
         (self.directory / "logs").mkdir(parents=True)
         (self.directory / "job.json").write_text(json.dumps(config.to_dict(job)))
-        (self.directory / "key").write_bytes(self.key)
         self.coordinator = End()
-        address = address_for(self.directory.name, "control", "ipc", 0)
+        address = runs.socket_address(self.directory.name, "control")
         self.control = self.coordinator.transport.listen(address)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.peer: Peer = ""
@@ -68,7 +66,7 @@ class Run:
         self.processes.append(process)
         self.peer, _ = self.coordinator.wait_for(m.Register)
         send = self.coordinator.transport.send
-        send(self.peer, m.Welcome(SERVER, 0, self.generation, b"", {}))
+        send(self.peer, m.Welcome(SERVER, 0, self.generation, self.key, {}))
         send(self.peer, m.Assign(0, SIZE, LAYOUT, "", keep))
         _, serving = self.coordinator.wait_for(m.Serving)
         self.worker.transport.connect(SERVER, serving.address)
@@ -104,7 +102,7 @@ class Run:
         """Whether an ack comes; False: the server is dead."""
         while self.processes[-1].poll() is None:
             for socket, _ in self.worker.poller.poll(20):
-                for _, message in self.worker.transport.receive(socket):
+                for _, message, _ in self.worker.transport.receive(socket):
                     if isinstance(message, m.Ack):
                         assert message.outcome in outcomes, message
                         return True

@@ -18,6 +18,7 @@ from . import (  # noqa: F401 - they register their rows
     on_files,
     on_network,
     on_servers,
+    on_strangers,
     on_workers,
 )
 from .job import sweep
@@ -110,6 +111,8 @@ def try_all(rows: list[Row], seed: int, results: list[Result]) -> None:
         results.append(try_row(row, times, seed))
         print("\r", end="", file=sys.stderr)
         print("  ".join(cells(results[-1])), flush=True)
+        if results[-1].is_good and results[-1].notes:
+            print("\n".join(results[-1].notes), flush=True)
 
 
 def conclude(results: list[Result], seed: int) -> int:

@@ -12,7 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import zmq
 from workplace import Workplace
+
+from dlctl import wire
+from dlctl.messages import Request
 
 ENDLESS = "{ steps = 100000000 }"
 SLOW_S = 0.01
@@ -30,6 +34,42 @@ def test_a_port_that_is_taken_is_named_with_its_holder(place: Workplace) -> None
     assert f"cannot listen on tcp://127.0.0.1:{port}: Address already in use (held" in ended.err
     assert f"held by pid {os.getpid()}" in ended.err
     assert "choose another port in [network]" in ended.err
+    place.nothing_left()
+
+
+def test_only_coordinator_and_servers_listen_on_loopback_only_and_nobody_gets_in_without_a_key(
+    place: Workplace,
+) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS, servers=2, workers=2, more='[network]\ntransport = "tcp"\n')
+    place.start()
+    place.until_step(5)
+    listening = {
+        process.pid: [c.laddr for c in process.net_connections() if c.status == "LISTEN"]
+        for process in place.processes()
+    }
+    owners = {place.pid(name) for name in ("coordinator", "server-0", "server-1")}
+    assert {pid for pid, there in listening.items() if there} == owners
+    addresses = [address for there in listening.values() for address in there]
+    assert [address.ip for address in addresses] == ["127.0.0.1"] * 3
+    context, poller = zmq.Context(), zmq.Poller()
+    try:
+        for address in addresses:
+            for has_key in (False, True):
+                dealer = context.socket(zmq.DEALER)
+                if has_key:  # One of its own; and the server's is not known to strangers.
+                    dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
+                    dealer.curve_serverkey = zmq.curve_keypair()[0]
+                dealer.connect(f"tcp://127.0.0.1:{address.port}")
+                dealer.send_multipart(wire.encode(Request(1, "stop", {"kill": True})))
+                poller.register(dealer, zmq.POLLIN)
+        step = place.run()["step"]
+        place.until_step(step + 50)
+        assert not poller.poll(0), "nobody has answered"
+    finally:
+        context.destroy(linger=0)
+    assert place.run()["state"] == "running"
+    assert place.dlctl("stop").code == 0
     place.nothing_left()
 
 

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,7 +133,7 @@ class Command:
         self._err = place.path / f"command-{number}.err"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [*COMMAND, *arguments],
+                [*place.enter, *COMMAND, *arguments],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=err,
                 cwd=place.path, env=place.env, start_new_session=True,
             )  # fmt: skip
@@ -198,12 +198,15 @@ class Terminal:
 
 
 class Workplace:
-    def __init__(self) -> None:
+    def __init__(self, enter: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+        """`enter` is put before every command, to run it in other namespaces, with this `env`."""
+        self.enter = enter
         # Short, because paths of sockets must be.
         self.path = Path(tempfile.mkdtemp(prefix="dlctl-"))
         (self.path / "x").mkdir(mode=0o700)
         dropped = ("DLCTL_JOB", "NO_COLOR", "FORCE_COLOR", "COLUMNS")
-        self.env = {key: value for key, value in os.environ.items() if key not in dropped}
+        around = os.environ if env is None else env
+        self.env = {key: value for key, value in around.items() if key not in dropped}
         self.env |= {
             "XDG_STATE_HOME": str(self.path / "state"),
             "XDG_RUNTIME_DIR": str(self.path / "x"),
@@ -363,7 +366,9 @@ class Workplace:
         self.until("they are gone", lambda: not pids & {p.pid for p in self.processes()})
 
     def sockets(self) -> list[str]:
-        return [str(path) for path in (self.path / "x").rglob("*") if not path.is_dir()]
+        """Not those of ssh, which keeps a connection for a minute, for the next command."""
+        found = [path for path in (self.path / "x").rglob("*") if not path.is_dir()]
+        return [str(path) for path in found if path.parent.name != "ssh"]
 
     def nothing_left(self, timeout_s: float = 5.0) -> None:
         """Wait until no process, no socket and no half written file is left."""

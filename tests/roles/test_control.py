@@ -9,6 +9,7 @@ import numpy as np
 from dlctl import messages as m
 from dlctl.flat import AVERAGED, Entry, Layout
 from dlctl.machine import Effect, Send
+from dlctl.names import HOME_AGENT
 from dlctl.roles.buffers import AveragedBuffers
 from dlctl.roles.changes import ANSWER_S_MAX, Changes
 from dlctl.roles.checkpointing import SAVE_S_MAX, Checkpointing
@@ -21,10 +22,12 @@ from dlctl.roles.journal import (
     History,
 )
 from dlctl.roles.membership import BACKOFF_S, Membership, describe_exit
+from dlctl.roles.transfers import Transfers
 
 
 def members() -> Membership:
-    known = Membership(servers=1, workers=2, before={"worker-1": 4})
+    placed = dict.fromkeys(("server-0", "worker-0", "worker-1"), HOME_AGENT)
+    known = Membership([HOME_AGENT], placed, before={"worker-1": 4})
     for daemon in known.daemons.values():
         daemon.begin(0.0)
         daemon.state = "running"
@@ -127,7 +130,7 @@ def test_a_change_stays_with_the_name_for_its_next_incarnation() -> None:
 class Saving:
     def __init__(self, every_s: float = 60.0) -> None:
         self.desk, self.members, self.rows = Desk(1.0), members(), []  # type: ignore[var-annotated]
-        self.machine = Checkpointing(self.desk, self.members, 3, every_s, 7)
+        self.machine = Checkpointing(self.desk, self.members, 3, every_s, 7, Transfers(self.desk))
 
     def begin(self) -> list[Effect]:
         self.machine.begin(100, {"size": 2}, 0.0, self.rows.append)

@@ -86,12 +86,10 @@ class Life:
         birth = Birth(RUN, "server", "server-0", generation, 1, "here", "0")
         algorithm = algorithm or registry.load("algorithms", "downpour")
         name = "adagrad" if optimizer is Adagrad else "sgd"
-        self.server = Server(
-            birth, make_job(name), KEY, "ipc://x", algorithm, optimizer, Dense, keeping
-        )
+        self.server = Server(birth, make_job(name), "ipc://x", algorithm, optimizer, Dense, keeping)
         self.generation = generation
         self.server.handle(Started(), 0.0)
-        welcome = m.Welcome("server-0", 0, generation, b"", settings or {})
+        welcome = m.Welcome("server-0", 0, generation, KEY, settings or {})
         self.server.handle(Received(COORDINATOR, welcome), 0.0)
         self.effects = self.tell(m.Assign(0, SIZE, LAYOUT, "", keep))
 

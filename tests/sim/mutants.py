@@ -366,7 +366,8 @@ def _deaf(honest):
 
 
 @mutant(
-    "the numbers of the pushes are not kept with the shard", "LedgerChecker", "StalenessChecker",
+    "the numbers of the pushes are not kept with the shard",
+    "LedgerChecker", "StalenessChecker", "LivenessChecker",
     scenario="recovery", seeds=20,
 )  # fmt: skip
 def dedupe_is_not_saved(patch: Patch) -> None:

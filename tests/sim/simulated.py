@@ -45,6 +45,7 @@ def job_file(
     nonfinite_steps_max: int = 20,
     durability: Literal["process", "none", "disk"] = "process",
     timeouts: dict[str, float] | None = None,
+    hosts: tuple[config.Host, ...] = (),
     **stop: Any,
 ) -> config.JobFile:
     """A job as the tests need it; `stop` is { epochs = 2 } unless something else is given."""
@@ -69,6 +70,7 @@ def job_file(
         limits=config.Limits(push=push, fetch=fetch),
         checkpoints=config.Checkpoints(every_s=checkpoint_s),
         evaluation=config.Evaluation(every_epochs=evaluate_epochs),
+        hosts=hosts,
         timeouts=config.Timeouts(**(timeouts or {})),
     )
 

@@ -124,7 +124,6 @@ def test_a_setting_that_comes_before_the_shard_is_in_force_when_it_comes() -> No
     server = Server(
         Birth("run", "server", "server-0", 1, 1, "host", "0"),
         job_file(),
-        b"key",
         "address",
         registry.load("algorithms", "downpour"),
         registry.load("optimizers", "sgd"),

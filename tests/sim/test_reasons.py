@@ -9,6 +9,7 @@ from simulated import job_file
 
 from dlctl import messages as m
 from dlctl.machine import Note
+from dlctl.names import HOME_AGENT
 from dlctl.roles.arrivals import Arrivals, Past
 from dlctl.roles.effects import ProcessEnded
 from dlctl.roles.journal import History
@@ -95,7 +96,8 @@ def test_whom_an_ending_run_waits_for_reads_as_a_sentence() -> None:
 
 
 def arrivals() -> Arrivals:
-    members = Membership(servers=1, workers=2, before={})
+    placed = dict.fromkeys(("server-0", "worker-0", "worker-1"), HOME_AGENT)
+    members = Membership([HOME_AGENT], placed, before={})
     members.daemons["worker-1"].peer = b"\x00one"
     members.daemons["agent-0"].peer = b"\x00two"
     return Arrivals(History(1.0), members, "run", job_file(), b"key", Past())

@@ -1,0 +1,123 @@
+"""Where the daemons of a run listen, and what the others are told.
+
+Alone on this machine they listen on unix sockets, or on the loopback interface; nobody else comes
+there. With other hosts, each listens on the one address at which the others reach its host.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import subprocess
+from typing import NamedTuple
+
+from dlctl import placement, runs
+from dlctl.config import Host, JobFile
+from dlctl.errors import DlctlError
+
+LOOPBACK = "127.0.0.1"
+SSH, SSH_S = "ssh", 10.0
+
+
+class Place(NamedTuple):
+    """Where to listen, and the host name that the others are told: "" for the same."""
+
+    bind: str
+    advertised: str = ""
+
+    def told(self, endpoint: str) -> str:
+        """The address that the others are told of one that was bound, with its port."""
+        port = endpoint.rpartition(":")[2]
+        return f"tcp://{_bracketed(self.advertised)}:{port}" if self.advertised else endpoint
+
+
+def of_coordinator(run_id: str, job: JobFile) -> Place:
+    """Raises DlctlError if this machine's address cannot be found out."""
+    if not job.uses_tcp:
+        return Place(runs.socket_address(run_id, "control"))
+    host = LOOPBACK
+    if job.has_other_hosts:
+        host = job.network.address or _address_towards(_target(job))
+    return Place(_tcp(host, job.network.port))
+
+
+def of_server(run_id: str, name: str, job: JobFile, control: str) -> Place:
+    """Where server `name` listens, on whichever host this is. `control`: the coordinator's address.
+
+    Raises DlctlError if this machine's address cannot be found out.
+    """
+    if not job.uses_tcp:
+        return Place(runs.socket_address(run_id, name))
+    port = job.network.port + 1 + int(name.rpartition("-")[2]) if job.network.port else 0
+    if not job.has_other_hosts:
+        return Place(_tcp(LOOPBACK, port))
+    host = placement.agents(job.hosts)[placement.place(job)[name]]
+    own = host.bind or host.data
+    if not own:
+        coordinator = host_of(control)
+        own = _address_towards(coordinator) if host.ssh else coordinator
+    return Place(_tcp(own, port), host.data if host.bind else "")
+
+
+def host_of(address: str) -> str:
+    """The host in "tcp://HOST:PORT"."""
+    return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+
+
+def _tcp(host: str, port: int) -> str:
+    return f"tcp://{_bracketed(_resolved(host))}:{port or '*'}"
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _resolved(host: str) -> str:
+    """A socket is bound to an address of this machine: its name would do for the others only."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return _lookup(host)[0]
+
+
+def _lookup(host: str) -> tuple[str, socket.AddressFamily]:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
+    except OSError as error:
+        raise DlctlError(
+            f'the address of "{host}" cannot be found: {error.strerror or error}',
+            hint="set data in [[hosts]], or address in [network], to an address",
+        ) from error
+    return str(address[0]), family
+
+
+def _target(job: JobFile) -> str:
+    """An address on the way to the other hosts."""
+    host = next(host for host in job.hosts if host.ssh)
+    return host.data or ssh_address(host)
+
+
+def ssh_address(host: Host) -> str:
+    """Where ssh would connect to, by the user's own configuration. Raises DlctlError."""
+    try:
+        said = subprocess.run(
+            [SSH, "-G", "--", host.ssh], capture_output=True, text=True, check=True, timeout=SSH_S
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise DlctlError(f"ssh does not say where {host.ssh} is: {error}") from error
+    keys = dict(line.partition(" ")[::2] for line in said.stdout.splitlines())
+    return keys.get("hostname", host.ssh.rpartition("@")[2])
+
+
+def _address_towards(host: str) -> str:
+    """This machine's own address on the way to another one. Nothing is sent."""
+    address, family = _lookup(host)
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))
+        except OSError as error:
+            raise DlctlError(
+                f"this machine has no way to {host} ({address}): {error.strerror}",
+                hint="set data in [[hosts]], or address in [network]",
+            ) from error
+        return str(probe.getsockname()[0])

@@ -1,0 +1,64 @@
+"""What commands do on the other hosts of a run, when nobody there can be told any more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dlctl.cli import console
+from dlctl.cli.snapshot import Snapshot, read_job
+from dlctl.text import plural
+
+if TYPE_CHECKING:
+    from dlctl.config import Host
+
+ANSWER_S = 20.0
+"""For a host to answer, besides the time that it is given for what it has to do."""
+
+
+def of(snapshot: Snapshot) -> dict[str, Host]:
+    """Agent -> its host, of those that are reached over ssh."""
+    if not read_job(snapshot.directory).get("hosts"):
+        return {}
+    from dlctl import config, placement  # here, because most runs have no other hosts
+
+    job = config.from_dict(config.JobFile, read_job(snapshot.directory))
+    return {name: host for name, host in placement.agents(job.hosts).items() if host.ssh}
+
+
+def end(snapshot: Snapshot, grace_s: float, *, purge: bool) -> list[str]:
+    """End what this run has left there; returns the hosts that could not be asked, or have not done
+    it, each of which is told. `purge`: the shards and files there are not needed any more, either.
+    """
+    hosts = of(snapshot)
+    if not hosts:
+        return []
+    from dlctl.launch import ssh
+    from dlctl.launch.answers import explain
+
+    request = {
+        "verb": "end", "run_id": snapshot.run_id, "grace_s": round(grace_s), "purge": purge,
+        "only_agent": False,
+    }  # fmt: skip
+    failed = []
+    for agent, answer in ssh.ask(hosts, request, grace_s + ANSWER_S).items():
+        if answer.value is None or not answer.is_good:
+            error = explain(answer)
+            console.warn(error.message + (f"; {error.hint}" if error.hint else ""))
+            failed.append(hosts[agent].ssh)
+            continue
+        _tell(hosts[agent].ssh, answer.value)
+        if answer.value["left"]:
+            failed.append(hosts[agent].ssh)
+    return failed
+
+
+def _tell(host: str, done: dict[str, Any]) -> None:
+    for what, rows in (("ended", done["ended"]), ("could not end", done["left"])):
+        if rows:
+            names = ", ".join(console.escape(str(row["name"])) for row in rows)
+            console.note(f"{what} on {console.escape(host)}: {names}")
+
+
+def left_there(hosts: list[str]) -> str:
+    """What to say of hosts on which something may go on."""
+    return f"something may still run on {plural(len(hosts), 'host')}: {', '.join(hosts)}"

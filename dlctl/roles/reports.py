@@ -1,0 +1,54 @@
+"""What daemons say about themselves once a second, and about what they have evaluated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlctl import messages as m
+from dlctl.machine import Peer
+from dlctl.roles.journal import AddMetric
+
+if TYPE_CHECKING:
+    from dlctl.roles.coordinator import Coordinator
+
+
+class Reports:
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.of = coordinator
+        self.desk = coordinator.desk
+
+    def on_report(self, peer: Peer, report: m.Report, now: float) -> None:
+        """A sign of life, and news for `status`; the answer tells that the coordinator is there."""
+        of = self.of
+        daemon = of.members.get(report.name, report.incarnation)
+        if daemon is None or not daemon.alive:
+            self.desk.send(peer, m.Dismiss(f"{report.name} has been replaced"))
+            return
+        daemon.heard(peer, now)
+        if daemon.state in ("running", "slow"):
+            daemon.state = "slow" if "stuck_s" in report.metrics else "running"
+        daemon.report(report.phase, report.waiting_for, now)
+        daemon.metrics = report.metrics
+        self.desk.send(daemon.name, m.Heard())
+        if daemon.role == "agent":
+            of.losses.compare(daemon, report.metrics.get("children"), now)
+            return
+        if daemon.role == "server":
+            of.arrivals.tell_guests(daemon)
+            of.tell_members(daemon)
+        if of.state in ("running", "degraded"):
+            step = report.metrics.get("step") or report.metrics.get("version")
+            step = step if isinstance(step, int) and step < 2**63 else 0
+            self.desk.do(AddMetric(report.name, step, report.metrics))
+
+    def on_evaluated(self, message: m.Evaluated, now: float) -> None:
+        """Metrics of an evaluation; they may end the run."""
+        of = self.of
+        metrics = of.evaluations.on_evaluated(message, of.work.steps, now)
+        if not metrics:
+            return
+        shown = ", ".join(f"{key} {value:.4g}" for key, value in metrics.items())
+        self.desk.event("evaluation", message.name, f"step {of.work.steps}: {shown}")
+        target = of.work.target
+        if target is not None and target.is_reached(metrics):
+            of.end("finished", f"the target {target} is reached", now)

@@ -1,0 +1,118 @@
+"""A daemon's arrays in checkpoints, as `daemons/files.py` saves and loads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dlctl.messages import Array
+from dlctl.names import HOME_AGENT
+from dlctl.roles.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
+from dlctl.roles.travelling import FilesMissing, Wanted, checkpoint_file
+from dlctl.sim.disk import Disk
+from dlctl.sim.hostfiles import HostDisks, IncomingDriver, sha256
+from dlctl.sim.process import Process
+from dlctl.sim.store import MANIFEST, Store, packed, unpacked
+
+LOAD_S = 0.05
+
+
+class FilesDriver:
+    """Beside the coordinator in the store, elsewhere on the disk of the host."""
+
+    def __init__(self, process: Process, store: Store, disk: Disk, hosts: HostDisks) -> None:
+        self.process = process
+        self.store = store
+        self.disk = disk
+        self.hosts = hosts
+        self._fetched: dict[str, bytes] = {}
+        process.perform(SaveArrays, self._save)
+        process.perform(LoadArrays, self._load)
+        IncomingDriver(process, disk, self._fetched.__setitem__)
+
+    @property
+    def _is_home(self) -> bool:
+        return self.process.agent == HOME_AGENT
+
+    def _save(self, effect: SaveArrays) -> None:
+        before = {name: array.copy() for name, array in effect.arrays.items()}
+
+        def done() -> None:
+            for name, array in effect.arrays.items():
+                assert np.array_equal(before[name], array, equal_nan=True), f"{name} changed"
+            error = self.disk.error()
+            digest, nbytes = self._write(effect, before) if not error else ("", 0)
+            self.process.post(ArraysSaved(effect.checkpoint, digest, nbytes, error))
+
+        timeline = self.process.timeline
+        timeline.after(self.disk.save_s, lambda: done() if self.process.alive else None)
+
+    def _write(self, effect: SaveArrays, arrays: Mapping[str, Array]) -> tuple[str, int]:
+        if self._is_home:
+            return self.store.write(effect.directory, effect.file, arrays)
+        content = packed(arrays)
+        here = self.hosts.of(self.process.agent)
+        here[checkpoint_file(effect.directory, effect.file)] = content
+        return sha256(content), len(content)
+
+    def _load(self, effect: LoadArrays) -> None:
+        store, missing = self.store, self._missing(effect) if not self._is_home else []
+        if missing:
+            self.process.post(FilesMissing(tuple(missing)), LOAD_S)
+            return
+        if not self._is_home:
+            store = self._store_of_fetched(effect.directory)
+        manifest, files = store.manifests[effect.directory], store.files[effect.directory]
+        if self.process.name.startswith("worker"):
+            part = self._own(manifest)
+            arrays = dict(files[part["file"]]) if part else {}
+            self.process.post(ArraysLoaded(arrays, {}), LOAD_S)
+            return
+        arrays = {
+            name: store.read_slice(effect.directory, name, effect.lo, effect.hi)
+            for name in effect.vectors
+        }
+        first = min(manifest["shards"], key=lambda s: int(s["lo"]))
+        for extra in effect.extras:
+            arrays[extra] = files[first["file"]][extra]
+        self.process.post(ArraysLoaded(arrays, first["state"]), LOAD_S)
+
+    def _own(self, manifest: Mapping[str, Any]) -> Any:
+        """What the manifest says about this worker's file; None if it has none."""
+        return next((w for w in manifest["workers"] if w["name"] == self.process.name), None)
+
+    def _missing(self, effect: LoadArrays) -> list[Wanted]:
+        """What has to be fetched before these arrays can be loaded here."""
+        file = checkpoint_file(effect.directory, MANIFEST)
+        if file not in self._fetched:
+            return [Wanted(file)]
+        manifest = json.loads(self._fetched[file])
+        if self.process.name.startswith("worker"):
+            own = self._own(manifest)
+            parts = [own] if own else []
+        else:
+            parts = [
+                shard
+                for shard in manifest["shards"]
+                if (shard["lo"] < effect.hi and effect.lo < shard["hi"])
+                or (effect.extras and shard["lo"] == 0)
+            ]
+        wanted = [
+            Wanted(checkpoint_file(effect.directory, p["file"]), p["nbytes"], p["sha256"])
+            for p in parts
+        ]
+        return [one for one in wanted if one.file not in self._fetched]
+
+    def _store_of_fetched(self, directory: str) -> Store:
+        store = Store()
+        manifest_file = checkpoint_file(directory, MANIFEST)
+        store.manifests[directory] = json.loads(self._fetched[manifest_file])
+        store.files[directory] = {
+            file.rpartition("/")[2]: unpacked(content)
+            for file, content in self._fetched.items()
+            if file != manifest_file
+        }
+        return store

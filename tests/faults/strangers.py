@@ -1,0 +1,131 @@
+"""Somebody who does not belong to a run, and comes to its ports: `python -m tests.faults.strangers
+WAY SECONDS RUN_DIRECTORY PORT...`. A process of its own, that the faults start and end.
+
+It does not hurry: what it takes of the processor would be taken from the job, too.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import zmq
+
+from dlctl import keys, wire
+from dlctl import messages as m
+from dlctl.roles.desk import COORDINATOR
+
+from .job import pause
+
+PAUSE_S = 0.02
+IDLE = 1000
+FRAMES = 10_000
+GREETING = b"\xff" + 8 * b"\x00" + b"\x7f\x03\x00CURVE".ljust(55, b"\x00")
+NOISE = (
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    bytes.fromhex("16030100c8010000c40303") + bytes(197),
+    GREETING,
+    GREETING + b"\x06\x7f" + 7 * b"\xff",
+    bytes(range(256)) * 16,
+    b"",
+)
+Round = Callable[[list[int]], None]
+
+
+def noise(ports: list[int]) -> None:
+    """A browser, a TLS client, half handshakes, rubbish."""
+    for port in ports:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0) as stranger:
+            stranger.sendall(random.choice(NOISE))
+
+
+class Idle:
+    """Connections that say nothing, as many as there can be."""
+
+    def __init__(self) -> None:
+        self._open: list[socket.socket] = []
+
+    def __call__(self, ports: list[int]) -> None:
+        for _ in range(20):
+            with suppress(OSError):
+                self._open.append(
+                    socket.create_connection(("127.0.0.1", random.choice(ports)), 1.0)
+                )
+        while len(self._open) > IDLE:
+            self._open.pop(0).close()
+
+
+class Knocking:
+    """CURVE with a key that nobody knows; without any key; and with the wrong key of the server."""
+
+    def __init__(self, directory: Path) -> None:
+        self.ring = keys.CurveKeys(keys.read(directory))
+        self.context = zmq.Context()
+        self._knocking: list[zmq.Socket[bytes]] = []
+
+    def __call__(self, ports: list[int]) -> None:
+        dealer = self.context.socket(zmq.DEALER)
+        dealer.linger = 0
+        way = random.randrange(3)
+        if way:
+            name = COORDINATOR if way == 1 else "server-77"
+            dealer.curve_serverkey = self.ring.public(name).encode()
+            dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
+        dealer.connect(f"tcp://127.0.0.1:{random.choice(ports)}")
+        dealer.send_multipart(wire.encode(m.Request(1, "stop", {})), zmq.NOBLOCK)
+        self._knocking.append(dealer)
+        if len(self._knocking) > 8:
+            self._knocking.pop(0).close()
+
+
+class Guest:
+    """Who has the command line's key, and sends rubbish, or asks for what there is not."""
+
+    def __init__(self, directory: Path) -> None:
+        ring = keys.CurveKeys(keys.read(directory))
+        self.context = zmq.Context()
+        self.dealer = self.context.socket(zmq.DEALER)
+        self.dealer.linger = 0
+        self.dealer.curve_serverkey = ring.public(COORDINATOR).encode()
+        pair = ring.pair("client")
+        self.dealer.curve_publickey, self.dealer.curve_secretkey = (k.encode() for k in pair)
+        self._connected = False
+
+    def __call__(self, ports: list[int]) -> None:
+        if not self._connected:
+            self.dealer.connect(f"tcp://127.0.0.1:{ports[0]}")
+            self._connected = True
+        bad: list[list[bytes]] = [
+            [b"\xdd\xff\xff\xff\xff"], [b"\x91" * 60_000], [b""], [os.urandom(200)],
+            [b""] * FRAMES, [b"\x94\x04\x00\x90\x90", bytes(1 << 20)],
+        ]  # fmt: skip
+        with suppress(zmq.Again):
+            self.dealer.send_multipart(random.choice(bad), zmq.NOBLOCK)
+            unknown = m.Request(random.getrandbits(50), "format the disk", {"now": True})
+            self.dealer.send_multipart(wire.encode(unknown), zmq.NOBLOCK)
+
+
+def main() -> None:
+    way, seconds, directory, *rest = sys.argv[1:]
+    ports = [int(port) for port in rest]
+    rounds: dict[str, Callable[[], Round]] = {
+        "noise": lambda: noise,
+        "idle": Idle,
+        "knocking": lambda: Knocking(Path(directory)),
+        "guest": lambda: Guest(Path(directory)),
+    }
+    do, until = rounds[way](), time.monotonic() + float(seconds)
+    while time.monotonic() < until:
+        do(ports)
+        pause(PAUSE_S)
+    os._exit(0)  # Whatever is still open is left as it is, as strangers do.
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Who may say what: a key speaks for its own name, in its own role, or it is not heard."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlctl import messages as m
+from dlctl.errors import RemoteProtocolError
+from dlctl.machine import Admit, Note
+from dlctl.messages import MESSAGES, Packed
+from dlctl.roles.coordinator import Coordinator
+from dlctl.roles.desk import Desk
+from dlctl.roles.doors import CLIENT, OFFENCES_MAX, Doors, keys_of, offence
+from dlctl.roles.keyring import NoKeys
+from dlctl.roles.server import Server
+from dlctl.sim.keys import SimulatedKeys
+
+KEYS = SimulatedKeys(b"token key")
+NAMES = ("agent-0", "server-0", "worker-0", "worker-1", CLIENT)
+READ = m.ReadFile(1, "ckpt/000000000001-1/manifest.json", 0, 0, 1)
+DATA = m.FileData("agent-0", 1, "logs/worker-0.1.jsonl", 1, 0, 1, 0, b"x", "")
+REGISTER = m.Register("run", "worker", "worker-0", 1, 1, "host", "0")
+STOP = m.Request(1, "stop", {})
+JOIN = m.Join("run", 0, 1, b"")
+PUSH = m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, Packed("none", 0, ()))
+
+
+@pytest.fixture
+def doors() -> Doors:
+    made = Doors(Desk(1.0))
+    made.admit(keys_of(KEYS, NAMES))
+    made.desk.clear()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("identity", "message"),
+    [
+        ("worker-0", REGISTER),
+        ("worker-0", JOIN),
+        ("worker-0", PUSH),
+        ("worker-0", m.LeaseRequest(0, 1, 0, False)),
+        ("server-0", m.Serving("server-0", "tcp://x", True)),
+        ("server-0", m.VectorResult(1, 0, 0.0)),
+        ("agent-0", m.ProcessExited("worker-1", 1, -9, (), "")),
+        ("agent-0", DATA),
+        ("server-0", READ),
+        ("worker-1", READ),
+        (CLIENT, STOP),
+        ("", STOP),
+        ("", REGISTER),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_everybody_may_say_what_is_theirs(doors: Doors, identity: str, message: m.Message) -> None:
+    doors.check(identity, message)
+
+
+@pytest.mark.parametrize(
+    ("identity", "message", "why"),
+    [
+        ("worker-1", REGISTER, "worker-1 speaks for worker-0"),
+        ("worker-1", JOIN, "worker-1 speaks for worker-0"),
+        ("worker-1", PUSH, "worker-1 speaks for worker-0"),
+        ("server-0", PUSH, "server-0 may not send Push"),
+        ("worker-0", STOP, "worker-0 may not send Request"),
+        ("server-0", STOP, "server-0 may not send Request"),
+        ("agent-0", STOP, "agent-0 may not send Request"),
+        (CLIENT, REGISTER, "client may not send Register"),
+        (CLIENT, PUSH, "client may not send Push"),
+        ("worker-0", m.ProcessExited("worker-1", 1, -9, (), ""), "may not send ProcessExited"),
+        ("worker-0", m.Serving("server-0", "tcp://x", True), "may not send Serving"),
+        ("server-0", m.VectorResult(1, 1, 0.0), "server-0 speaks for server-1"),
+        ("worker-0", m.Kill("server-0", 1, 9), "worker-0 may not send Kill"),
+        ("worker-0", m.Guests({}), "worker-0 may not send Guests"),
+        ("worker-0", DATA, "worker-0 may not send FileData"),
+        ("agent-1", DATA, "agent-1 is not let in any more"),
+        ("agent-0", READ, "agent-0 may not send ReadFile"),
+        (CLIENT, READ, "client may not send ReadFile"),
+        ("worker-0", m.FileTaken("x"), "worker-0 may not send FileTaken"),
+        ("worker-7", REGISTER, "worker-7 is not let in any more"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_nobody_may_say_what_is_not_theirs(
+    doors: Doors, identity: str, message: m.Message, why: str
+) -> None:
+    with pytest.raises(RemoteProtocolError, match=why):
+        doors.check(identity, message)
+
+
+def test_after_three_offences_the_key_is_shut_out_and_the_others_are_not(doors: Doors) -> None:
+    for _ in range(OFFENCES_MAX):
+        with pytest.raises(RemoteProtocolError, match="speaks for"):
+            doors.check("worker-1", REGISTER)
+    note, admit = doors.desk.clear()
+    assert isinstance(note, Note)
+    assert note.text == "worker-1 said 3 times what it may not: its key is shut out"
+    assert isinstance(admit, Admit)
+    assert set(admit.names.values()) == set(NAMES) - {"worker-1"}
+    own = m.LeaseRequest(1, 1, 0, False)
+    with pytest.raises(RemoteProtocolError, match="not let in any more"):
+        doors.check("worker-1", own)
+    doors.check("worker-0", REGISTER)
+    doors.admit(keys_of(KEYS, [*NAMES, "worker-2"]))
+    (admit,) = doors.desk.clear()
+    assert isinstance(admit, Admit)
+    assert "worker-1" not in admit.names.values(), "told again who belongs here, it stays out"
+
+
+def test_a_name_that_is_gone_is_not_heard_on_the_connection_that_it_has(doors: Doors) -> None:
+    doors.check("worker-1", m.LeaseRequest(1, 1, 0, False))
+    doors.admit(keys_of(KEYS, ["agent-0", "server-0", "worker-0"]))
+    with pytest.raises(RemoteProtocolError, match="not let in any more"):
+        doors.check("worker-1", m.LeaseRequest(1, 1, 0, False))
+
+
+def test_what_has_not_changed_is_not_put_in_force_again(doors: Doors) -> None:
+    doors.admit(keys_of(KEYS, NAMES))
+    assert doors.desk.clear() == []
+
+
+def test_without_keys_there_is_nobody_to_admit() -> None:
+    assert keys_of(NoKeys(b"token key"), NAMES) == {}
+
+
+def test_every_message_that_a_listening_daemon_takes_has_a_rule() -> None:
+    taken = {*Coordinator._HANDLERS, *Server._FROM_WORKERS}
+    for kind in MESSAGES.values():
+        message = kind.__new__(kind)
+        says = {offence(name, message) for name in NAMES}
+        may = any("may not send" not in why for why in says)
+        assert may == (kind in taken), kind.__name__

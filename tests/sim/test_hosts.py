@@ -1,0 +1,132 @@
+"""A run on three hosts: each has its agent, and any of them may be away, come back, or be lost."""
+
+from __future__ import annotations
+
+import pytest
+from simulated import ACCOUNT, job_file, ledger_checkers
+
+from dlctl.config import Host
+from dlctl.roles.desk import COORDINATOR
+from dlctl.sim.drivers import ComputeOptions
+from dlctl.sim.faults import Faults
+from dlctl.sim.problems import Ledger
+from dlctl.sim.simulation import Simulation
+
+HOSTS = (Host(ssh="h1"), Host(ssh="h2"), Host(ssh="h3"))
+TIMEOUTS = {"silent_s": 3.0, "host_s": 20.0, "grace_s": 20.0}
+
+
+def on_hosts(hosts=HOSTS, *, servers=2, workers=4, faults=None, seed=0, step_s=0.1) -> Simulation:
+    problem = Ledger(shards=servers, samples=1024, cells=300)
+    job = job_file(
+        workers=workers, servers=servers, optimizer=ACCOUNT, batch_size=8, portion_batches=2,
+        epochs=2.0, hosts=hosts, timeouts=TIMEOUTS,
+    )  # fmt: skip
+    return Simulation(
+        job, problem, seed=seed, faults=faults or Faults(),
+        compute=ComputeOptions(step_s=step_s, spread=0.1),
+        checkers=ledger_checkers(problem, 2, once=False, heal_at_s=30.0),
+    )  # fmt: skip
+
+
+def agent_of(simulation: Simulation, name: str) -> str:
+    return simulation.world.machine(COORDINATOR).members.daemons[name].agent
+
+
+def give_up(simulation: Simulation, agent: str) -> None:
+    """The checkers do not count who is given up, alive or not: it is fenced when it comes back."""
+    for process in simulation.world.processes:
+        process.given_up |= process.agent == agent and process.alive
+
+
+def test_every_host_has_an_agent_that_starts_what_is_placed_there():
+    simulation = on_hosts()
+    outcome = simulation.run()
+    assert outcome.state == "finished"
+    hosted = {
+        p.name: p.agent for p in outcome.world.processes if p.name[:6] in ("server", "worker")
+    }
+    assert hosted == {
+        "server-0": "agent-1", "server-1": "agent-2",
+        "worker-0": "agent-1", "worker-1": "agent-1", "worker-2": "agent-2", "worker-3": "agent-3",
+    }  # fmt: skip
+    assert not outcome.world.living()
+
+
+@pytest.mark.parametrize("agent", ["agent-1", "agent-3"])
+def test_a_host_that_is_cut_off_and_comes_back_loses_nothing(agent):
+    simulation = on_hosts()
+    simulation.at(2.0, lambda: simulation.world.cut_off(agent))
+    simulation.at(12.0, lambda: simulation.world.join(agent))
+    outcome = simulation.run()
+    assert outcome.state == "finished", outcome.store.texts("state")
+    assert not outcome.world.living()
+
+
+def test_the_workers_of_a_host_that_is_lost_are_started_on_the_others():
+    simulation = on_hosts()
+    simulation.at(2.0, lambda: simulation.world.lose_host("agent-3"))
+    outcome = simulation.run()
+    assert outcome.state == "finished", outcome.store.texts("state")
+    assert agent_of(simulation, "worker-3") in ("agent-1", "agent-2")
+    (text,) = (text for text in outcome.store.texts("lost") if "given up" in text)
+    assert text == "the host h3 has not been reached for 20 s: it is given up"
+
+
+def test_a_host_that_comes_back_after_it_was_given_up_finds_its_place_taken():
+    simulation = on_hosts(step_s=0.4)
+    simulation.at(2.0, lambda: simulation.world.cut_off("agent-3"))
+    simulation.at(22.0, lambda: give_up(simulation, "agent-3"))
+    simulation.at(30.0, lambda: simulation.world.join("agent-3"))
+    outcome = simulation.run()
+    assert outcome.state == "finished", outcome.store.texts("state")
+    assert agent_of(simulation, "worker-3") != "agent-3"
+    assert not outcome.world.living()
+
+
+def test_without_the_host_of_a_shard_the_run_ends_and_says_so():
+    simulation = on_hosts()
+    simulation.at(2.0, lambda: simulation.world.lose_host("agent-2"))
+    outcome = simulation.run()
+    assert outcome.state == "failed"
+    assert outcome.store.texts("state")[-1] == (
+        "failed: the host h2 has not been reached for 20 s, and with it server-1: its shard is lost"
+    )
+    assert not outcome.world.living()
+
+
+def test_an_agent_of_another_host_that_dies_is_started_again_and_adopts():
+    simulation = on_hosts()
+    simulation.at(2.0, lambda: simulation.world.kill("agent-2"))
+    outcome = simulation.run()
+    assert outcome.state == "finished"
+    servers = [p for p in outcome.world.processes if p.name == "server-1"]
+    assert len(servers) == 1, "nobody else was ended"
+
+
+def test_a_coordinator_that_is_started_again_hears_of_all_hosts():
+    simulation = on_hosts()
+    simulation.at(2.0, lambda: simulation.world.kill(COORDINATOR))
+    outcome = simulation.run()
+    assert outcome.state == "finished"
+    agents = [p for p in outcome.world.processes if p.name.startswith("agent")]
+    assert len(agents) == 4, "all went on"
+
+
+def test_a_host_that_never_could_be_reached_fails_the_start_with_the_words_of_ssh():
+    simulation = on_hosts()
+    simulation.world.unreachable.add("agent-2")
+    outcome = simulation.run()
+    assert outcome.state == "failed"
+    assert "No route to host" in outcome.store.texts("state")[-1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_faults_of_all_kinds_on_three_hosts(seed):
+    faults = Faults(
+        kills=2, server_kills=1, agent_kills=1, coordinator_kills=1, freezes=1, cuts=2,
+        partitions=1, half_opens=1, resets=2, heal_at_s=10.0,
+    )  # fmt: skip
+    outcome = on_hosts(faults=faults, seed=seed).run()
+    assert outcome.state == "finished", outcome.store.texts("state")
+    assert not outcome.world.living()
