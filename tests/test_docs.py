@@ -58,7 +58,7 @@ def test_every_example_is_a_valid_job(path: Path) -> None:
 
 
 def test_the_job_file_in_the_readme_is_valid(tmp_path: Path) -> None:
-    (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    block = "".join(re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.S))
     (tmp_path / "train.py").write_text("task = None\n")
     (tmp_path / "job.toml").write_text(block)
     assert jobfile.load(tmp_path / "job.toml").compression.options["density"] == 0.01

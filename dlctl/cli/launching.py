@@ -22,7 +22,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlctl import checkpoints, keys, runs
-from dlctl.cli import belonging, console, kept, lineage, pick, unfinished, values
+from dlctl.cli import (
+    belonging,
+    console,
+    kept,
+    lineage,
+    otherhosts,
+    pick,
+    unfinished,
+    values,
+)
 from dlctl.cli.changes import differences
 from dlctl.cli.snapshot import Snapshot, load, read_job
 from dlctl.errors import DlctlError, UsageError
@@ -207,6 +216,7 @@ def _resume(
     directory = previous.directory
     _check_owned(directory)
     row = _row(directory, pick.job_file(file), job, resume=str(checkpoint))
+    otherhosts.end(previous, 0.0, purge=True)
     with explained(directory):
         before = {name: (directory / name).read_bytes() for name in ("job.toml", "job.json")}
     try:

@@ -31,6 +31,7 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     examples=[
         ("dlctl man", "the overview"),
         ("dlctl man job", "every key of the job file"),
+        ("dlctl man hosts", "from one machine to three"),
         ("dlctl man logs", "one command"),
     ],
 )
@@ -50,7 +51,7 @@ def command(topic: str | None, plain: bool) -> None:
 
 
 def find(topic: str | None) -> Path:
-    """The page of a command, of "job", or (None) of dlctl itself.
+    """The page of a command, of "job" or "hosts", or (None) of dlctl itself.
 
     Raises NotFound, with a suggestion.
     """
@@ -68,9 +69,9 @@ def find(topic: str | None) -> Path:
 
 
 def topics() -> dict[str, Path]:
-    """All pages: command (or "job", or "" for dlctl itself) -> file."""
+    """All pages: command (or "job", "hosts", or "" for dlctl itself) -> file."""
     for folder in _folders():
-        pages = sorted(folder.glob("man[15]/dlctl*.[15]"))
+        pages = sorted(folder.glob("man[157]/dlctl*.[157]"))
         if pages:
             return {page.stem.removeprefix("dlctl").removeprefix("-"): page for page in pages}
     return {}

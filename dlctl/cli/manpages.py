@@ -16,6 +16,7 @@ import click
 from dlctl import __version__
 from dlctl.cli.group import Command, LazyGroup, summary_and_body
 from dlctl.cli.main import cli
+from dlctl.cli.manpage_hosts import hosts_page
 from dlctl.cli.manpage_job import job_page
 from dlctl.cli.roff import Page
 
@@ -55,7 +56,11 @@ ENVIRONMENT = [
 def pages() -> dict[str, str]:
     """All manual pages: path below `man/` -> content."""
     root = cli.make_context("dlctl", [], resilient_parsing=True, color=False)
-    found = {"man1/dlctl.1": _root_page(root), "man5/dlctl-job.5": job_page(__version__)}
+    found = {
+        "man1/dlctl.1": _root_page(root),
+        "man5/dlctl-job.5": job_page(__version__),
+        "man7/dlctl-hosts.7": hosts_page(__version__),
+    }
     for name, command in _commands(cli, root):
         context = click.Context(command, info_name=name, parent=root)
         found[f"man1/dlctl-{name}.1"] = _command_page(command, context)
@@ -177,7 +182,7 @@ def differences(folder: Path = FOLDER) -> list[str]:
     wanted = pages()
     present = {
         str(path.relative_to(folder)): path.read_text(encoding="utf-8")
-        for path in folder.glob("man[15]/*")
+        for path in folder.glob("man[157]/*")
     }
     return sorted(
         name for name in wanted.keys() | present.keys() if wanted.get(name) != present.get(name)

@@ -85,7 +85,7 @@ def resume(findings: Findings, why: str = "") -> Launched:
     belonging.refuse_unknown_coordinator(snapshot)
     directory = snapshot.directory
     cost = recovery.cost(findings, why)
-    stop.clean_up(snapshot, 0.0)
+    stop.clean_up(snapshot, 0.0, purge=True)
     keys = resume_keys(snapshot, str(findings.checkpoint[0]))
     with explained(directory):
         with closing(RunDb(directory)) as db:

@@ -184,6 +184,32 @@ def test_the_workers_of_a_host_that_is_lost_for_good_go_on_elsewhere(
     place.nothing_left()
 
 
+@pytest.mark.long
+def test_without_the_host_of_a_shard_the_run_goes_on_from_its_checkpoint_on_the_others(
+    cluster: Cluster, place: Workplace
+) -> None:
+    place.task(pause_s=SLOW_S)
+    limits = "[timeouts]\nsilent_s = 2.0\nhost_s = 4.0\n"
+    keys = {"stop": ENDLESS, "servers": 2, "workers": 3, "checkpoint_every_s": 1.0}
+    place.job(more=HOSTS + limits, **keys)
+    place.start()
+    place.until("a checkpoint is here", lambda: place.run().get("checkpoint"))
+    cluster.lose("h2")
+    place.until_state("failed", timeout_s=LONG_S)
+    said = "the host h2 has not been reached for 4 s, and with it server-1: its shard is lost"
+    assert place.run()["reason"] == said
+    step = place.run()["checkpoint"]["step"]
+    place.job(more=HOSTS.replace('[[hosts]]\nssh = "h2"\n', "") + limits, **keys)
+    ended = place.dlctl("start", "job.toml")
+    assert ended.code == 0, ended.err
+    assert f"from step {step}" in ended.err
+    place.until_step(step + 50)
+    assert place.daemon("server-1")["host"] == "h3"
+    assert place.dlctl("stop").code == 0
+    assert place.dlctl("verify").code in (0, 1), "what came after that checkpoint is lost, and said"
+    place.nothing_left()
+
+
 def test_a_host_whose_sshd_does_not_know_us_fails_the_start_in_ssh_s_own_words(
     cluster: Cluster, place: Workplace
 ) -> None:
