@@ -18,7 +18,11 @@ from dlctl import rundb, runs
 
 MARK = ".dlctl-unfinished"
 _RUN_ID_END = re.compile(r"-[0-9a-f]{4}(\.new)?$")
-_FILES = (MARK, "job.toml", "job.json", "key", *(rundb.FILE + s for s in ("", "-wal", "-shm")))
+_DATABASES = (rundb.FILE, f".{rundb.FILE}.tmp")
+_FILES = (
+    *(MARK, "job.toml", "job.json", "key"),
+    *(name + s for name in _DATABASES for s in ("", "-journal", "-wal", "-shm")),
+)
 _TEMPORARY = re.compile(r"\.(job\.toml|job\.json|key)\.[0-9a-f]{8}\.tmp")
 LOGS = "logs"
 

@@ -102,6 +102,14 @@ def test_a_command_that_is_killed_between_any_two_of_its_calls_leaves_nothing_fo
         assert not list(tmp_path.iterdir()), doom
 
 
+def test_a_database_that_was_half_made_keeps_nobody_from_sweeping(tmp_path):
+    with unfinished.made(tmp_path / "a-0001"):
+        for name in (".run.db.tmp", ".run.db.tmp-journal", "run.db", "run.db-wal"):
+            (tmp_path / "a-0001" / name).touch()
+    unfinished.sweep(tmp_path, "a")
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_empty_directory_of_the_users_keeps_its_place(tmp_path):
     own = tmp_path / "a-0001"
     own.mkdir()

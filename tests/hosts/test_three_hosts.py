@@ -122,6 +122,7 @@ def test_whoever_is_killed_on_any_host_the_run_goes_on(cluster: Cluster, place: 
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_a_stopped_job_goes_on_from_the_checkpoint_that_was_collected(
     cluster: Cluster, place: Workplace
 ) -> None:
