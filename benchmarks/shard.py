@@ -149,8 +149,9 @@ def _assign(coordinator: End, size: int, keyring: Keyring) -> tuple[Peer, str]:
     """What a coordinator says to a server; (its connection, the address that it serves at)."""
     layout = Layout((Entry("w", TRAINED, (size,), "float32"),)).to_bytes()
     peer, _ = coordinator.wait_for(m.Register)
+    guests = json.dumps(keys_of(keyring, [WORKER])).encode()
     coordinator.transport.send(peer, m.Welcome(SERVER, 0, GENERATION, keyring.token_key, {}))
-    coordinator.transport.send(peer, m.Guests(keys_of(keyring, [WORKER])))
+    coordinator.transport.send(peer, m.Guests(1, guests))
     coordinator.transport.send(peer, m.Assign(0, size, layout, ""))
     _, serving = coordinator.wait_for(m.Serving)
     return peer, serving.address

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import subprocess
 from typing import NamedTuple
 
 from dlctl import placement, runs
-from dlctl.config import Host, JobFile
+from dlctl.config import JobFile
 from dlctl.errors import DlctlError
+from dlctl.launch import ssh
 
 LOOPBACK = "127.0.0.1"
-SSH, SSH_S = "ssh", 10.0
 
 
 class Place(NamedTuple):
@@ -94,19 +93,7 @@ def _lookup(host: str) -> tuple[str, socket.AddressFamily]:
 def _target(job: JobFile) -> str:
     """An address on the way to the other hosts."""
     host = next(host for host in job.hosts if host.ssh)
-    return host.data or ssh_address(host)
-
-
-def ssh_address(host: Host) -> str:
-    """Where ssh would connect to, by the user's own configuration. Raises DlctlError."""
-    try:
-        said = subprocess.run(
-            [SSH, "-G", "--", host.ssh], capture_output=True, text=True, check=True, timeout=SSH_S
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise DlctlError(f"ssh does not say where {host.ssh} is: {error}") from error
-    keys = dict(line.partition(" ")[::2] for line in said.stdout.splitlines())
-    return keys.get("hostname", host.ssh.rpartition("@")[2])
+    return host.data or ssh.address_of(host)
 
 
 def _address_towards(host: str) -> str:

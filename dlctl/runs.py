@@ -12,6 +12,7 @@ live in a runtime directory that only this user can enter: unix socket paths mus
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -86,11 +87,14 @@ def socket_address(run_id: str, name: str) -> str:
 def held(directory: Path) -> Iterator[None]:
     """Make or revive this run directory alone: whoever wants to must hold it.
 
-    Raises BlockingIOError if somebody else does just now.
+    Raises BlockingIOError if somebody else does just now, and FileNotFoundError if it is gone, or
+    was while we waited for nobody.
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(descriptor), directory.stat()):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))
         yield
     finally:
         os.close(descriptor)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from daemons import process, signals
 from daemons.agent.children import Children
 from daemons.agent.supervision import Supervision
@@ -39,7 +41,9 @@ def _serve_host(context: process.Context, loop: Loop, machine: Agent) -> int:
     """Away from home nobody else would remove what is left here."""
     code = loop.run(machine)
     if machine.is_over:
-        purge_files(context.directory)
+        # Not what the next agent of this run is just being given.
+        with suppress(BlockingIOError), runs.held(context.directory):
+            purge_files(context.directory)
     return code
 
 

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
@@ -54,7 +54,6 @@ def begin(request: Request) -> dict[str, Any]:
     files = _files(request)
     job = _job(request, directory, files)
     _reach(control)
-    make(directory)
     with _alone(directory):
         _replace_older(directory, incarnation)
         _write(directory, agent, job, files)
@@ -154,15 +153,22 @@ def _reach(control: str) -> None:
 
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    """Hold the directory: the connection of another `begin` may be gone while it still works."""
+    """Make the directory, and hold it: the connection of another `begin` may be gone while it still
+    works, and an agent that has left may be removing it.
+    """
     deadline = time.monotonic() + HELD_S
-    while True:
-        with suppress(BlockingIOError), runs.held(directory):
-            yield
-            return
-        if time.monotonic() > deadline:
-            raise DlctlError("somebody else is just starting this agent", where=str(directory))
-        time.sleep(POLL_S)
+    with ExitStack() as ours:
+        while True:
+            make(directory)
+            try:
+                ours.enter_context(runs.held(directory))
+                break
+            except (BlockingIOError, FileNotFoundError):
+                if time.monotonic() > deadline:
+                    words = "somebody else is just starting this agent"
+                    raise DlctlError(words, where=str(directory)) from None
+            time.sleep(POLL_S)
+        yield
 
 
 def _replace_older(directory: Path, incarnation: int) -> None:

@@ -117,6 +117,7 @@ def _again(previous: Snapshot, file: Path, job: JobFile, content: Json, head: st
                 "done again"
             )
     good = resuming.checkpoint(previous, job, file)
+    otherhosts.end(previous, 0.0, purge=True)
     console.note(console.escape(head))
     if good is None:
         return _begin(file, job, content)
@@ -216,7 +217,6 @@ def _resume(
     directory = previous.directory
     _check_owned(directory)
     row = _row(directory, pick.job_file(file), job, resume=str(checkpoint))
-    otherhosts.end(previous, 0.0, purge=True)
     with explained(directory):
         before = {name: (directory / name).read_bytes() for name in ("job.toml", "job.json")}
     try:

@@ -17,12 +17,14 @@ ANSWER_S = 20.0
 
 def of(snapshot: Snapshot) -> dict[str, Host]:
     """Agent -> its host, of those that are reached over ssh."""
-    if not read_job(snapshot.directory).get("hosts"):
+    hosts = read_job(snapshot.directory).get("hosts")
+    if not hosts:
         return {}
-    from dlctl import config, placement  # here, because most runs have no other hosts
+    from dlctl import placement  # here, because most runs have no other hosts
+    from dlctl.config import Host, from_dict
 
-    job = config.from_dict(config.JobFile, read_job(snapshot.directory))
-    return {name: host for name, host in placement.agents(job.hosts).items() if host.ssh}
+    agents = placement.agents([from_dict(Host, host) for host in hosts])
+    return {name: host for name, host in agents.items() if host.ssh}
 
 
 def end(snapshot: Snapshot, grace_s: float, *, purge: bool) -> list[str]:
@@ -34,11 +36,9 @@ def end(snapshot: Snapshot, grace_s: float, *, purge: bool) -> list[str]:
         return []
     from dlctl.launch import ssh
     from dlctl.launch.answers import explain
+    from dlctl.launch.remote import end_request
 
-    request = {
-        "verb": "end", "run_id": snapshot.run_id, "grace_s": round(grace_s), "purge": purge,
-        "only_agent": False,
-    }  # fmt: skip
+    request = end_request(snapshot.run_id, grace_s=round(grace_s), purge=purge)
     failed = []
     for agent, answer in ssh.ask(hosts, request, grace_s + ANSWER_S).items():
         if answer.value is None or not answer.is_good:

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 
 from dlctl import runs
-from dlctl.cli import arriving, belonging, kept, lineage, recovery, stop
+from dlctl.cli import arriving, belonging, kept, lineage, otherhosts, recovery, stop
 from dlctl.cli.launching import Launched, explained, resume_keys, start_coordinator
 from dlctl.cli.recovery import Findings
 from dlctl.cli.snapshot import ENDED, Snapshot, load
@@ -85,7 +85,8 @@ def resume(findings: Findings, why: str = "") -> Launched:
     belonging.refuse_unknown_coordinator(snapshot)
     directory = snapshot.directory
     cost = recovery.cost(findings, why)
-    stop.clean_up(snapshot, 0.0, purge=True)
+    stop.clean_up(snapshot, 0.0)
+    otherhosts.end(snapshot, 0.0, purge=True)
     keys = resume_keys(snapshot, str(findings.checkpoint[0]))
     with explained(directory):
         with closing(RunDb(directory)) as db:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 from dlctl.cli import console, live, logfiles, recovering, report, stop, values
@@ -17,6 +18,7 @@ POLL_S = 0.1
 MARGIN_S = 30.0
 """On top of the job's own limit, after which the coordinator gives up by itself."""
 LAST_LINES = 12
+DEATH_S = 2.0
 _BIRTH = re.compile(r"INFO \w+ [\w-]+ starts, pid \d+")
 
 
@@ -88,12 +90,12 @@ def failed(launched: Launched, what: str) -> JobFailed:
 
 def _record_death(launched: Launched) -> None:
     """A coordinator that died before it could write anything leaves the last word to us."""
-    status = None if launched.process is None else launched.process.poll()
-    if status is None:
-        return
     with closing(RunDb(launched.directory)) as db:
-        if db.run().get("state") not in ENDED:
-            how = values.exit_in_words(status)
+        if launched.process is None or db.run().get("state") in ENDED:
+            return
+        with suppress(subprocess.TimeoutExpired):
+            # The kernel shows a process as ended a moment before it says how.
+            how = values.exit_in_words(launched.process.wait(DEATH_S))
             db.put_run(state="failed", reason=f"the coordinator died while it started: {how}")
             db.commit()
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -73,11 +73,13 @@ def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> Non
         if save:
             _require_saved(after)
         return
-    left = clean_up(snapshot, 0.0 if kill else grace_s, purge=kill)
+    left_s = 0.0 if kill else grace_s
+    ended = clean_up(snapshot, left_s)
+    if kill or snapshot.state == "failed":  # After an orderly end nothing is left there.
+        _require_reached(snapshot, otherhosts.end(snapshot, left_s, purge=kill))
     if kill and snapshot.is_gone:
         record_end(snapshot.directory, "stopped", KILLED)
-    _require_reached(snapshot, left.away)
-    if not left.ended:
+    if not ended:
         text = f"{snapshot.run_id} has already ended ({snapshot.state}); no process of it is left"
         console.note(console.escape(text))
     _tell_kept(snapshot, kill)
@@ -122,7 +124,8 @@ def stop(
         console.note("the coordinator is gone; ending what it left behind")
         state, reason = ("stopped", KILLED) if kill else ("failed", LOST)
         record_end(snapshot.directory, state, reason)
-        away = clean_up(load(snapshot.directory), 0.0 if kill else grace_s, purge=kill).away
+        clean_up(load(snapshot.directory), 0.0 if kill else grace_s)
+        away = otherhosts.end(snapshot, 0.0 if kill else grace_s, purge=kill)
     except (Unreachable, TimedOut) as error:
         if not kill:
             raise
@@ -195,22 +198,15 @@ def _what_is_left(snapshot: Snapshot) -> str:
     return f"the newest good checkpoint was saved at step {values.count(row.get('step'))}, {behind}"
 
 
-class Cleaned(NamedTuple):
-    ended: list[str]
-    """Daemons on this machine."""
-    away: list[str]
-    """Other hosts that could not be asked to end theirs."""
+def clean_up(snapshot: Snapshot, grace_s: float) -> list[str]:
+    """End the daemons that are left on this machine of a run that has ended, or has no coordinator;
+    returns their names. Those on other hosts are the business of `otherhosts`.
 
-
-def clean_up(snapshot: Snapshot, grace_s: float, *, purge: bool = False) -> Cleaned:
-    """End the daemons of a run that has ended, or has no coordinator.
-
-    They are known by their command lines and the run's records, never by a pid alone. `purge`: what
-    other hosts keep of it goes, too.
+    They are known by their command lines and the run's records, never by a pid alone.
     """
     ended = _end(_left(snapshot), snapshot.run_id, grace_s)
     runs.remove_sockets(snapshot.run_id)
-    return Cleaned(ended, otherhosts.end(snapshot, grace_s, purge=purge))
+    return ended
 
 
 def _end(rows: Sequence[Mapping[str, Any]], run_id: str, grace_s: float) -> list[str]:

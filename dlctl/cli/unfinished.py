@@ -11,7 +11,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from dlctl import rundb, runs
@@ -37,13 +37,16 @@ def made(directory: Path) -> Iterator[None]:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(directory))
     new = directory.with_name(f".{directory.name}.new")
     new.mkdir(parents=True)
-    with runs.held(new):
+    with ExitStack() as held:
         try:
+            held.enter_context(runs.held(new))
             (new / MARK).touch(exist_ok=False)
             new.rename(directory)
+        except FileNotFoundError as error:  # Swept away, as it was not held yet.
+            raise FileExistsError(errno.EEXIST, error.strerror, str(directory)) from error
         except OSError as error:
             _remove_if_ours(new)
-            if error.errno in (errno.ENOENT, errno.ENOTEMPTY):  # Swept away, or taken meanwhile.
+            if error.errno == errno.ENOTEMPTY:  # Somebody else has that name meanwhile.
                 raise FileExistsError(errno.EEXIST, error.strerror, str(directory)) from error
             raise
         yield

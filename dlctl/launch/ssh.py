@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from dlctl.config import Host
+from dlctl.errors import DlctlError
 from dlctl.launch.answers import (
     ANSWER_BYTES_MAX,
     NO_ANSWER,
@@ -25,11 +26,12 @@ from dlctl.launch.answers import (
     Answer,
     read,
 )
-from dlctl.launch.sshwords import argv, control_path, python_words
+from dlctl.launch.sshwords import address_argv, argv, control_path, python_words
 
 WORDS_BYTES_MAX = 64 * 1024
 """Of standard error the last part is kept."""
 CHUNK_BYTES = 64 * 1024
+ADDRESS_S = 10.0
 
 
 class Call:
@@ -195,3 +197,18 @@ def ask(
             call.cancel()
         raise
     return wait_for(calls)
+
+
+def address_of(host: Host) -> str:
+    """Where ssh would connect to, by the user's own configuration; nobody is connected to.
+
+    Raises DlctlError if ssh does not say it.
+    """
+    try:
+        said = subprocess.run(
+            address_argv(host), capture_output=True, text=True, check=True, timeout=ADDRESS_S
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise DlctlError(f"ssh does not say where {host.ssh} is: {error}") from error
+    keys = dict(line.partition(" ")[::2] for line in said.stdout.splitlines())
+    return keys.get("hostname", host.ssh.rpartition("@")[2])

@@ -52,13 +52,22 @@ def argv(host: Host, words: Sequence[str], control_path: str) -> list[str]:
 
     control_path: "": a connection of its own. Raises UsageError if the host is none.
     """
-    if fault := ssh_fault(host.ssh):
-        raise UsageError(f'the host "{host.ssh}" {fault}', hint="correct ssh in [[hosts]]")
     shared = {"ControlMaster": "no", "ControlPath": "none"}
     if control_path:
         shared = {"ControlMaster": "auto", "ControlPath": control_path, "ControlPersist": "60"}
     options = [f"-o{key}={value}" for key, value in {**OPTIONS, **shared}.items()]
-    return ["ssh", "-T", *options, "--", host.ssh, shlex.join(words)]
+    return ["ssh", "-T", *options, "--", _checked(host), shlex.join(words)]
+
+
+def address_argv(host: Host) -> list[str]:
+    """The command that says how ssh would reach a host. Raises UsageError if the host is none."""
+    return ["ssh", "-G", "--", _checked(host)]
+
+
+def _checked(host: Host) -> str:
+    if fault := ssh_fault(host.ssh):
+        raise UsageError(f'the host "{host.ssh}" {fault}', hint="correct ssh in [[hosts]]")
+    return host.ssh
 
 
 def python_words(host: Host) -> list[str]:

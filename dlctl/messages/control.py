@@ -114,9 +114,11 @@ class Members(Message):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Guests(Message):
-    """To a server: who may connect, public key -> name. Sent again with every report."""
+    """To a server: who may connect. Repeated until `GuestsNoted`; the newest `number` counts."""
 
-    names: Json
+    number: int
+    names: bytes
+    """JSON: public key -> name. There may be more of them than a header holds."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -385,3 +387,9 @@ class FileTaken(Message):
     """To an agent: this file of a checkpoint is where it belongs; remove the copy."""
 
     file: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class GuestsNoted(Message):
+    name: str
+    number: int

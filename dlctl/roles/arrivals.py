@@ -8,6 +8,7 @@ told where.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -71,6 +72,10 @@ class Arrivals:
         self._bytes = b""
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
         self._terms = dict(past.terms)
+        self.guest_lists = 0
+        """How many there have been, of all coordinators of this run: servers go by the newest."""
+        self._told_guests: dict[str, int] = {}
+        """Server -> the number of its newest list."""
         self.on_start: Callable[[Daemon], None] = lambda daemon: None
         """Called for each process that is to be started, with its incarnation."""
 
@@ -132,7 +137,7 @@ class Arrivals:
         if not daemon.registered:
             daemon.registered = True
             self._issue_term(daemon)
-        self._welcome(daemon)
+        self._welcome(daemon, now)
         if daemon.role == "server":
             self.assign(now)
         return daemon
@@ -143,7 +148,7 @@ class Arrivals:
             self._terms[daemon.name] = daemon.term
             self.desk.do(IssueTerm(daemon.name, daemon.term))
 
-    def _welcome(self, daemon: Daemon) -> None:
+    def _welcome(self, daemon: Daemon, now: float) -> None:
         token, settings = b"", daemon.settings
         if daemon.role == "worker":
             token = sign(self.keyring.token_key, self.run_id, daemon.index, daemon.term)
@@ -152,15 +157,22 @@ class Arrivals:
             settings = limited | settings
         elif daemon.role == "server":
             token = self.keyring.token_key
-            self.tell_guests(daemon)
+            self.tell_guests(daemon, now)
         welcome = m.Welcome(daemon.name, daemon.index, daemon.term, token, settings)
         self.desk.send(daemon.name, welcome)
 
-    def tell_guests(self, server: Daemon) -> None:
-        """The workers may connect to it. Sent again with every report: it may be lost."""
+    def tell_guests(self, server: Daemon, now: float) -> None:
+        """The workers may connect to it, as they are now."""
         workers = [worker.name for worker in self.members.of("worker")]
         if names := keys_of(self.keyring, workers):
-            self.desk.send(server.name, m.Guests(names))
+            self.guest_lists += 1
+            self._told_guests[server.name] = self.guest_lists
+            guests = m.Guests(self.guest_lists, json.dumps(names).encode())
+            self.desk.ask(("guests", server.name), server.name, guests, now)
+
+    def on_guests_noted(self, message: m.GuestsNoted, now: float) -> None:
+        if self._told_guests.get(message.name) == message.number:
+            self.desk.outstanding.done(("guests", message.name), now)
 
     # ------------------------------------------------------------ the model and the servers
 

@@ -203,9 +203,9 @@ class Coordinator:
         self._started_at = now
         if self.memory.is_there():
             self.memory.go_on(now)
-            self.admit_members()
+            self.admit_members(now)
             return
-        self.admit_members()
+        self.admit_members(now)
         self.change_state("starting", "", now)
         self.arrivals.note_lost_residuals()
         for agent in self.members.of("agent"):
@@ -271,11 +271,11 @@ class Coordinator:
         if state != self.state:
             self.change_state(state, ", ".join(troubled), now)
 
-    def admit_members(self) -> None:
+    def admit_members(self, now: float) -> None:
         """The daemons of this run may connect to us, and its clients; to servers its workers."""
         self.doors.admit(keys_of(self.arrivals.keyring, [*self.members.daemons, CLIENT]))
         for server in self.members.of("server"):
-            self.arrivals.tell_guests(server)
+            self.arrivals.tell_guests(server, now)
 
     def tell_members(self, server: Daemon | None = None) -> None:
         """Barriers count the workers that take part. Sent again with every server's report."""
@@ -381,6 +381,7 @@ class Coordinator:
         m.Register: _on_register,
         m.Spawned: lambda self, peer, message, now: self.arrivals.on_spawned(peer, message, now),
         m.ModelReady: _on_model_ready,
+        m.GuestsNoted: lambda self, peer, message, now: self.arrivals.on_guests_noted(message, now),
         m.MovedNoted: lambda self, peer, message, now: self.arrivals.on_moved_noted(message, now),
         m.Serving: lambda self, peer, message, now: self.arrivals.on_serving(peer, message, now),
         m.LeaseRequest: _on_lease_request,

@@ -11,6 +11,7 @@ Without keys (identity "") everybody who can reach the socket is this user, and 
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 
@@ -69,6 +70,7 @@ _RULES: dict[type[m.Message], _Rule] = {
     m.PushBuffers: (_WORKERS, _slot),
     m.FetchBuffers: (_WORKERS, _slot),
     m.Serving: (frozenset({SERVER}), _named),
+    m.GuestsNoted: (frozenset({SERVER}), _named),
     m.VectorResult: (frozenset({SERVER}), _shard),
     m.Spawned: (frozenset({AGENT}), _anybody),
     m.ProcessExited: (frozenset({AGENT}), _anybody),
@@ -126,6 +128,17 @@ class Doors:
         names = {key: name for key, name in self._names.items() if not self._is_shut_out(name)}
         self._admitted = frozenset(names.values())
         self.desk.do(Admit(names))
+
+
+def guests_in(data: bytes) -> dict[str, str]:
+    """Public key -> name, as `Guests` carries it. Raises RemoteProtocolError."""
+    try:
+        names = json.loads(data)
+    except (ValueError, RecursionError):
+        names = None
+    if type(names) is not dict or not all(type(name) is str for name in names.values()):
+        raise RemoteProtocolError("this is no list of guests")
+    return names
 
 
 def keys_of(keyring: Keyring, names: Iterable[str]) -> dict[str, str]:

@@ -184,7 +184,8 @@ class Losses:
     def _drop_questions(self, name: str) -> None:
         """What only this process could have answered."""
         servers = range(len(self.members.of("server")))
-        keys = [(what, name) for what in ("spawn", "assign", "shutdown", "kill", "drain")]
+        asked = ("spawn", "assign", "guests", "shutdown", "kill", "drain")
+        keys = [(what, name) for what in asked]
         for key in [*keys, *(("moved", shard, name) for shard in servers)]:
             self.desk.outstanding.drop(key)
 

@@ -9,7 +9,7 @@ The state that decides what the coordinator does next lies in small pieces under
     daemon/<name>       its incarnation, term, address, and how far it has come
     portion/<e>/<p>     the slot that has it, or RETURNED or DONE; p = -1: all of epoch e
     answer/<slot>       the newest lease of a slot, in case it has to be repeated
-    numbers             of the newest evaluation and change: workers know them by these
+    numbers             of the newest evaluation, change and list of guests: by these they are known
     log/<daemon>.<i>    of a process on another host: its agent, the part of its log that is copied
 
 After every event the pieces that have changed become `Remember` effects, ahead of the messages of
@@ -82,7 +82,7 @@ class Memory:
             yield "end", (end.state, end.reason, end.grace_s, end.is_shutting_down())
         if of.arrivals.layout is not None and "layout" not in self._known:
             yield "layout", of.arrivals.layout.to_rows()
-        yield "numbers", (of.evaluations.number, of.changes.number)
+        yield "numbers", (of.evaluations.number, of.changes.number, of.arrivals.guest_lists)
         for slot in self._answered_slots - work.answered.keys():
             yield f"answer/{slot}", None
         self._answered_slots = set(work.answered)
@@ -147,7 +147,7 @@ class Memory:
         steps, samples, loss, dataset_samples, next_, of.evaluations.newest = values["work"]
         portions = {key: v for key, v in values.items() if key.startswith("portion/")}
         of.work.go_on(steps, samples, loss, dataset_samples, (next_[0], next_[1]), portions)
-        of.evaluations.number, of.changes.number = values["numbers"]
+        of.evaluations.number, of.changes.number, of.arrivals.guest_lists = values["numbers"]
         of.files.mirror.go_on(values, self.past.logs)
         for key, value in values.items():
             if key.startswith("answer/"):
@@ -159,10 +159,8 @@ class Memory:
         daemon.deaths_in_row = 0  # What has died with the coordinator, or before, is forgiven.
         if daemon.role == "agent":
             # Only of the agent on this machine we can know; the others are heard, or silent.
-            is_there = self.past.agents.get(daemon.name, daemon.incarnation) == daemon.incarnation
-            if daemon.name == HOME_AGENT:
-                is_there = self.past.agents.get(daemon.name) == daemon.incarnation
-            if not daemon.alive or not is_there:
+            is_here = self.past.agents.get(daemon.name) == daemon.incarnation
+            if not daemon.alive or (daemon.name == HOME_AGENT and not is_here):
                 of.begin_anew(daemon, now)
         elif daemon.state in ("stopped", "failed") and not is_ending:
             daemon.state, daemon.retry_at = "backoff", now

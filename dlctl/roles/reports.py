@@ -34,7 +34,6 @@ class Reports:
             of.losses.compare(daemon, report.metrics.get("children"), now)
             return
         if daemon.role == "server":
-            of.arrivals.tell_guests(daemon)
             of.tell_members(daemon)
         if of.state in ("running", "degraded"):
             step = report.metrics.get("step") or report.metrics.get("version")

@@ -53,7 +53,7 @@ class Scaling:
             else:
                 self.of.begin_anew(worker, now)
         if started:
-            self.of.admit_members()
+            self.of.admit_members(now)
         for worker in sorted(staying, key=_leaves_first)[: max(0, before - count)]:
             left.append(worker.name)
             self._leave(worker, REMOVAL, now)
@@ -143,7 +143,7 @@ class Scaling:
             self.of.work.gone(daemon.index, now)
         if why == REMOVAL:
             self.members.remove(daemon.name)
-            self.of.admit_members()
+            self.of.admit_members(now)
         else:
             daemon.restarts += 1
             self.of.begin_anew(daemon, now)

@@ -30,7 +30,7 @@ from dlctl.machine import (
 )
 from dlctl.optim.base import Optimizer
 from dlctl.roles.desk import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Desk
-from dlctl.roles.doors import Doors
+from dlctl.roles.doors import Doors, guests_in
 from dlctl.roles.effects import ArraysLoaded, ArraysSaved, CoordinatorGone, LoadArrays
 from dlctl.roles.gathering import Gathering
 from dlctl.roles.lifeline import Lifeline
@@ -65,6 +65,7 @@ class Server:
         self.desk = Desk(job.timeouts.resend_s)
         self.log_level = "info"
         self.doors = Doors(self.desk)
+        self._guest_list = 0
         self.serving: Serving | None = None
         self._welcome: m.Welcome | None = None
         self._wanted: dict[str, Any] = {}
@@ -129,6 +130,13 @@ class Server:
             raise RemoteProtocolError("it has no business here")
         self._lifeline.heard(now)
         handler(self, message, now)
+
+    def _on_guests(self, message: m.Guests, now: float) -> None:
+        """An older list may come late, or again."""
+        if message.number >= self._guest_list:
+            self._guest_list = message.number
+            self.doors.admit(guests_in(message.names))
+        self.desk.send(COORDINATOR, m.GuestsNoted(self.birth.name, message.number))
 
     # ------------------------------------------------------------ coming into the run
 
@@ -332,7 +340,7 @@ class Server:
         m.Assign: _on_assign,
         m.Heard: lambda self, message, now: None,
         m.Members: _on_members,
-        m.Guests: lambda self, message, now: self.doors.admit(message.names),
+        m.Guests: _on_guests,
         m.VectorOp: _on_vector_op,
         m.Change: _on_change,
         m.Save: _on_save,

@@ -19,7 +19,7 @@ from dlctl.shards.base import Shard, Unusable
 from dlctl.shards.image import Form
 from dlctl.shards.mapped import Mapped
 
-from . import mutation
+from . import mutation, shard_model
 from .parts import join, split
 from .shard_model import (
     BOOT,
@@ -36,10 +36,7 @@ from .shard_model import (
 )
 
 NAME = "image"
-MEMORY_BYTES = 40_000_000
-"""msgpack makes room for a list before it has read it: 33 MB at most. What a checksum covers was
-written by a server, so nobody counts these bytes.
-"""
+MEMORY_BYTES = shard_model.MEMORY_BYTES
 MEMORY_PER_BYTE = 100
 FORM = Form.of(SPEC, BOOT)
 SIZE_MAX_BYTES = 2**20

@@ -21,7 +21,7 @@ from dlctl.shards import records
 from dlctl.shards.base import Shard, Unusable
 from dlctl.shards.journaled import Journaled
 
-from . import mutation
+from . import mutation, shard_model
 from .parts import join, split
 from .scratch import scratch
 from .shard_model import (
@@ -38,10 +38,7 @@ from .shard_model import (
 )
 
 NAME = "journal"
-MEMORY_BYTES = 40_000_000
-"""msgpack makes room for a list before it has read it: 33 MB at most. What a checksum covers was
-written by a server, so nobody counts these bytes.
-"""
+MEMORY_BYTES = shard_model.MEMORY_BYTES
 MEMORY_PER_BYTE = 200
 NUMBER = 1
 """Of the base, in the names of its files."""

@@ -57,6 +57,15 @@ def kill(cluster: Cluster, host: str, daemon: str) -> None:
     pytest.fail(f"no {daemon} on {host}")
 
 
+def begin(place: Workplace, hosts: str = HOSTS, checkpoint_every_s: float = 0.0) -> None:
+    """A job without an end on these hosts, at work."""
+    place.task(pause_s=SLOW_S)
+    place.job(
+        stop=ENDLESS, servers=2, workers=3, checkpoint_every_s=checkpoint_every_s, more=hosts
+    )  # fmt: skip
+    place.start()
+
+
 def test_two_servers_and_four_workers_on_three_hosts_train_digits(
     cluster: Cluster, place: Workplace
 ) -> None:
@@ -85,9 +94,7 @@ def test_two_servers_and_four_workers_on_three_hosts_train_digits(
 def test_only_the_expected_ports_are_open_on_the_expected_addresses(
     cluster: Cluster, place: Workplace
 ) -> None:
-    place.task(pause_s=SLOW_S)
-    place.job(stop=ENDLESS, servers=2, workers=3, more=HOSTS)
-    place.start()
+    begin(place)
     place.until_step(5)
     servers = {"h1": ["server-0"], "h2": ["server-1"], "h3": []}
     for name, expected in servers.items():
@@ -103,9 +110,7 @@ def test_only_the_expected_ports_are_open_on_the_expected_addresses(
 
 @pytest.mark.long
 def test_whoever_is_killed_on_any_host_the_run_goes_on(cluster: Cluster, place: Workplace) -> None:
-    place.task(pause_s=SLOW_S)
-    place.job(stop=ENDLESS, servers=2, workers=3, more=HOSTS)
-    place.start()
+    begin(place)
     place.until_step(10)
     for host, name in (("h2", "server-1"), ("h3", "worker-2"), ("h1", "agent-1")):
         kill(cluster, host, name)
@@ -126,9 +131,7 @@ def test_whoever_is_killed_on_any_host_the_run_goes_on(cluster: Cluster, place: 
 def test_a_stopped_job_goes_on_from_the_checkpoint_that_was_collected(
     cluster: Cluster, place: Workplace
 ) -> None:
-    place.task(pause_s=SLOW_S)
-    place.job(stop=ENDLESS, servers=2, workers=3, more=HOSTS)
-    place.start()
+    begin(place)
     place.until_step(20)
     assert place.dlctl("stop").code == 0
     step = place.run()["step"]
@@ -146,9 +149,7 @@ def test_a_stopped_job_goes_on_from_the_checkpoint_that_was_collected(
 def test_a_host_that_is_cut_off_and_comes_back_loses_nothing(
     cluster: Cluster, place: Workplace
 ) -> None:
-    place.task(pause_s=SLOW_S)
-    place.job(stop=ENDLESS, servers=2, workers=3, more=HOSTS)
-    place.start()
+    begin(place)
     place.until_step(20)
     cluster.cut("h3")
     place.until("it is missed", lambda: place.run()["state"] == "degraded")
@@ -166,12 +167,7 @@ def test_a_host_that_is_cut_off_and_comes_back_loses_nothing(
 def test_the_workers_of_a_host_that_is_lost_for_good_go_on_elsewhere(
     cluster: Cluster, place: Workplace
 ) -> None:
-    place.task(pause_s=SLOW_S)
-    place.job(
-        stop=ENDLESS, servers=2, workers=3,
-        more=HOSTS + "[timeouts]\nsilent_s = 2.0\nhost_s = 6.0\n",
-    )  # fmt: skip
-    place.start()
+    begin(place, HOSTS + "[timeouts]\nsilent_s = 2.0\nhost_s = 6.0\n")
     place.until_step(20)
     cluster.lose("h3")
     place.until(
@@ -189,18 +185,16 @@ def test_the_workers_of_a_host_that_is_lost_for_good_go_on_elsewhere(
 def test_without_the_host_of_a_shard_the_run_goes_on_from_its_checkpoint_on_the_others(
     cluster: Cluster, place: Workplace
 ) -> None:
-    place.task(pause_s=SLOW_S)
     limits = "[timeouts]\nsilent_s = 2.0\nhost_s = 4.0\n"
-    keys = {"stop": ENDLESS, "servers": 2, "workers": 3, "checkpoint_every_s": 1.0}
-    place.job(more=HOSTS + limits, **keys)
-    place.start()
+    begin(place, HOSTS + limits, checkpoint_every_s=1.0)
     place.until("a checkpoint is here", lambda: place.run().get("checkpoint"))
     cluster.lose("h2")
     place.until_state("failed", timeout_s=LONG_S)
     said = "the host h2 has not been reached for 4 s, and with it server-1: its shard is lost"
     assert place.run()["reason"] == said
     step = place.run()["checkpoint"]["step"]
-    place.job(more=HOSTS.replace('[[hosts]]\nssh = "h2"\n', "") + limits, **keys)
+    others = HOSTS.replace('[[hosts]]\nssh = "h2"\n', "")
+    place.job(stop=ENDLESS, servers=2, workers=3, checkpoint_every_s=1.0, more=others + limits)
     ended = place.dlctl("start", "job.toml")
     assert ended.code == 0, ended.err
     assert f"from step {step}" in ended.err
@@ -226,9 +220,7 @@ def test_a_host_whose_sshd_does_not_know_us_fails_the_start_in_ssh_s_own_words(
 
 
 def test_stop_kill_ends_what_is_left_on_every_host(cluster: Cluster, place: Workplace) -> None:
-    place.task(pause_s=SLOW_S)
-    place.job(stop=ENDLESS, servers=2, workers=3, more=HOSTS)
-    place.start()
+    begin(place)
     place.until_step(5)
     home = [psutil.Process(place.pid(name)) for name in ("coordinator", "agent-0")]
     place.kill_at_once(home)

@@ -72,7 +72,7 @@ def test_everybody_may_say_what_is_theirs(doors: Doors, identity: str, message: 
         ("worker-0", m.Serving("server-0", "tcp://x", True), "may not send Serving"),
         ("server-0", m.VectorResult(1, 1, 0.0), "server-0 speaks for server-1"),
         ("worker-0", m.Kill("server-0", 1, 9), "worker-0 may not send Kill"),
-        ("worker-0", m.Guests({}), "worker-0 may not send Guests"),
+        ("worker-0", m.Guests(1, b"{}"), "worker-0 may not send Guests"),
         ("worker-0", DATA, "worker-0 may not send FileData"),
         ("agent-1", DATA, "agent-1 is not let in any more"),
         ("agent-0", READ, "agent-0 may not send ReadFile"),
