@@ -77,6 +77,19 @@ class PortionPool:
         """The samples [start, stop) of a portion, in the order of any epoch."""
         return slice_bounds(self.samples, self.per_epoch, portion)
 
+    def samples_before(self, portion: int) -> int:
+        """Samples of the first `portion` portions of an epoch."""
+        return self.bounds(portion)[0]
+
+    def steps_before(self, portion: int, batch_size: int) -> int:
+        """Their steps. A dataset may have more portions than anybody can go through: they come in
+        two lengths, and it is enough to know how many there are of each.
+        """
+        short = self.samples // self.per_epoch
+        long_ones = self.samples_before(portion) - portion * short
+        steps, long_steps = (-(-length // batch_size) for length in (short, short + 1))
+        return (portion - long_ones) * steps + long_ones * long_steps
+
     def release(self, slot: int) -> list[tuple[int, int]]:
         """The worker of `slot` is gone: its portions that are not done go back."""
         back = sorted(key for key, owner in self._leased.items() if owner == slot)

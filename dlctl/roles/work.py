@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from dlctl import messages as m
@@ -260,24 +261,19 @@ def _wire(taken: Any) -> tuple[int, int, int, int]:
 
 def _portions(job: JobFile, pool: PortionPool) -> float:
     """Portions until the first of the job's limits; steps and samples round up to portions."""
-    stop, batch_size = job.job.stop, job.workers.batch_size
-    lengths = [hi - lo for lo, hi in map(pool.bounds, range(pool.per_epoch))]
+    stop = job.job.stop
+    steps_before = partial(pool.steps_before, batch_size=job.workers.batch_size)
     limits = [
         math.ceil(stop.epochs * pool.per_epoch) if stop.epochs else math.inf,
-        _until(stop.steps, [-(-length // batch_size) for length in lengths]),
-        _until(stop.samples, lengths),
+        _until(stop.steps, pool.per_epoch, steps_before),
+        _until(stop.samples, pool.per_epoch, pool.samples_before),
     ]
     return min(limits)
 
 
-def _until(wanted: int | None, per_portion: list[int]) -> float:
-    """Portions until their sum reaches `wanted`, epoch after epoch."""
+def _until(wanted: int | None, per_epoch: int, before: Callable[[int], int]) -> float:
+    """Portions until there are `wanted` of what `before` counts, epoch after epoch."""
     if not wanted:
         return math.inf
-    epochs, rest = divmod(wanted, sum(per_portion))
-    reached = 0
-    for count in itertools.count():
-        if reached >= rest:
-            return epochs * len(per_portion) + count
-        reached += per_portion[count]
-    raise AssertionError("unreachable")
+    epochs, rest = divmod(wanted, before(per_epoch))
+    return epochs * per_epoch + bisect_left(range(per_epoch), rest, hi=per_epoch, key=before)

@@ -190,3 +190,14 @@ def test_a_target_is_a_metric_and_a_bound(
 def test_what_is_no_target_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a target"):
         Target.parse(text)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 7])
+@pytest.mark.parametrize(("samples", "portion_samples"), [(1, 5), (100, 100), (100, 7), (23, 3)])
+def test_the_steps_and_samples_of_the_first_portions_add_up(samples, portion_samples, batch_size):
+    pool = PortionPool(samples, portion_samples)
+    lengths = [hi - lo for lo, hi in map(pool.bounds, range(pool.per_epoch))]
+    for portion in range(pool.per_epoch + 1):
+        assert pool.samples_before(portion) == sum(lengths[:portion])
+        steps = sum(-(-length // batch_size) for length in lengths[:portion])
+        assert pool.steps_before(portion, batch_size) == steps

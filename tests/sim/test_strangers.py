@@ -246,3 +246,16 @@ def test_nobody_but_the_coordinator_gives_orders_to_a_server():
     effects = tell(simulation, "server-0", b"a stranger", orders)
     assert {type(effect).__name__ for effect in effects} == {"Note"}
     assert simulation.run().state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("limit", "portions"),
+    [({"steps": 1000}, 250), ({"samples": 10**6}, 31250), ({"epochs": 1.0}, 2**62 // 32)],
+)
+def test_a_dataset_that_nobody_can_go_through_is_cut_at_once(limit, portions):
+    job = job_file(workers=2, optimizer=ACCOUNT, batch_size=8, portion_batches=4, **limit)
+    simulation = Simulation(job, Ledger(shards=1, samples=128, cells=300))
+    simulation.run(0.02)
+    work = simulation.world.machine(COORDINATOR).work
+    work.open_dataset(2**62)
+    assert work.pool.limit == portions
