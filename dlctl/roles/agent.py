@@ -116,7 +116,7 @@ class Agent:
         times = [self.desk.outstanding.deadline(), self._kill_at, self._restart_at]
         times += [self._lifeline.deadline()] if not self._leaving else []
         times += [self._report_at] if self._welcomed else []
-        return min(t for t in times if t is not None)
+        return min((t for t in times if t is not None), default=None)
 
     def _there(self) -> dict[str, int]:
         """Name -> incarnation of those that live, or whose end the coordinator has not noted."""

@@ -141,6 +141,17 @@ def test_a_frozen_coordinator_or_agent_is_waited_for():
         assert not outcome.store.texts("silent"), seed
 
 
+@pytest.mark.parametrize("name", ["agent-0", "server-0", "worker-0"])
+def test_a_process_that_is_frozen_before_it_has_begun_begins_later(name):
+    sim = simulation()
+    sim.run(0.0)
+    while name not in sim.world.living():
+        assert sim.world.timeline.step(1.0)
+    sim.world.freeze(name)
+    sim.world.thaw(name)
+    assert sim.run(100.0).state == "finished"
+
+
 def test_a_crash_point_ends_a_process_in_the_middle_of_an_event():
     """Nothing of that event gets out: no effect, no message, not even the end of its handler."""
     sim = simulation()
