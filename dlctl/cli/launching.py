@@ -92,7 +92,7 @@ def _alone(file: Path) -> Iterator[None]:
 
 def _again(previous: Snapshot, file: Path, job: JobFile, content: Json, head: str) -> Launched:
     """Go on with a run that has ended, or has died; a new one if nothing is left of it."""
-    from dlctl.cli import nextstep, recovering, recovery, resuming
+    from dlctl.cli import nextstep, recovering, recovery, resuming, withouthosts
 
     belonging.check(previous)
     now = load(previous.directory)
@@ -102,6 +102,8 @@ def _again(previous: Snapshot, file: Path, job: JobFile, content: Json, head: st
     findings = None
     if previous.state == "failed" and values.number(previous.run.get("step")):
         findings = recovery.examine(previous, read_checkpoints=False)
+        if findings.way == recovery.AWAY and not differences(read_job(previous.directory), content):
+            raise withouthosts.error(findings)
         if findings.way == recovery.GO_ON and not differences(
             read_job(previous.directory), content
         ):
@@ -305,10 +307,10 @@ def _write_job(directory: Path, file: Path, content: Json) -> None:
 
 def resume_keys(previous: Snapshot, resume: str) -> Json:
     """The same for a run that goes on from the checkpoint `resume`, with its job as it was."""
-    from dlctl.cli import recovery
+    from dlctl.cli import remains
 
     job_file = str(previous.run.get("job_file") or "")
-    job = recovery.read_jobfile(previous.directory)
+    job = remains.read_jobfile(previous.directory)
     return _row(previous.directory, job_file, job, resume)
 
 

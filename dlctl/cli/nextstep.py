@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import NamedTuple
 
 from dlctl import processes, rundb
-from dlctl.cli import pick, report, values
+from dlctl.cli import otherhosts, pick, report, values
 from dlctl.cli.snapshot import Snapshot, read_job
 
 _PLACE = re.compile(r"\(([^()\s][^()]*\.py:\d+)\)")
@@ -55,6 +55,12 @@ def place_of_error(reason: str) -> str:
     return f"{values.path(file)}:{line}"
 
 
+def job_file(snapshot: Snapshot) -> str:
+    """As one types it."""
+    file = snapshot.run.get("job_file")
+    return shlex.quote(values.path(file)) if isinstance(file, str) and file else "JOBFILE"
+
+
 def silent_limit_s(snapshot: Snapshot) -> float:
     """After how long without a word a process of this run is replaced."""
     timeouts = read_job(snapshot.directory).get("timeouts")
@@ -98,6 +104,12 @@ def _after_failure(snapshot: Snapshot) -> Step:
     if _loses_nothing(snapshot):
         step = values.count(snapshot.run.get("step"))
         return Step(recover, f"goes on at step {step}: nothing is lost")
+    if hosts := otherhosts.given_up(snapshot):
+        file, names = job_file(snapshot), " and ".join(hosts)
+        without = f"without: take {names} out of {file}, then dlctl start {file}"
+        return Step(recover, f"goes on if {names} can be reached again; {without}")
+    if otherhosts.of(snapshot):
+        return Step(recover, "asks the other hosts what is left there, and goes on with that")
     if report.saved_step(snapshot) is None:
         return _start(snapshot) or Step(
             f"dlctl recover --dry-run -j {snapshot.run_id}", "says what is left of it"
@@ -106,10 +118,9 @@ def _after_failure(snapshot: Snapshot) -> Step:
 
 
 def _start(snapshot: Snapshot) -> Step | None:
-    file = snapshot.run.get("job_file")
-    if not isinstance(file, str):
+    if not isinstance(snapshot.run.get("job_file"), str):
         return None
-    again = f"dlctl start {shlex.quote(values.path(file))}"
+    again = f"dlctl start {job_file(snapshot)}"
     if report.saved_step(snapshot) is None:
         return Step(again, "begins anew: there is no checkpoint to go on from")
     return Step(again, _from_checkpoint(snapshot))

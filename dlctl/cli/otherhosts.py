@@ -27,6 +27,13 @@ def of(snapshot: Snapshot) -> dict[str, Host]:
     return {name: host for name, host in agents.items() if host.ssh}
 
 
+def given_up(snapshot: Snapshot) -> list[str]:
+    """The hosts that the run has not reached any more, as the job file calls them."""
+    hosts = of(snapshot)
+    failed = [str(row["name"]) for row in snapshot.daemons if row.get("state") == "failed"]
+    return [hosts[name].ssh for name in failed if name in hosts]
+
+
 def end(snapshot: Snapshot, grace_s: float, *, purge: bool) -> list[str]:
     """End what this run has left there; returns the hosts that could not be asked, or have not done
     it, each of which is told. `purge`: the shards and files there are not needed any more, either.

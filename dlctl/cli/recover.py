@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from contextlib import nullcontext
 from typing import Any
@@ -49,15 +48,15 @@ def command(
     coordinator's memory and all shards are there, the run goes on where it was and nothing is lost.
     Otherwise it resumes from its newest good checkpoint, and what is lost is said. A run that lives
     is left alone, and one that was stopped or has finished goes on with "dlctl start". Daemons of a
-    living run that die are replaced by themselves. The exit code is 1 if nothing is left to go on
-    from.
+    living run that die are replaced by themselves. Other hosts are asked for what is there; the
+    exit code is 5 if one that is needed cannot be reached, and 1 if nothing is left to go on from.
     """
     limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
     if run is not None and job is not None and run != job:
         raise UsageError(f'the run is given twice: "{run}" and -j "{job}"')
     directory = pick.directory(run or job)
 
-    from dlctl.cli import belonging, recovering, recovery
+    from dlctl.cli import belonging, recovering, recovery, withouthosts
 
     belonging.check_database(directory)
     with nullcontext() if dry_run else belonging.claimed(directory):
@@ -71,9 +70,10 @@ def command(
         done = False
         step = _next(findings, from_checkpoint)
         data = {**recovery.as_data(findings), "next": step}
-        if findings.way == recovery.NOTHING:
+        if findings.way in (recovery.NOTHING, recovery.AWAY):
             _give(data, as_json, done)
-            raise _nothing(findings)
+            is_away = findings.way == recovery.AWAY
+            raise withouthosts.error(findings) if is_away else _nothing(findings)
         if not dry_run:
             done = _act(findings, limit_s, from_checkpoint)
         elif not as_json:
@@ -98,6 +98,8 @@ def _verdict(findings: Findings) -> str:
         return f"lives       its coordinator works: there is nothing to recover{rest}"
     if findings.way == "over":
         return f"over        {_how_to_start(findings.snapshot)}"
+    if findings.way == "away":
+        return "result      it waits for its hosts: nobody else knows what is left there"
     if findings.way == "nothing":
         return "result      nothing is left to go on from"
     if findings.way == "resume":
@@ -153,20 +155,21 @@ def _losses(findings: Findings) -> str:
 
 
 def _how_to_start(snapshot: Snapshot) -> str:
-    file = snapshot.run.get("job_file")
-    shown = shlex.quote(values.path(file)) if isinstance(file, str) and file else "JOBFILE"
-    return f"it has {snapshot.state}: nothing to recover; dlctl start {shown} goes on"
+    from dlctl.cli import nextstep
+
+    again = f"dlctl start {nextstep.job_file(snapshot)}"
+    return f"it has {snapshot.state}: nothing to recover; {again} goes on"
 
 
 def _nothing(findings: Findings) -> DlctlError:
+    from dlctl.cli import nextstep
+
     snapshot = findings.snapshot
-    file = snapshot.run.get("job_file")
-    shown = shlex.quote(values.path(file)) if isinstance(file, str) and file else "JOBFILE"
     why = "; ".join([*findings.obstacles, "there is no good checkpoint"])
     return DlctlError(
         f"nothing of {snapshot.run_id} can be recovered: {why}",
         where=str(snapshot.directory),
-        hint=f"dlctl start --fresh {shown}",
+        hint=f"dlctl start --fresh {nextstep.job_file(snapshot)}",
     )
 
 

@@ -2,7 +2,8 @@
 
 Two ways lead back. A run *goes on* if its coordinator's memory is there and every shard is, alive
 or as its server has kept it: nothing is lost then. Otherwise it *resumes* from its newest good
-checkpoint, and everything since is done again.
+checkpoint, and everything since is done again. None does without a host that is needed: as long as
+it cannot be reached, nobody knows what is there.
 """
 
 from __future__ import annotations
@@ -12,46 +13,31 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dlctl import checkpoints, config, processes
-from dlctl.cli import belonging, console, lineage, logfiles, report, values
-from dlctl.cli.snapshot import ENDED, Snapshot, load, read_job
+from dlctl import checkpoints, processes
+from dlctl.cli import belonging, console, lineage, logfiles, remains, report, values
+from dlctl.cli.remains import NO_STATE, Shard, obstacle
+from dlctl.cli.snapshot import ENDED, Snapshot, load
 from dlctl.errors import DlctlError
 from dlctl.rundb import RunDb
 from dlctl.text import plural
 
-if TYPE_CHECKING:
-    from dlctl.states import Kept
-
-HEALTHY, SUPERVISED, GO_ON, RESUME, OVER, NOTHING = (
-    "healthy", "supervised", "go on", "resume", "over", "nothing",
+HEALTHY, SUPERVISED, GO_ON, RESUME, OVER, NOTHING, AWAY = (
+    "healthy", "supervised", "go on", "resume", "over", "nothing", "away",
 )  # fmt: skip
-"""It lives; its agent starts the coordinator again; the two ways; it has ended in order; none."""
+"""It lives; its agent starts the coordinator again; the two ways; it has ended in order; none; none
+until its hosts can be reached."""
 LAST_LINES = 3
-NO_STATE = "its server is gone and has left no state"
 WITHOUT_A_WORD = "its log says nothing of it, as after SIGKILL or a power failure"
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    name: str
-    """Of its server."""
-    alive: bool
-    problem: str
-    """Why nobody can go on with it; "" if that can be."""
-    version: int | None
-    """Updates it has applied, as far as that is known."""
-    path: str
-    """Where its state is kept; "" if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
     snapshot: Snapshot
     way: str
-    """HEALTHY, SUPERVISED, GO_ON, RESUME, OVER or NOTHING."""
+    """HEALTHY, SUPERVISED, GO_ON, RESUME, OVER, NOTHING or AWAY."""
     causes: list[str]
     living: list[str]
     shards: list[Shard]
@@ -64,6 +50,8 @@ class Findings:
     checkpoint: tuple[Path, Json] | None = None
     damaged: list[str] = field(default_factory=list)
     """What is wrong with newer checkpoints than that."""
+    away: dict[str, str] = field(default_factory=dict)
+    """Agents whose hosts cannot be reached, and why."""
 
     @property
     def lost_steps(self) -> int:
@@ -89,16 +77,22 @@ def _behind(version: int | None, saved: Any) -> int | None:
 
 
 def examine(
-    snapshot: Snapshot, *, from_checkpoint: bool = False, read_checkpoints: bool = True
+    snapshot: Snapshot,
+    *,
+    from_checkpoint: bool = False,
+    read_checkpoints: bool = True,
+    ask_hosts: bool = True,
 ) -> Findings:
     """Look at everything; nothing is changed. Checkpoints are read only if they are needed, and
-    not at all if the caller does not want to wait for that.
+    not at all if the caller does not want to wait for that; likewise the other hosts are asked.
 
     Raises DlctlError for a directory that is not the run's own (see `belonging`).
     """
     in_place = belonging.check(snapshot)
     memory = read_memory(snapshot.directory)
-    shards = _shards(snapshot, memory)
+    job = remains.read_jobfile(snapshot.directory)
+    left = remains.look(snapshot, job, ask_hosts=ask_hosts and _has_died(snapshot))
+    shards = remains.shards(snapshot, memory, job, left)
     obstacles = _obstacles(snapshot, memory, shards)
     if not in_place:
         moved = "the directory was moved or restored: what is kept elsewhere may be of another time"
@@ -108,11 +102,13 @@ def examine(
     if way == RESUME and read_checkpoints:
         checkpoint = checkpoints.newest_good(snapshot.directory, damaged.append)
         way = RESUME if checkpoint is not None else NOTHING
+    if way in (RESUME, NOTHING) and left.away:
+        way = AWAY
     step = values.number(memory["work"][0]) if "work" in memory else None
     seen = values.number(snapshot.run.get("step")) or 0.0
     return Findings(
-        snapshot, way, _causes(snapshot), _living(snapshot), shards, obstacles,
-        _was_at_work(snapshot, memory), int(max(step or 0.0, seen)), checkpoint, damaged,
+        snapshot, way, _causes(snapshot), [*_living(snapshot), *left.living], shards, obstacles,
+        _was_at_work(snapshot, memory), int(max(step or 0.0, seen)), checkpoint, damaged, left.away,
     )  # fmt: skip
 
 
@@ -127,6 +123,12 @@ def _way(snapshot: Snapshot, obstacles: list[str], from_checkpoint: bool) -> str
     if from_checkpoint:
         return RESUME
     return RESUME if obstacles else GO_ON
+
+
+def _has_died(snapshot: Snapshot) -> bool:
+    """Whether anybody wants to know what is left of it on other hosts."""
+    is_led = snapshot.is_live and has_coordinator(snapshot)
+    return not is_led and snapshot.state not in ("stopped", "finished")
 
 
 def _was_at_work(snapshot: Snapshot, memory: Json) -> bool:
@@ -155,72 +157,16 @@ def _living(snapshot: Snapshot) -> list[str]:
     return there + [str(row["name"]) for row in rows]
 
 
-# ---------------------------------------------------------------- shards
-
-
-def _shards(snapshot: Snapshot, memory: Json) -> list[Shard]:
-    """One per server that the run has had; their processes first, then what they have kept."""
-    from dlctl import states
-
-    job = read_jobfile(snapshot.directory)
-    found = {kept.shard: kept for kept in states.kept(snapshot.directory, job.servers)}
-    return [
-        _shard(snapshot, memory, job, index, found.get(index)) for index in range(job.servers.count)
-    ]
-
-
-def read_jobfile(directory: Path) -> config.JobFile:
-    """The resolved job of a run. Raises DlctlError if it cannot be read."""
-    try:
-        return config.from_dict(config.JobFile, read_job(directory))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DlctlError(
-            f"the run's job cannot be read: {error}", where=str(directory / "job.json")
-        ) from error
-
-
-def _shard(
-    snapshot: Snapshot, memory: Json, job: config.JobFile, index: int, kept: Kept | None
-) -> Shard:
-    name = f"server-{index}"
-    row = snapshot.daemon(name)
-    alive = processes.is_alive(row.get("pid"), row.get("pid_start"))
-    reported = report.metrics(row).get("version")
-    version = reported if type(reported) is int else None
-    if kept is not None and (kept.initialised or not kept.problem):
-        version = kept.version
-    remembered = memory.get(f"daemon/{name}")
-    has_served = isinstance(remembered, Mapping) and bool(remembered.get("has_served"))
-    problem = ""
-    if has_served and not alive:
-        problem = _state_problem(job, kept)
-    return Shard(name, alive, problem, version, "" if kept is None else str(kept.path))
-
-
-def _state_problem(job: config.JobFile, kept: Kept | None) -> str:
-    if job.servers.durability == "none":
-        return 'its server is gone, and durability = "none" keeps nothing'
-    if kept is None:
-        return NO_STATE
-    # Without values yet it is as good as new: the workers initialise it.
-    return "" if kept.version == 0 and not kept.initialised and _is_whole(kept) else kept.problem
-
-
-def _is_whole(kept: Kept) -> bool:
-    return kept.problem == "it has no values yet"
+# ---------------------------------------------------------------- obstacles
 
 
 def _obstacles(snapshot: Snapshot, memory: Json, shards: list[Shard]) -> list[str]:
     found = [] if memory else ["the coordinator has left no memory to go on with"]
-    found += [_obstacle(shard) for shard in shards if shard.problem]
+    found += [obstacle(shard) for shard in shards if shard.problem]
     released = bool(memory) and memory["run"][2] is not None
     if released and not _survives_coordinator(snapshot):
         found.append("this method lives in the coordinator's process and cannot be gone on with")
     return found
-
-
-def _obstacle(shard: Shard) -> str:
-    return f"shard of {shard.name}: {shard.problem}"
 
 
 def _survives_coordinator(snapshot: Snapshot) -> bool:
@@ -297,8 +243,8 @@ def lines(findings: Findings) -> list[str]:
         found.append(f"checkpoint  step {values.count(data['step'])}, {at}, {values.path(path)}")
     found += [f"damaged     {problem}" for problem in findings.damaged]
     found += [_shard_line(findings, shard, saved.get(shard.name)) for shard in findings.shards]
-    if findings.way in (RESUME, NOTHING):
-        found += [f"obstacle    {obstacle}" for obstacle in findings.obstacles]
+    if findings.way in (RESUME, NOTHING, AWAY):
+        found += [f"obstacle    {text}" for text in findings.obstacles]
     return [console.escape(line) for line in found]
 
 
@@ -338,7 +284,7 @@ def _reasons(findings: Findings) -> Iterator[str]:
     if names:
         verb = "is gone and has left" if len(names) == 1 else "are gone and have left"
         yield f"{' and '.join(names)} {verb} no state"
-    known = {_obstacle(shard) for shard in findings.shards if shard.problem == NO_STATE}
+    known = {obstacle(shard) for shard in findings.shards if shard.problem == NO_STATE}
     yield from (text for text in findings.obstacles if text not in known)
 
 
@@ -353,6 +299,7 @@ def as_data(findings: Findings) -> Json:
         "causes": findings.causes,
         "alive": findings.living,
         "obstacles": findings.obstacles,
+        "away": findings.away,
         "was_at_work": findings.was_at_work,
         "step": findings.step,
         "shards": [
@@ -369,10 +316,12 @@ def as_data(findings: Findings) -> Json:
 
 
 def can_go_on(directory: Path) -> bool:
-    """Whether a run that has failed can go on without a loss; also if its directory is strange."""
+    """Whether a run that has failed can go on without a loss, as far as that can be seen from here;
+    also if its directory is strange.
+    """
     snapshot = load(directory)
     try:
-        findings = examine(snapshot, read_checkpoints=False)
+        findings = examine(snapshot, read_checkpoints=False, ask_hosts=False)
     except DlctlError:
         return False
     return findings.way == GO_ON

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlctl import acks, checkpoints, states
+from dlctl import acks, checkpoints, placement
 from dlctl.acks import AckRecord
-from dlctl.cli import lineage
+from dlctl.cli import lineage, remains
 from dlctl.cli.lineage import Resume
-from dlctl.cli.recovery import read_jobfile
 from dlctl.cli.snapshot import Snapshot
-from dlctl.config import Servers
+from dlctl.config import JobFile
 from dlctl.roles.deliveries import PAST_KEPT
 from dlctl.states import Kept
 
@@ -65,9 +64,11 @@ class Witness:
     source: str
     """A path; "" if there is none."""
     table: Table | None
-    """None: its server lives, and has nothing in writing."""
+    """None: its server lives and has nothing in writing, or nobody can ask for it now."""
     is_saved: bool = False
     """Its server and its state are gone: what the checkpoint has is all that there is."""
+    why: str = ""
+    """Why there is no table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ class _Court:
         if witness is None:
             return None, why  # The slices were others.
         if witness.table is None:
-            return None, why if before else MUTE
+            return None, why if before else witness.why
         return recorded_pushes(witness.table, record.slot, record.epoch), why
 
 
@@ -193,11 +194,11 @@ def table_of(rows: Any) -> Table:
 
 def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> tuple[list[Witness], tuple[int, int]]:
     """One per shard; and (its number, the highest one) of the checkpoint that some of them are."""
-    job = read_jobfile(snapshot.directory)
+    job = remains.read_jobfile(snapshot.directory)
     is_over = snapshot.state in ("stopped", "finished")
-    kept = {} if is_over else _kept(snapshot, job.servers)
+    kept, away = ({}, {}) if is_over else _kept(snapshot, job)
     saved: Path | None = None
-    if not snapshot.is_live and len(kept) < job.servers.count:
+    if not snapshot.is_live and len(kept) + len(away) < job.servers.count:
         saved = _newest_good(own)
     tables = _tables(saved) if saved is not None else []
     found = []
@@ -205,8 +206,8 @@ def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> tuple[list[Witness], 
         if index in kept:
             table = table_of(kept[index].deliveries)
             found.append(Witness(index, str(kept[index].path), table))
-        elif snapshot.is_live:
-            found.append(Witness(index, "", None))
+        elif snapshot.is_live or index in away:
+            found.append(Witness(index, "", None, why=away.get(index, MUTE)))
         else:
             source = str(saved) if index < len(tables) else ""
             found.append(Witness(index, source, _table_at(tables, index), is_saved=True))
@@ -214,13 +215,18 @@ def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> tuple[list[Witness], 
     return found, (checkpoints.number(saved)[0] if saved is not None else 0, highest)
 
 
-def _kept(snapshot: Snapshot, servers: Servers) -> dict[int, Kept]:
-    """The states that can be read. One that a server writes just now is looked at again."""
+def _kept(snapshot: Snapshot, job: JobFile) -> tuple[dict[int, Kept], dict[int, str]]:
+    """The states that can be read, and why others cannot be asked for, both by shard. One that a
+    server writes just now is looked at again.
+    """
     for _ in range(LOOKS):
-        found = states.kept(snapshot.directory, servers)
-        if not any(kept.in_use and kept.problem for kept in found):
+        left = remains.look(snapshot, job, ask_hosts=True)
+        if not any(kept.in_use and kept.problem for kept in left.kept.values()):
             break
-    return {kept.shard: kept for kept in found if not kept.problem}
+    placed = placement.place(job)
+    agents = {index: placed[f"server-{index}"] for index in range(job.servers.count)}
+    away = {index: left.away[agent] for index, agent in agents.items() if agent in left.away}
+    return {shard: kept for shard, kept in left.kept.items() if not kept.problem}, away
 
 
 def _table_at(tables: Sequence[Table], index: int) -> Table:

@@ -1,0 +1,29 @@
+"""A run that has died while hosts of it cannot be reached: it waits for them, or does without."""
+
+from __future__ import annotations
+
+from dlctl.cli import nextstep, otherhosts, report, values
+from dlctl.cli.recovery import Findings
+from dlctl.cli.snapshot import Snapshot
+from dlctl.errors import Unreachable
+
+
+def error(findings: Findings) -> Unreachable:
+    """Nothing can be done as long as these hosts are away, but by the owner of the job file."""
+    snapshot = findings.snapshot
+    hosts = [host.ssh for name, host in otherhosts.of(snapshot).items() if name in findings.away]
+    why = "\n".join(f"  {words}" for words in findings.away.values())
+    names, are = " and ".join(hosts), "is" if len(hosts) == 1 else "are"
+    return Unreachable(
+        f"{snapshot.run_id} cannot go on without {names}:\n{why}",
+        where=", ".join(hosts),
+        hint=f"when {names} {are} back: dlctl recover -j {snapshot.run_id}   |   without: take "
+        f"{names} out of {nextstep.job_file(snapshot)}, then {_start(snapshot)}",
+    )
+
+
+def _start(snapshot: Snapshot) -> str:
+    again = f"dlctl start {nextstep.job_file(snapshot)}"
+    if report.saved_step(snapshot) is None:
+        return f"{again} begins anew"
+    return f"{again} goes on from step {values.count(report.saved_step(snapshot))}"
