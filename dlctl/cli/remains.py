@@ -6,7 +6,7 @@ Most of it is on this machine. What is on other hosts is known only by asking th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,15 +77,21 @@ def look(snapshot: Snapshot, job: config.JobFile, *, ask_hosts: bool) -> Remains
 def _read(host: Host, answer: Answer) -> tuple[list[str], list[Kept]]:
     """(daemons that live there, what is kept there). Raises DlctlError if it does not say."""
     from dlctl.launch.answers import explain, value_of
-    from dlctl.states import Kept
 
     value = value_of(answer)
     try:
         daemons = [str(row["name"]) for row in value["daemons"]]
-        kept = [Kept(**{**row, "path": Path(f"{host.ssh}:{row['path']}")}) for row in value["kept"]]
+        kept = [_kept(host, row) for row in value["kept"]]
     except (KeyError, TypeError) as error:
         raise explain(answer._replace(value={})) from error
     return daemons, kept
+
+
+def _kept(host: Host, row: Mapping[str, Any]) -> Kept:
+    from dlctl.states import Kept
+
+    known = {key.name: row[key.name] for key in fields(Kept)}
+    return Kept(**{**known, "path": Path(f"{host.ssh}:{row['path']}")})
 
 
 def shards(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from integ.workplace import Workplace
 
 from .cluster import Cluster, missing
+from .jobs import daemons
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +29,16 @@ def shared_cluster(possible: None) -> Iterator[Cluster]:
     """Three hosts for all tests of a module, which leave them as they were."""
     with Cluster() as cluster:
         yield cluster
+
+
+@pytest.fixture
+def place(cluster: Cluster) -> Iterator[Workplace]:
+    """A place in the lab; that nothing is left there and on the hosts is part of every test."""
+    workplace = Workplace(cluster.enter, cluster.env)
+    try:
+        yield workplace
+    finally:
+        left = workplace.close()
+    assert not left, f"left behind: {left}"
+    for name in cluster.names:
+        assert not daemons(cluster, name), f"left behind on {name}"

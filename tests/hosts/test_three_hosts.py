@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -12,58 +11,11 @@ import pytest
 from integ.workplace import Workplace
 
 from .cluster import Cluster
+from .jobs import ENDLESS, HOSTS, LONG_S, begin, daemons, host_files, kill
 
 pytestmark = pytest.mark.root
 
-HOSTS = "".join(f'[[hosts]]\nssh = "{name}"\n' for name in ("h1", "h2", "h3"))
-ENDLESS = "{ steps = 100000000 }"
 PROJECT = Path(__file__).parents[2]
-SLOW_S = 0.02
-LONG_S = 60.0
-
-
-@pytest.fixture
-def place(cluster: Cluster) -> Iterator[Workplace]:
-    """A place in the lab; that nothing is left there and on the hosts is part of every test."""
-    workplace = Workplace(cluster.enter, cluster.env)
-    try:
-        yield workplace
-    finally:
-        left = workplace.close()
-    assert not left, f"left behind: {left}"
-    for name in cluster.names:
-        assert not daemons(cluster, name), f"left behind on {name}"
-
-
-def daemons(cluster: Cluster, host: str) -> list[str]:
-    """Names of the daemons that live on a host."""
-    words = [process.cmdline() for process in cluster.processes(host)]
-    return sorted(w[5] for w in words if len(w) > 5 and w[3].startswith("daemons."))
-
-
-def host_files(cluster: Cluster, host: str) -> list[str]:
-    """What of dlctl's is there."""
-    root = cluster.files(host)
-    places = (root / "root/.local/state/dlctl", root / "dev/shm")
-    return [str(f) for place in places if place.exists() for f in place.rglob("*") if f.is_file()]
-
-
-def kill(cluster: Cluster, host: str, daemon: str) -> None:
-    for process in cluster.processes(host):
-        words = process.cmdline()
-        if len(words) > 5 and words[5] == daemon:
-            process.send_signal(signal.SIGKILL)
-            return
-    pytest.fail(f"no {daemon} on {host}")
-
-
-def begin(place: Workplace, hosts: str = HOSTS, checkpoint_every_s: float = 0.0) -> None:
-    """A job without an end on these hosts, at work."""
-    place.task(pause_s=SLOW_S)
-    place.job(
-        stop=ENDLESS, servers=2, workers=3, checkpoint_every_s=checkpoint_every_s, more=hosts
-    )  # fmt: skip
-    place.start()
 
 
 def test_two_servers_and_four_workers_on_three_hosts_train_digits(

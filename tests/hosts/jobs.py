@@ -1,0 +1,46 @@
+"""Jobs on the hosts of a cluster, and what of them is there."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from integ.workplace import Workplace
+
+from .cluster import Cluster
+
+HOSTS = "".join(f'[[hosts]]\nssh = "{name}"\n' for name in ("h1", "h2", "h3"))
+ENDLESS = "{ steps = 100000000 }"
+SLOW_S = 0.02
+LONG_S = 60.0
+
+
+def daemons(cluster: Cluster, host: str) -> list[str]:
+    """Names of the daemons that live on a host."""
+    words = [process.cmdline() for process in cluster.processes(host)]
+    return sorted(w[5] for w in words if len(w) > 5 and w[3].startswith("daemons."))
+
+
+def host_files(cluster: Cluster, host: str) -> list[str]:
+    """What of dlctl's is there."""
+    root = cluster.files(host)
+    places = (root / "root/.local/state/dlctl", root / "dev/shm")
+    return [str(f) for place in places if place.exists() for f in place.rglob("*") if f.is_file()]
+
+
+def kill(cluster: Cluster, host: str, daemon: str) -> None:
+    for process in cluster.processes(host):
+        words = process.cmdline()
+        if len(words) > 5 and words[5] == daemon:
+            process.send_signal(signal.SIGKILL)
+            return
+    pytest.fail(f"no {daemon} on {host}")
+
+
+def begin(place: Workplace, hosts: str = HOSTS, checkpoint_every_s: float = 0.0) -> None:
+    """A job without an end on these hosts, at work."""
+    place.task(pause_s=SLOW_S)
+    place.job(
+        stop=ENDLESS, servers=2, workers=3, checkpoint_every_s=checkpoint_every_s, more=hosts
+    )  # fmt: skip
+    place.start()

@@ -1,0 +1,83 @@
+"""`dlctl recover` when what is left of a run is on several hosts."""
+
+from __future__ import annotations
+
+import json
+
+import psutil
+import pytest
+from integ.workplace import Workplace
+
+from .cluster import Cluster
+from .jobs import HOSTS, LONG_S, begin, daemons, kill
+
+pytestmark = [pytest.mark.root, pytest.mark.long]
+IMPATIENT = "[timeouts]\nsilent_s = 2.0\nhost_s = 4.0\n"
+
+
+def kill_home(place: Workplace) -> None:
+    """Coordinator and agent of the machine where one types."""
+    place.kill_at_once([psutil.Process(place.pid(name)) for name in ("coordinator", "agent-0")])
+
+
+def test_when_all_is_dead_at_home_the_others_are_found_again_and_nothing_is_lost(
+    cluster: Cluster, place: Workplace
+) -> None:
+    begin(place)
+    place.until_step(20)
+    kill_home(place)
+    assert daemons(cluster, "h2")
+    assert "dlctl recover" in place.dlctl("status").out
+    told = place.dlctl("recover", "--dry-run", "--json")
+    found = json.loads(told.out)
+    assert (found["way"], found["away"]) == ("go on", {})
+    assert {"server-0", "server-1", "worker-2"} <= set(found["alive"])
+    assert place.dlctl("recover").code == 0
+    place.until_step(place.run()["step"] + 20)
+    assert place.dlctl("stop").code == 0
+    assert place.dlctl("verify").code == 0
+    place.nothing_left()
+
+
+def test_when_everything_is_dead_everywhere_the_shards_on_the_hosts_are_gone_on_with(
+    cluster: Cluster, place: Workplace
+) -> None:
+    begin(place)
+    place.until_step(20)
+    kill_home(place)
+    for host in ("h1", "h2", "h3"):
+        # The agent first, or it would start the others again.
+        for name in sorted(daemons(cluster, host)):
+            kill(cluster, host, name)
+    told = place.dlctl("recover")
+    assert told.code == 0, told.err
+    assert "h2:" in told.out, "where that shard is kept"
+    assert "nothing is lost" in told.out
+    place.until_step(place.run()["step"] + 20)
+    assert place.dlctl("stop").code == 0
+    assert place.dlctl("verify").code == 0
+    place.nothing_left()
+
+
+def test_a_run_that_has_failed_for_want_of_a_host_goes_on_when_that_is_back(
+    cluster: Cluster, place: Workplace
+) -> None:
+    begin(place, HOSTS + IMPATIENT, checkpoint_every_s=1.0)
+    place.until("a checkpoint is here", lambda: place.run().get("checkpoint"))
+    cluster.cut("h2")
+    place.until_state("failed", timeout_s=LONG_S)
+    assert "goes on if h2 can be reached again" in place.dlctl("status").out
+    for command in (("recover",), ("start", "job.toml")):
+        told = place.dlctl(*command)
+        assert told.code == 5, told.err
+        assert "cannot go on without h2" in told.err
+        assert "take h2 out of job.toml, then dlctl start job.toml goes on from step" in told.err
+    step = place.run()["step"]
+    cluster.heal("h2")
+    told = place.dlctl("recover")
+    assert told.code == 0, told.err
+    assert "nothing is lost" in told.out
+    place.until_step(step + 20)
+    assert place.dlctl("stop").code == 0
+    assert place.dlctl("verify").code == 0
+    place.nothing_left()
