@@ -16,6 +16,8 @@ CHAPTERS = {
     "push": "a push of 10,000 parameters until its ack, against bare pyzmq",
     "cli": "--help, --version and completion, against importing click",
     "shard_durability": "what it costs that shards survive their servers, against not keeping them",
+    "hosts": "`dlctl start` on three hosts over ssh, against the same on one machine",
+    "encryption": "CURVE against plain TCP: raw, and training at 1 Gbit/s",
     "roundtrip": "push, Adagrad and fetch of 1e4 to 25e6 parameters, against raw TCP",
 }
 

@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -65,36 +65,48 @@ def _set_environment(variables: Mapping[str, str | None]) -> None:
             os.environ[key] = value
 
 
-def write_job(directory: Path, *, servers: int, workers: int) -> Path:
-    """A job that goes on until it is stopped; returns its file. Its task is train.py beside it."""
-    (directory / "train.py").write_text(TASK)
+def write_job(
+    directory: Path, *, servers: int, workers: int, more: str = "", task: str = TASK
+) -> Path:
+    """A job that goes on until it is stopped; returns its file. Its task is train.py beside it.
+
+    `more`: sections that come behind the others.
+    """
+    (directory / "train.py").write_text(task)
     file = directory / "job.toml"
     file.write_text(
         '[job]\nname = "bench"\ntask = "train.py:task"\nstop = { seconds = 3600 }\n'
-        f"[servers]\ncount = {servers}\n[workers]\ncount = {workers}\n"
+        f"[servers]\ncount = {servers}\n[workers]\ncount = {workers}\n{more}"
     )
     return file
 
 
-@contextmanager
-def running(file: Path) -> Iterator[float]:
-    """A new run of this job, ready: the seconds that took. It is stopped behind the block."""
-    try:
-        began = time.perf_counter()
-        dlctl("start", "--fresh", str(file))
-        yield time.perf_counter() - began
-    finally:
-        dlctl("stop", "--no-checkpoint")
+class Dlctl:
+    """The console script beside this Python, here or behind a command that enters another place."""
 
+    def __init__(self, enter: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+        self.enter, self.env = enter, env
 
-def dlctl(*arguments: str) -> None:
-    """Run the console script beside this Python. Raises RuntimeError with what it said."""
-    ended = subprocess.run(
-        [console_script(), *arguments], text=True, capture_output=True, timeout=LIMIT_S
-    )
-    if ended.returncode:
-        said = f"`dlctl {' '.join(arguments)}` ended with {ended.returncode}:\n{ended.stderr}"
-        raise RuntimeError(said)
+    @contextmanager
+    def running(self, file: Path) -> Iterator[float]:
+        """A new run of this job, ready: the seconds that took. It is stopped behind the block."""
+        try:
+            began = time.perf_counter()
+            self("start", "--fresh", str(file))
+            yield time.perf_counter() - began
+        finally:
+            self("stop", "--no-checkpoint")
+
+    def __call__(self, *arguments: str) -> str:
+        """What it has printed. Raises RuntimeError with what else it said if it fails."""
+        command = [*self.enter, console_script(), *arguments]
+        ended = subprocess.run(
+            command, text=True, capture_output=True, timeout=LIMIT_S, env=self.env
+        )
+        if ended.returncode:
+            said = f"`dlctl {' '.join(arguments)}` ended with {ended.returncode}:\n{ended.stderr}"
+            raise RuntimeError(said)
+        return ended.stdout
 
 
 def console_script() -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.figures import Figure
-from benchmarks.sandbox import running, sandbox, write_job
+from benchmarks.sandbox import Dlctl, sandbox, write_job
 from dlctl import rundb, runs
 
 MB = 1e6
@@ -29,7 +29,7 @@ def measure(*, quick: bool) -> list[Figure]:
 
 def _one_run(file: Path, seconds: float) -> tuple[float, float]:
     """(RSS, USS) in MB of server-0 after `seconds` of training."""
-    with running(file):
+    with Dlctl().running(file):
         time.sleep(seconds)
         daemons = rundb.read(list(runs.all_runs())[-1])["daemons"]
         pid = next(row["pid"] for row in daemons if row["name"] == "server-0")

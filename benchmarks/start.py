@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from benchmarks.figures import Figure, ratio
-from benchmarks.sandbox import running, sandbox, write_job
+from benchmarks.sandbox import Dlctl, sandbox, write_job
 
 SERVERS, WORKERS = 2, 4
 IMPORTS = "import torch, train; print(flush=True)"
@@ -26,7 +26,7 @@ def measure(*, quick: bool) -> list[Figure]:
         _import_side_by_side(1, directory)  # the files are read from the disk once, uncounted
         for _ in range(1 if quick else 7):
             bare_s = _import_side_by_side(SERVERS + WORKERS, directory)
-            with running(file) as ours_s:
+            with Dlctl().running(file) as ours_s:
                 pass  # it is ready, and that is all
             fewer_s = _import_side_by_side(WORKERS, directory)
             times.append((ours_s, bare_s, fewer_s))

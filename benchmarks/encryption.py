@@ -1,0 +1,103 @@
+"""What CURVE costs: raw pushes and fetches, and the speed of training over a link of 1 Gbit/s.
+
+Raw, on a loopback without a limit, the cipher is most of what there is to do. The second figure is
+the one that counts: a model of a million parameters, all of them pushed and fetched at every step,
+on a loopback that carries 1 Gbit/s (both directions together).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import numpy as np
+
+from benchmarks.figures import Figure, ratio, take_turns
+from benchmarks.sandbox import Dlctl, sandbox, write_job
+from benchmarks.shard import Worker, shard
+from dlctl.compress.none import Dense, DenseOptions
+from tests.hosts.cluster import Cluster, missing
+
+REPEATS = {10_000: 200, 1_000_000: 20}
+TRAINING_S = 8.0
+GBIT = ("tc", "qdisc", "add", "dev", "lo", "root", "tbf", "rate", "1gbit", "burst", "1mb",
+        "latency", "50ms")  # fmt: skip
+TASK = '''"""A million parameters, and next to nothing to compute."""
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+
+class Wide:
+    def model(self):
+        return nn.Linear(1000, 1000)
+
+    def dataset(self):
+        inputs = torch.randn(4096, 1000, generator=torch.Generator().manual_seed(0))
+        return TensorDataset(inputs)
+
+    def loss(self, model, batch):
+        return model(batch[0]).square().mean()
+
+
+task = Wide()
+'''
+
+
+def measure(*, quick: bool) -> list[Figure]:
+    sizes = [*REPEATS][:1] if quick else [*REPEATS]
+    figures = [_raw(size, 2 if quick else 7, REPEATS[size]) for size in sizes]
+    if why := missing():
+        print(f"encryption: 1 Gbit/s is left out: {why}", file=sys.stderr)
+        return figures
+    return figures if quick else [*figures, _training(rounds=5)]
+
+
+def _raw(size: int, rounds: int, repeats: int) -> Figure:
+    gradient = np.ones(size, np.float32)
+    with (
+        sandbox() as here,
+        sandbox() as there,
+        shard(here, "curve", size, "adagrad") as curve,
+        shard(there, "tcp", size, "adagrad") as plain,
+    ):
+        times = take_turns(
+            rounds, lambda: _bounce(curve, gradient), lambda: _bounce(plain, gradient), repeats
+        )
+    return ratio("encryption", f"push + fetch, {size:,} parameters, CURVE / plain", *times)
+
+
+def _bounce(worker: Worker, gradient: np.ndarray) -> None:
+    worker.push(Dense(DenseOptions()).take(gradient))
+    worker.fetch()
+
+
+def _training(rounds: int) -> Figure:
+    """Seconds per step, CURVE against plain."""
+    step_s: dict[str, list[float]] = {"curve": [], "none": []}
+    with sandbox() as directory, Cluster(count=0) as lab:
+        shaped = lab.run(*GBIT)
+        if shaped.returncode:
+            raise RuntimeError(f"the loopback cannot be shaped: {shaped.stderr}")
+        dlctl = Dlctl(lab.enter, lab.env)
+        for _ in range(rounds):
+            for encryption, found in step_s.items():
+                network = f'[network]\ntransport = "tcp"\nencryption = "{encryption}"\n'
+                file = write_job(directory, servers=1, workers=1, more=network, task=TASK)
+                with dlctl.running(file):
+                    found.append(_step_s(dlctl))
+    what = "a step that pushes and fetches 1,000,000 parameters, 1 Gbit/s, CURVE / plain"
+    return ratio("encryption", what, step_s["curve"], step_s["none"], asked=1.05)
+
+
+def _step_s(dlctl: Dlctl) -> float:
+    begun, first = time.perf_counter(), _step(dlctl)
+    while time.perf_counter() - begun < TRAINING_S:
+        time.sleep(0.1)
+    return (time.perf_counter() - begun) / (_step(dlctl) - first)
+
+
+def _step(dlctl: Dlctl) -> int:
+    return int(json.loads(dlctl("status", "--json"))["step"])
