@@ -50,9 +50,10 @@ AWAY = (
     "A daemon that dies is started again where it was. A host that cannot be reached is waited "
     "for; what runs there goes on, as long as it reaches the servers. After `host_s` in [timeouts] "
     "it is given up: its workers are started on the other hosts. A shard is on its host only, so "
-    "without the host of a server the run fails. Then remove that host from the job file: `dlctl "
-    "start` goes on from the newest checkpoint. `dlctl stop --kill` ends what is left on hosts "
-    "that can be reached again."
+    "without the host of a server the run fails. When the host is back, `dlctl recover` asks all "
+    "hosts for what is left there: if that is all of it, nothing is lost. Without the host, remove "
+    "it from the job file: `dlctl start` goes on from the newest checkpoint. `dlctl stop --kill` "
+    "ends what is left on hosts that can be reached again."
 )
 SECURITY = (
     "All connections are encrypted and authenticated with keys that are made for the run; they are "

@@ -18,9 +18,18 @@ pytestmark = pytest.mark.root
 PROJECT = Path(__file__).parents[2]
 
 
+@pytest.mark.parametrize(
+    "mbit_per_s",
+    [
+        pytest.param(None, id="as fast as it goes"),
+        pytest.param(100.0, id="100 Mbit/s", marks=pytest.mark.long),
+    ],
+)
 def test_two_servers_and_four_workers_on_three_hosts_train_digits(
-    cluster: Cluster, place: Workplace
+    cluster: Cluster, place: Workplace, mbit_per_s: float | None
 ) -> None:
+    for name in cluster.names:
+        cluster.shape(name, mbit_per_s)
     digits = PROJECT / "examples" / "digits"
     for file in ("train.py", "job.toml"):
         (place.path / file).write_text((digits / file).read_text())
