@@ -8,7 +8,7 @@ from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import LeastSquares
 from dlctl.sim.simulation import Simulation
 
-HUNG = ComputeOptions(step_s=0.01, slow={1: 1e6})
+HUNG = ComputeOptions(step_s=0.1, slow={1: 1e6})
 
 
 def test_a_worker_that_hangs_in_one_batch_is_called_slow_and_the_others_go_on():

@@ -225,7 +225,8 @@ def test_a_server_that_dies_while_the_run_is_ending_makes_it_fail_if_nothing_was
 
 
 def test_without_a_coordinator_the_agent_ends_everything_after_a_minute():
-    simulation = Simulation(job_file(workers=2, epochs=1000.0), LeastSquares())
+    job = job_file(workers=2, epochs=1000.0)
+    simulation = Simulation(job, LeastSquares(), compute=SLOW_STEPS)
     simulation.at(2.0, lambda: simulation.world.kill("coordinator"))
     assert simulation.run().left_behind == []
 
