@@ -1,8 +1,8 @@
 """What CURVE costs: raw pushes and fetches, and the speed of training over a link of 1 Gbit/s.
 
 Raw, on a loopback without a limit, the cipher is most of what there is to do. The second figure is
-the one that counts: a model of a million parameters, all of them pushed and fetched at every step,
-on a loopback that carries 1 Gbit/s (both directions together).
+the one that counts: a model of a million parameters, all of them pushed at every step and fetched
+as often as they come, so that a loopback that carries 1 Gbit/s (both directions together) is full.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _training(rounds: int) -> Figure:
                 file = write_job(directory, servers=1, workers=1, more=network, task=TASK)
                 with dlctl.running(file):
                     found.append(_step_s(dlctl))
-    what = "a step that pushes and fetches 1,000,000 parameters, 1 Gbit/s, CURVE / plain"
+    what = "a step of training that fills 1 Gbit/s, 1,000,000 parameters, CURVE / plain"
     return ratio("encryption", what, step_s["curve"], step_s["none"], asked=1.05)
 
 
