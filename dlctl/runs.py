@@ -52,13 +52,18 @@ def register(directory: Path) -> None:
     link.symlink_to(directory.resolve())
 
 
+def runtime_dir() -> Path:
+    """Where the socket directories of this user are: `$XDG_RUNTIME_DIR/dlctl`, or in /tmp."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime) / "dlctl" if runtime else Path(f"/tmp/dlctl-{os.getuid()}")
+
+
 def socket_dir(run_id: str) -> Path:
     """The directory of a run's unix sockets; made 0700.
 
     Raises DlctlError if it belongs to somebody else or is a link.
     """
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    base = Path(runtime) / "dlctl" if runtime else Path(f"/tmp/dlctl-{os.getuid()}")
+    base = runtime_dir()
     for directory in (base, base / run_id):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = directory.lstat()

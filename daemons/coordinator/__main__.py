@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from daemons import addresses, orphans, process
+from daemons import orphans, process
 from daemons.coordinator.agents import Agents
 from daemons.coordinator.past import read_past
 from daemons.coordinator.records import Records
@@ -20,7 +20,7 @@ from daemons.mirrored import Mirrored
 from daemons.outgoing import AT_HOME, Outgoing
 from dlctl import keys, registry, runs
 from dlctl.errors import DlctlError
-from dlctl.launch import local
+from dlctl.launch import addresses, local
 from dlctl.roles.coordinator import Coordinator
 from dlctl.roles.desk import COORDINATOR, EXIT_RESTART
 from dlctl.rundb import RunDb

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 
-from daemons import addresses, orphans, process, signals
+from daemons import orphans, process, signals
 from daemons.files import files_of
 from daemons.loop import Loop
 from daemons.server import failpoint, keeping
 from daemons.server.watching import Watch
 from dlctl import registry
+from dlctl.launch import addresses
 from dlctl.roles.desk import COORDINATOR
 from dlctl.roles.effects import LoadArrays, SaveArrays
 from dlctl.roles.server import Server

@@ -11,7 +11,7 @@ import socket
 from typing import NamedTuple
 
 from dlctl import placement, runs
-from dlctl.config import JobFile
+from dlctl.config import Host, JobFile
 from dlctl.errors import DlctlError
 from dlctl.launch import ssh
 
@@ -47,15 +47,31 @@ def of_server(run_id: str, name: str, job: JobFile, control: str) -> Place:
     """
     if not job.uses_tcp:
         return Place(runs.socket_address(run_id, name))
-    port = job.network.port + 1 + int(name.rpartition("-")[2]) if job.network.port else 0
+    port = port_of(name, job)
     if not job.has_other_hosts:
         return Place(_tcp(LOOPBACK, port))
     host = placement.agents(job.hosts)[placement.place(job)[name]]
+    return on_host(host, port, control)
+
+
+def on_host(host: Host, port: int, control: str) -> Place:
+    """Where a server listens at this port of a host among others; 0: any free port.
+
+    Raises DlctlError if this machine's address cannot be found out.
+    """
     own = host.bind or host.data
     if not own:
         coordinator = host_of(control)
         own = _address_towards(coordinator) if host.ssh else coordinator
     return Place(_tcp(own, port), host.data if host.bind else "")
+
+
+def port_of(name: str, job: JobFile) -> int:
+    """The port that is configured for the coordinator or a server; 0: any free one."""
+    if not job.network.port:
+        return 0
+    number = name.rpartition("-")[2]
+    return job.network.port + (1 + int(number) if number.isdecimal() else 0)
 
 
 def host_of(address: str) -> str:

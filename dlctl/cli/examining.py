@@ -1,0 +1,169 @@
+"""From a job file to findings about all of its machines; nothing is changed anywhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlctl import runs
+from dlctl.cli import knownmodel, pick
+from dlctl.cli.snapshot import Snapshot
+from dlctl.cli.visits import Visit, Visits, control_request, listen_request
+from dlctl.errors import DlctlError, NotFound
+from dlctl.health import needs, network, resources, software
+from dlctl.health.findings import FAULT, Finding
+from dlctl.health.needs import CONTROL, HERE, Link, Need
+from dlctl.names import HOME_AGENT
+
+if TYPE_CHECKING:
+    from dlctl.config import JobFile
+
+
+def this_machine() -> list[Finding]:
+    """Of a machine without any job."""
+    need = needs.NOTHING
+    with Visits({HOME_AGENT: need}) as visits:
+        visits.examine(lambda _: _request(need, None, None))
+        return list(_of_machine(visits.all[HOME_AGENT], {}, {}))
+
+
+def job(file: Path, job: JobFile, only_host: str | None) -> list[Finding]:
+    """Of all machines of a job, or of this one and one other, and of what is between them.
+
+    Raises NotFound if the job has no host of this name.
+    """
+    from dlctl.launch import addresses
+
+    wanted = _wanted(needs.of(job, knownmodel.find(file, job)), only_host)
+    run = _live_run(file, job)
+    with Visits(wanted) as visits:
+        visits.examine(lambda need: _request(need, job, file))
+        control, unknown = "", None
+        if job.has_other_hosts:
+            try:
+                control = addresses.of_coordinator("", job).bind
+            except DlctlError as error:
+                unknown = error
+        elif job.uses_tcp:
+            control = f"tcp://{addresses.LOOPBACK}:{job.network.port or '*'}"
+        if control:
+            visits.listen(_listening(job, wanted, control))
+        found = [*_machines(visits, job, run, unknown), *_links(visits, job)]
+    return found
+
+
+def _wanted(all_needs: dict[str, Need], only_host: str | None) -> dict[str, Need]:
+    if only_host is None:
+        return all_needs
+    names = [need.name for need in all_needs.values()]
+    if only_host not in names:
+        raise NotFound(f'the job has no host "{only_host}"; it has {", ".join(names)}')
+    return {a: need for a, need in all_needs.items() if need.name in (HERE, only_host)}
+
+
+def _live_run(file: Path, job: JobFile) -> Snapshot | None:
+    same = pick.of_job(pick.job_file(file), job.job.name)
+    return same[-1] if same and same[-1].is_live else None
+
+
+def _request(need: Need, job: JobFile | None, file: Path | None) -> dict[str, Any]:
+    """What is to be looked at on this machine in particular."""
+    folder = str(runs.index_dir().parent) if need.is_here else ""
+    if job is not None and file is not None and need.is_here:
+        folder = os.path.abspath(file.parent / job.job.run_dir)
+    state_dir = job.servers.state_dir if job is not None and need.servers else ""
+    return {
+        "dir": need.host.dir,
+        "folder": folder,
+        "state_dir": state_dir,
+        "needs_torch": job is None or need.workers > 0,
+    }
+
+
+def _listening(
+    job: JobFile, wanted: Mapping[str, Need], control: str
+) -> dict[str, list[dict[str, Any]]]:
+    from dlctl.launch import addresses
+
+    asked: dict[str, list[dict[str, Any]]] = {}
+    for agent, need in wanted.items():
+        ports = {name: addresses.port_of(name, job) for name in need.servers}
+        request = listen_request(need, control, ports)
+        if not job.has_other_hosts:
+            request = {**request, "bind": addresses.LOOPBACK}
+        asked[agent] = [request] if ports else []
+    own = control_request(addresses.host_of(control), job.network.port)
+    asked[HOME_AGENT] = [own, *asked[HOME_AGENT]]
+    return asked
+
+
+# ---------------------------------------------------------------- findings
+
+
+def _machines(
+    visits: Visits, job: JobFile, run: Snapshot | None, unknown: DlctlError | None
+) -> Iterator[Finding]:
+    here = visits.all[HOME_AGENT].facts
+    for agent, visit in visits.all.items():
+        yield from _of_machine(visit, here, _held_by(run, agent))
+        if agent != HOME_AGENT:
+            continue
+        if keys := network.keys(job, visit.need.name):
+            yield keys
+        if unknown is not None:
+            yield _fault(visit.need.name, CONTROL, unknown)
+
+
+def _of_machine(
+    visit: Visit, here: Mapping[str, Any], run_of: Mapping[int, str]
+) -> Iterator[Finding]:
+    need, facts = visit.need, visit.facts
+    if visit.error is not None:
+        yield _fault(need.name, "dlctl" if need.is_here else "ssh", visit.error)
+        return
+    if not need.is_here:
+        yield resources.login(need, visit.login_s)
+    yield from software.findings(need, facts, here or facts)
+    yield from resources.findings(need, facts)
+    if not need.is_here:
+        yield resources.clock(need, visit.offset_s, visit.error_s)
+    yield network.firewall(need, facts)
+    yield from network.listening(need, facts, visit.places, run_of)
+    if visit.place_error is not None:
+        yield _fault(need.name, "address", visit.place_error)
+
+
+def _fault(place: str, subject: str, error: DlctlError) -> Finding:
+    return Finding(place, subject, FAULT, error.message, error.hint or "see above")
+
+
+def _held_by(run: Snapshot | None, agent: str) -> dict[int, str]:
+    """pid -> who of the living run of this job it is, on the machine of this agent."""
+    if run is None:
+        return {}
+    rows = [row for row in run.daemons if row.get("agent", HOME_AGENT) == agent]
+    if agent == HOME_AGENT:
+        rows.append(run.coordinator)
+    return {row["pid"]: f"{row['name']} of {run.run_id}" for row in rows if row.get("pid")}
+
+
+def _links(visits: Visits, job: JobFile) -> Iterator[Finding]:
+    """One round of measurements after the other; told in the order of the job file."""
+    planned = needs.links({agent: visit.need for agent, visit in visits.all.items()})
+    usable = [link for link in planned if _is_usable(visits, link)]
+    reached: dict[Link, list[tuple[dict[str, Any], dict[str, Any]]]] = {}
+    for at_once in needs.rounds(usable):
+        reached |= visits.reach(at_once)
+    for link in planned:
+        source, target = visits.all[link.source], visits.all[link.target]
+        for place, answer in reached.get(link, []):
+            yield network.link(
+                source.need, target.need, target.facts, place, answer, bool(job.network.port)
+            )
+
+
+def _is_usable(visits: Visits, link: Link) -> bool:
+    source, target = visits.all[link.source], visits.all[link.target]
+    return source.error is None and any(target.place(daemon) for daemon in link.daemons)

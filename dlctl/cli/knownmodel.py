@@ -1,0 +1,35 @@
+"""How large a job's model is, as an earlier run of the same job file has saved it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlctl.cli import pick
+from dlctl.errors import DlctlError
+from dlctl.health.needs import Model
+
+if TYPE_CHECKING:
+    from dlctl.config import JobFile
+
+
+def find(file: Path, job: JobFile) -> Model | None:
+    """By the newest checkpoint of the newest run that has one; None if there is none."""
+    from dlctl import checkpoints
+
+    for run in reversed(pick.of_job(pick.job_file(file), job.job.name)):
+        for directory in reversed(checkpoints.complete(run.directory)):
+            return of_checkpoint(directory)
+    return None
+
+
+def of_checkpoint(directory: Path) -> Model | None:
+    """None if its manifest cannot be read."""
+    from dlctl import checkpoints
+
+    try:
+        manifest = checkpoints.read_manifest(directory)
+    except DlctlError:
+        return None
+    stored_bytes = sum(shard["nbytes"] for shard in manifest["shards"])
+    return Model(manifest["size"], stored_bytes, manifest["step"])

@@ -1,0 +1,59 @@
+"""What `dlctl doctor` says: one fact, how good it is, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+OK, WARNING, FAULT = "ok", "warning", "fault"
+"""Good; a job works, but not as well as it could, or not for ever; a job will not work."""
+LINKS = "links"
+"""The place of what is between hosts."""
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    place: str
+    """A host as in the job file, "this machine", or `LINKS`."""
+    subject: str
+    """What was looked at, in a word or two."""
+    mark: str
+    """OK, WARNING or FAULT."""
+    found: str
+    fix: str = ""
+    """What to do; only of what is not OK."""
+    facts: Facts = field(default_factory=dict)
+    """Numbers for programs, with their units in their names."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "place": self.place,
+            "subject": self.subject,
+            "mark": self.mark,
+            "found": self.found,
+            "fix": self.fix,
+            "facts": dict(self.facts),
+        }
+
+
+def by_place(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
+    """In the order in which the places come."""
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault(finding.place, []).append(finding)
+    return groups
+
+
+def size_text(size_bytes: float) -> str:
+    """To three digits: "312 MB"."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.3g} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def duration_text(seconds: float) -> str:
+    """As in "0.021 ms", "41 s", "3600.1 s"."""
+    return f"{seconds * 1e3:.2g} ms" if abs(seconds) < 1 else f"{seconds:.6g} s"

@@ -1,0 +1,127 @@
+"""What a job asks of every host, and which hosts have to reach each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from dlctl import placement
+from dlctl.config import Host, JobFile
+from dlctl.names import HOME_AGENT
+
+HERE = "this machine"
+CONTROL = "coordinator"
+SHM_BYTES_MIN = 64 << 20
+"""Room in shared memory for shards of a model that nobody knows yet."""
+STATE_PARTS = 2.2
+"""A shard is kept twice, and has areas for what is being changed: `dlctl/shards/image.py`."""
+STATE_MARGIN_BYTES = 16 << 20
+
+
+class Model(NamedTuple):
+    """As an earlier checkpoint of the same job has it."""
+
+    parameters: int
+    """That are trained."""
+    stored_bytes: int
+    """Of all parameters and optimiser slots."""
+    step: int
+    """Of the checkpoint."""
+
+
+class Need(NamedTuple):
+    name: str
+    """As in the job file, or `HERE`."""
+    host: Host
+    servers: tuple[str, ...]
+    workers: int
+    threads: int
+    """That each worker asks for; 0: a share of the cores."""
+    device: str
+    daemons: int
+    """Of the whole job if the coordinator is here, else of this host and its agent."""
+    shm_bytes: int
+    """Shared memory that the shards here will take; 0: none."""
+    is_model_known: bool
+
+    @property
+    def is_here(self) -> bool:
+        return not self.host.ssh
+
+
+NOTHING = Need(HERE, Host(), (), 0, 0, "auto", 1, 0, False)
+"""Of a machine that nobody has a job for."""
+
+
+def of(job: JobFile, model: Model | None) -> dict[str, Need]:
+    """Agent -> what its host needs, that of the coordinator first."""
+    placed = placement.place(job)
+    return {
+        agent: _need(job, model, agent, host, [d for d, a in placed.items() if a == agent])
+        for agent, host in placement.agents(job.hosts).items()
+    }
+
+
+def _need(
+    job: JobFile, model: Model | None, agent: str, host: Host, daemons: Sequence[str]
+) -> Need:
+    servers = tuple(name for name in daemons if name.startswith("server-"))
+    everybody = job.servers.count + job.workers.count + len(placement.agents(job.hosts)) + 1
+    return Need(
+        name=host.ssh or HERE,
+        host=host,
+        servers=servers,
+        workers=len(daemons) - len(servers),
+        threads=job.workers.threads,
+        device=job.workers.device,
+        daemons=everybody if agent == HOME_AGENT else len(daemons) + 1,
+        shm_bytes=_shm_bytes(job, model, len(servers)),
+        is_model_known=model is not None,
+    )
+
+
+def _shm_bytes(job: JobFile, model: Model | None, servers: int) -> int:
+    if not servers or job.servers.state_dir or job.servers.durability != "process":
+        return 0
+    if model is None:
+        return SHM_BYTES_MIN
+    share = model.stored_bytes * servers / job.servers.count
+    return round(share * STATE_PARTS) + servers * STATE_MARGIN_BYTES
+
+
+class Link(NamedTuple):
+    source: str
+    """Agent of the host that connects."""
+    target: str
+    """Agent of the host that is connected to."""
+    daemons: tuple[str, ...]
+    """`CONTROL` and servers, in the order in which they are tried."""
+
+
+def links(needs: Mapping[str, Need]) -> list[Link]:
+    """All that the run will need between different hosts: everybody to the coordinator, and workers
+    to servers.
+    """
+    found = []
+    for source, need in needs.items():
+        for target, other in needs.items():
+            daemons: tuple[str, ...] = (CONTROL,) if target == HOME_AGENT else ()
+            daemons += other.servers if need.workers else ()
+            if source != target and daemons:
+                found.append(Link(source, target, daemons))
+    return found
+
+
+def rounds(links: Iterable[Link]) -> list[list[Link]]:
+    """Links that are measured one round after the other: in each, every host has one at most."""
+    left, found = list(links), []
+    while left:
+        busy: set[str] = set()
+        now = []
+        for link in left:
+            if busy.isdisjoint(link[:2]):
+                busy.update(link[:2])
+                now.append(link)
+        left = [link for link in left if link not in now]
+        found.append(now)
+    return found

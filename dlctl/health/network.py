@@ -1,0 +1,187 @@
+"""Findings about addresses, ports, firewalls and the links between hosts."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dlctl.config import JobFile
+from dlctl.health.findings import (
+    FAULT,
+    LINKS,
+    OK,
+    WARNING,
+    Facts,
+    Finding,
+    duration_text,
+    size_text,
+)
+from dlctl.health.needs import CONTROL, Need
+from dlctl.text import plural
+
+COMMAND_CHARS_MAX = 120
+
+
+def keys(job: JobFile, place: str) -> Finding | None:
+    """Whether whoever reaches a port gets in; None: there are no ports."""
+    if not job.uses_tcp:
+        return None
+    if job.is_encrypted:
+        return Finding(place, "keys", OK, "every connection over TCP is encrypted and has keys")
+    return Finding(
+        place,
+        "keys",
+        WARNING,
+        "none: every user of this machine can reach the ports of the run",
+        'remove encryption = "none" in [network]',
+    )
+
+
+def firewall(need: Need, facts: Facts) -> Finding:
+    """What there is; whether it is in the way, only connections show."""
+    found = facts["firewall"]
+    return Finding(need.name, "firewall", OK, str(found["words"]), facts=found)
+
+
+# ---------------------------------------------------------------- listening
+
+
+def listening(
+    need: Need, facts: Facts, places: Sequence[Facts], run_of: Mapping[int, str]
+) -> Iterator[Finding]:
+    """`places`: as the probe has tried them; `run_of`: pid -> living run of this same job."""
+    for place in places:
+        daemon = place["name"]
+        where = f"{place['address']}, port {place['port'] or 'any'}"
+        if "told" in place:
+            told = "" if place["told"] == place["address"] else f", told as {place['told']}"
+            yield Finding(need.name, daemon, OK, f"can listen at {where}{told}", facts=place)
+        else:
+            yield _cannot_listen(need, facts, place, where, run_of)
+
+
+def _cannot_listen(
+    need: Need, facts: Facts, place: Facts, where: str, run_of: Mapping[int, str]
+) -> Finding:
+    daemon, kind = place["name"], place["kind"]
+    if kind == "taken":
+        return _taken(need, place, run_of)
+    if kind == "not ours":
+        own = "; ".join(
+            f"{name} {', '.join(found)}" for name, found in facts["addresses"].items() if found
+        )
+        key = "address in [network]" if daemon == CONTROL else "data (or bind) in [[hosts]]"
+        text = f"{place['address']} is no address of this host; it has {own}"
+        fix = f"set {key} to one of these"
+        if not need.is_here:
+            fix += "; behind a forwarding, data is the address that others see, and bind its own"
+        return Finding(need.name, daemon, FAULT, text, fix, place)
+    if kind == "not permitted":
+        text = f"may not listen at {where}: {place['words']}"
+        fix = "ports below 1024 are for root: set port in [network] to a higher one"
+        return Finding(need.name, daemon, FAULT, text, fix, place)
+    text = f"cannot listen at {where}: {place['words']}"
+    return Finding(need.name, daemon, FAULT, text, "set data or bind in [[hosts]]", place)
+
+
+def _taken(need: Need, place: Facts, run_of: Mapping[int, str]) -> Finding:
+    owner, port = place["owner"], place["port"]
+    pid = owner.get("pid")
+    if pid in run_of:
+        text = f"port {port} is held by {run_of[pid]}, which runs now"
+        return Finding(need.name, place["name"], OK, text, facts=place)
+    if not owner:
+        text = f"port {port} is taken by a process that this user may not see"
+        look = f"sudo ss -ltnp 'sport = :{port}'"
+        fix = f"who it is: {look}   |   another port in [network]"
+        return Finding(need.name, place["name"], FAULT, text, fix, place)
+    command = shlex.join(owner["command"])[:COMMAND_CHARS_MAX]
+    text = f"port {port} is taken by pid {pid}: {command}"
+    fix = f"end it there (kill {pid}), or set another port in [network]"
+    if "daemons." in command:
+        fix = f"that is another run of dlctl's: dlctl ps; or set another port in [network] ({pid=})"
+    return Finding(need.name, place["name"], FAULT, text, fix, place)
+
+
+# ---------------------------------------------------------------- links
+
+
+def link(
+    source: Need, target: Need, target_facts: Facts, place: Facts, reached: Facts, fixed_port: bool
+) -> Finding:
+    """From one host to a daemon's `place` on another: how far and how fast, or why not at all."""
+    subject = f"{source.name} -> {target.name}"
+    where = f"{place['name']} at {place['told']}, port {place['port']}"
+    facts = {**reached, "daemon": place["name"], "address": place["told"], "port": place["port"]}
+    if "kind" not in reached:
+        return Finding(LINKS, subject, OK, f"{place['name']}: {_speed(reached)}", facts=facts)
+    key = "address in [network]" if place["name"] == CONTROL else f"data of {target.name}"
+    door = _open_door(target_facts, place["port"], source.name, fixed_port)
+    texts = {
+        "refused": (
+            f"{where}: connection refused, although a probe listens there: a firewall rejects it, "
+            "or this address leads to another machine",
+            f"{door}; or correct {key}",
+        ),
+        "silent": (
+            f"{where}: a firewall says nothing to this port ({reached.get('words')})",
+            door,
+        ),
+        "dark": (
+            f"{where}: {reached.get('words')}: it is not the right one, or all of it is shut",
+            f"correct {key}, to an address that {source.name} can reach; or {door}",
+        ),
+        "no route": (
+            f"{where}: no route ({reached.get('words')})",
+            f"correct {key}, to an address that {source.name} can reach: ip route get "
+            f"{place['told']}",
+        ),
+        "unknown name": (
+            f"{where}: {source.name} does not know this name ({reached.get('words')})",
+            f"correct {key}, to an IP address or a name that every host knows",
+        ),
+    }
+    other = (
+        f"{where}: somebody else answers there ({reached.get('words')})",
+        f"correct {key}: it leads to another machine, or something between them interferes",
+    )
+    found, fix = texts.get(str(reached["kind"]), other)
+    return Finding(LINKS, subject, FAULT, found, fix, facts)
+
+
+def not_tried(source: Need, target: Need, daemon: str, why: str) -> Finding:
+    """A link of which nothing is known, because of something that is said elsewhere."""
+    subject = f"{source.name} -> {target.name}"
+    return Finding(LINKS, subject, WARNING, f"{daemon}: not tried, {why}", "mend that first")
+
+
+def _speed(reached: Facts) -> str:
+    text = f"round trip {duration_text(reached['round_trip_s'])}"
+    up, down = (reached.get(f"{way}_bytes_per_s") for way in ("up", "down"))
+    if up and down:
+        text += f", {size_text(up)}/s there, {size_text(down)}/s back"
+    return text
+
+
+def _open_door(facts: Facts, port: int, source: str, fixed_port: bool) -> str:
+    """How to let somebody in, in the words of the firewall that is there."""
+    if not fixed_port:
+        return (
+            "set port in [network], so that the ports are always the same, and open these there "
+            "(dlctl man hosts: ADDRESSES AND PORTS)"
+        )
+    commands: dict[str, Any] = {
+        "ufw": f"ufw allow {port}/tcp",
+        "firewalld": f"firewall-cmd --permanent --add-port={port}/tcp && firewall-cmd --reload",
+        "nft": f"nft insert rule inet TABLE CHAIN tcp dport {port} accept",
+        "iptables": f"iptables -I INPUT -p tcp --dport {port} -j ACCEPT",
+    }
+    known = commands.get(str(facts.get("firewall", {}).get("family", "")))
+    return f"open port {port} there for {source}" + (f": {known}" if known else "")
+
+
+def count_text(faults: int, warnings: int) -> str:
+    """As in "2 faults, 1 warning"; "" if there are none."""
+    parts = [plural(faults, "fault")] if faults else []
+    return ", ".join(parts + ([plural(warnings, "warning")] if warnings else []))

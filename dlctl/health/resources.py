@@ -1,0 +1,166 @@
+"""Findings about files, memory, limits and the clock of one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dlctl.health.findings import (
+    FAULT,
+    OK,
+    WARNING,
+    Facts,
+    Finding,
+    duration_text,
+    size_text,
+)
+from dlctl.health.needs import Need
+from dlctl.text import plural
+
+DISK_BYTES_MIN = 50 << 20
+DISK_BYTES_GOOD = 512 << 20
+OPEN_FILES_MIN = 128
+OPEN_FILES_PER_DAEMON = 8
+WORKER_BYTES = 400 << 20
+"""What a process that has imported torch takes, without a model."""
+CLOCK_WARNING_S, CLOCK_FAULT_S = 2.0, 60.0
+
+
+def findings(need: Need, facts: Facts) -> Iterator[Finding]:
+    yield _folder(need, "files", facts["directory"])
+    if facts["states"] is not None:
+        yield _folder(need, "state_dir", facts["states"])
+    if facts["runtime"]["problem"]:
+        yield _folder(need, "sockets", facts["runtime"])
+    if need.shm_bytes:
+        yield _shared_memory(need, facts)
+    yield _memory(need, facts)
+    yield _cores(need, facts)
+    yield _open_files(need, facts)
+    if facts["kills_on_logout"]:
+        yield Finding(
+            need.name,
+            "logout",
+            FAULT,
+            "systemd ends your processes when your last login is over (KillUserProcesses), so that "
+            "an agent would not outlive its start",
+            f"loginctl enable-linger {facts['user']}",
+        )
+
+
+def _folder(need: Need, subject: str, folder: Facts) -> Finding:
+    path, free_bytes = folder["path"], folder["free_bytes"]
+    room = {"free_bytes": free_bytes}
+    elsewhere = "set run_dir in [job]" if need.is_here else "set dir of this host in [[hosts]]"
+    if subject == "sockets":
+        elsewhere = "set XDG_RUNTIME_DIR to a directory of your own"
+    if subject == "state_dir":
+        elsewhere = "set state_dir in [servers] to another place"
+    if folder["problem"]:
+        text = f"nothing can be kept in {path}: {folder['problem']}"
+        fix = folder["fix"] or f"{elsewhere}, where you can write"
+        return Finding(need.name, subject, FAULT, text, fix, room)
+    text = f"{path}, {size_text(free_bytes)} free"
+    if free_bytes < DISK_BYTES_MIN:
+        return Finding(need.name, subject, FAULT, text, f"make room, or {elsewhere}", room)
+    if free_bytes < DISK_BYTES_GOOD:
+        text = f"{text}: logs and checkpoints may fill it"
+        return Finding(need.name, subject, WARNING, text, f"make room, or {elsewhere}", room)
+    return Finding(need.name, subject, OK, text, facts=room)
+
+
+def _shared_memory(need: Need, facts: Facts) -> Finding:
+    shm, folder = facts["shm"], facts["directory"]
+    numbers = {"free_bytes": shm["free_bytes"], "needed_bytes": need.shm_bytes}
+    needed = size_text(need.shm_bytes)
+    wish = f"the shards here take about {needed}"
+    if not need.is_model_known:
+        wish = f"the shards of a small model take up to {needed}, and this one is not known yet"
+    text = f"{size_text(shm['free_bytes'])} free; {wish}"
+    if not shm["problem"] and shm["free_bytes"] >= need.shm_bytes:
+        return Finding(need.name, "/dev/shm", OK, text, facts=numbers)
+    remount = f"mount -o remount,size={_larger(need.shm_bytes)}M /dev/shm (as root)"
+    if shm["problem"]:
+        text = shm["problem"]
+    if not need.is_model_known or folder["free_bytes"] >= need.shm_bytes:
+        text += f": what does not fit goes into {folder['path']}, which is slower on a disk"
+        return Finding(need.name, "/dev/shm", WARNING, text, remount, numbers)
+    text += f"; and {folder['path']} has no room for that, either"
+    return Finding(need.name, "/dev/shm", FAULT, text, f"{remount}, or make room", numbers)
+
+
+def _larger(size_bytes: int) -> int:
+    """MiB, with some room for others."""
+    return -(-2 * size_bytes // (1 << 20))
+
+
+def _memory(need: Need, facts: Facts) -> Finding:
+    available, total = (facts["memory"][key] for key in ("available_bytes", "total_bytes"))
+    wanted = need.workers * WORKER_BYTES + need.shm_bytes
+    text = f"{size_text(available)} of {size_text(total)} free"
+    numbers = {"available_bytes": available, "total_bytes": total}
+    if available >= wanted:
+        return Finding(need.name, "memory", OK, text, facts=numbers)
+    text += f"; the workers and shards here take at least {size_text(wanted)}"
+    return Finding(need.name, "memory", WARNING, text, _less(need, "memory"), numbers)
+
+
+def _cores(need: Need, facts: Facts) -> Finding:
+    cores, wanted = facts["cores"], need.workers * max(1, need.threads)
+    daemons = [plural(need.workers, "worker")] if need.workers else []
+    daemons += [plural(len(need.servers), "server")] if need.servers else []
+    text = f"{cores}" + (f", for {' and '.join(daemons)}" if daemons else "")
+    numbers = {"cores": cores, "workers": need.workers}
+    if wanted <= cores:
+        return Finding(need.name, "cores", OK, text, facts=numbers)
+    text += f"; the workers have {wanted} threads: they wait for each other"
+    return Finding(need.name, "cores", WARNING, text, _less(need, "cores"), numbers)
+
+
+def _less(need: Need, what: str) -> str:
+    if need.is_here:
+        return f"fewer workers, or a machine with more {what}"
+    return f"fewer workers for this host in [[hosts]], or a machine with more {what}"
+
+
+def _open_files(need: Need, facts: Facts) -> Finding:
+    limit = facts["open_files_max"]
+    wanted = OPEN_FILES_MIN + OPEN_FILES_PER_DAEMON * need.daemons
+    text = "no limit" if limit < 0 else f"up to {limit:,} at once for each process"
+    numbers = {"open_files_max": limit, "wanted": wanted}
+    if limit < 0 or limit >= wanted:
+        return Finding(need.name, "open files", OK, text, facts=numbers)
+    how = "before you start the job" if need.is_here else "in /etc/security/limits.conf there"
+    fix = f"ulimit -n {max(4096, wanted)}, {how}" if need.is_here else f"raise nofile {how}"
+    mark = FAULT if limit < OPEN_FILES_MIN else WARNING
+    text = f"{text}; this job may want {wanted:,}"
+    return Finding(need.name, "open files", mark, text, fix, numbers)
+
+
+def clock(need: Need, offset_s: float, error_s: float) -> Finding:
+    """`offset_s`: how much later it is there than here, `error_s` more or less.
+
+    dlctl waits by monotonic clocks and trains on. A minute is a fault all the same: on such a
+    machine TLS, make and whatever compares times of files fail, and its logs are told out of order.
+    """
+    sure_s = abs(offset_s) - error_s
+    numbers = {"offset_s": offset_s, "error_s": error_s}
+    way = "ahead of" if offset_s > 0 else "behind"
+    text = f"{duration_text(abs(offset_s))} {way} this machine, +- {duration_text(error_s)}"
+    if sure_s <= CLOCK_WARNING_S:
+        return Finding(need.name, "clock", OK, text, facts=numbers)
+    why = "its logs and checkpoints have wrong times; dlctl itself does not depend on it"
+    fix = "set the clock there: timedatectl set-ntp true"
+    if sure_s <= CLOCK_FAULT_S:
+        return Finding(need.name, "clock", WARNING, f"{text}: {why}", fix, numbers)
+    why = f"{why}, but TLS, make and downloads of your task do"
+    return Finding(need.name, "clock", FAULT, f"{text}: {why}", fix, numbers)
+
+
+def login(need: Need, took_s: float) -> Finding:
+    """How long it took until Python has answered there, the login included."""
+    text = f"let in; Python answers after {took_s:.2g} s"
+    numbers = {"took_s": took_s}
+    if took_s < 5:
+        return Finding(need.name, "ssh", OK, text, facts=numbers)
+    fix = f"ssh -v {need.name} true says what takes long; often UseDNS or GSSAPIAuthentication"
+    return Finding(need.name, "ssh", WARNING, text, fix, numbers)

@@ -1,0 +1,110 @@
+"""Findings about what is installed: dlctl, Python, torch, drivers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dlctl.health.findings import FAULT, OK, WARNING, Facts, Finding
+from dlctl.health.needs import Need
+
+
+def findings(need: Need, facts: Facts, here: Facts) -> Iterator[Finding]:
+    """`here`: the facts of the machine that starts the job."""
+    yield _dlctl(need, facts, here)
+    if not need.is_here:
+        yield _python(need, facts, here)
+    if facts["torch"]:
+        yield _torch(need, facts, here)
+    yield from _gpu(need, facts)
+
+
+def _dlctl(need: Need, facts: Facts, here: Facts) -> Finding:
+    there, ours = facts["versions"], here["versions"]
+    text = f"{there['dlctl']} with protocol {there['protocol']}"
+    if (there["dlctl"], there["protocol"]) == (ours["dlctl"], ours["protocol"]):
+        return Finding(need.name, "dlctl", OK, text, facts=there)
+    return Finding(
+        need.name,
+        "dlctl",
+        FAULT,
+        f"{text}; here is {ours['dlctl']} with protocol {ours['protocol']}: "
+        "they have to be the same, or `dlctl start` refuses",
+        f"install dlctl {ours['dlctl']} for {facts['python']} there, or set python of this host in "
+        "[[hosts]]",
+        there,
+    )
+
+
+def _python(need: Need, facts: Facts, here: Facts) -> Finding:
+    there, ours = str(facts["versions"]["python"]), str(here["versions"]["python"])
+    text = f"{there} at {facts['python']}"
+    if _minor(there) == _minor(ours):
+        return Finding(need.name, "Python", OK, text)
+    return Finding(
+        need.name,
+        "Python",
+        WARNING,
+        f"{text}; here is {ours}: your task may find other libraries there, or none",
+        f"install Python {_minor(ours)} there and set python of this host in [[hosts]]",
+    )
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _torch(need: Need, facts: Facts, here: Facts) -> Finding:
+    torch = facts["torch"]
+    if "problem" in torch:
+        missing = not facts["versions"]["torch"]
+        what = "is not installed" if missing else "cannot be imported"
+        mark = FAULT if need.workers else WARNING
+        whom = f"{need.workers} of the workers run here" if need.workers else "no worker runs here"
+        return Finding(
+            need.name,
+            "torch",
+            mark,
+            f"{what} for {facts['python']} ({torch['problem']}); {whom}",
+            f"{facts['python']} -m pip install torch"
+            + ("" if need.is_here else "   |   workers = 0 for this host in [[hosts]]"),
+        )
+    text = f"{torch['version']}, " + (f"CUDA {torch['cuda']}" if torch["cuda"] else "without CUDA")
+    ours = here["torch"].get("version") or here["versions"]["torch"]
+    if ours and ours.partition("+")[0] != torch["version"].partition("+")[0]:
+        return Finding(
+            need.name,
+            "torch",
+            WARNING,
+            f"{text}; here is {ours}: replicas of one model may compute differently",
+            f"install torch {ours.partition('+')[0]} there",
+        )
+    return Finding(need.name, "torch", OK, text)
+
+
+def _gpu(need: Need, facts: Facts) -> Iterator[Finding]:
+    gpu, torch = facts["gpu"], facts["torch"]
+    usable = torch.get("devices", 0)
+    names = "; ".join(gpu["devices"])
+    if gpu["problem"]:
+        fix = "nvidia-smi there; often a reboot after an upgrade of the driver is missing"
+        yield Finding(need.name, "GPU", WARNING, f"nvidia-smi fails: {gpu['problem']}", fix)
+    elif need.workers and need.device == "cuda" and torch.get("version") and not usable:
+        yield Finding(
+            need.name,
+            "GPU",
+            FAULT,
+            f"torch finds none, and the job asks for one ({names or 'no driver is seen'})",
+            'set device = "auto" in [workers], or workers = 0 for this host',
+        )
+    elif gpu["devices"] and torch.get("version") and not usable:
+        yield Finding(
+            need.name,
+            "GPU",
+            WARNING,
+            f"{names}; but torch finds none, so that workers compute on the processor",
+            "install a torch with CUDA for this driver",
+        )
+    elif gpu["devices"]:
+        yield Finding(need.name, "GPU", OK, names)
+    elif need.workers:
+        yield Finding(need.name, "GPU", OK, "none is seen: workers compute on the processor")

@@ -1,0 +1,187 @@
+"""A conversation with a machine: many questions over one login, or with a process here.
+
+The other end is `daemons.host.probe`: one JSON object per line, both ways. Every conversation has
+its own connection, so that a login is really tried; what it takes is known, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from dlctl.config import Host
+from dlctl.errors import DlctlError
+from dlctl.launch.answers import (
+    ANSWER_BYTES_MAX,
+    MARK,
+    NO_ANSWER,
+    NO_SSH,
+    TOO_MUCH,
+    Answer,
+    explain,
+    read,
+    value_of,
+)
+from dlctl.launch.sshwords import argv, python_words
+
+MODULE = "daemons.host.probe"
+HERE = "this machine"
+WORDS_BYTES_MAX = 64 * 1024
+END_S = 2.0
+
+
+class Session:
+    """To be closed. Not for several threads at once."""
+
+    def __init__(self, host: Host) -> None:
+        """Raises UsageError for what is no host; that it cannot be reached the first answer says.
+
+        A host without `ssh` is this machine.
+        """
+        self.host = host.ssh or HERE
+        words = python_words(host, MODULE)
+        self._output, self._words = bytearray(), bytearray()
+        self._is_heard = True
+        self._is_known = False
+        """Whether the other end has said that it is a probe."""
+        self._popen: subprocess.Popen[bytes] | None = None
+        try:
+            self._popen = subprocess.Popen(
+                argv(host, words, "") if host.ssh else words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except FileNotFoundError as error:
+            self._failure: DlctlError | None = explain(Answer(self.host, None, NO_SSH, str(error)))
+        else:
+            self._failure = None
+
+    def ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """The answer to one question. Raises DlctlError; after one that is not of the other end
+        (see `is_over`) nothing can be asked any more.
+        """
+        if self._failure is not None:
+            raise self._failure
+        until = time.monotonic() + timeout_s
+        with suppress(BrokenPipeError):  # Why, its last words will tell.
+            self._put(json.dumps(request).encode() + b"\n")
+        try:
+            if not self._is_known:
+                self._line(until, MARK)
+                self._is_known = True
+            value = json.loads(self._line(until))
+            if type(value) is not dict:
+                raise ValueError("it is no object")
+        except (ValueError, RecursionError):
+            raise self._fail(TOO_MUCH) from None
+        return value_of(Answer(self.host, value, 0, ""))
+
+    @property
+    def is_over(self) -> bool:
+        return self._failure is not None
+
+    def close(self) -> None:
+        """Nothing of it is left here, and there it ends, too."""
+        popen, self._popen = self._popen, None
+        if popen is None:
+            return
+        assert popen.stdin is not None
+        with suppress(OSError):
+            popen.stdin.close()
+        try:
+            popen.wait(END_S)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(popen.pid, signal.SIGKILL)  # It leads a group, and is not reaped.
+            popen.wait()
+        for pipe in (popen.stdout, popen.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def interrupt(self) -> None:
+        """End it at once; whoever waits for an answer, in another thread, gets an error."""
+        popen = self._popen
+        if popen is not None and popen.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(popen.pid, signal.SIGKILL)
+
+    # ------------------------------------------------------------ bytes
+
+    def _put(self, data: bytes) -> None:
+        assert self._popen is not None
+        assert self._popen.stdin is not None
+        while data:
+            data = data[self._popen.stdin.write(data) or 0 :]
+
+    def _line(self, until: float, wanted: bytes = b"") -> bytes:
+        """The next line, or the next one that is exactly `wanted`."""
+        while True:
+            line, end, rest = bytes(self._output).partition(b"\n")
+            if end:
+                self._output[:] = rest
+                if not wanted or line.rstrip(b"\r") == wanted:
+                    return line
+                self._words += line + b"\n"
+            elif len(self._output) > ANSWER_BYTES_MAX or len(self._words) > ANSWER_BYTES_MAX:
+                raise self._fail(TOO_MUCH)
+            elif not self._read(until):
+                raise self._fail(None)
+
+    def _read(self, until: float) -> bool:
+        """Some more; False when there will be none."""
+        assert self._popen is not None
+        assert self._popen.stdout is not None
+        assert self._popen.stderr is not None
+        poller = select.poll()
+        poller.register(self._popen.stdout, select.POLLIN)
+        if self._is_heard:
+            poller.register(self._popen.stderr, select.POLLIN)
+        left_s = until - time.monotonic()
+        ready = dict(poller.poll(max(0.0, left_s) * 1000))
+        if not ready:
+            raise self._fail(NO_ANSWER)
+        if self._popen.stderr.fileno() in ready:
+            said = os.read(self._popen.stderr.fileno(), 1 << 16)
+            self._is_heard = bool(said)
+            self._words += said
+            del self._words[:-WORDS_BYTES_MAX]
+        if self._popen.stdout.fileno() in ready:
+            piece = os.read(self._popen.stdout.fileno(), 1 << 16)
+            self._output += piece
+            return bool(piece)
+        return True
+
+    def _fail(self, why: int | None) -> DlctlError:
+        """`why`: a status of ours; None: it has ended by itself."""
+        popen = self._popen
+        assert popen is not None
+        assert popen.stderr is not None
+        status = why
+        if why is None:
+            with suppress(subprocess.TimeoutExpired):
+                status = popen.wait(END_S)
+            self._drain(popen.stderr.fileno())
+        if popen.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(popen.pid, signal.SIGKILL)
+        answer = read(self.host, status or 0, b"", bytes(self._words))
+        self._failure = explain(answer)
+        self.close()
+        return self._failure
+
+    def _drain(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        with suppress(BlockingIOError):
+            while piece := os.read(fd, 1 << 16):
+                self._words += piece
+                del self._words[:-WORDS_BYTES_MAX]
