@@ -40,11 +40,11 @@ LOGIND = ("/etc/systemd/logind.conf", "/etc/systemd/logind.conf.d")
 
 
 def examine(request: Request) -> dict[str, Any]:
-    """{host, user, python, versions, directory, states, runtime, shm, open_files_max, memory, cores,
-    gpu, torch, addresses, firewall, kills_on_logout}; see the functions below.
+    """{host, user, python, versions, directory, states, runtime, shm, open_files_max, memory,
+    cores, gpu, torch, addresses, firewall, kills_on_logout}; see the functions below.
 
     `dir`: as in the job file, or `folder`: where runs are made on the machine of the coordinator;
-    `state_dir`: as in the job file; `needs_torch`: whether workers will run here. Raises UsageError.
+    `state_dir`: as in the job file; `needs_torch`: whether workers run here. Raises UsageError.
     """
     begun = _torch() if field(request, "needs_torch", bool) else None
     try:

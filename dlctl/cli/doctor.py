@@ -38,7 +38,7 @@ def command(file: Path | None, host: str | None, as_json: bool) -> None:
     """Look for what is in the way: here, on each host, between them.
 
     One line for each thing that was looked at, with a mark: good, a warning (!) if a job works but
-    not as well as it could, or a fault if it will not work; behind a warning or a fault, what to do.
+    not as well as it could, or a fault if it will not work; below a warning or a fault, its fix.
     Without FILE, only this machine is looked at. Nothing is changed, and what listens for the
     measurement takes only connections of the same command, for a minute at most. On every link
     that the job needs, some data is sent for about 0.3 s each way: a training that runs on the

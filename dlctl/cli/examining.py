@@ -50,8 +50,7 @@ def job(file: Path, job: JobFile, only_host: str | None) -> list[Finding]:
             control = f"tcp://{addresses.LOOPBACK}:{job.network.port or '*'}"
         if control:
             visits.listen(_listening(job, wanted, control))
-        found = [*_machines(visits, job, run, unknown), *_links(visits, job)]
-    return found
+        return [*_machines(visits, job, run, unknown), *_links(visits, job)]
 
 
 def _wanted(all_needs: dict[str, Need], only_host: str | None) -> dict[str, Need]:

@@ -1,8 +1,6 @@
 """From a job file to a run directory and its coordinator; what `start` and `run` have in common.
 
-Which run it becomes: an earlier run of the same job file goes on from its checkpoint if it was
-stopped or has failed (or where it was, if nothing of it is lost); a live one with the same content
-is left alone; otherwise a new run begins.
+Which run it becomes is decided in `deciding.py`.
 If anything goes wrong on the way, nothing is left: no directory, no link, no process.
 """
 
@@ -25,21 +23,24 @@ from dlctl import checkpoints, keys, runs
 from dlctl.cli import (
     belonging,
     console,
+    deciding,
     kept,
     lineage,
     otherhosts,
     pick,
+    stop,
     unfinished,
     values,
 )
-from dlctl.cli.changes import differences
-from dlctl.cli.snapshot import Snapshot, load, read_job
-from dlctl.errors import DlctlError, UsageError
+from dlctl.cli.deciding import Decision
+from dlctl.cli.snapshot import Snapshot, load
+from dlctl.errors import DlctlError
 from dlctl.rundb import RunDb
 
 if TYPE_CHECKING:
     import subprocess
 
+    from dlctl.cli.recovery import Findings
     from dlctl.config import JobFile
 
 POLL_S = 0.05
@@ -68,18 +69,20 @@ def launch(file: Path, *, fresh: bool) -> Launched:
     job = jobfile.load(file)
     content: Json = json.loads(json.dumps(config.to_dict(job)))
     with _alone(file):
-        previous = _begun(_previous(file, job))
-        if previous is not None:
-            _refuse_if_changed_or_fresh(previous, content, fresh)
-        if previous is not None and not fresh and _is_done_with(previous, content):
+        previous = _begun(deciding.newest(file, job))
+        decision = deciding.at_first(previous, content, fresh=fresh)
+        if refusal := deciding.refusal(decision):
+            raise refusal
+        if previous is not None and decision.way in (deciding.ALIVE, deciding.FINISHED):
+            _tell_nothing_to_start(decision.way, previous)
             return Launched(previous.directory, None)
-        if previous is None or fresh:
+        if previous is None or decision.way == deciding.BEGIN:
             console.note(f"{console.escape(summary(job))}")
             if previous is not None:
                 kept.name_what_stays(previous)
             return _begin(file, job, content)
         with belonging.claimed(previous.directory):
-            return _again(previous, file, job, content, summary(job))
+            return _again(decision, previous, file, job, content, summary(job))
 
 
 @contextmanager
@@ -90,50 +93,42 @@ def _alone(file: Path) -> Iterator[None]:
         yield
 
 
-def _again(previous: Snapshot, file: Path, job: JobFile, content: Json, head: str) -> Launched:
+def _again(
+    decision: Decision, previous: Snapshot, file: Path, job: JobFile, content: Json, head: str
+) -> Launched:
     """Go on with a run that has ended, or has died; a new one if nothing is left of it."""
-    from dlctl.cli import nextstep, recovering, recovery, resuming, withouthosts
+    from dlctl.cli import recovering, recovery, resuming
 
     belonging.check(previous)
     now = load(previous.directory)
     if now.is_live and now.run.get("pid") is not None:
         console.note(f"{console.escape(now.run_id)} has just been brought back")
         return Launched(now.directory, None)
-    findings = None
-    if previous.state == "failed" and values.number(previous.run.get("step")):
-        findings = recovery.examine(previous, read_checkpoints=False)
-        if findings.way == recovery.AWAY and not differences(read_job(previous.directory), content):
-            raise withouthosts.error(findings)
-        if findings.way == recovery.GO_ON and not differences(
-            read_job(previous.directory), content
-        ):
-            name, step = console.escape(previous.run_id), values.count(findings.step)
-            console.note(console.escape(head))
-            console.note(f"{name} goes on where it was, at step {step}: nothing is lost")
-            if place := nextstep.place_of_error(previous.reason):
-                console.warn(f"it failed in {place}, and will fail again until that is corrected")
-            return recovering.go_on(findings)
-        if findings.way == recovery.GO_ON:
-            console.warn(
-                f"the job file has changed: what came after the checkpoint of {previous.run_id} is "
-                "done again"
-            )
-    good = resuming.checkpoint(previous, job, file)
+    decision = deciding.examined(decision)
+    if refusal := deciding.refusal(decision):
+        raise refusal
+    findings = decision.findings
+    if findings is not None and decision.way == deciding.GO_ON:
+        console.note(console.escape(head))
+        _tell_that_it_goes_on(previous, findings)
+        return recovering.go_on(findings)
+    if findings is not None and findings.way == recovery.GO_ON:
+        console.warn(
+            f"the job file has changed: what came after the checkpoint of {previous.run_id} is "
+            "done again"
+        )
+    stop.clean_up(previous, stop.EXIT_S)
+    decision = deciding.with_checkpoint(decision, job, file)
+    resuming.tell(decision)
     otherhosts.end(previous, 0.0, purge=True)
     console.note(console.escape(head))
-    if good is None:
+    if decision.checkpoint is None:
         return _begin(file, job, content)
-    price = resuming.cost(previous, findings, good)
-    return _resume(previous, file, job, content, good[0], price)
+    price = resuming.cost(previous, findings, decision.checkpoint)
+    return _resume(previous, file, job, content, decision.checkpoint[0], price)
 
 
-# ---------------------------------------------------------------- which run it becomes
-
-
-def _previous(file: Path, job: JobFile) -> Snapshot | None:
-    """The newest run of this job file under this name."""
-    same = pick.of_job(pick.job_file(file), job.job.name)
-    return same[-1] if same else None
+# ---------------------------------------------------------------- what was there before
 
 
 def _begun(previous: Snapshot | None) -> Snapshot | None:
@@ -157,36 +152,23 @@ def _begun(previous: Snapshot | None) -> Snapshot | None:
     return previous
 
 
-def _refuse_if_changed_or_fresh(previous: Snapshot, content: Json, fresh: bool) -> None:
-    if not previous.is_live:
-        return
-    stop_it = f"dlctl stop -j {previous.run_id}"
-    if fresh:
-        raise UsageError(f"{previous.run_id} still runs; --fresh begins a second run", hint=stop_it)
-    changes = differences(read_job(previous.directory), content)
-    if changes:
-        raise UsageError(
-            f"{previous.run_id} runs with another content of this job file:\n"
-            + "\n".join(f"  {change}" for change in changes),
-            hint=f"{stop_it}   |   some keys change live: dlctl set --list",
-        )
-
-
-def _is_done_with(previous: Snapshot, content: Json) -> bool:
-    """Nothing to start: it runs already, or it has finished and the goal is still the same."""
+def _tell_nothing_to_start(way: str, previous: Snapshot) -> None:
     name = console.escape(previous.run_id)
-    if previous.is_live:
+    if way == deciding.ALIVE:
         console.note(f"{name} is already {console.escape(previous.state)}")
-        return True
-    if previous.state != "finished":
-        return False
-    goal = read_job(previous.directory).get("job", {}).get("stop")
-    if goal != content["job"]["stop"]:
-        return False
+        return
     console.note(
         f"{name} has finished already; to train anew: --fresh, to train on: change stop in [job]"
     )
-    return True
+
+
+def _tell_that_it_goes_on(previous: Snapshot, findings: Findings) -> None:
+    from dlctl.cli import nextstep
+
+    name, step = console.escape(previous.run_id), values.count(findings.step)
+    console.note(f"{name} goes on where it was, at step {step}: nothing is lost")
+    if place := nextstep.place_of_error(previous.reason):
+        console.warn(f"it failed in {place}, and will fail again until that is corrected")
 
 
 # ---------------------------------------------------------------- its directory

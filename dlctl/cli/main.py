@@ -19,6 +19,7 @@ _HELP = {
     "Jobs": {
         "init": "Write a commented job file and a runnable task.",
         "validate": "Check a job file offline; report every problem.",
+        "plan": "Show what start would do; change nothing.",
         "doctor": "Look for what is in the way: here, on each host, between them.",
         "start": "Start a job in the background; wait until it is ready.",
         "run": "Start a job, stream its logs, stop it on Ctrl-C.",

@@ -32,6 +32,7 @@ EXIT_STATUS = [
     ("7", "The job failed, while it started or while it trained."),
     ("8", "Done on some daemons and not on others; a list is printed."),
     ("9", "The other side speaks another version of the protocol."),
+    ("10", "`dlctl plan --detailed-exitcode`: there is something to do."),
     ("70", "A bug in dlctl; the path of a traceback is printed."),
     ("77", "A key does not fit: somebody else listens there, or the run has other keys."),
     ("130", "Interrupted by Ctrl-C."),

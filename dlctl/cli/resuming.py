@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlctl import checkpoints
-from dlctl.cli import console, lineage, stop, values
+from dlctl.cli import console, lineage, values
 from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import DlctlError, UsageError
 from dlctl.text import plural
 
 if TYPE_CHECKING:
+    from dlctl.cli.deciding import Decision
     from dlctl.cli.recovery import Findings
     from dlctl.config import JobFile
 
@@ -20,23 +21,8 @@ Good = tuple[Path, dict[str, Any]]
 """A checkpoint and its manifest."""
 
 
-def checkpoint(previous: Snapshot, job: JobFile, file: Path) -> Good | None:
-    """The checkpoint that an ended run goes on from; first it is seen to that it has ended.
-
-    None if it has never made one. Raises DlctlError if all that it made are damaged: whether they
-    can be given up is for their owner to say; UsageError if the newest good one does not fit.
-    """
-    stop.clean_up(previous, stop.EXIT_S)
-    problems: list[str] = []
-    good = checkpoints.newest_good(previous.directory, problems.append)
-    name = console.escape(previous.run_id)
-    if good is None and problems:
-        raise _all_damaged(previous, problems, file)
-    for problem in problems:
-        console.warn(problem)
-    if good is None:
-        console.note(f"{name} ({previous.state}) has no checkpoint to go on from; a new run begins")
-        return None
+def check_fits(previous: Snapshot, good: Good, job: JobFile) -> None:
+    """Raises UsageError if another method or rule would have to go on with a checkpoint."""
     for section, now in (("algorithm", job.algorithm.name), ("optimizer", job.optimizer.name)):
         before = good[1][section]
         if isinstance(before, str) and before != now:
@@ -45,12 +31,24 @@ def checkpoint(previous: Snapshot, job: JobFile, file: Path) -> Good | None:
                 "its checkpoint does not fit",
                 hint="begin a new run with --fresh",
             )
-    step = values.count(good[1]["step"])
+
+
+def tell(decision: Decision) -> None:
+    """From where an ended run goes on, or that it cannot."""
+    previous = decision.previous
+    assert previous is not None
+    name = console.escape(previous.run_id)
+    for problem in decision.damaged:
+        console.warn(problem)
+    if decision.checkpoint is None:
+        console.note(f"{name} ({previous.state}) has no checkpoint to go on from; a new run begins")
+        return
+    step = values.count(decision.checkpoint[1]["step"])
     console.note(f"resumes {name} from step {step}; --fresh starts a new run")
-    return good
 
 
-def _all_damaged(previous: Snapshot, problems: list[str], file: Path) -> DlctlError:
+def all_damaged(previous: Snapshot, problems: list[str], file: Path) -> DlctlError:
+    """What to say if a run has checkpoints, and none of them is good."""
     count = len(checkpoints.finished(previous.directory))
     which = "its only checkpoint is" if count == 1 else f"all of its {count} checkpoints are"
     return DlctlError(

@@ -8,7 +8,17 @@ import time
 from contextlib import closing, suppress
 from typing import Any
 
-from dlctl.cli import console, live, logfiles, recovering, report, stop, values
+from dlctl.cli import (
+    console,
+    live,
+    logfiles,
+    nextstep,
+    otherhosts,
+    recovering,
+    report,
+    stop,
+    values,
+)
 from dlctl.cli.launching import Launched
 from dlctl.cli.snapshot import ENDED, READY, Snapshot, load, read_job
 from dlctl.errors import JobFailed, TimedOut
@@ -84,8 +94,14 @@ def failed(launched: Launched, what: str) -> JobFailed:
     return JobFailed(
         f"{snapshot.run_id} {what}: {snapshot.reason or snapshot.state}{quoted(snapshot)}",
         where=str(snapshot.directory),
-        hint=f"dlctl logs --failed -j {snapshot.run_id}   |   dlctl events -j {snapshot.run_id}",
+        hint=f"dlctl logs --failed -j {snapshot.run_id}   |   dlctl events -j {snapshot.run_id}"
+        + _doctor(snapshot),
     )
+
+
+def _doctor(snapshot: Snapshot) -> str:
+    """Where other hosts take part, what is wrong is often there, or on the way."""
+    return f"   |   dlctl doctor {nextstep.job_file(snapshot)}" if otherhosts.of(snapshot) else ""
 
 
 def _record_death(launched: Launched) -> None:

@@ -17,7 +17,7 @@ def error(findings: Findings) -> Unreachable:
     return Unreachable(
         f"{snapshot.run_id} cannot go on without {names}:\n{why}",
         where=", ".join(hosts),
-        hint=f"when {names} {are} back: dlctl recover -j {snapshot.run_id}   |   without: take "
+        hint=f"why: dlctl doctor {nextstep.job_file(snapshot)}   |   when {names} {are} back: dlctl recover -j {snapshot.run_id}   |   without: take "
         f"{names} out of {nextstep.job_file(snapshot)}, then {_start(snapshot)}",
     )
 

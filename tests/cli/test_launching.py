@@ -13,7 +13,7 @@ import pytest
 from launched import JOB, attached, the_run
 
 from dlctl import processes, runs
-from dlctl.cli import launching
+from dlctl.cli.changes import differences
 
 
 def left_over(own_place: Path) -> list[str]:
@@ -333,7 +333,7 @@ def test_two_commands_at_once_start_one_run(job, own_place, play):
 def test_differences_are_named_as_in_the_job_file():
     before = {"optimizer": {"name": "sgd", "options": {"lr": 0.1}}, "job": {"stop": {"epochs": 1}}}
     after = {"optimizer": {"name": "sgd", "options": {"lr": 0.2}}, "job": {"stop": {"steps": 5}}}
-    assert launching.differences(before, after) == [
+    assert differences(before, after) == [
         "optimizer.lr: 0.1 -> 0.2",
         "job.stop.epochs: 1 -> none",
         "job.stop.steps: none -> 5",

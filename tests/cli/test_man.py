@@ -12,7 +12,7 @@ from typing import get_type_hints
 import pytest
 
 from dlctl import errors, registry
-from dlctl.cli import console, main, man, manpages
+from dlctl.cli import console, main, man, manpages, plan
 from dlctl.cli.keydocs import keys
 from dlctl.cli.manpage_job import section_of
 from dlctl.cli.roff import Page, to_text
@@ -67,6 +67,7 @@ def test_every_exit_code_of_an_error_is_in_the_table() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     codes = {kind.exit_code for kind in kinds if issubclass(kind, errors.DlctlError)}
     codes |= {0, main.BUG_EXIT_CODE, main.INTERRUPTED_EXIT_CODE, console.SIGPIPE_EXIT_CODE, 143}
+    codes |= {plan.CHANGES_EXIT_CODE}
     assert {int(code) for code, _ in manpages.EXIT_STATUS} == codes
 
 

@@ -1,4 +1,4 @@
-"""`dlctl doctor` on three hosts: nothing is wrong with good ones, and every planted fault is named."""
+"""`dlctl doctor` on three hosts: good ones are found good, every planted fault is named."""
 
 from __future__ import annotations
 

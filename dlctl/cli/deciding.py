@@ -1,0 +1,134 @@
+"""Which run a job file becomes when it is started; nothing is changed by finding that out.
+
+An earlier run of the same job file goes on from its checkpoint if it was stopped or has failed (or
+where it was, if nothing of it is lost); a live one with the same content is left alone; otherwise a
+new run begins. `dlctl start` does what is decided here, `dlctl plan` tells it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlctl.cli import pick, values
+from dlctl.cli.changes import differences
+from dlctl.cli.snapshot import Snapshot, read_job
+from dlctl.errors import DlctlError, UsageError
+
+if TYPE_CHECKING:
+    from dlctl.cli.recovery import Findings
+    from dlctl.cli.resuming import Good
+    from dlctl.config import JobFile
+
+BEGIN, ALIVE, CHANGED, SECOND, FINISHED, ENDED, GO_ON, RESUME, AWAY = (
+    "begin", "alive", "changed", "second", "finished", "ended", "go on", "resume", "away",
+)  # fmt: skip
+"""A new run; it lives already; it lives with another content; --fresh while it lives; it has come
+to this same end; it has ended, and how it goes on is for `examined` and `with_checkpoint` to say:
+where it was; from a checkpoint; not until its hosts can be reached."""
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    way: str
+    previous: Snapshot | None = None
+    """The newest run of this job file under this name."""
+    changes: list[str] = field(default_factory=list)
+    """What the job file says otherwise than that run's."""
+    findings: Findings | None = None
+    """Of a run that has failed while it trained."""
+    checkpoint: Good | None = None
+    damaged: list[str] = field(default_factory=list)
+    """What is wrong with newer checkpoints than that."""
+
+
+def newest(file: Path, job: JobFile) -> Snapshot | None:
+    """The newest run of this job file under this name."""
+    same = pick.of_job(pick.job_file(file), job.job.name)
+    return same[-1] if same else None
+
+
+def at_first(previous: Snapshot | None, content: Json, *, fresh: bool) -> Decision:
+    """What can be said at once; `content` is that of the job file, resolved."""
+    if previous is None:
+        return Decision(BEGIN)
+    before = read_job(previous.directory)
+    decision = Decision(ENDED, previous, differences(before, content))
+    if previous.is_live:
+        way = SECOND if fresh else CHANGED if decision.changes else ALIVE
+    elif fresh:
+        way = BEGIN
+    elif previous.state == "finished" and before.get("job", {}).get("stop") == _goal(content):
+        way = FINISHED
+    else:
+        way = ENDED
+    return dataclasses.replace(decision, way=way)
+
+
+def _goal(content: Json) -> Any:
+    return content["job"]["stop"]
+
+
+def examined(decision: Decision, *, ask_hosts: bool = True) -> Decision:
+    """Of a run that has ended: GO_ON, AWAY, or ENDED as before: then it takes a checkpoint.
+
+    Raises DlctlError for a directory that is not the run's own.
+    """
+    from dlctl.cli import recovery
+
+    previous = decision.previous
+    if decision.way != ENDED or previous is None or previous.state != "failed":
+        return decision
+    if not values.number(previous.run.get("step")):
+        return decision
+    findings = recovery.examine(previous, read_checkpoints=False, ask_hosts=ask_hosts)
+    ways = {recovery.AWAY: AWAY, recovery.GO_ON: GO_ON}
+    way = ENDED if decision.changes else ways.get(findings.way, ENDED)
+    return dataclasses.replace(decision, way=way, findings=findings)
+
+
+def with_checkpoint(decision: Decision, job: JobFile, file: Path) -> Decision:
+    """RESUME with the newest good checkpoint, every byte of which is read; BEGIN if there never was
+    one; any other decision as it is.
+
+    Raises DlctlError if all are damaged: whether they can be given up is for their owner to say;
+    UsageError if the newest good one does not fit.
+    """
+    from dlctl import checkpoints
+    from dlctl.cli import resuming
+
+    previous = decision.previous
+    if decision.way != ENDED or previous is None:
+        return decision
+    problems: list[str] = []
+    good = checkpoints.newest_good(previous.directory, problems.append)
+    if good is None and problems:
+        raise resuming.all_damaged(previous, problems, file)
+    if good is None:
+        return dataclasses.replace(decision, way=BEGIN)
+    resuming.check_fits(previous, good, job)
+    return dataclasses.replace(decision, way=RESUME, checkpoint=good, damaged=problems)
+
+
+def refusal(decision: Decision) -> DlctlError | None:
+    """Why nothing can be started; None if that can be."""
+    previous = decision.previous
+    if previous is None or decision.way not in (SECOND, CHANGED, AWAY):
+        return None
+    stop_it = f"dlctl stop -j {previous.run_id}"
+    if decision.way == AWAY:
+        from dlctl.cli import withouthosts
+
+        assert decision.findings is not None
+        return withouthosts.error(decision.findings)
+    if decision.way == SECOND:
+        text = f"{previous.run_id} still runs; --fresh begins a second run"
+        return UsageError(text, hint=stop_it)
+    return UsageError(
+        f"{previous.run_id} runs with another content of this job file:\n"
+        + "\n".join(f"  {change}" for change in decision.changes),
+        hint=f"{stop_it}   |   some keys change live: dlctl set --list",
+    )

@@ -1,0 +1,158 @@
+"""`dlctl plan`: what `dlctl start` would do; nothing is changed by asking."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dlctl.cli import console, values
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import json_option
+from dlctl.errors import DlctlError
+
+if TYPE_CHECKING:
+    from dlctl.cli.deciding import Decision
+    from dlctl.cli.planning import Placed
+    from dlctl.config import JobFile
+    from dlctl.health.findings import Finding
+    from dlctl.health.needs import Model
+
+CHANGES_EXIT_CODE = 10
+
+
+@make_command(
+    "plan",
+    examples=[
+        ("dlctl plan job.toml", "which run it becomes, who runs where, which files"),
+        ("dlctl plan job.toml --check", "and ask the hosts whether that will work"),
+        ("dlctl plan job.toml --detailed-exitcode", "for scripts: 10 if there is something to do"),
+    ],
+    see_also=["start", "doctor", "validate"],
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--fresh", is_flag=True, help="What `start --fresh` would do.")
+@click.option("--check", is_flag=True, help="Contact the hosts, too, and show what is in the way.")
+@click.option(
+    "--detailed-exitcode",
+    "is_detailed",
+    is_flag=True,
+    help="Exit with 10 if start, or a live change, would have something to do.",
+)
+@json_option
+def command(file: Path, fresh: bool, check: bool, is_detailed: bool, as_json: bool) -> None:
+    """Show what start would do; change nothing.
+
+    Which run the job file becomes, what differs from that run and which of it can be changed while
+    it runs, where each daemon would be, and which files would be written. How large the shards are
+    is known as soon as an earlier run of the same job file has saved a checkpoint, else after the
+    first worker has built the model. No host is contacted without --check. With it, the exit code
+    is 1 if anything is in the way, as with `dlctl doctor`.
+    """
+    from dlctl import config, jobfile
+    from dlctl.cli import deciding, knownmodel, planning
+    from dlctl.health.findings import FAULT
+
+    job = jobfile.load(file)
+    content = json.loads(json.dumps(config.to_dict(job)))
+    decision = deciding.at_first(deciding.newest(file, job), content, fresh=fresh)
+    if decision.way == deciding.SECOND and (refusal := deciding.refusal(decision)):
+        raise refusal
+    decision = deciding.examined(decision, ask_hosts=check)
+    decision = deciding.with_checkpoint(decision, job, file)
+    if check and decision.way == deciding.AWAY and (refusal := deciding.refusal(decision)):
+        raise refusal
+    model = knownmodel.find(file, job)
+    faults = [f for f in _checked(file, job) if f.mark == FAULT] if check else []
+    if as_json:
+        _out_json(file, job, decision, model, faults)
+    else:
+        _show(file, job, decision, model, faults)
+    if faults:
+        raise DlctlError("this will not work on all hosts", hint=f"dlctl doctor {file}")
+    if is_detailed and planning.is_change(decision):
+        raise click.exceptions.Exit(CHANGES_EXIT_CODE)
+
+
+def _checked(file: Path, job: JobFile) -> list[Finding]:
+    from dlctl.cli import examining
+
+    return examining.job(file, job, None)
+
+
+def _out_json(
+    file: Path, job: JobFile, decision: Decision, model: Model | None, faults: list[Finding]
+) -> None:
+    from dlctl.cli import planning
+
+    previous, good = decision.previous, decision.checkpoint
+    changes = [{"change": text, "live": live} for text, live in planning.changes(decision)]
+    value: dict[str, Any] = {
+        "file": str(file),
+        "way": decision.way,
+        "has_changes": planning.is_change(decision),
+        "run_id": previous.run_id if previous is not None else None,
+        "state": previous.state if previous is not None else None,
+        "checkpoint_step": good[1]["step"] if good is not None else None,
+        "changes": changes,
+        "model": model._asdict() if model is not None else None,
+        "daemons": [row._asdict() for row in planning.placed(job, model)],
+        "files": dict(planning.files(decision, job, file)),
+        "faults": [finding.to_dict() for finding in faults],
+    }
+    console.out_json("dlctl.plan/1", value)
+
+
+def _show(
+    file: Path, job: JobFile, decision: Decision, model: Model | None, faults: list[Finding]
+) -> None:
+    from dlctl.cli import doctor, planning
+    from dlctl.cli.validate import summary
+
+    console.out(console.escape(summary(job)))
+    console.out(console.escape(planning.headline(decision)))
+    for change, live in planning.changes(decision):
+        console.out(console.escape(f"  {change}" + (f"   live: {live}" if live else "")))
+    for problem in decision.damaged:
+        console.warn(problem)
+    console.out(f"\n{_table(job, planning.placed(job, model))}")
+    console.out(f"  {_known(decision, model)}\n")
+    rows = list(planning.files(decision, job, file))
+    width = max(len(what) for what, _ in rows)
+    for what, where in rows:
+        console.out(console.escape(f"{what.ljust(width)}  {where}"))
+    if faults:
+        console.out()
+        doctor.show(faults)
+
+
+def _known(decision: Decision, model: Model | None) -> str:
+    if model is not None:
+        return f"{model.parameters:,} parameters, as saved at step {model.step:,}"
+    if decision.previous is not None and decision.previous.is_live:
+        return "how large the shards are is known after the first checkpoint"
+    return "how large the shards are is known after the first worker has built the model"
+
+
+def _table(job: JobFile, rows: list[Placed]) -> str:
+    headers = ("NAME", "HOST", "ADDRESS", "PORT", "PARAMETERS", "SHARD")
+    cells = [
+        [
+            row.name,
+            console.escape(row.host),
+            console.escape(row.address) or values.NOTHING,
+            _port(job, row),
+            values.count(row.parameters),
+            values.size(row.size_bytes),
+        ]
+        for row in rows
+    ]
+    return console.table(headers, cells, right=("PORT", "PARAMETERS", "SHARD"))
+
+
+def _port(job: JobFile, row: Placed) -> str:
+    if row.port is not None:
+        return str(row.port)
+    return "any free" if row.address and job.uses_tcp else values.NOTHING

@@ -1,0 +1,194 @@
+"""What starting a job would do, in rows: who runs where, at which port, with how much of the model.
+
+Nobody is contacted. What only a host itself knows (its address towards others) is said to be so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from dlctl import placement
+from dlctl.cli import deciding, values
+from dlctl.errors import DlctlError
+from dlctl.flat import slice_bounds
+from dlctl.health.needs import CONTROL, HERE, Model
+from dlctl.settings import SETTINGS
+from dlctl.text import plural
+
+if TYPE_CHECKING:
+    from dlctl.cli.deciding import Decision
+    from dlctl.config import Host, JobFile
+
+UNIX = "unix socket"
+OWN_WAY = "by its way here"
+"""The address from which a host reaches the coordinator; only the host itself knows it."""
+LIVE_SECTIONS = ("algorithm", "optimizer", "compression", "limits")
+"""Sections of the job file whose keys are called as the live settings are."""
+
+
+class Placed(NamedTuple):
+    """A daemon, and where it would be."""
+
+    name: str
+    host: str
+    address: str
+    """Where others reach it; "" of daemons to which nobody connects."""
+    port: int | None
+    """None: any free one, or no port at all."""
+    parameters: int | None
+    size_bytes: int | None
+    """Of a server's shard, its optimiser's state included; None: not known, or no server."""
+
+
+def placed(job: JobFile, model: Model | None) -> list[Placed]:
+    """All daemons of a job, in the order in which `status` shows them."""
+    agents = placement.agents(job.hosts)
+    first = _coordinator(job)
+    rows = [first]
+    rows += [Placed(name, host.ssh or HERE, "", None, None, None) for name, host in agents.items()]
+    for name, agent in placement.place(job).items():
+        host = agents[agent]
+        if name.startswith("server-"):
+            rows.append(_server(job, name, host, model, first.address))
+        else:
+            rows.append(Placed(name, host.ssh or HERE, "", None, None, None))
+    return rows
+
+
+def _coordinator(job: JobFile) -> Placed:
+    from dlctl.launch import addresses
+
+    address, port = UNIX, None
+    if job.uses_tcp:
+        port = job.network.port or None
+        try:
+            place = addresses.of_coordinator("", job) if job.has_other_hosts else None
+            address = addresses.host_of(place.bind) if place else addresses.LOOPBACK
+        except DlctlError as error:
+            address = f"unknown: {error.message}"
+    return Placed(CONTROL, HERE, address, port, None, None)
+
+
+def _server(job: JobFile, name: str, host: Host, model: Model | None, coordinator: str) -> Placed:
+    from dlctl.launch import addresses
+
+    index = int(name.rpartition("-")[2])
+    parameters = size_bytes = None
+    if model is not None:
+        lo, hi = slice_bounds(model.parameters, job.servers.count, index)
+        parameters = hi - lo
+        size_bytes = round(model.stored_bytes * parameters / max(1, model.parameters))
+    if not job.uses_tcp:
+        return Placed(name, HERE, UNIX, None, parameters, size_bytes)
+    port = addresses.port_of(name, job) or None
+    own = OWN_WAY if host.ssh else coordinator
+    address = host.data or host.bind or own if job.has_other_hosts else addresses.LOOPBACK
+    return Placed(name, host.ssh or HERE, address, port, parameters, size_bytes)
+
+
+# ---------------------------------------------------------------- which run
+
+
+def headline(decision: Decision) -> str:
+    """What would happen, in a sentence."""
+    run = decision.previous.run_id if decision.previous is not None else ""
+    state = decision.previous.state if decision.previous is not None else ""
+    if decision.way == deciding.RESUME and decision.checkpoint is not None:
+        step = values.count(decision.checkpoint[1]["step"])
+        return f"{run} ({state}) would resume from its checkpoint at step {step}"
+    if decision.way == deciding.GO_ON and decision.findings is not None:
+        step = values.count(decision.findings.step)
+        return f"{run} would go on where it was, at step {step}: nothing is lost"
+    if decision.way == deciding.BEGIN and run:
+        return f"a new run would begin; {run} ({state}) stays as it is"
+    texts = {
+        deciding.BEGIN: "a new run would begin",
+        deciding.ALIVE: f"nothing: {run} is already {state}",
+        deciding.FINISHED: f"nothing: {run} has finished; to train on, change stop in [job]",
+        deciding.CHANGED: f"nothing: {run} is {state} with another content, so that start refuses",
+        deciding.AWAY: f"{run} has failed; how it goes on, only its hosts know: --check asks them",
+    }
+    return texts[decision.way]
+
+
+def is_change(decision: Decision) -> bool:
+    """Whether there is something to be done, by `start` or live."""
+    return decision.way not in (deciding.ALIVE, deciding.FINISHED)
+
+
+def changes(decision: Decision) -> list[tuple[str, str]]:
+    """(what differs, the command that changes it now; "" if none does), of the newest run."""
+    is_live = decision.previous is not None and decision.previous.is_live
+    return [(change, how_live(change) if is_live else "") for change in decision.changes]
+
+
+def how_live(change: str) -> str:
+    """The command that makes this change in a running job; "" if none does.
+
+    `change`: as `changes.differences` tells it, "workers.count: 4 -> 8".
+    """
+    key, _, rest = change.partition(": ")
+    section, _, name = key.partition(".")
+    try:
+        after = json.loads(rest.rpartition(" -> ")[2])
+    except ValueError:
+        return ""
+    if key == "workers.count":
+        return f"dlctl scale worker={after}"
+    if section in LIVE_SECTIONS and name in SETTINGS:
+        return f"dlctl set {name}={after}"
+    return ""
+
+
+# ---------------------------------------------------------------- files
+
+
+def files(decision: Decision, job: JobFile, file: Path) -> Iterator[tuple[str, str]]:
+    """(what, where) of all that a run would write."""
+    parent = Path(os.path.abspath(file.parent / job.job.run_dir))
+    is_new = decision.previous is None or decision.way == deciding.BEGIN
+    run = f"{job.job.name}-XXXX" if is_new else _run_id(decision)
+    directory = parent / run if is_new else _directory(decision)
+    yield "run directory", str(directory)
+    yield "checkpoints", f"{directory}/ckpt, the newest {job.checkpoints.keep}"
+    yield "shards", _shards(job, run)
+    for agent, host in placement.agents(job.hosts).items():
+        if host.ssh:
+            folder = host.dir or "~/.local/state/dlctl/hosts"
+            yield f"on {host.ssh}", f"{folder}/{agent}/{run}, until the run has ended"
+    if job.has_other_hosts:
+        yield "sent there", _sent(job, file)
+
+
+def _run_id(decision: Decision) -> str:
+    assert decision.previous is not None
+    return decision.previous.run_id
+
+
+def _directory(decision: Decision) -> Path:
+    assert decision.previous is not None
+    return decision.previous.directory
+
+
+def _shards(job: JobFile, run: str) -> str:
+    if job.servers.durability == "none":
+        return "in the memory of the servers"
+    if job.servers.state_dir:
+        return f"{job.servers.state_dir}/{run}"
+    if job.servers.durability == "disk":
+        return "state/ in the run directory of each host, durable"
+    return "/dev/shm, or state/ in the run directory of each host where there is no room"
+
+
+def _sent(job: JobFile, file: Path) -> str:
+    """Raises UsageError if the task's files cannot be sent, as `start` would."""
+    from dlctl.launch import taskfiles
+
+    home = Path(os.path.abspath(file.parent))
+    found = taskfiles.collect(home, job.job.task, home / job.job.run_dir)
+    size = values.size(sum(map(len, found.files.values())))
+    return f"{plural(len(found.files), 'Python file')}, {size}, to each host"
