@@ -167,9 +167,10 @@ def _gpu() -> dict[str, Any]:
 
 
 def _addresses() -> dict[str, list[str]]:
-    """Interface -> its addresses, without those that mean nothing to others."""
+    """Interface -> its addresses, without those that mean nothing beyond their own cable."""
+    families = (socket.AF_INET, socket.AF_INET6)
     return {
-        name: [str(a.address) for a in found if a.family in (socket.AF_INET, socket.AF_INET6)]
+        name: [str(a.address) for a in found if a.family in families and "%" not in a.address]
         for name, found in psutil.net_if_addrs().items()
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections import Counter
 from pathlib import Path
@@ -64,7 +65,7 @@ def command(file: Path | None, host: str | None, as_json: bool) -> None:
     else:
         show(findings)
     if count[FAULT]:
-        again = f"dlctl doctor {file}" if file else "dlctl doctor"
+        again = f"dlctl doctor {shlex.quote(str(file))}" if file else "dlctl doctor"
         raise DlctlError(
             f"{count_text(count[FAULT], count[WARNING])} found",
             hint=f"mend what is marked {_marks()[FAULT]}, then again: {again}",

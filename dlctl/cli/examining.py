@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from dlctl import runs
 from dlctl.cli import knownmodel, pick
 from dlctl.cli.snapshot import Snapshot
-from dlctl.cli.visits import Visit, Visits, control_request, listen_request
+from dlctl.cli.visits import Visit, Visits, control_request, listen_request, understood
 from dlctl.errors import DlctlError, NotFound
 from dlctl.health import needs, network, resources, software
-from dlctl.health.findings import FAULT, Finding
+from dlctl.health.findings import FAULT, LINKS, Finding
 from dlctl.health.needs import CONTROL, HERE, Link, Need
 from dlctl.names import HOME_AGENT
 
@@ -118,20 +118,33 @@ def _machines(
 def _of_machine(
     visit: Visit, here: Mapping[str, Any], run_of: Mapping[int, str]
 ) -> Iterator[Finding]:
-    need, facts = visit.need, visit.facts
+    need = visit.need
     if visit.error is not None:
         yield _fault(need.name, "dlctl" if need.is_here else "ssh", visit.error)
         return
     if not need.is_here:
         yield resources.login(need, visit.login_s)
-    yield from software.findings(need, facts, here or facts)
-    yield from resources.findings(need, facts)
-    if not need.is_here:
         yield resources.clock(need, visit.offset_s, visit.error_s)
-    yield network.firewall(need, facts)
-    yield from network.listening(need, facts, visit.places, run_of)
+    told: list[Finding] = []
+    try:
+        with understood(need.name):
+            for finding in _of_facts(visit, here or visit.facts, run_of):
+                told.append(finding)
+    except DlctlError as error:
+        told.append(_fault(need.name, "facts", error))
+    yield from told
     if visit.place_error is not None:
         yield _fault(need.name, "address", visit.place_error)
+
+
+def _of_facts(
+    visit: Visit, here: Mapping[str, Any], run_of: Mapping[int, str]
+) -> Iterator[Finding]:
+    need, facts = visit.need, visit.facts
+    yield from software.findings(need, facts, here)
+    yield from resources.findings(need, facts)
+    yield network.firewall(need, facts)
+    yield from network.listening(need, facts, visit.places, run_of)
 
 
 def _fault(place: str, subject: str, error: DlctlError) -> Finding:
@@ -156,11 +169,20 @@ def _links(visits: Visits, job: JobFile) -> Iterator[Finding]:
     for at_once in needs.rounds(usable):
         reached |= visits.reach(at_once)
     for link in planned:
-        source, target = visits.all[link.source], visits.all[link.target]
         for place, answer in reached.get(link, []):
-            yield network.link(
-                source.need, target.need, target.facts, place, answer, bool(job.network.port)
-            )
+            yield _of_link(visits, link, place, answer, job)
+
+
+def _of_link(
+    visits: Visits, link: Link, place: dict[str, Any], answer: dict[str, Any], job: JobFile
+) -> Finding:
+    source, target = visits.all[link.source].need, visits.all[link.target].need
+    facts, fixed_port = visits.all[link.target].facts, bool(job.network.port)
+    try:
+        with understood(source.name):
+            return network.link(source, target, facts, place, answer, fixed_port)
+    except DlctlError as error:
+        return _fault(LINKS, f"{source.name} -> {target.name}", error)
 
 
 def _is_usable(visits: Visits, link: Link) -> bool:

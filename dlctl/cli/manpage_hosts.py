@@ -31,7 +31,14 @@ STEPS = [
         "listed, by a section without ssh; the coordinator runs here in any case.",
     ),
     (
-        "5. start",
+        "5. is anything in the way?",
+        "`dlctl doctor job.toml` logs in everywhere and looks at versions, directories, shared "
+        "memory, limits, clocks, addresses and ports; it connects the hosts as the job will, "
+        "through their firewalls, and measures how far and how fast that is. Behind everything "
+        "that is wrong stands how to mend it. `dlctl plan job.toml` shows who will run where.",
+    ),
+    (
+        "6. start",
         "`dlctl start job.toml`. Everything else is as on one machine: `status`, `logs -f`, `set`, "
         "`scale`, `checkpoint`, `stop`. Logs and checkpoints are collected in the run directory "
         "here; after an orderly end nothing is left on the hosts.",
@@ -44,7 +51,8 @@ ADDRESSES = (
     "reached at `address` in [network], else at the address from which this machine reaches the "
     "first host. Ports are free ones, unless `port` in [network] is given: then the coordinator "
     "has this one and server-0, server-1 ... the ones after it. These have to be open in the "
-    "firewalls: that of the coordinator for all hosts, those of the servers for hosts with workers."
+    "firewalls: that of the coordinator for all hosts, those of the servers for hosts with "
+    "workers. `dlctl doctor` tries them all, and tells a firewall from a wrong address."
 )
 AWAY = (
     "A daemon that dies is started again where it was. A host that cannot be reached is waited "
@@ -100,5 +108,8 @@ def hosts_page(version: str) -> str:
     page.heading("EXAMPLES")
     page.code(EXAMPLE)
     page.heading("SEE ALSO")
-    page.paragraphs("dlctl(1), dlctl-job(5), dlctl-start(1), dlctl-stop(1), ssh_config(5)")
+    page.paragraphs(
+        "dlctl(1), dlctl-job(5), dlctl-doctor(1), dlctl-plan(1), dlctl-start(1), dlctl-stop(1), "
+        "ssh_config(5)"
+    )
     return str(page)

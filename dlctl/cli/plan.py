@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,9 @@ def command(file: Path, fresh: bool, check: bool, is_detailed: bool, as_json: bo
     else:
         _show(file, job, decision, model, faults)
     if faults:
-        raise DlctlError("this will not work on all hosts", hint=f"dlctl doctor {file}")
+        raise DlctlError(
+            "this will not work on all hosts", hint=f"dlctl doctor {shlex.quote(str(file))}"
+        )
     if is_detailed and planning.is_change(decision):
         raise click.exceptions.Exit(CHANGES_EXIT_CODE)
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,20 @@ class Visit:
     def place(self, daemon: str) -> Facts | None:
         """Where somebody listens for this daemon now; None: nobody does."""
         return next((p for p in self.places if p["name"] == daemon and "told" in p), None)
+
+
+@contextmanager
+def understood(name: str) -> Iterator[None]:
+    """The other end may be another version, or anybody: what has not the right form is no bug."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise DlctlError(
+            f"{name} has answered something that this dlctl does not know "
+            f"({type(error).__name__}: {error})",
+            where=name,
+            hint="install the same dlctl there",
+        ) from error
 
 
 class Visits:
@@ -87,7 +101,8 @@ class Visits:
 
         def one(visit: Visit) -> None:
             try:
-                self._meet(visit)
+                with understood(visit.need.name):
+                    self._meet(visit)
                 asked = {"verb": "examine", **request(visit.need)}
                 visit.facts = visit.session.ask(asked, EXAMINE_S)
             except DlctlError as error:
@@ -113,7 +128,8 @@ class Visits:
             for request in requests.get(visit.agent, []):
                 asked = {"verb": "listen", "token": self.token, **request}
                 try:
-                    visit.places += visit.session.ask(asked, LISTEN_S)["places"]
+                    with understood(visit.need.name):
+                        visit.places += visit.session.ask(asked, LISTEN_S)["places"]
                 except DlctlError as error:
                     visit.place_error = error
 
@@ -145,10 +161,12 @@ class Visits:
         ]
         try:
             asked = {"verb": "reach", "targets": targets}
-            answer = self.all[link.source].session.ask(asked, REACH_S + REACH_S * len(targets))
+            source = self.all[link.source]
+            with understood(source.need.name):
+                reached = list(source.session.ask(asked, REACH_S * len(targets))["reached"])
+                return [reached[number] for number in range(len(places))]
         except DlctlError as error:
             return [{"kind": "lost", "words": error.message}] * len(places)
-        return list(answer["reached"])
 
     def _each(self, do: Callable[[Any], None], whom: Iterable[Any]) -> None:
         for future in [self._threads.submit(do, each) for each in whom]:

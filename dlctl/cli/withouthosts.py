@@ -14,11 +14,12 @@ def error(findings: Findings) -> Unreachable:
     hosts = [host.ssh for name, host in otherhosts.of(snapshot).items() if name in findings.away]
     why = "\n".join(f"  {words}" for words in findings.away.values())
     names, are = " and ".join(hosts), "is" if len(hosts) == 1 else "are"
+    file = nextstep.job_file(snapshot)
     return Unreachable(
         f"{snapshot.run_id} cannot go on without {names}:\n{why}",
         where=", ".join(hosts),
-        hint=f"why: dlctl doctor {nextstep.job_file(snapshot)}   |   when {names} {are} back: dlctl recover -j {snapshot.run_id}   |   without: take "
-        f"{names} out of {nextstep.job_file(snapshot)}, then {_start(snapshot)}",
+        hint=f"when {names} {are} back: dlctl recover -j {snapshot.run_id}   |   without: take "
+        f"{names} out of {file}, then {_start(snapshot)}   |   what is wrong: dlctl doctor {file}",
     )
 
 

@@ -150,12 +150,6 @@ def link(
     return Finding(LINKS, subject, FAULT, found, fix, facts)
 
 
-def not_tried(source: Need, target: Need, daemon: str, why: str) -> Finding:
-    """A link of which nothing is known, because of something that is said elsewhere."""
-    subject = f"{source.name} -> {target.name}"
-    return Finding(LINKS, subject, WARNING, f"{daemon}: not tried, {why}", "mend that first")
-
-
 def _speed(reached: Facts) -> str:
     text = f"round trip {duration_text(reached['round_trip_s'])}"
     up, down = (reached.get(f"{way}_bytes_per_s") for way in ("up", "down"))

@@ -77,8 +77,7 @@ class Session:
             self._put(json.dumps(request).encode() + b"\n")
         try:
             if not self._is_known:
-                self._line(until, MARK)
-                self._is_known = True
+                self._skip_to_mark(until)
             value = json.loads(self._line(until))
             if type(value) is not dict:
                 raise ValueError("it is no object")
@@ -123,19 +122,28 @@ class Session:
         while data:
             data = data[self._popen.stdin.write(data) or 0 :]
 
-    def _line(self, until: float, wanted: bytes = b"") -> bytes:
-        """The next line, or the next one that is exactly `wanted`."""
+    def _skip_to_mark(self, until: float) -> None:
+        """A login may print what it likes before the probe begins."""
         while True:
-            line, end, rest = bytes(self._output).partition(b"\n")
+            _, mark, rest = (b"\n" + self._output).partition(b"\n" + MARK + b"\n")
+            if mark:
+                self._output, self._is_known = bytearray(rest), True
+                return
+            self._more(until)
+
+    def _line(self, until: float) -> bytes:
+        while True:
+            line, end, rest = self._output.partition(b"\n")
             if end:
-                self._output[:] = rest
-                if not wanted or line.rstrip(b"\r") == wanted:
-                    return line
-                self._words += line + b"\n"
-            elif len(self._output) > ANSWER_BYTES_MAX or len(self._words) > ANSWER_BYTES_MAX:
-                raise self._fail(TOO_MUCH)
-            elif not self._read(until):
-                raise self._fail(None)
+                self._output = rest
+                return bytes(line)
+            self._more(until)
+
+    def _more(self, until: float) -> None:
+        if len(self._output) > ANSWER_BYTES_MAX:
+            raise self._fail(TOO_MUCH)
+        if not self._read(until):
+            raise self._fail(None)
 
     def _read(self, until: float) -> bool:
         """Some more; False when there will be none."""
@@ -174,7 +182,8 @@ class Session:
         if popen.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(popen.pid, signal.SIGKILL)
-        answer = read(self.host, status or 0, b"", bytes(self._words))
+        said = b"" if self._is_known or why is not None else bytes(self._output)
+        answer = read(self.host, status or 0, said, bytes(self._words))
         self._failure = explain(answer)
         self.close()
         return self._failure

@@ -1,0 +1,186 @@
+"""`plan` says what `start` does then; it changes nothing, and asks no host unless told to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launched import JOB, the_run
+from remains import keep, remember, save
+
+from dlctl.cli import deciding, planning
+
+HOSTS = """
+[[hosts]]
+workers = 1
+[[hosts]]
+ssh = "nowhere.invalid"
+data = "10.1.1.1"
+[network]
+port = 7000
+address = "127.0.0.1"
+"""
+
+
+def planned(dlctl_command, *options: str) -> dict[str, Any]:
+    code, out, _ = dlctl_command("plan", "job.toml", "--json", *options)
+    assert code == 0
+    return json.loads(out)
+
+
+def everything(place: Path) -> dict[str, bytes]:
+    """All files, and their content."""
+    return {str(p): p.read_bytes() for p in sorted(place.rglob("*")) if p.is_file()}
+
+
+def test_a_job_without_a_run_would_begin_one_and_nothing_is_made(job, own_place, dlctl_command):
+    before = everything(own_place)
+    plan = planned(dlctl_command)
+    assert (plan["way"], plan["has_changes"], plan["run_id"]) == ("begin", True, None)
+    assert [row["name"] for row in plan["daemons"]] == [
+        "coordinator", "agent-0", "server-0", "worker-0", "worker-1",
+    ]  # fmt: skip
+    assert plan["model"] is None
+    assert plan["files"]["run directory"] == str(own_place / "runs" / "quick-XXXX")
+    code, out, _ = dlctl_command("plan", "job.toml")
+    assert code == 0
+    assert "a new run would begin" in out
+    assert "known after the first worker has built the model" in out
+    assert everything(own_place) == before
+    assert not (own_place / "runs").exists()
+
+
+def test_a_job_that_runs_is_left_alone_and_what_can_change_live_is_said(job, play, dlctl_command):
+    play("start", "ready", "forever")
+    assert dlctl_command("start", "job.toml").code == 0
+    assert planned(dlctl_command)["way"] == "alive"
+    assert dlctl_command("plan", "job.toml", "--detailed-exitcode").code == 0
+    job.write_text(JOB.replace("count = 2", "count = 3").replace("lr = 0.1", "lr = 0.2"))
+    plan = planned(dlctl_command)
+    assert plan["way"] == "changed"
+    assert {row["change"]: row["live"] for row in plan["changes"]} == {
+        "optimizer.lr: 0.1 -> 0.2": "dlctl set lr=0.2",
+        "workers.count: 2 -> 3": "dlctl scale worker=3",
+    }
+    code, out, _ = dlctl_command("plan", "job.toml", "--detailed-exitcode")
+    assert (code, "start refuses" in out) == (10, True)
+    fresh = dlctl_command("plan", "--fresh", "job.toml")
+    assert (fresh.code, "still runs" in fresh.err) == (2, True)
+
+
+def test_a_stopped_job_would_resume_and_then_it_does(job, own_place, play, dlctl_command):
+    play("start", "ready", "forever")
+    dlctl_command("start", "job.toml")
+    assert dlctl_command("stop").code == 0
+    run = the_run(own_place)
+    before = everything(own_place / "runs")
+    plan = planned(dlctl_command)
+    assert (plan["way"], plan["run_id"]) == ("resume", run["run_id"])
+    assert plan["checkpoint_step"] == 50
+    assert everything(own_place / "runs") == before
+    ended = dlctl_command("plan", "job.toml", "--detailed-exitcode")
+    assert ended.code == 10
+    assert f"{run['run_id']} (stopped) would resume from its checkpoint at step 50" in ended.out
+    assert planned(dlctl_command, "--fresh")["way"] == "begin"
+    assert dlctl_command("start", "job.toml").code == 0
+    assert the_run(own_place)["resume"] == run["checkpoint"]["path"]
+
+
+def test_a_job_that_has_reached_its_goal_has_nothing_to_do(
+    run_directory, job, own_place, dlctl_command
+):
+    run = a_run_of(run_directory, job, own_place, state="finished")
+    save(run, step=90, number=1)
+    plan = planned(dlctl_command)
+    assert (plan["way"], plan["has_changes"]) == ("finished", False)
+    assert plan["model"] == {
+        "parameters": 3,
+        "stored_bytes": plan["model"]["stored_bytes"],
+        "step": 90,
+    }
+    (server,) = [row for row in plan["daemons"] if row["name"] == "server-0"]
+    assert (server["parameters"], server["size_bytes"]) == (3, plan["model"]["stored_bytes"])
+
+
+def a_run_of(run_directory, job: Path, own_place: Path, **values: Any):
+    """A run that this job file has been once."""
+    from dlctl import config, jobfile
+
+    run = run_directory("quick-7f3a")
+    run.run(name="quick", job_file=str(own_place / job.name), **values)
+    content = config.to_dict(jobfile.load(job))
+    (run.path / "job.json").write_text(json.dumps(content))
+    return run
+
+
+def test_a_failed_run_that_has_lost_nothing_would_go_on_where_it_was(
+    run_directory, job, own_place, dlctl_command
+):
+    run = a_run_of(run_directory, job, own_place, state="failed", step=90)
+    keep(run, 0, version=7, deliveries=[])
+    remember(run, "server-0", state="running", step=90)
+    plan = planned(dlctl_command)
+    assert (plan["way"], plan["run_id"]) == ("go on", "quick-7f3a")
+    assert "at step 90: nothing is lost" in dlctl_command("plan", "job.toml").out
+
+
+def test_damaged_checkpoints_are_said_as_start_says_them(
+    run_directory, job, own_place, dlctl_command
+):
+    run = a_run_of(run_directory, job, own_place, state="stopped", step=90)
+    good, bad = save(run, step=40, number=1), save(run, step=90, number=2)
+    (bad / "shard-0.safetensors").write_bytes(b"")
+    assert planned(dlctl_command)["checkpoint_step"] == 40
+    assert "warning: " in dlctl_command("plan", "job.toml").err
+    (good / "shard-0.safetensors").write_bytes(b"")
+    code, _, err = dlctl_command("plan", "job.toml")
+    assert (code, "all of its 2 checkpoints are damaged" in err) == (1, True)
+
+
+def test_other_hosts_are_placed_without_asking_them(job, dlctl_command):
+    job.write_text(JOB.replace("[workers]", "[servers]\ncount = 2\n[workers]") + HOSTS)
+    plan = planned(dlctl_command)
+    assert {row["name"]: (row["host"], row["address"], row["port"]) for row in plan["daemons"]} == {
+        "coordinator": ("this machine", "127.0.0.1", 7000),
+        "agent-0": ("this machine", "", None),
+        "agent-1": ("nowhere.invalid", "", None),
+        "server-0": ("this machine", "127.0.0.1", 7001),
+        "server-1": ("nowhere.invalid", "10.1.1.1", 7002),
+        "worker-0": ("this machine", "", None),
+        "worker-1": ("nowhere.invalid", "", None),
+    }
+    assert plan["files"]["sent there"].startswith("1 Python file, ")
+    ended = dlctl_command("plan", "job.toml", "--check")
+    assert ended.code == 1
+    assert "nowhere.invalid" in ended.out
+    assert "next: dlctl doctor job.toml" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("change", "live"),
+    [
+        ("workers.count: 4 -> 8", "dlctl scale worker=8"),
+        ('limits.push: "off" -> "5MB/s"', "dlctl set push=5MB/s"),
+        ("compression.density: 0.01 -> 0.1", "dlctl set density=0.1"),
+        ("algorithm.push_every_steps: 4 -> 16", "dlctl set push_every_steps=16"),
+        ("servers.count: 1 -> 2", ""),
+        ("job.seed: 1 -> 2", ""),
+        ("workers.lr: 1 -> 2", ""),
+        ("optimizer.lr: 0.1 -> none", ""),
+    ],
+)
+def test_what_changes_live_is_what_dlctl_set_and_scale_can_do(change: str, live: str) -> None:
+    assert planning.how_live(change) == live
+
+
+def test_every_way_that_start_can_take_has_words(run_directory) -> None:
+    from dlctl.cli.snapshot import load
+
+    snapshot = load(run_directory().path)
+    for way in (
+        deciding.BEGIN, deciding.ALIVE, deciding.FINISHED, deciding.CHANGED, deciding.AWAY,
+    ):  # fmt: skip
+        said = planning.headline(deciding.Decision(way, snapshot))
+        assert "digits-7f3a" in said
