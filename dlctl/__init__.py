@@ -17,7 +17,7 @@ Read the code in this order; it is the way of one gradient:
 
 `tests/test_tour.py` walks this way in one straight function. Who may import whom:
 
-    daemons > cli > launch | sim > roles > algorithms > shards > optim > compress
+    daemons > cli > launch | sim | health > roles > algorithms > shards > optim > compress
             > wire > messages | machine | flat > config > errors
 
 `dlctl/roles/coordinator.py` is the control plane (membership, leases, settings, checkpoints), and

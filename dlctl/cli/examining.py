@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlctl import runs
-from dlctl.cli import knownmodel, pick
+from dlctl.cli import console, knownmodel, pick
 from dlctl.cli.snapshot import Snapshot
 from dlctl.cli.visits import Visit, Visits, control_request, listen_request, understood
 from dlctl.errors import DlctlError, NotFound
@@ -16,6 +16,7 @@ from dlctl.health import needs, network, resources, software
 from dlctl.health.findings import FAULT, LINKS, Finding
 from dlctl.health.needs import CONTROL, HERE, Link, Need
 from dlctl.names import HOME_AGENT
+from dlctl.text import plural
 
 if TYPE_CHECKING:
     from dlctl.config import JobFile
@@ -38,6 +39,11 @@ def job(file: Path, job: JobFile, only_host: str | None) -> list[Finding]:
 
     wanted = _wanted(needs.of(job, knownmodel.find(file, job)), only_host)
     run = _live_run(file, job)
+    others = len(wanted) - 1
+    if others:
+        console.note(
+            f"logs in to {plural(others, 'host')}, and measures the links between them ..."
+        )
     with Visits(wanted) as visits:
         visits.examine(lambda need: _request(need, job, file))
         control, unknown = "", None

@@ -20,7 +20,7 @@ from dlctl.errors import UsageError
         ("dlctl start --fresh job.toml", "a new run from the beginning"),
         ("dlctl start -f job.toml", "and follow its logs; Ctrl-C only leaves"),
     ],
-    see_also=["run", "status", "stop"],
+    see_also=["plan", "doctor", "run", "status", "stop"],
 )
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("--fresh", is_flag=True, help="Begin a new run even if one could be resumed.")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         ("dlctl validate job.toml", "say what is wrong, all of it"),
         ("dlctl validate --json job.toml", "the job as it will run, defaults filled in"),
     ],
-    see_also=["init", "run", "algorithms", "man"],
+    see_also=["plan", "doctor", "init", "run", "algorithms", "man"],
 )
 @click.argument("file", type=click.Path(path_type=Path))
 @json_option

@@ -100,7 +100,7 @@ def _taken(need: Need, place: Facts, run_of: Mapping[int, str]) -> Finding:
     text = f"port {port} is taken by pid {pid}: {command}"
     fix = f"end it there (kill {pid}), or set another port in [network]"
     if "daemons." in command:
-        fix = f"that is another run of dlctl's: dlctl ps; or set another port in [network] ({pid=})"
+        fix = "that is another run: dlctl ps there says which; or set another port in [network]"
     return Finding(need.name, place["name"], FAULT, text, fix, place)
 
 

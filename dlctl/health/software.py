@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from dlctl.health.findings import FAULT, OK, WARNING, Facts, Finding
 from dlctl.health.needs import Need
@@ -81,10 +82,16 @@ def _torch(need: Need, facts: Facts, here: Facts) -> Finding:
     return Finding(need.name, "torch", OK, text)
 
 
+def _counted(devices: Sequence[str]) -> str:
+    """As in "8 x NVIDIA H200, 570.1"."""
+    many = Counter(devices)
+    return "; ".join(name if count == 1 else f"{count} x {name}" for name, count in many.items())
+
+
 def _gpu(need: Need, facts: Facts) -> Iterator[Finding]:
     gpu, torch = facts["gpu"], facts["torch"]
     usable = torch.get("devices", 0)
-    names = "; ".join(gpu["devices"])
+    names = _counted(gpu["devices"])
     if gpu["problem"]:
         fix = "nvidia-smi there; often a reboot after an upgrade of the driver is missing"
         yield Finding(need.name, "GPU", WARNING, f"nvidia-smi fails: {gpu['problem']}", fix)

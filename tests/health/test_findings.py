@@ -185,6 +185,11 @@ def test_a_gpu_that_the_job_insists_on_has_to_be_there() -> None:
     assert all_of(NEED._replace(device="cuda"), none)["GPU"].mark == FAULT
 
 
+def test_gpus_of_one_kind_are_counted() -> None:
+    many = {"has_tool": True, "devices": ["H200, 570.1"] * 8, "problem": ""}
+    assert all_of(NEED, facts(gpu=many))["GPU"].found == "8 x H200, 570.1"
+
+
 def test_shared_memory_is_looked_at_only_where_shards_will_be() -> None:
     assert "/dev/shm" not in all_of(NEED._replace(shm_bytes=0), facts())
 
@@ -246,7 +251,7 @@ def test_whoever_has_a_port_is_named() -> None:
     assert "may not see" in hidden.found
     assert "sudo ss -ltnp 'sport = :7002'" in hidden.fix
     other = listens(refused("taken", owner={"pid": 5, "command": ["py", "-m", "daemons.server"]}))
-    assert "dlctl ps" in other.fix
+    assert "another run: dlctl ps" in other.fix
 
 
 def test_an_address_of_no_interface_is_named_with_those_that_there_are() -> None:

@@ -175,6 +175,7 @@ def test_a_host_whose_sshd_does_not_know_us_fails_the_start_in_ssh_s_own_words(
     assert ended.code == 7
     assert "Permission denied (publickey)" in ended.err
     assert "h2" in ended.err
+    assert "dlctl doctor job.toml" in ended.err
     for name in cluster.names:
         assert not daemons(cluster, name)
     place.nothing_left()

@@ -1,0 +1,64 @@
+"""`doctor` on this machine: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import sys
+
+import pytest
+from launched import JOB
+
+from dlctl.cli import doctor
+from dlctl.health.findings import FAULT, OK, WARNING, Finding
+from dlctl.health.needs import HERE
+
+NETWORK = '[network]\ntransport = "tcp"\nencryption = "none"\nport = {}\n'
+
+
+def test_a_port_that_somebody_has_is_a_fault_and_its_owner_is_named(own_place, dlctl_command):
+    (own_place / "train.py").write_text("task = None\n")
+    with socket.create_server(("127.0.0.1", 0)) as own:
+        port = own.getsockname()[1]
+        (own_place / "job.toml").write_text(JOB + NETWORK.format(port))
+        code, out, err = dlctl_command("doctor", "job.toml", "--json")
+    found = {row["subject"]: row for row in json.loads(out)["findings"]}
+    assert {row["place"] for row in found.values()} == {HERE}
+    assert found["coordinator"]["mark"] == FAULT
+    assert f"port {port} is taken by pid {os.getpid()}: " in found["coordinator"]["found"]
+    assert found["keys"]["mark"] == WARNING
+    assert found["torch"]["mark"] == OK
+    assert json.loads(out)["faults"] == 1
+    assert (code, "next: mend what is marked" in err) == (1, True)
+    assert "then again: dlctl doctor job.toml" in err
+    assert not (own_place / "runs").exists()
+
+
+def test_a_host_without_a_job_file_is_no_question(dlctl_command, own_place):
+    code, _, err = dlctl_command("doctor", "--host", "h1")
+    assert (code, "--host needs the job file" in err) == (2, True)
+
+
+@pytest.mark.parametrize(("encoding", "marks"), [("utf-8", "✓!✗"), ("ascii", "ok warn FAIL")])
+def test_marks_are_what_the_terminal_can_show(encoding, marks, monkeypatch):
+    shown = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", shown)
+    doctor.show(
+        [
+            Finding("h1", "clock", OK, "0.1 ms ahead of this machine"),
+            Finding("h1", "cores", WARNING, "2", "fewer workers"),
+            Finding("links", "h1 -> h2", FAULT, "refused\x1b[31m", "open port 7"),
+        ]
+    )
+    shown.flush()
+    lines = shown.buffer.getvalue().decode(encoding).splitlines()
+    good, warning, fault = marks.split() if " " in marks else marks
+    assert lines[0] == "h1"
+    assert lines[1].split(maxsplit=2) == [good, "clock", "0.1 ms ahead of this machine"]
+    assert lines[2].split(maxsplit=1)[0] == warning
+    assert lines[3].strip() == "fix: fewer workers"
+    assert lines[4] == "links"
+    assert lines[5].split() == [fault, "h1", "->", "h2", "refused\\x1b[31m"]
+    assert lines[6].strip() == "fix: open port 7"
