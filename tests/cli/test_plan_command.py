@@ -10,6 +10,7 @@ import pytest
 from launched import JOB, the_run
 from remains import keep, remember, save
 
+from dlctl import states
 from dlctl.cli import deciding, planning
 
 HOSTS = """
@@ -22,6 +23,18 @@ data = "10.1.1.1"
 port = 7000
 address = "127.0.0.1"
 """
+
+
+@pytest.fixture
+def earlier(run_directory, job: Path, own_place: Path):
+    """Makes a run that this job file has been once: `earlier(state="failed")`."""
+    from dlctl import config, jobfile
+
+    run = run_directory("quick-51a9")
+    content = config.to_dict(jobfile.load(job))
+    (run.path / "job.json").write_text(json.dumps(content))
+    yield lambda **values: run.run(name="quick", job_file=str(own_place / job.name), **values)
+    states.remove(run.path, config.Servers())
 
 
 def planned(dlctl_command, *options: str) -> dict[str, Any]:
@@ -88,10 +101,8 @@ def test_a_stopped_job_would_resume_and_then_it_does(job, own_place, play, dlctl
     assert the_run(own_place)["resume"] == run["checkpoint"]["path"]
 
 
-def test_a_job_that_has_reached_its_goal_has_nothing_to_do(
-    run_directory, job, own_place, dlctl_command
-):
-    run = a_run_of(run_directory, job, own_place, state="finished")
+def test_a_job_that_has_reached_its_goal_has_nothing_to_do(earlier, dlctl_command):
+    run = earlier(state="finished")
     save(run, step=90, number=1)
     plan = planned(dlctl_command)
     assert (plan["way"], plan["has_changes"]) == ("finished", False)
@@ -104,32 +115,17 @@ def test_a_job_that_has_reached_its_goal_has_nothing_to_do(
     assert (server["parameters"], server["size_bytes"]) == (3, plan["model"]["stored_bytes"])
 
 
-def a_run_of(run_directory, job: Path, own_place: Path, **values: Any):
-    """A run that this job file has been once."""
-    from dlctl import config, jobfile
-
-    run = run_directory("quick-7f3a")
-    run.run(name="quick", job_file=str(own_place / job.name), **values)
-    content = config.to_dict(jobfile.load(job))
-    (run.path / "job.json").write_text(json.dumps(content))
-    return run
-
-
-def test_a_failed_run_that_has_lost_nothing_would_go_on_where_it_was(
-    run_directory, job, own_place, dlctl_command
-):
-    run = a_run_of(run_directory, job, own_place, state="failed", step=90)
+def test_a_failed_run_that_has_lost_nothing_would_go_on_where_it_was(earlier, dlctl_command):
+    run = earlier(state="failed", step=90)
     keep(run, 0, version=7, deliveries=[])
     remember(run, "server-0", state="running", step=90)
     plan = planned(dlctl_command)
-    assert (plan["way"], plan["run_id"]) == ("go on", "quick-7f3a")
+    assert (plan["way"], plan["run_id"]) == ("go on", "quick-51a9")
     assert "at step 90: nothing is lost" in dlctl_command("plan", "job.toml").out
 
 
-def test_damaged_checkpoints_are_said_as_start_says_them(
-    run_directory, job, own_place, dlctl_command
-):
-    run = a_run_of(run_directory, job, own_place, state="stopped", step=90)
+def test_damaged_checkpoints_are_said_as_start_says_them(earlier, dlctl_command):
+    run = earlier(state="stopped", step=90)
     good, bad = save(run, step=40, number=1), save(run, step=90, number=2)
     (bad / "shard-0.safetensors").write_bytes(b"")
     assert planned(dlctl_command)["checkpoint_step"] == 40
