@@ -173,8 +173,12 @@ def _links(visits: Visits, job: JobFile) -> Iterator[Finding]:
     usable = [link for link in planned if _is_usable(visits, link)]
     reached: dict[Link, list[tuple[dict[str, Any], dict[str, Any]]]] = {}
     for at_once in needs.rounds(usable):
-        reached |= visits.reach(at_once)
+        if not visits.is_late:
+            reached |= visits.reach(at_once)
     for link in planned:
+        if link in usable and link not in reached:
+            source, target = visits.all[link.source].need, visits.all[link.target].need
+            yield network.not_reached(source, target)
         for place, answer in reached.get(link, []):
             yield _of_link(visits, link, place, answer, job)
 

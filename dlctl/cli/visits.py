@@ -19,6 +19,8 @@ from dlctl.launch.session import Session
 
 TOKEN_BYTES = 32
 LOGIN_S, EXAMINE_S, LISTEN_S, REACH_S = 30.0, 120.0, 10.0, 30.0
+LISTENING_S = 45.0
+"""A listener lives for a minute."""
 HELLOS = 3
 AT_ONCE_MAX = 64
 Facts = dict[str, Any]
@@ -68,7 +70,7 @@ class Visits:
     def __init__(self, needs: Mapping[str, Need]) -> None:
         """Raises UsageError for what is no host."""
         self.token = secrets.token_hex(TOKEN_BYTES)
-        self._began = time.monotonic()
+        self._began = self._listening_since = time.monotonic()
         self._ends = ExitStack()
         self.all: dict[str, Visit] = {}
         with ExitStack() as ends:
@@ -93,6 +95,11 @@ class Visits:
     def good(self) -> list[Visit]:
         """Those that have answered so far."""
         return [visit for visit in self.all.values() if visit.error is None]
+
+    @property
+    def is_late(self) -> bool:
+        """Whether listeners may be gone before one more measurement is over."""
+        return time.monotonic() - self._listening_since > LISTENING_S
 
     # ------------------------------------------------------------ questions
 
@@ -123,6 +130,8 @@ class Visits:
 
     def listen(self, requests: Mapping[str, list[Facts]]) -> None:
         """Agent -> where its machine is to listen; see `daemons.host.listening`."""
+
+        self._listening_since = time.monotonic()
 
         def one(visit: Visit) -> None:
             for request in requests.get(visit.agent, []):

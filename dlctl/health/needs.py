@@ -37,6 +37,8 @@ class Need(NamedTuple):
     workers: int
     threads: int
     """That each worker asks for; 0: a share of the cores."""
+    loader_processes: int
+    """Of each worker; they hand batches over in shared memory."""
     device: str
     daemons: int
     """Of the whole job if the coordinator is here, else of this host and its agent."""
@@ -49,7 +51,7 @@ class Need(NamedTuple):
         return not self.host.ssh
 
 
-NOTHING = Need(HERE, Host(), (), 0, 0, "auto", 1, 0, False)
+NOTHING = Need(HERE, Host(), (), 0, 0, 0, "auto", 1, 0, False)
 """Of a machine that nobody has a job for."""
 
 
@@ -73,6 +75,7 @@ def _need(
         servers=servers,
         workers=len(daemons) - len(servers),
         threads=job.workers.threads,
+        loader_processes=job.workers.loader_processes,
         device=job.workers.device,
         daemons=everybody if agent == HOME_AGENT else len(daemons) + 1,
         shm_bytes=_shm_bytes(job, model, len(servers)),

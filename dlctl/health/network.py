@@ -150,6 +150,13 @@ def link(
     return Finding(LINKS, subject, FAULT, found, fix, facts)
 
 
+def not_reached(source: Need, target: Need) -> Finding:
+    """A link for which no time was left: there are many, and listeners live for a minute."""
+    fix = f"dlctl doctor JOBFILE --host {target.name if source.is_here else source.name}"
+    subject = f"{source.name} -> {target.name}"
+    return Finding(LINKS, subject, WARNING, "not measured: the time was over", fix)
+
+
 def _speed(reached: Facts) -> str:
     text = f"round trip {duration_text(reached['round_trip_s'])}"
     up, down = (reached.get(f"{way}_bytes_per_s") for way in ("up", "down"))

@@ -22,6 +22,8 @@ OPEN_FILES_MIN = 128
 OPEN_FILES_PER_DAEMON = 8
 WORKER_BYTES = 400 << 20
 """What a process that has imported torch takes, without a model."""
+LOADER_BYTES = 32 << 20
+"""Of shared memory that a process of a DataLoader may fill with its batches."""
 CLOCK_WARNING_S, CLOCK_FAULT_S = 2.0, 60.0
 
 
@@ -33,6 +35,8 @@ def findings(need: Need, facts: Facts) -> Iterator[Finding]:
         yield _folder(need, "sockets", facts["runtime"])
     if need.shm_bytes:
         yield _shared_memory(need, facts)
+    if need.loader_processes and need.workers:
+        yield from _loaders(need, facts)
     yield _memory(need, facts)
     yield _cores(need, facts)
     yield _open_files(need, facts)
@@ -86,6 +90,18 @@ def _shared_memory(need: Need, facts: Facts) -> Finding:
         return Finding(need.name, "/dev/shm", WARNING, text, remount, numbers)
     text += f"; and {folder['path']} has no room for that, either"
     return Finding(need.name, "/dev/shm", FAULT, text, f"{remount}, or make room", numbers)
+
+
+def _loaders(need: Need, facts: Facts) -> Iterator[Finding]:
+    """torch's DataLoader ends with a bus error, as in containers with 64 MB of shared memory."""
+    count, free_bytes = need.workers * need.loader_processes, facts["shm"]["free_bytes"]
+    wanted = count * LOADER_BYTES + need.shm_bytes
+    if free_bytes < wanted:
+        text = f"{size_text(free_bytes)} free, for {count} processes that load data and hand it "
+        text += "over there; what does not fit ends a worker with a bus error"
+        remount = f"mount -o remount,size={_larger(wanted)}M /dev/shm (as root)"
+        fix = f"{remount}, or loader_processes = 0 in [workers]"
+        yield Finding(need.name, "/dev/shm", WARNING, text, fix)
 
 
 def _larger(size_bytes: int) -> int:

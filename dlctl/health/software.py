@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from dlctl.health.findings import FAULT, OK, WARNING, Facts, Finding
 from dlctl.health.needs import Need
+from dlctl.text import plural
 
 
 def findings(need: Need, facts: Facts, here: Facts) -> Iterator[Finding]:
@@ -60,15 +61,14 @@ def _torch(need: Need, facts: Facts, here: Facts) -> Finding:
         missing = not facts["versions"]["torch"]
         what = "is not installed" if missing else "cannot be imported"
         mark = FAULT if need.workers else WARNING
-        whom = f"{need.workers} of the workers run here" if need.workers else "no worker runs here"
-        return Finding(
-            need.name,
-            "torch",
-            mark,
-            f"{what} for {facts['python']} ({torch['problem']}); {whom}",
-            f"{facts['python']} -m pip install torch"
-            + ("" if need.is_here else "   |   workers = 0 for this host in [[hosts]]"),
-        )
+        whom = f"{plural(need.workers, 'worker')} here" if need.workers else "no worker is here"
+        fix = f"{facts['python']} -m pip install torch"
+        if not missing:
+            fix = f"{facts['python']} -c 'import torch' there says more; often another build helps"
+        if not need.is_here:
+            fix += "   |   workers = 0 for this host in [[hosts]]"
+        text = f"{what} for {facts['python']} ({torch['problem']}); {whom}"
+        return Finding(need.name, "torch", mark, text, fix)
     text = f"{torch['version']}, " + (f"CUDA {torch['cuda']}" if torch["cuda"] else "without CUDA")
     ours = here["torch"].get("version") or here["versions"]["torch"]
     if ours and ours.partition("+")[0] != torch["version"].partition("+")[0]:

@@ -31,7 +31,7 @@ HERE_FACTS: dict[str, Any] = {
     "kills_on_logout": False,
     "torch": {"version": "2.10.0+cu128", "cuda": "12.8", "devices": 1},
 }
-NEED = Need("gpu1", Host(ssh="gpu1"), ("server-0",), 4, 2, "auto", 6, 100 * MB, True)
+NEED = Need("gpu1", Host(ssh="gpu1"), ("server-0",), 4, 2, 0, "auto", 6, 100 * MB, True)
 AT_HOME = NEED._replace(name=HERE, host=Host())
 OTHER = NEED._replace(name="gpu2", host=Host(ssh="gpu2"))
 
@@ -73,10 +73,17 @@ def test_a_good_machine_has_nothing_but_good_marks_and_no_fixes() -> None:
         (versions(protocol=5), "dlctl", FAULT, "protocol 5; here is 1.2.3 with protocol 4", "set"),
         (versions(python="3.12.1"), "Python", WARNING, "3.12.1 at /venv/bin/python", "Python 3.11"),
         (
-            facts(torch={"problem": "No module named 'torch'"}),
+            facts(torch={"problem": "MemoryError"}),
             "torch",
             FAULT,
-            "cannot be imported for /venv/bin/python (No module named 'torch'); 4 of the workers",
+            "cannot be imported for /venv/bin/python (MemoryError); 4 workers here",
+            "/venv/bin/python -c 'import torch' there says more",
+        ),
+        (
+            {**versions(torch=""), "torch": {"problem": "No module named 'torch'"}},
+            "torch",
+            FAULT,
+            "is not installed for /venv/bin/python (No module named 'torch'); 4 workers here",
             "pip install torch   |   workers = 0",
         ),
         (
@@ -183,6 +190,15 @@ def test_a_gpu_that_the_job_insists_on_has_to_be_there() -> None:
     )
     assert all_of(NEED, none)["GPU"].mark == OK
     assert all_of(NEED._replace(device="cuda"), none)["GPU"].mark == FAULT
+
+
+def test_processes_that_load_data_need_shared_memory_of_their_own() -> None:
+    small = facts(shm={"total_bytes": 64 * MB, "free_bytes": 64 * MB, "problem": ""})
+    loading = NEED._replace(servers=(), shm_bytes=0, loader_processes=2)
+    assert marked(all_of(loading, facts()).values()) == {}
+    found = all_of(loading, small)["/dev/shm"]
+    assert (found.mark, "8 processes that load data" in found.found) == (WARNING, True)
+    assert "mount -o remount,size=" in found.fix
 
 
 def test_gpus_of_one_kind_are_counted() -> None:
@@ -292,6 +308,11 @@ def test_every_way_not_to_be_reached_has_words_of_its_own(kind: str, found: str,
 def test_without_a_configured_port_there_is_none_that_could_be_opened() -> None:
     told = network.link(NEED, OTHER, HERE_FACTS, PLACE, {"kind": "silent", "words": "w"}, False)
     assert told.fix.startswith("set port in [network]")
+
+
+def test_a_link_that_could_not_be_measured_any_more_is_not_called_bad() -> None:
+    told = network.not_reached(NEED, AT_HOME)
+    assert (told.mark, told.fix) == (WARNING, "dlctl doctor JOBFILE --host gpu1")
 
 
 def test_connections_without_keys_are_noticed() -> None:
