@@ -36,12 +36,18 @@ cuda = torch.cuda.is_available()
 print(json.dumps([torch.__version__, torch.version.cuda or "", torch.cuda.device_count() * cuda]))
 """
 SMI = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-LOGIND = ("/etc/systemd/logind.conf", "/etc/systemd/logind.conf.d")
+LOGIND = Path("/etc/systemd/logind.conf")
+LINGER = Path("/var/lib/systemd/linger")
+BOOTED = Path("/run/systemd/system")
+"""There only if systemd runs."""
+USER_UID_MIN = 1000
+"""systemd leaves the system's own users alone."""
+YES = ("yes", "true", "1", "on")
 
 
 def examine(request: Request) -> dict[str, Any]:
     """{host, user, python, versions, directory, states, runtime, shm, open_files_max, memory,
-    cores, gpu, torch, addresses, firewall, kills_on_logout}; see the functions below.
+    cores, gpu, torch, addresses, firewall, logout}; see the functions below.
 
     `dir`: as in the job file, or `folder`: where runs are made on the machine of the coordinator;
     `state_dir`: as in the job file; `needs_torch`: whether workers run here. Raises UsageError.
@@ -61,7 +67,7 @@ def examine(request: Request) -> dict[str, Any]:
             "gpu": _gpu(),
             "addresses": _addresses(),
             "firewall": firewall(),
-            "kills_on_logout": _kills_on_logout(),
+            "logout": _logout(),
         }
     except BaseException:
         if begun is not None:
@@ -175,21 +181,20 @@ def _addresses() -> dict[str, list[str]]:
     }
 
 
-def _kills_on_logout() -> bool:
-    """Whether systemd ends what a user has started when the last login of that user is over."""
-    if os.getuid() == 0 or Path("/var/lib/systemd/linger", _user()).exists():
-        return False
-    files = [Path(LOGIND[0]), *sorted(Path(LOGIND[1]).glob("*.conf"))]
-    value = "no"
+def _logout() -> dict[str, bool]:
+    """{kills, removes_ipc}: what systemd does when the last login of this user is over."""
+    if os.getuid() < USER_UID_MIN or not BOOTED.exists() or (LINGER / _user()).exists():
+        return {"kills": False, "removes_ipc": False}
+    files = [LOGIND, *sorted(LOGIND.with_suffix(".conf.d").glob("*.conf"))]
+    said = {"KillUserProcesses": "no", "RemoveIPC": "yes"}
     for path in files:
         try:
             lines = path.read_text().splitlines()
         except OSError:
             continue
-        for line in lines:
-            key, _, said = line.partition("=")
-            value = said.strip().lower() if key.strip() == "KillUserProcesses" else value
-    return value in ("yes", "true", "1", "on")
+        pairs = [line.partition("=") for line in lines]
+        said |= {key.strip(): value.strip().lower() for key, _, value in pairs}
+    return {"kills": said["KillUserProcesses"] in YES, "removes_ipc": said["RemoveIPC"] in YES}
 
 
 # ---------------------------------------------------------------- torch

@@ -40,15 +40,24 @@ def findings(need: Need, facts: Facts) -> Iterator[Finding]:
     yield _memory(need, facts)
     yield _cores(need, facts)
     yield _open_files(need, facts)
-    if facts["kills_on_logout"]:
-        yield Finding(
-            need.name,
-            "logout",
-            FAULT,
-            "systemd ends your processes when your last login is over (KillUserProcesses), so that "
-            "an agent would not outlive its start",
-            f"loginctl enable-linger {facts['user']}",
+    yield from _logout(need, facts)
+
+
+def _logout(need: Need, facts: Facts) -> Iterator[Finding]:
+    """What systemd-logind does to who logs out; over ssh that is a moment after every command."""
+    fix = f"loginctl enable-linger {facts['user']}"
+    if facts["logout"]["kills"]:
+        text = (
+            "systemd ends your processes when your last login is over (KillUserProcesses): daemons "
+            "would not outlive it"
         )
+        yield Finding(need.name, "logout", FAULT, text, fix)
+    elif facts["logout"]["removes_ipc"] and need.shm_bytes:
+        text = (
+            "systemd removes what you have in /dev/shm when your last login is over (RemoveIPC): a "
+            "server puts its shard back within 2 s, and until then its death would lose it"
+        )
+        yield Finding(need.name, "logout", WARNING, text, fix)
 
 
 def _folder(need: Need, subject: str, folder: Facts) -> Finding:

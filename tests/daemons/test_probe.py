@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from daemons.host import flood
+from daemons.host import examine, flood
 from dlctl.config import Host
 from dlctl.errors import DlctlError, UsageError
 from dlctl.launch.session import Session
@@ -166,3 +166,37 @@ def test_a_machine_that_does_not_answer_as_it_should_is_told_in_its_own_words(
     with pytest.raises(DlctlError, match=words):
         session.ask({"verb": "hello"}, 1.0)
     session.close()
+
+
+@pytest.mark.parametrize(
+    ("files", "kills", "removes_ipc"),
+    [
+        ({}, False, True),
+        ({"logind.conf": "[Login]\n#KillUserProcesses=yes\nRemoveIPC=no\n"}, False, False),
+        ({"logind.conf": "KillUserProcesses = yes\n"}, True, True),
+        (
+            {"logind.conf": "KillUserProcesses=yes\n", "logind.conf.d/a.conf": "RemoveIPC=0\n"},
+            True,
+            False,
+        ),
+        ({"logind.conf": "KillUserProcesses=yes\n", "linger/ann": ""}, False, False),
+    ],
+)
+def test_what_systemd_does_at_a_logout_is_read_from_its_files(
+    files: dict[str, str],
+    kills: bool,
+    removes_ipc: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(examine, "LOGIND", tmp_path / "logind.conf")
+    monkeypatch.setattr(examine, "LINGER", tmp_path / "linger")
+    monkeypatch.setattr(examine, "BOOTED", tmp_path)
+    monkeypatch.setattr(examine, "_user", lambda: "ann")
+    monkeypatch.setattr(examine.os, "getuid", lambda: 1000)
+    assert examine._logout() == {"kills": kills, "removes_ipc": removes_ipc}
+    monkeypatch.setattr(examine.os, "getuid", lambda: 0)
+    assert examine._logout() == {"kills": False, "removes_ipc": False}

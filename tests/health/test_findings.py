@@ -28,7 +28,7 @@ HERE_FACTS: dict[str, Any] = {
     "gpu": {"has_tool": True, "devices": ["H200, 570.1"], "problem": ""},
     "addresses": {"lo": ["127.0.0.1"], "eth0": ["10.0.0.2"]},
     "firewall": {"family": "ufw", "is_active": True, "words": "ufw is active"},
-    "kills_on_logout": False,
+    "logout": {"kills": False, "removes_ipc": False},
     "torch": {"version": "2.10.0+cu128", "cuda": "12.8", "devices": 1},
 }
 NEED = Need("gpu1", Host(ssh="gpu1"), ("server-0",), 4, 2, 0, "auto", 6, 100 * MB, True)
@@ -164,7 +164,20 @@ def test_a_good_machine_has_nothing_but_good_marks_and_no_fixes() -> None:
         (facts(cores=4), "cores", WARNING, "4, for 4 workers and 1 server", "fewer workers"),
         (facts(open_files_max=64), "open files", FAULT, "up to 64 at once", "nofile"),
         (facts(open_files_max=150), "open files", WARNING, "this job may want 176", "nofile"),
-        (facts(kills_on_logout=True), "logout", FAULT, "KillUserProcesses", "enable-linger ann"),
+        (
+            facts(logout={"kills": True, "removes_ipc": True}),
+            "logout",
+            FAULT,
+            "KillUserProcesses",
+            "enable-linger ann",
+        ),
+        (
+            facts(logout={"kills": False, "removes_ipc": True}),
+            "logout",
+            WARNING,
+            "RemoveIPC",
+            "enable-linger ann",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_its_fix(
