@@ -88,11 +88,11 @@ def test_nothing_is_wrong_with_good_hosts_and_every_link_is_measured(
     ]  # fmt: skip
     slow, far = only(findings, "h1 -> h2")["facts"], only(findings, "h1 -> h3")["facts"]
     for way in ("up", "down"):
-        assert 10e6 < slow[f"{way}_bytes_per_s"] < 12.6e6, "100 Mbit/s"
-    assert slow["round_trip_s"] < 0.005
-    assert 0.02 <= far["round_trip_s"] < 0.03
+        assert 7e6 < slow[f"{way}_bytes_per_s"] < 12.6e6, "100 Mbit/s"
+    assert slow["round_trip_s"] < 0.015
+    assert 0.02 <= far["round_trip_s"] < 0.1
     near = only(findings, "h1 -> this machine")["facts"]
-    assert near["up_bytes_per_s"] > 50e6
+    assert near["up_bytes_per_s"] > 20e6
     assert abs(only(findings, "clock", "h1")["facts"]["offset_s"]) < 0.1
 
 
