@@ -36,9 +36,10 @@ export ONLY TIMES SEED OUT
 faults: install
 	$(BIN)/python -m tests.faults
 
-# Three hosts in network namespaces: killed daemons, a host cut off, a host lost; needs root.
+# Three hosts in network namespaces: killed daemons, a host cut off, a host lost; needs root. And
+# what else takes long on real processes.
 hosts: install
-	$(BIN)/python -m pytest -m "long or not long" tests/hosts
+	$(BIN)/python -m pytest -m "long or not long" tests/hosts tests/integ/test_new_keys.py
 
 # The digits example while somebody kills its daemons.
 rampage: install

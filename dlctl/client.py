@@ -83,6 +83,7 @@ class _Question:
         self.refused_since: float | None = None
         self.address = ""
         self.pid: int | None = None
+        self.key = ""
 
     def close(self) -> None:
         self.context.destroy(linger=0)
@@ -118,8 +119,9 @@ class _Question:
         if is_gone and not _is_started_again(run):
             raise _gone(self.directory, run)
         address = run.get("control") or ""
-        if (address, pid) != (self.address, self.pid):
-            self._connect(address, pid, run.get("control_key") or "")
+        key = run.get("control_key") or ""
+        if (address, pid, key) != (self.address, self.pid, self.key):
+            self._connect(address, pid, key)
         self._check_handshakes()
         waited_s = time.monotonic() - self.began_at
         if waited_s >= (self.timeout_s if self.answered else min(self.timeout_s, MUTE_S)):
@@ -144,7 +146,7 @@ class _Question:
 
         if self.socket is not None:
             self.socket.close(linger=0)
-        self.address, self.pid, self.answered = address, pid, False
+        self.address, self.pid, self.key, self.answered = address, pid, key, False
         self.socket = self.monitor = None
         if address:
             self.socket = self.context.socket(zmq.DEALER)

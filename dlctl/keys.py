@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import secrets
 import stat
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from dlctl.errors import DlctlError
-from dlctl.roles.keyring import Keyring, NoKeys
+from dlctl.roles.keyring import Keyring, NoKeys, fingerprint
 
 FILE = "key"
 KEY_BYTES = 32
@@ -40,6 +41,10 @@ class CurveKeys:
     @cached_property
     def token_key(self) -> bytes:
         return token_key(self._run_key)
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.token_key)
 
     def public(self, name: str) -> str:
         return self.pair(name).public
@@ -80,6 +85,34 @@ def read(directory: Path) -> bytes:
         words = f"the run's key is damaged: it has to be {KEY_BYTES} bytes"
         raise DlctlError(words, where=str(path))
     return data
+
+
+def renew(directory: Path) -> None:
+    """Give the run in `directory` another key. Whoever reads the file finds the old one or the new
+    one, whole. Raises OSError; then it is the old one.
+    """
+    for left in directory.glob(f".{FILE}.*.tmp"):  # Of one that was killed in the middle of this.
+        left.unlink(missing_ok=True)
+    write(directory, secrets.token_bytes(KEY_BYTES))
+
+
+def write(directory: Path, run_key: bytes) -> None:
+    """Put a key file into a run directory, in the place of one that may be there. Raises OSError.
+
+    Nobody else can read it at any moment, and no link that somebody has put there is followed.
+    """
+    path = directory / FILE
+    temporary = directory / f".{FILE}.{secrets.token_hex(4)}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(run_key)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _check_private(info: os.stat_result, path: Path) -> None:

@@ -23,6 +23,7 @@ from dlctl.errors import DlctlError
 from dlctl.launch import addresses, local
 from dlctl.roles.coordinator import Coordinator
 from dlctl.roles.desk import COORDINATOR, EXIT_RESTART
+from dlctl.roles.journal import KeyRenewed, RenewKey
 from dlctl.rundb import RunDb
 
 log = logging.getLogger("dlctl")
@@ -73,6 +74,7 @@ def _lead(context: process.Context, db: RunDb, lock: int) -> int:
     Outgoing(loop, directory, COORDINATOR, AT_HOME)
     Incoming(loop, directory)
     Mirrored(loop, directory)
+    loop.perform(RenewKey, lambda _: loop.post(_renew_key(directory)))
     agents = Agents(context, loop, control, keyring.public(COORDINATOR))
     started_at = (before.get("started_at") if is_successor else None) or time.time()
     key = keyring.public(COORDINATOR)
@@ -81,6 +83,15 @@ def _lead(context: process.Context, db: RunDb, lock: int) -> int:
     past = read_past(directory, db, agents.adopt())
     algorithm = registry.load("algorithms", job.algorithm.name)
     return loop.run(Coordinator(directory.name, job, keyring, algorithm, past))
+
+
+def _renew_key(directory: Path) -> KeyRenewed:
+    try:
+        keys.renew(directory)
+    except OSError as error:
+        log.error("cannot write the new key: %s", error)
+        return KeyRenewed(str(error.strerror or error))
+    return KeyRenewed("")
 
 
 def _has_agent(directory: Path) -> bool:

@@ -275,7 +275,7 @@ def _new_directory(parent: Path, name: str) -> Iterator[Path]:
 def _write_new(directory: Path, file: Path, job: JobFile, content: Json) -> None:
     (directory / unfinished.LOGS).mkdir()
     _write_job(directory, file, content)
-    _write(directory / keys.FILE, secrets.token_bytes(keys.KEY_BYTES), 0o600)
+    keys.renew(directory)
     with closing(RunDb(directory, create=True)) as db:
         db.put_run(**_row(directory, pick.job_file(file), job, resume=""))
         db.commit()

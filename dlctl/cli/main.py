@@ -38,6 +38,7 @@ _HELP = {
         "scale": "Add or remove workers of a running job.",
         "restart": "Restart daemons in place, keeping their names.",
         "recover": "Bring back a job that has died.",
+        "keys": "Give a job new keys.",
         "stop": "Stop a job, saving first.",
     },
     "Data": {

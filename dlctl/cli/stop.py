@@ -152,7 +152,7 @@ def settle(snapshot: Snapshot, grace_s: float = EXIT_S) -> Snapshot:
     while time.monotonic() < deadline and _coordinator(snapshot):
         time.sleep(POLL_S)
     after = load(snapshot.directory)
-    _end([*_coordinator(after), *_left(after)], snapshot.run_id, grace_s)
+    _end([*_coordinator(after), *left_of(after)], snapshot.run_id, grace_s)
     runs.remove_sockets(snapshot.run_id)
     after = load(snapshot.directory)
     if after.state in ("stopped", "finished"):
@@ -204,7 +204,7 @@ def clean_up(snapshot: Snapshot, grace_s: float) -> list[str]:
 
     They are known by their command lines and the run's records, never by a pid alone.
     """
-    ended = _end(_left(snapshot), snapshot.run_id, grace_s)
+    ended = _end(left_of(snapshot), snapshot.run_id, grace_s)
     runs.remove_sockets(snapshot.run_id)
     return ended
 
@@ -230,7 +230,7 @@ def _how(grace_s: float) -> str:
     return f"ending them (SIGTERM; SIGKILL only if they are still there after {grace_s:g}s)"
 
 
-def _left(snapshot: Snapshot) -> list[Mapping[str, Any]]:
+def left_of(snapshot: Snapshot) -> list[Mapping[str, Any]]:
     """Processes of a run that are there: those on record, and those that nobody knows of.
 
     Not the coordinator on record, which ends by itself.
@@ -257,7 +257,7 @@ def _kill_all(snapshot: Snapshot) -> None:
     for _ in range(2):
         record_end(snapshot.directory, "stopped", KILLED)
         now = load(snapshot.directory)
-        _end([*_coordinator(now), *_left(now)], snapshot.run_id, 0.0)
+        _end([*_coordinator(now), *left_of(now)], snapshot.run_id, 0.0)
 
 
 def record_end(directory: Path, state: str, reason: str) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlctl import messages as m
 from dlctl.messages import Json
@@ -31,6 +31,9 @@ from dlctl.roles.journal import (
 from dlctl.roles.membership import Membership
 from dlctl.roles.transfers import Transfers
 from dlctl.roles.travelling import Wanted, checkpoint_file, saved_file
+
+if TYPE_CHECKING:
+    from dlctl.roles.coordinator import Coordinator
 
 SAVE_S_MAX = 120.0
 """Without an answer, or without any bytes of what is on its way from another host."""
@@ -269,6 +272,23 @@ class Checkpointing:
         self.schedule(now)
         for listener in current.listeners:
             listener(row)
+
+
+def manifest_of(coordinator: Coordinator) -> Json:
+    """What a checkpoint that begins now says of its run."""
+    of, layout = coordinator, coordinator.arrivals.layout
+    assert layout is not None
+    return {
+        "run_id": of.arrivals.run_id,
+        "job": of.job.job.name,
+        "samples": of.work.samples,
+        "layout": layout.to_rows(),
+        "size": layout.size(),
+        "algorithm": of.job.algorithm.name,
+        "optimizer": of.job.optimizer.name,
+        "data": of.work.to_json(),
+        "evaluation": of.evaluations.newest,
+    }
 
 
 def _part(saved: m.Saved) -> Json:

@@ -36,7 +36,7 @@ from dlctl.messages import Json
 from dlctl.roles import ending
 from dlctl.roles.arrivals import Arrivals, Past
 from dlctl.roles.changes import Changes
-from dlctl.roles.checkpointing import Checkpointing
+from dlctl.roles.checkpointing import Checkpointing, manifest_of
 from dlctl.roles.clients import Clients
 from dlctl.roles.doors import CLIENT, Doors, keys_of
 from dlctl.roles.effects import ProcessEnded
@@ -48,6 +48,7 @@ from dlctl.roles.journal import (
     CheckpointBegun,
     CheckpointEnded,
     History,
+    KeyRenewed,
     LaunchAgent,
 )
 from dlctl.roles.keyring import Keyring
@@ -56,6 +57,7 @@ from dlctl.roles.membership import Daemon, Membership
 from dlctl.roles.memory import Memory
 from dlctl.roles.overview import Overview
 from dlctl.roles.reports import Reports
+from dlctl.roles.rotation import Rotation
 from dlctl.roles.scaling import Scaling
 from dlctl.roles.travelling import BytesRead, FileSealed, MirrorFailed
 from dlctl.roles.verbs import Verbs
@@ -85,6 +87,7 @@ class Coordinator:
             self.desk, self.members, job.checkpoints.keep, job.checkpoints.every_s,
             past.checkpoints, self.files.transfers,
         )  # fmt: skip
+        self.rotation = Rotation(self)
         self.verbs = Verbs(self)
         self.clients = Clients(self.desk, self.verbs.table())
         self.losses = Losses(self)
@@ -115,6 +118,8 @@ class Coordinator:
                 self.checkpointing.on_ended(event, now)
             case BytesRead() | FileSealed() | MirrorFailed():
                 self.files.on_event(event, now)
+            case KeyRenewed():
+                self.rotation.on_renewed(event, now)
             case Started():
                 self._start(now)
             case StopRequested(reason):
@@ -137,6 +142,7 @@ class Coordinator:
     def deadline(self) -> float | None:
         times = [self.desk.outstanding.deadline(), self.overview.due_at]
         times += [self.changes.deadline(), self.losses.deadline(), *self.files.deadlines()]
+        times += [self.rotation.deadline()]
         if self.ending is None:
             times += [self.checkpointing.deadline(), self.work.deadline(), self.scaling.deadline()]
         else:
@@ -191,6 +197,7 @@ class Coordinator:
 
     def _advance(self, now: float) -> None:
         """What follows from the state as it is now."""
+        self.rotation.advance(now)
         if self.ending is None:
             self._advance_run(now)
         else:
@@ -298,20 +305,7 @@ class Coordinator:
             self.work.grant(now)
 
     def begin_checkpoint(self, now: float, listener: Callable[[Json], None] | None) -> None:
-        layout = self.arrivals.layout
-        assert layout is not None
-        manifest = {
-            "run_id": self.arrivals.run_id,
-            "job": self.job.job.name,
-            "samples": self.work.samples,
-            "layout": layout.to_rows(),
-            "size": layout.size(),
-            "algorithm": self.job.algorithm.name,
-            "optimizer": self.job.optimizer.name,
-            "data": self.work.to_json(),
-            "evaluation": self.evaluations.newest,
-        }
-        self.checkpointing.begin(self.work.steps, manifest, now, listener)
+        self.checkpointing.begin(self.work.steps, manifest_of(self), now, listener)
 
     # ------------------------------------------------------------ the end
 

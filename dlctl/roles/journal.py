@@ -111,6 +111,17 @@ class KillAgent(Effect):
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class RenewKey(Effect):
+    """Put another run key into the place of the present one; answered by `KeyRenewed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRenewed(Event):
+    error: str
+    """"": the new key is on the disk; else it is still the old one, and this is why."""
+
+
 class History(Desk):
     """The coordinator's desk: what happens there is also written down."""
 

@@ -6,6 +6,7 @@ decide.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +15,11 @@ class Keyring(Protocol):
     @property
     def token_key(self) -> bytes:
         """Signs the tokens of epochs. Servers know it, too."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Which run key this is: another one has another fingerprint, and nobody learns the key."""
         ...
 
     def public(self, name: str) -> str:
@@ -25,11 +31,20 @@ class Keyring(Protocol):
         ...
 
 
+def fingerprint(token_key: bytes) -> str:
+    """16 hexadecimal digits that tell one run key from another."""
+    return hashlib.sha256(b"fingerprint" + token_key).hexdigest()[:16]
+
+
 @dataclass(frozen=True, slots=True)
 class NoKeys:
     """For connections that only this user can reach: unix sockets in a directory of mode 0700."""
 
     token_key: bytes
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.token_key)
 
     def public(self, name: str) -> str:
         return ""

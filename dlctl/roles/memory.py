@@ -2,6 +2,7 @@
 
 The state that decides what the coordinator does next lies in small pieces under keys:
 
+    keys                the fingerprint of the run key that the daemons were started with
     run                 state, reason, how long the workers have been at work
     work                steps, samples and loss; the size of the dataset; the newest evaluation
     layout              the model's tensors
@@ -73,6 +74,7 @@ class Memory:
         of, work = self.of, self.of.work
         elapsed_s = 0.0 if work.released_at is None else now - work.released_at
         released_s = None if work.released_at is None else elapsed_s // ELAPSED_STEP_S
+        yield "keys", of.arrivals.keyring.fingerprint
         yield "run", (of.state, of.reason, released_s)
         newest = of.evaluations.newest
         counts = (work.steps, work.samples, work.loss)
@@ -123,8 +125,12 @@ class Memory:
         of.desk.event("recover", "coordinator", text)
         of.change_state("running" if released_steps is not None else "starting", "", now)
         is_ending = "end" in values and state in ("stopping", "stopped", "finished")
-        for daemon in of.members.daemons.values():
-            self._look_after(daemon, is_ending, now)
+        ours = of.arrivals.keyring.fingerprint
+        if values.get("keys", ours) != ours:
+            of.rotation.begin_all_anew(now)
+        else:
+            for daemon in of.members.daemons.values():
+                self._look_after(daemon, is_ending, now)
         of.arrivals.assign(now)
         if released_steps is not None and of.work.side.drive() is not None:
             text = "the coordinator died, and with it the state of the method that it drives"
@@ -152,15 +158,19 @@ class Memory:
         for key, value in values.items():
             if key.startswith("answer/"):
                 of.work.answered[int(key.removeprefix("answer/"))] = m.Lease(*value)
+                self._known[key] = value  # So that it is forgotten if that is done at once.
+        self._answered_slots = set(of.work.answered)
 
     def _look_after(self, daemon: Daemon, is_ending: bool, now: float) -> None:
         """Do again what may have been lost on its way; agents tell what has become of the rest."""
         of = self.of
         daemon.deaths_in_row = 0  # What has died with the coordinator, or before, is forgiven.
         if daemon.role == "agent":
-            # Only of the agent on this machine we can know; the others are heard, or silent.
+            # Only of the agent on this machine we can know; the others are heard, or silent. One
+            # that has not been heard may never have been placed.
             is_here = self.past.agents.get(daemon.name) == daemon.incarnation
-            if not daemon.alive or (daemon.name == HOME_AGENT and not is_here):
+            is_there = is_here if daemon.name == HOME_AGENT else daemon.registered
+            if not daemon.alive or not is_there:
                 of.begin_anew(daemon, now)
         elif daemon.state in ("stopped", "failed") and not is_ending:
             daemon.state, daemon.retry_at = "backoff", now

@@ -19,7 +19,7 @@ from dlctl.roles.membership import Daemon
 if TYPE_CHECKING:
     from dlctl.roles.coordinator import Coordinator
 
-RESTART, REMOVAL = "restart", "removal"
+RESTART, REMOVAL, ROTATION = "restart", "removal", "rotation"
 
 
 def _leaves_first(worker: Daemon) -> tuple[bool, int]:
@@ -56,7 +56,7 @@ class Scaling:
             self.of.admit_members(now)
         for worker in sorted(staying, key=_leaves_first)[: max(0, before - count)]:
             left.append(worker.name)
-            self._leave(worker, REMOVAL, now)
+            self.leave(worker, REMOVAL, now)
         if count != before:
             text = f"workers {before} -> {count}"
             self.desk.event("scale", "", text, before=before, after=count)
@@ -78,7 +78,7 @@ class Scaling:
             daemons.append(daemon)
         for daemon in daemons:
             self.desk.event("restart", daemon.name, f"{daemon.name} is restarted on request")
-            self._leave(daemon, RESTART, now)
+            self.leave(daemon, RESTART, now)
         return {"restarting": names}
 
     def _check_running(self) -> None:
@@ -91,7 +91,8 @@ class Scaling:
 
     # ------------------------------------------------------------ leaving
 
-    def _leave(self, daemon: Daemon, why: str, now: float) -> None:
+    def leave(self, daemon: Daemon, why: str, now: float) -> None:
+        """Have a daemon go, in order if it can; `Rotation` lets a drained worker wait."""
         daemon.leaving = why
         if not daemon.alive:
             self._gone(daemon, now)
@@ -112,7 +113,9 @@ class Scaling:
 
     def on_drained(self, worker: Daemon, now: float) -> None:
         """Everything of it is in the shards: it may exit."""
-        if worker.leaving and self.of.ending is None:
+        if worker.leaving == ROTATION:
+            self._until.pop(worker.name, None)
+        elif worker.leaving and self.of.ending is None:
             self._until[worker.name] = now + self.of.job.timeouts.grace_s
             shutdown = m.Shutdown(worker.leaving)
             self.desk.ask(("shutdown", worker.name), worker.name, shutdown, now)
@@ -154,4 +157,5 @@ class Scaling:
         """Ask those again who were leaving when another coordinator was there."""
         for daemon in list(self.members.daemons.values()):
             if daemon.leaving:
-                self._leave(daemon, daemon.leaving, now)
+                # A change of keys that was not finished is begun anew by whoever has asked for it.
+                self.leave(daemon, REMOVAL if daemon.leaving == REMOVAL else RESTART, now)

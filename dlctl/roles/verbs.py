@@ -1,4 +1,4 @@
-"""What the command line may ask of a coordinator: stop, set, checkpoint, scale, restart."""
+"""What the command line may ask of a coordinator: stop, set, checkpoint, scale, restart, rotate."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class Verbs:
             "checkpoint": self._save,
             "scale": self._scale,
             "restart": self._restart,
+            "rotate": self.of.rotation.begin,
         }
 
     def _stop(self, request: Request, now: float) -> None:

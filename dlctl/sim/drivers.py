@@ -140,8 +140,9 @@ class ComputeDriver:
         self._later(self.options.evaluate_s, lambda: self.process.post(ran))
 
 
-Spawner = Callable[[str, str, int, str], Process]
-"""(role, name, incarnation, secret key) -> the process, not started yet."""
+Spawner = Callable[[str, str, int, str, str], Process]
+"""(role, name, incarnation, secret key, coordinator's public key) -> the process, not started yet.
+"""
 
 
 class ChildrenDriver:
@@ -163,7 +164,10 @@ class ChildrenDriver:
         )
 
     def _start(self, effect: StartProcess) -> None:
-        child = self.spawn(effect.role, effect.name, effect.incarnation, effect.secret)
+        child = self.spawn(
+            effect.role, effect.name, effect.incarnation, effect.secret,
+            self.process.coordinator_key,
+        )  # fmt: skip
         child.agent = self.process.name
         self.adopt(child)
         self.process.post(ProcessStarted(effect.name, effect.incarnation, child.pid))
@@ -203,6 +207,7 @@ class RecordsDriver:
             (j.BeginCheckpoint, self._begin),
             (j.CompleteCheckpoint, self._complete),
             (j.RecordCheckpoint, self._checkpoint),
+            (j.RenewKey, self._renew_key),
             (j.LaunchAgent, self._launch),
             (j.KillAgent, self._kill),
         ):
@@ -252,6 +257,10 @@ class RecordsDriver:
     def _checkpoint(self, effect: j.RecordCheckpoint) -> None:
         self.store.checkpoints[effect.number] = json.loads(json.dumps(effect.value))
 
+    def _renew_key(self, effect: j.RenewKey) -> None:
+        self.store.key_number += 1
+        self.process.post(j.KeyRenewed(""))
+
     def adopt(self, agent: Process) -> None:
         """From now on this coordinator may kill the agent, and hears of its end if that is here."""
         self._agents[agent.name] = agent
@@ -270,9 +279,10 @@ class RecordsDriver:
             self.process.post(refused, SSH_S)
             return
         older = self._agents.get(effect.name)
-        if older is not None and effect.name != HOME_AGENT:
+        if older is not None:
             older.signal(9)
-        self.adopt(self.spawn("agent", effect.name, effect.incarnation, effect.secret))
+        key = self.process.coordinator_key
+        self.adopt(self.spawn("agent", effect.name, effect.incarnation, effect.secret, key))
 
     def _kill(self, effect: j.KillAgent) -> None:
         agent = self._agents.get(effect.name)

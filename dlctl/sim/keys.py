@@ -6,20 +6,28 @@ listener that does not know whom to let in. Whether keys can be forged is no que
 
 from __future__ import annotations
 
-_SECRET, _PUBLIC = "secret of ", "public key of "
+from dlctl.roles.keyring import fingerprint
+
+_SECRET, _PUBLIC = "secret ", "public key "
 
 
 class SimulatedKeys:
     """The keyring of a coordinator (`dlctl.roles.keyring`)."""
 
-    def __init__(self, token_key: bytes) -> None:
-        self.token_key = token_key
+    def __init__(self, token_key: bytes, number: int = 0) -> None:
+        """`number`: how often the run's key has been renewed."""
+        self.token_key = token_key + bytes([number]) * bool(number)
+        self._number = number
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.token_key)
 
     def public(self, name: str) -> str:
-        return _PUBLIC + name
+        return f"{_PUBLIC}{self._number} of {name}"
 
     def secret(self, name: str) -> str:
-        return _SECRET + name
+        return f"{_SECRET}{self._number} of {name}"
 
 
 def public_of(secret: str) -> str:

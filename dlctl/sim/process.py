@@ -72,6 +72,8 @@ class Process:
         self.incarnation = incarnation
         self.pid = pid
         self.secret = secret
+        self.coordinator_key = ""
+        """The public key of the coordinator that this process, and those it starts, talk to."""
         self.admitted: Mapping[str, str] = {}
         self.agent = HOME_AGENT
         """Who has started it: processes of one agent share a host."""

@@ -18,7 +18,7 @@ from dlctl.sim.faults import Faults, Injector
 from dlctl.sim.network import Network, NetworkOptions
 from dlctl.sim.problems import Problem
 from dlctl.sim.store import Store
-from dlctl.sim.world import CONTROL, KEYS, World
+from dlctl.sim.world import CONTROL, World
 
 AFTERWARDS_S = 120.0
 """After the coordinator has gone: whoever still lives then was left behind."""
@@ -88,10 +88,11 @@ class Simulation:
         client = Client(self._requests, verb, arguments)
 
         def ask() -> None:
-            name, secret = f"client-{client.request.request}", KEYS.secret(CLIENT)
+            keys = self.world.keys
+            name, secret = f"client-{client.request.request}", keys.secret(CLIENT)
             process = self.world.new_process(name, 1, secret)
             process.machine = client
-            key = KEYS.public(COORDINATOR)
+            key = keys.public(COORDINATOR)
             self.world.network.connect(process, COORDINATOR, CONTROL, key)
             process.post(Started())
 

@@ -33,6 +33,8 @@ class Store:
     """(seconds, kind, daemon, text)."""
     stamps: list[float] = field(default_factory=list)
     """What the wall clock said at each event, seconds since 1970; it may jump."""
+    key_number: int = 0
+    """How often the run's key has been renewed."""
     memory: dict[str, Json] = field(default_factory=dict)
     """What a coordinator leaves for the one that takes its place."""
     states: dict[int, Any] = field(default_factory=dict)

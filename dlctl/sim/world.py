@@ -49,7 +49,6 @@ from dlctl.sim.timeline import Timeline
 
 RUN_ID = "simulated-0000"
 KEY = b"the key of a simulated run"
-KEYS = SimulatedKeys(KEY)
 CONTROL = "sim://coordinator"
 CLOCK_S_MAX = 1e5
 """How far the clocks of two processes may be apart."""
@@ -107,6 +106,11 @@ class World:
         """SHA-256 of the trace: equal for equal seeds."""
         return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
 
+    @property
+    def keys(self) -> SimulatedKeys:
+        """What the run's key file says now."""
+        return SimulatedKeys(KEY, self.store.key_number)
+
     # ------------------------------------------------------------ processes
 
     def process(self, name: str) -> Process:
@@ -139,10 +143,12 @@ class World:
 
     def start(self, past: Past, incarnation: int = 1) -> Process:
         """Start the coordinator; it has all others started, or finds those that live."""
-        secret = KEYS.secret(COORDINATOR)
+        keys = self.keys
+        secret = keys.secret(COORDINATOR)
         self.coordinator = process = self.new_process(COORDINATOR, incarnation, secret)
+        process.coordinator_key = keys.public(COORDINATOR)
         algorithm = registry.load("algorithms", self.job.algorithm.name)
-        process.machine = Coordinator(RUN_ID, self.job, KEYS, algorithm, past)
+        process.machine = Coordinator(RUN_ID, self.job, keys, algorithm, past)
         process.ended = self._coordinator_ended
         records = RecordsDriver(
             process, self.store, self.spawn, self.note, self.wall_s, self.unreachable
@@ -182,14 +188,17 @@ class World:
 
         self.timeline.after(delay_s, begin)
 
-    def spawn(self, role: str, name: str, incarnation: int, secret: str) -> Process:
+    def spawn(
+        self, role: str, name: str, incarnation: int, secret: str, coordinator_key: str
+    ) -> Process:
         """Start a daemon as its `daemons/ROLE/__main__.py` does."""
         process = self.new_process(name, incarnation, secret)
+        process.coordinator_key = coordinator_key
         birth = Birth(RUN_ID, role, name, incarnation, process.pid, "simulated", "0")
         make = {"agent": self._agent, "server": self._server, "worker": self._worker}[role]
         process.log += f"INFO {role} {name} starts, pid {process.pid}\n".encode()
         process.machine = make(process, birth)
-        self.network.connect(process, COORDINATOR, CONTROL, KEYS.public(COORDINATOR))
+        self.network.connect(process, COORDINATOR, CONTROL, coordinator_key)
         process.post(Started(), SPAWN_S)
         return process
 

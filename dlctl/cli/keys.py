@@ -1,0 +1,163 @@
+"""`dlctl keys`: give a run new keys."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import time
+from contextlib import closing
+from pathlib import Path
+
+import click
+
+from dlctl import keys, processes
+from dlctl.cli import arriving, belonging, console, pick, stop, values
+from dlctl.cli.group import Entry, LazyGroup
+from dlctl.cli.group import command as make_command
+from dlctl.cli.launching import explained
+from dlctl.cli.options import job_option, json_option
+from dlctl.cli.snapshot import Snapshot, natural, read_job
+from dlctl.errors import DlctlError
+from dlctl.rundb import RunDb
+
+SCHEMA = "dlctl.keys/1"
+COORDINATOR = "coordinator"
+SAVE_S = 600.0
+"""For a checkpoint that is being saved, on top of the grace for the workers' last steps."""
+GRACE_S = 30.0
+ENTRIES = {
+    "rotate": Entry("dlctl.cli.keys:rotate", "Give a run new keys; the old ones open nothing."),
+}
+
+
+@click.group(
+    name="keys",
+    cls=LazyGroup,
+    entries=ENTRIES,
+    examples=[
+        ("dlctl keys rotate", "new keys for all daemons, while the job goes on"),
+    ],
+    see_also=["restart", "recover"],
+)
+def command() -> None:
+    """Give a run new keys.
+
+    The key of a run is a file in its directory; the keys of all its connections come from it.
+    """
+
+
+@make_command(
+    "rotate",
+    examples=[
+        ("dlctl keys rotate", "nothing that was acknowledged is lost"),
+        ("dlctl keys rotate -j mnist-7f3a --no-wait", "return when the new key is there"),
+    ],
+    see_also=["restart", "status"],
+)
+@click.option(
+    "--timeout", metavar="TIME", help="Give up waiting after it.  [default: as long as a start]"
+)
+@click.option("-d", "--no-wait", is_flag=True, help="Return when the new key is in force.")
+@job_option
+@json_option
+def rotate(timeout: str | None, no_wait: bool, job: str | None, as_json: bool) -> None:
+    """Give a run new keys; the old ones open nothing any more.
+
+    The workers push what they have and wait; then all daemons begin anew with keys of the new run
+    key, and the servers go on with their shards. That needs durability = "process" or "disk"; with
+    "none" stop the job first and start it afterwards. If anything dies meanwhile, the run heals by
+    itself, or with "dlctl recover". A run that does not live just gets another key file.
+    """
+    limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
+    snapshot = pick.pick(job)
+    if snapshot.is_live:
+        before = _incarnations(snapshot)
+        _ask(snapshot)
+        if not no_wait:
+            arriving.wait(snapshot, _goal(before), limit_s, "all have new keys", before)
+        begun = sorted(before, key=natural)
+    else:
+        _renew(snapshot)
+        begun = []
+    if as_json:
+        fingerprint = _fingerprint(snapshot.directory)
+        data = {"run": snapshot.run_id, "fingerprint": fingerprint, "restarted": begun}
+        console.out_json(SCHEMA, data)
+    else:
+        console.note(console.escape(f"{snapshot.run_id} has new keys; the old ones open nothing"))
+
+
+def _fingerprint(directory: Path) -> str:
+    return keys.keyring(directory, is_encrypted=False).fingerprint
+
+
+def _who() -> str:
+    """Who does this, as far as this machine knows: "somebody@host"."""
+    try:
+        name = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        name = f"uid {os.getuid()}"
+    return f"{name}@{socket.gethostname()}"
+
+
+# ---------------------------------------------------------------- a run that lives
+
+
+def _ask(snapshot: Snapshot) -> None:
+    """Have the coordinator put a new key in force. Raises as `client.ask` does."""
+    from dlctl import client
+
+    arguments = {"old": _fingerprint(snapshot.directory), "by": _who()}
+    timeouts = read_job(snapshot.directory).get("timeouts", {})
+    limit_s = (values.number(timeouts.get("grace_s")) or GRACE_S) + SAVE_S
+    try:
+        client.ask(snapshot.directory, "rotate", arguments, limit_s)
+    except DlctlError as error:
+        error.hint = error.hint or f"dlctl status -j {snapshot.run_id}"
+        raise
+
+
+def _incarnations(snapshot: Snapshot) -> dict[str, int]:
+    """Those that are at work and will begin anew."""
+    rows = [row for row in snapshot.daemons if row.get("state") in arriving.AT_WORK]
+    found = {str(row["name"]): arriving.incarnation(row) for row in rows}
+    return found | {COORDINATOR: arriving.incarnation(snapshot.run)}
+
+
+def _goal(before: dict[str, int]) -> arriving.Goal:
+    daemons = {name: number for name, number in before.items() if name != COORDINATOR}
+
+    def waiting(snapshot: Snapshot) -> list[str]:
+        late = arriving.not_at_work({row["name"]: row for row in snapshot.daemons}, daemons)
+        run = snapshot.run
+        is_led = processes.is_alive(run.get("pid"), run.get("pid_start"))
+        is_newer = arriving.incarnation(run) > before[COORDINATOR]
+        if not (is_led and is_newer and run.get("updated_by") == run.get("pid_start")):
+            late.append(f"{COORDINATOR} (starting)")
+        return late
+
+    return waiting
+
+
+# ---------------------------------------------------------------- a run that does not
+
+
+def _renew(snapshot: Snapshot) -> None:
+    """Only the file: nobody is there who has a key of the old one."""
+    directory = snapshot.directory
+    with belonging.claimed(directory):
+        belonging.refuse_unknown_coordinator(snapshot)
+        if left := stop.left_of(snapshot):
+            names = ", ".join(str(row["name"]) for row in left)
+            raise DlctlError(
+                f"{snapshot.run_id} is {snapshot.state}, but some of it is still there: {names}",
+                where=str(directory),
+                hint=f"dlctl recover -j {snapshot.run_id}   |   dlctl stop -j {snapshot.run_id}",
+            )
+        with explained(directory):
+            keys.renew(directory)
+            with closing(RunDb(directory)) as db:
+                text = f"{_who()} has given the run a new key"
+                db.add_event(time.time(), "keys", "", text, {})
+                db.commit()
