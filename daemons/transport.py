@@ -12,12 +12,15 @@ dropped, and one that is not ours is dropped and counted: the roles repeat what 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping
 
 import zmq
 
+from daemons.crowd import Crowd
 from daemons.gatekeeper import DOMAIN, Gatekeeper
 from daemons.handshakes import Handshakes, Target
+from daemons.unread import Unread
 from dlctl import wire
 from dlctl.errors import DlctlError, LocalProtocolError, RemoteProtocolError
 from dlctl.machine import Peer
@@ -57,6 +60,10 @@ class Transport:
         self._public = zmq.curve_public(self._secret) if secret else b""
         self.gatekeeper: Gatekeeper | None = None
         self._handshakes = Handshakes(poller)
+        self.unread = Unread()
+        self.crowd: Crowd | None = None
+        self._hushed: dict[str, float] = {}
+        """Name -> until when nothing is heard of it."""
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         """The only place where sockets are made."""
@@ -101,7 +108,14 @@ class Transport:
                 hint="choose another port in [network], or 0 for any free one",
             ) from error
         self._router = socket
-        return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        chosen = str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        if chosen.startswith("tcp:"):
+            self.crowd = Crowd(socket, chosen, self.poller)
+        return chosen
+
+    def hush(self, name: str, for_s: float) -> None:
+        """What comes with this name's key is thrown away for a while, without being looked at."""
+        self._hushed[name] = time.monotonic() + for_s
 
     def admit(self, names: Mapping[str, str]) -> None:
         """From now on only these may connect: public key -> name."""
@@ -114,6 +128,9 @@ class Transport:
         """
         if self.gatekeeper is not None and not self.gatekeeper.is_alive():
             raise RuntimeError("the thread that lets connections in has ended")
+        self.unread.check()
+        if self.crowd is not None:
+            self.crowd.check()
         for target in self._handshakes.take_refused():
             self.connect(*target)
 
@@ -145,9 +162,9 @@ class Transport:
             log.error("dropped a message for %s: %s", peer, error.message)
             return
         if isinstance(peer, bytes):
-            socket, frames = self._router, [peer, *frames]
-        else:
-            socket = self._dealers.get(peer)
+            self._answer(peer, frames, type(message).__name__)
+            return
+        socket = self._dealers.get(peer)
         if socket is None:
             return
         try:
@@ -155,17 +172,37 @@ class Transport:
         except zmq.ZMQError as error:
             log.debug("dropped %s for %s: %s", type(message).__name__, peer, error)
 
+    def _answer(self, peer: bytes, frames: wire.Frames, kind: str) -> None:
+        """Send to who has connected to us, unless too much is waiting for it already."""
+        if self._router is None:
+            return
+        largest = max(frames, key=len)
+        is_large = len(largest) >= ZERO_COPY_BYTES
+        nbytes = sum(map(len, frames)) if is_large else 0
+        if is_large and not self.unread.has_room(peer, nbytes):
+            log.debug("dropped %s: its receiver does not read", kind)
+            return
+        try:
+            tracker = _send_frames(self._router, [peer, *frames], track=is_large)
+        except zmq.ZMQError as error:
+            log.debug("dropped %s for %r: %s", kind, peer, error)
+            return
+        if tracker is not None:
+            self.unread.add(peer, tracker, nbytes)
+
     def receive(self, socket: zmq.Socket[bytes]) -> Iterator[tuple[Peer, Message, str]]:
         """What has come on one socket, at most `RECEIVE_BATCH` messages: from whom, the message,
         and the name that belongs to the sender's key.
         """
-        if self._handshakes.look(socket):
+        if self._handshakes.look(socket) or (self.crowd and self.crowd.look(socket)):
             return
         for _ in range(RECEIVE_BATCH):
             received = self._receive_frames(socket)
             if received is None:
                 return
             frames, identity = received
+            if self._hushed and self._is_hushed(identity):
+                continue
             peer: Peer = self._names.get(socket, "")
             if socket is self._router:
                 peer, frames = bytes(frames[0]), frames[1:]
@@ -179,6 +216,13 @@ class Transport:
             # Asking is cheaper than an attempt that fails with an exception.
             if not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
                 return
+
+    def _is_hushed(self, identity: str) -> bool:
+        until = self._hushed.get(identity)
+        if until is not None and time.monotonic() >= until:
+            del self._hushed[identity]
+            return False
+        return until is not None
 
     def _receive_frames(self, socket: zmq.Socket[bytes]) -> tuple[wire.Frames, str] | None:
         """One multipart message and whose key it came with, or None. Frames beyond the limit are
@@ -198,6 +242,8 @@ class Transport:
 
     def close(self) -> None:
         """Send what is queued (for half a second at most) and close."""
+        if self.crowd is not None:
+            self.crowd.close()
         for socket in [*self._names, *([self._router] if self._router else [])]:
             self._forget(socket)
         if self.gatekeeper is not None:
@@ -211,11 +257,23 @@ class Transport:
         socket.close()
 
 
-def _send_frames(socket: zmq.Socket[bytes], frames: wire.Frames) -> None:
-    """One multipart message. Raises ZMQError for all of it or for nothing."""
-    for frame in frames[:-1]:
-        socket.send(frame, _MORE, copy=len(frame) < ZERO_COPY_BYTES)
-    socket.send(frames[-1], _LAST, copy=len(frames[-1]) < ZERO_COPY_BYTES)
+def _send_frames(
+    socket: zmq.Socket[bytes], frames: wire.Frames, track: bool = False
+) -> zmq.MessageTracker | None:
+    """One multipart message. Raises ZMQError for all of it or for nothing.
+
+    track: returns what says when the last of its large frames has left our memory.
+    """
+    tracker = None
+    last = len(frames) - 1
+    for i, frame in enumerate(frames):
+        flags = _LAST if i == last else _MORE
+        if len(frame) < ZERO_COPY_BYTES:
+            socket.send(frame, flags)
+        else:
+            sent = socket.send(frame, flags, copy=False, track=track)
+            tracker = sent if track else None
+    return tracker
 
 
 def _holder(address: str) -> str:

@@ -21,6 +21,7 @@ from dlctl.units import format_duration
 if TYPE_CHECKING:
     import zmq
 
+    from dlctl import keys
     from dlctl.messages import Reply, Request
 
 RESEND_S = 1.0
@@ -55,18 +56,24 @@ def ask(
     from dlctl.messages import Request
 
     request = Request(random.SystemRandom().getrandbits(REQUEST_BITS), verb, arguments)
-    with closing(_Question(directory, request, timeout_s, zmq.Context())) as question:
-        while True:
-            reply = question.next_reply()
-            if reply.error:
-                raise DlctlError(reply.error)
-            if reply.done:
-                return reply.result
-            if on_progress is not None:
-                on_progress(reply.result)
+    with closing(Question(directory, request, timeout_s, zmq.Context())) as question:
+        return answer(question, on_progress)
 
 
-class _Question:
+def answer(question: Question, on_progress: Callable[[Result], None] | None = None) -> Result:
+    """Wait for the final answer. Raises as `ask` does."""
+    while True:
+        reply = question.next_reply()
+        if reply.error:
+            is_refused = reply.result.get("exit_code") == NotPermitted.exit_code
+            raise (NotPermitted if is_refused else DlctlError)(reply.error)
+        if reply.done:
+            return reply.result
+        if on_progress is not None:
+            on_progress(reply.result)
+
+
+class Question:
     """One request on its way: the socket, the coordinator's address, the time that is left."""
 
     def __init__(
@@ -150,6 +157,7 @@ class _Question:
         self.socket = self.monitor = None
         if address:
             self.socket = self.context.socket(zmq.DEALER)
+            self.socket.setsockopt(zmq.IPV6, int("[" in address))
             self.socket.linger = 0
             if key:
                 self._take_keys(self.socket, key)
@@ -159,16 +167,19 @@ class _Question:
         """Show who we are, and let nobody answer but who has the coordinator's key."""
         import zmq
 
-        from dlctl import keys
-        from dlctl.roles.doors import CLIENT
-
-        mine = keys.CurveKeys(keys.read(self.directory)).pair(CLIENT)
+        mine = self._own_keys()
         socket.curve_serverkey = coordinator.encode()
         socket.curve_publickey, socket.curve_secretkey = (key.encode() for key in mine)
         events = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
         events |= zmq.Event.HANDSHAKE_FAILED_AUTH
         self.monitor = socket.get_monitor_socket(events)
         self.refused_since = None
+
+    def _own_keys(self) -> keys.Pair:
+        from dlctl import keys
+        from dlctl.roles.doors import CLIENT
+
+        return keys.CurveKeys(keys.read(self.directory)).pair(CLIENT)
 
     def _send(self, socket: zmq.Socket[bytes]) -> None:
         import zmq

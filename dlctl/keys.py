@@ -72,19 +72,26 @@ def keyring(directory: Path, is_encrypted: bool) -> Keyring:
 def read(directory: Path) -> bytes:
     """The run key. Raises DlctlError if others may know it, and never says what is in the file."""
     path = directory / FILE
+    data = read_private(path, KEY_BYTES)
+    if len(data) != KEY_BYTES:
+        words = f"the run's key is damaged: it has to be {KEY_BYTES} bytes"
+        raise DlctlError(words, where=str(path))
+    return data
+
+
+def read_private(path: Path, bytes_max: int) -> bytes:
+    """At most one byte more than `bytes_max` of a key file. Raises DlctlError if others may know
+    it, and never says what is in it.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise DlctlError(f"cannot read the run's key: {error.strerror}", where=str(path)) from error
     try:
         _check_private(os.fstat(descriptor), path)
-        data = os.read(descriptor, KEY_BYTES + 1)
+        return os.read(descriptor, bytes_max + 1)
     finally:
         os.close(descriptor)
-    if len(data) != KEY_BYTES:
-        words = f"the run's key is damaged: it has to be {KEY_BYTES} bytes"
-        raise DlctlError(words, where=str(path))
-    return data
 
 
 def renew(directory: Path) -> None:
@@ -93,21 +100,20 @@ def renew(directory: Path) -> None:
     """
     for left in directory.glob(f".{FILE}.*.tmp"):  # Of one that was killed in the middle of this.
         left.unlink(missing_ok=True)
-    write(directory, secrets.token_bytes(KEY_BYTES))
+    write(directory / FILE, secrets.token_bytes(KEY_BYTES))
 
 
-def write(directory: Path, run_key: bytes) -> None:
-    """Put a key file into a run directory, in the place of one that may be there. Raises OSError.
+def write(path: Path, key: bytes) -> None:
+    """Write a key file, in the place of one that may be there. Raises OSError.
 
     Nobody else can read it at any moment, and no link that somebody has put there is followed.
     """
-    path = directory / FILE
-    temporary = directory / f".{FILE}.{secrets.token_hex(4)}.tmp"
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(temporary, flags, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as stream:
-            stream.write(run_key)
+            stream.write(key)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)

@@ -96,6 +96,14 @@ class Admit(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class Hush(Effect):
+    """For a while nothing is to be heard of whoever has this name's key."""
+
+    name: str
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Note(Effect):
     """A line for the log. `fields` are plain values."""
 

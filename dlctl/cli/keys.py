@@ -1,4 +1,4 @@
-"""`dlctl keys`: give a run new keys."""
+"""`dlctl keys`: give a run new keys, or somebody a key to look on with."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ SAVE_S = 600.0
 """For a checkpoint that is being saved, on top of the grace for the workers' last steps."""
 GRACE_S = 30.0
 ENTRIES = {
+    "reader": Entry("dlctl.cli.keys:reader", "Write a key that may ask for the status only."),
     "rotate": Entry("dlctl.cli.keys:rotate", "Give a run new keys; the old ones open nothing."),
 }
 
@@ -37,11 +38,12 @@ ENTRIES = {
     entries=ENTRIES,
     examples=[
         ("dlctl keys rotate", "new keys for all daemons, while the job goes on"),
+        ("dlctl keys reader bob.key", "a file for bob, who may look on and change nothing"),
     ],
     see_also=["restart", "recover"],
 )
 def command() -> None:
-    """Give a run new keys.
+    """Give a run new keys, or somebody one to look on with.
 
     The key of a run is a file in its directory; the keys of all its connections come from it.
     """
@@ -86,6 +88,34 @@ def rotate(timeout: str | None, no_wait: bool, job: str | None, as_json: bool) -
         console.out_json(SCHEMA, data)
     else:
         console.note(console.escape(f"{snapshot.run_id} has new keys; the old ones open nothing"))
+
+
+@make_command(
+    "reader",
+    examples=[
+        ("dlctl keys reader bob.key", "bob asks with: dlctl status --key bob.key"),
+    ],
+    see_also=["status", "keys rotate"],
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@job_option
+@json_option
+def reader(file: Path, job: str | None, as_json: bool) -> None:
+    """Write a key that may ask for the status, and nothing else.
+
+    FILE has all that its owner needs: the address, the coordinator's public key and a secret one.
+    It is made for you alone (mode 0600); hand it on over a way that you trust. Its owner can
+    neither change nor end the run. It is good until "dlctl keys rotate", or a start on another
+    port. The run needs transport = "tcp", and an address that can be reached from there.
+    """
+    from dlctl.cli import lookon
+
+    made = lookon.write_key(pick.pick(job), file)
+    if as_json:
+        console.out_json(SCHEMA, {"run": made.run, "address": made.address, "file": str(file)})
+    else:
+        text = f"{values.path(str(file))} may ask {made.run} at {made.address} for its status"
+        console.note(console.escape(text))
 
 
 def _fingerprint(directory: Path) -> str:

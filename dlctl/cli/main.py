@@ -38,7 +38,7 @@ _HELP = {
         "scale": "Add or remove workers of a running job.",
         "restart": "Restart daemons in place, keeping their names.",
         "recover": "Bring back a job that has died.",
-        "keys": "Give a job new keys.",
+        "keys": "Give a job new keys, or somebody one to look on with.",
         "stop": "Stop a job, saving first.",
     },
     "Data": {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 
 import click
 
@@ -13,7 +14,7 @@ from dlctl.cli import attention, console, lives, pick, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.snapshot import Snapshot, load
-from dlctl.errors import NotRunning
+from dlctl.errors import NotRunning, UsageError
 
 RECENT_EVENTS = 10
 
@@ -26,6 +27,7 @@ RECENT_EVENTS = 10
         ("dlctl status --watch", "again every 2 seconds"),
         ("dlctl status --check", "for scripts: exit code 3 unless all is well"),
         ("dlctl status --json | jq .loss", "for programs"),
+        ("dlctl status --key ann.key", "a run of ann's, who has given us this file"),
     ],
     see_also=["ps", "logs", "events"],
 )
@@ -42,6 +44,14 @@ RECENT_EVENTS = 10
     metavar="[SEC]",
     help="Show it again every SEC seconds (2) until the job ends.",
 )
+@click.option(
+    "--key",
+    "key_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help='Ask a run of somebody else, with a file of "dlctl keys reader".',
+)
+@click.option("--from", "address", metavar="ADDRESS", help="With --key: tcp://HOST:PORT.")
 @job_option
 @json_option
 def command(
@@ -49,6 +59,8 @@ def command(
     wide: bool,
     check: bool,
     every_s: float | None,
+    key_file: Path | None,
+    address: str | None,
     job: str | None,
     as_json: bool,
 ) -> None:
@@ -59,6 +71,15 @@ def command(
     are bytes per second now, and the limit if there is one. RST counts restarts. What is not known
     of now is "-". Below the table: who is not well, and what to do next.
     """
+    if key_file is not None:
+        from dlctl.cli import lookon
+
+        if names or wide or check or every_s is not None or job is not None:
+            raise UsageError("--key goes with --from and --json only", hint="dlctl status --help")
+        lookon.show(key_file, address, as_json)
+        return
+    if address is not None:
+        raise UsageError("--from needs --key FILE", hint="the owner makes it: dlctl keys reader")
     snapshot = pick.pick(job)
     while True:
         _show(snapshot, names, wide, as_json, clear=every_s is not None and console.is_tty())

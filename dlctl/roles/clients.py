@@ -7,22 +7,28 @@ from collections.abc import Callable
 
 from dlctl.errors import DlctlError
 from dlctl.machine import Peer
-from dlctl.messages import Json, Reply, Request
+from dlctl.messages import Json, Message, Reply, Request
 from dlctl.roles.desk import Desk
 
 ANSWERS_KEPT = 256
 Verb = Callable[[Request, float], None]
+Look = Callable[[Request, float], Json]
 
 
 class Clients:
-    def __init__(self, desk: Desk, verbs: dict[str, Verb]) -> None:
+    def __init__(self, desk: Desk, verbs: dict[str, Verb], looks: dict[str, Look]) -> None:
+        """`looks`: what is answered at once, and forgotten: nobody's answers make room for it."""
         self.desk = desk
         self.verbs = verbs
+        self.looks = looks
         self._peers: OrderedDict[int, Peer] = OrderedDict()
         self._answers: dict[int, Reply] = {}
 
     def on_request(self, peer: Peer, request: Request, now: float) -> None:
         """Do what is asked, once; a repeated request gets the answer as it stands."""
+        if request.verb in self.looks:
+            self._look(peer, request, now)
+            return
         known = request.request in self._answers
         self._peers[request.request] = peer
         if known:
@@ -38,6 +44,19 @@ class Clients:
         while len(self._peers) > ANSWERS_KEPT:
             oldest, _ = self._peers.popitem(last=False)
             del self._answers[oldest]
+
+    def _look(self, peer: Peer, request: Request, now: float) -> None:
+        try:
+            result, error = self.looks[request.verb](request, now), ""
+        except (TypeError, ValueError) as failure:
+            result, error = {}, f"the request is not valid: {failure}"
+        self.desk.send(peer, Reply(request.request, True, error, result))
+
+    def refuse(self, peer: Peer, message: Message, error: DlctlError) -> None:
+        """Say no to one whose key does not go so far, and remember nothing of it."""
+        if isinstance(message, Request):
+            result = {"exit_code": error.exit_code}
+            self.desk.send(peer, Reply(message.request, True, error.message, result))
 
     def _verb(self, name: str) -> Verb:
         if name not in self.verbs:

@@ -20,7 +20,7 @@ from dlctl import messages as m
 from dlctl import placement
 from dlctl.algorithms.base import Algorithm
 from dlctl.config import JobFile
-from dlctl.errors import DlctlError, RemoteProtocolError
+from dlctl.errors import DlctlError, NotPermitted, RemoteProtocolError
 from dlctl.machine import (
     DeadlineReached,
     Effect,
@@ -38,7 +38,7 @@ from dlctl.roles.arrivals import Arrivals, Past
 from dlctl.roles.changes import Changes
 from dlctl.roles.checkpointing import Checkpointing, manifest_of
 from dlctl.roles.clients import Clients
-from dlctl.roles.doors import CLIENT, Doors, keys_of
+from dlctl.roles.doors import CLIENT, READER, Doors, keys_of
 from dlctl.roles.effects import ProcessEnded
 from dlctl.roles.ending import Ending
 from dlctl.roles.evaluations import Evaluations
@@ -89,7 +89,7 @@ class Coordinator:
         )  # fmt: skip
         self.rotation = Rotation(self)
         self.verbs = Verbs(self)
-        self.clients = Clients(self.desk, self.verbs.table())
+        self.clients = Clients(self.desk, self.verbs.table(), self.verbs.looks())
         self.losses = Losses(self)
         self.hosts = Hosts(self)
         self.scaling = Scaling(self)
@@ -158,6 +158,8 @@ class Coordinator:
             if handler is None:
                 raise RemoteProtocolError("it has no business here")
             handler(self, peer, message, now)
+        except NotPermitted as error:
+            self.clients.refuse(peer, message, error)
         except RemoteProtocolError as error:
             what = f"{type(message).__name__} {self.arrivals.whose(peer, message)}"
             self.desk.note("warning", f"refused {what}: {error.message}")
@@ -280,7 +282,8 @@ class Coordinator:
 
     def admit_members(self, now: float) -> None:
         """The daemons of this run may connect to us, and its clients; to servers its workers."""
-        self.doors.admit(keys_of(self.arrivals.keyring, [*self.members.daemons, CLIENT]))
+        names = [*self.members.daemons, CLIENT, READER]
+        self.doors.admit(keys_of(self.arrivals.keyring, names))
         for server in self.members.of("server"):
             self.arrivals.tell_guests(server, now)
 

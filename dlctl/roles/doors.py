@@ -16,13 +16,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from dlctl import messages as m
-from dlctl.errors import RemoteProtocolError
+from dlctl.errors import NotPermitted, RemoteProtocolError
 from dlctl.machine import Admit
 from dlctl.roles.desk import Desk
 from dlctl.roles.keyring import Keyring
 
 CLIENT = "client"
 """The command line: whoever can read the key in the run directory."""
+READER = "reader"
+"""Somebody who may look on: `dlctl keys reader`."""
+READABLE = frozenset({"status"})
+"""The requests that change nothing."""
 OFFENCES_MAX = 3
 WORKER, SERVER, AGENT = "worker", "server", "agent"
 _DAEMONS = frozenset({WORKER, SERVER, AGENT})
@@ -76,7 +80,7 @@ _RULES: dict[type[m.Message], _Rule] = {
     m.ProcessExited: (frozenset({AGENT}), _anybody),
     m.FileData: (frozenset({AGENT}), _named),
     m.ReadFile: (frozenset({WORKER, SERVER}), _anybody),
-    m.Request: (frozenset({CLIENT}), _anybody),
+    m.Request: (frozenset({CLIENT, READER}), _anybody),
 }
 """Message -> (roles that may send it, whom it speaks for). What is not here, nobody sends to a
 daemon that listens."""
@@ -109,7 +113,11 @@ class Doors:
             self._put_in_force()
 
     def check(self, identity: str, message: m.Message) -> None:
-        """Raises RemoteProtocolError if this message is not to be heard."""
+        """Raises RemoteProtocolError if this message is not to be heard, and NotPermitted if a
+        reader asks for what is not to be read: whoever it is has only to be told.
+        """
+        if identity == READER and isinstance(message, m.Request):
+            _require_readable(message)
         if identity and identity not in self._admitted:
             raise RemoteProtocolError(f"{identity} is not let in any more")
         reason = offence(identity, message)
@@ -128,6 +136,11 @@ class Doors:
         names = {key: name for key, name in self._names.items() if not self._is_shut_out(name)}
         self._admitted = frozenset(names.values())
         self.desk.do(Admit(names))
+
+
+def _require_readable(request: m.Request) -> None:
+    if request.verb not in READABLE:
+        raise NotPermitted(f'a reader may not ask for "{request.verb:.40}"')
 
 
 def guests_in(data: bytes) -> dict[str, str]:

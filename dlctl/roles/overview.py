@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dlctl.messages import Json
 from dlctl.roles.journal import Snapshot
 from dlctl.roles.meters import Pace
 
@@ -20,6 +21,7 @@ class Overview:
         self.of = coordinator
         self.due_at = 0.0
         self._pace = Pace(RATE_S)
+        self._seen: Json = {}
 
     def report_if_due(self, now: float) -> None:
         if self.due_at <= now:
@@ -27,6 +29,14 @@ class Overview:
 
     def report(self, now: float) -> None:
         self.due_at = now + REPORT_S
+        self.of.desk.do(Snapshot(*self._look(now)))
+
+    def seen(self, now: float) -> tuple[Json, tuple[Json, ...]]:
+        """The keys of the run as reported last, and the rows of the daemons as they are now."""
+        rows = tuple(d.to_json() for d in self.of.members.daemons.values())
+        return self._seen or self._look(now)[0], rows
+
+    def _look(self, now: float) -> tuple[Json, tuple[Json, ...]]:
         steps_per_s, samples_per_s = self._rates(now)
         of, work, checkpointing = self.of, self.of.work, self.of.checkpointing
         over = of.ending is not None and of.ending.is_leaving()
@@ -51,8 +61,8 @@ class Overview:
         }
         if checkpointing.newest is not None:
             run["checkpoint"] = checkpointing.newest
-        rows = tuple(d.to_json() for d in of.members.daemons.values())
-        of.desk.do(Snapshot(run, rows))
+        self._seen = run
+        return run, tuple(d.to_json() for d in of.members.daemons.values())
 
     def waiting(self) -> str:
         """Whom the run waits for now, and for what; "" if for nobody."""

@@ -38,6 +38,7 @@ from dlctl.roles.saving import Saving
 from dlctl.roles.serving import Serving
 from dlctl.roles.travelling import FileSealed, FilesMissing, saved_file
 from dlctl.roles.vectors import Vectors
+from dlctl.roles.waste import Waste
 from dlctl.shards.base import Extras, Held, Shard, Spec, Storages, W
 from dlctl.shards.memory import InMemory
 
@@ -65,6 +66,7 @@ class Server:
         self.desk = Desk(job.timeouts.resend_s)
         self.log_level = "info"
         self.doors = Doors(self.desk)
+        self._waste = Waste(self.desk)
         self._guest_list = 0
         self.serving: Serving | None = None
         self._welcome: m.Welcome | None = None
@@ -114,15 +116,18 @@ class Server:
         try:
             if peer != COORDINATOR:
                 self.doors.check(identity, message)
-            self._dispatch(peer, message, now)
+            self._dispatch(peer, message, identity, now)
         except RemoteProtocolError as error:
             what = f"{type(message).__name__} from {identity or repr(peer):.40}"
             self.desk.note("warning", f"refused {what}: {error.message}")
 
-    def _dispatch(self, peer: Peer, message: m.Message, now: float) -> None:
+    def _dispatch(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
         if type(message) in self._FROM_WORKERS:
             if self.serving is not None and not self._restoring:
+                useless = self.serving.useless
                 self._FROM_WORKERS[type(message)](self.serving, peer, message)
+                if self.serving.useless != useless:
+                    self._waste.add(identity, now)
             return
         handler = self._FROM_COORDINATOR.get(type(message))
         if handler is None or peer != COORDINATOR:

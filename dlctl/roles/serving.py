@@ -62,6 +62,8 @@ class Serving:
         self.compressor_name, self.compressor = compressor
         self.push_norm_max = push_norm_max
         self.initialised = False
+        self.useless = 0
+        """Messages of workers that had no effect."""
         self.deliveries = Deliveries()
         self.buffers: AveragedBuffers | None = None
         self.constant = np.zeros(0, np.float32)
@@ -197,6 +199,8 @@ class Serving:
     def on_push(self, peer: Peer, push: m.Push) -> None:
         self.rates.add("push_bytes", push.delta.nbytes)
         verdict = self.deliveries.judge(push)
+        if verdict != NEW:
+            self.useless += 1
         if verdict == FENCED:
             self._count(verdict)
             self._ack(peer, push.seq, verdict, slot=push.slot)

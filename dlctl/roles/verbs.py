@@ -1,18 +1,35 @@
-"""What the command line may ask of a coordinator: stop, set, checkpoint, scale, restart, rotate."""
+"""What the command line may ask of a coordinator: stop, set, checkpoint, scale, restart, rotate.
+
+And status, for those who cannot read the run's files.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlctl.errors import DlctlError
 from dlctl.machine import Exit
-from dlctl.messages import Request
+from dlctl.messages import Json, Request
 from dlctl.roles import ending
-from dlctl.roles.clients import Verb
+from dlctl.roles.clients import Look, Verb
 from dlctl.roles.desk import COORDINATOR, EXIT_RESTART
 
 if TYPE_CHECKING:
     from dlctl.roles.coordinator import Coordinator
+
+ROWS_MAX = 8
+TEXT_MAX = 400
+
+
+def shortened(value: Any) -> Any:
+    """The same JSON without the logs' last lines, its texts at most `TEXT_MAX` characters long."""
+    if isinstance(value, str):
+        return value[:TEXT_MAX]
+    if isinstance(value, (list, tuple)):
+        return [shortened(item) for item in value]
+    if isinstance(value, dict):
+        return {key: shortened(item) for key, item in value.items() if key != "last_lines"}
+    return value
 
 
 class Verbs:
@@ -29,6 +46,20 @@ class Verbs:
             "restart": self._restart,
             "rotate": self.of.rotation.begin,
         }
+
+    def looks(self) -> dict[str, Look]:
+        """What changes nothing and is answered at once (`doors.READABLE`)."""
+        return {"status": self._status}
+
+    def _status(self, request: Request, now: float) -> Json:
+        """What the run is doing, and `ROWS_MAX` daemons from number `first` on: an answer has to
+        fit into one header. Times are this machine's own; `now` is what it is.
+        """
+        run, rows = self.of.overview.seen(now)
+        first = int(request.arguments.get("first", 0))
+        shown = [shortened(row) for row in rows[first : first + ROWS_MAX]]
+        run = {"run_id": self.of.arrivals.run_id, "name": self.of.job.job.name} | shortened(run)
+        return {"now": now, "run": run, "daemons": shown, "of": len(rows)}
 
     def _stop(self, request: Request, now: float) -> None:
         arguments, of = request.arguments, self.of

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,7 +13,8 @@ import pytest
 import zmq
 from workplace import Workplace
 
-from dlctl import keys, wire
+from dlctl import keys, reader, wire
+from dlctl.errors import NotPermitted
 from dlctl.messages import Request
 from dlctl.roles.desk import COORDINATOR
 from dlctl.roles.doors import CLIENT
@@ -88,6 +91,36 @@ def test_old_keys_open_nothing_after_a_rotation_and_no_push_is_lost(at_work: Wor
     place.nothing_left()
 
 
+def test_a_reader_sees_how_a_run_is_doing_and_can_change_nothing(at_work: Workplace) -> None:
+    """From a directory, and with an environment, that know nothing of the run but the key file."""
+    place = at_work
+    file = place.path / "bob.key"
+    assert place.dlctl("keys", "reader", str(file)).code == 0
+    assert file.stat().st_mode == 0o100600
+    place.env["XDG_STATE_HOME"] = str(place.path / "nowhere")
+    shown = place.dlctl("status", "--key", str(file))
+    assert shown.code == 0, shown.err
+    assert "worker-1" in shown.out
+    said = json.loads(place.dlctl("status", "--key", str(file), "--json").out)
+    assert said["run"]["state"] == "running"
+    assert {row["name"] for row in said["daemons"]} == {
+        "agent-0", "server-0", "worker-0", "worker-1",
+    }  # fmt: skip
+    assert abs(said["run"]["updated_at"] - time.time()) < 60
+    key = reader.load(file)
+    for verb in ("stop", "scale", "set", "checkpoint", "rotate"):
+        with pytest.raises(NotPermitted, match=f'may not ask for "{verb}"'):
+            reader._ask(key, verb, {"kill": True}, 10.0)
+    assert place.run()["state"] == "running"
+    other = key._replace(secret=keys.CurveKeys(b"?" * 32).secret("reader"))
+    with pytest.raises(NotPermitted, match="server key mismatch"):
+        reader.status(other, 10.0)
+    file.chmod(0o644)
+    assert "others may read" in place.dlctl("status", "--key", str(file)).err
+    place.env["XDG_STATE_HOME"] = str(place.path / "state")
+    assert place.dlctl("stop", "--kill").code == 0
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_coordinator_killed_beside_the_renaming_leaves_a_run_that_heals(
@@ -145,6 +178,7 @@ def test_a_run_that_is_not_live_just_gets_another_key_and_goes_on_with_it(
     assert place.dlctl("stop").code == 0
 
 
+@pytest.mark.long
 def test_shards_in_memory_only_are_not_given_up_for_new_keys(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
     place.job(stop=ENDLESS, more_servers='durability = "none"')

@@ -5,22 +5,23 @@ from __future__ import annotations
 import pytest
 
 from dlctl import messages as m
-from dlctl.errors import RemoteProtocolError
+from dlctl.errors import NotPermitted, RemoteProtocolError
 from dlctl.machine import Admit, Note
 from dlctl.messages import MESSAGES, Packed
 from dlctl.roles.coordinator import Coordinator
 from dlctl.roles.desk import Desk
-from dlctl.roles.doors import CLIENT, OFFENCES_MAX, Doors, keys_of, offence
+from dlctl.roles.doors import CLIENT, OFFENCES_MAX, READER, Doors, keys_of, offence
 from dlctl.roles.keyring import NoKeys
 from dlctl.roles.server import Server
 from dlctl.sim.keys import SimulatedKeys
 
 KEYS = SimulatedKeys(b"token key")
-NAMES = ("agent-0", "server-0", "worker-0", "worker-1", CLIENT)
+NAMES = ("agent-0", "server-0", "worker-0", "worker-1", CLIENT, READER)
 READ = m.ReadFile(1, "ckpt/000000000001-1/manifest.json", 0, 0, 1)
 DATA = m.FileData("agent-0", 1, "logs/worker-0.1.jsonl", 1, 0, 1, 0, b"x", "")
 REGISTER = m.Register("run", "worker", "worker-0", 1, 1, "host", "0")
 STOP = m.Request(1, "stop", {})
+STATUS = m.Request(2, "status", {})
 JOIN = m.Join("run", 0, 1, b"")
 PUSH = m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, Packed("none", 0, ()))
 
@@ -47,6 +48,8 @@ def doors() -> Doors:
         ("server-0", READ),
         ("worker-1", READ),
         (CLIENT, STOP),
+        (CLIENT, STATUS),
+        (READER, STATUS),
         ("", STOP),
         ("", REGISTER),
     ],
@@ -77,6 +80,8 @@ def test_everybody_may_say_what_is_theirs(doors: Doors, identity: str, message: 
         ("agent-1", DATA, "agent-1 is not let in any more"),
         ("agent-0", READ, "agent-0 may not send ReadFile"),
         (CLIENT, READ, "client may not send ReadFile"),
+        (READER, REGISTER, "reader may not send Register"),
+        (READER, PUSH, "reader may not send Push"),
         ("worker-0", m.FileTaken("x"), "worker-0 may not send FileTaken"),
         ("worker-7", REGISTER, "worker-7 is not let in any more"),
     ],
@@ -87,6 +92,16 @@ def test_nobody_may_say_what_is_not_theirs(
 ) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
         doors.check(identity, message)
+
+
+@pytest.mark.parametrize("verb", ["stop", "set", "checkpoint", "scale", "restart", "rotate", "?"])
+def test_a_reader_is_told_no_by_name_and_may_still_look_afterwards(doors: Doors, verb: str) -> None:
+    for _ in range(OFFENCES_MAX + 1):
+        with pytest.raises(
+            NotPermitted, match=f'a reader may not ask for "{verb}"'.replace("?", ".")
+        ):
+            doors.check(READER, m.Request(1, verb, {}))
+    doors.check(READER, STATUS)
 
 
 def test_after_three_offences_the_key_is_shut_out_and_the_others_are_not(doors: Doors) -> None:
