@@ -39,7 +39,8 @@ faults: install
 # Three hosts in network namespaces: killed daemons, a host cut off, a host lost; needs root. And
 # what else takes long on real processes.
 hosts: install
-	$(BIN)/python -m pytest -m "long or not long" tests/hosts tests/integ/test_new_keys.py
+	$(BIN)/python -m pytest -m "long or not long" tests/hosts tests/integ/test_new_keys.py \
+		tests/integ/test_surroundings.py
 
 # The digits example while somebody kills its daemons.
 rampage: install

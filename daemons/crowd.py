@@ -2,25 +2,39 @@
 
 Whoever connects costs a file descriptor and memory before anybody knows who it is; libzmq has no
 limit of its own, and when descriptors run out it turns in a circle. Those who are in are not
-touched. Who has no key is put out after the handshake's time, so that the door opens again.
+touched: closing the listener would end their connections, too, so it stays open, and a filter in
+the kernel drops what asks for a new one. Who has no key is put out after the handshake's time, so
+that the door opens again; an honest peer that came meanwhile tries again every two seconds.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import resource
+import socket
+import struct
 from contextlib import suppress
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 RESERVED = 256
 """File descriptors for files, the database, children."""
 CONNECTIONS_MAX = 4096
 DESCRIPTORS_WANTED = 3 * CONNECTIONS_MAX
+GUESTS_MIN = 32
+"""So many are let in, however few descriptors there are."""
 AGAIN = 0.75
 """The door opens when there are less than this part of the limit."""
 _COMING = int(zmq.Event.ACCEPTED)
+_LISTENING = int(zmq.Event.LISTENING)
+LISTEN_MS = 1000
+ATTACH_FILTER, DETACH_FILTER = 26, 27
+"""SO_ATTACH_FILTER and SO_DETACH_FILTER of Linux, which the socket module does not name."""
+_DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
+"""A filter of one instruction: keep 0 bytes of the packet."""
 
 log = logging.getLogger(__name__)
 Socket = zmq.Socket[bytes]
@@ -43,19 +57,24 @@ def descriptors() -> int:
 
 
 class Crowd:
-    """Before one TCP listener."""
+    """Before one TCP listener; made before it is bound, and told when it is."""
 
-    def __init__(self, listener: Socket, address: str, poller: zmq.Poller) -> None:
-        """`address`: with the port that was chosen."""
+    def __init__(self, listener: Socket, poller: zmq.Poller) -> None:
         have = raise_limit()
-        self.limit = max(1, min(CONNECTIONS_MAX, have - RESERVED, have // 2))
+        room = min(CONNECTIONS_MAX, have - min(RESERVED, have // 4))
+        self.limit = max(room, descriptors() + GUESTS_MIN)
         """Open descriptors from which on nobody is let in."""
         self.is_shut = False
         self._listener = listener
-        self._address = address
         self._poller = poller
-        self._monitor: Socket = listener.get_monitor_socket(_COMING)
+        self._door: socket.socket | None = None
+        self._monitor: Socket = listener.get_monitor_socket(_COMING | _LISTENING)
         poller.register(self._monitor, zmq.POLLIN)
+
+    def begin(self) -> None:
+        """It is bound now."""
+        if self._monitor.poll(LISTEN_MS):
+            self._door = socket.socket(fileno=os.dup(recv_monitor_message(self._monitor)["value"]))
 
     def look(self, source: Socket) -> bool:
         """Somebody has come; False if this socket is not ours."""
@@ -66,19 +85,31 @@ class Crowd:
                 self._monitor.recv_multipart(zmq.NOBLOCK)
         if not self.is_shut and descriptors() > self.limit:
             log.warning("%d file descriptors are open: nobody else is let in for now", self.limit)
-            self._listener.unbind(self._address)
-            self.is_shut = True
+            self._shut()
         return True
 
     def check(self) -> None:
-        """A chore: open again when it has become empty enough, and the port is still free."""
+        """A chore: open again when it has become empty enough."""
         if self.is_shut and descriptors() < AGAIN * self.limit:
-            with suppress(zmq.ZMQError):
-                self._listener.bind(self._address)
-                self.is_shut = False
-                log.warning("there is room again: new connections are let in")
+            assert self._door is not None
+            self._door.setsockopt(socket.SOL_SOCKET, DETACH_FILTER, 0)
+            self.is_shut = False
+            log.warning("there is room again: new connections are let in")
+
+    def _shut(self) -> None:
+        if self._door is None:
+            return
+        code = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
+        program = struct.pack("HL", 1, ctypes.addressof(code))
+        try:
+            self._door.setsockopt(socket.SOL_SOCKET, ATTACH_FILTER, program)
+            self.is_shut = True
+        except OSError as error:
+            log.warning("cannot keep new connections out: %s", error)
 
     def close(self) -> None:
         self._poller.unregister(self._monitor)
         self._listener.disable_monitor()
         self._monitor.close(linger=0)
+        if self._door is not None:
+            self._door.close()

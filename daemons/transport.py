@@ -100,18 +100,20 @@ class Transport:
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
             socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        crowd = Crowd(socket, self.poller) if address.startswith("tcp:") else None
         try:
             socket.bind(address)
         except zmq.ZMQError as error:
+            if crowd is not None:
+                crowd.close()
             raise DlctlError(
                 f"cannot listen on {address}: {zmq.strerror(error.errno or 0)}{_holder(address)}",
                 hint="choose another port in [network], or 0 for any free one",
             ) from error
-        self._router = socket
-        chosen = str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
-        if chosen.startswith("tcp:"):
-            self.crowd = Crowd(socket, chosen, self.poller)
-        return chosen
+        self._router, self.crowd = socket, crowd
+        if crowd is not None:
+            crowd.begin()
+        return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
     def hush(self, name: str, for_s: float) -> None:
         """What comes with this name's key is thrown away for a while, without being looked at."""

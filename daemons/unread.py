@@ -12,7 +12,7 @@ from collections import deque
 
 import zmq
 
-BYTES_MAX = 64 << 20
+BYTES_MAX = 32 << 20
 MESSAGES_FREE = 2
 """So many may wait for a peer, however large they are."""
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 TEXTS = [ROOT / n for n in ("README.md", "RELIABILITY.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 TEXTS += sorted(ROOT.glob("examples/*/README.md"))
 PROMISES = ROOT / "RELIABILITY.md"
+SECURITY = ROOT / "SECURITY.md"
 TESTS = "\n".join(path.read_text() for path in sorted(ROOT.glob("tests/**/*.py")))
 
 
@@ -33,6 +34,15 @@ def test_every_file_that_the_texts_link_to_exists() -> None:
 def test_every_test_that_stands_behind_a_promise_exists() -> None:
     named = set(re.findall(r"`(test_\w+)`", PROMISES.read_text()))
     assert len(named) >= 50
+    assert named - set(re.findall(r"^ *def (test_\w+)\(", TESTS, re.M)) == set()
+
+
+def test_every_hostile_input_has_tests_that_exist() -> None:
+    table = SECURITY.read_text().partition("<!-- inputs -->")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == 46
+    assert all("`test_" in row for row in rows)
+    named = set(re.findall(r"`(test_\w+)`", table))
     assert named - set(re.findall(r"^ *def (test_\w+)\(", TESTS, re.M)) == set()
 
 

@@ -27,8 +27,10 @@ SAVE_S = 600.0
 """For a checkpoint that is being saved, on top of the grace for the workers' last steps."""
 GRACE_S = 30.0
 ENTRIES = {
-    "reader": Entry("dlctl.cli.keys:reader", "Write a key that may ask for the status only."),
-    "rotate": Entry("dlctl.cli.keys:rotate", "Give a run new keys; the old ones open nothing."),
+    "reader": Entry(
+        "dlctl.cli.keys:reader", "Write a key that may ask for the status, and nothing else."
+    ),
+    "rotate": Entry("dlctl.cli.keys:rotate", "Give a job new keys; the old ones open nothing."),
 }
 
 
@@ -43,7 +45,7 @@ ENTRIES = {
     see_also=["restart", "recover"],
 )
 def command() -> None:
-    """Give a run new keys, or somebody one to look on with.
+    """Give a job new keys, or somebody one to look on with.
 
     The key of a run is a file in its directory; the keys of all its connections come from it.
     """
@@ -64,7 +66,7 @@ def command() -> None:
 @job_option
 @json_option
 def rotate(timeout: str | None, no_wait: bool, job: str | None, as_json: bool) -> None:
-    """Give a run new keys; the old ones open nothing any more.
+    """Give a job new keys; the old ones open nothing.
 
     The workers push what they have and wait; then all daemons begin anew with keys of the new run
     key, and the servers go on with their shards. That needs durability = "process" or "disk"; with

@@ -65,7 +65,9 @@ AWAY = (
 )
 SECURITY = (
     "All connections are encrypted and authenticated with keys that are made for the run; they are "
-    "handed out over ssh's standard input. Whoever does not hold one gets no connection. Your task "
+    "handed out over ssh's standard input. Whoever does not hold one gets no connection. `dlctl "
+    "keys rotate` gives new ones to all hosts while the run goes on; with a file of `dlctl keys "
+    "reader` somebody on another machine can ask for its status, and nothing else. Your task "
     "runs with your rights on every host. SECURITY.md says what is defended and what is not."
 )
 EXAMPLE = """\

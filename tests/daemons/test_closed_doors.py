@@ -12,42 +12,17 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 import zmq
+from house import COME_S, GUEST, HEARD, HERE, KEYS, House, finds_the_house_open, guest
 
 from daemons import handshakes
 from daemons.transport import Transport
 from dlctl import messages as m
 from dlctl import wire
 from dlctl.errors import LocalProtocolError
-from dlctl.keys import CurveKeys
 
-KEYS = CurveKeys(b"k" * 32)
-HERE, GUEST, STRANGER = "server-0", "worker-0", "worker-9"
-COME_S, SILENCE_S = 10.0, 0.5
+STRANGER = "worker-9"
+SILENCE_S = 0.5
 IDLE = 400
-HEARD = m.Drained(GUEST)
-
-
-class House:
-    """A listening daemon that has let one guest's key in."""
-
-    def __init__(self, names: dict[str, str], **options) -> None:
-        self.poller = zmq.Poller()
-        self.transport = Transport(self.poller, KEYS.secret(HERE))
-        self.address = self.transport.listen("tcp://127.0.0.1:*", **options)
-        self.transport.admit(names)
-
-    @property
-    def port(self) -> int:
-        return int(self.address.rpartition(":")[2])
-
-    def hears(self, for_s: float, until: int = 1) -> list[tuple[m.Message, str]]:
-        """Messages and whose keys they came with: so many, or what has come when the time is up."""
-        heard: list[tuple[m.Message, str]] = []
-        deadline = time.monotonic() + for_s
-        while len(heard) < until and (left_s := deadline - time.monotonic()) > 0:
-            for source, _ in self.poller.poll(left_s * 1000):
-                heard += [(message, who) for _, message, who in self.transport.receive(source)]
-        return heard
 
 
 @pytest.fixture
@@ -58,28 +33,12 @@ def house() -> Iterator[House]:
 
 
 @contextmanager
-def guest(house: House, name: str = GUEST, server: str = HERE) -> Iterator[Transport]:
-    transport = Transport(zmq.Poller(), KEYS.secret(name))
-    try:
-        transport.connect(HERE, house.address, KEYS.public(server))
-        yield transport
-    finally:
-        transport.close()
-
-
-@contextmanager
 def plain(address: str) -> Iterator[zmq.Socket[bytes]]:
     """A connection without any key."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
         dealer.connect(address)
         yield dealer
-
-
-def finds_the_house_open(house: House) -> bool:
-    with guest(house) as transport:
-        transport.send(HERE, HEARD)
-        return (HEARD, GUEST) in house.hears(COME_S)
 
 
 # ---------------------------------------------------------------- who gets in

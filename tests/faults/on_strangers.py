@@ -14,6 +14,7 @@ from .job import WORKERS, Job, Options, pause
 from .on_network import PORTS, networked
 from .on_workers import replaced
 from .rows import Incident, Trial, root, row, tool
+from .strangers import SLOT
 
 LOOK_S = 3.0
 RATE_MIN = 0.9
@@ -21,11 +22,11 @@ GROWTH_BYTES_MAX = 64 << 20
 NEEDS = (root, tool("nft"), tool("ip"), tool("unshare"), tool("nsenter"))
 
 
-def rate(job: Job) -> float:
-    """Pushes per second that all shards have settled."""
+def rate(job: Job, slots: range) -> float:
+    """Pushes per second of these workers that all shards have settled."""
     before, began = job.watch.now(), time.monotonic()
     pause(LOOK_S)
-    grown = sum(job.watch.grown(slot, before) for slot in range(WORKERS))
+    grown = sum(job.watch.grown(slot, before) for slot in slots)
     return grown / (time.monotonic() - began)
 
 
@@ -34,12 +35,13 @@ def memory(job: Job) -> dict[str, int]:
     return {name: psutil.Process(job.pid(name)).memory_info().rss for name in names}
 
 
-def strangers(trial: Trial, way: str) -> None:
+def strangers(trial: Trial, way: str, slots: range = range(WORKERS)) -> None:
+    """`slots`: the workers that have nothing to do with it."""
     ratios: list[float] = []
 
     def come(trial: Trial, job: Job, options: Options) -> Incident:
         before, last, held = job.incarnations(), job.last_event(), memory(job)
-        alone = rate(job)
+        alone = rate(job, slots)
         words = [sys.executable, "-m", "tests.faults.strangers", way, str(LOOK_S + 1.0)]
         stranger = subprocess.Popen(
             [*options.enter, *words, str(job.directory), *map(str, PORTS)],
@@ -47,7 +49,7 @@ def strangers(trial: Trial, way: str) -> None:
         )  # fmt: skip
         try:
             pause(1.0)  # It has to import what it needs.
-            ratios.append(rate(job) / alone)
+            ratios.append(rate(job, slots) / alone)
         finally:
             stranger.kill()
             stranger.wait()
@@ -88,3 +90,13 @@ def knocking(trial: Trial) -> None:
 @row("strangers-guest", "a known key that sends rubbish: the same", 10, NEEDS)
 def guest(trial: Trial) -> None:
     strangers(trial, "guest")
+
+
+@row("strangers-repeating", "a worker's key, the same push for ever: the others' rate", 10, NEEDS)
+def repeating(trial: Trial) -> None:
+    strangers(trial, "repeating", range(SLOT))
+
+
+@row("strangers-deaf", "a worker's key that fetches and never reads: the same", 10, NEEDS)
+def deaf(trial: Trial) -> None:
+    strangers(trial, "deaf", range(SLOT))

@@ -12,20 +12,25 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
+import numpy as np
 import zmq
 
 from dlctl import keys, wire
 from dlctl import messages as m
 from dlctl.roles.desk import COORDINATOR
+from dlctl.roles.token import sign
+from dlctl.rundb import RunDb
 
-from .job import pause
+from .job import WORKERS, pause
 
 PAUSE_S = 0.02
 IDLE = 1000
 FRAMES = 10_000
+SLOT = WORKERS - 1
+"""Whose key is in wrong hands; what that worker does itself does not count."""
 GREETING = b"\xff" + 8 * b"\x00" + b"\x7f\x03\x00CURVE".ljust(55, b"\x00")
 NOISE = (
     b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -111,6 +116,56 @@ class Guest:
             self.dealer.send_multipart(wire.encode(unknown), zmq.NOBLOCK)
 
 
+class Worker:
+    """A worker's key in wrong hands: on a connection of its own, with the epoch that there is."""
+
+    def __init__(self, directory: Path) -> None:
+        run_key = keys.read(directory)
+        ring, name = keys.CurveKeys(run_key), f"worker-{SLOT}"
+        with closing(RunDb(directory, readonly=True)) as db:
+            terms = db.terms()
+        self.epoch, self.generations = terms[name], [terms["server-0"], terms["server-1"]]
+        token = sign(keys.token_key(run_key), directory.name, SLOT, self.epoch)
+        self.join = wire.encode(m.Join(directory.name, SLOT, self.epoch, token))
+        self.context = zmq.Context()
+        self.dealers: list[zmq.Socket[bytes]] = []
+        for shard in range(2):
+            dealer = self.context.socket(zmq.DEALER)
+            dealer.linger, dealer.rcvhwm = 0, 1
+            dealer.curve_serverkey = ring.public(f"server-{shard}").encode()
+            pair = ring.pair(name)
+            dealer.curve_publickey, dealer.curve_secretkey = (k.encode() for k in pair)
+            self.dealers.append(dealer)
+
+    def __call__(self, ports: list[int]) -> None:
+        for shard, dealer in enumerate(self.dealers):
+            if not dealer.getsockopt(zmq.LAST_ENDPOINT):
+                dealer.connect(f"tcp://127.0.0.1:{ports[1 + shard]}")
+            with suppress(zmq.Again):
+                dealer.send_multipart(self.join, zmq.NOBLOCK)
+                for frames in self.says(shard):
+                    dealer.send_multipart(frames, zmq.NOBLOCK)
+
+    def says(self, shard: int) -> list[list[bytes]]:
+        raise NotImplementedError
+
+
+class Repeating(Worker):
+    """The same push without an end: ten thousand a second."""
+
+    def says(self, shard: int) -> list[list[bytes]]:
+        packed = m.Packed("none", 2, (np.ones(2, np.float32),))
+        push = m.Push(SLOT, self.epoch, self.generations[shard], 0, 0, 0, 0, 1, 0, packed)
+        return [wire.encode(push)] * 100
+
+
+class Deaf(Worker):
+    """It asks for the shard again and again, and reads none of the answers."""
+
+    def says(self, shard: int) -> list[list[bytes]]:
+        return [wire.encode(m.Fetch(SLOT, self.epoch, n, 0)) for n in range(20)]
+
+
 def main() -> None:
     way, seconds, directory, *rest = sys.argv[1:]
     ports = [int(port) for port in rest]
@@ -119,6 +174,8 @@ def main() -> None:
         "idle": Idle,
         "knocking": lambda: Knocking(Path(directory)),
         "guest": lambda: Guest(Path(directory)),
+        "repeating": lambda: Repeating(Path(directory)),
+        "deaf": lambda: Deaf(Path(directory)),
     }
     do, until = rounds[way](), time.monotonic() + float(seconds)
     while time.monotonic() < until:

@@ -193,3 +193,31 @@ def test_stop_kill_ends_what_is_left_on_every_host(cluster: Cluster, place: Work
         assert not daemons(cluster, name)
         assert not host_files(cluster, name)
     place.nothing_left()
+
+
+@pytest.mark.long
+def test_all_hosts_get_new_keys_and_nothing_is_lost(cluster: Cluster, place: Workplace) -> None:
+    begin(place)
+    place.until_step(10)
+    before = (place.directory / "key").read_bytes()
+    ended = place.dlctl("keys", "rotate", timeout_s=2 * LONG_S)
+    assert ended.code == 0, ended.err
+    assert (place.directory / "key").read_bytes() != before
+    rows = {row["name"]: row["incarnation"] for row in place.run()["daemons"]}
+    assert set(rows.values()) == {2}, rows
+    place.until_step(place.run()["step"] + 20)
+    assert place.dlctl("stop").code == 0
+    assert place.run()["checkpoint"]["step"] == place.run()["step"], "nothing is lost"
+    place.nothing_left()
+
+
+@pytest.mark.long
+def test_ctrl_c_twice_ends_a_run_on_all_hosts_at_once(cluster: Cluster, place: Workplace) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS, servers=2, workers=3, more=HOSTS)
+    command = place.begin("run", "job.toml")
+    place.until_step(5, timeout_s=LONG_S)
+    for _ in range(2):
+        os.killpg(command.process.pid, signal.SIGINT)
+    assert command.end(LONG_S).code == 130
+    place.nothing_left()

@@ -217,3 +217,20 @@ def test_of_six_starts_at_once_one_starts_it(place: Workplace) -> None:
     assert place.dlctl("wait", "--for", "ready").code == 0
     assert place.dlctl("stop").code == 0
     place.nothing_left()
+
+
+# ---------------------------------------------------------------- a poor environment
+
+
+@pytest.mark.long
+def test_with_64_file_descriptors_a_run_starts_trains_and_stops(place: Workplace) -> None:
+    prlimit = shutil.which("prlimit")
+    if prlimit is None:
+        pytest.skip("prlimit is not here")
+    place.enter = [prlimit, "--nofile=64:64"]
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS, more='[network]\ntransport = "tcp"\n')
+    place.start()
+    place.until_step(5)
+    assert place.dlctl("stop").code == 0
+    place.nothing_left()

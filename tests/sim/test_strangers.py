@@ -207,6 +207,21 @@ def test_who_has_not_shown_a_token_on_a_connection_gets_nothing_in_and_nothing_o
     assert simulation.run().state == "finished"
 
 
+def test_who_comes_with_the_name_of_another_run_is_sent_away():
+    """A worker that was frozen while its run was removed, and another one has its ports now."""
+    simulation = in_the_middle()
+    token = sign(KEY, "another-0000", 0, 1)
+    register = m.Register("another-0000", "worker", "worker-0", 1, 1, "host", "0")
+    for name, message in (
+        ("server-0", m.Join("another-0000", 0, 1, token)),
+        ("coordinator", register),
+    ):
+        effects = tell(simulation, name, b"of another run", [message])
+        (said,) = [e.message for e in effects if isinstance(e, Send)]
+        assert isinstance(said, m.Dismiss), "that makes it exit with 75"
+    assert simulation.run().state == "finished"
+
+
 def test_a_push_that_was_recorded_and_is_played_again_is_a_duplicate():
     simulation = in_the_middle()
     server = simulation.world.machine("server-0").serving

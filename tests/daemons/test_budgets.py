@@ -1,0 +1,287 @@
+"""What one peer can take from the others: bytes, turns, file descriptors. Real sockets."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import psutil
+import pytest
+import zmq
+from house import COME_S, GUEST, HEARD, HERE, KEYS, House, finds_the_house_open, guest
+
+from daemons import crowd, unread
+from dlctl import messages as m
+from dlctl import wire
+from dlctl.machine import Hush
+from dlctl.roles.desk import Desk
+from dlctl.roles.waste import BURST, PER_S, Waste
+
+OTHER = "worker-1"
+ANSWER_BYTES = 4 << 20
+ANSWERS = 200
+SLACK_BYTES = 48 << 20
+"""What libzmq and the kernel hold themselves."""
+CROWD = 10_000
+COMERS = """
+import socket, sys
+port, count = int(sys.argv[1]), int(sys.argv[2])
+held = []
+for _ in range(count):
+    one = socket.socket()
+    one.setblocking(False)
+    one.connect_ex(("127.0.0.1", port))
+    held.append(one)
+print(len(held), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    made = House({KEYS.public(GUEST): GUEST, KEYS.public(OTHER): OTHER})
+    yield made
+    made.transport.close()
+
+
+@contextmanager
+def deaf(house: House) -> Iterator[bytes]:
+    """A guest that asks once and then never reads; yields what the house calls its connection."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger, dealer.rcvhwm = 0, 1
+        dealer.curve_serverkey = KEYS.public(HERE).encode()
+        dealer.curve_publickey, dealer.curve_secretkey = (k.encode() for k in KEYS.pair(GUEST))
+        dealer.connect(house.address)
+        dealer.send_multipart(wire.encode(HEARD))
+        yield house.comes(COME_S)
+
+
+# ---------------------------------------------------------------- who does not read
+
+
+def test_what_a_peer_does_not_read_is_dropped_and_the_others_are_served(house: House) -> None:
+    """Of 800 MB that are meant for it at most the budget waits for it."""
+    rss = psutil.Process().memory_info().rss
+    with deaf(house) as peer:
+        for number in range(ANSWERS):
+            values = np.zeros(ANSWER_BYTES // 4, np.float32)
+            house.transport.send(peer, m.Parameters(0, 1, number, 0, values))
+        grown = psutil.Process().memory_info().rss - rss
+        assert grown < unread.BYTES_MAX + SLACK_BYTES
+        assert house.transport.unread.dropped > ANSWERS // 2
+        with guest(house, OTHER) as transport:
+            transport.send(HERE, HEARD)
+            there = house.comes(COME_S)
+            house.transport.send(there, m.Parameters(0, 1, 1, 0, np.ones(ANSWER_BYTES // 4, "f4")))
+            assert house.is_heard_by(transport, COME_S)
+    house.until(lambda: not house.transport.unread._waiting, 3 * COME_S)
+
+
+def test_one_that_reads_gets_everything_however_much_it_is(house: House) -> None:
+    with guest(house) as transport:
+        transport.send(HERE, HEARD)
+        peer = house.comes(COME_S)
+        for number in range(40):
+            values = np.zeros(ANSWER_BYTES // 4, np.float32)
+            house.transport.send(peer, m.Parameters(0, 1, number, 0, values))
+            assert house.is_heard_by(transport, COME_S)
+    assert house.transport.unread.dropped == 0
+
+
+def test_two_answers_may_wait_however_large_they_are() -> None:
+    waiting = unread.Unread()
+    for _ in range(2):
+        assert waiting.has_room(b"peer", unread.BYTES_MAX * 10)
+        waiting.add(b"peer", zmq.MessageTracker(threading.Event()), unread.BYTES_MAX * 10)
+    assert not waiting.has_room(b"peer", 1)
+    assert waiting.has_room(b"another", 1)
+
+
+# ---------------------------------------------------------------- who repeats itself
+
+
+def test_a_flood_of_useless_messages_is_put_up_with_for_a_while_and_then_not_heard() -> None:
+    desk, now = Desk(1.0), 0.0
+    waste = Waste(desk)
+    for _ in range(10 * int(BURST)):
+        now += 0.5 / PER_S  # twice as fast as in the long run
+        waste.add(GUEST, now)
+    effects = desk.clear()
+    assert any(isinstance(effect, Hush) and effect.name == GUEST for effect in effects)
+    said = [effect for effect in effects if not isinstance(effect, Hush)]
+    assert 1 <= len(said) <= 2, "a line a minute"
+
+
+def test_honest_repetition_is_never_too_much() -> None:
+    """A window of pushes again every second, for hours; and all at once after a long absence."""
+    desk = Desk(1.0)
+    waste = Waste(desk)
+    for second in range(10_000):
+        for _ in range(16):
+            waste.add(GUEST, float(second))
+    for _ in range(500):
+        waste.add(OTHER, 1.0)
+    assert desk.clear() == []
+
+
+def test_who_is_hushed_is_not_heard_and_the_others_are_and_it_is_heard_again(house: House) -> None:
+    with guest(house) as flood, guest(house, OTHER) as other:
+        house.transport.hush(GUEST, 1.0)
+        for _ in range(50):
+            flood.send(HERE, HEARD)
+        other.send(HERE, HEARD)
+        assert house.hears(COME_S) == [(HEARD, OTHER)]
+        assert house.hears(1.2) == []
+        flood.send(HERE, HEARD)
+        assert house.hears(COME_S) == [(HEARD, GUEST)]
+
+
+# ---------------------------------------------------------------- who only stands there
+
+
+@contextmanager
+def comers(house: House, count: int) -> Iterator[None]:
+    """So many connections that say nothing, of another process."""
+    words = [sys.executable, "-c", COMERS, str(house.port), str(count)]
+    allow = max(count + 100, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    with subprocess.Popen(
+        words, stdin=-1, stdout=-1, text=True,
+        preexec_fn=lambda: resource.setrlimit(
+            resource.RLIMIT_NOFILE,
+            (allow, max(allow, resource.getrlimit(resource.RLIMIT_NOFILE)[1])),
+        ),
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        try:
+            assert int(process.stdout.readline()) == count
+            yield
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("limit", [120])
+def test_before_a_crowd_the_door_is_shut_and_opens_again(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(crowd, "CONNECTIONS_MAX", crowd.descriptors() + limit)
+    assert limit > crowd.GUESTS_MIN
+    house = House({KEYS.public(GUEST): GUEST, KEYS.public(OTHER): OTHER})
+    try:
+        with guest(house) as inside, ExitStack() as idle:
+            inside.send(HERE, HEARD)
+            assert house.hears(COME_S) == [(HEARD, GUEST)]
+            for _ in range(limit):
+                one = idle.enter_context(socket.socket())
+                one.setblocking(False)
+                one.connect_ex(("127.0.0.1", house.port))
+            house.until(lambda: house.transport.crowd.is_shut, COME_S)
+            inside.send(HERE, HEARD)
+            assert house.hears(COME_S) == [(HEARD, GUEST)], "who is in is not touched"
+        house.until(lambda: not house.transport.crowd.is_shut, COME_S)
+        assert finds_the_house_open(house)
+    finally:
+        house.transport.close()
+
+
+def test_ten_thousand_idle_connections_leave_descriptors_and_let_guests_in(house: House) -> None:
+    """As many as the limit of this machine allows; they are put out after the handshake's time."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count = min(CROWD, hard - 200)
+    rss, most = psutil.Process().memory_info().rss, 0
+    with guest(house) as inside, comers(house, count):
+        inside.send(HERE, HEARD)
+        assert (HEARD, GUEST) in house.hears(COME_S)
+        deadline = time.monotonic() + 2.0
+        while time.monotonic() < deadline:
+            house.hears(0.05)
+            house.transport.check()
+            most = max(most, crowd.descriptors())
+        with open(os.devnull) as file:
+            assert file.fileno() < soft
+        assert most < soft
+        assert psutil.Process().memory_info().rss - rss < 400 << 20
+        assert finds_the_house_open(house, 3 * COME_S)
+
+
+# ---------------------------------------------------------------- a bit that flips on its way
+
+
+class Flipper:
+    """A proxy before the house that turns one bit over, once, in the n-th chunk from a guest."""
+
+    def __init__(self, port: int) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.flips = False
+        self.cut = threading.Event()
+        """A side has closed the connection over which the bit was flipped."""
+        self._port = port
+        self._sockets: list[socket.socket] = [self.listener]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        return f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def _accept(self) -> None:
+        try:
+            while True:
+                here, _ = self.listener.accept()
+                there = socket.create_connection(("127.0.0.1", self._port))
+                self._sockets += [here, there]
+                for pair in ((here, there, True), (there, here, False)):
+                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
+        except OSError:  # the test is over
+            return
+
+    def _carry(self, source: socket.socket, target: socket.socket, is_up: bool) -> None:
+        has_flipped = False
+        try:
+            while data := source.recv(65536):
+                if is_up and self.flips and len(data) > 100:
+                    self.flips, has_flipped = False, True
+                    middle = len(data) // 2
+                    data = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+                target.sendall(data)
+        except OSError:  # one side has gone
+            pass
+        if has_flipped:
+            self.cut.set()
+        for end in (source, target):
+            end.close()
+
+    def close(self) -> None:
+        for one in self._sockets:
+            one.close()
+
+
+def test_a_bit_that_flips_on_its_way_ends_the_connection_and_is_never_a_value(house: House) -> None:
+    """CURVE authenticates every byte; what was lost is sent again by the roles, over a new one."""
+    flipper = Flipper(house.port)
+    values = np.ones(1000, np.float32)
+    push = m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, m.Packed("none", 1000, (values,)))
+    try:
+        with guest(house, address=flipper.address) as transport:
+            transport.send(HERE, HEARD)
+            assert house.hears(COME_S) == [(HEARD, GUEST)]
+            flipper.flips = True
+            transport.send(HERE, push)
+            assert house.hears(1.0) == [], "it was changed, and it is not heard"
+            assert flipper.cut.wait(COME_S)
+            heard: list[object] = []
+            repeat: Callable[[], bool] = lambda: bool(  # noqa: E731
+                (transport.send(HERE, push), heard.extend(house.hears(0.3)), heard)[2]
+            )
+            house.until(repeat, COME_S)
+            message, identity = heard[0]  # type: ignore[misc]
+            assert identity == GUEST
+            assert message.delta.arrays[0].tolist() == values.tolist()
+    finally:
+        flipper.close()
