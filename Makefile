@@ -40,7 +40,7 @@ faults: install
 # what else takes long on real processes.
 hosts: install
 	$(BIN)/python -m pytest -m "long or not long" tests/hosts tests/integ/test_new_keys.py \
-		tests/integ/test_surroundings.py
+		tests/integ/test_surroundings.py tests/sim/test_rotation.py
 
 # The digits example while somebody kills its daemons.
 rampage: install

@@ -11,7 +11,7 @@ import pytest
 from integ.workplace import Workplace
 
 from .cluster import Cluster
-from .jobs import ENDLESS, HOSTS, LONG_S, begin, daemons, host_files, kill
+from .jobs import ENDLESS, HOSTS, LONG_S, SLOW_S, begin, daemons, host_files, kill
 
 pytestmark = pytest.mark.root
 

@@ -68,33 +68,8 @@ def old_keys(place: Workplace):
         old.context.destroy(linger=0)
 
 
-def test_old_keys_open_nothing_after_a_rotation_and_no_push_is_lost(at_work: Workplace) -> None:
-    place = at_work
-    with old_keys(place) as old:
-        assert old.hears(old.socket, 1, 5000), "the key is good, and its connection is open"
-        while old.socket.poll(100):
-            old.socket.recv_multipart()
-        before, mode = keys.read(place.directory), (place.directory / "key").stat().st_mode
-        step, daemon = place.run()["step"], place.daemon("server-0")
-        ended = place.dlctl("keys", "rotate")
-        assert (ended.code, ended.err.count("has new keys")) == (0, 1), ended.err
-        assert keys.read(place.directory) != before
-        assert (place.directory / "key").stat().st_mode == mode == 0o100600
-        for number, socket in ((2, old.socket), (3, old.connect())):
-            assert not old.hears(socket, number, SILENCE_MS)
-    place.until_step(step + 20)
-    assert place.daemon("server-0")["incarnation"] == daemon["incarnation"] + 1
-    told = place.events("keys")
-    assert f"{os.environ.get('USER') or 'root'}@" in told[0] or "@" in told[0]
-    assert place.dlctl("verify").code == 0
-    assert place.dlctl("stop").code == 0
-    place.nothing_left()
-
-
-def test_a_reader_sees_how_a_run_is_doing_and_can_change_nothing(at_work: Workplace) -> None:
-    """From a directory, and with an environment, that know nothing of the run but the key file."""
-    place = at_work
-    file = place.path / "bob.key"
+def a_reader_looks_on_and_can_change_nothing(place: Workplace, file: Path) -> None:
+    """With an environment that knows nothing of the run but the key file."""
     assert place.dlctl("keys", "reader", str(file)).code == 0
     assert file.stat().st_mode == 0o100600
     place.env["XDG_STATE_HOME"] = str(place.path / "nowhere")
@@ -117,8 +92,34 @@ def test_a_reader_sees_how_a_run_is_doing_and_can_change_nothing(at_work: Workpl
         reader.status(other, 10.0)
     file.chmod(0o644)
     assert "others may read" in place.dlctl("status", "--key", str(file)).err
+    file.chmod(0o600)
     place.env["XDG_STATE_HOME"] = str(place.path / "state")
-    assert place.dlctl("stop", "--kill").code == 0
+
+
+def test_old_keys_open_nothing_after_a_rotation_and_no_push_is_lost(at_work: Workplace) -> None:
+    """Those of a client, a reader and, by the restart of all, every daemon."""
+    place, file = at_work, at_work.path / "bob.key"
+    a_reader_looks_on_and_can_change_nothing(place, file)
+    with old_keys(place) as old:
+        assert old.hears(old.socket, 1, 5000), "the key is good, and its connection is open"
+        while old.socket.poll(100):
+            old.socket.recv_multipart()
+        before, mode = keys.read(place.directory), (place.directory / "key").stat().st_mode
+        step, daemon = place.run()["step"], place.daemon("server-0")
+        ended = place.dlctl("keys", "rotate")
+        assert (ended.code, ended.err.count("has new keys")) == (0, 1), ended.err
+        assert keys.read(place.directory) != before
+        assert (place.directory / "key").stat().st_mode == mode == 0o100600
+        for number, socket in ((2, old.socket), (3, old.connect())):
+            assert not old.hears(socket, number, SILENCE_MS)
+    assert place.dlctl("status", "--key", str(file)).code == 77, "a reader's key is an old one, too"
+    place.until_step(step + 20)
+    assert place.daemon("server-0")["incarnation"] == daemon["incarnation"] + 1
+    told = place.events("keys")
+    assert f"{os.environ.get('USER') or 'root'}@" in told[0] or "@" in told[0]
+    assert place.dlctl("verify").code == 0
+    assert place.dlctl("stop").code == 0
+    place.nothing_left()
 
 
 @pytest.mark.long
