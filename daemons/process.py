@@ -56,6 +56,11 @@ def read_credentials(fd: int) -> Credentials:
     return credentials
 
 
+def host_name() -> str:
+    """Of this machine, as whoever has started the daemons here calls it, or it calls itself."""
+    return os.environ.get("DLCTL_HOST") or socket.gethostname()
+
+
 def in_words(error: DlctlError) -> str:
     """What went wrong, where and what to do next, in one line: as the reason that a run ended."""
     where = f" ({error.where})" if error.where and error.where not in error.message else ""
@@ -71,7 +76,7 @@ def main(role: str, body: Callable[[Context], int]) -> None:
     faulthandler.enable()
     try:
         birth = Birth(
-            directory.name, role, name, incarnation, os.getpid(), socket.gethostname(), __version__
+            directory.name, role, name, incarnation, os.getpid(), host_name(), __version__
         )
         job, credentials = read_job(directory), read_credentials(sys.stdin.fileno())
         log.info("%s %s starts, pid %d", role, name, os.getpid())

@@ -197,6 +197,67 @@ class Host:
     dir: str = ""
     """Where dlctl keeps its files there, a full path; "": ~/.local/state/dlctl/hosts."""
 
+    @property
+    def launcher(self) -> str:
+        """The name of the launcher that reaches it, as in the registry."""
+        return "ssh" if self.ssh else "local"
+
+    @property
+    def is_other(self) -> bool:
+        """Whether it is another machine than the coordinator's."""
+        return self.launcher != "local"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node(Host):
+    """A node that Slurm chooses. Its name is known when its agent speaks."""
+
+    @property
+    def launcher(self) -> str:
+        return "slurm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slurm:
+    """What to ask Slurm for; the daemons run in one job of it, and [[hosts]] has no place then."""
+
+    __pydantic_config__ = STRICT
+
+    nodes: Annotated[int, Ge(0), Le(1024)] = 0
+    """Nodes of the job, with an agent on each; servers and workers are spread over them."""
+    partition: str = ""
+    """Where to run; "": Slurm's default, as with all that follows."""
+    time: str = ""
+    """Time limit of the job, as in "90m" or "2h"; Slurm counts whole minutes."""
+    account: str = ""
+    """Whom it is charged to."""
+    qos: str = ""
+    """Quality of service."""
+    constraint: str = ""
+    """Features that the nodes must have, as in "gpu&ib"."""
+    cpus_per_node: Annotated[int, Ge(0), Le(65536)] = 0
+    """Processors of each node; 0: what Slurm gives, which may be one."""
+    gpus_per_node: Annotated[int, Ge(0), Le(1024)] = 0
+    """GPUs of each node."""
+    memory: str = ""
+    """Memory of each node, as sbatch takes it: "16G"; "0" is all of it."""
+    extra: tuple[str, ...] = ()
+    """More options of sbatch, one text each: ["--exclusive", "--reservation=lab"]."""
+    requeue: bool = False
+    """Whether Slurm may queue the job again when it was preempted, or a node has failed. The run
+    waits meanwhile, and goes on if its shards are still on their nodes."""
+    queue_s: Seconds = 86400.0
+    """Longest wait in the queue, after which the job is cancelled and the run has failed."""
+    notice_s: Annotated[float, Ge(0), Le(65535)] = 120.0
+    """How long before the time limit the run is saved and stopped; Slurm may be 60 s early."""
+    python: str = ""
+    """The Python on the nodes that has dlctl and torch; "": at the same path as here."""
+    dir: str = ""
+    """A directory that this machine and all nodes share, a full path: for orders and answers;
+    "": ~/.local/state/dlctl/slurm."""
+    scratch: str = ""
+    """Where dlctl keeps its files on each node, a full path; "": /tmp/dlctl-USERID."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
@@ -236,12 +297,18 @@ class JobFile:
     checkpoints: Checkpoints = Checkpoints()
     evaluation: Evaluation = Evaluation()
     hosts: tuple[Host, ...] = ()
+    slurm: Slurm = Slurm()
     network: Network = Network()
     timeouts: Timeouts = Timeouts()
 
     @property
+    def places(self) -> tuple[Host, ...]:
+        """The hosts, or the nodes of Slurm's job."""
+        return tuple(Node() for _ in range(self.slurm.nodes)) or self.hosts
+
+    @property
     def has_other_hosts(self) -> bool:
-        return any(host.ssh for host in self.hosts)
+        return any(host.is_other for host in self.places)
 
     @property
     def uses_tcp(self) -> bool:

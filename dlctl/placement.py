@@ -1,8 +1,8 @@
 """Which agent starts which daemon.
 
 `agent-0` is on the coordinator's machine and always there: it starts the coordinator again when
-that has died. Every host that is reached over ssh has an agent of its own, agent-1, agent-2 ... in
-the order of the job file.
+that has died. Every other host has an agent of its own, agent-1, agent-2 ... in the order of the
+job file; or every node of a Slurm job, in the order of the allocation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def agents(hosts: Sequence[Host]) -> dict[str, Host]:
     found = {HOME_AGENT: Host()}
     remote = 0
     for host in hosts:
-        if host.ssh:
+        if host.is_other:
             remote += 1
             found[f"agent-{remote}"] = host
         else:
@@ -28,8 +28,8 @@ def agents(hosts: Sequence[Host]) -> dict[str, Host]:
 
 def place(job: JobFile) -> dict[str, str]:
     """Daemon -> the agent that starts it, for all servers and workers of a job."""
-    hosts = agents(job.hosts)
-    if job.hosts and all(host.ssh for host in job.hosts):
+    hosts = agents(job.places)
+    if job.places and all(host.is_other for host in job.places):
         del hosts[HOME_AGENT]
     servers = _spread(job.servers.count, {name: host.servers for name, host in hosts.items()})
     workers = _spread(job.workers.count, {name: host.workers for name, host in hosts.items()})

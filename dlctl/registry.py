@@ -55,6 +55,7 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
     "launchers": {
         "local": Entry("dlctl.launch.local:Local", "processes on this machine"),
         "ssh": Entry("dlctl.launch.remote:Ssh", "agents on other machines, placed over ssh"),
+        "slurm": Entry("dlctl.launch.slurm:SlurmLauncher", "agents on the nodes of a Slurm job"),
     },
 }
 

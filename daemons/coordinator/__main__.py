@@ -82,7 +82,10 @@ def _lead(context: process.Context, db: RunDb, lock: int) -> int:
     db.commit()
     past = read_past(directory, db, agents.adopt())
     algorithm = registry.load("algorithms", job.algorithm.name)
-    return loop.run(Coordinator(directory.name, job, keyring, algorithm, past))
+    code = loop.run(Coordinator(directory.name, job, keyring, algorithm, past))
+    if code != EXIT_RESTART:
+        agents.close()
+    return code
 
 
 def _renew_key(directory: Path) -> KeyRenewed:

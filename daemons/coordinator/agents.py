@@ -12,20 +12,14 @@ from daemons import process
 from daemons.lastwords import LINES, exit_code, last_lines
 from daemons.loop import Loop
 from dlctl import placement, registry, runs
-from dlctl.config import Host
 from dlctl.errors import DlctlError
-from dlctl.launch.base import Credentials, Ended, Launcher, Order
-from dlctl.roles.effects import ProcessEnded
+from dlctl.launch.base import Credentials, Ended, Launcher, Notice, Order, Waiting
+from dlctl.roles.effects import AgentWaits, HostsTaken, ProcessEnded
 from dlctl.roles.journal import KillAgent, LaunchAgent
 from dlctl.roles.membership import STATUS_UNKNOWN
 from dlctl.rundb import RunDb
 
 log = logging.getLogger("dlctl")
-
-
-def launcher_of(host: Host) -> str:
-    """The name of the launcher that reaches this host, as in the registry."""
-    return "ssh" if host.ssh else "local"
 
 
 class Agents:
@@ -35,10 +29,10 @@ class Agents:
         self.loop = loop
         self.control = control
         self.public = public
-        hosts = placement.agents(context.job.hosts)
-        self._kinds = {name: launcher_of(host) for name, host in hosts.items()}
+        hosts = placement.agents(context.job.places)
+        self._kinds = {name: host.launcher for name, host in hosts.items()}
         self._launchers: dict[str, Launcher] = {
-            kind: registry.load("launchers", kind)(context.directory, hosts, loop, self._ended)
+            kind: registry.load("launchers", kind)(context.directory, hosts, loop, self._hear)
             for kind in sorted(set(self._kinds.values()))
         }
         loop.perform(LaunchAgent, self._launch)
@@ -63,6 +57,21 @@ class Agents:
         credentials = Credentials(effect.secret, self.public)
         order = Order(effect.name, effect.incarnation, self.control, credentials)
         self._launcher(effect.name).start(order)
+
+    def close(self) -> None:
+        """The run has ended: see `Launcher.close`."""
+        for launcher in self._launchers.values():
+            launcher.close()
+
+    def _hear(self, news: Ended | Waiting | Notice) -> None:
+        match news:
+            case Ended():
+                self._ended(news)
+            case Waiting(name, incarnation, why):
+                self.loop.post(AgentWaits(name, incarnation, why))
+            case Notice(kind, reason):
+                log.warning("%s", reason)
+                self.loop.post(HostsTaken(kind, reason))
 
     def _ended(self, end: Ended) -> None:
         name, incarnation, status = end.name, end.incarnation, end.status

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlctl.cli import console
 from dlctl.cli.snapshot import Snapshot, read_job
+from dlctl.errors import DlctlError
 from dlctl.text import plural
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def end(snapshot: Snapshot, grace_s: float, *, purge: bool) -> list[str]:
     """End what this run has left there; returns the hosts that could not be asked, or have not done
     it, each of which is told. `purge`: the shards and files there are not needed any more, either.
     """
+    if read_job(snapshot.directory).get("slurm", {}).get("nodes"):
+        return _end_job(snapshot, at_once=grace_s <= 0)
     hosts = of(snapshot)
     if not hosts:
         return []
@@ -57,6 +60,21 @@ def end(snapshot: Snapshot, grace_s: float, *, purge: bool) -> list[str]:
         if answer.value["left"]:
             failed.append(hosts[agent].ssh)
     return failed
+
+
+def _end_job(snapshot: Snapshot, *, at_once: bool) -> list[str]:
+    """The same for a run on Slurm's nodes: its job is the only way to reach them."""
+    from dlctl.launch import slurmcalls
+
+    handle = slurmcalls.read_handle(snapshot.directory)
+    try:
+        slurmcalls.end(snapshot.directory, at_once=at_once)
+    except DlctlError as error:
+        console.warn(error.message + (f"; {error.hint}" if error.hint else ""))
+        return [error.where or "Slurm's nodes"]
+    if handle is not None:
+        console.note(f"the Slurm job {console.escape(handle.job_id or handle.name)} is over")
+    return []
 
 
 def _tell(host: str, done: dict[str, Any]) -> None:

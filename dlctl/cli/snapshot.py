@@ -214,6 +214,9 @@ def _planned(directory: Path) -> list[str]:
     job = read_job(directory)
     hosts = job.get("hosts")
     others = [h for h in hosts if isinstance(h, dict) and h.get("ssh")] if hosts else []
+    slurm = job.get("slurm")
+    nodes = slurm.get("nodes") if isinstance(slurm, dict) else 0
+    others += range(nodes if type(nodes) is int else 0)
     names = ["coordinator", *(f"agent-{i}" for i in range(1 + len(others)))]
     for role in ("server", "worker"):
         section = job.get(f"{role}s")

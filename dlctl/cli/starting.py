@@ -74,8 +74,11 @@ def _is_ready(snapshot: Snapshot, launched: Launched) -> bool:
 
 
 def _ready_s(launched: Launched) -> float:
-    timeouts = read_job(launched.directory).get("timeouts", {})
-    return values.number(timeouts.get("ready_s")) or 300.0
+    """How long the run gives itself: the time in a queue, and the time from there."""
+    job = read_job(launched.directory)
+    timeouts, slurm = job.get("timeouts", {}), job.get("slurm", {})
+    queue_s = values.number(slurm.get("queue_s")) if slurm.get("nodes") else 0.0
+    return (values.number(timeouts.get("ready_s")) or 300.0) + (queue_s or 0.0)
 
 
 def waiting_for(snapshot: Snapshot) -> str:

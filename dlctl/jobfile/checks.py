@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dlctl.config import Network, Servers
-from dlctl.jobfile import hosts
+from dlctl.jobfile import hosts, slurm
 from dlctl.jobfile.positions import KeyPath
 from dlctl.jobfile.problems import Fault
 from dlctl.units import parse_rate
@@ -36,6 +36,7 @@ def check(document: dict[str, Any], directory: Path) -> Iterator[Fault]:
     yield from _check_ports(document)
     yield from _check_target_is_looked_at(document)
     yield from hosts.check(document)
+    yield from slurm.check(document)
 
 
 def get(document: dict[str, Any], path: KeyPath) -> Any:
@@ -117,9 +118,10 @@ def _check_ports(document: dict[str, Any]) -> Iterator[Fault]:
     port = get(document, ("network", "port"))
     servers = get(document, ("servers", "count"))
     transport = get(document, ("network", "transport"))
+    has_others = document.get("hosts") or document.get("slurm")
     if type(port) is not int or not 0 < port <= PORT_MAX:
         return
-    if (transport or Network().transport) != "tcp" and not document.get("hosts"):
+    if (transport or Network().transport) != "tcp" and not has_others:
         yield Fault(("network", "port"), "has a meaning only with tcp", 'add transport = "tcp"')
     servers = servers if type(servers) is int else Servers().count
     if port + servers > PORT_MAX:

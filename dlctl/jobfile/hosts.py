@@ -11,7 +11,7 @@ from dlctl.hostnames import address_fault, ssh_fault
 from dlctl.jobfile.positions import KeyPath
 from dlctl.jobfile.problems import Fault
 
-_FULL_PATH = re.compile(r"/[^\0\n]*|~/[^\0\n]*")
+FULL_PATH = re.compile(r"/[^\0\n]*|~/[^\0\n]*")
 
 
 def check(document: dict[str, Any]) -> Iterator[Fault]:
@@ -47,7 +47,7 @@ def _check_host(path: KeyPath, host: dict[str, Any]) -> Iterator[Fault]:
             yield Fault((*path, key), message)
     for key in ("python", "dir"):
         text = host.get(key)
-        if isinstance(text, str) and text and not _FULL_PATH.fullmatch(text):
+        if isinstance(text, str) and text and not FULL_PATH.fullmatch(text):
             yield Fault((*path, key), "must be a full path on that host")
     for key in ("python", "dir"):
         if host.get(key) and not host.get("ssh"):

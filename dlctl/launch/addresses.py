@@ -13,7 +13,7 @@ from typing import NamedTuple
 from dlctl import placement, runs
 from dlctl.config import Host, JobFile
 from dlctl.errors import DlctlError
-from dlctl.launch import ssh
+from dlctl.launch import slurmcalls, ssh
 
 LOOPBACK = "127.0.0.1"
 
@@ -50,7 +50,7 @@ def of_server(run_id: str, name: str, job: JobFile, control: str) -> Place:
     port = port_of(name, job)
     if not job.has_other_hosts:
         return Place(_tcp(LOOPBACK, port))
-    host = placement.agents(job.hosts)[placement.place(job)[name]]
+    host = placement.agents(job.places)[placement.place(job)[name]]
     return on_host(host, port, control)
 
 
@@ -62,7 +62,7 @@ def on_host(host: Host, port: int, control: str) -> Place:
     own = host.bind or host.data
     if not own:
         coordinator = host_of(control)
-        own = _address_towards(coordinator) if host.ssh else coordinator
+        own = _address_towards(coordinator) if host.is_other else coordinator
     return Place(_tcp(own, port), host.data if host.bind else "")
 
 
@@ -108,7 +108,9 @@ def _lookup(host: str) -> tuple[str, socket.AddressFamily]:
 
 def _target(job: JobFile) -> str:
     """An address on the way to the other hosts."""
-    host = next(host for host in job.hosts if host.ssh)
+    if job.slurm.nodes:
+        return slurmcalls.address_of_a_node(job.slurm.partition)
+    host = next(host for host in job.hosts if host.is_other)
     return host.data or ssh.address_of(host)
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from dlctl import runs
 from dlctl.errors import DlctlError
@@ -90,6 +90,12 @@ def open_log(directory: Path, name: str, incarnation: int) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
 
+def read_job(directory: Path) -> dict[str, Any]:
+    """The resolved job of a run, as `config.from_dict` takes it. Raises OSError and ValueError."""
+    job: dict[str, Any] = json.loads((directory / "job.json").read_text())
+    return job
+
+
 # ---------------------------------------------------------------- agents
 
 
@@ -117,6 +123,25 @@ class Ended(NamedTuple):
     """What others said about that error, line by line."""
 
 
+class Waiting(NamedTuple):
+    """An agent cannot be started yet, and nobody is to blame: there is no host for it so far. Said
+    again and again, while that is so."""
+
+    name: str
+    incarnation: int
+    why: str
+    """As in "job 17 is pending: Resources"."""
+
+
+class Notice(NamedTuple):
+    """What whoever owns the hosts does to all of the run."""
+
+    kind: str
+    """"saving": the hosts may be taken away soon: a checkpoint is saved. "ending": the time is
+    nearly over: the run is saved and stopped. "over": there are no hosts any more, for good."""
+    reason: str
+
+
 class Watcher(Protocol):
     """What a launcher needs of the loop that it works in."""
 
@@ -130,9 +155,10 @@ class Watcher(Protocol):
 class Launcher(Protocol):
     """Places agents, and says which are gone. No method waits for anything.
 
-    One is made per coordinator, as `L(run_directory, hosts, watcher, ended)`: `hosts` as
-    `placement.agents` returns them; `ended` is called at most once for each order, and also for an
-    agent that `adopt` has found.
+    One is made per coordinator, as `L(run_directory, hosts, watcher, tell)`: `hosts` as
+    `placement.agents` returns them. `tell` takes `Ended`: at most once for each order, and also for
+    an agent that `adopt` has found; and, from launchers whose hosts belong to somebody else (a
+    batch system), `Waiting` and `Notice`.
     """
 
     def start(self, order: Order) -> None:
@@ -153,4 +179,9 @@ class Launcher(Protocol):
 
     def look(self) -> None:
         """A chore, about once a second: what has taken too long is given up."""
+        ...
+
+    def close(self) -> None:
+        """The run has ended, and all agents with it: give back what was taken for it. The only
+        method that may wait, for seconds; nobody is heard any more."""
         ...

@@ -160,6 +160,9 @@ class Local:
     def look(self) -> None:
         """Nothing takes long here."""
 
+    def close(self) -> None:
+        """The hosts are not ours to give back."""
+
     def _living(self) -> list[Living]:
         return [daemon for daemon in living(self.directory) if daemon.role == "agent"]
 

@@ -134,6 +134,9 @@ class Ssh:
         for name in list(self._calls):
             self._hear(name)
 
+    def close(self) -> None:
+        """The hosts are not ours to give back."""
+
     # ------------------------------------------------------------ calls
 
     def _call(

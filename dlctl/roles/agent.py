@@ -158,6 +158,8 @@ class Agent:
                 self.desk.do(Exit(EXIT_FENCED, reason))
 
     def _on_spawn(self, message: m.Spawn) -> None:
+        if self._leaving:
+            return  # It would only have to be ended again.
         child = self._children.get(message.name)
         if child is not None and child.incarnation >= message.incarnation:
             if child.pid:

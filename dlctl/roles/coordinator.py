@@ -39,18 +39,12 @@ from dlctl.roles.changes import Changes
 from dlctl.roles.checkpointing import Checkpointing, manifest_of
 from dlctl.roles.clients import Clients
 from dlctl.roles.doors import CLIENT, READER, Doors, keys_of
-from dlctl.roles.effects import ProcessEnded
+from dlctl.roles.effects import AgentWaits, HostsTaken, ProcessEnded
 from dlctl.roles.ending import Ending
 from dlctl.roles.evaluations import Evaluations
 from dlctl.roles.hostfiles import HostFiles
 from dlctl.roles.hosts import Hosts
-from dlctl.roles.journal import (
-    CheckpointBegun,
-    CheckpointEnded,
-    History,
-    KeyRenewed,
-    LaunchAgent,
-)
+from dlctl.roles.journal import CheckpointBegun, CheckpointEnded, History, KeyRenewed, LaunchAgent
 from dlctl.roles.keyring import Keyring
 from dlctl.roles.losses import Losses
 from dlctl.roles.membership import Daemon, Membership
@@ -73,7 +67,7 @@ class Coordinator:
         self.state = "pending"
         self.reason = ""
         self.desk = History(job.timeouts.resend_s)
-        self.agents = placement.agents(job.hosts)
+        self.agents = placement.agents(job.places)
         self.members = Membership(self.agents, placement.place(job), past.incarnations)
         self.doors = Doors(self.desk)
         self.arrivals = Arrivals(self.desk, self.members, run_id, job, keyring, past)
@@ -97,7 +91,7 @@ class Coordinator:
         self.ending: Ending | None = None
         self.overview = Overview(self)
         self.memory = Memory(self, past)
-        self._started_at = 0.0
+        self.started_at = 0.0
         if past.manifest:
             self.work.restore(past.manifest.get("data", {}))
             self.evaluations.newest = past.manifest.get("evaluation")
@@ -112,6 +106,8 @@ class Coordinator:
                 self._on_deadline(now)
             case ProcessEnded():
                 self.losses.on_exit(event, now)
+            case AgentWaits() | HostsTaken():
+                self.hosts.on_event(event, now)
             case CheckpointBegun():
                 self.checkpointing.on_begun(event, now)
             case CheckpointEnded():
@@ -209,7 +205,7 @@ class Coordinator:
     # ------------------------------------------------------------ starting
 
     def _start(self, now: float) -> None:
-        self._started_at = now
+        self.started_at = now
         if self.memory.is_there():
             self.memory.go_on(now)
             self.admit_members(now)
@@ -262,7 +258,7 @@ class Coordinator:
                 self.work.release(now)
                 self.arrivals.restore = ""
                 self.checkpointing.schedule(now)
-            elif now - self._started_at > self.job.timeouts.ready_s:
+            elif now - self.started_at > self.job.timeouts.ready_s:
                 waiting = self.overview.unready()
                 self.end("failed", f"not ready in time; waiting for {waiting}", now)
         elif self.state in ("running", "degraded"):

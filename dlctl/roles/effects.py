@@ -12,6 +12,27 @@ from dlctl.machine import Effect, Event
 from dlctl.messages import Array, Json
 from dlctl.vector import Vector
 
+# ---------------------------------------------------------------- whose hosts they are (coordinator)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentWaits(Event):
+    """There is no host for this agent yet: it is in a queue."""
+
+    name: str
+    incarnation: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostsTaken(Event):
+    """Whoever owns the hosts takes them away, or is about to."""
+
+    kind: str
+    """saving: soon, and perhaps to give them back; ending: soon, for good; over: now."""
+    reason: str
+
+
 # ---------------------------------------------------------------- files (servers and workers)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlctl.names import HOME_AGENT
+from dlctl.roles.effects import AgentWaits, HostsTaken
 from dlctl.roles.membership import STATUS_UNKNOWN, Daemon
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class Hosts:
         self.members = coordinator.members
         self.limit_s = coordinator.job.timeouts.host_s
         self._away_since: dict[str, float] = {}
+        self._waits_for = ""
 
     def is_known(self, agent: Daemon) -> bool:
         """Whether this host has been there: then it may come back."""
@@ -53,8 +55,53 @@ class Hosts:
             self._give_up(agent, now)
 
     def host(self, agent: Daemon) -> str:
-        """Its name in the job file."""
-        return self.of.agents[agent.name].ssh or "this machine"
+        """Its name in the job file, or what it calls itself if others have chosen it."""
+        host = self.of.agents[agent.name]
+        if host.launcher == "slurm":
+            return agent.host or "its node"
+        return host.ssh or "this machine"
+
+    def on_event(self, event: AgentWaits | HostsTaken, now: float) -> None:
+        match event:
+            case AgentWaits(name, incarnation, why):
+                agent = self.members.get(name, incarnation)
+                if agent is not None and agent.state == "starting":
+                    self._wait(agent, why, now)
+            case HostsTaken("ending", reason):
+                self.of.end("stopped", reason, now)
+            case HostsTaken("saving", reason):
+                self.desk.event("notice", "", f"{reason}: a checkpoint is saved")
+                if self.of.state in ("running", "degraded"):
+                    self.of.begin_checkpoint(now, None)
+            case HostsTaken("over", reason):
+                self._lose_all(reason, now)
+
+    def _wait(self, agent: Daemon, why: str, now: float) -> None:
+        """The clocks of its start, and of its host's absence, begin when it can be started."""
+        agent.phase = why
+        agent.started_at = agent.heard_at = now
+        if agent.name in self._away_since:
+            self._away_since[agent.name] = now
+        if self.of.state == "starting":
+            self.of.started_at = now
+        if why != self._waits_for:
+            self._waits_for = why
+            self.desk.event("waits", agent.name, why)
+
+    def _lose_all(self, reason: str, now: float) -> None:
+        """Nobody is there any more who could finish anything, or be told to end."""
+        others = [d for d in self.members.daemons.values() if d.agent != HOME_AGENT]
+        for daemon in others:
+            if daemon.alive:
+                daemon.killed_for = "gone with its host"
+                daemon.ended(STATUS_UNKNOWN, (), now)
+            daemon.state, daemon.retry_at = "failed", None
+            self.of.evaluations.gone(daemon.name)
+        self.of.checkpointing.on_host_gone([daemon.name for daemon in others], now)
+        for agent in others:
+            if agent.role == "agent":
+                self.of.files.lose(agent.name, reason, now)
+        self.of.end("failed", reason, now, at_once=True)
 
     def _give_up(self, agent: Daemon, now: float) -> None:
         agent.state, agent.retry_at = "failed", None

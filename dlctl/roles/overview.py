@@ -76,7 +76,10 @@ class Overview:
         """The daemons that the others wait for before all are at work, and what they are doing."""
         late = [d for d in self.of.members.daemons.values() if d.state in ("starting", "backoff")]
         causes = [d for d in late if not d.waiting_for] or late
-        return ", ".join(f"{d.name} ({d.phase or d.state})" for d in causes)
+        doing: dict[str, list[str]] = {}
+        for daemon in causes:
+            doing.setdefault(daemon.phase or daemon.state, []).append(daemon.name)
+        return ", ".join(f"{', '.join(names)} ({what})" for what, names in doing.items())
 
     def _rates(self, now: float) -> tuple[float | None, float | None]:
         """Steps and samples per second; None while there is nothing to measure."""

@@ -299,7 +299,7 @@ class World:
 
     def _links(self, agent: str) -> list[tuple[str, str]]:
         here = self.on_host(agent)
-        others = [COORDINATOR, *agents(self.job.hosts), *place(self.job)]
+        others = [COORDINATOR, *agents(self.job.places), *place(self.job)]
         links = [(a, b) for a in here for b in others if b not in here]
         return [*links, *((b, a) for a, b in links)]
 

@@ -1,0 +1,72 @@
+"""What is wrong with the section [slurm]: what goes into sbatch's options, and what goes together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from dlctl.jobfile.hosts import FULL_PATH, get
+from dlctl.jobfile.problems import Fault
+from dlctl.launch.slurmscript import OWN, minutes
+
+WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:+-]*")
+CONSTRAINT = re.compile(r"[A-Za-z0-9\[(][A-Za-z0-9_.&|*()\[\]-]*")
+MEMORY = re.compile(r"[0-9]+[KMGT]?")
+EXTRA = re.compile(r"--[a-z][a-z0-9-]*(=[^\0\r\n]*)?")
+_TEXTS = {
+    "partition": (WORD, "must be the name of a partition"),
+    "account": (WORD, "must be the name of an account"),
+    "qos": (WORD, "must be the name of a quality of service"),
+    "constraint": (CONSTRAINT, 'must be features, as in "gpu&ib"'),
+    "memory": (MEMORY, 'must be a number with K, M, G or T, as in "16G"'),
+    "python": (FULL_PATH, "must be a full path on the nodes"),
+    "dir": (FULL_PATH, "must be a full path"),
+    "scratch": (FULL_PATH, "must be a full path on the nodes"),
+}
+
+
+def check(document: dict[str, Any]) -> Iterator[Fault]:
+    """All faults of this section; values of a wrong type are left to the schema."""
+    table = document.get("slurm")
+    if not isinstance(table, dict):
+        return
+    nodes = table.get("nodes")
+    if nodes is None:
+        yield Fault(("slurm",), '"nodes" is missing', "nodes = 2 is two agents, one on each")
+    elif type(nodes) is int and nodes < 1:
+        yield Fault(("slurm", "nodes"), "must be >= 1", "without Slurm, leave the section out")
+    if document.get("hosts"):
+        message = "[[hosts]] and [slurm] exclude each other: Slurm chooses the hosts"
+        yield Fault(("slurm",), message, "remove one of them")
+    for key, (pattern, message) in _TEXTS.items():
+        text = table.get(key)
+        if isinstance(text, str) and text and not pattern.fullmatch(text):
+            yield Fault(("slurm", key), message)
+    yield from _check_time(table.get("time"))
+    yield from _check_extra(table.get("extra"))
+    if get(document, "network", "encryption") == "none":
+        message = "without encryption only this machine can take part"
+        yield Fault(("network", "encryption"), message, 'remove it, or write "curve"')
+
+
+def _check_time(text: Any) -> Iterator[Fault]:
+    if not isinstance(text, str) or not text:
+        return
+    try:
+        if minutes(text) < 1:
+            yield Fault(("slurm", "time"), "must be above zero")
+    except ValueError as error:
+        yield Fault(("slurm", "time"), str(error))
+
+
+def _check_extra(options: Any) -> Iterator[Fault]:
+    for number, option in enumerate(options if isinstance(options, list) else []):
+        if not isinstance(option, str):
+            continue
+        path = ("slurm", "extra", number)
+        name = option.partition("=")[0].removeprefix("--")
+        if not EXTRA.fullmatch(option):
+            yield Fault(path, "must be a long option of sbatch", 'as in "--reservation=lab"')
+        elif name in OWN:
+            yield Fault(path, f"--{name} is dlctl's own", "see the keys of [slurm]: dlctl man job")

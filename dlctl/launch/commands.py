@@ -1,0 +1,88 @@
+"""A command on this machine that is watched by the loop: what it prints goes to memory, and is read
+when it has ended. Nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+OUTPUT_BYTES_MAX = 256 * 1024
+LATE = -1001
+"""A status that no process has: it was killed after its time was up."""
+
+
+class Said(NamedTuple):
+    """How a command has ended."""
+
+    status: int
+    """Its exit code, minus a signal, or `LATE`."""
+    out: str
+    err: str
+
+    def last_line(self) -> str:
+        """Of what it said, errors first; "" if it said nothing."""
+        lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
+        return lines[-1] if lines else ""
+
+
+class Command:
+    """Raises OSError, as FileNotFoundError, if it cannot be started."""
+
+    def __init__(self, argv: Sequence[str], timeout_s: float) -> None:
+        self.until = time.monotonic() + timeout_s
+        self._files = [os.memfd_create("dlctl", os.MFD_CLOEXEC) for _ in range(2)]
+        try:
+            self._popen = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=self._files[0],
+                stderr=self._files[1],
+                start_new_session=True,
+            )
+        except BaseException:
+            self._close_files()
+            raise
+        self.pidfd = os.pidfd_open(self._popen.pid)
+        """Can be read when the command has ended."""
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() >= self.until
+
+    def said(self) -> Said:
+        """What it said; to be called once, when it has ended or is late: then it is killed."""
+        has_ended = self._popen.poll() is not None
+        if not has_ended:
+            with suppress(ProcessLookupError):
+                os.killpg(self._popen.pid, signal.SIGKILL)  # It leads a group, and is not reaped.
+        status = self._popen.wait()
+        os.close(self.pidfd)
+        out, err = (os.pread(file, OUTPUT_BYTES_MAX, 0) for file in self._files)
+        self._close_files()
+        said = (out.decode(errors="replace"), err.decode(errors="replace"))
+        return Said(status if has_ended else LATE, *said)
+
+    def _close_files(self) -> None:
+        for file in self._files:
+            os.close(file)
+
+
+def wait(argv: Sequence[str], timeout_s: float) -> Said:
+    """Run a command to its end, for those who may wait. Raises OSError."""
+    with subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+            status = process.returncode
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            status = LATE
+    return Said(status, out.decode(errors="replace"), err.decode(errors="replace"))

@@ -1,0 +1,339 @@
+"""The launcher for Slurm: one batch job for all agents, one of them on each of its nodes.
+
+Slurm chooses the nodes, and when; the coordinator stays where it was started. Orders go through a
+shared directory (`slurmfiles`) to the keepers that the job's srun starts. How the job is, is asked
+of scontrol every few seconds, by a child process that is watched.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlctl.config import Host, JobFile, from_dict
+from dlctl.errors import DlctlError, TimedOut, Unreachable
+from dlctl.launch import answers, base, slurmcalls, slurmfiles, slurmscript, slurmwords
+from dlctl.launch.commands import Command, Said
+from dlctl.launch.remote import begin_request
+from dlctl.launch.slurmwords import Facts
+from dlctl.units import format_duration
+
+log = logging.getLogger("dlctl")
+POLL_S = 2.0
+SOON_S = 0.2
+PICKUP_S = 20.0
+"""For a keeper to take an order, while the job runs."""
+BEGIN_S = 90.0
+KILL_S = 5.0
+MINUTE_S = 60.0
+"""Slurm counts limits so coarsely."""
+News = base.Ended | base.Waiting | base.Notice
+Json = slurmfiles.Json
+
+
+@dataclass(slots=True)
+class _Agent:
+    incarnation: int
+    state: str
+    """ordered begins up killing gone"""
+    since: float
+    """Since when it is that, while the job runs."""
+
+
+class SlurmLauncher:
+    def __init__(
+        self,
+        directory: Path,
+        hosts: Mapping[str, Host],
+        watcher: base.Watcher,
+        tell: Callable[[News], None],
+    ) -> None:
+        self.directory = directory
+        self.names = [name for name, host in hosts.items() if host.launcher == "slurm"]
+        self.watcher = watcher
+        self.tell = tell
+        self.asked = from_dict(JobFile, base.read_job(directory)).slurm
+        self._handle = slurmcalls.read_handle(directory)
+        self._agents: dict[str, _Agent] = {}
+        self._facts: Facts | None = None
+        """What Slurm has said last; None: nothing yet."""
+        self._attempt: int | None = None
+        self._at_work_since: float | None = None
+        self._queued_at = time.monotonic()
+        self._command: tuple[Command, Callable[[Said], None]] | None = None
+        self._due_at = 0.0
+        self._noticed = -1
+        """The attempt whose notice was told."""
+        self._is_over = False
+
+    # ------------------------------------------------------------ what the coordinator wants
+
+    def start(self, order: base.Order) -> None:
+        try:
+            if self._handle is None:
+                self._submit()
+            self._write(order)
+        except DlctlError as error:
+            self.tell(base.Ended(order.name, order.incarnation, error.exit_code, error))
+            return
+        except OSError as error:
+            why = DlctlError(f"cannot write its order: {error}")
+            self.tell(base.Ended(order.name, order.incarnation, None, why))
+            return
+        self._agents[order.name] = _Agent(order.incarnation, "ordered", time.monotonic())
+        self._due_at = min(self._due_at, time.monotonic() + SOON_S)
+
+    def kill(self, name: str) -> None:
+        """A keeper that does not answer is silent with its node: its agent counts as gone."""
+        agent = self._agents.get(name)
+        if agent is None:
+            return
+        agent.state, agent.since = "killing", time.monotonic()
+        if self._handle is None or self._is_over or (self._facts and self._facts.waits):
+            self._ended(name, None)
+            return
+        try:
+            path = slurmfiles.kill(self._handle.directory, name)
+            slurmfiles.write(path, {"incarnation": agent.incarnation})
+        except OSError as error:
+            self._ended(name, None, DlctlError(f"cannot write the order to kill it: {error}"))
+
+    def adopt(self, recorded: dict[str, int]) -> dict[str, int]:
+        """Nothing is known before it is heard; whom another coordinator has placed can be killed."""
+        now = time.monotonic()
+        for name in self.names:
+            if name in recorded and self._handle is not None:
+                self._agents[name] = _Agent(recorded[name], "up", now)
+        return {}
+
+    def look(self) -> None:
+        if self._command is not None and self._command[0].is_late:
+            self._hear()
+        if self._handle is None or self._is_over:
+            return
+        self._read_answers()
+        self._look_for_notice()
+        if self._command is None and time.monotonic() >= self._due_at:
+            self._ask()
+
+    def close(self) -> None:
+        """Slurm has its nodes back when this returns, or a warning says why not."""
+        if self._command is not None:
+            command, _ = self._command
+            self.watcher.unwatch(command.pidfd)
+            command.said()
+        try:
+            slurmcalls.end(self.directory)
+        except DlctlError as error:
+            log.warning("%s; %s", error.message, error.hint)
+
+    # ------------------------------------------------------------ the job
+
+    def _submit(self) -> None:
+        """Raises DlctlError and OSError."""
+        root = slurmfiles.root(self.asked.dir)
+        handle = slurmcalls.new_handle(self.directory.name, root)
+        slurmfiles.make(handle.directory)
+        script = handle.directory / slurmscript.SCRIPT
+        text = slurmscript.render(self.asked, handle.name, handle.directory)
+        script.write_text(text)
+        handle.write(self.directory)
+        self._handle, self._queued_at = handle, time.monotonic()
+        self._run(slurmcalls.submit_argv(script), self._submitted)
+
+    def _submitted(self, said: Said) -> None:
+        job_id = said.out.strip().partition(";")[0]
+        if said.status != 0 or not job_id.isdecimal():
+            self._fail(slurmwords.refused(said))
+            return
+        self._note(job_id)
+        nodes = f"{self.asked.nodes} nodes" if self.asked.nodes > 1 else "1 node"
+        log.info("Slurm has taken the run as job %s: %s", job_id, nodes)
+
+    def _note(self, job_id: str) -> None:
+        assert self._handle is not None
+        self._handle = self._handle._replace(job_id=job_id)
+        try:
+            self._handle.write(self.directory)
+        except OSError as error:
+            log.warning("cannot note that the Slurm job is %s: %s", job_id, error)
+
+    def _ask(self) -> None:
+        assert self._handle is not None
+        self._due_at = time.monotonic() + POLL_S
+        if self._handle.job_id:
+            self._run(slurmcalls.show_argv(self._handle.job_id), self._heard)
+        else:  # The coordinator that has submitted it died before Slurm had said its number.
+            self._run(slurmcalls.find_argv(self._handle.name), self._found)
+
+    def _found(self, said: Said) -> None:
+        words = said.out.split()
+        if words:
+            self._note(words[0])
+        elif said.status == 0:
+            self._over(Facts(slurmwords.GONE))
+
+    def _heard(self, said: Said) -> None:
+        facts, before = slurmwords.read(said), self._facts
+        if facts is None:
+            log.warning("Slurm does not say how its job is: %s", said.last_line())
+            self._due_at = time.monotonic() + 5 * POLL_S
+            return
+        self._facts = facts
+        if self._attempt is not None and facts.restarts > self._attempt:
+            self._lost_with_attempt(facts)
+        self._attempt = facts.restarts
+        is_new = before is None or before.state != facts.state
+        if is_new:
+            log.info("job %s is %s %s", self._job, facts.state, facts.nodes or facts.reason)
+        if facts.is_over:
+            self._over(facts)
+        elif facts.waits:
+            if before is not None and not before.waits:
+                self._queued_at = time.monotonic()
+            self._at_work_since = None
+            self._wait(facts)
+        elif self._at_work_since is None:
+            self._at_work_since = time.monotonic()
+
+    @property
+    def _job(self) -> str:
+        return self._handle.job_id if self._handle is not None else ""
+
+    def _wait(self, facts: Facts) -> None:
+        """It is in the queue; for ever would be too long."""
+        text = slurmwords.waiting(self._job, facts)
+        waited_s = time.monotonic() - self._queued_at
+        if waited_s > self.asked.queue_s:
+            limit = format_duration(self.asked.queue_s)
+            hint = "queue_s in [slurm] says how long to wait; sinfo -s says what is free"
+            self._fail(TimedOut(f"{text} for {limit}", where="[slurm]", hint=hint))
+            return
+        for name, agent in self._agents.items():
+            if agent.state == "ordered":
+                self.tell(base.Waiting(name, agent.incarnation, text))
+
+    def _lost_with_attempt(self, facts: Facts) -> None:
+        """The job has been ended, to be begun again: so have all agents that it had."""
+        text = f"job {self._job} was taken off its nodes and is queued again"
+        for name, agent in self._agents.items():
+            if agent.state in ("begins", "up", "killing"):
+                why = f"{text}: {facts.reason}" if facts.reason else text
+                self._ended(name, None, Unreachable(why, where=f"job {self._job}"))
+
+    def _over(self, facts: Facts) -> None:
+        assert self._handle is not None
+        self._is_over = True
+        last = slurmfiles.last_line(self._handle.directory / slurmscript.LOG)
+        self.tell(base.Notice("over", slurmwords.ending(self._job, facts, last)))
+
+    def _fail(self, error: DlctlError) -> None:
+        """No agent will ever be started."""
+        self._is_over = True
+        log.warning("%s", error.message)
+        self.tell(base.Notice("over", "; ".join(filter(None, (error.message, error.hint)))))
+
+    # ------------------------------------------------------------ orders and answers
+
+    def _write(self, order: base.Order) -> None:
+        """Raises DlctlError and OSError."""
+        assert self._handle is not None
+        scratch = self.asked.scratch or f"/tmp/dlctl-slurm-{os.getuid()}"
+        request = {**begin_request(self.directory, order), "dir": scratch}
+        slurmfiles.write(slurmfiles.order(self._handle.directory, order.name), request)
+
+    def _read_answers(self) -> None:
+        assert self._handle is not None
+        for name, agent in list(self._agents.items()):
+            if agent.state == "gone":
+                continue
+            answer = slurmfiles.read(slurmfiles.answer(self._handle.directory, name))
+            is_newest = answer.get("attempt", 0) >= (self._attempt or 0)
+            if is_newest and answer.get("incarnation") == agent.incarnation:
+                self._take(name, agent, answer)
+            self._give_up_if_late(name, agent)
+
+    def _take(self, name: str, agent: _Agent, answer: Json) -> None:
+        state, node = answer.get("state"), str(answer.get("node", ""))
+        if state == "begins" and agent.state == "ordered":
+            agent.state, agent.since = "begins", time.monotonic()
+        elif state == "up" and agent.state in ("ordered", "begins"):
+            agent.state = "up"
+            log.info("%s is on %s, in job %s", name, node, self._job)
+        elif state == "failed" and agent.state != "up":
+            value = answer.get("value")
+            said = answers.Answer(node, value, int(answer.get("status", 1)), "")
+            error = answers.explain(said)
+            self._ended(name, error.exit_code, error)
+        elif state in ("ended", "failed"):
+            status = answer.get("status")
+            self._ended(name, status if type(status) is int and state == "ended" else None)
+
+    def _give_up_if_late(self, name: str, agent: _Agent) -> None:
+        if self._at_work_since is None or self._facts is None or not self._facts.is_at_work:
+            return
+        limits_s = {"ordered": PICKUP_S, "begins": BEGIN_S, "killing": KILL_S}
+        limit_s = limits_s.get(agent.state)
+        late_s = time.monotonic() - max(agent.since, self._at_work_since)
+        if limit_s is None or late_s < limit_s:
+            return
+        last = slurmfiles.last_line(self._directory / slurmscript.LOG)
+        error = Unreachable(
+            f"the keeper of {name} has not answered for {limit_s:.0f} s on {self._facts.nodes}"
+            + (f" ({last})" if last else ""),
+            where=f"job {self._job}",
+            hint=f"is {self._directory} the same on the nodes? sinfo -N says how they are",
+        )
+        self._ended(name, None if agent.state == "killing" else error.exit_code, error)
+
+    @property
+    def _directory(self) -> Path:
+        assert self._handle is not None
+        return self._handle.directory
+
+    def _ended(self, name: str, status: int | None, error: DlctlError | None = None) -> None:
+        agent = self._agents[name]
+        if agent.state != "gone":
+            agent.state = "gone"
+            self.tell(base.Ended(name, agent.incarnation, status, error))
+
+    def _look_for_notice(self) -> None:
+        """Slurm's signal has come to the batch script."""
+        if self._facts is None or self._attempt == self._noticed:
+            return
+        path = self._directory / slurmscript.NOTICE
+        try:
+            said = path.read_text().strip()
+        except OSError:
+            return
+        if said != str(self._attempt):
+            return  # Of an attempt before this one.
+        self._noticed = self._attempt if self._attempt is not None else -1
+        left_s, limit = self._facts.left_s, self._facts.time_limit
+        if left_s is not None and left_s <= self.asked.notice_s + 2 * MINUTE_S:
+            text = f"job {self._job} is about to reach its time limit of {limit}"
+            self.tell(base.Notice("ending", text))
+        else:
+            self.tell(base.Notice("saving", f"job {self._job} is about to lose its nodes"))
+
+    # ------------------------------------------------------------ commands
+
+    def _run(self, argv: list[str], then: Callable[[Said], None]) -> None:
+        """One at a time. Raises DlctlError if there is no such command, and OSError."""
+        try:
+            command = Command(argv, slurmcalls.COMMAND_S)
+        except FileNotFoundError as error:
+            raise slurmwords.no_slurm(error) from error
+        self._command = command, then
+        self.watcher.watch(command.pidfd, self._hear)
+
+    def _hear(self) -> None:
+        assert self._command is not None
+        command, then = self._command
+        self._command = None
+        self.watcher.unwatch(command.pidfd)
+        then(command.said())

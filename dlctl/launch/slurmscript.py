@@ -1,0 +1,93 @@
+"""The batch script of a run's Slurm job. It is rendered from the job alone, and holds no secret.
+
+One srun starts one keeper on every node (`daemons.host.keep`), which starts and holds the agent
+there. A keeper or a node that is lost must not take the others with it: hence --no-kill, --wait=0
+and --kill-on-bad-exit=0.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from pathlib import Path
+
+from dlctl.config import Slurm
+from dlctl.units import parse_duration
+
+NOTICE = "notice"
+"""The file that says that Slurm has sent its signal: the time is nearly over, or others need the
+nodes. In it: the attempt, counted from 0."""
+LOG = "job.log"
+SCRIPT = "job.sh"
+ATTEMPT = "${SLURM_RESTART_COUNT:-0}"
+OWN = (
+    "nodes", "partition", "time", "account", "qos", "constraint", "cpus-per-task", "gpus-per-node",
+    "mem", "job-name", "ntasks", "ntasks-per-node", "signal", "output", "error", "open-mode",
+    "chdir", "requeue", "no-requeue", "no-kill", "array", "export", "parsable", "wait", "wrap",
+    "input", "test-only",
+)  # fmt: skip
+"""Options of sbatch that a job file cannot give in `extra`: they are dlctl's, or have a key."""
+_BODY = """
+cd /
+places={directory}
+trap 'echo "{attempt}" > "$places/.{notice}" && mv -f "$places/.{notice}" "$places/{notice}"' USR1
+{srun} &
+step=$!
+# The trap ends a wait, not the step.
+while wait "$step"; code=$?; [ "$code" -gt 128 ] && kill -0 "$step" 2>/dev/null; do :; done
+exit "$code"
+"""
+
+
+def render(asked: Slurm, name: str, directory: Path) -> str:
+    """`name`: of the job, for squeue. `directory`: of the orders, which all nodes share."""
+    options = "".join(f"#SBATCH {option}\n" for option in _options(asked, name, directory))
+    body = _BODY.format(
+        directory=shlex.quote(str(directory)),
+        notice=NOTICE,
+        attempt=ATTEMPT,
+        srun=shlex.join(_srun(asked, directory)),
+    )
+    return f"#!/bin/bash\n{options}{body}"
+
+
+def _options(asked: Slurm, name: str, directory: Path) -> list[str]:
+    given = {
+        "job-name": name,
+        "nodes": asked.nodes,
+        "ntasks-per-node": 1,
+        "partition": asked.partition,
+        "time": minutes(asked.time),
+        "account": asked.account,
+        "qos": asked.qos,
+        "constraint": asked.constraint,
+        "cpus-per-task": asked.cpus_per_node,
+        "gpus-per-node": asked.gpus_per_node,
+        "mem": asked.memory,
+        "signal": f"B:USR1@{math.ceil(asked.notice_s)}" if asked.notice_s else "",
+        # In a file's name % has a meaning.
+        "output": str(directory / LOG).replace("%", "%%"),
+        "open-mode": "append",
+        "chdir": "/",
+    }
+    options = [f"--{key}={_quoted(str(value))}" for key, value in given.items() if value]
+    options += ["--no-kill", "--requeue" if asked.requeue else "--no-requeue"]
+    return [*options, *asked.extra]
+
+
+def _quoted(text: str) -> str:
+    return shlex.quote(text)
+
+
+def minutes(time: str) -> int:
+    """A limit as Slurm counts it, rounded up; 0: none is given. Raises ValueError."""
+    return math.ceil(parse_duration(time) / 60) if time else 0
+
+
+def _srun(asked: Slurm, directory: Path) -> list[str]:
+    """--cpus-per-task is not inherited from sbatch since Slurm 22.05."""
+    words = ["srun", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--ntasks-per-node=1"]
+    words += [f"--cpus-per-task={asked.cpus_per_node}"] if asked.cpus_per_node else []
+    python = asked.python or sys.executable
+    return [*words, "--cpu-bind=none", python, "-P", "-m", "daemons.host.keep", str(directory)]
