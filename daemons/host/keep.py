@@ -198,11 +198,13 @@ class Keeper:
             end({**request, **purge})
 
     def _is_queued_again(self) -> bool:
-        """Whether Slurm will run this job once more. It cannot always say so."""
+        """Whether Slurm will run this job once more. While it ends, its state is "COMPLETING" in
+        any case; but the restart is counted already.
+        """
         with suppress(OSError):
             said = commands.wait(["scontrol", "-o", "show", "job", self.job_id], ASK_S)
             facts = slurmwords.read(said)
-            return facts is not None and facts.waits
+            return facts is not None and facts.restarts > self.attempt
         return False
 
 

@@ -197,6 +197,8 @@ class SlurmLauncher:
                 self._queued_at = time.monotonic()
             self._at_work_since = None
             self._wait(facts)
+        elif facts.state == slurmwords.COMPLETING:
+            self._at_work_since = None  # The keepers are being ended: none takes an order any more.
         elif self._at_work_since is None:
             self._at_work_since = time.monotonic()
 

@@ -15,6 +15,8 @@ from dlctl.launch.commands import LATE, Said
 UNKNOWN_JOB = "Invalid job id"
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING")
 AT_WORK = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "COMPLETING")
+COMPLETING = "COMPLETING"
+"""Its processes are being ended, also before it is queued again."""
 GONE = "GONE"
 """Of a job that Slurm does not know any more."""
 _WORDS = {
@@ -127,7 +129,8 @@ def ending(job_id: str, facts: Facts, last_line: str) -> str:
 
 def refused(said: Said) -> DlctlError:
     """sbatch has not taken the job."""
-    words = said.last_line().removeprefix("sbatch: error: ") or f"exit {said.status}"
+    lines = [line.strip().removeprefix("sbatch: error: ") for line in said.err.splitlines()]
+    words = "; ".join(filter(None, lines)) or f"exit {said.status}"
     text = f"Slurm has not taken the job: {words}"
     if said.status == LATE or "Unable to contact" in said.err:
         return Unreachable(text, where="sbatch", hint="sinfo says whether Slurm answers")

@@ -73,9 +73,10 @@ class SlurmCluster:
     """Up with `with`; the nodes are h1, h2 ... with 4 processors each, by Slurm's own counting."""
 
     def __init__(self, nodes: int = 3) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="dlctl-slurm-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="slurm-lab-"))
         """The same on all nodes and in the lab, as on a file server."""
         self.cluster = Cluster(nodes, shared=[self.directory])
+        self._lost: set[str] = set()
 
     def __enter__(self) -> SlurmCluster:
         try:
@@ -153,3 +154,41 @@ class SlurmCluster:
         conf = self.directory / "slurm.conf"
         ended = self.cluster.ssh(name, f"SLURM_CONF={conf} slurmd -N {name} </dev/null >/dev/null")
         assert ended.returncode == 0, ended.stderr
+
+    def lose(self, name: str) -> None:
+        """The node loses its power for good."""
+        self.cluster.lose(name)
+        self._lost.add(name)
+
+    def living(self) -> list[str]:
+        return [name for name in self.cluster.names if name not in self._lost]
+
+    # ------------------------------------------------------------ dlctl there
+
+    def section(self, nodes: int = 3, **more: str) -> str:
+        """For a job file; values as TOML."""
+        keys = {"nodes": str(nodes), "dir": f'"{self.directory}/orders"', **more}
+        return "\n".join(["[slurm]", *(f"{key} = {value}" for key, value in keys.items()), ""])
+
+    def daemons(self, node: str) -> list[str]:
+        """Names of the daemons that live on a node; its keeper is one of them."""
+        words = [process.cmdline() for process in self.cluster.processes(node)]
+        return sorted(w[-3] if len(w) > 5 else w[3] for w in words if "daemons." in " ".join(w[:4]))
+
+    def kill(self, node: str, daemon: str) -> None:
+        for process in self.cluster.processes(node):
+            words = process.cmdline()
+            if len(words) > 5 and words[5] == daemon:
+                process.kill()
+                return
+        raise AssertionError(f"no {daemon} on {node}")
+
+    def files(self, node: str) -> list[str]:
+        """What of dlctl's is there."""
+        root = self.cluster.files(node)
+        found = [*(root / f"tmp/dlctl-slurm-{os.getuid()}").rglob("*"), *(root / "dev/shm").rglob("*")]
+        return [str(file) for file in found if file.is_file()]
+
+    def orders(self) -> list[Path]:
+        """All that is in the directory that the coordinator and the keepers share."""
+        return [*(self.directory / "orders").glob("*"), *(self.directory / "orders").glob("*/*")]

@@ -1,0 +1,245 @@
+"""Jobs on the nodes of a real Slurm: they train, lose daemons and nodes, and are taken off."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from integ.workplace import Workplace
+
+from .slurm_cluster import SlurmCluster
+
+pytestmark = pytest.mark.root
+
+ENDLESS = "{ steps = 100000000 }"
+PROJECT = Path(__file__).parents[2]
+SLOW_S = 0.02
+LONG_S = 90.0
+HOG = "#!/bin/bash\n#SBATCH --nodes=3 --exclusive --chdir=/ --output=/dev/null\nsleep 600\n"
+
+
+def write_job(place: Workplace, slurm: SlurmCluster, more: str = "", **keys: str) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(
+        stop=ENDLESS, servers=2, workers=3, checkpoint_every_s=0.0, more=slurm.section(**keys) + more
+    )  # fmt: skip
+
+
+def begin(place: Workplace, slurm: SlurmCluster, more: str = "", **keys: str) -> str:
+    """A job without an end on three nodes, at work; returns its number in Slurm."""
+    write_job(place, slurm, more, **keys)
+    place.start()
+    (job,) = slurm.jobs()
+    return job
+
+
+# ---------------------------------------------------------------- in the queue; without torch
+
+
+def test_a_job_that_slurm_refuses_fails_the_start_in_slurm_s_own_words(
+    slurm: SlurmCluster, place: Workplace
+) -> None:
+    write_job(place, slurm, partition='"nowhere"')
+    (place.path / "job.toml").write_text(
+        (place.path / "job.toml").read_text() + '[network]\naddress = "10.99.0.1"\n'
+    )
+    ended = place.dlctl("start", "job.toml")
+    assert ended.code == 7
+    assert "invalid partition specified: nowhere" in ended.err
+    assert not slurm.jobs()
+    place.nothing_left()
+
+
+def test_a_job_in_the_queue_says_why_it_waits_and_is_taken_out_by_stop(
+    slurm: SlurmCluster, place: Workplace
+) -> None:
+    (slurm.directory / "hog.sh").write_text(HOG)
+    hog = slurm.run("sbatch", "--parsable", str(slurm.directory / "hog.sh")).stdout.strip()
+    place.until("it has all nodes", lambda: slurm.facts(hog).get("JobState") == "RUNNING")
+    write_job(place, slurm)
+    assert place.dlctl("start", "--no-wait", "job.toml").code == 0
+    place.until("it waits", lambda: "is pending: Resources" in place.run().get("waiting", ""))
+    assert place.run()["waiting"] == "agent-1, agent-2, agent-3 (job 2 is pending: Resources)"
+    assert "pending: Resources" in place.dlctl("status").out
+    for private in (*slurm.directory.glob("orders/*"), *slurm.directory.glob("orders/*/*.order")):
+        assert private.stat().st_mode & 0o077 == 0, f"{private} is for nobody else"
+    as_another = ("runuser", "-u", "nobody", "--", "cat", *map(str, slurm.orders()))
+    assert slurm.run(*as_another).stdout == ""
+    assert place.dlctl("stop").code == 0
+    assert slurm.jobs() == [hog]
+    slurm.run("scancel", hog)
+    place.until("the queue is empty", lambda: not slurm.jobs())
+    place.nothing_left()
+
+
+def test_a_job_that_waits_too_long_is_given_up(slurm: SlurmCluster, place: Workplace) -> None:
+    write_job(place, slurm, queue_s="1.0", extra='["--begin=now+1hour"]')
+    ended = place.dlctl("start", "job.toml")
+    assert ended.code == 7
+    assert "is pending: BeginTime for 1.0s" in ended.err
+    place.nothing_left()
+
+
+# ---------------------------------------------------------------- at work
+
+
+@pytest.mark.long
+def test_two_servers_and_four_workers_on_three_nodes_train_digits_without_sacct(
+    slurm: SlurmCluster, place: Workplace
+) -> None:
+    asked = slurm.cluster.directory / "sacct-was-asked"
+    trap = slurm.cluster.directory / "bin" / "sacct"
+    trap.write_text(f"#!/bin/sh\ntouch {asked}\nexit 1\n")
+    trap.chmod(0o755)
+    digits = PROJECT / "examples" / "digits"
+    for file in ("train.py", "job.toml"):
+        (place.path / file).write_text((digits / file).read_text())
+    with (place.path / "job.toml").open("a") as file:
+        file.write(f"\n{slurm.section()}")
+    ended = place.dlctl("run", "job.toml", timeout_s=120)
+    assert ended.code == 0, ended.err
+    run = place.run()
+    assert run["state"] == "finished"
+    assert run["evaluation"]["accuracy"] >= 0.95
+    hosts = {row["name"]: row["host"] for row in run["daemons"]}
+    assert [hosts[f"agent-{i}"] for i in range(4)] == ["lab", "h1", "h2", "h3"]
+    assert {hosts[name] for name in hosts if name.startswith("worker")} == {"h1", "h2", "h3"}
+    assert place.dlctl("checkpoint", "verify").code == 0, "all of it is here"
+    assert place.dlctl("verify").code == 0
+    assert slurm.facts("1")["JobState"] == "COMPLETED"
+    assert not asked.exists()
+    place.nothing_left()
+
+
+@pytest.mark.long
+def test_whoever_is_killed_on_a_node_the_run_goes_on(slurm: SlurmCluster, place: Workplace) -> None:
+    job = begin(place, slurm)
+    place.until_step(10)
+    for node, name in (("h1", "agent-1"), ("h2", "server-1"), ("h3", "worker-2")):
+        slurm.kill(node, name)
+        place.until(f"{name} begins anew", lambda name=name: place.daemon(name)["incarnation"] == 2)
+        place.until_state("running", timeout_s=LONG_S)
+        place.until_step(place.run()["step"] + 20)
+    os.kill(place.pid("coordinator"), signal.SIGKILL)
+    place.until_step(place.run()["step"] + 20)
+    place.until_state("running")
+    agents = [place.daemon(f"agent-{i}")["incarnation"] for i in range(4)]
+    assert agents == [1, 2, 1, 1], "who lives goes on"
+    assert slurm.jobs() == [job]
+    assert place.dlctl("scale", "worker=4").code == 0
+    assert place.dlctl("set", "worker-*", "push=5MB/s").code == 0
+    assert place.dlctl("checkpoint").code == 0
+    assert place.dlctl("stop").code == 0
+    assert slurm.facts(job)["JobState"] == "COMPLETED"
+    assert place.run()["checkpoint"]["step"] == place.run()["step"], "nothing is lost"
+    place.nothing_left()
+
+
+@pytest.mark.long
+def test_a_stopped_run_goes_on_from_its_checkpoint_in_another_job(
+    slurm: SlurmCluster, place: Workplace
+) -> None:
+    first = begin(place, slurm)
+    secret = json.loads(next(slurm.directory.glob("orders/*/agent-1.order")).read_text())["secret"]
+    for node in slurm.cluster.names:
+        for process in slurm.processes(node):
+            files = (Path(f"/proc/{process.pid}/{file}") for file in ("cmdline", "environ"))
+            assert all(secret.encode() not in file.read_bytes() for file in files)
+    place.until_step(20)
+    assert place.dlctl("stop").code == 0
+    step = place.run()["step"]
+    assert not slurm.orders()
+    place.start()
+    place.until_step(step + 20)
+    (second,) = slurm.jobs()
+    assert second != first
+    assert place.dlctl("stop").code == 0
+    assert place.dlctl("verify").code == 0
+    place.nothing_left()
+
+
+@pytest.mark.long
+def test_scancel_from_outside_is_named_and_nothing_is_left(
+    slurm: SlurmCluster, place: Workplace
+) -> None:
+    job = begin(place, slurm)
+    place.until_step(10)
+    assert place.dlctl("checkpoint").code == 0
+    slurm.run("scancel", job)
+    place.until_state("failed", timeout_s=LONG_S)
+    said = f"the Slurm job {job} was cancelled, and not by dlctl (CANCELLED)"
+    assert place.run()["reason"] == said
+    place.until("nobody is left", lambda: not any(map(slurm.daemons, slurm.living())), LONG_S)
+    place.nothing_left(timeout_s=20.0)
+    place.start()
+    place.until_step(place.run()["checkpoint"]["step"] + 10)
+    assert place.dlctl("stop").code == 0
+    place.nothing_left()
+
+
+@pytest.mark.long
+def test_before_its_time_limit_a_run_is_saved_and_stopped(
+    slurm: SlurmCluster, place: Workplace
+) -> None:
+    job = begin(place, slurm, time='"1m"', notice_s="30.0")
+    place.until_state("stopped", timeout_s=LONG_S)
+    said = f"job {job} is about to reach its time limit of 00:01:00"
+    assert place.run()["reason"] == said
+    assert place.run()["checkpoint"]["step"] == place.run()["step"] > 0
+    place.nothing_left(timeout_s=20.0)
+    assert slurm.facts(job)["JobState"] == "COMPLETED"
+
+
+@pytest.mark.long
+def test_a_run_whose_job_is_queued_again_waits_and_goes_on(
+    slurm: SlurmCluster, place: Workplace
+) -> None:
+    job = begin(place, slurm, requeue="true")
+    place.until_step(20)
+    slurm.run("scontrol", "requeue", job)
+    waits = f"job {job} is pending again: BeginTime"
+    place.until("it waits", lambda: waits in place.daemon("agent-1").get("phase", ""), LONG_S)
+    step = place.run()["step"]
+    slurm.run("scontrol", "update", f"jobid={job}", "StartTime=now")
+    place.until_step(step + 20, timeout_s=LONG_S)
+    place.until_state("running", timeout_s=LONG_S)
+    assert place.dlctl("stop").code == 0
+    assert place.dlctl("verify").code == 0, "the shards were on their nodes still"
+    place.nothing_left()
+
+
+@pytest.mark.long
+def test_the_workers_of_a_node_that_is_lost_go_on_elsewhere(
+    slurm: SlurmCluster, place: Workplace
+) -> None:
+    begin(place, slurm, "[timeouts]\nsilent_s = 2.0\nhost_s = 6.0\n")
+    place.until_step(20)
+    slurm.lose("h3")
+    place.until(
+        "its worker is elsewhere", lambda: place.daemon("worker-2")["agent"] != "agent-3", LONG_S
+    )
+    place.until("it works", lambda: place.daemon("worker-2")["state"] == "running", LONG_S)
+    place.until_step(place.run()["step"] + 20)
+    ended = place.dlctl("stop")
+    assert ended.code in (0, 8), ended.err
+    place.until("the job is gone", lambda: not slurm.jobs(), LONG_S)
+    place.nothing_left()
+
+
+@pytest.mark.long
+def test_stop_kill_ends_a_run_that_nobody_leads_any_more(
+    slurm: SlurmCluster, place: Workplace
+) -> None:
+    begin(place, slurm)
+    place.until_step(5)
+    home = [psutil.Process(place.pid(name)) for name in ("coordinator", "agent-0")]
+    place.kill_at_once(home)
+    assert slurm.daemons("h1")
+    ended = place.dlctl("stop", "--kill")
+    assert ended.code == 0, ended.err
+    place.until("nobody is left", lambda: not any(map(slurm.daemons, slurm.living())), LONG_S)
+    place.nothing_left()
