@@ -2,7 +2,7 @@ PY ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test soak fuzz lint faults hosts rampage bench man clean install
+.PHONY: demo test soak fuzz lint faults hosts slurm rampage bench man clean install
 
 install: $(VENV)/.installed
 
@@ -41,6 +41,10 @@ faults: install
 hosts: install
 	$(BIN)/python -m pytest -m "long or not long" tests/hosts tests/integ/test_new_keys.py \
 		tests/integ/test_surroundings.py tests/sim/test_rotation.py
+
+# A real Slurm on three such hosts: killed daemons, scancel, preemption, a time limit; needs root.
+slurm: install
+	$(BIN)/python -m pytest -m "long or not long" tests/slurm
 
 # The digits example while somebody kills its daemons.
 rampage: install

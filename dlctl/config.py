@@ -219,7 +219,7 @@ class Node(Host):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slurm:
-    """What to ask Slurm for; the daemons run in one job of it, and [[hosts]] has no place then."""
+    """The job of a batch system; there are no [[hosts]] then."""
 
     __pydantic_config__ = STRICT
 

@@ -1,4 +1,4 @@
-"""`python -P -m daemons.host.keep DIRECTORY`: the keeper of one node of a Slurm job.
+"""`python -P -m daemons.host.keep DIRECTORY [--requeue]`: the keeper of one node of a Slurm job.
 
 It is the task of srun on this node. It takes the orders that lie in DIRECTORY (see
 `dlctl.launch.slurmfiles`), has the agent begin exactly as ssh would (`daemons.host`), says what
@@ -26,7 +26,7 @@ from typing import Any
 from daemons.host.end import agents, end, kill
 from daemons.host.requests import host_directory
 from dlctl.errors import DlctlError
-from dlctl.launch import answers, commands, slurmfiles, slurmwords
+from dlctl.launch import answers, commands, slurmfiles, slurmscript, slurmwords
 from dlctl.processes import start_of
 
 POLL_S = 0.5
@@ -42,12 +42,16 @@ Json = dict[str, Any]
 
 
 class Keeper:
-    def __init__(self, directory: Path, agent: str, node: str, job_id: str, attempt: int) -> None:
+    def __init__(
+        self, directory: Path, agent: str, node: str, job_id: str, attempt: int, may_requeue: bool
+    ) -> None:
+        """`attempt`: of this job, from 0. `may_requeue`: there may be another one."""
         self.directory = directory
         self.agent = agent
         self.node = node
         self.job_id = job_id
         self.attempt = attempt
+        self.may_requeue = may_requeue
         before = slurmfiles.read(slurmfiles.answer(directory, agent))
         # What another attempt has begun is not begun again: it has ended with that.
         is_of_another = before.get("attempt") != attempt
@@ -185,7 +189,9 @@ class Keeper:
     # ------------------------------------------------------------ the end
 
     def _leave(self, why: str) -> None:
-        is_requeued = self._is_told_to_end and self._is_queued_again()
+        # Slurm may say it twice, and it is for all that is started from here on, too.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        is_requeued = self._is_told_to_end and self.may_requeue and self._is_queued_again()
         print(f"{self.agent} on {self.node}: the keeper ends: {why}", flush=True)
         if self._begin is not None:
             self._begin.kill()
@@ -199,13 +205,13 @@ class Keeper:
 
     def _is_queued_again(self) -> bool:
         """Whether Slurm will run this job once more. While it ends, its state is "COMPLETING" in
-        any case; but the restart is counted already.
+        any case; but the restart is counted already. If nobody can say it: perhaps.
         """
         with suppress(OSError):
             said = commands.wait(["scontrol", "-o", "show", "job", self.job_id], ASK_S)
             facts = slurmwords.read(said)
-            return facts is not None and facts.restarts > self.attempt
-        return False
+            return facts is None or facts.restarts > self.attempt
+        return True
 
 
 def main(argv: list[str], environment: dict[str, str]) -> int:
@@ -226,7 +232,8 @@ def main(argv: list[str], environment: dict[str, str]) -> int:
     attempt = int(environment.get("SLURM_RESTART_COUNT", 0))
     os.environ["DLCTL_HOST"] = node
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    return Keeper(directory, f"agent-{number}", node, job_id, attempt).run()
+    may_requeue = slurmscript.REQUEUE in argv
+    return Keeper(directory, f"agent-{number}", node, job_id, attempt, may_requeue).run()
 
 
 if __name__ == "__main__":

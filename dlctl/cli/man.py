@@ -32,6 +32,7 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
         ("dlctl man", "the overview"),
         ("dlctl man job", "every key of the job file"),
         ("dlctl man hosts", "from one machine to three"),
+        ("dlctl man slurm", "on the nodes of a cluster"),
         ("dlctl man logs", "one command"),
     ],
 )
@@ -51,7 +52,7 @@ def command(topic: str | None, plain: bool) -> None:
 
 
 def find(topic: str | None) -> Path:
-    """The page of a command, of "job" or "hosts", or (None) of dlctl itself.
+    """The page of a command, of "job", "hosts" or "slurm", or (None) of dlctl itself.
 
     Raises NotFound, with a suggestion.
     """
@@ -69,7 +70,7 @@ def find(topic: str | None) -> Path:
 
 
 def topics() -> dict[str, Path]:
-    """All pages: command (or "job", "hosts", or "" for dlctl itself) -> file."""
+    """All pages: command (or "job", "hosts", "slurm", or "" for dlctl itself) -> file."""
     for folder in _folders():
         pages = sorted(folder.glob("man[157]/dlctl*.[157]"))
         if pages:

@@ -111,7 +111,7 @@ def hosts_page(version: str) -> str:
     page.code(EXAMPLE)
     page.heading("SEE ALSO")
     page.paragraphs(
-        "dlctl(1), dlctl-job(5), dlctl-doctor(1), dlctl-plan(1), dlctl-start(1), dlctl-stop(1), "
-        "ssh_config(5)"
+        "dlctl(1), dlctl-job(5), dlctl-slurm(7), dlctl-doctor(1), dlctl-plan(1), dlctl-start(1), "
+        "dlctl-stop(1), ssh_config(5)"
     )
     return str(page)

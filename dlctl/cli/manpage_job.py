@@ -26,6 +26,7 @@ _ABOUT = {
     "evaluation": "When the task's evaluate is called.",
     "network": "How the daemons reach each other.",
     "hosts": "The machines that take part, one section each; see dlctl-hosts(7).",
+    "slurm": "What to ask Slurm for; the daemons run in one job of it, see dlctl-slurm(7).",
 }
 
 

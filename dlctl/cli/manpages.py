@@ -18,6 +18,7 @@ from dlctl.cli.group import Command, LazyGroup, summary_and_body
 from dlctl.cli.main import cli
 from dlctl.cli.manpage_hosts import hosts_page
 from dlctl.cli.manpage_job import job_page
+from dlctl.cli.manpage_slurm import slurm_page
 from dlctl.cli.roff import Page
 
 FOLDER = Path(__file__).parents[2] / "man"
@@ -61,6 +62,7 @@ def pages() -> dict[str, str]:
         "man1/dlctl.1": _root_page(root),
         "man5/dlctl-job.5": job_page(__version__),
         "man7/dlctl-hosts.7": hosts_page(__version__),
+        "man7/dlctl-slurm.7": slurm_page(__version__),
     }
     for name, command in _commands(cli, root):
         context = click.Context(command, info_name=name, parent=root)

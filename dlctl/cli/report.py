@@ -21,6 +21,8 @@ from dlctl.text import plural
 
 FULL_BYTES = 1_000_000
 """Less room than this on its disk, and a run cannot write any more what is going on."""
+SLURM_JOB = "slurm.json"
+"""Only in the directory of a run that has a Slurm job (`slurmcalls.HANDLE`)."""
 HEADLINE_CHARS = 80
 OVERDUE_S = 10.0
 """A checkpoint that takes longer is worth a line of its own."""
@@ -126,7 +128,7 @@ def headline(reason: str) -> str:
 
 def _labelled(snapshot: Snapshot) -> list[str]:
     run = snapshot.run
-    lines = []
+    lines = [f"  slurm       job {job}"] if (job := slurm_job(snapshot)) else []
     if snapshot.is_live and text(run.get("waiting")):
         lines.append(f"  waiting     {waiting(run['waiting'])}")
     if isinstance(run.get("evaluation"), Mapping):
@@ -236,6 +238,16 @@ def _particulars(row: Row, now: float) -> list[str]:
     return parts
 
 
+def slurm_job(snapshot: Snapshot) -> str:
+    """The number of the Slurm job that a run has now; "" if it has none."""
+    if not (snapshot.directory / SLURM_JOB).exists():
+        return ""
+    from dlctl.launch import slurmcalls  # here, because most runs have none
+
+    handle = slurmcalls.read_handle(snapshot.directory)
+    return console.escape(handle.job_id) if handle is not None else ""
+
+
 def as_data(snapshot: Snapshot) -> dict[str, Any]:
     """A run as JSON, without its daemons: all its keys, and the state as it is in truth."""
     truth = {
@@ -246,6 +258,7 @@ def as_data(snapshot: Snapshot) -> dict[str, Any]:
         "stale_s": snapshot.stale_s,
         "silent_s": snapshot.silent_s,
         "directory": str(snapshot.directory),
+        "slurm_job": slurm_job(snapshot) or None,
     }
     data: dict[str, Any] = values.timed({**snapshot.run, **truth})
     return data

@@ -216,8 +216,8 @@ def _planned(directory: Path) -> list[str]:
     others = [h for h in hosts if isinstance(h, dict) and h.get("ssh")] if hosts else []
     slurm = job.get("slurm")
     nodes = slurm.get("nodes") if isinstance(slurm, dict) else 0
-    others += range(nodes if type(nodes) is int else 0)
-    names = ["coordinator", *(f"agent-{i}" for i in range(1 + len(others)))]
+    other_agents = len(others) + (nodes if type(nodes) is int else 0)
+    names = ["coordinator", *(f"agent-{i}" for i in range(1 + other_agents))]
     for role in ("server", "worker"):
         section = job.get(f"{role}s")
         count = section.get("count") if isinstance(section, dict) else None

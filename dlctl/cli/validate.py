@@ -60,6 +60,7 @@ def summary(job: JobFile) -> str:
             _compression(job.compression),
             _count(job.servers.count, "server"),
             _count(job.workers.count, "worker"),
+            *([f"on {_count(job.slurm.nodes, 'Slurm node')}"] if job.slurm.nodes else []),
             _stop(job.job.stop),
         ]
     )

@@ -1,4 +1,4 @@
-"""What is wrong with the section [slurm]: what goes into sbatch's options, and what goes together."""
+"""What is wrong with the section [slurm]: options of sbatch, and what goes together."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ from typing import Any
 
 from dlctl.jobfile.hosts import FULL_PATH, get
 from dlctl.jobfile.problems import Fault
-from dlctl.launch.slurmscript import OWN, minutes
+from dlctl.units import parse_duration
 
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:+-]*")
 CONSTRAINT = re.compile(r"[A-Za-z0-9\[(][A-Za-z0-9_.&|*()\[\]-]*")
 MEMORY = re.compile(r"[0-9]+[KMGT]?")
 EXTRA = re.compile(r"--[a-z][a-z0-9-]*(=[^\0\r\n]*)?")
+OWN = (
+    "nodes", "partition", "time", "account", "qos", "constraint", "cpus-per-task", "gpus-per-node",
+    "mem", "job-name", "ntasks", "ntasks-per-node", "signal", "output", "error", "open-mode",
+    "chdir", "requeue", "no-requeue", "no-kill", "array", "export", "parsable", "wait", "wrap",
+    "input", "test-only",
+)  # fmt: skip
+"""Options of sbatch that a job file cannot give in `extra`: they are dlctl's, or have a key."""
 _TEXTS = {
     "partition": (WORD, "must be the name of a partition"),
     "account": (WORD, "must be the name of an account"),
@@ -54,7 +61,7 @@ def _check_time(text: Any) -> Iterator[Fault]:
     if not isinstance(text, str) or not text:
         return
     try:
-        if minutes(text) < 1:
+        if parse_duration(text) <= 0:
             yield Fault(("slurm", "time"), "must be above zero")
     except ValueError as error:
         yield Fault(("slurm", "time"), str(error))

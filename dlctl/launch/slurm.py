@@ -103,7 +103,7 @@ class SlurmLauncher:
             self._ended(name, None, DlctlError(f"cannot write the order to kill it: {error}"))
 
     def adopt(self, recorded: dict[str, int]) -> dict[str, int]:
-        """Nothing is known before it is heard; whom another coordinator has placed can be killed."""
+        """Nothing is known before it is heard; who was placed before can be killed."""
         now = time.monotonic()
         for name in self.names:
             if name in recorded and self._handle is not None:
@@ -165,10 +165,13 @@ class SlurmLauncher:
     def _ask(self) -> None:
         assert self._handle is not None
         self._due_at = time.monotonic() + POLL_S
-        if self._handle.job_id:
-            self._run(slurmcalls.show_argv(self._handle.job_id), self._heard)
-        else:  # The coordinator that has submitted it died before Slurm had said its number.
-            self._run(slurmcalls.find_argv(self._handle.name), self._found)
+        try:
+            if self._handle.job_id:
+                self._run(slurmcalls.show_argv(self._handle.job_id), self._heard)
+            else:  # The coordinator that has submitted it died before Slurm had said its number.
+                self._run(slurmcalls.find_argv(self._handle.name), self._found)
+        except (DlctlError, OSError) as error:  # It may be possible again a little later.
+            log.warning("cannot ask Slurm how its job is: %s", error)
 
     def _found(self, said: Said) -> None:
         words = said.out.split()
@@ -230,7 +233,7 @@ class SlurmLauncher:
     def _over(self, facts: Facts) -> None:
         assert self._handle is not None
         self._is_over = True
-        last = slurmfiles.last_line(self._handle.directory / slurmscript.LOG)
+        last = slurmfiles.last_error(self._handle.directory / slurmscript.LOG)
         self.tell(base.Notice("over", slurmwords.ending(self._job, facts, last)))
 
     def _fail(self, error: DlctlError) -> None:
@@ -283,7 +286,7 @@ class SlurmLauncher:
         late_s = time.monotonic() - max(agent.since, self._at_work_since)
         if limit_s is None or late_s < limit_s:
             return
-        last = slurmfiles.last_line(self._directory / slurmscript.LOG)
+        last = slurmfiles.last_error(self._directory / slurmscript.LOG)
         error = Unreachable(
             f"the keeper of {name} has not answered for {limit_s:.0f} s on {self._facts.nodes}"
             + (f" ({last})" if last else ""),

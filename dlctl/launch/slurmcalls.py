@@ -156,7 +156,9 @@ def _wait_until_over(
         if facts is not None and (facts.is_over or facts.waits):
             return facts
         if time.monotonic() >= deadline:
-            if not (more_for_completing and facts is not None and facts.state == slurmwords.COMPLETING):
+            if not (
+                more_for_completing and facts is not None and facts.state == slurmwords.COMPLETING
+            ):
                 return facts
             more_for_completing, deadline = False, deadline + CANCEL_S
         time.sleep(POLL_S)

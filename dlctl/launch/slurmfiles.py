@@ -2,7 +2,7 @@
 
 It lies on a file system that all of them share. It is new for every job that is submitted, so that
 nothing in it is of another one; attempts of the same job (Slurm may queue it again) are told apart
-by their number. Its mode is 0700, and that of its files 0600: orders hold the secret keys of agents.
+by their number. Its mode is 0700, and that of its files 0600: orders hold secret keys.
 
     job.sh, job.log     the script, and what it and the keepers have printed
     agent-N.order       what `daemons.host begin` is to be asked on node N-1
@@ -101,14 +101,14 @@ def answer(directory: Path, agent: str) -> Path:
     return directory / f"{agent}.answer"
 
 
-def last_line(path: Path) -> str:
-    """Of what the job has printed, the last line that names an error, or else the last one."""
+def last_error(path: Path) -> str:
+    """Of what the job has printed, the last line that names an error; "" if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 4096))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower()]
-    return (errors or lines or [""])[-1][:300]
+    errors = [line.strip() for line in text.splitlines() if "error" in line.lower()]
+    causes = [line for line in errors if "Exited with" not in line]
+    return (causes or errors or [""])[-1][:300]

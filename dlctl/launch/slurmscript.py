@@ -18,16 +18,11 @@ from dlctl.units import parse_duration
 NOTICE = "notice"
 """The file that says that Slurm has sent its signal: the time is nearly over, or others need the
 nodes. In it: the attempt, counted from 0."""
+REQUEUE = "--requeue"
+"""Said to keepers if Slurm may queue the job again."""
 LOG = "job.log"
 SCRIPT = "job.sh"
 ATTEMPT = "${SLURM_RESTART_COUNT:-0}"
-OWN = (
-    "nodes", "partition", "time", "account", "qos", "constraint", "cpus-per-task", "gpus-per-node",
-    "mem", "job-name", "ntasks", "ntasks-per-node", "signal", "output", "error", "open-mode",
-    "chdir", "requeue", "no-requeue", "no-kill", "array", "export", "parsable", "wait", "wrap",
-    "input", "test-only",
-)  # fmt: skip
-"""Options of sbatch that a job file cannot give in `extra`: they are dlctl's, or have a key."""
 _BODY = """
 cd /
 places={directory}
@@ -90,4 +85,5 @@ def _srun(asked: Slurm, directory: Path) -> list[str]:
     words = ["srun", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--ntasks-per-node=1"]
     words += [f"--cpus-per-task={asked.cpus_per_node}"] if asked.cpus_per_node else []
     python = asked.python or sys.executable
-    return [*words, "--cpu-bind=none", python, "-P", "-m", "daemons.host.keep", str(directory)]
+    words += ["--cpu-bind=none", python, "-P", "-m", "daemons.host.keep", str(directory)]
+    return [*words, REQUEUE] if asked.requeue else words

@@ -19,6 +19,8 @@ COMPLETING = "COMPLETING"
 """Its processes are being ended, also before it is queued again."""
 GONE = "GONE"
 """Of a job that Slurm does not know any more."""
+TAKEN_AWAY = ("CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "REVOKED", "NODE_FAIL")
+"""What the job has printed then is of its end, and not of the reason for it."""
 _WORDS = {
     "CANCELLED": "was cancelled, and not by dlctl",
     "TIMEOUT": "has reached its time limit",
@@ -87,7 +89,7 @@ def _fields(line: str) -> dict[str, str]:
     """KEY=VALUE with spaces between; a value may hold spaces and even "=" itself."""
     line = line.strip()
     found = list(_KEY.finditer(line))
-    ends = [match.start() for match in found[1:]] + [len(line)]
+    ends = [*(match.start() for match in found[1:]), len(line)][: len(found)]
     values: dict[str, str] = {}
     for match, end in zip(found, ends, strict=True):
         # A job's name comes second and its comment late: the first one counts.
@@ -123,7 +125,8 @@ def ending(job_id: str, facts: Facts, last_line: str) -> str:
     known = _WORDS.get(facts.state)
     words = known or f"has failed (exit {facts.exit_code.partition(':')[0]})"
     limit = f" of {facts.time_limit}" if facts.state == "TIMEOUT" else ""
-    said = f": {last_line}" if last_line and facts.state not in ("CANCELLED", "TIMEOUT") else ""
+    is_told = last_line and facts.state not in TAKEN_AWAY
+    said = f": {last_line}" if is_told else ""
     return f"the Slurm job {job_id} {words}{limit} ({facts.state}){said}"
 
 

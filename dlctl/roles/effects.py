@@ -12,7 +12,7 @@ from dlctl.machine import Effect, Event
 from dlctl.messages import Array, Json
 from dlctl.vector import Vector
 
-# ---------------------------------------------------------------- whose hosts they are (coordinator)
+# ---------------------------------------------------------------- borrowed hosts (coordinator)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def test_a_page_that_is_stale_missing_or_left_over_is_noticed_and_repaired(tmp_p
 def test_every_command_has_a_page_with_all_sections() -> None:
     pages = manpages.pages()
     names = ["dlctl", *(f"dlctl-{name}" for name in main.COMMANDS)]
-    others = {"man5/dlctl-job.5", "man7/dlctl-hosts.7"}
+    others = {"man5/dlctl-job.5", "man7/dlctl-hosts.7", "man7/dlctl-slurm.7"}
     assert set(pages) == {f"man1/{name}.1" for name in names} | others
     for name in names:
         headings = re.findall(r"^\.SH (.*)$", pages[f"man1/{name}.1"], re.MULTILINE)

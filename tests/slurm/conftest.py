@@ -1,4 +1,4 @@
-"""Clusters with Slurm for the tests of this folder. Where there can be none, their tests say why."""
+"""Clusters with Slurm for the tests of this folder; where there can be none, these say why."""
 
 from __future__ import annotations
 

@@ -186,7 +186,10 @@ class SlurmCluster:
     def files(self, node: str) -> list[str]:
         """What of dlctl's is there."""
         root = self.cluster.files(node)
-        found = [*(root / f"tmp/dlctl-slurm-{os.getuid()}").rglob("*"), *(root / "dev/shm").rglob("*")]
+        found = [
+            *(root / f"tmp/dlctl-slurm-{os.getuid()}").rglob("*"),
+            *(root / "dev/shm").rglob("*"),
+        ]
         return [str(file) for file in found if file.is_file()]
 
     def orders(self) -> list[Path]:

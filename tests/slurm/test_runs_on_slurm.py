@@ -24,9 +24,7 @@ HOG = "#!/bin/bash\n#SBATCH --nodes=3 --exclusive --chdir=/ --output=/dev/null\n
 
 def write_job(place: Workplace, slurm: SlurmCluster, more: str = "", **keys: str) -> None:
     place.task(pause_s=SLOW_S)
-    place.job(
-        stop=ENDLESS, servers=2, workers=3, checkpoint_every_s=0.0, more=slurm.section(**keys) + more
-    )  # fmt: skip
+    place.job(stop=ENDLESS, servers=2, workers=3, more=slurm.section(**keys) + more)
 
 
 def begin(place: Workplace, slurm: SlurmCluster, more: str = "", **keys: str) -> str:
@@ -64,7 +62,9 @@ def test_a_job_in_the_queue_says_why_it_waits_and_is_taken_out_by_stop(
     assert place.dlctl("start", "--no-wait", "job.toml").code == 0
     place.until("it waits", lambda: "is pending: Resources" in place.run().get("waiting", ""))
     assert place.run()["waiting"] == "agent-1, agent-2, agent-3 (job 2 is pending: Resources)"
-    assert "pending: Resources" in place.dlctl("status").out
+    status = place.dlctl("status").out
+    assert "pending: Resources" in status
+    assert "slurm       job 2" in status
     for private in (*slurm.directory.glob("orders/*"), *slurm.directory.glob("orders/*/*.order")):
         assert private.stat().st_mode & 0o077 == 0, f"{private} is for nobody else"
     as_another = ("runuser", "-u", "nobody", "--", "cat", *map(str, slurm.orders()))
@@ -210,6 +210,34 @@ def test_a_run_whose_job_is_queued_again_waits_and_goes_on(
     assert place.dlctl("stop").code == 0
     assert place.dlctl("verify").code == 0, "the shards were on their nodes still"
     place.nothing_left()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("requeue", ["true", "false"])
+def test_a_run_that_has_to_make_room_is_queued_again_only_if_it_may_be(
+    slurm: SlurmCluster, place: Workplace, requeue: str
+) -> None:
+    job = begin(place, slurm, requeue=requeue)
+    place.until_step(20)
+    assert place.dlctl("checkpoint").code == 0
+    (slurm.directory / "hog.sh").write_text(HOG)
+    urgent = ("sbatch", "--parsable", "--partition=urgent", str(slurm.directory / "hog.sh"))
+    hog = slurm.run(*urgent).stdout.strip()
+    if requeue == "false":
+        place.until_state("failed", timeout_s=LONG_S)
+        said = f"the Slurm job {job} had to make room for another job (PREEMPTED)"
+        assert place.run()["reason"] == said
+        slurm.run("scancel", hog)
+    else:
+        waits = f"job {job} is pending again: "
+        place.until("it waits", lambda: waits in place.daemon("agent-1").get("phase", ""), LONG_S)
+        step = place.run()["step"]
+        slurm.run("scancel", hog)
+        slurm.run("scontrol", "update", f"jobid={job}", "StartTime=now")
+        place.until_step(step + 20, timeout_s=LONG_S)
+        assert place.dlctl("stop").code == 0
+    place.until("the queue is empty", lambda: not slurm.jobs(), LONG_S)
+    place.nothing_left(timeout_s=20.0)
 
 
 @pytest.mark.long

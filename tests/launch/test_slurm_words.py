@@ -1,0 +1,251 @@
+"""What goes to Slurm and what comes back: the batch script, and the words of its commands."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlctl.config import Slurm
+from dlctl.errors import DlctlError, Unreachable
+from dlctl.launch import slurmcalls, slurmfiles, slurmscript, slurmwords
+from dlctl.launch.commands import LATE, Said
+from dlctl.launch.slurmwords import Facts
+
+PLACE = Path("/home/ann/.local/state/dlctl/slurm/digits-97fc-a1b2c3")
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --job-name=dlctl-digits-97fc-a1b2c3
+#SBATCH --nodes=3
+#SBATCH --ntasks-per-node=1
+#SBATCH --partition=dl
+#SBATCH --time=91
+#SBATCH --account=physics
+#SBATCH --constraint='gpu&ib'
+#SBATCH --cpus-per-task=8
+#SBATCH --gpus-per-node=2
+#SBATCH --mem=16G
+#SBATCH --signal=B:USR1@120
+#SBATCH --output=/home/ann/.local/state/dlctl/slurm/digits-97fc-a1b2c3/job.log
+#SBATCH --open-mode=append
+#SBATCH --chdir=/
+#SBATCH --no-kill
+#SBATCH --requeue
+#SBATCH --exclusive
+
+cd /
+places=/home/ann/.local/state/dlctl/slurm/digits-97fc-a1b2c3
+trap 'echo "${SLURM_RESTART_COUNT:-0}" > "$places/.notice" \
+&& mv -f "$places/.notice" "$places/notice"' USR1
+srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 --cpus-per-task=8 \
+--cpu-bind=none /opt/dl/bin/python -P -m daemons.host.keep \
+/home/ann/.local/state/dlctl/slurm/digits-97fc-a1b2c3 --requeue &
+step=$!
+# The trap ends a wait, not the step.
+while wait "$step"; code=$?; [ "$code" -gt 128 ] && kill -0 "$step" 2>/dev/null; do :; done
+exit "$code"
+"""
+SHOWN = (
+    "JobId=17 JobName=dlctl-digits-97fc-a1b2c3 UserId=ann(1000) GroupId=ann(1000) MCS_label=N/A "
+    "Priority=42 Nice=0 Account=(null) QOS=(null) JobState={state} Reason={reason} "
+    "Dependency=(null) Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0 ExitCode={code} "
+    "RunTime={ran} TimeLimit={limit} TimeMin=N/A SubmitTime=2026-11-21T14:55:20 "
+    "NodeList={nodes} BatchHost=h1 NumNodes=3 ReqB:S:C:T=0:0:*:* TRES=cpu=3,node=3 "
+    "Comment=JobState=RUNNING me WorkDir=/ Power= \n"
+)
+
+
+def shown(
+    state: str = "RUNNING", reason: str = "None", restarts: int = 0, code: str = "0:0",
+    ran: str = "00:00:00", limit: str = "UNLIMITED", nodes: str = "(null)",
+) -> Said:  # fmt: skip
+    text = SHOWN.format(
+        state=state, reason=reason, restarts=restarts, code=code, ran=ran, limit=limit, nodes=nodes
+    )
+    return Said(0, text, "")
+
+
+# ---------------------------------------------------------------- the script
+
+
+def test_the_script_asks_for_what_the_job_file_says_and_holds_no_secret() -> None:
+    asked = Slurm(
+        nodes=3, partition="dl", time="90.5m", account="physics", constraint="gpu&ib",
+        cpus_per_node=8, gpus_per_node=2, memory="16G", extra=("--exclusive",), requeue=True,
+        python="/opt/dl/bin/python",
+    )  # fmt: skip
+    assert slurmscript.render(asked, "dlctl-digits-97fc-a1b2c3", PLACE) == SCRIPT
+
+
+def test_what_is_not_asked_for_is_left_to_slurm() -> None:
+    options = [
+        line.split()[1]
+        for line in slurmscript.render(Slurm(nodes=1, notice_s=0), "x", PLACE).splitlines()
+        if line.startswith("#SBATCH")
+    ]
+    assert [option.partition("=")[0] for option in options] == [
+        "--job-name", "--nodes", "--ntasks-per-node", "--output", "--open-mode", "--chdir",
+        "--no-kill", "--no-requeue",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", 'a"b', "100%", "$(id)", "a;b", "ö", "-n"])
+def test_whatever_the_directory_is_called_the_shell_runs_one_command_with_it(
+    tmp_path: Path, name: str
+) -> None:
+    directory, tools = tmp_path / name, tmp_path / "bin"
+    directory.mkdir()
+    tools.mkdir()
+    (tools / "srun").write_text('#!/bin/sh\nfor word; do printf "%s\\n" "$word"; done\n')
+    (tools / "srun").chmod(0o755)
+    script = slurmscript.render(Slurm(nodes=1), "x", directory)
+    ended = subprocess.run(
+        ["bash"], input=script, capture_output=True, text=True,
+        env={"PATH": f"{tools}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    words = ended.stdout.splitlines()
+    assert words[-5:] == [sys.executable, "-P", "-m", "daemons.host.keep", str(directory)]
+    assert ended.returncode == 0
+    assert f"--output={shlex.quote(str(directory / 'job.log').replace('%', '%%'))}" in script
+
+
+def test_the_script_writes_a_notice_at_the_signal_and_waits_on(tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "srun").write_text(
+        '#!/bin/sh\nkill -USR1 "$PPID"\nwhile [ ! -e "$0.go" ]; do sleep 0.01; done\nexit 3\n'
+    )
+    (tools / "srun").chmod(0o755)
+    script = slurmscript.render(Slurm(nodes=1), "x", tmp_path)
+    env = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_RESTART_COUNT": "2"}
+    with subprocess.Popen(["bash"], stdin=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdin is not None
+        process.stdin.write(script)
+        process.stdin.close()
+        while not (tmp_path / "notice").exists():
+            assert process.poll() is None
+        assert (tmp_path / "notice").read_text() == "2\n"
+        (tools / "srun.go").touch()
+        assert process.wait() == 3
+
+
+@pytest.mark.parametrize(("text", "minutes"), [("", 0), ("1s", 1), ("90m", 90), ("2h", 120)])
+def test_slurm_counts_whole_minutes(text: str, minutes: int) -> None:
+    assert slurmscript.minutes(text) == minutes
+
+
+# ---------------------------------------------------------------- what Slurm says
+
+
+def test_a_job_that_waits_is_told_with_slurm_s_reason() -> None:
+    facts = slurmwords.read(shown("PENDING", "Resources"))
+    assert facts is not None
+    assert facts.waits
+    assert slurmwords.waiting("17", facts) == "job 17 is pending: Resources"
+    again = slurmwords.read(shown("PENDING", "BeginTime", restarts=1))
+    assert again is not None
+    assert slurmwords.waiting("17", again) == "job 17 is pending again: BeginTime"
+
+
+def test_a_reason_may_have_spaces_and_a_comment_may_look_like_a_key() -> None:
+    facts = slurmwords.read(shown("PENDING", "Nodes required for job are DOWN (h[2-3])"))
+    assert facts is not None
+    assert facts.state == "PENDING"
+    assert facts.reason == "Nodes required for job are DOWN (h[2-3])"
+
+
+def test_a_job_that_runs_says_where_and_how_long_it_may() -> None:
+    facts = slurmwords.read(shown(ran="1-02:00:30", limit="1-03:00:00", nodes="h[1-3]"))
+    assert facts == Facts("RUNNING", "", 0, "h[1-3]", "1-03:00:00", 3570.0, "0:0")
+    assert facts.is_at_work
+    unlimited = slurmwords.read(shown())
+    assert unlimited is not None
+    assert unlimited.left_s is None
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("CANCELLED by 1000", "the Slurm job 17 was cancelled, and not by dlctl (CANCELLED)"),
+        ("TIMEOUT", "the Slurm job 17 has reached its time limit of 00:10:00 (TIMEOUT)"),
+        ("FAILED", "the Slurm job 17 has failed (exit 1) (FAILED): srun: error: no such file"),
+        ("PREEMPTED", "the Slurm job 17 had to make room for another job (PREEMPTED)"),
+        ("NEW_STATE", "the Slurm job 17 has failed (exit 1) (NEW_STATE): srun: error: no such "
+                      "file"),
+    ],
+)  # fmt: skip
+def test_every_end_of_a_job_is_told_with_slurm_s_word(state: str, words: str) -> None:
+    facts = slurmwords.read(shown(state, limit="00:10:00", code="1:0"))
+    assert facts is not None
+    assert facts.is_over
+    assert slurmwords.ending("17", facts, "srun: error: no such file") == words
+
+
+def test_a_job_that_slurm_has_forgotten_is_over_and_a_silent_controller_says_nothing() -> None:
+    gone = slurmwords.read(Said(1, "", "slurm_load_jobs error: Invalid job id specified\n"))
+    assert gone == Facts(slurmwords.GONE)
+    assert gone.is_over
+    assert (
+        slurmwords.read(Said(1, "", "Unable to contact slurm controller (connect failure)")) is None
+    )
+    assert slurmwords.read(Said(LATE, "", "")) is None
+
+
+@given(st.text(max_size=200))
+def test_no_answer_of_a_command_breaks_the_reader(text: str) -> None:
+    slurmwords.read(Said(0, text, ""))
+    slurmwords.read(Said(0, f"JobState={text}", ""))
+    slurmwords.seconds(text)
+
+
+def test_a_refusal_is_told_in_sbatch_s_words_and_an_absent_controller_as_unreachable() -> None:
+    error = slurmwords.refused(Said(1, "", "sbatch: error: Invalid account\n"))
+    assert type(error) is DlctlError
+    assert error.message == "Slurm has not taken the job: Invalid account"
+    silent = Said(1, "", "sbatch: error: Unable to contact slurm controller\n")
+    assert type(slurmwords.refused(silent)) is Unreachable
+
+
+# ---------------------------------------------------------------- orders and answers
+
+
+def test_orders_are_for_nobody_else_and_those_of_somebody_else_are_not_read(tmp_path: Path) -> None:
+    directory = tmp_path / "dlctl" / "slurm" / "run-1"
+    slurmfiles.make(directory)
+    path = slurmfiles.order(directory, "agent-1")
+    slurmfiles.write(path, {"secret": "s"})
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert slurmfiles.read(path) == {"secret": "s"}
+    assert [found.name for found in directory.iterdir()] == ["agent-1.order"]
+    link = slurmfiles.order(directory, "agent-2")
+    link.symlink_to(path)
+    assert slurmfiles.read(link) == {}, "a link may lead anywhere"
+    path.write_text("[1]")
+    assert slurmfiles.read(path) == {}
+    directory.chmod(0o750)
+    with pytest.raises(DlctlError, match="mode 0700"):
+        slurmfiles.check(directory)
+
+
+def test_a_run_remembers_its_job_and_each_job_has_a_name_of_its_own(tmp_path: Path) -> None:
+    assert slurmcalls.read_handle(tmp_path) is None
+    first, second = (slurmcalls.new_handle("digits-97fc", tmp_path) for _ in range(2))
+    assert first.name != second.name
+    first._replace(job_id="17").write(tmp_path)
+    assert slurmcalls.read_handle(tmp_path) == first._replace(job_id="17")
+
+
+def test_only_errors_are_quoted_from_what_the_job_has_printed(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    assert slurmfiles.last_error(log) == ""
+    log.write_text("srun: nothing to worry about\n")
+    assert slurmfiles.last_error(log) == ""
+    log.write_text("slurmstepd: error: execve(): /x/python: No such file\nmore\n")
+    assert slurmfiles.last_error(log) == "slurmstepd: error: execve(): /x/python: No such file"
