@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from dlctl.config import Slurm
 from dlctl.jobfile.hosts import FULL_PATH, get
 from dlctl.jobfile.problems import Fault
 from dlctl.units import parse_duration
@@ -50,19 +51,22 @@ def check(document: dict[str, Any]) -> Iterator[Fault]:
         text = table.get(key)
         if isinstance(text, str) and text and not pattern.fullmatch(text):
             yield Fault(("slurm", key), message)
-    yield from _check_time(table.get("time"))
+    yield from _check_time(table.get("time"), table.get("notice_s", Slurm().notice_s))
     yield from _check_extra(table.get("extra"))
     if get(document, "network", "encryption") == "none":
         message = "without encryption only this machine can take part"
         yield Fault(("network", "encryption"), message, 'remove it, or write "curve"')
 
 
-def _check_time(text: Any) -> Iterator[Fault]:
+def _check_time(text: Any, notice_s: Any) -> Iterator[Fault]:
     if not isinstance(text, str) or not text:
         return
     try:
         if parse_duration(text) <= 0:
             yield Fault(("slurm", "time"), "must be above zero")
+        elif isinstance(notice_s, int | float) and notice_s >= parse_duration(text):
+            message = f"must be more than notice_s ({notice_s:g} s), when the run is stopped"
+            yield Fault(("slurm", "time"), message, "for a test, give less in notice_s")
     except ValueError as error:
         yield Fault(("slurm", "time"), str(error))
 

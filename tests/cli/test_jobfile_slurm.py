@@ -57,6 +57,7 @@ def test_without_the_section_nothing_changes(load):
         ("node = 3", "unknown key"),
         ('nodes = 2\ntime = "2"', "needs a number and a unit"),
         ('nodes = 2\ntime = "0s"', "must be above zero"),
+        ('nodes = 2\ntime = "2m"', "must be more than notice_s (120 s)"),
         ('nodes = 2\npartition = "a b"', "must be the name of a partition"),
         ('nodes = 2\npartition = "a\\n#SBATCH --uid=0"', "must be the name of a partition"),
         ('nodes = 2\nmemory = "16 GB"', "must be a number with K, M, G or T"),

@@ -76,6 +76,7 @@ def test_a_job_in_the_queue_says_why_it_waits_and_is_taken_out_by_stop(
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_a_job_that_waits_too_long_is_given_up(slurm: SlurmCluster, place: Workplace) -> None:
     write_job(place, slurm, queue_s="1.0", extra='["--begin=now+1hour"]')
     ended = place.dlctl("start", "job.toml")
