@@ -29,7 +29,7 @@ from dlctl.errors import DlctlError
 from dlctl.launch import answers, commands, slurmfiles, slurmscript, slurmwords
 from dlctl.processes import start_of
 
-POLL_S = 0.5
+POLL_S = 1.0
 IDLE_S_MAX = 600.0
 """Without an agent: the coordinator has died, or cannot write its orders where we look."""
 BEGIN_S_MAX = 80.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ PICKUP_S = 20.0
 """For a keeper to take an order, while the job runs."""
 BEGIN_S = 90.0
 KILL_S = 5.0
+SUBMIT_S = 5.0
 MINUTE_S = 60.0
 """Slurm counts limits so coarsely."""
 News = base.Ended | base.Waiting | base.Notice
@@ -107,7 +109,9 @@ class SlurmLauncher:
         now = time.monotonic()
         for name in self.names:
             if name in recorded and self._handle is not None:
-                self._agents[name] = _Agent(recorded[name], "up", now)
+                answer = slurmfiles.read(slurmfiles.answer(self._handle.directory, name))
+                is_taken = answer.get("incarnation") == recorded[name]
+                self._agents[name] = _Agent(recorded[name], "up" if is_taken else "ordered", now)
         return {}
 
     def look(self) -> None:
@@ -122,10 +126,9 @@ class SlurmLauncher:
 
     def close(self) -> None:
         """Slurm has its nodes back when this returns, or a warning says why not."""
-        if self._command is not None:
-            command, _ = self._command
-            self.watcher.unwatch(command.pidfd)
-            command.said()
+        if self._command is not None:  # If it is sbatch, it is about to say the job's number.
+            select.select([self._command[0].pidfd], [], [], SUBMIT_S)
+            self._hear()
         try:
             slurmcalls.end(self.directory)
         except DlctlError as error:

@@ -6,7 +6,6 @@ found again whatever dies between. A job has a name that no other one has.
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dlctl.errors import DlctlError, Unreachable
-from dlctl.launch import commands, slurmfiles, slurmwords
+from dlctl.launch import commands, slurmfiles, slurmscript, slurmwords
 from dlctl.launch.slurmwords import Facts
 
 HANDLE = "slurm.json"
@@ -105,13 +104,22 @@ def end(run_directory: Path, *, at_once: bool = False) -> None:
         _end_job(handle, 0.0 if at_once else ORDERLY_S)
     except OSError as error:
         raise slurmwords.no_slurm(error) from error
+    _keep_log(handle, run_directory)
     shutil.rmtree(handle.directory, ignore_errors=True)
     (run_directory / HANDLE).unlink(missing_ok=True)
 
 
+def _keep_log(handle: Handle, run_directory: Path) -> None:
+    """What the job has printed, if anything: nobody else says why no keeper could be started."""
+    log = handle.directory / slurmscript.LOG
+    with suppress(OSError):
+        if log.stat().st_size:
+            shutil.copyfile(log, run_directory / f"slurm-{handle.job_id or handle.name}.log")
+
+
 def _write_intent(handle: Handle) -> None:
     """From now on no keeper starts anything; nor are the keys of agents needed any more."""
-    with suppress(FileNotFoundError):
+    with suppress(OSError):  # Without it the job is cancelled.
         slurmfiles.write(handle.directory / slurmfiles.OVER, {})
         for order in handle.directory.glob("*.order"):
             order.unlink(missing_ok=True)
@@ -122,20 +130,16 @@ def _end_job(handle: Handle, orderly_s: float) -> None:
     if not job_id:
         return
     facts = _wait_until_over(job_id, orderly_s)
-    if facts is None or not _is_off(facts):
+    if facts is None or not facts.is_over:
         said = commands.wait(["scancel", job_id], COMMAND_S)
         facts = _wait_until_over(job_id, CANCEL_S, more_for_completing=True)
-        if facts is None or not _is_off(facts):
+        if facts is None or not facts.is_over:
             words = said.last_line() or (facts.state if facts else "Slurm does not answer")
             raise Unreachable(
                 f"the Slurm job {job_id} may still be there: {words}",
                 where=f"job {job_id}",
                 hint=f"squeue -j {job_id}   |   scancel {job_id}",
             )
-
-
-def _is_off(facts: Facts) -> bool:
-    return facts.is_over
 
 
 def find(handle: Handle) -> str:
@@ -162,12 +166,3 @@ def _wait_until_over(
                 return facts
             more_for_completing, deadline = False, deadline + CANCEL_S
         time.sleep(POLL_S)
-
-
-def read_job(run_directory: Path) -> dict[str, object]:
-    """The section [slurm] of a run's resolved job; {} if it cannot be read."""
-    with suppress(OSError, ValueError, AttributeError):
-        found = json.loads((run_directory / "job.json").read_text()).get("slurm")
-        if isinstance(found, dict):
-            return found
-    return {}

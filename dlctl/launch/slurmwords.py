@@ -19,6 +19,8 @@ COMPLETING = "COMPLETING"
 """Its processes are being ended, also before it is queued again."""
 GONE = "GONE"
 """Of a job that Slurm does not know any more."""
+NO_OUTPUT = ":53"
+"""The signal in an exit code that no job gets: the file for what it prints could not be opened."""
 TAKEN_AWAY = ("CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "REVOKED", "NODE_FAIL")
 """What the job has printed then is of its end, and not of the reason for it."""
 _WORDS = {
@@ -124,6 +126,8 @@ def ending(job_id: str, facts: Facts, last_line: str) -> str:
     """Why a job is over, with Slurm's own word for it; `last_line`: of what it has printed."""
     known = _WORDS.get(facts.state)
     words = known or f"has failed (exit {facts.exit_code.partition(':')[0]})"
+    if facts.exit_code.endswith(NO_OUTPUT):
+        words = "could not write into its directory: dir in [slurm] has to be one that nodes share"
     limit = f" of {facts.time_limit}" if facts.state == "TIMEOUT" else ""
     is_told = last_line and facts.state not in TAKEN_AWAY
     said = f": {last_line}" if is_told else ""

@@ -212,6 +212,12 @@ def test_a_refusal_is_told_in_sbatch_s_words_and_an_absent_controller_as_unreach
     assert type(slurmwords.refused(silent)) is Unreachable
 
 
+def test_a_job_whose_log_cannot_be_written_points_at_the_directory_that_is_not_shared() -> None:
+    facts = slurmwords.read(shown("FAILED", "NonZeroExitCode", code="0:53"))
+    assert facts is not None
+    assert "dir in [slurm] has to be one that nodes share" in slurmwords.ending("17", facts, "")
+
+
 # ---------------------------------------------------------------- orders and answers
 
 

@@ -103,7 +103,7 @@ class SlurmCluster:
         key.touch(0o600)
         key.write_bytes(secrets.token_bytes(128))
         self._must("munged", *self._munge_files())
-        self._must("slurmctld")
+        self.start_controller()
         for name in self.cluster.names:
             self.start_node(name)
         until("all nodes are idle", self._are_idle, UP_S)
@@ -149,6 +149,9 @@ class SlurmCluster:
         return [process for process in found if process.name() != "slurmd"]
 
     # ------------------------------------------------------------ nodes
+
+    def start_controller(self) -> None:
+        self._must("slurmctld")
 
     def start_node(self, name: str) -> None:
         conf = self.directory / "slurm.conf"

@@ -19,6 +19,7 @@ ENDLESS = "{ steps = 100000000 }"
 PROJECT = Path(__file__).parents[2]
 SLOW_S = 0.02
 LONG_S = 90.0
+WAITS = "is pending: Resources"
 HOG = "#!/bin/bash\n#SBATCH --nodes=3 --exclusive --chdir=/ --output=/dev/null\nsleep 600\n"
 
 
@@ -33,6 +34,17 @@ def begin(place: Workplace, slurm: SlurmCluster, more: str = "", **keys: str) ->
     place.start()
     (job,) = slurm.jobs()
     return job
+
+
+def begin_in_queue(place: Workplace, slurm: SlurmCluster) -> str:
+    """A job that waits for its nodes; returns the number of the job that has them all."""
+    (slurm.directory / "hog.sh").write_text(HOG)
+    hog = slurm.run("sbatch", "--parsable", str(slurm.directory / "hog.sh")).stdout.strip()
+    place.until("it has all nodes", lambda: slurm.facts(hog).get("JobState") == "RUNNING")
+    write_job(place, slurm)
+    assert place.dlctl("start", "--no-wait", "job.toml").code == 0
+    place.until("it waits", lambda: WAITS in place.run().get("waiting", ""))
+    return hog
 
 
 # ---------------------------------------------------------------- in the queue; without torch
@@ -55,12 +67,7 @@ def test_a_job_that_slurm_refuses_fails_the_start_in_slurm_s_own_words(
 def test_a_job_in_the_queue_says_why_it_waits_and_is_taken_out_by_stop(
     slurm: SlurmCluster, place: Workplace
 ) -> None:
-    (slurm.directory / "hog.sh").write_text(HOG)
-    hog = slurm.run("sbatch", "--parsable", str(slurm.directory / "hog.sh")).stdout.strip()
-    place.until("it has all nodes", lambda: slurm.facts(hog).get("JobState") == "RUNNING")
-    write_job(place, slurm)
-    assert place.dlctl("start", "--no-wait", "job.toml").code == 0
-    place.until("it waits", lambda: "is pending: Resources" in place.run().get("waiting", ""))
+    hog = begin_in_queue(place, slurm)
     assert place.run()["waiting"] == "agent-1, agent-2, agent-3 (job 2 is pending: Resources)"
     status = place.dlctl("status").out
     assert "pending: Resources" in status
@@ -73,6 +80,42 @@ def test_a_job_in_the_queue_says_why_it_waits_and_is_taken_out_by_stop(
     assert slurm.jobs() == [hog]
     slurm.run("scancel", hog)
     place.until("the queue is empty", lambda: not slurm.jobs())
+    place.nothing_left()
+
+
+@pytest.mark.long
+def test_a_coordinator_that_dies_while_its_job_waits_is_replaced_and_submits_no_second_one(
+    slurm: SlurmCluster, place: Workplace
+) -> None:
+    hog = begin_in_queue(place, slurm)
+    place.until("its number is known", lambda: "job 2" in place.run().get("waiting", ""))
+    os.kill(place.pid("coordinator"), signal.SIGKILL)
+    place.until("another one leads", lambda: place.run().get("incarnation") == 2)
+    place.until("it still waits", lambda: WAITS in place.daemon("agent-3").get("phase", ""))
+    assert slurm.jobs() == ["2", hog]
+    slurm.run("scancel", hog)
+    place.until_state("running", timeout_s=LONG_S)
+    assert slurm.jobs() == ["2"]
+    assert place.dlctl("stop").code == 0
+    place.nothing_left()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ('python = "/no/python"', "execve(): /no/python: No such file or directory"),
+        ('dir = "{place}"', "dir in [slurm] has to be one that nodes share"),
+    ],
+)
+def test_nodes_that_cannot_start_a_keeper_fail_the_start_and_say_why(
+    slurm: SlurmCluster, place: Workplace, section: str, said: str
+) -> None:
+    key, _, value = section.format(place=place.path / "alone").partition(" = ")
+    write_job(place, slurm, **{key: value})
+    ended = place.dlctl("start", "job.toml")
+    assert ended.code == 7
+    assert said in ended.err
     place.nothing_left()
 
 
@@ -131,6 +174,11 @@ def test_whoever_is_killed_on_a_node_the_run_goes_on(slurm: SlurmCluster, place:
     agents = [place.daemon(f"agent-{i}")["incarnation"] for i in range(4)]
     assert agents == [1, 2, 1, 1], "who lives goes on"
     assert slurm.jobs() == [job]
+    controller = int((slurm.directory / "slurmctld.pid").read_text())
+    os.kill(controller, signal.SIGKILL)
+    place.until_step(place.run()["step"] + 200, LONG_S)
+    assert place.run()["state"] == "running", "nobody misses Slurm's controller"
+    slurm.start_controller()
     assert place.dlctl("scale", "worker=4").code == 0
     assert place.dlctl("set", "worker-*", "push=5MB/s").code == 0
     assert place.dlctl("checkpoint").code == 0
