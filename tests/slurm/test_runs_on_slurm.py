@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -258,6 +259,31 @@ def test_a_run_whose_job_is_queued_again_waits_and_goes_on(
     place.until_state("running", timeout_s=LONG_S)
     assert place.dlctl("stop").code == 0
     assert place.dlctl("verify").code == 0, "the shards were on their nodes still"
+    place.nothing_left()
+
+
+@pytest.mark.long
+def test_a_run_that_comes_back_to_nodes_without_its_shards_says_so_and_start_goes_on(
+    slurm: SlurmCluster, place: Workplace
+) -> None:
+    job = begin(place, slurm, requeue="true")
+    place.until_step(20)
+    assert place.dlctl("checkpoint").code == 0
+    slurm.run("scontrol", "requeue", job)
+    waits = f"job {job} is pending again: BeginTime"
+    place.until("it waits", lambda: waits in place.daemon("agent-1").get("phase", ""), LONG_S)
+    for node in ("h1", "h2"):  # In their own memory, not in this machine's.
+        shutil.rmtree(slurm.cluster.files(node) / f"dev/shm/dlctl-{os.getuid()}")
+    slurm.run("scontrol", "update", f"jobid={job}", "StartTime=now")
+    place.until_state("failed", timeout_s=LONG_S)
+    said = "there is none; start the run again: it goes on from its newest checkpoint"
+    assert said in place.run()["reason"]
+    place.nothing_left(timeout_s=20.0)
+    assert not slurm.jobs(), "its nodes are given back"
+    saved = place.run()["checkpoint"]["step"]
+    place.start()
+    place.until_step(saved + 20)
+    assert place.dlctl("stop").code == 0
     place.nothing_left()
 
 
