@@ -149,8 +149,8 @@ class SlurmLauncher:
         self._run(slurmcalls.submit_argv(script), self._submitted)
 
     def _submitted(self, said: Said) -> None:
-        job_id = said.out.strip().partition(";")[0]
-        if said.status != 0 or not job_id.isdecimal():
+        job_id = slurmwords.job_id(said)
+        if not job_id:
             self._fail(slurmwords.refused(said))
             return
         self._note(job_id)
@@ -273,13 +273,23 @@ class SlurmLauncher:
             agent.state = "up"
             log.info("%s is on %s, in job %s", name, node, self._job)
         elif state == "failed" and agent.state != "up":
-            value = answer.get("value")
-            said = answers.Answer(node, value, int(answer.get("status", 1)), "")
-            error = answers.explain(said)
+            error = self._explain(node, answer)
             self._ended(name, error.exit_code, error)
         elif state in ("ended", "failed"):
             status = answer.get("status")
             self._ended(name, status if type(status) is int and state == "ended" else None)
+
+    def _explain(self, node: str, answer: Json) -> DlctlError:
+        """Why an agent could not begin."""
+        status = answer.get("status")
+        if type(answer.get("value")) is not dict:
+            last = slurmfiles.last_error(self._directory / slurmscript.LOG)
+            text = (
+                f"the agent could not begin on {node} (exit {status}): {last or 'without a word'}"
+            )
+            return DlctlError(text, where=node)
+        said = answers.Answer(node, answer["value"], status if type(status) is int else 1, "")
+        return slurmwords.in_our_terms(answers.explain(said))
 
     def _give_up_if_late(self, name: str, agent: _Agent) -> None:
         if self._at_work_since is None or self._facts is None or not self._facts.is_at_work:

@@ -8,6 +8,7 @@ and --kill-on-bad-exit=0.
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -84,6 +85,6 @@ def _srun(asked: Slurm, directory: Path) -> list[str]:
     """--cpus-per-task is not inherited from sbatch since Slurm 22.05."""
     words = ["srun", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--ntasks-per-node=1"]
     words += [f"--cpus-per-task={asked.cpus_per_node}"] if asked.cpus_per_node else []
-    python = asked.python or sys.executable
+    python = os.path.expanduser(asked.python) or sys.executable
     words += ["--cpu-bind=none", python, "-P", "-m", "daemons.host.keep", str(directory)]
     return [*words, REQUEUE] if asked.requeue else words

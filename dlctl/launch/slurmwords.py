@@ -134,6 +134,26 @@ def ending(job_id: str, facts: Facts, last_line: str) -> str:
     return f"the Slurm job {job_id} {words}{limit} ({facts.state}){said}"
 
 
+def job_id(said: Said) -> str:
+    """The number that sbatch --parsable has printed, perhaps behind words of others, and before a
+    cluster's name; "" if there is none.
+    """
+    last = said.out.split()[-1:] if said.status == 0 else []
+    number = last[0].partition(";")[0] if last else ""
+    return number if number.isascii() and number.isdecimal() else ""
+
+
+def in_our_terms(error: DlctlError) -> DlctlError:
+    """What another machine says is said for [[hosts]], where keys are called otherwise."""
+    for theirs, ours in (
+        ("dir of this host in [[hosts]]", "scratch in [slurm]"),
+        (" of this host in [[hosts]]", " in [slurm]"),
+        ("[[hosts]]", "[slurm]"),
+    ):
+        error.hint = error.hint.replace(theirs, ours) if error.hint else error.hint
+    return error
+
+
 def refused(said: Said) -> DlctlError:
     """sbatch has not taken the job."""
     lines = [line.strip().removeprefix("sbatch: error: ") for line in said.err.splitlines()]

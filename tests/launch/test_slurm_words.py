@@ -204,6 +204,26 @@ def test_no_answer_of_a_command_breaks_the_reader(text: str) -> None:
     slurmwords.seconds(text)
 
 
+@pytest.mark.parametrize(
+    ("out", "number"), [("17\n", "17"), ("17;lab\n", "17"), ("Welcome!\n17\n", "17"), ("", ""),
+                        ("no\n", ""), ("-1\n", ""), ("１７\n", "")],
+)  # fmt: skip
+def test_the_number_of_a_job_is_the_last_word_of_sbatch(out: str, number: str) -> None:
+    assert slurmwords.job_id(Said(0, out, "")) == number
+    assert slurmwords.job_id(Said(1, out, "")) == ""
+
+
+def test_hints_of_a_node_name_the_keys_of_our_section() -> None:
+    error = DlctlError("no room", hint="set dir of this host in [[hosts]] to a place with room")
+    assert slurmwords.in_our_terms(error).hint == "set scratch in [slurm] to a place with room"
+    error = DlctlError(
+        "old", hint="install dlctl 1.0 there, or set python of this host in [[hosts]]"
+    )
+    assert (
+        slurmwords.in_our_terms(error).hint == "install dlctl 1.0 there, or set python in [slurm]"
+    )
+
+
 def test_a_refusal_is_told_in_sbatch_s_words_and_an_absent_controller_as_unreachable() -> None:
     error = slurmwords.refused(Said(1, "", "sbatch: error: Invalid account\n"))
     assert type(error) is DlctlError

@@ -10,7 +10,6 @@ import os
 import secrets
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import psutil
@@ -69,18 +68,29 @@ def missing() -> str:
     return hosts.missing()
 
 
+class _Sharing(Cluster):
+    """A cluster that has one directory in common; it goes with the cluster, however that ends."""
+
+    def _start(self) -> None:
+        self.directory.chmod(0o711)
+        self.shared = self.directory / "shared"
+        self.shared.mkdir(0o755)
+        self._shared = [self.shared]
+        super()._start()
+
+
 class SlurmCluster:
     """Up with `with`; the nodes are h1, h2 ... with 4 processors each, by Slurm's own counting."""
 
     def __init__(self, nodes: int = 3) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="slurm-lab-"))
-        """The same on all nodes and in the lab, as on a file server."""
-        self.cluster = Cluster(nodes, shared=[self.directory])
+        self.cluster = _Sharing(nodes)
         self._lost: set[str] = set()
 
     def __enter__(self) -> SlurmCluster:
         try:
             self.cluster.__enter__()
+            self.directory = self.cluster.shared
+            """The same on all nodes and in the lab, as on a file server."""
             self.cluster.env |= {"SLURM_CONF": str(self.directory / "slurm.conf")}
             self._start()
         except BaseException:
@@ -93,10 +103,8 @@ class SlurmCluster:
 
     def close(self) -> None:
         self.cluster.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
 
     def _start(self) -> None:
-        self.directory.chmod(0o755)
         (self.directory / "state").mkdir()
         (self.directory / "slurm.conf").write_text(self._conf())
         key = self.directory / "munge.key"

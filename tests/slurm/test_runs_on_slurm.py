@@ -75,8 +75,9 @@ def test_a_job_in_the_queue_says_why_it_waits_and_is_taken_out_by_stop(
     assert "slurm       job 2" in status
     for private in (*slurm.directory.glob("orders/*"), *slurm.directory.glob("orders/*/*.order")):
         assert private.stat().st_mode & 0o077 == 0, f"{private} is for nobody else"
-    as_another = ("runuser", "-u", "nobody", "--", "cat", *map(str, slurm.orders()))
-    assert slurm.run(*as_another).stdout == ""
+    orders = [str(path) for path in slurm.orders()]
+    as_another = ("runuser", "-u", "nobody", "--", "cat", str(slurm.directory / "slurm.conf"))
+    assert slurm.run(*as_another, *orders).stdout == (slurm.directory / "slurm.conf").read_text()
     assert place.dlctl("stop").code == 0
     assert slurm.jobs() == [hog]
     slurm.run("scancel", hog)
