@@ -44,18 +44,22 @@ class Placed(NamedTuple):
     """Of a server's shard, its optimiser's state included; None: not known, or no server."""
 
 
+def _name(host: Host) -> str:
+    return "a node of Slurm's" if host.launcher == "slurm" else host.ssh or HERE
+
+
 def placed(job: JobFile, model: Model | None) -> list[Placed]:
     """All daemons of a job, in the order in which `status` shows them."""
-    agents = placement.agents(job.hosts)
+    agents = placement.agents(job.places)
     first = _coordinator(job)
     rows = [first]
-    rows += [Placed(name, host.ssh or HERE, "", None, None, None) for name, host in agents.items()]
+    rows += [Placed(name, _name(host), "", None, None, None) for name, host in agents.items()]
     for name, agent in placement.place(job).items():
         host = agents[agent]
         if name.startswith("server-"):
             rows.append(_server(job, name, host, model, first.address))
         else:
-            rows.append(Placed(name, host.ssh or HERE, "", None, None, None))
+            rows.append(Placed(name, _name(host), "", None, None, None))
     return rows
 
 
@@ -85,9 +89,9 @@ def _server(job: JobFile, name: str, host: Host, model: Model | None, coordinato
     if not job.uses_tcp:
         return Placed(name, HERE, UNIX, None, parameters, size_bytes)
     port = addresses.port_of(name, job) or None
-    own = OWN_WAY if host.ssh else coordinator
+    own = OWN_WAY if host.is_other else coordinator
     address = host.data or host.bind or own if job.has_other_hosts else addresses.LOOPBACK
-    return Placed(name, host.ssh or HERE, address, port, parameters, size_bytes)
+    return Placed(name, _name(host), address, port, parameters, size_bytes)
 
 
 # ---------------------------------------------------------------- which run
@@ -156,10 +160,13 @@ def files(decision: Decision, job: JobFile, file: Path) -> Iterator[tuple[str, s
     yield "run directory", str(directory)
     yield "checkpoints", f"{directory}/ckpt, the newest {job.checkpoints.keep}"
     yield "shards", _shards(job, run)
-    for agent, host in placement.agents(job.hosts).items():
+    for agent, host in placement.agents(job.places).items():
         if host.ssh:
             folder = host.dir or "~/.local/state/dlctl/hosts"
             yield f"on {host.ssh}", f"{folder}/{agent}/{run}, until the run has ended"
+        elif host.is_other:
+            folder = job.slurm.scratch or "/tmp/dlctl-slurm-USERID"
+            yield f"on the node of {agent}", f"{folder}/{agent}/{run}, until the run has ended"
     if job.has_other_hosts:
         yield "sent there", _sent(job, file)
 

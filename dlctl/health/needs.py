@@ -48,7 +48,7 @@ class Need(NamedTuple):
 
     @property
     def is_here(self) -> bool:
-        return not self.host.ssh
+        return not self.host.is_other
 
 
 NOTHING = Need(HERE, Host(), (), 0, 0, 0, "auto", 1, 0, False)
@@ -60,7 +60,8 @@ def of(job: JobFile, model: Model | None) -> dict[str, Need]:
     placed = placement.place(job)
     return {
         agent: _need(job, model, agent, host, [d for d, a in placed.items() if a == agent])
-        for agent, host in placement.agents(job.hosts).items()
+        for agent, host in placement.agents(job.places).items()
+        if host.launcher != "slurm"  # Which nodes these will be, nobody knows before.
     }
 
 
@@ -68,7 +69,7 @@ def _need(
     job: JobFile, model: Model | None, agent: str, host: Host, daemons: Sequence[str]
 ) -> Need:
     servers = tuple(name for name in daemons if name.startswith("server-"))
-    everybody = job.servers.count + job.workers.count + len(placement.agents(job.hosts)) + 1
+    everybody = job.servers.count + job.workers.count + len(placement.agents(job.places)) + 1
     return Need(
         name=host.ssh or HERE,
         host=host,
