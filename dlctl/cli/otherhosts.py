@@ -35,6 +35,13 @@ def given_up(snapshot: Snapshot) -> list[str]:
     return [hosts[name].ssh for name in failed if name in hosts]
 
 
+def not_ended(snapshot: Snapshot) -> list[str]:
+    """The hosts of an ended run on which nobody has heard of that."""
+    hosts = of(snapshot)
+    others = [str(row["name"]) for row in snapshot.daemons if row.get("state") != "stopped"]
+    return [hosts[name].ssh for name in others if name in hosts]
+
+
 def end(snapshot: Snapshot, grace_s: float, *, purge: bool) -> list[str]:
     """End what this run has left there; returns the hosts that could not be asked, or have not done
     it, each of which is told. `purge`: the shards and files there are not needed any more, either.

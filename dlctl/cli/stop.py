@@ -166,6 +166,11 @@ def _tell(snapshot: Snapshot) -> None:
     row = snapshot.run.get("checkpoint")
     if isinstance(row, dict):
         console.note(f"checkpoint  {report.newest_checkpoint(snapshot)}")
+    if away := otherhosts.not_ended(snapshot):
+        console.warn(
+            f"{console.escape(', '.join(away))} could not be reached: what runs there ends by "
+            f"itself within ten minutes, or with dlctl stop --kill -j {run_id}"
+        )
 
 
 def _require_saved(snapshot: Snapshot) -> None:

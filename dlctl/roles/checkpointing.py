@@ -127,8 +127,9 @@ class Checkpointing:
             return
         current.directory = event.directory
         asked = self.members.of("server") + [
-            d for d in self.members.of("worker") if d.alive and d.asked_for_data
-        ]
+            d for d in self.members.of("worker")
+            if d.alive and d.asked_for_data and not d.out_of_touch
+        ]  # fmt: skip
         current.missing = {d.name for d in asked}
         for name in sorted(current.missing):
             message = m.Save(current.number, event.directory)
@@ -197,7 +198,7 @@ class Checkpointing:
         self._complete_if_all(now)
 
     def on_host_gone(self, names: list[str], now: float) -> None:
-        """The host of these is given up: what a worker has saved there will not come, either."""
+        """The host of these is away: what a worker has saved there will not come, either."""
         current = self._current
         for name in names:
             if current is not None and name in current.coming and name.startswith("worker"):

@@ -162,7 +162,8 @@ class Ending:
         if self.is_in_vain():
             return []
         if self.step == DRAINING:
-            return [d.name for d in daemons if d.state == "draining" and not d.drained]
+            late = [d for d in daemons if d.state == "draining" and not d.drained]
+            return [d.name for d in late if not d.out_of_touch]
         if self.step == EVALUATING:
             return [self.evaluations.worker] if self.evaluations.worker else []
         if self.step == SAVING:
@@ -177,7 +178,8 @@ class Ending:
     def _may_say_so(self, daemon: Daemon) -> bool:
         """Whether anybody is left who can tell that it has ended; else the driver sees to that."""
         agent = self.members.agent_of(daemon)
-        return agent.alive or agent.retry_at is not None
+        is_there = agent.alive or agent.retry_at is not None
+        return is_there and not daemon.out_of_touch
 
     def _leavers(self) -> list[Daemon]:
         agents = self.step == LEAVING

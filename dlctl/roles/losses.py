@@ -105,14 +105,25 @@ class Losses:
     def _watch(self, daemon: Daemon, now: float, is_cut_off: bool) -> None:
         """A daemon that does not say a word is first slow, then killed: its exit does the rest."""
         silent_s = now - daemon.heard_at
+        daemon.out_of_touch = daemon.role == "agent" and self.of.hosts.is_away(daemon)
         if daemon.state == "running" and silent_s > self.slow_s:
             daemon.state = "slow"
         if not daemon.alive or not daemon.registered or silent_s <= self.limit_s or is_cut_off:
             return
-        if self.of.hosts.is_away(daemon) or self.members.agent_of(daemon).killed_for:
-            return  # Nobody is there to do it, or it is under way.
+        if self.of.hosts.is_away(daemon):
+            self._do_without(daemon, now)
+            return
+        if self.members.agent_of(daemon).killed_for:
+            return  # It is under way.
         daemon.heard_at = now  # Once per limit.
         self._kill(daemon, f"no word for {self.limit_s:.0f} s", now)
+
+    def _do_without(self, daemon: Daemon, now: float) -> None:
+        """Nobody is there to kill it, and it may live; but what can go on without it does."""
+        daemon.out_of_touch = True
+        if daemon.role == "worker":
+            self.of.checkpointing.on_host_gone([daemon.name], now)
+            self.of.evaluations.gone(daemon.name)
 
     def compare(self, agent: Daemon, children: object, now: float) -> None:
         """What an agent says that lives on its host, against what we believe.

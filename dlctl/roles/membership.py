@@ -83,6 +83,8 @@ class Daemon:
     """Of the agent that was told to start this process."""
     killed_for: str = ""
     """Why its process was told to be killed; it will not say so itself."""
+    out_of_touch: bool = False
+    """Its host is away, and it is silent itself: nothing waits for it that can do without."""
     deaths_in_row: int = 0
     """Of processes that lived only shortly, the newest one included."""
 

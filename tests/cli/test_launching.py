@@ -198,7 +198,7 @@ def test_not_waiting_returns_at_once_and_quiet_prints_the_run_id(
 
 def test_a_timeout_names_who_is_waited_for_and_leaves_the_run_alone(job, play, dlctl_command):
     play("start", "stick")
-    code, _, err = dlctl_command("start", "--timeout", "600ms", "job.toml")
+    code, _, err = dlctl_command("start", "--timeout", "3s", "job.toml")
     assert code == 6
     assert "starting  waiting for worker-0 (importing torch)" in err
     assert "goes on starting; it waits for worker-0 (importing torch)" in err

@@ -7,6 +7,7 @@ from simulated import ACCOUNT, job_file, ledger_checkers
 
 from dlctl.config import Host
 from dlctl.roles.desk import COORDINATOR
+from dlctl.sim.checkers import NothingLeft
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
 from dlctl.sim.problems import Ledger
@@ -119,6 +120,18 @@ def test_a_host_that_never_could_be_reached_fails_the_start_with_the_words_of_ss
     outcome = simulation.run()
     assert outcome.state == "failed"
     assert "No route to host" in outcome.store.texts("state")[-1]
+
+
+def test_a_stop_while_a_host_is_away_does_not_wait_for_its_worker():
+    simulation = on_hosts()
+    simulation.at(2.0, lambda: simulation.world.cut_off("agent-3"))
+    simulation.request(7.0, "stop", {"checkpoint": True, "grace_s": 20.0, "kill": False})
+    # What is left there ends by itself, long after this: see `dlctl/roles/lifeline.py`.
+    simulation.checkers = [c for c in simulation.checkers if not isinstance(c, NothingLeft)]
+    outcome = simulation.run()
+    assert outcome.state == "stopped", outcome.store.texts("state")
+    assert outcome.seconds < 15.0
+    assert outcome.left_behind == ["agent-3"]
 
 
 @pytest.mark.parametrize("seed", range(6))
