@@ -1,4 +1,4 @@
-"""GaussianK: ours finds about k elements of any vector; the published code is repeated to the letter."""
+"""GaussianK: ours finds about k elements of any vector; the published code is repeated exactly."""
 
 import numpy as np
 import pytest

@@ -13,9 +13,9 @@ SHAPES = {
     "uniform": lambda rng: rng.uniform(-1, 1, D),
     "heavy-tailed": lambda rng: rng.standard_cauchy(D),
     "laplace": lambda rng: rng.laplace(size=D),
-    "layers of different scales": lambda rng: rng.standard_normal(D) * np.repeat([1e-4, 1, 30], D)[
-        np.arange(0, 3 * D, 3)
-    ],
+    "layers of different scales": lambda rng: (
+        rng.standard_normal(D) * np.repeat([1e-4, 1, 30], D)[np.arange(0, 3 * D, 3)]
+    ),
     "constant": lambda rng: np.full(D, -0.25),
     "three values": lambda rng: rng.integers(-1, 2, D) * 0.5,
     "almost all zero": lambda rng: np.where(rng.random(D) < 1e-4, 1.0, 0.0) * rng.random(D),
