@@ -63,9 +63,7 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         ),
         "onebit": Entry("dlctl.compress.onebit:OneBit", "signs and block means (Seide 2014)"),
         "int8": Entry("dlctl.compress.int8:Int8", "8 bits per entry and a scale per block"),
-        "powersgd": Entry(
-            "dlctl.compress.powersgd:PowerSGD", "a matrix of low rank (Vogels 2019)"
-        ),
+        "powersgd": Entry("dlctl.compress.powersgd:PowerSGD", "a matrix of low rank (Vogels 2019)"),
     },
     "optimizers": {
         "sgd": Entry("dlctl.optim.sgd:SGD", "w -= lr * g"),

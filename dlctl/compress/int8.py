@@ -124,7 +124,7 @@ def scales_of(largest: Array) -> Array:
 
 def _bytes(codes: Vector) -> Array:
     """uint8[n] on the host: whole numbers from -127 to 127, as int8."""
-    if isinstance(codes, np.ndarray):
-        return codes.astype(np.int8).view(np.uint8).reshape(-1)
-    signed: Array = to_host(codes.char()).view(np.uint8)
-    return signed.reshape(-1)
+    on_host = isinstance(codes, np.ndarray)
+    signed = codes.astype(np.int8) if on_host else to_host(codes.char())
+    octets: Array = signed.view(np.uint8).reshape(-1)
+    return octets

@@ -62,7 +62,8 @@ class PowerSGDOptions:
 
 
 class PowerSGD:
-    """Arrays on the wire: rank uint8[1], P float32[m r] and Q float32[n r], row by row; or a plain form.
+    """Arrays on the wire: rank uint8[1], P float32[m r] and Q float32[n r], row by row; or a plain
+    form (`plain.py`).
 
     A slice for which the factors would be as large as itself travels whole.
     """

@@ -8,8 +8,8 @@ the papers, what is drawn is sorted as it comes, and
 
     E ||u - Q(u)||^2 = (1 - k/d) ||u||^2        (exactly, if k divides d)
 
-A push carries a seed and k, 8 bytes each. What a seed means must never differ between two versions of numpy:
-only the raw numbers of Philox (Salmon et al. 2011) are used, which numpy promises to keep.
+A push carries a seed and k, 8 bytes each. What a seed means must never differ between two versions
+of numpy: only the raw numbers of Philox (Salmon et al. 2011) are used; numpy promises to keep them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RandomKOptions:
 
 
 class RandomK:
-    """Arrays on the wire: seed and k uint8[16], values [k] (`values.py`); or a plain form (`plain.py`)."""
+    """Arrays on the wire: seed and k uint8[16], values [k] (`values.py`); or a plain form."""
 
     Options: ClassVar[type[Any]] = RandomKOptions
 
