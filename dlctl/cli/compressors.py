@@ -44,7 +44,7 @@ PUSHES = 3
 )
 @json_option
 def command(job: str | None, as_json: bool) -> None:
-    """List the compressors of pushes; with --job, measure each on a real gradient.
+    """List the compressors of pushes; measure them on a job.
 
     With --job the task is loaded in a process of its own, and the gradient that one push of a
     worker sums up is computed: at the newest good checkpoint of a run, or at the initial values of

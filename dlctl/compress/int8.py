@@ -33,7 +33,7 @@ from dlctl.compress.plain import (
 from dlctl.compress.values import arrays_of
 from dlctl.config import STRICT
 from dlctl.messages import Array, Packed
-from dlctl.vector import Vector, column_like, floor, to_host
+from dlctl.vector import Vector, choose, column_like, floor, to_host
 
 LIMIT = 127
 SCALE_MIN = 2.0**-126
@@ -93,8 +93,7 @@ class Int8:
         down = column_like(rows, self._random.random(height, dtype=np.float32))
         across = column_like(rows, self._random.random(width, dtype=np.float32)).reshape(1, -1)
         noise = down + across
-        noise -= noise >= 1
-        return noise
+        return choose(noise >= 1, noise - 1, noise)
 
     @staticmethod
     def expand(packed: Packed, size: int) -> Delta:
@@ -119,7 +118,8 @@ def scales_of(largest: Array) -> Array:
     """float32[n]: `largest` / 127, rounded up to 8 significant bits; at least `SCALE_MIN`."""
     mantissa, exponent = np.frexp(largest.astype(np.float64) / LIMIT)
     rounded = np.ldexp(np.ceil(mantissa * 256), exponent - 8)
-    return np.maximum(rounded, SCALE_MIN).astype(np.float32)
+    scales: Array = np.maximum(rounded, SCALE_MIN).astype(np.float32)
+    return scales
 
 
 def _bytes(codes: Vector) -> Array:

@@ -105,7 +105,7 @@ class PowerSGD:
         whole = len(u) // width * width
         body, tail = u[:whole].reshape(-1, width), u[whole:].reshape(1, -1)
         Q = matrix_like(u, start)
-        P = matrix_like(u, np.empty((shape(len(u))[0], Q.shape[1]), np.float32))
+        P = matrix_like(u, np.zeros((shape(len(u))[0], Q.shape[1]), np.float32))
         P[: len(body)] = body @ Q
         if tail.shape[1]:
             P[-1:] = tail @ Q[: tail.shape[1]]
