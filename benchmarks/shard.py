@@ -17,12 +17,11 @@ from typing import TypeVar
 import numpy as np
 import zmq
 
-from daemons import addresses
 from daemons.transport import Transport
 from dlctl import config, keys
 from dlctl import messages as m
 from dlctl.flat import TRAINED, Entry, Layout
-from dlctl.launch import local
+from dlctl.launch import addresses, local
 from dlctl.launch.base import Credentials
 from dlctl.machine import Peer
 from dlctl.roles.desk import COORDINATOR

@@ -43,8 +43,27 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         ),
     },
     "compressors": {
-        "none": Entry("dlctl.compress.none:Dense", "every entry, as float32 or float16"),
+        "none": Entry("dlctl.compress.none:Dense", "every entry, in 32 or 16 bits"),
         "topk": Entry("dlctl.compress.topk:TopK", "the k largest entries, exact, error feedback"),
+        "topk-sampled": Entry(
+            "dlctl.compress.sampled:SampledTopK",
+            "the k largest by a sampled threshold, many times faster (Lin 2018)",
+        ),
+        "gaussian": Entry(
+            "dlctl.compress.gaussian:Gaussian",
+            "about the k largest, threshold of a normal distribution, bisected (Shi 2019)",
+        ),
+        "gaussian-ref": Entry(
+            "dlctl.compress.gaussian_ref:GaussianRef",
+            "GaussianK as its authors published it, to compare with",
+            'it can send far more or less than k, or nothing at all; use "gaussian" to train',
+        ),
+        "randomk": Entry(
+            "dlctl.compress.randomk:RandomK", "k random entries; their places need no bytes"
+        ),
+        "onebit": Entry("dlctl.compress.onebit:OneBit", "signs and block means (Seide 2014)"),
+        "int8": Entry("dlctl.compress.int8:Int8", "8 bits per entry and a scale per block"),
+        "powersgd": Entry("dlctl.compress.powersgd:PowerSGD", "a matrix of low rank (Vogels 2019)"),
     },
     "optimizers": {
         "sgd": Entry("dlctl.optim.sgd:SGD", "w -= lr * g"),

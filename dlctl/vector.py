@@ -22,6 +22,11 @@ def to_host(u: Vector) -> Array:
     return u if isinstance(u, np.ndarray) else u.detach().cpu().numpy()
 
 
+def host_view(u: Vector) -> Vector:
+    """`u` in host memory as a numpy array that shares it; a tensor elsewhere as it is."""
+    return u if isinstance(u, np.ndarray) or u.device.type != "cpu" else u.detach().numpy()
+
+
 def zeros_like(u: Vector) -> Vector:
     return np.zeros_like(u) if isinstance(u, np.ndarray) else u.new_zeros(u.shape)
 
@@ -67,6 +72,43 @@ def _largest_numpy(u: Array, k: int) -> Array:
         return chosen
     tied = np.flatnonzero(order[chosen] == threshold)
     return np.delete(chosen, tied[k - chosen.size :])
+
+
+def choose(condition: Vector, yes: Vector, no: Vector) -> Vector:
+    """Element by element: `yes` where `condition` is, else `no`."""
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, yes, no)
+    return yes.where(condition, no)
+
+
+def indices_like(u: Vector, indices: Array) -> Vector:
+    """int64[n] where `u` is."""
+    if isinstance(u, np.ndarray):
+        return indices
+    return u.new_tensor(indices, dtype=u[:0].long().dtype)
+
+
+def matrix_like(u: Vector, values: Vector) -> Vector:
+    """`values` of any shape, an array or a tensor, where `u` is and of its dtype."""
+    if isinstance(u, np.ndarray):
+        return values.astype(u.dtype, copy=False)
+    return u.new_tensor(values) if isinstance(values, np.ndarray) else values.to(u.dtype)
+
+
+def column_like(u: Vector, values: Array) -> Vector:
+    """`values` [n] as a column [n, 1] where `u` is and of its dtype."""
+    return matrix_like(u, values)[:, None]
+
+
+def floor(u: Vector) -> Vector:
+    return np.floor(u) if isinstance(u, np.ndarray) else u.floor()
+
+
+def not_finite(u: Vector) -> Vector:
+    """Ascending indices (int64, where `u` is) of the elements that are NaN or infinite."""
+    if isinstance(u, np.ndarray):
+        return np.flatnonzero(~np.isfinite(u))
+    return (~u.isfinite()).nonzero().squeeze(1)
 
 
 def euclidean_norm(u: Vector) -> float:

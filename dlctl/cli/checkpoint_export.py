@@ -87,13 +87,16 @@ def _export(directory: Path, kind: str, file: Path) -> None:
     argv += ["--output", str(file), "--errors", "json"]
     done = subprocess.run(argv, capture_output=True, text=True)
     if done.returncode != 0:
-        raise _error_of(done.stderr, done.returncode, directory)
+        raise error_of(done.stderr, done.returncode, directory, "the export failed")
     for line in (done.stdout + done.stderr).splitlines():
         console.note(console.escape(line))
 
 
-def _error_of(stderr: str, code: int, directory: Path) -> DlctlError:
-    """The error that the other process has written as JSON, or what else it says of its end."""
+def error_of(stderr: str, code: int, where: Path, what: str) -> DlctlError:
+    """The error that another process has written as JSON, or what else it says of its end.
+
+    what: what has failed then, at `where`.
+    """
     lines = stderr.strip().splitlines()
     try:
         facts = json.loads(lines[-1])
@@ -102,4 +105,4 @@ def _error_of(stderr: str, code: int, directory: Path) -> DlctlError:
         return error
     except (IndexError, KeyError, TypeError, ValueError):
         words = "\n".join(lines) or values.exit_in_words(code)
-        return DlctlError(f"the export failed: {words}", where=str(directory))
+        return DlctlError(f"{what}: {words}", where=str(where))

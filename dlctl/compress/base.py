@@ -8,6 +8,11 @@ residual. Error feedback is then nothing but adding the next gradients to the sa
 holds to the last bit by construction: what was rounded off on the way out stays in the residual.
 Vectors are numpy arrays or torch tensors alike (`dlctl/vector.py`), so that a gradient on a GPU is
 compressed there and only what is sent comes to the host.
+
+One compressor serves a worker for as long as that lives, and takes from one slice per server in
+turn. What it keeps from push to push (a threshold, a factor) it keeps per `shard`. One that rolls
+dice has a method `reseed(*numbers)`, which is called with the job's seed and the worker's slot and
+epoch before its first push, so that no two workers roll the same.
 """
 
 from __future__ import annotations
@@ -34,10 +39,10 @@ class Compressor(Protocol):
 
     def __init__(self, options: Any) -> None: ...
 
-    def take(self, u: Vector) -> Packed:
+    def take(self, u: Vector, shard: int = 0) -> Packed:
         """Pack part of `u` (float32 or float64 [n]) and leave in `u` what was not sent.
 
-        The arrays of the result share no memory with `u`.
+        shard: the server that owns this slice. The arrays of the result share no memory with `u`.
         """
         ...
 

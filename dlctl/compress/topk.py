@@ -16,12 +16,12 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Gt, Le
 
-from dlctl.compress import indices
 from dlctl.compress.base import Delta
-from dlctl.compress.values import Precision, arrays_of, as_float32, take_values
+from dlctl.compress.plain import expand_chosen, take_chosen
+from dlctl.compress.values import Precision
 from dlctl.config import STRICT
 from dlctl.messages import Packed
-from dlctl.vector import Vector, largest, to_host
+from dlctl.vector import Vector, largest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +32,12 @@ class TopKOptions:
     """The part of the elements that a push may carry: 0.01 sends the largest 1 %, at least one.
     Changes live."""
     values: Precision = "float32"
-    """Precision of the values that travel. "float16" halves their bytes; what the rounding takes
-    away stays with the worker and goes into a later push."""
+    """Precision of the values that travel. "float16" and "bfloat16" halve their bytes; what the
+    rounding takes away stays with the worker and goes into a later push."""
 
 
 class TopK:
-    """Arrays on the wire: values float32[n] or float16[n], positions uint8[...] (`indices.py`).
+    """Arrays on the wire: values [n] (`values.py`), positions uint8[...] (`indices.py`).
 
     n is at most k = max(1, int(density * d)): elements that are zero on the wire are not sent.
     Which of several elements of the same magnitude go first is not specified. NaN counts as
@@ -50,20 +50,13 @@ class TopK:
         self.density = options.density
         self.precision = options.values
 
-    def take(self, u: Vector) -> Packed:
+    def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take the k largest elements of `u`; in their places stays what the precision lost."""
         size = len(u)
         where = largest(u, min(size, max(1, int(self.density * size))))
-        picked = u[where]
-        values = take_values(picked, self.precision)
-        u[where] = picked
-        sent = values != 0
-        positions = indices.pack(to_host(where)[sent], size)
-        return Packed("topk", size, (values[sent], positions))
+        return take_chosen("topk", u, where, self.precision)
 
     @staticmethod
     def expand(packed: Packed, size: int) -> Delta:
         """A sparse delta; what `indices.unpack` refuses is refused before anything is allocated."""
-        values, positions = arrays_of(packed, size, 2)
-        found = indices.unpack(positions, values.size, size)
-        return Delta(as_float32(values), found)
+        return expand_chosen(packed, size)

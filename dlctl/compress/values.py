@@ -1,7 +1,8 @@
 """The values of a push: out of the vector in the precision of the wire, and back to float32.
 
 What the rounding took away stays in the vector, exactly: the difference of a number and its
-rounding to a shorter format always fits into the longer one.
+rounding to a shorter format always fits into the longer one. On the wire float32 and float16 are
+themselves; bfloat16, which numpy does not have, is the upper half of a float32, as uint16.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from typing import Literal
 
 import numpy as np
 
+from dlctl.compress import bfloat16
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, Packed
-from dlctl.vector import Vector, cast, copy_into, to_host
+from dlctl.vector import Vector, cast, copy_into, host_view, to_host
 
-Precision = Literal["float32", "float16"]
+Precision = Literal["float32", "float16", "bfloat16"]
 
-WIRE_DTYPES = (np.dtype("<f4"), np.dtype("<f2"))
+WIRE_DTYPES = (np.dtype("<f4"), np.dtype("<f2"), np.dtype("<u2"))
+_LARGEST = {"float32": 3.4028234663852886e38, "float16": 65504.0, "bfloat16": 255 * 2.0**120}
 
 
 def take_values(u: Vector, precision: Precision) -> Array:
@@ -26,6 +29,8 @@ def take_values(u: Vector, precision: Precision) -> Array:
     element, to the last bit. What is too large for the precision saturates at its largest number
     (float16: 65504). NaN and infinities are taken as they are and leave 0.
     """
+    if precision == "bfloat16":
+        return _take_bfloat16(u)
     taken = cast(u, precision)
     on_host = to_host(taken)
     if taken.dtype == u.dtype:
@@ -33,15 +38,37 @@ def take_values(u: Vector, precision: Precision) -> Array:
     elif np.isfinite(on_host).all():
         u -= taken
     else:
-        before = to_host(u)
-        _saturate(on_host, before)
-        with np.errstate(invalid="ignore"):
-            rest = before - on_host
-        copy_into(u, np.where(np.isfinite(before), rest, 0))
+        _take_saturated(u, on_host, precision)
     return on_host
 
 
-def _saturate(rounded: Array, exact: Array) -> None:
+def _take_bfloat16(u: Vector) -> Array:
+    """As uint16. On the host by whole-array operations on the bits, on a GPU by torch."""
+    here = host_view(u)
+    if isinstance(here, np.ndarray):
+        on_host = bfloat16.encode(here)
+        taken = bfloat16.decode(on_host)
+    else:
+        taken = u.bfloat16()
+        on_host = bfloat16.bits_of(taken)
+    if bfloat16.all_finite(on_host):
+        here -= taken
+        return on_host
+    wide = bfloat16.decode(on_host)
+    _take_saturated(u, wide, "bfloat16")
+    return bfloat16.encode(wide)
+
+
+def _take_saturated(u: Vector, rounded: Array, precision: str) -> None:
+    """Take `rounded` out of `u`, some of which is not finite or too large; changes `rounded`."""
+    before = to_host(u)
+    _saturate(rounded, before, _LARGEST[precision])
+    with np.errstate(invalid="ignore"):
+        rest = before - rounded
+    copy_into(u, np.where(np.isfinite(before), rest, 0))
+
+
+def _saturate(rounded: Array, exact: Array, limit: float) -> None:
     """Replace the infinities in `rounded` whose `exact` value is finite, in place.
 
     By the largest number of the format that is a multiple of the last bit of the exact value:
@@ -51,29 +78,33 @@ def _saturate(rounded: Array, exact: Array) -> None:
     over = np.flatnonzero(np.isinf(rounded) & np.isfinite(exact))
     _, exponent = np.frexp(exact[over])
     last_bit = np.ldexp(1.0, exponent - 1 - np.finfo(exact.dtype).nmant)
-    limit = float(np.finfo(rounded.dtype).max)
     rounded[over] = np.copysign(np.floor(limit / last_bit) * last_bit, exact[over])
 
 
 def arrays_of(packed: Packed, size: int, count: int) -> tuple[Array, ...]:
-    """The `count` arrays of a push for a shard of `size` elements; the first one is its values.
+    """The `count` arrays of a push for a shard of `size` elements.
 
-    Raises RemoteProtocolError if the push is for a shard of another size, has more or fewer arrays,
-    or has values that are neither float32 nor float16.
+    Raises RemoteProtocolError if the push is for a shard of another size, or has more or fewer
+    arrays.
     """
     if packed.length != size:
         raise RemoteProtocolError(f"a push for {packed.length} elements; this shard has {size}")
     if len(packed.arrays) != count:
         raise RemoteProtocolError(f'"{packed.kind}" has {count} arrays, not {len(packed.arrays)}')
-    values = packed.arrays[0]
-    if values.ndim != 1 or values.dtype not in WIRE_DTYPES:
-        raise RemoteProtocolError(f"a push has float32 or float16 values, not {values.dtype}")
     return packed.arrays
 
 
+def check_values(values: Array) -> None:
+    """Raises RemoteProtocolError unless these are values as `take_values` makes them."""
+    if values.ndim != 1 or values.dtype not in WIRE_DTYPES:
+        raise RemoteProtocolError(f"a push has values of 32 or 16 bits, not {values.dtype}")
+
+
 def as_float32(values: Array) -> Array:
-    """float32[n]: the array itself, perhaps read-only, or a copy if it was float16."""
+    """float32[n]: the array itself, perhaps read-only, or a copy if it had 16 bits."""
     if values.dtype == np.float32:
         return values
+    if values.dtype == np.uint16:
+        return bfloat16.decode(values)
     with np.errstate(invalid="ignore"):  # a signalling NaN
         return values.astype(np.float32)

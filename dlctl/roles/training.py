@@ -196,7 +196,7 @@ class Training:
         return True, None
 
     def _push_slice(self, c: Channel, u: Any, request: Push) -> None:
-        delta = self.compressor.take(u)
+        delta = self.compressor.take(u, c.shard)
         last_step = max(self.steps - 1, 0)
         push = c.push(
             self._steps_pushed, last_step, request.samples, request.clock, delta, request.portion

@@ -239,9 +239,11 @@ def test_the_name_in_a_stranger_s_manifest_leads_nowhere_else(saved, own_place, 
 
 def test_a_process_that_ends_without_an_error_in_json_is_quoted(saved, own_place, dlctl_command):
     """A bug, or a signal: whatever it said is better than nothing."""
-    crashed = checkpoint_export._error_of("Traceback ...\nKeyError: 'x'\n", 1, saved[0])
+    crashed = checkpoint_export.error_of(
+        "Traceback ...\nKeyError: 'x'\n", 1, saved[0], "the export failed"
+    )
     assert crashed.message == "the export failed: Traceback ...\nKeyError: 'x'"
     assert (
-        checkpoint_export._error_of("", -9, saved[0]).message
+        checkpoint_export.error_of("", -9, saved[0], "the export failed").message
         == "the export failed: killed by SIGKILL"
     )

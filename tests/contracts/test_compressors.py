@@ -3,7 +3,7 @@
 import inspect
 import itertools
 import math
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -33,10 +33,17 @@ EDGES = {
 
 
 def variants(name):
-    """The default options, and every combination of those that are a choice of words."""
+    """Every combination of those options that are a choice of words, and with small slices both
+    whole and compressed.
+    """
     options = registry.load("compressors", name).Options
     hints = get_type_hints(options)
     choices = {k: get_args(h) for k, h in hints.items() if get_origin(h) is Literal}
+    if "dense_below" in hints:
+        yield {"dense_below": options().dense_below}
+        choices["dense_below"] = (0,)
+        choices["values"] = ("float32", "float16") if "values" in hints else ()
+        choices = {key: chosen for key, chosen in choices.items() if chosen}
     for chosen in itertools.product(*choices.values()):
         yield dict(zip(choices, chosen, strict=True))
 
@@ -50,11 +57,36 @@ every_name = pytest.mark.parametrize("kind", [registry.load("compressors", n) fo
 dtypes = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 
+ROUNDING = ("onebit", "powersgd")
+"""What these send has many bits: the residual is rounded once per push, to the last bit of `u`."""
+STALLS = {"gaussian-ref": "it may select nothing at all, as the published code does"}
+
+
+class Maker(NamedTuple):
+    """New compressors of one kind and one choice of options."""
+
+    name: str
+    options: dict
+
+    def __call__(self):
+        kind = registry.load("compressors", self.name)
+        return kind(kind.Options(**self.options))
+
+    @property
+    def is_exact(self):
+        """Whether rounding loses nothing of any vector, not even the last bit."""
+        stochastic = self.options.get("rounding") == "stochastic"
+        return self.name not in ROUNDING and not stochastic
+
+
 @pytest.fixture(params=CASES, scope="module")
-def compressor(request):
-    name, options = request.param
-    kind = registry.load("compressors", name)
-    return kind(kind.Options(**options))
+def make(request):
+    return Maker(*request.param)
+
+
+@pytest.fixture(scope="module")
+def compressor(make):
+    return make()
 
 
 def dense(compressor, packed):
@@ -97,10 +129,11 @@ def as_sent(packed):
 @dtypes
 @pytest.mark.parametrize("kind_of_vector", ["numpy", "torch"])
 def test_sent_plus_residual_is_the_sum_of_all_gradients_to_the_last_bit(
-    compressor, dtype, kind_of_vector
+    make, dtype, kind_of_vector
 ):
     # Gradients on a grid of 2^-11, so that the sums of the test itself are exact in float32.
     rng = np.random.default_rng(1)
+    compressor = make()
     size = 700
     residual = np.zeros(size, dtype)
     u = torch.from_numpy(residual) if kind_of_vector == "torch" else residual
@@ -110,39 +143,61 @@ def test_sent_plus_residual_is_the_sum_of_all_gradients_to_the_last_bit(
         added += gradient
         u += torch.from_numpy(gradient) if kind_of_vector == "torch" else gradient
         taken += dense(compressor, compressor.take(u))
-    assert np.array_equal(taken + residual.astype(np.float64), added)
+    if make.is_exact:
+        assert np.array_equal(taken + residual.astype(np.float64), added)
+    else:
+        rounded_off = 150 * np.finfo(dtype).eps * 20
+        assert np.abs(taken + residual - added).max() <= rounded_off
     assert np.any(taken)
 
 
-@settings(derandomize=True, database=None, deadline=None, max_examples=60)
+@settings(derandomize=True, database=None, deadline=None, max_examples=12)
 @given(data=st.data())
-def test_every_single_take_is_exact_for_any_finite_vector(compressor, data):
+def test_every_single_take_is_exact_for_any_finite_vector(make, data):
+    compressor = make()
     dtype, width = data.draw(st.sampled_from([(np.float32, 32), (np.float64, 64)]))
     elements = st.floats(width=width, allow_nan=False, allow_infinity=False)
     u = data.draw(arrays(dtype, st.integers(0, 60), elements=elements))
     before = u.astype(np.float64)
     taken = dense(compressor, compressor.take(u))
-    assert np.array_equal(taken + u, before)
-    assert np.array_equal(before - taken, u)
+    assert np.array_equal((before - taken).astype(dtype), u)
+    if make.is_exact:
+        assert np.array_equal(taken + u, before)
+
+
+def assert_nothing_is_lost(make, before, taken, u):
+    """What arrives and what stays is what there was: in exact numbers, or else as exactly as the
+    vector's own precision can say it.
+    """
+    assert np.array_equal(u, before.astype(u.dtype) - taken.astype(u.dtype))
+    if make.is_exact:
+        assert np.array_equal(taken + u, before)
+        assert np.array_equal(before - taken, u)
 
 
 @dtypes
-def test_what_waits_is_sent_in_the_end_when_nothing_more_is_added(compressor, dtype):
+def test_what_waits_is_sent_in_the_end_when_nothing_more_is_added(make, dtype):
+    compressor = make()
     u = np.random.default_rng(2).standard_normal(150).astype(dtype)
     start = float(np.linalg.norm(u))
-    for _ in range(500):
+    if make.name in STALLS:
+        compressor.density = 0.5  # so that it does select something of this vector
+    for _ in range(3000):
         compressor.take(u)
-    assert np.linalg.norm(u) <= 1e-6 * start
+        if np.linalg.norm(u) <= 1e-6 * start:
+            return
+    raise AssertionError(f"{np.linalg.norm(u) / start} of it still waits")
 
 
 @pytest.mark.parametrize("edge", EDGES)
 @dtypes
-def test_edge_vectors_pass_and_nothing_of_them_is_lost(compressor, edge, dtype):
+def test_edge_vectors_pass_and_nothing_of_them_is_lost(make, edge, dtype):
+    compressor = make()
     u = np.array(EDGES[edge], dtype)
     before = u.astype(np.float64)
     taken = dense(compressor, as_sent(compressor.take(u)))
     assert np.all(np.isfinite(taken))
-    assert np.array_equal(taken + u, before)
+    assert_nothing_is_lost(make, before, taken, u)
 
 
 def test_all_zeros_leave_all_zeros(compressor):
@@ -197,20 +252,22 @@ def test_what_was_taken_shares_no_memory_with_the_vector(compressor, kind_of_vec
 
 @dtypes
 @pytest.mark.parametrize("size", [0, 1, 2, 999])
-def test_a_torch_tensor_gives_the_same_as_a_numpy_array(compressor, dtype, size):
+def test_a_torch_tensor_gives_the_same_as_a_numpy_array(make, dtype, size):
     # Values that float32 holds: torch rounds float64 to float16 by way of float32.
     on_host = np.random.default_rng(6).standard_normal(size).astype(np.float32).astype(dtype)
     on_host[::3] = 0
     tensor = torch.from_numpy(on_host.copy())
+    one, other = make(), make()
     for _ in range(4):
-        ours, theirs = compressor.take(on_host), compressor.take(tensor)
+        ours, theirs = one.take(on_host), other.take(tensor)
         assert [a.dtype for a in ours.arrays] == [a.dtype for a in theirs.arrays]
         for a, b in zip(ours.arrays, theirs.arrays, strict=True):
             assert np.array_equal(a, b)
         assert np.array_equal(on_host, tensor.numpy())
 
 
-def test_a_slice_of_a_larger_vector_is_taken_without_touching_its_neighbours(compressor):
+def test_a_slice_of_a_larger_vector_is_taken_without_touching_its_neighbours(make):
+    compressor = make()
     whole = np.random.default_rng(7).standard_normal(300).astype(np.float32)
     before = whole.copy()
     packed = compressor.take(whole[100:200])
@@ -218,13 +275,39 @@ def test_a_slice_of_a_larger_vector_is_taken_without_touching_its_neighbours(com
     assert np.array_equal(whole[:100], before[:100])
     assert np.array_equal(whole[200:], before[200:])
     taken = dense(compressor, packed)
-    assert np.array_equal(taken + whole[100:200], before[100:200].astype(np.float64))
+    assert_nothing_is_lost(make, before[100:200].astype(np.float64), taken, whole[100:200])
 
 
-def test_equal_vectors_give_equal_bytes(compressor):
+def test_equal_vectors_give_equal_bytes_push_by_push(make):
     u = np.random.default_rng(8).standard_normal(500).astype(np.float32)
-    once, again = compressor.take(u.copy()), compressor.take(u.copy())
-    assert [a.tobytes() for a in once.arrays] == [a.tobytes() for a in again.arrays]
+    one, other = make(), make()
+    for shard in (0, 1, 0):
+        once, again = one.take(u.copy(), shard), other.take(u.copy(), shard)
+        assert [a.tobytes() for a in once.arrays] == [a.tobytes() for a in again.arrays]
+
+
+def test_what_a_compressor_keeps_of_one_shard_changes_nothing_of_what_another_gets_exactly(make):
+    compressor = make()
+    rng = np.random.default_rng(10)
+    for round_number in range(6):
+        for shard, size in enumerate((300, 300, 77)):
+            u = (rng.standard_normal(size) * 10.0 ** (3 * shard - round_number)).astype(np.float32)
+            before = u.astype(np.float64)
+            taken = dense(compressor, compressor.take(u, shard))
+            assert_nothing_is_lost(make, before, taken, u)
+
+
+def test_one_that_rolls_dice_rolls_others_for_another_worker(make):
+    compressor = make()
+    if not hasattr(compressor, "reseed"):
+        return
+    u = np.random.default_rng(11).standard_normal(2000).astype(np.float32)
+    pushes = []
+    for slot in (0, 1, 0):
+        compressor = make()
+        compressor.reseed(5, slot, 1)
+        pushes.append([a.tobytes() for a in compressor.take(u.copy()).arrays])
+    assert pushes[0] == pushes[2]
 
 
 # ---------------------------------------------------------------- a hostile sender
@@ -246,7 +329,7 @@ wire_arrays = st.sampled_from(wire.DTYPES).flatmap(
 )
 
 
-@settings(derandomize=True, database=None, deadline=None, max_examples=150)
+@settings(derandomize=True, database=None, deadline=None, max_examples=12)
 @given(
     content=st.lists(wire_arrays, max_size=4), length=st.integers(0, 40), size=st.integers(0, 40)
 )
@@ -254,7 +337,7 @@ def test_random_arrays_are_refused_or_are_a_valid_delta(compressor, content, len
     refused_or_valid(compressor, Packed("x", length, tuple(content)), size)
 
 
-@settings(derandomize=True, database=None, deadline=None, max_examples=150)
+@settings(derandomize=True, database=None, deadline=None, max_examples=12)
 @given(data=st.data())
 def test_a_proper_push_with_some_bytes_changed_is_refused_or_a_valid_delta(compressor, data):
     size = data.draw(st.integers(1, 500))
@@ -300,6 +383,8 @@ def test_arrays_one_element_shorter_or_longer_are_refused(compressor):
 def test_arrays_of_another_dtype_are_refused(compressor, dtype):
     packed = a_push(compressor)
     for i, array in enumerate(packed.arrays):
+        if dtype == "<u2" and array.dtype in ("<f4", "<f2", "<u2"):
+            continue  # It would be values, of bfloat16.
         content = (*packed.arrays[:i], array.astype(dtype), *packed.arrays[i + 1 :])
         assert refused_or_valid(compressor, Packed(packed.kind, 400, content), 400)
 

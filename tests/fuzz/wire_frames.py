@@ -99,8 +99,12 @@ def _compressed() -> Iterable[Packed]:
     u = np.linspace(-1, 1, 50, dtype=np.float32)
     for name in registry.names("compressors"):
         kind = registry.load("compressors", name)
-        for values in ("float32", "float16"):
-            yield kind(kind.Options(values=values)).take(u.copy())
+        known = kind.Options.__dataclass_fields__
+        for values in ("float32", "float16", "bfloat16") if "values" in known else (None,):
+            options = {"values": values} if values else {}
+            for least in (0, 1024) if "dense_below" in known else (None,):
+                options |= {} if least is None else {"dense_below": least}
+                yield kind(kind.Options(**options)).take(u.copy())
 
 
 def mutate(random: Random, data: bytes, other: bytes) -> bytes:

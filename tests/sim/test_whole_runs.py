@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from simulated import ACCOUNT, Spy, Watcher, job_file, ledger_checkers
 
+from dlctl import registry
 from dlctl.messages import Parameters, Push
 from dlctl.sim.crashpoints import PointCrash
 from dlctl.sim.drivers import ComputeOptions
@@ -361,3 +362,22 @@ def test_too_many_poisoned_steps_in_a_row_end_the_run_and_say_why():
     assert (outcome.state, outcome.left_behind) == ("failed", [])
     assert "the loss or its gradient was not finite for 5 steps in a row" in outcome.reason
     assert np.isfinite(outcome.weights).all()
+
+
+# ---------------------------------------------------------------- compressors
+
+
+@pytest.mark.parametrize("name", registry.names("compressors"))
+def test_a_run_comes_near_its_minimum_with_every_compressor(name):
+    fields = registry.load("compressors", name).Options.__dataclass_fields__
+    options = {"dense_below": 0} if "dense_below" in fields else {}
+    options |= {"density": 0.2} if "density" in fields else {}
+    job = job_file(
+        workers=2, servers=2, compression=(name, options), optimizer=("sgd", {"lr": 0.01}),
+        epochs=8.0,
+    )  # fmt: skip
+    problem = LeastSquares(size=60)
+    outcome = Simulation(job, problem, compute=STEADY).run()
+    assert outcome.state == "finished"
+    start = problem.evaluate(problem.initial())["loss"]
+    assert problem.evaluate(outcome.weights)["loss"] <= 0.02 * start

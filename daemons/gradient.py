@@ -1,0 +1,93 @@
+"""One real gradient of a job, for `dlctl compressors --job`: `python -m daemons.gradient OUTPUT`.
+
+The job comes as JSON on standard input; with --checkpoint DIR the gradient is at the parameters of
+that checkpoint, without at the model's initial ones. The task is loaded as by a worker, and so are
+the samples: those that the first batches of the run consist of. OUTPUT becomes a .npy file with a
+float32 vector: the sum of their gradients, of which the servers' slices are what is pushed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from daemons.worker.data import PortionLoader
+from daemons.worker.replica import Replica, choose_device
+from daemons.worker.task import load_task
+from dlctl import checkpoints
+from dlctl.config import JobFile, from_dict
+from dlctl.errors import DlctlError
+from dlctl.messages import Array
+from dlctl.vector import to_host
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code. An error is one line of JSON on standard error."""
+    parser = argparse.ArgumentParser(
+        prog="python -m daemons.gradient", description="Write one real gradient of a job."
+    )
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--checkpoint", type=Path, metavar="DIR")
+    chosen = parser.parse_args(arguments)
+    try:
+        job = from_dict(JobFile, json.load(sys.stdin))
+        np.save(chosen.output, gradient(job, chosen.checkpoint), allow_pickle=False)
+    except DlctlError as error:
+        facts = {"message": error.message, "where": error.where, "hint": error.hint}
+        print(json.dumps(facts), file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def gradient(job: JobFile, checkpoint: Path | None) -> Array:
+    """float32[d]: summed over as many batches as one push sums, of the job's first portion.
+
+    Raises TaskError for what is wrong with the task, DlctlError if the checkpoint is of another
+    model.
+    """
+    task = load_task(job.job.task, Path(job.job.task.rpartition(":")[0]).parent)
+    device = choose_device(job.workers.device)
+    replica = Replica(task, device=str(device), seed=job.job.seed)
+    if checkpoint is not None:
+        _load(replica, checkpoint)
+    dataset = task.dataset()
+    loader = PortionLoader(
+        dataset,
+        batch_size=job.workers.batch_size,
+        seed=job.job.seed,
+        shuffle=job.data.shuffle,
+        processes=0,
+        collate=task.collate,
+    )
+    batches = int(job.algorithm.options.get("push_every_steps", 1))
+    samples = min(len(dataset), batches * job.workers.batch_size)
+    batches = -(-samples // job.workers.batch_size)
+    total = np.zeros(replica.layout.size(), np.float32)
+    for number in range(batches):
+        total += to_host(replica.gradient(loader.batch(0, 0, samples, number)).gradient)
+    return total
+
+
+def _load(replica: Replica, checkpoint: Path) -> None:
+    manifest = checkpoints.read_manifest(checkpoint)
+    size = replica.layout.size()
+    if manifest["size"] != size:
+        raise DlctlError(
+            f"the checkpoint has {manifest['size']} elements, the task's model {size}",
+            where=str(checkpoint),
+            hint="the task was changed since; name the job file instead of the run",
+        )
+    values = checkpoints.read_slice(checkpoint, manifest, "w", 0, size)
+    parameters = replica.parameters
+    parameters[:] = values if isinstance(parameters, np.ndarray) else parameters.new_tensor(values)
+    replica.load_averaged(checkpoints.read_extra(checkpoint, manifest, "averaged"))
+    replica.load_constant(checkpoints.read_extra(checkpoint, manifest, "constant"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""`dlctl compressors`: what can be done to a push, and what it would do to those of a job."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dlctl import registry
+from dlctl.cli import console, values
+from dlctl.cli.checkpoint_export import error_of
+from dlctl.cli.group import command as make_command
+from dlctl.cli.options import complete_runs, json_option
+from dlctl.errors import DlctlError
+
+if TYPE_CHECKING:
+    from dlctl.config import JobFile
+    from dlctl.messages import Array
+
+PUSHES = 3
+"""Of a gradient, one after the other with error feedback; shown is the last one."""
+
+
+@make_command(
+    "compressors",
+    examples=[
+        ("dlctl compressors", "all of them, with a line each"),
+        ("dlctl compressors --job job.toml", "what each would make of a gradient of this job"),
+        ("dlctl compressors --job digits --json", "of a run: at its newest good checkpoint"),
+    ],
+    see_also=["algorithms", "validate", "man"],
+)
+@click.option(
+    "-j",
+    "--job",
+    metavar="RUN|FILE",
+    shell_complete=complete_runs,
+    help="Measure with a real gradient of this run or job file.",
+)
+@json_option
+def command(job: str | None, as_json: bool) -> None:
+    """List the compressors of pushes; measure them on a job.
+
+    With --job the task is loaded in a process of its own, and the gradient that one push of a
+    worker sums up is computed: at the newest good checkpoint of a run, or at the initial values of
+    a job file. Every compressor gets the slices of the job's servers, three times with error
+    feedback. The job's own compressor has the keys of the job; the others have their defaults, and
+    the job's density if it says one.
+
+    RATIO is how many times fewer bytes than dense float32 the third push has, ERROR is
+    |u - Q(u)| / |u| of it, and TAKE is the time for it on one core. ERROR is no verdict: what is
+    left out of a push waits for the next one.
+    """
+    rows = _measured(job) if job else [_described(name) for name in registry.names("compressors")]
+    if as_json:
+        console.out_json("dlctl.compressors/1", {"compressors": rows})
+    elif console.is_quiet():
+        console.out("\n".join(console.escape(row["name"]) for row in rows))
+    elif job:
+        console.out(_table(rows))
+    else:
+        lines = [[console.escape(row["name"]), console.escape(row["summary"])] for row in rows]
+        console.out(console.table(["NAME", "WHAT IT IS"], lines))
+        console.hint("dlctl algorithms NAME shows the keys of one of them")
+
+
+def _described(name: str) -> dict[str, Any]:
+    entry = registry.find("compressors", name)
+    return {"name": name, "summary": entry.summary, "note": entry.note}
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        [
+            console.escape(row["name"] + (" *" if row["used"] else "")),
+            f"{values.decimal(row['ratio'])}x",
+            values.size(row["push_bytes"]),
+            values.decimal(row["relative_error"]),
+            f"{values.decimal(row['take_s'] * 1000)} ms",
+        ]
+        for row in rows
+    ]
+    headers = ["NAME", "RATIO", "PUSH", "ERROR", "TAKE"]
+    elements = values.count(rows[0]["elements"])
+    return f"{console.table(headers, lines, headers[1:])}\n{elements} elements; * as the job says"
+
+
+# ---------------------------------------------------------------- a real gradient
+
+
+def _measured(job: str) -> list[dict[str, Any]]:
+    resolved, checkpoint = _job(job)
+    gradient = _gradient(resolved, checkpoint)
+    return [_measure(name, resolved, gradient) for name in registry.names("compressors")]
+
+
+def _job(text: str) -> tuple[JobFile, Path | None]:
+    """A job, and the newest good checkpoint if it is a run that has one."""
+    from dlctl import checkpoints, jobfile
+    from dlctl.cli import pick
+    from dlctl.cli.snapshot import read_job
+    from dlctl.config import JobFile, from_dict
+
+    if Path(text).is_file():
+        return jobfile.load(Path(text)), None
+    directory = pick.directory(text)
+    content = read_job(directory)
+    if not content:
+        raise DlctlError("the run's job cannot be read", where=str(directory / "job.json"))
+    job = from_dict(JobFile, content)
+    good = checkpoints.newest_good(directory, console.warn)
+    return job, good[0] if good else None
+
+
+def _gradient(job: JobFile, checkpoint: Path | None) -> Array:
+    """float32[d]. Another process computes it, because it needs torch and runs the user's code."""
+    import numpy as np
+
+    from dlctl.config import to_dict
+
+    with tempfile.TemporaryDirectory(prefix="dlctl-gradient-") as directory:
+        file = Path(directory) / "gradient.npy"
+        argv = [sys.executable, "-P", "-m", "daemons.gradient", str(file)]
+        argv += ["--checkpoint", str(checkpoint)] if checkpoint else []
+        done = subprocess.run(argv, input=json.dumps(to_dict(job)), capture_output=True, text=True)
+        if done.returncode != 0:
+            what = "the gradient could not be computed"
+            raise error_of(done.stderr, done.returncode, Path(job.job.task), what)
+        gradient: Array = np.load(file, allow_pickle=False)
+        return gradient
+
+
+def _options(kind: Any, job: JobFile, used: bool) -> dict[str, Any]:
+    if used:
+        return job.compression.options
+    density = job.compression.options.get("density")
+    has_one = density is not None and "density" in kind.Options.__dataclass_fields__
+    return {"density": density} if has_one else {}
+
+
+def _measure(name: str, job: JobFile, gradient: Array) -> dict[str, Any]:
+    import time
+
+    import numpy as np
+
+    from dlctl.flat import slice_bounds
+
+    kind = registry.load("compressors", name)
+    used = name == job.compression.name
+    compressor = kind(kind.Options(**_options(kind, job, used)))
+    u = np.zeros_like(gradient)
+    bounds = [slice_bounds(u.size, job.servers.count, i) for i in range(job.servers.count)]
+    for _ in range(PUSHES):
+        u += gradient
+        before = float(np.linalg.norm(u))
+        started = time.thread_time()
+        packed = [compressor.take(u[lo:hi], shard) for shard, (lo, hi) in enumerate(bounds)]
+        took_s = time.thread_time() - started
+    push_bytes = sum(part.nbytes for part in packed)
+    return {
+        **_described(name),
+        "used": used,
+        "elements": int(u.size),
+        "push_bytes": push_bytes,
+        "ratio": 4 * u.size / push_bytes if push_bytes else None,
+        "relative_error": float(np.linalg.norm(u)) / before if before else 0.0,
+        "take_s": took_s,
+    }

@@ -1,0 +1,120 @@
+"""k random elements travel, and no positions: server and worker draw the same from one seed.
+
+Random-k sparsification with error feedback: Stich et al., "Sparsified SGD with Memory", NeurIPS
+2018; without, and unbiased: Wangni et al., "Gradient Sparsification for Communication-Efficient
+Distributed Optimization", NeurIPS 2018. The slice is cut in k strata of equal length, give or take
+one element, and one element of each is drawn. So every element is drawn with probability k/d, as in
+the papers, what is drawn is sorted as it comes, and
+
+    E ||u - Q(u)||^2 = (1 - k/d) ||u||^2        (exactly, if k divides d)
+
+A push carries a seed and k, 8 bytes each. What a seed means must never differ between two versions
+of numpy: only the raw numbers of Philox (Salmon et al. 2011) are used; numpy promises to keep them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from annotated_types import Gt, Le
+
+from dlctl.compress.base import Delta
+from dlctl.compress.plain import (
+    DENSE_BELOW,
+    Least,
+    check_array,
+    expand_plain,
+    is_plain,
+    take_plain,
+)
+from dlctl.compress.values import Precision, arrays_of, as_float32, check_values, take_values
+from dlctl.config import STRICT
+from dlctl.errors import RemoteProtocolError
+from dlctl.messages import Array, Packed
+from dlctl.vector import Vector, indices_like
+
+HEAD_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomKOptions:
+    __pydantic_config__ = STRICT
+
+    density: Annotated[float, Gt(0), Le(1)] = 0.01
+    """The part of the elements that a push carries: 0.01 sends 1 % of them, at least one. Changes
+    live."""
+    values: Precision = "float32"
+    """Precision of the values that travel. "float16" and "bfloat16" halve the bytes; what the
+    rounding takes away stays with the worker and goes into a later push."""
+    unbiased: bool = False
+    """Multiplies what is sent by 1 / density, so that a push is right on average, and throws away
+    what is not sent: without error feedback. With false everything waits for its turn."""
+    dense_below: Least = DENSE_BELOW
+    """A server's slice with fewer elements than this travels whole."""
+
+
+class RandomK:
+    """Arrays on the wire: seed and k uint8[16], values [k] (`values.py`); or a plain form."""
+
+    Options: ClassVar[type[Any]] = RandomKOptions
+
+    def __init__(self, options: RandomKOptions) -> None:
+        self.options = options
+        self.density = options.density
+        self.reseed(0)
+
+    def reseed(self, *numbers: int) -> None:
+        """The seeds of all pushes depend on these numbers."""
+        self._seeds = np.random.Philox(np.random.SeedSequence(numbers))
+
+    def take(self, u: Vector, shard: int = 0) -> Packed:
+        """Take k elements of `u`; all others stay, or none with `unbiased`."""
+        plain = take_plain("randomk", u, self.options.dense_below)
+        if plain is not None:
+            return plain
+        size = len(u)
+        count = max(1, int(self.density * size))
+        seed = int(self._seeds.random_raw())
+        drawn = draw(seed, count, size)
+        where = indices_like(u, drawn)
+        picked = u[where]
+        if self.options.unbiased:
+            picked *= size / count
+            u[:] = 0
+            values = take_values(picked, self.options.values)
+        else:
+            values = take_values(picked, self.options.values)
+            u[where] = picked
+        return Packed("randomk", size, (_head(seed, count), values))
+
+    @staticmethod
+    def expand(packed: Packed, size: int) -> Delta:
+        """A sparse delta: positions drawn from the push's seed."""
+        if is_plain(packed):
+            return expand_plain(packed, size)
+        head, values = arrays_of(packed, size, 2)
+        check_array(head, "u1", HEAD_BYTES, "bytes of a seed and a number")
+        check_values(values)
+        seed, count = (int(number) for number in head.copy().view("<u8"))
+        if values.size != count or count > size:
+            raise RemoteProtocolError(f"{values.size} of {count} values for a shard of {size}")
+        found = draw(seed, count, size)
+        return Delta(as_float32(values), found)
+
+
+def draw(seed: int, count: int, size: int) -> Array:
+    """int64[count], strictly increasing, in [0, size): one of each stratum. count <= size."""
+    if count == 0:
+        return np.empty(0, np.int64)
+    raw = np.random.Philox(key=seed).random_raw(count)
+    width, longer = divmod(size, count)  # the first `longer` strata have one element more
+    strata = np.arange(count, dtype=np.int64)
+    starts = strata * width + np.minimum(strata, longer)
+    widths = (width + (strata < longer)).astype(np.uint64)
+    return starts + (raw % widths).astype(np.int64)
+
+
+def _head(seed: int, count: int) -> Array:
+    return np.array([seed, count], "<u8").view(np.uint8)

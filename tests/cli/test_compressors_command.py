@@ -1,0 +1,89 @@
+"""`dlctl compressors`: the list, and what each makes of a real gradient of a job."""
+
+import json
+
+import pytest
+
+from dlctl import registry
+from dlctl.cli import main
+
+TASK = """
+import torch
+
+
+class Task:
+    def model(self):
+        return torch.nn.Linear(80, 40)
+
+    def dataset(self):
+        generator = torch.Generator().manual_seed(0)
+        return torch.utils.data.TensorDataset(torch.randn(64, 80, generator=generator))
+
+    def loss(self, model, batch):
+        return model(batch[0]).square().mean()
+
+
+task = Task()
+"""
+JOB = """
+[job]
+name = "measured"
+task = "train.py:task"
+[compression]
+name = "topk-sampled"
+density = 0.05
+[servers]
+count = 2
+[workers]
+device = "cpu"
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    (tmp_path / "train.py").write_text(TASK)
+    (tmp_path / "job.toml").write_text(JOB)
+    return tmp_path / "job.toml"
+
+
+def test_every_compressor_is_listed_with_a_line(capsys):
+    assert main.run(["compressors"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == registry.names("compressors")
+    assert all(len(line.split()) > 3 for line in lines[1:])
+
+
+def test_each_is_measured_on_a_gradient_of_the_job(job, capsys):
+    assert main.run(["compressors", "--job", str(job), "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["compressors"]}
+    assert list(rows) == registry.names("compressors")
+    assert all(row["elements"] == 80 * 40 + 40 for row in rows.values())
+    assert rows["none"]["ratio"] == 1
+    assert rows["none"]["relative_error"] == 0
+    assert [name for name, row in rows.items() if row["used"]] == ["topk-sampled"]
+    assert rows["topk-sampled"]["push_bytes"] <= 0.05 * 3240 * 5.2
+    assert rows["topk"]["relative_error"] <= rows["randomk"]["relative_error"] < 1
+    assert 3.5 < rows["int8"]["ratio"] < 4
+    assert rows["int8"]["relative_error"] < 0.05
+
+
+def test_a_task_that_fails_is_an_error_that_names_its_line(job, capsys):
+    job.with_name("train.py").write_text(TASK.replace("model(batch[0])", "model(batch[1])"))
+    assert main.run(["compressors", "--job", str(job)]) == 7
+    assert "train.py" in capsys.readouterr().err
+
+
+def test_a_density_that_cannot_be_is_an_error_of_the_job_file_with_its_line(job, capsys):
+    for name in ("topk", "topk-sampled", "gaussian", "gaussian-ref", "randomk"):
+        for density in ("0", "1.5", "-0.1"):
+            text = JOB.replace("topk-sampled", name).replace("0.05", density)
+            job.write_text(text)
+            assert main.run(["validate", str(job)]) == 2
+            said = capsys.readouterr().err
+            assert "density" in said
+            assert f"job.toml:{text.splitlines().index(f'density = {density}') + 1}" in said
+
+
+def test_a_job_that_is_not_there_is_not_found(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["compressors", "--job", "nosuch"]) == 4
