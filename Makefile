@@ -15,8 +15,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/dlctl run --fresh examples/digits/job.toml
 
+# What computes has a process per core; what mostly waits for processes of its own has more.
+PROCESSES = tests/integ tests/hosts tests/daemons tests/slurm
 test: install
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile $(addprefix --ignore=,$(PROCESSES)) tests
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(PROCESSES)
 
 SEEDS ?= 100000
 FIRST ?= 0
