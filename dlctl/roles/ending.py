@@ -179,7 +179,8 @@ class Ending:
         """Whether anybody is left who can tell that it has ended; else the driver sees to that."""
         agent = self.members.agent_of(daemon)
         is_there = agent.alive or agent.retry_at is not None
-        return is_there and not daemon.out_of_touch
+        # An agent of a host that is away may come back in time to be told.
+        return is_there and not (daemon.out_of_touch and daemon.role != "agent")
 
     def _leavers(self) -> list[Daemon]:
         agents = self.step == LEAVING
@@ -195,7 +196,8 @@ class Ending:
         """Have them exit; repeated until their exit is known (`Losses.on_exit`)."""
         for daemon in self._leavers():
             if not daemon.alive and daemon.state in ("backoff", "pending"):
-                daemon.state, daemon.retry_at = "stopped", None
+                daemon.state = "failed" if daemon.out_of_touch else "stopped"
+                daemon.retry_at = None
             elif daemon.alive and not daemon.registered:
                 self._kill(daemon, 15, now)
             elif daemon.alive:

@@ -156,8 +156,8 @@ def retry_is_changed(patch: Patch) -> None:
 def residual_is_lost(patch: Patch) -> None:
     honest = TopK.take
 
-    def take(self, u):
-        packed = honest(self, u)
+    def take(self, u, shard=0):
+        packed = honest(self, u, shard)
         u[:] = 0
         return packed
 

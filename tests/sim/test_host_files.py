@@ -203,7 +203,7 @@ def test_a_host_that_is_cut_off_for_a_while_sends_the_rest_when_it_is_back(agent
         world.cut_off(agent)
         world.timeline.after(8.0, lambda: world.join(agent))
 
-    cutting = Once(agent, m.FileData, cut, count=200)
+    cutting = Once(agent, m.FileData, cut, count=100)
     simulation = on_hosts(watchers=(cutting,), epochs=3)
     outcome = simulation.run()
     assert cutting.count <= 0
@@ -230,7 +230,7 @@ def test_a_host_of_workers_that_is_lost_on_the_way_is_done_without():
     assert outcome.state == "finished", outcome.store.texts("state")
     assert good(outcome.store) == sorted(outcome.store.checkpoints)
     first = outcome.store.checkpoints[1]
-    assert 20 < first["seconds"] < 30
+    assert 3 < first["seconds"] < 4, "as soon as it is missed"
 
 
 def test_a_shard_that_is_lost_on_the_way_fails_its_checkpoint_in_words():

@@ -158,7 +158,7 @@ def _refused(effects) -> list[str]:
         (Packed("none", 300, (np.full(300, 1e30, "f4"),)), "norm"),
         (Packed("none", 300, (np.ones(299, "f4"),)), "299 values"),
         (Packed("none", 299, (np.ones(299, "f4"),)), "this shard has 300"),
-        (Packed("none", 300, (np.ones(300, "f8"),)), "float32 or float16"),
+        (Packed("none", 300, (np.ones(300, "f8"),)), "values of 32 or 16 bits"),
         (Packed("none", 300, ()), "1 arrays, not 0"),
         (Packed("topk", 300, (np.ones(1, "f4"), np.ones(1, "u1"))), 'compressed with "topk"'),
         (Packed("os.system", 300, (np.ones(300, "f4"),)), 'compressed with "os.system"'),
