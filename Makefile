@@ -15,11 +15,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/dlctl run --fresh examples/digits/job.toml
 
-# What computes has a process per core; what mostly waits for processes of its own has more.
+# What computes has a process per core, the longest first; what mostly waits for processes of its own
+# has three.
 PROCESSES = tests/integ tests/hosts tests/daemons tests/slurm
+PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 test: install
-	$(BIN)/python -m pytest -n auto --dist loadfile $(addprefix --ignore=,$(PROCESSES)) tests
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(PROCESSES)
+	$(PYTEST) -n auto $(addprefix --ignore=,$(PROCESSES)) tests/sim tests
+	$(PYTEST) -n 3 $(PROCESSES)
 
 SEEDS ?= 100000
 FIRST ?= 0
