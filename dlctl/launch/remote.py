@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import select
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from dlctl.launch.ssh import Call
 log = logging.getLogger("dlctl")
 BEGIN_S = 90.0
 KILL_S = 10.0
+CLOSE_S, POLL_S = 15.0, 0.2
 
 
 # ---------------------------------------------------------------- requests
@@ -87,18 +90,27 @@ class Ssh:
         self.ended = ended
         self._incarnations: dict[str, int] = {}
         self._calls: dict[str, tuple[Call, Callable[[answers.Answer], None]]] = {}
+        self._beginning: set[str] = set()
+        """Who may be there at any moment."""
+        self._doomed: set[str] = set()
+        """Of those: who is killed as soon as it is there."""
 
     def start(self, order: base.Order) -> None:
         self._incarnations[order.name] = order.incarnation
 
         def begun(answer: answers.Answer) -> None:
+            self._beginning.discard(order.name)
             if answer.is_good:
                 self._say(order.name, answer)
+                if order.name in self._doomed:
+                    self.kill(order.name)
             else:
                 self._failed(order, answers.explain(answer), tuple(answer.lines()))
 
+        self._doomed.discard(order.name)
         try:
             self._call(order.name, begin_request(self.directory, order), BEGIN_S, begun)
+            self._beginning.add(order.name)
         except DlctlError as error:
             self._failed(order, error, ())
         except OSError as error:
@@ -106,8 +118,12 @@ class Ssh:
 
     def kill(self, name: str) -> None:
         """One that cannot be reached counts as gone, too: it is silent, and the next one to be
-        started takes its place if it is still there.
+        started takes its place if it is still there. One that is just being started is killed
+        when it is there: to kill it before would be in vain.
         """
+        if name in self._beginning:
+            self._doomed.add(name)
+            return
         gone = base.Ended(name, self._incarnations.get(name, 0), None)
 
         def killed(answer: answers.Answer) -> None:
@@ -135,7 +151,15 @@ class Ssh:
             self._hear(name)
 
     def close(self) -> None:
-        """The hosts are not ours to give back."""
+        """Nobody is left there who was just being started."""
+        self._doomed |= self._beginning
+        until = time.monotonic() + CLOSE_S
+        while self._calls and time.monotonic() < until:
+            fds = [call.fileno() for call, _ in self._calls.values() if call.fileno() >= 0]
+            select.select(fds, [], [], POLL_S)
+            self.look()
+        for name in sorted(self._doomed & self._beginning):
+            log.warning("%s may still be starting on %s", name, self.hosts[name].ssh)
 
     # ------------------------------------------------------------ calls
 

@@ -325,6 +325,22 @@ def test_the_coordinator_places_an_agent_and_kills_it_alone(lab: Lab) -> None:
     assert lab.cluster.processes("h1") == []
 
 
+@pytest.mark.parametrize("is_killed", [True, False], ids=["it is killed", "the run ends"])
+def test_an_agent_that_is_just_being_started_is_not_left_there(lab: Lab, is_killed: bool) -> None:
+    directory = lab.run([Host(ssh="h1")])
+
+    def then(event: Event) -> list[Effect]:
+        return [Exit(0, "it is known")] if isinstance(event, ProcessEnded) else []
+
+    launch = LaunchAgent(AGENT, 1, KEYS.secret(AGENT))
+    at_once = KillAgent(AGENT) if is_killed else Exit(0, "nobody waits for it")
+    code, agents = lab.do(told, lab, directory, then, launch, at_once)
+    lab.do(agents.close)
+    assert code == 0
+    assert lab.cluster.processes("h1") == []
+    lab.ask(H1, remote.end_request(RUN_ID, purge=True))
+
+
 def test_the_coordinator_hears_in_words_why_an_agent_cannot_be_placed(lab: Lab) -> None:
     directory = lab.run([Host(ssh="h9")])
     ends: list[ProcessEnded] = []
