@@ -173,14 +173,19 @@ class Injector:
         self._at(self._when(), "blackout", kill_all)
 
     def _freeze(self, names: list[str]) -> None:
-        """Whoever is there under this name at the end of the time is thawed, if it is frozen."""
+        """The very process that was frozen is thawed: by then another may have its name."""
         name, world = self._one_of(names), self.world
+        frozen: list[Process] = []
+
+        def freeze() -> None:
+            frozen.append(world.process(name))
+            world.freeze(name)
 
         def thaw() -> None:
-            if name in world.living():
-                world.thaw(name)
+            for process in frozen:
+                process.thaw()
 
-        self._while("freeze", self.faults.freeze_s, lambda: world.freeze(name), thaw, name)
+        self._while("freeze", self.faults.freeze_s, freeze, thaw, name)
 
     def _haunt(self) -> None:
         name, world = self._one_of(self._workers), self.world
