@@ -49,6 +49,7 @@ class GaussianOptions:
 class Gaussian:
     """Arrays on the wire: a plain form (`plain.py`)."""
 
+    KIND: ClassVar[str] = "gaussian"
     Options: ClassVar[type[Any]] = GaussianOptions
 
     def __init__(self, options: GaussianOptions) -> None:
@@ -58,22 +59,25 @@ class Gaussian:
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take about the k largest of `u`; in their places stays what was rounded off."""
-        plain = take_plain("gaussian", u, self.options.dense_below)
+        plain = take_plain(self.KIND, u, self.options.dense_below)
         if plain is not None:
             return plain
         k = max(1, int(self.density * len(u)))
-        found = _select(Magnitudes(u, self._scratch), k, start_threshold(u, self.density))
-        most = max(1, 4 * k // 3)
-        if len(found.where) > most:
-            found = largest_of(found, most)
-        return take_chosen("gaussian", u, found.where, self.options.values, found.values)
+        found = self._select(Magnitudes(u, self._scratch), k, start_threshold(u, self.density))
+        return take_chosen(self.KIND, u, found.where, self.options.values, found.values)
 
     @staticmethod
     def expand(packed: Packed, size: int) -> Delta:
         return expand_plain(packed, size)
 
+    def _select(self, magnitudes: Magnitudes, k: int, threshold: float) -> Found:
+        """2k/3 to 4k/3 elements; fewer only if 10 passes do not find more."""
+        found = _bisect(magnitudes, k, threshold)
+        most = max(1, 4 * k // 3)
+        return largest_of(found, most) if len(found.where) > most else found
 
-def _select(magnitudes: Magnitudes, k: int, threshold: float) -> Found:
+
+def _bisect(magnitudes: Magnitudes, k: int, threshold: float) -> Found:
     """2k/3 to 4k/3 elements; more or fewer than that only if 10 passes do not find them.
 
     Fewer is nothing that a cut can mend, so the last pass uses the highest threshold that has been

@@ -14,50 +14,27 @@ Its three hazards:
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from dlctl.compress.base import Delta
-from dlctl.compress.gaussian import GaussianOptions, start_threshold
-from dlctl.compress.magnitudes import Found, Magnitudes, Scratch
-from dlctl.compress.plain import expand_plain, take_chosen, take_plain
-from dlctl.messages import Packed
-from dlctl.vector import Vector
+from dlctl.compress.gaussian import Gaussian
+from dlctl.compress.magnitudes import Found, Magnitudes
 
 CORRECTIONS = 3
 
 
-class GaussianRef:
-    """Arrays on the wire: a plain form (`plain.py`)."""
+class GaussianRef(Gaussian):
+    """Everything but the selection is as in `Gaussian`."""
 
-    Options: ClassVar[type[Any]] = GaussianOptions
+    KIND: ClassVar[str] = "gaussian-ref"
 
-    def __init__(self, options: GaussianOptions) -> None:
-        self.options = options
-        self.density = options.density
-        self._scratch = Scratch()
-
-    def take(self, u: Vector, shard: int = 0) -> Packed:
-        """Take what the published code selects; in their places stays what was rounded off."""
-        plain = take_plain("gaussian-ref", u, self.options.dense_below)
-        if plain is not None:
-            return plain
-        k = max(1, int(self.density * len(u)))
-        found = _select(Magnitudes(u, self._scratch), k, start_threshold(u, self.density))
-        return take_chosen("gaussian-ref", u, found.where, self.options.values, found.values)
-
-    @staticmethod
-    def expand(packed: Packed, size: int) -> Delta:
-        return expand_plain(packed, size)
-
-
-def _select(magnitudes: Magnitudes, k: int, threshold: float) -> Found:
-    for _ in range(CORRECTIONS):
-        found = magnitudes.above(threshold)
-        number = len(found.where)
-        if number < 2 * k / 3:
-            threshold *= 0.5
-        elif number > 4 * k / 3:
-            threshold *= 1.5
-        else:
-            break
-    return found
+    def _select(self, magnitudes: Magnitudes, k: int, threshold: float) -> Found:
+        for _ in range(CORRECTIONS):
+            found = magnitudes.above(threshold)
+            number = len(found.where)
+            if number < 2 * k / 3:
+                threshold *= 0.5
+            elif number > 4 * k / 3:
+                threshold *= 1.5
+            else:
+                break
+        return found
