@@ -26,8 +26,6 @@ CONNECTIONS_MAX = 4096
 DESCRIPTORS_WANTED = 3 * CONNECTIONS_MAX
 GUESTS_MIN = 32
 """So many are let in, however few descriptors there are."""
-AGAIN = 0.75
-"""The door opens when there are less than this part of the limit."""
 _COMING = int(zmq.Event.ACCEPTED)
 _LISTENING = int(zmq.Event.LISTENING)
 LISTEN_MS = 1000
@@ -75,6 +73,8 @@ class Crowd:
         """It is bound now."""
         if self._monitor.poll(LISTEN_MS):
             self._door = socket.socket(fileno=os.dup(recv_monitor_message(self._monitor)["value"]))
+        else:
+            log.warning("the listener is not known: whoever connects cannot be kept out")
 
     def look(self, source: Socket) -> bool:
         """Somebody has come; False if this socket is not ours."""
@@ -83,29 +83,27 @@ class Crowd:
         with suppress(zmq.Again):
             while True:
                 self._monitor.recv_multipart(zmq.NOBLOCK)
-        if not self.is_shut and descriptors() > self.limit:
-            log.warning("%d file descriptors are open: nobody else is let in for now", self.limit)
-            self._shut()
+        if not self.is_shut and self._door is not None and descriptors() > self.limit:
+            self._shut(self._door)
         return True
 
     def check(self) -> None:
         """A chore: open again when it has become empty enough."""
-        if self.is_shut and descriptors() < AGAIN * self.limit:
-            assert self._door is not None
+        if self.is_shut and self._door and descriptors() <= self.limit - GUESTS_MIN:
             self._door.setsockopt(socket.SOL_SOCKET, DETACH_FILTER, 0)
             self.is_shut = False
             log.warning("there is room again: new connections are let in")
 
-    def _shut(self) -> None:
-        if self._door is None:
-            return
+    def _shut(self, door: socket.socket) -> None:
         code = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
         program = struct.pack("HL", 1, ctypes.addressof(code))
         try:
-            self._door.setsockopt(socket.SOL_SOCKET, ATTACH_FILTER, program)
-            self.is_shut = True
+            door.setsockopt(socket.SOL_SOCKET, ATTACH_FILTER, program)
         except OSError as error:
             log.warning("cannot keep new connections out: %s", error)
+            return
+        self.is_shut = True
+        log.warning("%d file descriptors are open: nobody else is let in for now", self.limit)
 
     def close(self) -> None:
         self._poller.unregister(self._monitor)

@@ -147,7 +147,7 @@ class Loop:
                 self._handle(machine, self._posted.popleft())
         elif source in self._watched:
             self._watched[source]()
-        elif not isinstance(source, int):  # One that nobody watches any more, since the poll.
+        elif not isinstance(source, int) and not source.closed:  # Or nobody's, since the poll.
             for peer, message, identity in self.transport.receive(source):
                 self._handle(machine, Received(peer, message, identity))
 

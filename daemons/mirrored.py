@@ -32,6 +32,8 @@ class Mirrored:
         try:
             path = self._path(effect.file)
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            if effect.offset == 0:
+                flags |= os.O_TRUNC  # What is there could not be rotated, and is of another part.
             descriptor = os.open(path, flags, 0o644)
             try:
                 write(descriptor, effect.data, effect.offset)

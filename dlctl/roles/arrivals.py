@@ -74,8 +74,6 @@ class Arrivals:
         self._terms = dict(past.terms)
         self.guest_lists = 0
         """How many there have been, of all coordinators of this run: servers go by the newest."""
-        self._told_guests: dict[str, int] = {}
-        """Server -> the number of its newest list."""
         self.on_start: Callable[[Daemon], None] = lambda daemon: None
         """Called for each process that is to be started, with its incarnation."""
 
@@ -166,12 +164,12 @@ class Arrivals:
         workers = [worker.name for worker in self.members.of("worker")]
         if names := keys_of(self.keyring, workers):
             self.guest_lists += 1
-            self._told_guests[server.name] = self.guest_lists
             guests = m.Guests(self.guest_lists, json.dumps(names).encode())
             self.desk.ask(("guests", server.name), server.name, guests, now)
 
     def on_guests_noted(self, message: m.GuestsNoted, now: float) -> None:
-        if self._told_guests.get(message.name) == message.number:
+        newest = self.desk.outstanding.message(("guests", message.name))
+        if isinstance(newest, m.Guests) and newest.number == message.number:
             self.desk.outstanding.done(("guests", message.name), now)
 
     # ------------------------------------------------------------ the model and the servers

@@ -203,8 +203,8 @@ class Checkpointing:
         for name in names:
             if current is not None and name in current.coming and name.startswith("worker"):
                 self.transfers.cancel(current.coming.pop(name))
+                self._complete_if_all(now)
             self.on_gone(name, now)
-        self._complete_if_all(now)
 
     def on_deadline(self, now: float) -> None:
         current, until = self._current, self.deadline()

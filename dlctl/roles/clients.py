@@ -11,6 +11,8 @@ from dlctl.messages import Json, Message, Reply, Request
 from dlctl.roles.desk import Desk
 
 ANSWERS_KEPT = 256
+NOT_VALID = (TypeError, ValueError, OverflowError)
+"""What conversions of a client's values raise; the last one by int(inf)."""
 Verb = Callable[[Request, float], None]
 Look = Callable[[Request, float], Json]
 
@@ -39,7 +41,7 @@ class Clients:
             self._verb(request.verb)(request, now)
         except DlctlError as error:
             self.answer(request.request, True, error.message, {})
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (*NOT_VALID, KeyError, AttributeError) as error:
             self.answer(request.request, True, f"the request is not valid: {error}", {})
         while len(self._peers) > ANSWERS_KEPT:
             oldest, _ = self._peers.popitem(last=False)
@@ -48,7 +50,7 @@ class Clients:
     def _look(self, peer: Peer, request: Request, now: float) -> None:
         try:
             result, error = self.looks[request.verb](request, now), ""
-        except (TypeError, ValueError) as failure:
+        except NOT_VALID as failure:
             result, error = {}, f"the request is not valid: {failure}"
         self.desk.send(peer, Reply(request.request, True, error, result))
 

@@ -281,7 +281,8 @@ class Coordinator:
         names = [*self.members.daemons, CLIENT, READER]
         self.doors.admit(keys_of(self.arrivals.keyring, names))
         for server in self.members.of("server"):
-            self.arrivals.tell_guests(server, now)
+            if server.registered:
+                self.arrivals.tell_guests(server, now)
 
     def tell_members(self, server: Daemon | None = None) -> None:
         """Barriers count the workers that take part. Sent again with every server's report."""
@@ -347,10 +348,14 @@ class Coordinator:
     def _on_drained(self, peer: Peer, message: m.Drained, now: float) -> None:
         self.desk.outstanding.done(("drain", message.name), now)
         worker = self.members.get(message.name)
-        if worker is not None and not worker.drained:
-            worker.drained = True
-            self.tell_members()
-            self.scaling.on_drained(worker, now)
+        if worker is None:
+            return
+        if worker.drained:  # It still waits for its orders.
+            self.desk.do(*self.desk.outstanding.resend_now(("shutdown", worker.name), now))
+            return
+        worker.drained = True
+        self.tell_members()
+        self.scaling.on_drained(worker, now)
 
     def _advance_ending(self, end: Ending, now: float) -> None:
         if end.advance(now):

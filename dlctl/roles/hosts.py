@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlctl.names import HOME_AGENT
-from dlctl.roles.effects import AgentWaits, HostsTaken
+from dlctl.roles.effects import AgentWaits, HostsTaken, ProcessEnded
 from dlctl.roles.membership import STATUS_UNKNOWN, Daemon
 
 if TYPE_CHECKING:
@@ -91,37 +91,39 @@ class Hosts:
     def _lose_all(self, reason: str, now: float) -> None:
         """Nobody is there any more who could finish anything, or be told to end."""
         others = [d for d in self.members.daemons.values() if d.agent != HOME_AGENT]
+        self._gone(others, "gone with its host", now)
         for daemon in others:
-            if daemon.alive:
-                daemon.killed_for = "gone with its host"
-                daemon.ended(STATUS_UNKNOWN, (), now)
             daemon.state, daemon.retry_at = "failed", None
-            self.of.evaluations.gone(daemon.name)
         self.of.checkpointing.on_host_gone([daemon.name for daemon in others], now)
         for agent in others:
             if agent.role == "agent":
                 self.of.files.lose(agent.name, reason, now)
         self.of.end("failed", reason, now, at_once=True)
 
+    def _gone(self, daemons: list[Daemon], why: str, now: float) -> None:
+        """They are there no more, and nobody takes their places: the run is about to end."""
+        for daemon in daemons:
+            if daemon.alive:
+                daemon.killed_for = why
+                daemon.ended(STATUS_UNKNOWN, (), now)
+            self.of.evaluations.gone(daemon.name)
+
     def _give_up(self, agent: Daemon, now: float) -> None:
         agent.state, agent.retry_at = "failed", None
         hosted = self.members.hosted_by(agent)
-        for daemon in hosted:
-            if daemon.alive:
-                daemon.killed_for = "given up with its host"
-                daemon.ended(STATUS_UNKNOWN, (), now)
         servers = [daemon.name for daemon in hosted if daemon.role == "server"]
         text = f"the host {self.host(agent)} has not been reached for {self.limit_s:.0f} s"
         self.desk.event("lost", agent.name, f"{text}: it is given up")
         self.of.checkpointing.on_host_gone([daemon.name for daemon in hosted], now)
         self.of.files.lose(agent.name, text, now)
-        for daemon in hosted:
-            self.of.evaluations.gone(daemon.name)
         if servers:
+            self._gone(hosted, "given up with its host", now)
             shards = "its shard is" if len(servers) == 1 else "their shards are"
             reason = f"{text}, and with it {' and '.join(servers)}: {shards} lost"
             self.of.end("failed", reason, now)
             return
         for worker in hosted:
             worker.agent = self.members.least_busy()
-            self.of.losses.lose_worker(worker, STATUS_UNKNOWN, (), now)
+            worker.killed_for = "given up with its host"
+            unseen = ProcessEnded(worker.name, worker.incarnation, STATUS_UNKNOWN, ())
+            self.of.losses.on_exit(unseen, now)

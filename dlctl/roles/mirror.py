@@ -25,12 +25,15 @@ from dlctl.roles.travelling import (
     NOT_THERE,
     MirrorFailed,
     ReplaceFile,
+    RequestNumbers,
     RotateLog,
     TakeLog,
 )
 
-LOOK_S = 0.5
-"""Between two looks whether a file has grown."""
+LOOK_S, LOOK_S_MAX = 0.5, 4.0
+"""Between two looks whether a log has grown: ever longer, as long as it has not."""
+RECORD_LOOK_S = 2.0
+"""The same for an ack record, which grows all the time."""
 PIECE_BYTES = 256 * 1024
 MEMORY = "log/"
 """The beginning of the keys under which the next coordinator finds how far this one has come."""
@@ -50,12 +53,19 @@ class _File:
     """Of an ack record: what is here."""
     request: int = 0
     """The newest question."""
+    look_at: float = 0.0
+    pause_s: float = LOOK_S
+    """Before the next question, if nothing has come."""
     is_last: bool = False
     """It was asked when nobody wrote to the file any more."""
 
     @property
     def is_log(self) -> bool:
         return self.name.startswith(LOGS)
+
+    @property
+    def pause_s_min(self) -> float:
+        return LOOK_S if self.is_log else RECORD_LOOK_S
 
     def writer(self) -> tuple[str, int]:
         """(name, incarnation) of the process that writes it."""
@@ -69,7 +79,7 @@ class Mirror:
         self.members = members
         self._files: dict[str, _File] = {}
         self._outstanding = Outstanding(desk.outstanding.resend_s)
-        self._requests = 0
+        self._numbers = RequestNumbers()
         self._look_at = 0.0
         self._changed: dict[str, Any] = {}
         self._troubled: set[str] = set()
@@ -151,7 +161,8 @@ class Mirror:
     def _look(self, now: float) -> None:
         self._look_at = now + LOOK_S
         for file in self._files.values():
-            if file.request not in self._outstanding and self._is_there(file.agent):
+            is_due = file.look_at <= now or self._has_ended(file)
+            if is_due and file.request not in self._outstanding and self._is_there(file.agent):
                 self._ask(file, now)
 
     def _is_there(self, agent: str) -> bool:
@@ -159,9 +170,7 @@ class Mirror:
         return daemon is not None and daemon.alive and daemon.registered
 
     def _ask(self, file: _File, now: float) -> None:
-        # Beginning with the clock: answers to the coordinator before this one are not for us.
-        self._requests = self._requests + 1 if self._requests else int(now * 1000) + 1
-        file.request, file.is_last = self._requests, self._has_ended(file)
+        file.request, file.is_last = self._numbers.next(now), self._has_ended(file)
         question = m.ReadFile(file.request, file.name, file.part, file.offset, PIECE_BYTES)
         self.desk.do(self._outstanding.add(file.request, file.agent, question, now))
 
@@ -181,6 +190,10 @@ class Mirror:
             raise RemoteProtocolError("it was not asked for this file")
         if self._outstanding.done(file.request, now) is None:
             return
+        has_news = bool(message.data) and message.data != file.data
+        longer_s = min(2 * file.pause_s, LOOK_S_MAX)
+        file.pause_s = file.pause_s_min if has_news else max(longer_s, file.pause_s_min)
+        file.look_at = now + file.pause_s
         if message.error not in ("", NOT_THERE):
             self._complain(file, message.error)
         is_complete = bool(message.error)  # Or there is none yet, and none has to come.

@@ -98,9 +98,7 @@ class Rotation:
         )
         for worker in self.members.of("worker"):
             if worker.leaving == ROTATION:
-                worker.leaving = RESTART
-                if worker.drained:
-                    self.of.scaling.on_drained(worker, now)
+                self.of.scaling.leave(worker, RESTART, now)
 
     def _answer(self, error: str) -> None:
         requests, self._requests = self._requests, []

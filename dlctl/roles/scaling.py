@@ -99,6 +99,8 @@ class Scaling:
         elif daemon.role == "agent":
             daemon.killed_for = f"killed for a {why} on request"
             self.desk.do(KillAgent(daemon.name))
+        elif daemon.drained:
+            self.on_drained(daemon, now)  # It has said so, and does not say it twice.
         elif daemon.role == "worker" and daemon.asked_for_data:
             daemon.state = "draining"
             self._until[daemon.name] = now + self.of.job.timeouts.grace_s

@@ -18,6 +18,7 @@ from dlctl.roles.travelling import (
     BYTES_MAX,
     DiscardFile,
     FileSealed,
+    RequestNumbers,
     SealFile,
     TakeBytes,
     Wanted,
@@ -64,7 +65,7 @@ class Transfers:
         self._under_way: dict[str, _Transfer] = {}
         self._piece_bytes: dict[str, int] = {}
         """By peer."""
-        self._requests = 0
+        self._numbers = RequestNumbers()
 
     def fetch(
         self, peer: str, wanted: Wanted, done: Done, now: float, progress: Progress | None = None
@@ -149,17 +150,15 @@ class Transfers:
             free -= 1
 
     def _ask(self, transfer: _Transfer, now: float) -> None:
-        # Beginning with the clock: a process before this one may have asked for the same, and its
-        # answers must not be taken for ours.
-        self._requests = self._requests + 1 if self._requests else int(now * 1000) + 1
+        number = self._numbers.next(now)
         offset, nbytes = transfer.next_offset, self._piece_bytes.get(transfer.peer)
         nbytes = nbytes or PIECE_BYTES_FIRST
         if transfer.nbytes is not None:
             nbytes = min(nbytes, transfer.nbytes - offset)
-        transfer.asked[self._requests] = (offset, nbytes)
+        transfer.asked[number] = (offset, nbytes)
         transfer.next_offset += nbytes
-        question = m.ReadFile(self._requests, transfer.wanted.file, 0, offset, nbytes)
-        self.desk.do(self._outstanding.add(self._requests, transfer.peer, question, now, nbytes))
+        question = m.ReadFile(number, transfer.wanted.file, 0, offset, nbytes)
+        self.desk.do(self._outstanding.add(number, transfer.peer, question, now, nbytes))
 
     def _adapt(self, peer: str, nbytes: int, took_s: float) -> None:
         if took_s < QUICK_S:

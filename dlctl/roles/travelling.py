@@ -30,6 +30,19 @@ def saved_file(name: str) -> str:
     return f"shard-{index}.safetensors" if role == "server" else f"{name}.safetensors"
 
 
+class RequestNumbers:
+    """Of the questions of one process. They begin with the clock: a process before this one may
+    have asked for the same, and its answers must not be taken for ours.
+    """
+
+    def __init__(self) -> None:
+        self._newest = 0
+
+    def next(self, now: float) -> int:
+        self._newest = self._newest + 1 if self._newest else int(now * 1000) + 1
+        return self._newest
+
+
 # ---------------------------------------------------------------- who has a file
 
 

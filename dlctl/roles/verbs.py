@@ -5,6 +5,7 @@ And status, for those who cannot read the run's files.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from dlctl.errors import DlctlError
@@ -65,6 +66,8 @@ class Verbs:
         arguments, of = request.arguments, self.of
         kill, save = bool(arguments.get("kill")), arguments.get("checkpoint", True)
         grace_s = float(arguments.get("grace_s", of.job.timeouts.grace_s))
+        if not 0.0 <= grace_s < math.inf:
+            raise ValueError(f"grace_s is {grace_s}")
         self._stop_requests.append(request.request)
         reason = ending.stop_reason(arguments.get("origin"))
         of.end("stopped", reason, now, bool(save) and not kill, grace_s)

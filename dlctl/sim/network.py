@@ -58,6 +58,8 @@ class Endpoint(Protocol):
     alive: bool
     secret: str
     """"": its connections have no keys."""
+    agent: str
+    """Of the host that it is on."""
     admitted: Mapping[str, str]
     """Public key -> name of those who may connect to it."""
 
@@ -118,6 +120,8 @@ class Network:
         self._listeners: dict[str, Endpoint] = {}
         self._outgoing: dict[tuple[int, str], Connection] = {}
         self._incoming: dict[bytes, Connection] = {}
+        self.away: set[str] = set()
+        """Agents between whose hosts and all others everything is lost, both ways."""
         self._cuts: Counter[tuple[str, str]] = Counter()
         self._ids = 0
 
@@ -202,7 +206,7 @@ class Network:
         self.messages[kind] += 1
         self.nbytes[kind] += nbytes
         link = self.options.links.get((source, target), self.options.link)
-        swallowed = upward in connection.swallows or self._cuts[source, target] > 0
+        swallowed = self._is_swallowed(connection, upward, source, target)
         if swallowed or self._happens(link.loss):
             self._lose(source, target, message, "lost")
             return
@@ -235,6 +239,15 @@ class Network:
         self.repeated[kind] += 1
         return [arrival, arrival + link.late_s * self.rng.random()]
 
+    def _is_swallowed(self, connection: Connection, upward: bool, source: str, target: str) -> bool:
+        if upward in connection.swallows or self._cuts[source, target] > 0:
+            return True
+        listener = self._listeners.get(connection.address)
+        if not self.away or listener is None:
+            return False
+        hosts = {connection.client.agent, listener.agent}
+        return len(hosts) > 1 and not self.away.isdisjoint(hosts)
+
     def _happens(self, probability: float) -> bool:
         return bool(probability) and not self.healed and self.rng.random() < probability
 
@@ -248,7 +261,7 @@ class Network:
         frames: wire.Frames,
     ) -> None:
         receiver = self._listeners.get(connection.address) if upward else connection.client
-        swallowed = upward in connection.swallows or self._cuts[source, target] > 0
+        swallowed = self._is_swallowed(connection, upward, source, target)
         if receiver is None or not receiver.alive or swallowed:
             self._lose(source, target, message, "lost")
             return

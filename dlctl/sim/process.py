@@ -77,7 +77,7 @@ class Process:
         """The public key of the coordinator that this process, and those it starts, talk to."""
         self.admitted: Mapping[str, str] = {}
         self.agent = HOME_AGENT
-        """Who has started it: processes of one agent share a host."""
+        """Who has started it, or its own name: processes of one agent share a host."""
         self.timeline = timeline
         self.network = network
         self.alive = True

@@ -19,7 +19,6 @@ from dlctl.flat import slice_bounds
 from dlctl.machine import Machine, Started, StopRequested
 from dlctl.messages import Array
 from dlctl.names import HOME_AGENT
-from dlctl.placement import agents, place
 from dlctl.roles.agent import Agent, ProcessStarted
 from dlctl.roles.arrivals import Past
 from dlctl.roles.coordinator import Coordinator
@@ -194,6 +193,7 @@ class World:
         """Start a daemon as its `daemons/ROLE/__main__.py` does."""
         process = self.new_process(name, incarnation, secret)
         process.coordinator_key = coordinator_key
+        process.agent = name if role == "agent" else HOME_AGENT
         birth = Birth(RUN_ID, role, name, incarnation, process.pid, "simulated", "0")
         make = {"agent": self._agent, "server": self._server, "worker": self._worker}[role]
         process.log += f"INFO {role} {name} starts, pid {process.pid}\n".encode()
@@ -272,36 +272,23 @@ class World:
 
     # ------------------------------------------------------------ what befalls them
 
-    def on_host(self, agent: str) -> list[str]:
-        """The daemons of one host, whether they live or not, its agent included."""
-        hosted = [name for name, placed in place(self.job).items() if placed == agent]
-        return [agent, *hosted]
-
     def cut_off(self, agent: str) -> None:
         """A host loses all its links to the others, both ways."""
         self.note(f"the host of {agent} is cut off")
         self.unreachable.add(agent)
-        for link in self._links(agent):
-            self.network.cut(*link)
+        self.network.away.add(agent)
 
     def join(self, agent: str) -> None:
         self.note(f"the host of {agent} is back")
         self.unreachable.discard(agent)
-        for link in self._links(agent):
-            self.network.heal(*link)
+        self.network.away.discard(agent)
 
     def lose_host(self, agent: str) -> None:
         """A host is gone for good, with all that runs on it."""
         self.cut_off(agent)
-        for name in self.on_host(agent):
-            if name in self.living():
-                self.kill(name)
-
-    def _links(self, agent: str) -> list[tuple[str, str]]:
-        here = self.on_host(agent)
-        others = [COORDINATOR, *agents(self.job.places), *place(self.job)]
-        links = [(a, b) for a in here for b in others if b not in here]
-        return [*links, *((b, a) for a, b in links)]
+        for process in list(self.processes):
+            if process.alive and process.agent == agent:
+                process.end(-9)
 
     def kill(self, name: str) -> None:
         """SIGKILL, if it lives."""

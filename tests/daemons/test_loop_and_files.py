@@ -15,7 +15,7 @@ from daemons.loop import Loop
 from dlctl import checkpoints
 from dlctl import messages as m
 from dlctl.errors import DlctlError
-from dlctl.machine import Send
+from dlctl.machine import Effect, Event, Send
 from dlctl.roles.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
 
 
@@ -66,6 +66,26 @@ def test_a_message_that_is_too_large_is_dropped_and_the_daemon_lives(run_script,
     with caplog.at_level(logging.ERROR):
         assert run_script(Loop(), Send("coordinator", report)) == []
     assert "dropped a message for coordinator: header of Dismiss has 70" in caplog.text
+
+
+class Deaf:
+    """A machine that nothing comes to."""
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        raise AssertionError(event)
+
+    def deadline(self) -> float | None:
+        return None
+
+
+def test_a_connection_that_is_replaced_while_it_has_news_is_not_read_any_more(run_script):
+    """What came before it in the same round may have closed it."""
+    loop = Loop()
+    loop.transport.connect("server-0", "ipc:///nowhere")
+    (old,) = loop.transport._dealers.values()
+    loop.transport.connect("server-0", "ipc:///nowhere")
+    loop.after_events = lambda: loop._serve(Deaf(), old)
+    assert run_script(loop) == []
 
 
 def test_chores_are_done_after_events_but_not_after_every_one(run_script, monkeypatch):

@@ -192,6 +192,17 @@ def test_a_worker_that_dies_meanwhile_is_not_waited_for() -> None:
     assert isinstance(saving.desk.clear()[0], CompleteCheckpoint)
 
 
+def test_a_checkpoint_is_completed_once_however_often_a_host_is_said_to_be_away() -> None:
+    saving = Saving()
+    saving.begin()
+    saving.begun()
+    saving.saved("server-0")
+    saving.saved("worker-0")
+    for _ in range(3):
+        saving.machine.on_host_gone(["worker-1", "worker-1"], 0.3)
+    assert [type(effect) for effect in saving.desk.clear()] == [CompleteCheckpoint]
+
+
 def test_a_checkpoint_without_a_shard_is_none() -> None:
     saving = Saving()
     saving.begin()

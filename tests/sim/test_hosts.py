@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from simulated import ACCOUNT, job_file, ledger_checkers
 
 from dlctl.config import Host
-from dlctl.roles.desk import COORDINATOR
+from dlctl.roles.desk import COORDINATOR, EXIT_POISONED
 from dlctl.sim.checkers import NothingLeft
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
@@ -70,8 +72,47 @@ def test_the_workers_of_a_host_that_is_lost_are_started_on_the_others():
     outcome = simulation.run()
     assert outcome.state == "finished", outcome.store.texts("state")
     assert agent_of(simulation, "worker-3") in ("agent-1", "agent-2")
+    (again,) = [p for p in outcome.world.processes if str(p) == "worker-3.2"]
+    assert json.loads(again.acks), "it works there, and is told so"
     (text,) = (text for text in outcome.store.texts("lost") if "given up" in text)
     assert text == "the host h3 has not been reached for 20 s: it is given up"
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "at_the_end"),
+    [("restart", {"names": ["worker-3"]}, "stopped"), ("scale", {"workers": 3}, None)],
+)
+def test_what_was_asked_for_while_a_host_is_away_is_done_when_it_is_given_up(
+    verb, arguments, at_the_end
+):
+    simulation = on_hosts(step_s=0.4)
+    simulation.at(2.0, lambda: simulation.world.lose_host("agent-3"))
+    client = simulation.request(12.0, verb, arguments)
+    outcome = simulation.run()
+    assert client.reply is not None
+    assert client.reply.error == ""
+    assert outcome.state == "finished", outcome.store.texts("state")
+    members = simulation.world.machine(COORDINATOR).members.daemons
+    assert getattr(members.get("worker-3"), "state", None) == at_the_end
+
+
+def test_a_quarantined_worker_stays_where_it_is_when_its_host_is_given_up():
+    """What it had was poison; that its host is gone, too, is no reason to end the run."""
+    simulation = on_hosts(step_s=0.4)
+
+    def poison() -> None:
+        worker = simulation.world.process("worker-3")
+        worker.exit_code = EXIT_POISONED
+        worker.log += b"ERROR not finite for 5 steps in a row\n"
+        worker.last_lines.append("ERROR not finite for 5 steps in a row")
+        worker.end(EXIT_POISONED)
+
+    simulation.at(2.0, poison)
+    simulation.at(4.0, lambda: simulation.world.lose_host("agent-3"))
+    outcome = simulation.run()
+    assert outcome.state == "finished", outcome.store.texts("state")
+    assert outcome.store.daemons["worker-3"]["state"] == "quarantined"
+    assert any("given up" in text for text in outcome.store.texts("lost"))
 
 
 def test_a_host_that_comes_back_after_it_was_given_up_finds_its_place_taken():

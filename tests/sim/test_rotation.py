@@ -146,6 +146,18 @@ def test_wherever_the_coordinator_dies_the_run_heals_by_itself(hosts):
     assert set(renewed[1:]) == {1}, "killed with the new key on the disk, and nobody told of it"
 
 
+def test_workers_that_have_finished_leave_at_once_if_coordinator_and_command_die_before_the_key():
+    """They have said so to the one before, and do not say it twice."""
+    for at_s in (1.04, 1.06, 1.08, 1.1, 1.12):
+        sim = simulation()
+        rotate(sim)
+        for name in (COORDINATOR, "client-1"):
+            sim.at(at_s, lambda sim=sim, name=name: sim.world.kill(name))
+        outcome = sim.run(200.0)
+        assert outcome.state == "finished"
+        assert not outcome.store.texts("late"), at_s
+
+
 @pytest.mark.parametrize("name", ["agent-0", "server-1", "worker-2"])
 def test_whoever_else_dies_on_the_way_nothing_is_lost(name):
     for at in range(1, STEPS_BEFORE, 15):

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from simulated import ACCOUNT, job_file, ledger_checkers
 
 from dlctl import messages as m
-from dlctl.machine import Exit, Received, Send
+from dlctl.machine import Exit, Hush, Received, Send
 from dlctl.messages import MESSAGES, Array, Json, Packed, Signed
 from dlctl.roles.desk import COORDINATOR
 from dlctl.roles.token import sign
+from dlctl.roles.waste import BURST, HUSH_S
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import Ledger
 from dlctl.sim.simulation import Simulation
@@ -33,8 +34,11 @@ ARRAYS = st.sampled_from(
      np.arange(9, dtype="u1"), np.full(300, 1e38, "f4")]
 )  # fmt: skip
 JSONS = st.dictionaries(
-    st.sampled_from(["names", "settings", "lr", "step", "log_level", "kill", "loss", "lo"]),
-    st.none() | st.booleans() | st.integers(-1, 5) | WORDS | st.lists(WORDS, max_size=2)
+    st.sampled_from(
+        ["names", "settings", "lr", "step", "log_level", "kill", "loss", "lo", "first", "workers"]
+    ),
+    st.none() | st.booleans() | st.sampled_from([np.inf, -np.inf, np.nan]) | st.integers(-1, 5)
+    | WORDS | st.lists(WORDS, max_size=2)
     | st.dictionaries(WORDS, st.integers() | WORDS, max_size=2),
     max_size=3,
 )  # fmt: skip
@@ -232,6 +236,35 @@ def test_a_push_that_was_recorded_and_is_played_again_is_a_duplicate():
     answers = [e.message for e in effects if isinstance(e, Send)]
     assert {answer.outcome for answer in answers[1:]} == {"duplicate"}
     assert np.array_equal(server.shard.w, before)
+
+
+@pytest.mark.parametrize(
+    ("verb", "key"), [("status", "first"), ("scale", "workers"), ("stop", "grace_s")]
+)
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, "one", [], None])
+def test_a_number_that_is_none_is_refused_and_the_coordinator_lives(verb, key, value):
+    simulation = in_the_middle()
+    request = m.Request(1, verb, {key: value})
+    told = tell(simulation, COORDINATOR, b"a client", [request])
+    (*_, reply) = [e.message for e in told if isinstance(e, Send) and type(e.message) is m.Reply]
+    assert reply.done
+    assert "not valid" in reply.error
+    assert simulation.run().state == "finished"
+
+
+def test_who_plays_one_push_again_and_again_is_not_heard_for_a_moment():
+    simulation = in_the_middle()
+    old = m.Push(0, 1, 1, 0, 0, 0, 0, 8, 0, Packed("none", 300, (np.ones(300, "f4"),)), 0)
+    join = m.Join(RUN_ID, 0, 1, sign(KEY, RUN_ID, 0, 1))
+    process = simulation.world.process("server-0")
+    told = [
+        effect
+        for message in [join, *[old] * (int(BURST) + 1)]
+        for effect in process.machine.handle(
+            Received(b"worker-0", message, "worker-0"), process.clock()
+        )
+    ]
+    assert Hush("worker-0", HUSH_S) in told
 
 
 def test_a_push_from_the_future_is_a_gap_and_one_of_an_older_epoch_is_fenced():

@@ -1,0 +1,68 @@
+"""How often a host is asked whether its files have grown."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from dlctl import messages as m
+from dlctl.machine import Send
+from dlctl.roles.desk import Desk
+from dlctl.roles.membership import Membership
+from dlctl.roles.mirror import LOOK_S, LOOK_S_MAX, RECORD_LOOK_S, Mirror
+
+MINUTE_S = 60.0
+
+
+class Host:
+    """One worker on another host, whose agent answers at once."""
+
+    def __init__(self) -> None:
+        self.desk = Desk(1.0)
+        self.members = Membership(["agent-1"], {"worker-0": "agent-1"}, before={})
+        for daemon in self.members.daemons.values():
+            daemon.begin(0.0)
+            daemon.state, daemon.registered = "running", True
+        self.mirror = Mirror(self.desk, self.members)
+        self.mirror.follow(self.members.daemons["worker-0"])
+        self.asked: Counter[str] = Counter()
+        self.grows = False
+
+    def go_on(self, begin_s: float, seconds: float) -> None:
+        now = begin_s
+        while now < begin_s + seconds:
+            self.mirror.on_deadline(now)
+            for effect in self.desk.clear():
+                if isinstance(effect, Send) and isinstance(effect.message, m.ReadFile):
+                    self._answer(effect.message, now)
+            now += LOOK_S
+
+    def _answer(self, asked: m.ReadFile, now: float) -> None:
+        self.asked[asked.file] += 1
+        data = b"x" * (8 if self.grows else 0)
+        size = asked.offset + len(data)
+        answer = m.FileData(
+            "agent-1", asked.request, asked.file, 1, asked.offset, size, 0, data, ""
+        )
+        self.mirror.on_data(answer, now)
+
+
+def test_a_log_that_is_silent_is_asked_for_ever_more_seldom_until_it_grows() -> None:
+    host = Host()
+    host.go_on(0.0, MINUTE_S)
+    silent = host.asked["logs/worker-0.1.jsonl"]
+    assert silent <= MINUTE_S / LOOK_S_MAX + 4
+    host.asked.clear()
+    host.grows = True
+    host.go_on(MINUTE_S, MINUTE_S)
+    assert host.asked["logs/worker-0.1.jsonl"] >= (MINUTE_S - LOOK_S_MAX) / LOOK_S
+    assert host.asked["acks/worker-0.1"] <= MINUTE_S / RECORD_LOOK_S + 1
+
+
+def test_the_last_lines_of_a_process_that_has_ended_are_fetched_at_once() -> None:
+    host = Host()
+    host.go_on(0.0, MINUTE_S)
+    host.asked.clear()
+    host.members.daemons["worker-0"].ended(-9, (), MINUTE_S)
+    host.go_on(MINUTE_S, 2 * LOOK_S)
+    assert set(host.asked.values()) == {1}
+    assert host.mirror.pending() == []
