@@ -106,6 +106,8 @@ class Hosts:
             if daemon.alive:
                 daemon.killed_for = why
                 daemon.ended(STATUS_UNKNOWN, (), now)
+            if daemon.role == "worker":
+                self.of.work.gone(daemon.index, now)
             self.of.evaluations.gone(daemon.name)
 
     def _give_up(self, agent: Daemon, now: float) -> None:

@@ -137,6 +137,20 @@ def test_without_the_host_of_a_shard_the_run_ends_and_says_so():
     assert not outcome.world.living()
 
 
+def test_a_run_that_failed_without_a_host_goes_on_with_it_and_all_its_workers():
+    """`dlctl recover`, when the host can be reached again."""
+    simulation = on_hosts(step_s=0.4)
+    simulation.at(2.0, lambda: simulation.world.cut_off("agent-2"))
+    every, simulation.checkers = simulation.checkers, []
+    assert simulation.run().state == "failed"
+    simulation.checkers = every
+    simulation.world.join("agent-2")
+    simulation.world.restart_coordinator(simulation.world.past)
+    outcome = simulation.run()
+    assert outcome.state == "finished", outcome.store.texts("state")
+    assert not outcome.world.living()
+
+
 def test_an_agent_of_another_host_that_dies_is_started_again_and_adopts():
     simulation = on_hosts()
     simulation.at(2.0, lambda: simulation.world.kill("agent-2"))
