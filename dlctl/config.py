@@ -270,8 +270,9 @@ class Timeouts:
     silent_s: Seconds = 15.0
     """Without a word from a daemon after which it is taken for lost."""
     host_s: Seconds = 120.0
-    """Without a word from a host after which it is given up: its workers are started on the others,
-    and without its servers the run goes on from the newest checkpoint.
+    """Without a word from a host after which it is given up: its workers are started on the others.
+    With servers on it the run fails then; `dlctl recover` goes on if the host is back, and without
+    it the run goes on from its newest checkpoint.
     """
     resend_s: Seconds = 1.0
     """Without an acknowledgement after which a push or fetch is sent again; doubles up to 4 times.

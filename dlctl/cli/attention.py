@@ -54,9 +54,12 @@ def _last_words(row: Row) -> list[str]:
     """What the process that ended last has said last."""
     last = row.get("last_exit")
     words = last.get("last_lines") if isinstance(last, dict) else None
-    if not isinstance(words, list) or row.get("state") == "slow":
+    if not isinstance(last, dict) or not isinstance(words, list) or row.get("state") == "slow":
         return []
-    return [str(word) for word in words if not _BIRTH.fullmatch(str(word))][-LAST_LINES:]
+    said = [str(word) for word in words if not _BIRTH.fullmatch(str(word))]
+    if str(last.get("code")).startswith("-"):  # What it said before it was killed is no cause.
+        said = [word for word in said if not word.startswith("INFO ")]
+    return said[-LAST_LINES:]
 
 
 def _run_itself(snapshot: Snapshot) -> list[str]:

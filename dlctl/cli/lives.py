@@ -15,7 +15,8 @@ from dlctl.errors import DlctlError
 from dlctl.rundb import RunDb
 
 TAKEOVER = "recover"
-"""The kind of event that tells of a coordinator which has taken the place of a dead one."""
+"""The kind of event that tells of a coordinator which has taken the place of another one."""
+OF_A_DEAD_ONE = "has taken the place of a dead one"
 _START = re.compile(r"\S+ starts, incarnation (\d+)")
 _END = re.compile(r"\S+ ended: (.*)", re.DOTALL)
 
@@ -32,9 +33,11 @@ class Lives:
     ends: dict[tuple[str, int], End] = field(default_factory=dict)
     """(daemon, incarnation) -> how it ended, as far as that is on record."""
     takeovers: int = 0
-    """How often a coordinator has taken the place of a dead one since the run was started last."""
+    """How often a coordinator has taken the place of another since the run was started last."""
     taken_over_at: float | None = None
     """When that happened last."""
+    takeover: str = ""
+    """How it came to that, as the rest of a sentence about the coordinator."""
 
 
 def load(directory: Path) -> Lives:
@@ -50,7 +53,7 @@ def of(events: Iterable[Mapping[str, Any]]) -> Lives:
     """The same from events in their order."""
     found = Lives()
     present: dict[str, int] = {}
-    before = ""
+    before, asked = "", ""
     for event in events:
         name, kind, text = event["daemon"], event["kind"], str(event["text"])
         if kind == "start" and (match := _START.match(text)):
@@ -61,8 +64,13 @@ def of(events: Iterable[Mapping[str, Any]]) -> Lives:
                 found.ends[name, number] = End(event["at"], match[1])
         elif kind == TAKEOVER:
             found.takeovers, found.taken_over_at = found.takeovers + 1, event["at"]
+            found.takeover, asked = asked or OF_A_DEAD_ONE, ""
+        elif kind == "restart" and name == COORDINATOR:
+            asked = "was restarted on request"
+        elif kind == "state" and text.startswith(("failed", "stopped")):
+            asked = "was brought back"
         elif kind == "state" and text == "starting" and before != TAKEOVER:
-            found.takeovers, found.taken_over_at = 0, None
+            found.takeovers, found.taken_over_at, asked = 0, None, ""
         before = kind
     return found
 

@@ -39,7 +39,11 @@ def go_on(findings: Findings) -> Launched:
     with explained(directory):
         with closing(RunDb(directory)) as db:
             db.put_run(**keys)
-            db.put_memory(_brought_back(memory) | _known_to_have_served(findings, memory))
+            db.put_memory(
+                _brought_back(memory)
+                | _known_to_have_served(findings, memory)
+                | _known_to_be_gone(findings, memory)
+            )
             db.commit()
         runs.socket_address(directory.name, "coordinator")
         runs.register(directory)
@@ -72,6 +76,14 @@ def _known_to_have_served(findings: Findings, memory: Json) -> Json:
     names = [shard.name for shard in findings.shards if shard.path and shard.version]
     rows = {f"daemon/{name}": memory.get(f"daemon/{name}") for name in names}
     return {key: {**row, "has_served": True} for key, row in rows.items() if row}
+
+
+def _known_to_be_gone(findings: Findings, memory: Json) -> Json:
+    """Agents of hosts that were asked, and are not there: nobody has to wait for a word of them."""
+    hosts = otherhosts.of(findings.snapshot)
+    gone = [name for name in hosts if name not in (*findings.living, *findings.away)]
+    rows = {f"daemon/{name}": memory.get(f"daemon/{name}") for name in gone}
+    return {key: {**row, "registered": False} for key, row in rows.items() if row}
 
 
 def resume(findings: Findings, why: str = "") -> Launched:

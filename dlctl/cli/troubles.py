@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 
 from dlctl import runs
 from dlctl.cli import lives, nextstep, report, values
-from dlctl.cli.snapshot import COORDINATOR, GONE, SILENT, STALE_AFTER_S, WITHOUT_PROCESS, Snapshot
+from dlctl.cli.snapshot import (
+    COORDINATOR,
+    GONE,
+    SILENT,
+    STALE_AFTER_S,
+    WITHOUT_PROCESS,
+    Snapshot,
+    is_here,
+)
 
 RECENT_S = 60.0
 """A daemon that has taken another one's place is told of for so long."""
@@ -91,9 +99,10 @@ def _coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
         more = f"dlctl logs {COORDINATOR} --previous {job}"
         yield Trouble(COORDINATOR, text, more, heard_at, number - 1, is_grave=False)
     elif snapshot.is_live and number > 1:
-        at = lives.load(snapshot.directory).taken_over_at
+        known = lives.load(snapshot.directory)
+        at = known.taken_over_at
         if at is not None and snapshot.now - at < RECENT_S:
-            text = f"has taken the place of a dead one {values.ago(at, snapshot.now)}"
+            text = f"{known.takeover} {values.ago(at, snapshot.now)}"
             more = f"dlctl logs {COORDINATOR} --previous {job}"
             yield Trouble(COORDINATOR, text, more, at, number - 1, is_over=True, is_grave=False)
 
@@ -113,7 +122,9 @@ def _daemon(snapshot: Snapshot, row: Row) -> Iterator[Trouble]:
     at = values.number(last.get("at")) if isinstance(last, Mapping) else None
     heard_at = values.number(row.get("updated_at"))
     logs = f"dlctl logs {name} {job}"
-    if state == "quarantined":
+    if snapshot.is_live and (given_up_at := _given_up_at(snapshot, row)) is not None:
+        yield from _away(snapshot, row, given_up_at)
+    elif state == "quarantined":
         back = f"dlctl restart {name} {job}" if snapshot.is_live else nextstep.command(snapshot)
         yield Trouble(name, _quarantined(snapshot, row), back, at, number)
     elif state == GONE:
@@ -138,6 +149,33 @@ def _daemon(snapshot: Snapshot, row: Row) -> Iterator[Trouble]:
         text = f"{died(last, snapshot.now)}; the new one is at work"
         more = f"dlctl logs {name} --previous {job}"
         yield Trouble(name, text, more, at, number - 1, is_over=True, is_grave=False)
+
+
+def _given_up_at(snapshot: Snapshot, row: Row) -> float | None:
+    """When the host of a daemon is given up, because nobody there can be reached."""
+    return values.number(snapshot.daemon(str(row.get("agent"))).get("given_up_at"))
+
+
+def _away(snapshot: Snapshot, row: Row, given_up_at: float) -> Iterator[Trouble]:
+    """What becomes of a host that cannot be reached is said of its agent; and of those there from
+    which nothing is heard any more, that it is because of that.
+    """
+    name, heard_at = str(row["name"]), values.number(row.get("updated_at"))
+    if row.get("role") == "agent":
+        host = row.get("host") or "its host"
+        left = values.duration(max(0.0, given_up_at - snapshot.now))
+        hosted = [r for r in snapshot.daemons if r.get("agent") == name and r is not row]
+        servers = [str(r["name"]) for r in hosted if r.get("role") == "server"]
+        then = f"the run fails without {' and '.join(servers)}" if servers else (
+            "its workers start on the others"
+        )  # fmt: skip
+        text = f"cannot be reached on {host}; it is given up in {left}, and then {then}"
+        helps = f"dlctl doctor {nextstep.job_file(snapshot)}"
+        yield Trouble(name, text, helps, heard_at, incarnation(row))
+    elif row.get("state") == "slow":
+        silent_s = 0.0 if heard_at is None else snapshot.now - heard_at
+        text = f"has not answered for {values.duration(silent_s)}, nor has its host"
+        yield Trouble(name, text, "", heard_at, incarnation(row))
 
 
 def _quarantined(snapshot: Snapshot, row: Row) -> str:
@@ -198,6 +236,6 @@ def _slow(snapshot: Snapshot, row: Row) -> str:
 
 
 def still_there(snapshot: Snapshot) -> list[Row]:
-    """Daemons whose processes are there, as far as that is on record."""
-    rows = [row for row in snapshot.daemons if row.get("pid") is not None]
+    """Daemons whose processes are here; of those on other hosts nobody knows it."""
+    rows = [row for row in snapshot.daemons if row.get("pid") is not None and is_here(row)]
     return [row for row in rows if row.get("state") not in (*WITHOUT_PROCESS, GONE)]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dlctl import messages as m
+from dlctl import placement
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError
 from dlctl.flat import Layout, slice_bounds
@@ -65,6 +66,7 @@ class Arrivals:
         self.job = job
         self.keyring = keyring
         self.past = past
+        self._hosts = {name: host.ssh for name, host in placement.agents(job.places).items()}
         self.restore = past.restore
         """Until all are at work: who comes later has nothing in that checkpoint, and it may have
         been removed."""
@@ -131,7 +133,9 @@ class Arrivals:
             self.desk.send(peer, m.Dismiss(f"{message.name} is not (or no longer) of this run"))
             return None
         daemon.heard(peer, now)
-        daemon.host, daemon.pid = message.host, message.pid
+        # As the user knows it, if he has chosen it.
+        daemon.host = self._hosts[daemon.agent] or message.host
+        daemon.pid = message.pid
         if not daemon.registered:
             daemon.registered = True
             self._issue_term(daemon)

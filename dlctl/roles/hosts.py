@@ -40,15 +40,18 @@ class Hosts:
     def is_back(self, agent: Daemon) -> None:
         """Its agent has registered."""
         agent.has_worked = True
+        agent.given_up_at = None
         self._away_since.pop(agent.name, None)
 
     def lose(self, agent: Daemon, words: tuple[str, ...], now: float) -> None:
         """An attempt to reach it has failed, or its agent has fallen silent."""
         since = self._away_since.setdefault(agent.name, now)
+        agent.given_up_at = since + self.limit_s
         if now - since < self.limit_s:
             agent.back_off(now)
             if agent.deaths_in_row <= 1:
-                said = f": {words[-1]}" if words else ""
+                grave = [word for word in words if not word.startswith("INFO ")]
+                said = f": {grave[-1]}" if grave else ""
                 text = f"{agent.name} on {self.host(agent)} is started again{said}"
                 self.desk.event("lost", agent.name, text)
         else:
@@ -82,6 +85,7 @@ class Hosts:
         agent.started_at = agent.heard_at = now
         if agent.name in self._away_since:
             self._away_since[agent.name] = now
+            agent.given_up_at = now + self.limit_s
         if self.of.state == "starting":
             self.of.started_at = now
         if why != self._waits_for:
@@ -111,7 +115,7 @@ class Hosts:
             self.of.evaluations.gone(daemon.name)
 
     def _give_up(self, agent: Daemon, now: float) -> None:
-        agent.state, agent.retry_at = "failed", None
+        agent.state, agent.retry_at, agent.given_up_at = "failed", None, None
         hosted = self.members.hosted_by(agent)
         servers = [daemon.name for daemon in hosted if daemon.role == "server"]
         text = f"the host {self.host(agent)} has not been reached for {self.limit_s:.0f} s"

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dlctl.machine import Effect, Event
+from dlctl.machine import Effect, Event, Exit
 from dlctl.messages import Json
-from dlctl.roles.desk import Desk
+from dlctl.roles.desk import COORDINATOR, EXIT_RESTART, Desk
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +130,8 @@ class History(Desk):
         level = "warning" if kind in ("exit", "error", "lost", "silent", "late") else "info"
         self.note(level, text if daemon in text else f"{daemon}: {text}")
         self.do(AddEvent(kind, daemon, text, data))
+
+    def leave(self, text: str) -> None:
+        """This coordinator ends, because it was asked to; the next one goes on."""
+        self.event("restart", COORDINATOR, text)
+        self.do(Exit(EXIT_RESTART, text))

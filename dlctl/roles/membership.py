@@ -27,7 +27,8 @@ STATUS_UNKNOWN = -255
 
 _SHOWN = (
     "name", "role", "host", "agent", "pid", "state", "phase", "waiting_for", "waiting_since",
-    "incarnation", "restarts", "started_at", "retry_at", "last_exit", "error", "settings",
+    "incarnation", "restarts", "started_at", "retry_at", "given_up_at", "last_exit", "error",
+    "settings",
     "metrics",
 )  # fmt: skip
 LASTING = (
@@ -85,6 +86,8 @@ class Daemon:
     """Why its process was told to be killed; it will not say so itself."""
     out_of_touch: bool = False
     """Its host is away, and it is silent itself: nothing waits for it that can do without."""
+    given_up_at: float | None = None
+    """Of an agent that cannot be reached: when its host is given up."""
     deaths_in_row: int = 0
     """Of processes that lived only shortly, the newest one included."""
 

@@ -16,9 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlctl.errors import DlctlError
-from dlctl.machine import Exit
 from dlctl.messages import Request
-from dlctl.roles.desk import COORDINATOR, EXIT_RESTART
+from dlctl.roles.desk import COORDINATOR
 from dlctl.roles.journal import KeyRenewed, RenewKey
 from dlctl.roles.scaling import REMOVAL, RESTART, ROTATION
 
@@ -91,7 +90,7 @@ class Rotation:
         self._is_renewing = False
         if not event.error:
             self._answer("")
-            self.desk.do(Exit(EXIT_RESTART, "the run has a new key"))
+            self.desk.leave("the coordinator is restarted, to begin with the new key")
             return
         self._answer(
             f"the new key could not be written, and the old one is in force: {event.error}"
@@ -112,6 +111,7 @@ class Rotation:
         text = "the run has a new key: all daemons begin anew with theirs"
         self.desk.event("keys", COORDINATOR, text)
         for agent in self.members.of("agent"):
+            agent.restarts += 1
             self.of.begin_anew(agent, now)
         for worker in self.members.of("worker"):
             self.of.work.gone(worker.index, now)

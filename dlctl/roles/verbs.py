@@ -9,11 +9,10 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from dlctl.errors import DlctlError
-from dlctl.machine import Exit
 from dlctl.messages import Json, Request
 from dlctl.roles import ending
 from dlctl.roles.clients import Look, Verb
-from dlctl.roles.desk import COORDINATOR, EXIT_RESTART
+from dlctl.roles.desk import COORDINATOR
 
 if TYPE_CHECKING:
     from dlctl.roles.coordinator import Coordinator
@@ -109,5 +108,4 @@ class Verbs:
         self.of.scaling.restart(others, now)
         self.of.clients.answer(request.request, True, "", {"restarting": names})
         if COORDINATOR in names:
-            self.of.desk.event("restart", COORDINATOR, "the coordinator is restarted on request")
-            self.of.desk.do(Exit(EXIT_RESTART, "restart"))
+            self.of.desk.leave("the coordinator is restarted on request")
