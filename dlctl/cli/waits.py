@@ -87,7 +87,7 @@ def _tree(
     name: str,
     above: frozenset[str],
 ) -> Wait:
-    wait = known.get(name) or _plain(snapshot, name, rows.get(name, {}))
+    wait = known.get(name) or _plain(snapshot, name, rows.get(name) or snapshot.daemon(name))
     above |= {name}
     wait.waiting = [
         _tree(snapshot, rows, {}, edges, other, above)

@@ -158,13 +158,15 @@ def test_a_quarantined_worker_is_shown_with_its_reason_and_the_way_back(
 
 def test_a_daemon_that_was_replaced_a_moment_ago_is_told_of(run_directory, dlctl_command):
     run = run_directory().run(state="running", updated_at=time.time(), **ME)
-    last = {"code": -9, "text": "killed by SIGKILL", "at": time.time() - 9, "last_lines": ["x y"]}
+    last = {"code": -9, "text": "killed by SIGKILL", "at": time.time() - 9}
+    last["last_lines"] = ["x y", "INFO goes on at version 7, which was long ago"]
     run.daemon("server-0", last_exit=last)
     run.daemon("worker-0", last_exit={**last, "at": time.time() - 90})
     run.daemon("worker-1", last_exit={**last, "code": 0})
     out = dlctl_command("status").out
     assert "· server-0 was killed by SIGKILL 9." in out
     assert "s ago; the new one is at work\n       | x y\n" in out
+    assert "goes on" not in out, "what a process said before it was killed is not why"
     assert "next: dlctl logs server-0 --previous -j digits-7f3a" in out
     assert "· worker" not in out
 

@@ -10,7 +10,7 @@ import time
 import pytest
 from identity import ME, OF_ANOTHER_BOOT, identity
 
-from dlctl.cli import troubles
+from dlctl.cli import lives, troubles
 
 
 @pytest.fixture
@@ -73,6 +73,46 @@ def test_a_server_that_is_started_again_is_the_root_of_all_who_wait_for_it(run, 
     assert [child["name"] for child in root["waiting"]] == ["worker-0"]
     assert dlctl_command("why", "worker-1").out.startswith("worker-1 waits for nobody")
     assert "server-0" in dlctl_command("why", "worker-0").out
+
+
+@pytest.mark.parametrize(
+    ("before", "how"),
+    [
+        (("state", "", "running"), "has taken the place of a dead one"),
+        (("restart", "coordinator", "it has a new key"), "was restarted on request"),
+        (("restart", "worker-0", "worker-0 is restarted"), "has taken the place of a dead one"),
+        (("state", "", "failed: a host is gone"), "was brought back"),
+    ],
+)
+def test_a_coordinator_is_said_to_be_dead_only_if_it_died(before, how):
+    rows = [("state", "", "starting"), before, ("recover", "coordinator", "it is back")]
+    events = [
+        {"at": float(at), "kind": kind, "daemon": daemon, "text": text, "data": {}}
+        for at, (kind, daemon, text) in enumerate(rows)
+    ]
+    assert lives.of(events).takeover == how
+
+
+@pytest.mark.parametrize(
+    ("role", "then"),
+    [("server", "the run fails without server-0"), ("worker", "its workers start on the others")],
+)
+def test_a_host_that_is_away_is_the_root_and_what_becomes_of_it_is_said(
+    run, dlctl_command, role, then
+):
+    now = time.time()
+    there = {"agent": "agent-1", "updated_at": now - 20}
+    run.daemon(
+        "agent-1", agent="agent-1", host="h3", state="backoff", given_up_at=now + 90,
+        updated_at=now - 20,
+    )  # fmt: skip
+    run.daemon(f"{role}-0", state="slow", phase="serving", **there)
+    worker(run, 1, phase="fetching", waiting_for=f"{role}-0", waits_s=20)
+    roots = json.loads(dlctl_command("why", "--json").out)["causes"]
+    told = {root["name"]: root["what"] for root in roots}
+    assert told["agent-1"].startswith("cannot be reached on h3; it is given up in 1m")
+    assert told["agent-1"].endswith(f"and then {then}")
+    assert told[f"{role}-0"].endswith("nor has its host")
 
 
 def test_a_quarantined_worker_is_a_cause_even_if_nobody_waits_for_it(run, dlctl_command):
