@@ -52,6 +52,8 @@ class Channel:
     def __init__(self, shard: int, identity: Identity, outstanding: Outstanding) -> None:
         self.shard = shard
         self.peer = f"server-{shard}"
+        self.address = ""
+        """Where its server should be."""
         self.identity = identity
         self.outstanding = outstanding
         self.joined = False

@@ -23,7 +23,7 @@ class Joining:
     def __init__(self, desk: Desk, birth: Birth) -> None:
         self.desk = desk
         self.birth = birth
-        self.phase = "registering"
+        self._phase = "registering"
         self.identity: Identity | None = None
         self.model: ModelBuilt | None = None
         self.topology: m.Topology | None = None
@@ -33,6 +33,11 @@ class Joining:
         self.is_complete = False
         """Every shard is joined and the buffers are asked for, or there are none."""
 
+    def phase(self) -> str:
+        """While a server does not answer: where it should be. Nobody else can see that."""
+        silent = next((channel for channel in self.channels if not channel.joined), None)
+        return f"joining {silent.peer} at {silent.address}" if silent else self._phase
+
     def begin(self, now: float) -> None:
         self.desk.ask("register", COORDINATOR, self.birth.register(), now)
 
@@ -41,13 +46,13 @@ class Joining:
         if self.desk.outstanding.done("register", now) is None:
             return False
         self.identity = Identity(self.birth.run_id, message.index, message.term, message.token)
-        self.phase = "building the model"
+        self._phase = "building the model"
         self.desk.do(BuildModel(message.index, message.term))
         return True
 
     def on_model(self, event: ModelBuilt, now: float) -> None:
         self.model = event
-        self.phase = "waiting for the servers"
+        self._phase = "waiting for the servers"
         ready = m.ModelReady(self.birth.name, event.layout, event.samples)
         self.desk.ask("model", COORDINATOR, ready, now)
 
@@ -58,9 +63,10 @@ class Joining:
         if len(message.keys) != len(message.addresses):
             raise RemoteProtocolError("not every server has a key")
         self.topology = message
-        self.phase = "joining the servers"
+        self._phase = "joining the servers"
         for shard, (address, key) in enumerate(zip(message.addresses, message.keys, strict=True)):
             channel = Channel(shard, self.identity, self.desk.outstanding)
+            channel.address = address
             self.channels.append(channel)
             self.desk.do(Connect(channel.peer, address, key), channel.join(now))
 
@@ -72,7 +78,7 @@ class Joining:
         self.desk.send(COORDINATOR, noted)
         channel = self.channels[message.shard]
         if message.generation > max(channel.generation, channel.moved_to):
-            channel.moved_to = message.generation
+            channel.moved_to, channel.address = message.generation, message.address
             connect = Connect(channel.peer, message.address, message.key)
             self.desk.do(connect, channel.join(now))
 
@@ -116,7 +122,7 @@ class Joining:
     def _ask_for_buffers(self, me: Identity, now: float) -> None:
         """BatchNorm goes on with the run's statistics, not with new ones."""
         if self.has_buffers():
-            self.phase = "loading the buffers"
+            self._phase = "loading the buffers"
             self.desk.ask("buffers", "server-0", m.FetchBuffers(me.slot, me.epoch, 0), now)
 
     def has_buffers(self) -> bool:

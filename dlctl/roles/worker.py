@@ -295,7 +295,7 @@ class Worker:
     def phase(self) -> str:
         if self.joining.rejoin_at is not None:
             return "waiting for worker-0 to initialise the servers"
-        return self.training.phase() if self.training else self.joining.phase
+        return self.training.phase() if self.training else self.joining.phase()
 
     def waiting_for(self) -> str:
         """The daemons that must answer before this worker can go on; "" while it computes."""
