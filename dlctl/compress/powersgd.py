@@ -30,7 +30,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from annotated_types import Ge, Le
 
-from dlctl.compress.base import Delta
+from dlctl.compress.base import Delta, dice
 from dlctl.compress.plain import (
     DENSE_BELOW,
     Least,
@@ -75,12 +75,12 @@ class PowerSGD:
     def __init__(self, options: PowerSGDOptions) -> None:
         self.options = options
         self._warm: dict[tuple[int, int], Array] = {}
-        """(shard, its size) -> Q of its last push that was not zero, float32[n, r], unit columns."""
+        """(shard, its size) -> Q of its last push unless zero, float32[n, r]: unit columns."""
         self.reseed(0)
 
     def reseed(self, *numbers: int) -> None:
         """The first Q of every shard depends on these numbers."""
-        self._random = np.random.Generator(np.random.Philox(np.random.SeedSequence(numbers)))
+        self._random = dice(numbers)
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take the product of the two factors out of `u`."""
