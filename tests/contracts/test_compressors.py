@@ -175,6 +175,19 @@ def test_every_single_take_is_exact_for_any_finite_vector(make, data):
     assert_nothing_is_lost(make, before, taken, u)
 
 
+@pytest.mark.parametrize("length", [1e-30, 1e-15, 0.9e18])
+@dtypes
+def test_no_sum_or_product_overflows_whatever_the_length_of_a_vector(make, dtype, length):
+    compressor = make()
+    u = np.random.default_rng(12).standard_normal(2000)
+    u = (u * (length / np.linalg.norm(u))).astype(dtype)
+    for _ in range(3):
+        before = u.astype(np.float64)
+        taken = dense(compressor, compressor.take(u))
+        assert np.all(np.isfinite(taken))
+        assert_nothing_is_lost(make, before, taken, u)
+
+
 def assert_nothing_is_lost(make, before, taken, u):
     """What arrives and what stays is what there was: in exact numbers, or else as exactly as the
     vector's own precision can say it.
