@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from daemons.worker.data import PortionLoader
-from daemons.worker.replica import Replica, choose_device
-from daemons.worker.task import load_task
+from daemons.worker.building import build
+from daemons.worker.replica import Replica
+from daemons.worker.task import TaskError
 from dlctl import checkpoints
 from dlctl.config import JobFile, from_dict
 from dlctl.errors import DlctlError
 from dlctl.messages import Array
-from dlctl.vector import to_host
+from dlctl.vector import copy_into, is_finite, to_host
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,29 +48,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def gradient(job: JobFile, checkpoint: Path | None) -> Array:
     """float32[d]: summed over as many batches as one push sums, of the job's first portion.
 
-    Raises TaskError for what is wrong with the task, DlctlError if the checkpoint is of another
-    model.
+    Raises TaskError for what is wrong with the task, also if the gradient is not finite, and
+    DlctlError if the checkpoint is of another model.
     """
-    task = load_task(job.job.task, Path(job.job.task.rpartition(":")[0]).parent)
-    device = choose_device(job.workers.device)
-    replica = Replica(task, device=str(device), seed=job.job.seed)
+    replica, loader, in_all = build(job, slot=0, processes=0)
     if checkpoint is not None:
         _load(replica, checkpoint)
-    dataset = task.dataset()
-    loader = PortionLoader(
-        dataset,
-        batch_size=job.workers.batch_size,
-        seed=job.job.seed,
-        shuffle=job.data.shuffle,
-        processes=0,
-        collate=task.collate,
-    )
     batches = int(job.algorithm.options.get("push_every_steps", 1))
-    samples = min(len(dataset), batches * job.workers.batch_size)
+    samples = min(in_all, batches * job.workers.batch_size)
     batches = -(-samples // job.workers.batch_size)
     total = np.zeros(replica.layout.size(), np.float32)
     for number in range(batches):
-        total += to_host(replica.gradient(loader.batch(0, 0, samples, number)).gradient)
+        step = replica.gradient(loader.batch(0, 0, samples, number))
+        total += to_host(step.gradient)
+        if not (math.isfinite(step.loss) and is_finite(total)):
+            raise TaskError(
+                f"batch {number} has the loss {step.loss:g} and a gradient that is not finite, or "
+                "too large to be squared; no worker would push it",
+                where=replica.task.place("loss"),
+                hint="torch.autograd.set_detect_anomaly(True) shows where a NaN comes from",
+            )
     return total
 
 
@@ -82,9 +80,7 @@ def _load(replica: Replica, checkpoint: Path) -> None:
             where=str(checkpoint),
             hint="the task was changed since; name the job file instead of the run",
         )
-    values = checkpoints.read_slice(checkpoint, manifest, "w", 0, size)
-    parameters = replica.parameters
-    parameters[:] = values if isinstance(parameters, np.ndarray) else parameters.new_tensor(values)
+    copy_into(replica.parameters, checkpoints.read_slice(checkpoint, manifest, "w", 0, size))
     replica.load_averaged(checkpoints.read_extra(checkpoint, manifest, "averaged"))
     replica.load_constant(checkpoints.read_extra(checkpoint, manifest, "constant"))
 

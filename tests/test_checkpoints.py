@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from manifests import whole
 from safetensors.numpy import load_file
 
 from dlctl import checkpoints, manifest
@@ -19,12 +20,6 @@ from dlctl.errors import DlctlError
 from dlctl.flat import slice_bounds
 
 SIZE = 103
-LAYOUT = [
-    ["weight", "trained", [10, 10], "float32", ["tied"]],
-    ["bias", "trained", [3], "bfloat16", []],
-    ["mean", "averaged", [4], "float32", []],
-    ["frozen", "constant", [2], "float32", []],
-]
 W = np.random.default_rng(7).standard_normal(SIZE).astype(np.float32)
 SUM = np.abs(W) + 1
 
@@ -43,7 +38,8 @@ def save(run: Path, *, step: int = 12, number: int = 1, shards: int = 2) -> Path
         parts.append({"lo": lo, "hi": hi, **part(directory, f"shard-{index}", arrays, state)})
     residual = {"residual": np.arange(SIZE, dtype=np.float64)}
     workers = [part(directory, "worker-0", residual, {"clock": 3})]
-    checkpoints.write_manifest(directory, whole(step, number, parts, workers))
+    made = whole(step=step, number=number, shards=parts, workers=workers)
+    checkpoints.write_manifest(directory, made)
     return directory
 
 
@@ -51,26 +47,6 @@ def part(directory: Path, name: str, arrays: dict, state: dict) -> dict:
     file = f"{name}.safetensors"
     sha256, nbytes = checkpoints.write_arrays(directory / file, arrays)
     return {"name": name, "file": file, "sha256": sha256, "nbytes": nbytes, "state": state}
-
-
-def whole(step: int, number: int, shards: list, workers: list) -> dict:
-    return {
-        "schema": manifest.SCHEMA,
-        "run_id": "digits-7f3a",
-        "job": "digits",
-        "number": number,
-        "step": step,
-        "samples": step * 32,
-        "at": 1.75e9,
-        "layout": LAYOUT,
-        "size": SIZE,
-        "algorithm": {"name": "downpour", "options": {}},
-        "optimizer": "adagrad",
-        "shards": shards,
-        "workers": workers,
-        "data": {"portions": [[0, 0], [0, 3]]},
-        "evaluation": None,
-    }
 
 
 def flip(path: Path, offset: int) -> None:

@@ -7,11 +7,9 @@ to it then.
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,33 +72,15 @@ class ComputeThread:
 
     def _build(self, effect: BuildModel) -> ModelBuilt:
         # torch takes seconds to import and is needed in this thread only.
-        import torch
+        from daemons.worker.building import build
 
-        from daemons.worker.data import PortionLoader
-        from daemons.worker.replica import Replica, choose_device
-        from daemons.worker.task import load_task
-
-        workers, data = self._job.workers, self._job.data
-        torch.set_num_threads(workers.threads or _fair_share(workers.count))
-        file = self._job.job.task.rpartition(":")[0]
-        task = load_task(self._job.job.task, Path(file).parent)
-        device = choose_device(workers.device, effect.slot)
-        replica = Replica(task, device=str(device), seed=self._job.job.seed)
-        replica.check_finite()
-        dataset = task.dataset()
-        self._loader = PortionLoader(
-            dataset,
-            batch_size=workers.batch_size,
-            seed=self._job.job.seed,
-            shuffle=data.shuffle,
-            processes=workers.loader_processes,
-            collate=task.collate,
-        )
+        processes = self._job.workers.loader_processes
+        replica, self._loader, samples = build(self._job, effect.slot, processes)
         replica.reseed(effect.slot, effect.epoch)
         self._replica = replica
         return ModelBuilt(
             replica.layout.to_bytes(),
-            len(dataset),
+            samples,
             replica.parameters,
             replica.averaged(),
             replica.constant(),
@@ -120,11 +100,6 @@ class ComputeThread:
         averaged = np.array(effect.averaged, np.float64)
         metrics = self._replica.evaluate(effect.parameters, averaged)
         return EvaluationRun(effect.evaluation, metrics)
-
-
-def _fair_share(workers: int) -> int:
-    """Threads of torch for each of the workers on this machine."""
-    return max(1, len(os.sched_getaffinity(0)) // workers)
 
 
 def _trace() -> str:

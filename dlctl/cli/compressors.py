@@ -148,6 +148,7 @@ def _measure(name: str, job: JobFile, gradient: Array) -> dict[str, Any]:
 
     import numpy as np
 
+    from dlctl.algorithms.base import dense
     from dlctl.flat import slice_bounds
 
     kind = registry.load("compressors", name)
@@ -157,10 +158,12 @@ def _measure(name: str, job: JobFile, gradient: Array) -> dict[str, Any]:
     bounds = [slice_bounds(u.size, job.servers.count, i) for i in range(job.servers.count)]
     for _ in range(PUSHES):
         u += gradient
-        before = float(np.linalg.norm(u))
+        missing, length = u.copy(), float(np.linalg.norm(u))
         started = time.thread_time()
         packed = [compressor.take(u[lo:hi], shard) for shard, (lo, hi) in enumerate(bounds)]
         took_s = time.thread_time() - started
+    for part, (lo, hi) in zip(packed, bounds, strict=True):
+        missing[lo:hi] -= dense(kind.expand(part, hi - lo), hi - lo)
     push_bytes = sum(part.nbytes for part in packed)
     return {
         **_described(name),
@@ -168,6 +171,6 @@ def _measure(name: str, job: JobFile, gradient: Array) -> dict[str, Any]:
         "elements": int(u.size),
         "push_bytes": push_bytes,
         "ratio": 4 * u.size / push_bytes if push_bytes else None,
-        "relative_error": float(np.linalg.norm(u)) / before if before else 0.0,
+        "relative_error": float(np.linalg.norm(missing)) / length if length else 0.0,
         "take_s": took_s,
     }

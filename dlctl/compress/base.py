@@ -5,19 +5,23 @@ residual. Error feedback is then nothing but adding the next gradients to the sa
 
     sum of everything taken + residual == sum of everything added
 
-holds to the last bit by construction: what was rounded off on the way out stays in the residual.
+because what was rounded off on the way out stays in the residual, too, to the last bit. There are
+two exceptions. What `onebit`, `powersgd` and stochastic `int8` send has so many bits that what they
+leave is rounded to the precision of `u`, once per push. And `randomk` with `unbiased` is without
+error feedback: it throws away what it does not send, and its pushes are right on average only.
+
 Vectors are numpy arrays or torch tensors alike (`dlctl/vector.py`), so that a gradient on a GPU is
 compressed there and only what is sent comes to the host.
 
 One compressor serves a worker for as long as that lives, and takes from one slice per server in
-turn. What it keeps from push to push (a threshold, a factor) it keeps per `shard`. One that rolls
-dice has a method `reseed(*numbers)`, which is called with the job's seed and the worker's slot and
-epoch before its first push, so that no two workers roll the same.
+turn. What it keeps from push to push (a threshold, a factor) it keeps per `shard`.
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
 
 from dlctl.messages import Array, Packed
 from dlctl.vector import Vector
@@ -39,6 +43,14 @@ class Compressor(Protocol):
 
     def __init__(self, options: Any) -> None: ...
 
+    def reseed(self, *numbers: int) -> None:
+        """From now on roll the dice that these numbers stand for; without dice, do nothing.
+
+        Called before a worker's first push with the job's seed and the worker's slot and epoch, so
+        that no two workers roll the same.
+        """
+        ...
+
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Pack part of `u` (float32 or float64 [n]) and leave in `u` what was not sent.
 
@@ -53,3 +65,8 @@ class Compressor(Protocol):
         Raises RemoteProtocolError unless every array has the dtype, length and range that it must.
         """
         ...
+
+
+def dice(numbers: tuple[int, ...]) -> np.random.Generator:
+    """A generator whose numbers all follow from these natural numbers, for `reseed`."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(numbers)))

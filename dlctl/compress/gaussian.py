@@ -57,6 +57,9 @@ class Gaussian:
         self.density = options.density
         self._scratch = Scratch()
 
+    def reseed(self, *numbers: int) -> None:
+        """Nothing here is left to chance."""
+
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take about the k largest of `u`; in their places stays what was rounded off."""
         plain = take_plain(self.KIND, u, self.options.dense_below)

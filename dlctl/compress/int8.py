@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from dlctl.compress import blocks
-from dlctl.compress.base import Delta
+from dlctl.compress.base import Delta, dice
 from dlctl.compress.plain import (
     DENSE_BELOW,
     Least,
@@ -64,7 +64,7 @@ class Int8:
 
     def reseed(self, *numbers: int) -> None:
         """What stochastic rounding does depends on these numbers."""
-        self._random = np.random.Generator(np.random.Philox(np.random.SeedSequence(numbers)))
+        self._random = dice(numbers)
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take every element of `u` as far as its 8 bits say it."""

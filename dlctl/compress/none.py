@@ -38,6 +38,9 @@ class Dense:
         """Take all of `u`; only what the precision cannot express stays (float32 of float32: 0)."""
         return Packed("none", len(u), (take_values(u, self.precision),))
 
+    def reseed(self, *numbers: int) -> None:
+        """Nothing here is left to chance."""
+
     @staticmethod
     def expand(packed: Packed, size: int) -> Delta:
         """A dense delta; float32 values are the array of `packed` itself, perhaps read-only."""

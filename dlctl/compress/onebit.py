@@ -55,6 +55,9 @@ class OneBit:
     def __init__(self, options: OneBitOptions) -> None:
         self.options = options
 
+    def reseed(self, *numbers: int) -> None:
+        """Nothing here is left to chance."""
+
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take from every element of `u` the mean that its sign stands for."""
         plain = take_plain("onebit", u, self.options.dense_below)

@@ -13,6 +13,8 @@ For every u, with the rebuilt matrix a projection of M,
 
     ||u - Q(u)||^2 <= ||u||^2
 
+A step starts with columns of length 1 instead of those that were sent, which are as long as M: the
+directions are the same, and the squares of a very long or short P neither overflow nor vanish.
 The product is formed element by element in a fixed order and not by a matrix routine, so that
 server and worker get the same to the last bit on whatever machine; u minus it is rounded to the
 precision of u.
@@ -28,7 +30,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from annotated_types import Ge, Le
 
-from dlctl.compress.base import Delta
+from dlctl.compress.base import Delta, dice
 from dlctl.compress.plain import (
     DENSE_BELOW,
     Least,
@@ -73,12 +75,12 @@ class PowerSGD:
     def __init__(self, options: PowerSGDOptions) -> None:
         self.options = options
         self._warm: dict[tuple[int, int], Array] = {}
-        """(shard, its size) -> Q of its last push, float32[n, r]."""
+        """(shard, its size) -> Q of its last push unless zero, float32[n, r]: unit columns."""
         self.reseed(0)
 
     def reseed(self, *numbers: int) -> None:
         """The first Q of every shard depends on these numbers."""
-        self._random = np.random.Generator(np.random.Philox(np.random.SeedSequence(numbers)))
+        self._random = dice(numbers)
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take the product of the two factors out of `u`."""
@@ -116,18 +118,20 @@ class PowerSGD:
         if tail.shape[1]:
             Q[: tail.shape[1]] += tail.T @ wide[-1:]
         Q = cast(Q, "float32")
-        self._warm[key] = self._refreshed(to_host(Q).copy())
+        found = to_host(Q)
+        if found.any():  # a push of nothing says nothing about the next one
+            self._warm[key] = self._refreshed(found)
         return P, Q
 
     def _refreshed(self, Q: Array) -> Array:
         """For the next push: a column of zeros would stay one for good."""
-        gone = ~Q.any(0)
+        start, gone = Q.copy(), ~Q.any(0)
         if gone.any():
-            Q[:, gone] = self._fresh(len(Q), int(gone.sum()))
-        return Q
+            start[:, gone] = self._fresh(len(Q), int(gone.sum()))
+        return unit_columns(start)
 
     def _fresh(self, height: int, width: int) -> Array:
-        return self._random.standard_normal((height, width), dtype=np.float32)
+        return unit_columns(self._random.standard_normal((height, width), dtype=np.float32))
 
     @staticmethod
     def expand(packed: Packed, size: int) -> Delta:
@@ -140,6 +144,8 @@ class PowerSGD:
         rank = int(ranks[0])
         if not 1 <= rank <= RANK_MAX:
             raise RemoteProtocolError(f"factors of rank {rank}; it is 1 to {RANK_MAX}")
+        if rank * (height + width) >= size:
+            raise RemoteProtocolError(f"factors of rank {rank} are larger than a shard of {size}")
         check_array(left, "<f4", height * rank, "elements of P")
         check_array(right, "<f4", width * rank, "elements of Q")
         values = np.empty(size, np.float32)
@@ -167,6 +173,13 @@ def products(P: Vector, Q: Vector, size: int) -> Iterator[tuple[int, Vector]]:
             product += rows[:, i : i + 1] * Q[:, i]
         lo = first * width
         yield lo, product.reshape(-1)[: size - lo]
+
+
+def unit_columns(Q: Array) -> Array:
+    """float32[n, r]: Q with columns of length 1. None of them is zero."""
+    lengths = np.linalg.norm(Q.astype(np.float64), axis=0)  # float32 has no square of 1e-25
+    scaled: Array = (Q / lengths).astype(np.float32)
+    return scaled
 
 
 def orthogonalise(P: Vector) -> None:

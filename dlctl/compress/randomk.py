@@ -3,8 +3,8 @@
 Random-k sparsification with error feedback: Stich et al., "Sparsified SGD with Memory", NeurIPS
 2018; without, and unbiased: Wangni et al., "Gradient Sparsification for Communication-Efficient
 Distributed Optimization", NeurIPS 2018. The slice is cut in k strata of equal length, give or take
-one element, and one element of each is drawn. So every element is drawn with probability k/d, as in
-the papers, what is drawn is sorted as it comes, and
+one element, and one element of each is drawn. So every element is drawn with probability 1/width of
+its stratum, which is the papers' k/d where k divides d; what is drawn is sorted as it comes, and
 
     E ||u - Q(u)||^2 = (1 - k/d) ||u||^2        (exactly, if k divides d)
 
@@ -33,7 +33,7 @@ from dlctl.compress.values import Precision, arrays_of, as_float32, check_values
 from dlctl.config import STRICT
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, Packed
-from dlctl.vector import Vector, indices_like
+from dlctl.vector import Vector, indices_like, matrix_like
 
 HEAD_BYTES = 16
 
@@ -49,8 +49,9 @@ class RandomKOptions:
     """Precision of the values that travel. "float16" and "bfloat16" halve the bytes; what the
     rounding takes away stays with the worker and goes into a later push."""
     unbiased: bool = False
-    """Multiplies what is sent by 1 / density, so that a push is right on average, and throws away
-    what is not sent: without error feedback. With false everything waits for its turn."""
+    """Multiplies what is sent by one over the probability of its being drawn, about 1 / density, so
+    that a push is right on average, and throws away what is not sent: without error feedback. With
+    false everything waits for its turn."""
     dense_below: Least = DENSE_BELOW
     """A server's slice with fewer elements than this travels whole."""
 
@@ -81,7 +82,7 @@ class RandomK:
         where = indices_like(u, drawn)
         picked = u[where]
         if self.options.unbiased:
-            picked *= size / count
+            picked *= matrix_like(picked, widths_of(count, size))
             u[:] = 0
             values = take_values(picked, self.options.values)
         else:
@@ -109,11 +110,15 @@ def draw(seed: int, count: int, size: int) -> Array:
     if count == 0:
         return np.empty(0, np.int64)
     raw = np.random.Philox(key=seed).random_raw(count)
-    width, longer = divmod(size, count)  # the first `longer` strata have one element more
-    strata = np.arange(count, dtype=np.int64)
-    starts = strata * width + np.minimum(strata, longer)
-    widths = (width + (strata < longer)).astype(np.uint64)
-    return starts + (raw % widths).astype(np.int64)
+    widths = widths_of(count, size)
+    starts = np.cumsum(widths) - widths
+    return starts + (raw % widths.astype(np.uint64)).astype(np.int64)
+
+
+def widths_of(count: int, size: int) -> Array:
+    """int64[count]: the elements of each stratum, more of them in the first ones. count > 0."""
+    width, longer = divmod(size, count)
+    return width + (np.arange(count, dtype=np.int64) < longer)
 
 
 def _head(seed: int, count: int) -> Array:

@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from annotated_types import Gt, Le
 
-from dlctl.compress.base import Delta
+from dlctl.compress.base import Delta, dice
 from dlctl.compress.magnitudes import Found, Magnitudes, Scratch, largest_of, smallest_of
 from dlctl.compress.plain import DENSE_BELOW, Least, expand_plain, take_chosen, take_whole
 from dlctl.compress.values import Precision
@@ -75,7 +75,7 @@ class SampledTopK:
 
     def reseed(self, *numbers: int) -> None:
         """Where samples start depends on these numbers."""
-        self._random = np.random.Generator(np.random.Philox(np.random.SeedSequence(numbers)))
+        self._random = dice(numbers)
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take about the k largest elements of `u`; in their places stays what was rounded off."""

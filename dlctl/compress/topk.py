@@ -56,6 +56,9 @@ class TopK:
         where = largest(u, min(size, max(1, int(self.density * size))))
         return take_chosen("topk", u, where, self.precision)
 
+    def reseed(self, *numbers: int) -> None:
+        """Nothing here is left to chance."""
+
     @staticmethod
     def expand(packed: Packed, size: int) -> Delta:
         """A sparse delta; what `indices.unpack` refuses is refused before anything is allocated."""

@@ -198,8 +198,7 @@ class Worker:
         assert identity is not None
         assert topology is not None
         side = self.algorithm.worker(self.options, model.parameters, identity.slot)
-        if hasattr(self.compressor, "reseed"):
-            self.compressor.reseed(self.job.job.seed, identity.slot, identity.epoch)
+        self.compressor.reseed(self.job.job.seed, identity.slot, identity.epoch)
         self.training = Training(
             self.desk, identity, self.joining.channels, self.outbox, side, self.compressor,
             self.job.workers.batch_size, self.job.data.lease_ahead_s, model.averaged,

@@ -67,6 +67,16 @@ def test_each_is_measured_on_a_gradient_of_the_job(job, capsys):
     assert rows["int8"]["relative_error"] < 0.05
 
 
+def test_what_a_push_lacks_is_its_error_also_where_nothing_waits_for_the_next_one(job, capsys):
+    job.write_text(
+        JOB.replace("topk-sampled", "randomk").replace("[servers]", "unbiased = true\n[servers]")
+    )
+    assert main.run(["compressors", "--job", str(job), "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["compressors"]}
+    # Of 1 in 20 elements 20 times each: E|u - Q(u)|^2 = (20 - 1) |u|^2.
+    assert rows["randomk"]["relative_error"] == pytest.approx(19**0.5, rel=0.3)
+
+
 def test_a_task_that_fails_is_an_error_that_names_its_line(job, capsys):
     job.with_name("train.py").write_text(TASK.replace("model(batch[0])", "model(batch[1])"))
     assert main.run(["compressors", "--job", str(job)]) == 7

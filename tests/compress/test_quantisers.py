@@ -8,8 +8,10 @@ from dlctl.compress import bfloat16
 from dlctl.compress.int8 import Int8, scales_of
 from dlctl.compress.none import Dense
 from dlctl.compress.onebit import OneBit
-from dlctl.compress.powersgd import PowerSGD, orthogonalise
+from dlctl.compress.powersgd import PowerSGD, orthogonalise, shape
 from dlctl.compress.randomk import RandomK, draw
+from dlctl.errors import RemoteProtocolError
+from dlctl.messages import Packed
 
 D = 10_000
 
@@ -64,8 +66,9 @@ def test_the_error_of_randomk_is_the_part_of_the_squared_norm_that_is_not_sent()
     assert np.mean(parts) == pytest.approx(0.9, abs=0.01)
 
 
-def test_unbiased_pushes_are_right_on_average_and_leave_nothing():
-    compressor = RandomK(RandomK.Options(density=0.1, unbiased=True, dense_below=0))
+@pytest.mark.parametrize("density", [0.1, 0.6])  # of 500; k = 300 makes strata of 2 and of 1
+def test_unbiased_pushes_are_right_on_average_and_leave_nothing(density):
+    compressor = RandomK(RandomK.Options(density=density, unbiased=True, dense_below=0))
     u = gaussian(500)
     total = np.zeros(500)
     for _ in range(4000):
@@ -178,6 +181,39 @@ def test_starting_where_the_last_push_ended_finds_the_largest_directions():
         errors.append(np.linalg.norm(rest) / best)
     assert errors[0] > 1.02
     assert errors[-1] < 1.005
+
+
+def errors_of_pushes(u, pushes=6):
+    """What every push leaves, of one and the same vector each time; relative to its length."""
+    compressor, errors = PowerSGD(PowerSGD.Options(rank=2)), []
+    for _ in range(pushes):
+        rest = u.copy()
+        compressor.take(rest)
+        errors.append(np.linalg.norm(rest.astype(float)) / np.linalg.norm(u.astype(float)))
+    return errors
+
+
+@pytest.mark.parametrize("norm", [1e-15, 1e-11, 1e10, 1e17])
+def test_a_very_short_or_long_vector_is_approximated_as_well_as_any_other(norm):
+    u = gaussian(5000) / np.float32(np.linalg.norm(gaussian(5000)))
+    assert errors_of_pushes(u * np.float32(norm)) == pytest.approx(errors_of_pushes(u), rel=1e-4)
+
+
+def test_a_push_of_nothing_does_not_forget_what_the_one_before_it_found():
+    ours, theirs = PowerSGD(PowerSGD.Options()), PowerSGD(PowerSGD.Options())
+    for seed in range(3):
+        one, other = ours.take(gaussian(seed=seed)), theirs.take(gaussian(seed=seed))
+        ours.take(np.zeros(D, np.float32))
+        assert [a.tobytes() for a in one.arrays] == [a.tobytes() for a in other.arrays]
+
+
+def test_factors_that_no_sender_makes_because_they_are_larger_than_the_shard_are_refused():
+    height, width = shape(4096)
+    for rank in (32, 64):
+        factors = np.ones(height * rank, np.float32), np.ones(width * rank, np.float32)
+        push = Packed("powersgd", 4096, (np.array([rank], np.uint8), *factors))
+        with pytest.raises(RemoteProtocolError, match="larger than a shard"):
+            PowerSGD.expand(push, 4096)
 
 
 def test_columns_become_orthonormal_or_zero():

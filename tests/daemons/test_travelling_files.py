@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from manifests import whole
 
 from daemons import logs
 from daemons.files import Away, Files, files_of
@@ -26,7 +27,6 @@ from dlctl.errors import DlctlError
 from dlctl.flat import TRAINED, Entry, Layout
 from dlctl.launch.base import HOST_FILE
 from dlctl.machine import DeadlineReached, Exit, Received, Send
-from dlctl.manifest import SCHEMA
 from dlctl.names import HOME_AGENT
 from dlctl.roles.agent import Agent
 from dlctl.roles.desk import COORDINATOR, Birth, Desk
@@ -476,11 +476,7 @@ def checkpoint(run: Path) -> Path:
     part = {"name": "worker-0", "file": "worker-0.safetensors", "sha256": sha256}
     workers = [{**part, "nbytes": nbytes, "state": {}}]
     layout = Layout((Entry("w", TRAINED, (10,), "float32"),)).to_rows()
-    manifest = {
-        "schema": SCHEMA, "run_id": "run", "job": "job", "number": 3, "step": 120, "samples": 0,
-        "at": 0.0, "layout": layout, "size": 10, "algorithm": "downpour", "optimizer": "sgd",
-        "shards": shards, "workers": workers, "data": {"portions": []}, "evaluation": None,
-    }  # fmt: skip
+    manifest = whole(layout=layout, shards=shards, workers=workers, step=120, number=3)
     checkpoints.write_manifest(directory, manifest)
     return directory
 

@@ -16,3 +16,8 @@ decides here is knowledge of the format, and much of the code that reads is C, w
 Python does not see. Every input that has broken something stays in `corpus/<target>/`, and
 `make test` tries those first, then a few thousand new ones, always the same.
 """
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent.parent))  # what all tests share, also without pytest

@@ -17,6 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import manifests
 import numpy as np
 
 from dlctl import checkpoints, manifest
@@ -34,12 +35,7 @@ NAME = "checkpoint"
 MEMORY_BYTES = 6_000_000
 MEMORY_PER_BYTE = 100
 SIZE = 23
-LAYOUT = [
-    ["weight", "trained", [4, 5], "float32", ["tied"]],
-    ["bias", "trained", [3], "bfloat16", []],
-    ["mean", "averaged", [4], "float32", []],
-    ["frozen", "constant", [2], "float32", []],
-]
+LAYOUT = [["weight", "trained", [4, 5], "float32", ["tied"]], *manifests.LAYOUT[1:]]
 _TOKENS = [
     token.encode()
     for token in (
@@ -76,7 +72,10 @@ def _seed(servers: int, with_worker: bool) -> bytes:
         worker = _part(directory, "worker-0", residual)
     else:
         worker = {"name": "worker-0", "file": "", "sha256": "", "nbytes": 0, "state": {}}
-    checkpoints.write_manifest(directory, _whole(shards, [worker]))
+    made = manifests.whole(
+        layout=LAYOUT, shards=shards, workers=[worker], evaluation={"accuracy": 0.9}
+    )
+    checkpoints.write_manifest(directory, made)
     names = ["manifest.json", *(part["file"] for part in (*shards, worker) if part["file"])]
     return _joined([[name.encode(), (directory / name).read_bytes()] for name in names])
 
@@ -85,26 +84,6 @@ def _part(directory: Path, name: str, arrays: dict[str, Any]) -> dict[str, Any]:
     file = f"{name}.safetensors"
     sha256, nbytes = checkpoints.write_arrays(directory / file, arrays)
     return {"name": name, "file": file, "sha256": sha256, "nbytes": nbytes, "state": {}}
-
-
-def _whole(shards: list[Any], workers: list[Any]) -> dict[str, Any]:
-    return {
-        "schema": manifest.SCHEMA,
-        "run_id": "digits-7f3a",
-        "job": "digits",
-        "number": 1,
-        "step": 12,
-        "samples": 384,
-        "at": 1.75e9,
-        "layout": LAYOUT,
-        "size": SIZE,
-        "algorithm": {"name": "downpour", "options": {}},
-        "optimizer": "adagrad",
-        "shards": shards,
-        "workers": workers,
-        "data": {"portions": [[0, 0], [0, 3]]},
-        "evaluation": {"accuracy": 0.9},
-    }
 
 
 def _files(data: bytes) -> list[list[bytes]]:

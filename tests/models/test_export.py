@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from manifests import whole
 from safetensors.torch import load_file
 from torch import nn
 
@@ -23,7 +24,7 @@ from daemons.worker.replica import Replica
 from daemons.worker.task import Task
 from dlctl import checkpoints
 from dlctl.flat import slice_bounds
-from dlctl.manifest import SCHEMA, parse, serialise
+from dlctl.manifest import parse, serialise
 
 LOADERS = {
     "safetensors": load_file,
@@ -46,23 +47,8 @@ def save(replica: Replica, directory: Path, shards: int = 2) -> Path:
         name = f"server-{index}"
         part = {"name": name, "file": file, "sha256": sha256, "nbytes": nbytes, "state": {}}
         parts.append({**part, "lo": lo, "hi": hi})
-    manifest: dict[str, Any] = {
-        "schema": SCHEMA,
-        "run_id": "zoo-0001",
-        "job": "zoo",
-        "number": 1,
-        "step": 10,
-        "samples": 100,
-        "at": 0.0,
-        "layout": json.loads(replica.layout.to_bytes()),
-        "size": size,
-        "algorithm": "downpour",
-        "optimizer": "sgd",
-        "shards": parts,
-        "workers": [],
-        "data": {"portions": []},
-        "evaluation": None,
-    }
+    layout = json.loads(replica.layout.to_bytes())
+    manifest = whole(layout=layout, shards=parts, step=10, samples=100)
     checkpoints.write_manifest(directory, manifest)
     return directory
 

@@ -125,6 +125,19 @@ def test_json_is_plain_shallow_and_has_text_as_keys() -> None:
         refused([wire.PROTOCOL, Change.code, [1, value], []])
 
 
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b"\x91", b"\x9f", b"\x81\x00", b"\xdc\x00\x01", b"\xdd\x00\x00\x00\x01",
+        b"\xde\x00\x01\x00", b"\xdf\x00\x00\x00\x01\x00",
+    ],
+)  # fmt: skip
+def test_lists_and_maps_of_every_form_are_refused_before_one_too_many_is_open(begin: bytes) -> None:
+    raw = msgpack.packb(FETCH)[:-2] + begin * (wire.LISTS_MAX + 1)
+    with pytest.raises(RemoteProtocolError, match="nested too deeply"):
+        wire.decode([raw])
+
+
 def test_a_header_costs_no_more_memory_than_a_few_times_its_size() -> None:
     """msgpack makes 70 bytes of one; the limit on a header bounds that."""
     raw = msgpack.packb([wire.PROTOCOL, Ack.code, [[]] * 4000, []])

@@ -1,0 +1,41 @@
+"""A manifest of a checkpoint, for all tests that write one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlctl.flat import Layout
+from dlctl.manifest import SCHEMA
+
+LAYOUT = [
+    ["weight", "trained", [10, 10], "float32", ["tied"]],
+    ["bias", "trained", [3], "bfloat16", []],
+    ["mean", "averaged", [4], "float32", []],
+    ["frozen", "constant", [2], "float32", []],
+]
+
+
+def whole(**changes: Any) -> dict[str, Any]:
+    """Every field of a manifest; those that no test says anything of have some good value.
+
+    `size` follows from `layout`. Without `shards` it is not valid yet.
+    """
+    layout = changes.get("layout", LAYOUT)
+    return {
+        "schema": SCHEMA,
+        "run_id": "digits-7f3a",
+        "job": "digits",
+        "number": 1,
+        "step": 12,
+        "samples": 384,
+        "at": 1.75e9,
+        "layout": layout,
+        "size": Layout.from_rows(layout).size(),
+        "algorithm": {"name": "downpour", "options": {}},
+        "optimizer": "adagrad",
+        "shards": [],
+        "workers": [],
+        "data": {"portions": [[0, 0], [0, 3]]},
+        "evaluation": None,
+        **changes,
+    }

@@ -1,0 +1,74 @@
+"""The gradient that `dlctl compressors --job` measures with is one that a worker would push."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import numpy as np
+import pytest
+
+from daemons.gradient import gradient
+from daemons.worker.task import TaskError
+from dlctl import config
+
+TASK = """
+    import torch
+
+    def model():
+        layer = torch.nn.Linear(3, 1, bias=False)
+        torch.nn.init.{weights}
+        return layer
+
+    def dataset():
+        return [torch.full((3,), float(i)) for i in range(8)]
+
+    def loss(model, batch):
+        return (model(batch){loss}).mean()
+    """
+Job = Callable[..., config.JobFile]
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    """A job whose model is the sum of what it is given, unless told otherwise; batches of 4."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def make(loss: str = "", weights: str = "ones_(layer.weight)") -> config.JobFile:
+        path = tmp_path / "measured_task.py"
+        path.write_text(dedent(TASK).format(loss=loss, weights=weights))
+        return config.JobFile(
+            job=config.Job(name="measured", task=str(path)),
+            algorithm=config.Choice(name="downpour", options={"push_every_steps": 2}),
+            data=config.Data(shuffle=False),
+            workers=config.Workers(count=1, device="cpu", threads=1, batch_size=4),
+        )
+
+    yield make
+    for name in ("measured_task", "dlctl_task_measured_task"):
+        sys.modules.pop(name, None)
+
+
+def test_it_is_the_sum_over_the_batches_of_one_push(job: Job) -> None:
+    total = gradient(job(), None)
+    assert total.dtype == np.float32
+    assert total.tolist() == [1.5 + 5.5] * 3  # the means of 0 to 3 and of 4 to 7
+
+
+@pytest.mark.parametrize("loss", [" / 0", " * 1e30", " * float('nan')", ".sub(1e30).square()"])
+def test_a_gradient_that_is_not_finite_or_too_large_is_refused(job: Job, loss: str) -> None:
+    with pytest.raises(TaskError, match=r"batch 0 has the loss .* no worker would push it") as said:
+        gradient(job(loss), None)
+    assert "measured_task.py:" in (said.value.where or "")
+
+
+def test_a_later_batch_is_named_too(job: Job) -> None:
+    with pytest.raises(TaskError, match="batch 1 has the loss inf"):
+        gradient(job(" / (batch.max() < 4)"), None)
+
+
+def test_a_model_that_begins_with_a_nan_is_refused_by_the_parameter_s_name(job: Job) -> None:
+    with pytest.raises(TaskError, match='parameter "weight" of the new model has 3 of 3 values'):
+        gradient(job(weights="constant_(layer.weight, float('nan'))"), None)
