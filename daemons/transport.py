@@ -11,6 +11,7 @@ dropped, and one that is not ours is dropped and counted: the roles repeat what 
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,11 @@ HEARTBEAT_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 3000
 ZERO_COPY_BYTES = 64 * 1024
 """Below this a copy is cheaper than the bookkeeping of sharing."""
+NOT_FREE = "choose another port in [network], or 0 for any free one"
+NOT_OURS = (
+    "no interface of this machine has this address: correct data and bind of this host in "
+    "[[hosts]], and address in [network]; ip -brief address shows those that it has"
+)
 RECEIVE_BATCH = 64
 """Messages taken from one socket before the machine's deadlines are looked at again."""
 
@@ -106,9 +112,10 @@ class Transport:
         except zmq.ZMQError as error:
             if crowd is not None:
                 crowd.close()
+            self._forget(socket)
             raise DlctlError(
                 f"cannot listen on {address}: {zmq.strerror(error.errno or 0)}{_holder(address)}",
-                hint="choose another port in [network], or 0 for any free one",
+                hint=NOT_OURS if error.errno == errno.EADDRNOTAVAIL else NOT_FREE,
             ) from error
         self._router, self.crowd = socket, crowd
         if crowd is not None:

@@ -87,7 +87,12 @@ def _table(rows: list[dict[str, Any]]) -> str:
     ]
     headers = ["NAME", "RATIO", "PUSH", "ERROR", "TAKE"]
     elements = values.count(rows[0]["elements"])
-    return f"{console.table(headers, lines, headers[1:])}\n{elements} elements; * as the job says"
+    table = f"{console.table(headers, lines, headers[1:])}\n{elements} elements; * as the job says"
+    whole = max(row["whole_slices"] for row in rows)
+    if whole:
+        of = rows[0]["slices"]
+        table += f"\n{whole} of {of} slices have fewer elements than dense_below: they travel whole"
+    return table
 
 
 # ---------------------------------------------------------------- a real gradient
@@ -153,7 +158,8 @@ def _measure(name: str, job: JobFile, gradient: Array) -> dict[str, Any]:
 
     kind = registry.load("compressors", name)
     used = name == job.compression.name
-    compressor = kind(kind.Options(**_options(kind, job, used)))
+    options = kind.Options(**_options(kind, job, used))
+    compressor = kind(options)
     u = np.zeros_like(gradient)
     bounds = [slice_bounds(u.size, job.servers.count, i) for i in range(job.servers.count)]
     for _ in range(PUSHES):
@@ -169,6 +175,8 @@ def _measure(name: str, job: JobFile, gradient: Array) -> dict[str, Any]:
         **_described(name),
         "used": used,
         "elements": int(u.size),
+        "slices": len(bounds),
+        "whole_slices": sum(hi - lo < getattr(options, "dense_below", 0) for lo, hi in bounds),
         "push_bytes": push_bytes,
         "ratio": 4 * u.size / push_bytes if push_bytes else None,
         "relative_error": float(np.linalg.norm(missing)) / length if length else 0.0,

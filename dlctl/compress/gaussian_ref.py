@@ -14,18 +14,29 @@ Its three hazards:
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
-from dlctl.compress.gaussian import Gaussian
+from annotated_types import Gt, Le
+
+from dlctl.compress.gaussian import Gaussian, GaussianOptions
 from dlctl.compress.magnitudes import Found, Magnitudes
 
 CORRECTIONS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GaussianRefOptions(GaussianOptions):
+    density: Annotated[float, Gt(0), Le(1)] = 0.01
+    """The part of the elements that a push should carry. It may be far more or less, or nothing at
+    all. Changes live."""
 
 
 class GaussianRef(Gaussian):
     """Everything but the selection is as in `Gaussian`."""
 
     KIND: ClassVar[str] = "gaussian-ref"
+    Options: ClassVar[type[Any]] = GaussianRefOptions
 
     def _select(self, magnitudes: Magnitudes, k: int, threshold: float) -> Found:
         for _ in range(CORRECTIONS):

@@ -262,7 +262,7 @@ class Losses:
             )
         else:
             worker.back_off(now)
-            again = f"; {plural(portions, 'unfinished portion')} of data will be done again"
+            again = f"; {plural(portions, 'portion')} of data that it held can be had by all again"
             text = f"{worker.name} starts again{again if portions else ''}"
             self.desk.event("lost", worker.name, text)
 

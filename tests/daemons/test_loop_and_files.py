@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,13 @@ def test_a_message_that_is_too_large_is_dropped_and_the_daemon_lives(run_script,
     with caplog.at_level(logging.ERROR):
         assert run_script(Loop(), Send("coordinator", report)) == []
     assert "dropped a message for coordinator: header of Dismiss has 70" in caplog.text
+
+
+def test_an_address_that_is_not_ours_is_not_taken_for_a_port_that_is_taken():
+    transport = Loop().transport
+    with pytest.raises(DlctlError) as failure, closing(transport):
+        transport.listen("tcp://203.0.113.7:*")
+    assert "no interface of this machine has this address" in str(failure.value.hint)
 
 
 class Deaf:
