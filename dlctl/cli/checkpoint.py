@@ -42,7 +42,7 @@ ENTRIES = {
 @job_option
 @click.pass_context
 def command(ctx: click.Context, job: str | None) -> None:
-    """Save, list, check, prune and export checkpoints.
+    """Save one now; ls, verify, prune and export those that there are.
 
     Without a subcommand it saves now. The job is the one that -j names, else the only one that
     runs, else the newest.

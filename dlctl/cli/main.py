@@ -42,7 +42,7 @@ _HELP = {
         "stop": "Stop a job, saving first.",
     },
     "Data": {
-        "checkpoint": "Save, list, check, prune and export checkpoints.",
+        "checkpoint": "Save one now; ls, verify, prune and export those that there are.",
         "verify": "Check that no acknowledged push was lost.",
     },
     "Setup": {
@@ -86,6 +86,8 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code; nothing but SystemExit comes out of it."""
     console.setup()
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     try:
         code = _run(arguments)
         console.flush()

@@ -122,6 +122,13 @@ def test_every_command_says_what_it_does_and_shows_examples_first(
     assert text.index("Examples:") < text.index("Options:")
 
 
+def test_help_is_a_word_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["help", "start"]) == 0
+    asked = capsys.readouterr().out
+    assert main.run(["start", "--help"]) == 0
+    assert capsys.readouterr().out == asked
+
+
 def test_without_a_command_the_help_comes_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([]) == 2
     captured = capsys.readouterr()
