@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from dlctl import runs
 from dlctl.errors import DlctlError
 from dlctl.roles.keyring import Keyring, NoKeys, fingerprint
 
@@ -100,25 +101,7 @@ def renew(directory: Path) -> None:
     """
     for left in directory.glob(f".{FILE}.*.tmp"):  # Of one that was killed in the middle of this.
         left.unlink(missing_ok=True)
-    write(directory / FILE, secrets.token_bytes(KEY_BYTES))
-
-
-def write(path: Path, key: bytes) -> None:
-    """Write a key file, in the place of one that may be there. Raises OSError.
-
-    Nobody else can read it at any moment, and no link that somebody has put there is followed.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(key)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    runs.write(directory / FILE, secrets.token_bytes(KEY_BYTES), 0o600)
 
 
 def _check_private(info: os.stat_result, path: Path) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import secrets
 import shutil
 import stat
 from collections.abc import Iterator
@@ -66,14 +67,40 @@ def socket_dir(run_id: str) -> Path:
     base = runtime_dir()
     for directory in (base, base / run_id):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = directory.lstat()
-        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+        if not is_private(directory):
             raise DlctlError(
                 "the socket directory must be a directory of yours with mode 0700",
                 where=str(directory),
                 hint=f"remove {directory} or set XDG_RUNTIME_DIR to a directory of your own",
             )
     return base / run_id
+
+
+def is_private(path: Path) -> bool:
+    """Whether this is a directory of ours, and no link, that nobody else can enter. Raises OSError
+    if there is nothing, or nobody says what.
+    """
+    info = path.lstat()
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
+
+
+def write(path: Path, data: bytes, mode: int) -> None:
+    """A new file that takes the place of `path`: all of it, or nothing. Raises OSError.
+
+    Nobody whom `mode` does not let can read it at any moment, and no link is followed that somebody
+    has put there.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def socket_address(run_id: str, name: str) -> str:

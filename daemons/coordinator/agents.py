@@ -32,7 +32,12 @@ class Agents:
         hosts = placement.agents(context.job.places)
         self._kinds = {name: host.launcher for name, host in hosts.items()}
         self._launchers: dict[str, Launcher] = {
-            kind: registry.load("launchers", kind)(context.directory, hosts, loop, self._hear)
+            kind: registry.load("launchers", kind)(
+                context.directory,
+                {name: host for name, host in hosts.items() if host.launcher == kind},
+                loop,
+                self._hear,
+            )
             for kind in sorted(set(self._kinds.values()))
         }
         loop.perform(LaunchAgent, self._launch)

@@ -11,7 +11,6 @@ import json
 import os
 import resource
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -22,9 +21,10 @@ import psutil
 
 from daemons.host.firewalls import firewall
 from daemons.host.look import SHARED_MEMORY, free_bytes, versions
-from daemons.host.requests import FOLDER, Request, check, field
+from daemons.host.requests import Request, check, field, full_path, root
 from dlctl import runs
-from dlctl.errors import DlctlError, UsageError
+from dlctl.errors import DlctlError
+from dlctl.launch.commands import kill_group
 
 TORCH_S = 90.0
 """For `import torch`, which may come over a network the first time."""
@@ -71,7 +71,7 @@ def examine(request: Request) -> dict[str, Any]:
         }
     except BaseException:
         if begun is not None:
-            _kill(begun)
+            kill_group(begun)
             begun.wait()
         raise
     return {**facts, "torch": _torch_of(begun) if begun is not None else {}}
@@ -89,44 +89,37 @@ def _user() -> str:
 
 def _folders(request: Request) -> dict[str, Any]:
     """directory, states (None: in shared memory) and runtime, each as `_directory` returns it."""
-    given, folder = field(request, "dir", str), field(request, "folder", str)
-    state_dir = field(request, "state_dir", str)
-    own = _full(given) if given else runs.index_dir().parent / FOLDER
+    own, runtime = root(request), runs.runtime_dir()
+    is_home, has_states = field(request, "folder", str), field(request, "state_dir", str)
     return {
-        "directory": _directory(_full(folder), ()) if folder else _directory(own, (own,)),
-        "states": _directory(_full(state_dir), ()) if state_dir else None,
-        "runtime": _directory(runs.runtime_dir(), (runs.runtime_dir(),)),
+        "directory": _directory(full_path(request, "folder")) if is_home else _private(own),
+        "states": _directory(full_path(request, "state_dir")) if has_states else None,
+        "runtime": _private(runtime),
     }
 
 
-def _full(given: str) -> Path:
-    path = Path(given).expanduser()
-    if not path.is_absolute() or "\0" in given:
-        raise UsageError("dir of a host has to be a full path", where=given.replace("\0", "\\0"))
-    return path
+def _private(place: Path) -> dict[str, Any]:
+    """As `_directory`; nobody else may be able to enter it."""
+    return _directory(place, is_private=True)
 
 
-def _directory(root: Path, private: tuple[Path, ...]) -> dict[str, Any]:
-    """{path, is_there, problem, fix, free_bytes}: whether dlctl could keep its files there.
-
-    `private`: nobody else may be able to enter these.
-    """
+def _directory(place: Path, *, is_private: bool = False) -> dict[str, Any]:
+    """{path, is_there, problem, fix, free_bytes}: whether dlctl could keep its files there."""
     problem = fix = ""
     try:
-        for path in private:
-            if path.exists():
-                check(path)
-        nearest = next(path for path in (root, *root.parents) if path.exists())
+        if is_private and place.exists():
+            check(place)
+        nearest = next(path for path in (place, *place.parents) if path.exists())
         if os.statvfs(nearest).f_flag & os.ST_RDONLY:
             problem = f"{nearest} is on a file system that is read-only"
         elif not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
             problem = f"{nearest} cannot be written to by {_user()}"
         room_bytes = free_bytes(nearest)
     except DlctlError as error:
-        problem, fix, room_bytes = error.message, error.hint or "", free_bytes(root)
+        problem, fix, room_bytes = error.message, error.hint or "", free_bytes(place)
     except OSError as error:
         problem, room_bytes = f"{error.strerror}: {error.filename}", 0
-    found = {"path": str(root), "is_there": root.is_dir(), "free_bytes": room_bytes}
+    found = {"path": str(place), "is_there": place.is_dir(), "free_bytes": room_bytes}
     return {**found, "problem": problem, "fix": fix}
 
 
@@ -216,7 +209,7 @@ def _torch_of(process: subprocess.Popen[str]) -> dict[str, Any]:
     try:
         said, words = process.communicate(timeout=TORCH_S)
     except subprocess.TimeoutExpired:
-        _kill(process)
+        kill_group(process)
         process.communicate()
         return {"problem": f'"import torch" has not come to its end in {TORCH_S:.0f} s'}
     try:
@@ -225,7 +218,3 @@ def _torch_of(process: subprocess.Popen[str]) -> dict[str, Any]:
         last = [line for line in words.splitlines() if line.strip()][-1:] or ["it said nothing"]
         return {"problem": last[0].strip()[:WORDS_CHARS_MAX]}
     return {"version": version, "cuda": cuda, "devices": devices}
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    os.killpg(process.pid, signal.SIGKILL)  # It leads a group, and is not reaped.

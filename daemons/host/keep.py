@@ -90,36 +90,53 @@ class Keeper:
     def _why_over(self) -> str:
         if self._is_told_to_end:
             return "Slurm ends the job here"
-        if not self.directory.is_dir() or (self.directory / slurmfiles.OVER).exists():
+        if self._is_run_over():
             return "the run is over"
         if self._pid or self._begin:
             self._busy_at = time.monotonic()
         idle_s = time.monotonic() - self._busy_at
         return f"no order has come for {idle_s:.0f} s" if idle_s > IDLE_S_MAX else ""
 
+    def _is_run_over(self) -> bool:
+        """A file server that does not answer for a while ends no run."""
+        try:
+            return slurmfiles.OVER in os.listdir(self.directory)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+
     # ------------------------------------------------------------ orders
 
     def _take_order(self) -> None:
         path = slurmfiles.order(self.directory, self.agent)
-        with suppress(OSError):
+        try:
             info = path.stat()
-            if self._begin is not None or (info.st_ino, info.st_mtime_ns) == self._seen:
-                return
-            self._seen = info.st_ino, info.st_mtime_ns
-            request = slurmfiles.read(path)
-            incarnation = request.get("incarnation")
-            if type(incarnation) is int and incarnation > self._done:
-                self._done, self._request = incarnation, request
+        except OSError:
+            return
+        if self._begin is not None or (info.st_ino, info.st_mtime_ns) == self._seen:
+            return
+        request = slurmfiles.read(path)
+        if not request:
+            return  # It could not be read, perhaps only for now.
+        self._seen = info.st_ino, info.st_mtime_ns
+        incarnation = request.get("incarnation")
+        if type(incarnation) is int and incarnation > self._done:
+            self._done, self._request = incarnation, request
+            self._answer("begins")
+            try:
                 self._start()
+            except OSError as error:
+                why = DlctlError(f"cannot start it: {error}")
+                self._answer("failed", value=answers.as_value(why), status=why.exit_code)
 
     def _start(self) -> None:
-        """What ssh runs on a host: one request on its standard input, one answer."""
-        self._answer("begins")
-        memory = os.memfd_create("dlctl", os.MFD_CLOEXEC)
+        """What ssh runs on a host: one request on its standard input, one answer.
+
+        Raises OSError.
+        """
+        memory = commands.in_memory(json.dumps(self._request).encode())
         try:
-            with os.fdopen(os.dup(memory), "wb") as file:
-                file.write(json.dumps(self._request).encode())
-            os.lseek(memory, 0, os.SEEK_SET)
             self._begin = subprocess.Popen(
                 [sys.executable, "-P", "-m", "daemons.host"], stdin=memory, stdout=subprocess.PIPE
             )
@@ -148,13 +165,14 @@ class Keeper:
     def _take_kill(self) -> None:
         """The agent alone is killed: its daemons live on, and are adopted by the next one."""
         path = slurmfiles.kill(self.directory, self.agent)
-        incarnation = slurmfiles.read(path).get("incarnation") if path.exists() else None
+        incarnation = slurmfiles.read(path).get("incarnation")
         if incarnation is None:
             return
-        path.unlink(missing_ok=True)
-        if self._begin is not None:
-            self._begin.kill()
+        with suppress(OSError):
+            path.unlink()
         if self._request and self._done <= incarnation:
+            if self._begin is not None:
+                self._begin.kill()
             kill(agents(host_directory(self._request)))
             if not self._pid:
                 self._answer("ended")
@@ -162,8 +180,12 @@ class Keeper:
     def _answer(self, state: str, **more: Any) -> None:
         path = slurmfiles.answer(self.directory, self.agent)
         value = {"attempt": self.attempt, "incarnation": self._done, "state": state, **more}
-        with suppress(FileNotFoundError):  # The run is over: nobody wants to know it any more.
+        try:
             slurmfiles.write(path, {**value, "node": self.node})
+        except FileNotFoundError:
+            pass  # The run is over: nobody wants to know it any more.
+        except OSError as error:
+            print(f"error: {self.agent} on {self.node}: cannot say {state}: {error}", flush=True)
 
     # ------------------------------------------------------------ processes
 

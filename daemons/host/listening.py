@@ -53,10 +53,9 @@ class Listeners:
         if not _TOKEN.fullmatch(token):
             raise UsageError("the token of the request is none")
         self._token, self._until = token.encode(), time.monotonic() + LIFE_S
-        bind, control = field(request, "bind", str), field(request, "control", str)
-        host = config.Host(ssh=field(request, "ssh", str), data=field(request, "data", str))
-        host = config.Host(ssh=host.ssh, data=host.data, bind=bind)
-        ports = field(request, "ports", dict)
+        ssh, data, bind = (field(request, name, str) for name in ("ssh", "data", "bind"))
+        host = config.Host(ssh=ssh, data=data, bind=bind)
+        control, ports = field(request, "control", str), field(request, "ports", dict)
         return {"places": [self._place(host, n, natural(ports, n), control) for n in ports]}
 
     def _place(self, host: config.Host, name: str, port: int, control: str) -> dict[str, Any]:

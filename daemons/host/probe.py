@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from daemons.host.listening import Listeners
+from daemons.host.measure import reach
 from daemons.host.requests import Request, field
 from dlctl.errors import DlctlError, UsageError
 from dlctl.launch.answers import MARK, as_value
@@ -80,14 +81,12 @@ def _hello(request: Request) -> dict[str, Any]:
 
 
 def _examine(request: Request) -> dict[str, Any]:
-    from daemons.host.examine import examine  # Here, because psutil takes a while to import.
+    from daemons.host.examine import examine  # Here, because numpy takes a while to import.
 
     return examine(request)
 
 
 def _reach(request: Request) -> dict[str, Any]:
-    from daemons.host.measure import reach
-
     return {"reached": [reach(target) for target in field(request, "targets", list)]}
 
 

@@ -9,9 +9,7 @@ It is called as the run is, because daemons know their run by the name of their 
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,16 +46,25 @@ def name_of_agent(request: Request) -> str:
 def host_directory(request: Request) -> Path:
     """Where the files of this agent are, or would be. Nothing is made, nothing is checked."""
     agent, run_id = name_of_agent(request), _matching(request, "run_id", _RUN_ID)
-    return _root(request) / agent / run_id
+    return root(request) / agent / run_id
 
 
-def _root(request: Request) -> Path:
-    given = field(request, "dir", str)
-    if not given:
+def root(request: Request) -> Path:
+    """Where the files of all agents here are, or would be. Raises UsageError."""
+    if not field(request, "dir", str):
         return runs.index_dir().parent / FOLDER
+    path = full_path(request, "dir")
+    if ".." in path.parts:
+        raise UsageError("dir of a host has to be a path without ..", where=str(path))
+    return path
+
+
+def full_path(request: Request, name: str) -> Path:
+    """Raises UsageError if it is none."""
+    given = field(request, name, str)
     path = Path(given).expanduser()
-    if not path.is_absolute() or "\0" in given or ".." in path.parts:
-        raise UsageError("dir of a host has to be a full path", where=given.replace("\0", "\\0"))
+    if not path.is_absolute() or "\0" in given:
+        raise UsageError(f"{name} has to be a full path", where=given.replace("\0", "\\0"))
     return path
 
 
@@ -88,8 +95,7 @@ def make(directory: Path) -> None:
 
 def check(path: Path) -> None:
     """Raises DlctlError unless this is a directory of ours that nobody else can enter."""
-    info = path.lstat()
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+    if not runs.is_private(path):
         raise DlctlError(
             "this must be a directory of yours with mode 0700",
             where=str(path),

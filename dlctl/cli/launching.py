@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 POLL_S = 0.05
 BEGUN_S = 2.0
 """For a coordinator that was started by a killed command to say that it is there."""
+JOB_MODE = 0o644
 Json = dict[str, Any]
 
 
@@ -217,7 +218,7 @@ def _resume(
             return Launched(directory, start_coordinator(directory))
     except BaseException:
         for name, data in before.items():
-            _write(directory / name, data)
+            runs.write(directory / name, data, JOB_MODE)
         with closing(RunDb(directory)) as db:
             db.put_run(**{key: previous.run.get(key) for key in row})
             db.commit()
@@ -283,8 +284,8 @@ def _write_new(directory: Path, file: Path, job: JobFile, content: Json) -> None
 
 
 def _write_job(directory: Path, file: Path, content: Json) -> None:
-    _write(directory / "job.toml", file.read_bytes())
-    _write(directory / "job.json", json.dumps(content, indent=1).encode())
+    runs.write(directory / "job.toml", file.read_bytes(), JOB_MODE)
+    runs.write(directory / "job.json", json.dumps(content, indent=1).encode(), JOB_MODE)
 
 
 def resume_keys(previous: Snapshot, resume: str) -> Json:
@@ -311,20 +312,6 @@ def _row(directory: Path, job_file: str, job: JobFile, resume: str) -> Json:
         **dict.fromkeys(("pid", "pid_start", "control", "control_key")),
         **dict.fromkeys(("started_at", "ready_at", "ended_at", "updated_at")),
     }
-
-
-def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """A new file that takes the place of `path`; never through a link that somebody put there."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def write_key(snapshot: Any, file: Path) -> reader.ReaderKey:
     """Write a reader's key for a run of ours. Raises DlctlError if its connections have none."""
-    from dlctl import keys
+    from dlctl import keys, runs
     from dlctl.cli.launching import explained
     from dlctl.roles.doors import READER
 
@@ -84,5 +84,5 @@ def write_key(snapshot: Any, file: Path) -> reader.ReaderKey:
     secret = keys.CurveKeys(keys.read(snapshot.directory)).secret(READER)
     made = reader.ReaderKey(snapshot.run_id, address, coordinator, secret)
     with explained(file):
-        keys.write(file, made.to_bytes())
+        runs.write(file, made.to_bytes(), 0o600)
     return made

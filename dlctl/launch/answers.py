@@ -19,9 +19,9 @@ MARK = b"=== dlctl answers ==="
 ANSWER_BYTES_MAX = 1 << 20
 SHOWN_CHARS_MAX = 300
 """Of one line of foreign words in an error."""
-NO_SSH, NO_ANSWER, TOO_MUCH = -1001, -1002, -1003
+NO_SSH, NO_ANSWER, TOO_MUCH, NOT_OURS = -1001, -1002, -1003, -1004
 """Statuses that no process has: ssh could not be started; it was killed after the time was up, or
-because it said more than anybody would read."""
+because it said more than anybody would read, or what no dlctl says."""
 SSH_FAILED = 255
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 """Exit codes of a shell."""
@@ -92,7 +92,7 @@ def explain(answer: Answer) -> DlctlError:
 
 def _said_there(host: str, error: Any) -> DlctlError:
     if type(error) is not list or [type(part) for part in error] != [str] * 4:
-        return DlctlError(f"{host} has answered something that this dlctl does not know")
+        return _not_ours(host, "")
     kind, message, where, hint = error
     known = getattr(errors, kind, None)
     is_ours = isinstance(known, type) and issubclass(known, DlctlError)
@@ -125,7 +125,12 @@ def _too_much(host: str, words: str) -> DlctlError:
     )
 
 
-_OURS = {NO_SSH: _no_ssh, NO_ANSWER: _no_answer, TOO_MUCH: _too_much}
+def _not_ours(host: str, words: str) -> DlctlError:
+    text = f"{host} has answered something that this dlctl does not know{_last(words)}"
+    return DlctlError(text, where=host)
+
+
+_OURS = {NO_SSH: _no_ssh, NO_ANSWER: _no_answer, TOO_MUCH: _too_much, NOT_OURS: _not_ours}
 
 
 def _unknown_name(host: str, words: str) -> DlctlError:

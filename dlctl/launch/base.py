@@ -155,10 +155,10 @@ class Watcher(Protocol):
 class Launcher(Protocol):
     """Places agents, and says which are gone. No method waits for anything.
 
-    One is made per coordinator, as `L(run_directory, hosts, watcher, tell)`: `hosts` as
-    `placement.agents` returns them. `tell` takes `Ended`: at most once for each order, and also for
-    an agent that `adopt` has found; and, from launchers whose hosts belong to somebody else (a
-    batch system), `Waiting` and `Notice`.
+    One is made per coordinator, as `L(run_directory, hosts, watcher, tell)`: `hosts` are those of
+    `placement.agents` that it is to reach. `tell` takes `Ended`: at most once for each order, and
+    also for an agent that `adopt` has found; and, from launchers whose hosts belong to somebody
+    else (a batch system), `Waiting` and `Notice`.
     """
 
     def start(self, order: Order) -> None:

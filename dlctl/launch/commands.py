@@ -5,12 +5,13 @@ when it has ended. Nobody waits for it.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 OUTPUT_BYTES_MAX = 256 * 1024
 LATE = -1001
@@ -59,8 +60,7 @@ class Command:
         """What it said; to be called once, when it has ended or is late: then it is killed."""
         has_ended = self._popen.poll() is not None
         if not has_ended:
-            with suppress(ProcessLookupError):
-                os.killpg(self._popen.pid, signal.SIGKILL)  # It leads a group, and is not reaped.
+            kill_group(self._popen)
         status = self._popen.wait()
         os.close(self.pidfd)
         out, err = (os.pread(file, OUTPUT_BYTES_MAX, 0) for file in self._files)
@@ -71,6 +71,36 @@ class Command:
     def _close_files(self) -> None:
         for file in self._files:
             os.close(file)
+
+
+def kill_group(leader: subprocess.Popen[Any]) -> None:
+    """SIGKILL for a process that leads a group, and for all of that; not if it is reaped already:
+    its number may be somebody else's by now.
+    """
+    if leader.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(leader.pid, signal.SIGKILL)
+
+
+def in_memory(data: bytes) -> int:
+    """A file descriptor from which a process can read this; it is in no file that has a name."""
+    memory = os.memfd_create("dlctl", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(memory), "wb") as file:
+            file.write(data)
+        os.lseek(memory, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(memory)
+        raise
+    return memory
+
+
+def wait_for_any(fds: Iterable[int], timeout_s: float) -> None:
+    """Until one of them can be read."""
+    poller = select.poll()
+    for fd in fds:
+        poller.register(fd, select.POLLIN)
+    poller.poll(timeout_s * 1000)
 
 
 def wait(argv: Sequence[str], timeout_s: float) -> Said:

@@ -121,12 +121,11 @@ class Local:
         directory: Path,
         hosts: Mapping[str, Host],
         watcher: base.Watcher,
-        ended: Callable[[base.Ended], None],
+        tell: Callable[[base.Ended], None],
     ) -> None:
         self.directory = directory
-        self.hosts = hosts
         self.watcher = watcher
-        self.ended = ended
+        self.tell = tell
         self._running: dict[str, _Agent] = {}
 
     def start(self, order: base.Order) -> None:
@@ -140,7 +139,7 @@ class Local:
         except OSError as error:
             # It may be possible again a little later: no memory, no process number, no room.
             why = DlctlError(f"cannot start it: {error}")
-            self.ended(base.Ended(name, incarnation, None, why))
+            self.tell(base.Ended(name, incarnation, None, why))
             return
         self._hold(name, _Agent(incarnation, os.pidfd_open(popen.pid), popen))
 
@@ -176,4 +175,4 @@ class Local:
         if self._running.get(name) is agent:
             del self._running[name]
         status = agent.popen.wait() if agent.popen is not None else None
-        self.ended(base.Ended(name, agent.incarnation, status))
+        self.tell(base.Ended(name, agent.incarnation, status))

@@ -7,18 +7,18 @@ only if it could not be started, or when it was to be killed from here. Otherwis
 from __future__ import annotations
 
 import base64
-import json
 import logging
-import select
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlctl import __version__, rundb, wire
 from dlctl.config import Host
 from dlctl.errors import DlctlError
 from dlctl.launch import answers, base, taskfiles
+from dlctl.launch.commands import wait_for_any
 from dlctl.launch.ssh import Call
 
 log = logging.getLogger("dlctl")
@@ -30,11 +30,11 @@ CLOSE_S, POLL_S = 15.0, 0.2
 # ---------------------------------------------------------------- requests
 
 
-def begin_request(directory: Path, order: base.Order) -> dict[str, Any]:
-    """Everything that an agent and its daemons need on a machine that has nothing of this run; but
-    for the host's own `dir`. Raises DlctlError and OSError.
+def shared_request(directory: Path) -> dict[str, Any]:
+    """What is the same in the requests to begin any agent of a run: the job, and the files of its
+    task as they are now. All agents are to have the same. Raises DlctlError and OSError.
     """
-    job = json.loads((directory / "job.json").read_text())
+    job = base.read_job(directory)
     home = Path(str(rundb.read(directory).get("job_file"))).parent
     found = taskfiles.collect(home, job["job"]["task"], home / job["job"]["run_dir"])
     for path in found.left_out:
@@ -44,13 +44,22 @@ def begin_request(directory: Path, order: base.Order) -> dict[str, Any]:
         "version": __version__,
         "protocol": wire.PROTOCOL,
         "run_id": directory.name,
+        "job": {**job, "job": {**job["job"], "task": found.task}},
+        "files": {path: base64.b64encode(data).decode() for path, data in found.files.items()},
+    }
+
+
+def begin_request(shared: Mapping[str, Any], order: base.Order) -> dict[str, Any]:
+    """Everything that an agent and its daemons need on a machine that has nothing of this run; but
+    for the host's own `dir`. `shared`: see `shared_request`.
+    """
+    return {
+        **shared,
         "agent": order.name,
         "incarnation": order.incarnation,
         "control": order.control,
         "secret": order.credentials.secret,
         "coordinator_key": order.credentials.coordinator,
-        "job": {**job, "job": {**job["job"], "task": found.task}},
-        "files": {path: base64.b64encode(data).decode() for path, data in found.files.items()},
     }
 
 
@@ -74,6 +83,13 @@ def end_request(
 # ---------------------------------------------------------------- the launcher
 
 
+class _Asked(NamedTuple):
+    call: Call
+    is_begin: bool
+    """Its agent may be there at any moment."""
+    then: Callable[[answers.Answer], None]
+
+
 class Ssh:
     """Agents on other machines: one call at a time for each."""
 
@@ -82,24 +98,21 @@ class Ssh:
         directory: Path,
         hosts: Mapping[str, Host],
         watcher: base.Watcher,
-        ended: Callable[[base.Ended], None],
+        tell: Callable[[base.Ended], None],
     ) -> None:
         self.directory = directory
         self.hosts = hosts
         self.watcher = watcher
-        self.ended = ended
+        self.tell = tell
         self._incarnations: dict[str, int] = {}
-        self._calls: dict[str, tuple[Call, Callable[[answers.Answer], None]]] = {}
-        self._beginning: set[str] = set()
-        """Who may be there at any moment."""
+        self._calls: dict[str, _Asked] = {}
         self._doomed: set[str] = set()
-        """Of those: who is killed as soon as it is there."""
+        """Who is just being started, and is killed as soon as it is there."""
 
     def start(self, order: base.Order) -> None:
         self._incarnations[order.name] = order.incarnation
 
         def begun(answer: answers.Answer) -> None:
-            self._beginning.discard(order.name)
             if answer.is_good:
                 self._say(order.name, answer)
                 if order.name in self._doomed:
@@ -109,37 +122,37 @@ class Ssh:
 
         self._doomed.discard(order.name)
         try:
-            self._call(order.name, begin_request(self.directory, order), BEGIN_S, begun)
-            self._beginning.add(order.name)
+            request = begin_request(self._shared, order)
+            self._call(order.name, request, BEGIN_S, begun, is_begin=True)
         except DlctlError as error:
             self._failed(order, error, ())
         except OSError as error:
-            self.ended(base.Ended(order.name, order.incarnation, None, _for_now(error)))
+            self.tell(base.Ended(order.name, order.incarnation, None, _for_now(error)))
 
     def kill(self, name: str) -> None:
         """One that cannot be reached counts as gone, too: it is silent, and the next one to be
         started takes its place if it is still there. One that is just being started is killed
         when it is there: to kill it before would be in vain.
         """
-        if name in self._beginning:
+        if name in self._beginning():
             self._doomed.add(name)
             return
         gone = base.Ended(name, self._incarnations.get(name, 0), None)
 
         def killed(answer: answers.Answer) -> None:
             if answer.is_good:
-                self.ended(gone)
+                self.tell(gone)
             else:
                 words = tuple(answer.lines())
-                self.ended(gone._replace(error=answers.explain(answer), words=words))
+                self.tell(gone._replace(error=answers.explain(answer), words=words))
 
         request = {**end_request(self.directory.name, only_agent=True), "agent": name}
         try:
             self._call(name, request, KILL_S, killed)
         except DlctlError as error:
-            self.ended(gone._replace(error=error))
+            self.tell(gone._replace(error=error))
         except OSError as error:
-            self.ended(gone._replace(error=_for_now(error)))
+            self.tell(gone._replace(error=_for_now(error)))
 
     def adopt(self, recorded: dict[str, int]) -> dict[str, int]:
         """Nothing is known without asking; whom another coordinator has placed can be killed."""
@@ -152,16 +165,22 @@ class Ssh:
 
     def close(self) -> None:
         """Nobody is left there who was just being started."""
-        self._doomed |= self._beginning
+        self._doomed |= self._beginning()
         until = time.monotonic() + CLOSE_S
         while self._calls and time.monotonic() < until:
-            fds = [call.fileno() for call, _ in self._calls.values() if call.fileno() >= 0]
-            select.select(fds, [], [], POLL_S)
+            wait_for_any([asked.call.fileno() for asked in self._calls.values()], POLL_S)
             self.look()
-        for name in sorted(self._doomed & self._beginning):
+        for name in sorted(self._beginning()):
             log.warning("%s may still be starting on %s", name, self.hosts[name].ssh)
 
     # ------------------------------------------------------------ calls
+
+    @cached_property
+    def _shared(self) -> dict[str, Any]:
+        return shared_request(self.directory)
+
+    def _beginning(self) -> set[str]:
+        return {name for name, asked in self._calls.items() if asked.is_begin}
 
     def _call(
         self,
@@ -169,19 +188,21 @@ class Ssh:
         request: dict[str, Any],
         timeout_s: float,
         then: Callable[[answers.Answer], None],
+        *,
+        is_begin: bool = False,
     ) -> None:
         """Whatever was asked of this host before is not waited for any more."""
         self._forget(name)
         host = self.hosts[name]
         call = Call(host, {**request, "dir": host.dir}, timeout_s, is_shared=False)
-        self._calls[name] = call, then
+        self._calls[name] = _Asked(call, is_begin, then)
         if call.fileno() >= 0:
             self.watcher.watch(call.fileno(), lambda: self._hear(name))
         else:
             self._hear(name)
 
     def _hear(self, name: str) -> None:
-        call, then = self._calls[name]
+        call, _, then = self._calls[name]
         fd, answer = call.fileno(), call.poll()
         if answer is not None:
             del self._calls[name]
@@ -191,12 +212,12 @@ class Ssh:
 
     def _forget(self, name: str) -> None:
         if name in self._calls:
-            call, _ = self._calls.pop(name)
+            call = self._calls.pop(name).call
             self.watcher.unwatch(call.fileno())
             call.cancel()
 
     def _failed(self, order: base.Order, error: DlctlError, words: tuple[str, ...]) -> None:
-        self.ended(base.Ended(order.name, order.incarnation, error.exit_code, error, words))
+        self.tell(base.Ended(order.name, order.incarnation, error.exit_code, error, words))
 
     def _say(self, name: str, answer: answers.Answer) -> None:
         assert answer.value is not None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import subprocess
 import time
 from collections.abc import Mapping
@@ -23,12 +22,14 @@ from dlctl.launch.answers import (
     MARK,
     NO_ANSWER,
     NO_SSH,
+    NOT_OURS,
     TOO_MUCH,
     Answer,
     explain,
     read,
     value_of,
 )
+from dlctl.launch.commands import kill_group
 from dlctl.launch.sshwords import argv, python_words
 
 MODULE = "daemons.host.probe"
@@ -68,7 +69,7 @@ class Session:
 
     def ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """The answer to one question. Raises DlctlError; after one that is not of the other end
-        (see `is_over`) nothing can be asked any more.
+        nothing can be asked any more.
         """
         if self._failure is not None:
             raise self._failure
@@ -82,12 +83,8 @@ class Session:
             if type(value) is not dict:
                 raise ValueError("it is no object")
         except (ValueError, RecursionError):
-            raise self._fail(TOO_MUCH) from None
+            raise self._fail(NOT_OURS) from None
         return value_of(Answer(self.host, value, 0, ""))
-
-    @property
-    def is_over(self) -> bool:
-        return self._failure is not None
 
     def close(self) -> None:
         """Nothing of it is left here, and there it ends, too."""
@@ -100,8 +97,7 @@ class Session:
         try:
             popen.wait(END_S)
         except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(popen.pid, signal.SIGKILL)  # It leads a group, and is not reaped.
+            kill_group(popen)
             popen.wait()
         for pipe in (popen.stdout, popen.stderr):
             if pipe is not None:
@@ -110,9 +106,8 @@ class Session:
     def interrupt(self) -> None:
         """End it at once; whoever waits for an answer, in another thread, gets an error."""
         popen = self._popen
-        if popen is not None and popen.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(popen.pid, signal.SIGKILL)
+        if popen is not None:
+            kill_group(popen)
 
     # ------------------------------------------------------------ bytes
 
@@ -179,9 +174,7 @@ class Session:
             with suppress(subprocess.TimeoutExpired):
                 status = popen.wait(END_S)
             self._drain(popen.stderr.fileno())
-        if popen.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(popen.pid, signal.SIGKILL)
+        kill_group(popen)
         said = b"" if self._is_known or why is not None else bytes(self._output)
         answer = read(self.host, status or 0, said, bytes(self._words))
         self._failure = explain(answer)

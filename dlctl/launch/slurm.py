@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from dlctl.config import Host, JobFile, from_dict
 from dlctl.errors import DlctlError, TimedOut, Unreachable
 from dlctl.launch import answers, base, slurmcalls, slurmfiles, slurmscript, slurmwords
-from dlctl.launch.commands import Command, Said
-from dlctl.launch.remote import begin_request
+from dlctl.launch.commands import Command, Said, wait_for_any
+from dlctl.launch.remote import begin_request, shared_request
 from dlctl.launch.slurmwords import Facts
 from dlctl.units import format_duration
 
@@ -55,7 +55,7 @@ class SlurmLauncher:
         tell: Callable[[News], None],
     ) -> None:
         self.directory = directory
-        self.names = [name for name, host in hosts.items() if host.launcher == "slurm"]
+        self.names = list(hosts)
         self.watcher = watcher
         self.tell = tell
         self.asked = from_dict(JobFile, base.read_job(directory)).slurm
@@ -83,7 +83,7 @@ class SlurmLauncher:
             self.tell(base.Ended(order.name, order.incarnation, error.exit_code, error))
             return
         except OSError as error:
-            why = DlctlError(f"cannot write its order: {error}")
+            why = DlctlError(f"cannot start it: {error}")
             self.tell(base.Ended(order.name, order.incarnation, None, why))
             return
         self._agents[order.name] = _Agent(order.incarnation, "ordered", time.monotonic())
@@ -127,7 +127,7 @@ class SlurmLauncher:
     def close(self) -> None:
         """Slurm has its nodes back when this returns, or a warning says why not."""
         if self._command is not None:  # If it is sbatch, it is about to say the job's number.
-            select.select([self._command[0].pidfd], [], [], SUBMIT_S)
+            wait_for_any([self._command[0].pidfd], SUBMIT_S)
             self._hear()
         try:
             slurmcalls.end(self.directory)
@@ -137,16 +137,19 @@ class SlurmLauncher:
     # ------------------------------------------------------------ the job
 
     def _submit(self) -> None:
-        """Raises DlctlError and OSError."""
+        """Raises DlctlError and OSError; then there is nothing of it, and it can be tried again."""
         root = slurmfiles.root(self.asked.dir)
         handle = slurmcalls.new_handle(self.directory.name, root)
         slurmfiles.make(handle.directory)
-        script = handle.directory / slurmscript.SCRIPT
-        text = slurmscript.render(self.asked, handle.name, handle.directory)
-        script.write_text(text)
-        handle.write(self.directory)
+        try:
+            script = handle.directory / slurmscript.SCRIPT
+            script.write_text(slurmscript.render(self.asked, handle.name, handle.directory))
+            handle.write(self.directory)
+            self._run(slurmcalls.submit_argv(script), self._submitted)
+        except BaseException:
+            handle.forget(self.directory)
+            raise
         self._handle, self._queued_at = handle, time.monotonic()
-        self._run(slurmcalls.submit_argv(script), self._submitted)
 
     def _submitted(self, said: Said) -> None:
         job_id = slurmwords.job_id(said)
@@ -247,11 +250,15 @@ class SlurmLauncher:
 
     # ------------------------------------------------------------ orders and answers
 
+    @cached_property
+    def _shared(self) -> Json:
+        return shared_request(self.directory)
+
     def _write(self, order: base.Order) -> None:
         """Raises DlctlError and OSError."""
         assert self._handle is not None
         scratch = self.asked.scratch or f"/tmp/dlctl-slurm-{os.getuid()}"
-        request = {**begin_request(self.directory, order), "dir": scratch}
+        request = {**begin_request(self._shared, order), "dir": scratch}
         slurmfiles.write(slurmfiles.order(self._handle.directory, order.name), request)
 
     def _read_answers(self) -> None:
@@ -345,7 +352,7 @@ class SlurmLauncher:
         try:
             command = Command(argv, slurmcalls.COMMAND_S)
         except FileNotFoundError as error:
-            raise slurmwords.no_slurm(error) from error
+            raise slurmwords.not_run(error) from error
         self._command = command, then
         self.watcher.watch(command.pidfd, self._hear)
 

@@ -41,6 +41,11 @@ class Handle(NamedTuple):
         value = {**self._asdict(), "directory": str(self.directory)}
         slurmfiles.write(run_directory / HANDLE, value)
 
+    def forget(self, run_directory: Path) -> None:
+        """There is no such job any more: nor are its directory and the word of it."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+        (run_directory / HANDLE).unlink(missing_ok=True)
+
 
 def new_handle(run_id: str, root: Path) -> Handle:
     """Of a job that was never there before."""
@@ -76,7 +81,7 @@ def address_of_a_node(partition: str) -> str:
     try:
         said = commands.wait(["sinfo", "-h", "-N", "-o", "%o", *only], COMMAND_S)
     except OSError as error:
-        raise slurmwords.no_slurm(error) from error
+        raise slurmwords.not_run(error) from error
     if said.status or not said.out.split():
         what = said.last_line() or "it knows no node" + (f" in {partition}" if partition else "")
         raise DlctlError(
@@ -103,10 +108,9 @@ def end(run_directory: Path, *, at_once: bool = False) -> None:
     try:
         _end_job(handle, 0.0 if at_once else ORDERLY_S)
     except OSError as error:
-        raise slurmwords.no_slurm(error) from error
+        raise slurmwords.not_run(error) from error
     _keep_log(handle, run_directory)
-    shutil.rmtree(handle.directory, ignore_errors=True)
-    (run_directory / HANDLE).unlink(missing_ok=True)
+    handle.forget(run_directory)
 
 
 def _keep_log(handle: Handle, run_directory: Path) -> None:
@@ -144,10 +148,17 @@ def _end_job(handle: Handle, orderly_s: float) -> None:
 
 def find(handle: Handle) -> str:
     """The number of a job that was submitted by somebody who died before he could note it; "" if
-    there is none.
+    there is none. Raises Unreachable if Slurm does not say it, and OSError.
     """
-    words = commands.wait(find_argv(handle.name), COMMAND_S).out.split()
-    return words[0] if words else ""
+    said = commands.wait(find_argv(handle.name), COMMAND_S)
+    if said.status:
+        words = said.last_line() or "no answer"
+        raise Unreachable(
+            f"Slurm does not say whether the job {handle.name} is there: {words}",
+            where="squeue",
+            hint=f"sinfo says whether Slurm answers; then: squeue --name={handle.name}",
+        )
+    return next(iter(said.out.split()), "")
 
 
 def _wait_until_over(

@@ -51,42 +51,32 @@ def make(directory: Path) -> None:
 
 def check(directory: Path) -> None:
     """Raises DlctlError unless this is a directory of ours that nobody else can enter."""
-    info = directory.lstat()
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+    if not runs.is_private(directory):
         words = "the directory of the orders must be yours, with mode 0700"
         raise DlctlError(words, where=str(directory))
 
 
 def write(path: Path, value: Json) -> None:
     """All of it or nothing takes the place of `path`; only we can read it. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(value, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    runs.write(path, json.dumps(value).encode(), 0o600)
 
 
 def read(path: Path) -> Json:
     """{} if there is none, or it is no JSON object, or somebody else has put it there."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return {}
-    with os.fdopen(descriptor, "rb") as file:
-        info = os.fstat(descriptor)
-        if info.st_uid != os.getuid() or not stat.S_ISREG(info.st_mode):
-            return {}
-        data = file.read(FILE_BYTES_MAX)
-    with suppress(ValueError, RecursionError):
+    with suppress(OSError, ValueError, RecursionError):
+        with open(path, "rb", opener=_open_no_link) as file:
+            info = os.fstat(file.fileno())
+            if info.st_uid != os.getuid() or not stat.S_ISREG(info.st_mode):
+                return {}
+            data = file.read(FILE_BYTES_MAX)
         value = json.loads(data)
         if type(value) is dict:
             return value
     return {}
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def order(directory: Path, agent: str) -> Path:

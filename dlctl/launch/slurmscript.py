@@ -67,13 +67,9 @@ def _options(asked: Slurm, name: str, directory: Path) -> list[str]:
         "open-mode": "append",
         "chdir": "/",
     }
-    options = [f"--{key}={_quoted(str(value))}" for key, value in given.items() if value]
+    options = [f"--{key}={shlex.quote(str(value))}" for key, value in given.items() if value]
     options += ["--no-kill", "--requeue" if asked.requeue else "--no-requeue"]
     return [*options, *asked.extra]
-
-
-def _quoted(text: str) -> str:
-    return shlex.quote(text)
 
 
 def minutes(time: str) -> int:

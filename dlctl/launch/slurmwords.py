@@ -165,7 +165,11 @@ def refused(said: Said) -> DlctlError:
     return DlctlError(text, where="[slurm]", hint=hint)
 
 
-def no_slurm(error: OSError) -> DlctlError:
+def not_run(error: OSError) -> DlctlError:
+    """A command of Slurm's could not be run."""
+    if not isinstance(error, FileNotFoundError):
+        text = f"cannot run Slurm's commands: {error.strerror or error}"
+        return DlctlError(text, where="this machine")
     return DlctlError(
         f"Slurm's commands are not here: {error.filename or error}",
         where="[slurm]",

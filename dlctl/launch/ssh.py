@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import subprocess
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from dlctl.config import Host
@@ -26,6 +24,7 @@ from dlctl.launch.answers import (
     Answer,
     read,
 )
+from dlctl.launch.commands import in_memory, kill_group
 from dlctl.launch.sshwords import address_argv, argv, control_path, python_words
 
 WORDS_BYTES_MAX = 64 * 1024
@@ -65,11 +64,8 @@ class Call:
             raise
 
     def _begin(self, command: list[str], request: Mapping[str, Any]) -> None:
-        memory = os.memfd_create("dlctl", os.MFD_CLOEXEC)
+        memory = in_memory(json.dumps(request).encode())
         try:
-            with os.fdopen(os.dup(memory), "wb") as file:
-                file.write(json.dumps(request).encode())
-            os.lseek(memory, 0, os.SEEK_SET)
             self._popen = subprocess.Popen(
                 command,
                 stdin=memory,
@@ -135,8 +131,7 @@ class Call:
         """`why`: a status of ours; then ssh is killed. None: it has ended."""
         assert self._popen is not None
         if why is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._popen.pid, signal.SIGKILL)  # It leads a group, and is not reaped.
+            kill_group(self._popen)
         status = self._popen.wait()
         for pipe in (self._popen.stdout, self._popen.stderr):
             if pipe is not None:

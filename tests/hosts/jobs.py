@@ -37,6 +37,15 @@ def kill(cluster: Cluster, host: str, daemon: str) -> None:
     pytest.fail(f"no {daemon} on {host}")
 
 
+def until_moved(place: Workplace) -> None:
+    """The worker of h3, which is lost, works elsewhere, and the run goes on."""
+    place.until(
+        "its worker is elsewhere", lambda: place.daemon("worker-2")["agent"] != "agent-3", LONG_S
+    )
+    place.until("it works", lambda: place.daemon("worker-2")["state"] == "running", LONG_S)
+    place.until_step(place.run()["step"] + 20)
+
+
 def begin(place: Workplace, hosts: str = HOSTS, checkpoint_every_s: float = 0.0) -> None:
     """A job without an end on these hosts, at work."""
     place.task(pause_s=SLOW_S)

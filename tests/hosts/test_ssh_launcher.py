@@ -6,8 +6,10 @@ import json
 import logging
 import os
 import re
+import socket
 import stat
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,7 +32,7 @@ from dlctl.errors import DlctlError, NotPermitted, Unreachable, VersionMismatch
 from dlctl.keys import CurveKeys
 from dlctl.launch import answers, base, remote, ssh, sshwords
 from dlctl.launch.answers import Answer
-from dlctl.machine import Effect, Event, Exit, Peer, Received, Send, Started
+from dlctl.machine import Effect, Event, Exit, Peer, Received, Send, Started, StopRequested
 from dlctl.roles.desk import COORDINATOR, Birth
 from dlctl.roles.effects import ProcessEnded
 from dlctl.roles.journal import KillAgent, LaunchAgent
@@ -54,9 +56,11 @@ NASTY = [
     "-v", "--", "&&", "|", ">x", "!!", "#", "é\u202e", "\udcff", "%s",
 ]  # fmt: skip
 WAITING = """#!/bin/sh
-touch ~/here
-while [ ! -e ~/go ]; do sleep 0.02; done
-rm ~/here
+if [ ! -e ~/here ]; then
+    touch ~/here
+    while [ ! -e ~/go ]; do sleep 0.02; done
+    rm ~/here
+fi
 exec {python} "$@"
 """
 M = TypeVar("M", bound=m.Message)
@@ -100,9 +104,22 @@ class Lab:
         return directory
 
     def begin(self, order: base.Order, host: Host, directory: Path) -> Answer:
-        request = {**remote.begin_request(directory, order), "dir": host.dir}
+        shared = remote.shared_request(directory)
+        request = {**remote.begin_request(shared, order), "dir": host.dir}
         call = self.do(ssh.Call, host, request, ASK_S)
         return self.do(ssh.wait_for, {"": call})[""]
+
+    def slow_python(self, host: str) -> Path:
+        """Make ~/slow there, which touches `here` and waits for `go` before it is Python; only one
+        waits at a time. Returns the home directory.
+        """
+        home = self.cluster.files(host) / "root"
+        (home / "slow").write_text(WAITING.format(python=self.cluster.python))
+        (home / "slow").chmod(0o755)
+        return home
+
+    def calls(self) -> set[int]:
+        return {p.pid for p in self.cluster.processes("lab") if p.name() == "ssh"}
 
     def agents(self, host: str = "h1") -> list[psutil.Process]:
         found = self.cluster.processes(host)
@@ -278,20 +295,23 @@ class Story:
         return self.until
 
 
-def told(
-    lab: Lab, directory: Path, then: Callable[[Event], list[Effect]], *first: Effect
-) -> tuple[int, Agents]:
+def told(lab: Lab, directory: Path, then: Callable[[Event], list[Effect]], *first: Effect) -> int:
     """A loop with the coordinator's agents, in the lab, until the story exits."""
+    loop = Loop(secret=KEYS.secret(COORDINATOR))
+    control = loop.transport.listen(f"tcp://{LAB_ADDRESS}:*")
+    loop.transport.admit({KEYS.public(name): name for name in (AGENT, SERVER)})
+    agents_of(directory, loop, control)
+    return loop.run(Story([*first], then))
+
+
+def agents_of(directory: Path, loop: Loop, control: str) -> Agents:
     job = process.read_job(directory)
     handler = logging.NullHandler()
     birth = Birth(RUN_ID, COORDINATOR, COORDINATOR, 1, os.getpid(), "lab", "")
     context = process.Context(directory, "", birth, job, base.NO_CREDENTIALS, handler)  # type: ignore[arg-type]
-    loop = Loop(secret=KEYS.secret(COORDINATOR))
-    control = loop.transport.listen(f"tcp://{LAB_ADDRESS}:*")
-    loop.transport.admit({KEYS.public(name): name for name in (AGENT, SERVER)})
     agents = Agents(context, loop, control, KEYS.public(COORDINATOR))
     assert agents.adopt() == {}
-    return loop.run(Story([*first], then)), agents
+    return agents
 
 
 def test_the_coordinator_places_an_agent_and_kills_it_alone(lab: Lab) -> None:
@@ -311,9 +331,8 @@ def test_the_coordinator_places_an_agent_and_kills_it_alone(lab: Lab) -> None:
         return []
 
     launch = LaunchAgent(AGENT, 1, KEYS.secret(AGENT))
-    code, _ = lab.do(told, lab, directory, then, launch)
     try:
-        assert code == 0
+        assert lab.do(told, lab, directory, then, launch) == 0
         assert ends == [ProcessEnded(AGENT, 1, STATUS_UNKNOWN, ())]
         (alive,) = lab.cluster.processes("h1")
         assert "daemons.server" in alive.cmdline()
@@ -327,18 +346,47 @@ def test_the_coordinator_places_an_agent_and_kills_it_alone(lab: Lab) -> None:
 
 @pytest.mark.parametrize("is_killed", [True, False], ids=["it is killed", "the run ends"])
 def test_an_agent_that_is_just_being_started_is_not_left_there(lab: Lab, is_killed: bool) -> None:
-    directory = lab.run([Host(ssh="h1")])
+    home = lab.slow_python("h1")
+    loop, directory = Loop(), lab.run([Host(ssh="h1", python="~/slow")])
+    # Somebody who is there also when the loop has ended: an agent that is begun then would stay.
+    with lab.do(socket.create_server, (LAB_ADDRESS, 0)) as server:
+        is_told = threading.Event()
+        agents = agents_of(directory, loop, f"tcp://{LAB_ADDRESS}:{server.getsockname()[1]}")
 
-    def then(event: Event) -> list[Effect]:
-        return [Exit(0, "it is known")] if isinstance(event, ProcessEnded) else []
+        def then(event: Event) -> list[Effect]:
+            match event:
+                case StopRequested("SIGINT"):
+                    return [KillAgent(AGENT)]
+                case StopRequested("SIGUSR1"):
+                    is_told.set()
+                case StopRequested() | ProcessEnded():
+                    return [Exit(0, "it is over")]
+            return []
 
-    launch = LaunchAgent(AGENT, 1, KEYS.secret(AGENT))
-    at_once = KillAgent(AGENT) if is_killed else Exit(0, "nobody waits for it")
-    code, agents = lab.do(told, lab, directory, then, launch, at_once)
-    lab.do(agents.close)
-    assert code == 0
+        launch = LaunchAgent(AGENT, 1, KEYS.secret(AGENT))
+        running = lab.begin_to(loop.run, Story([launch], then))
+        until("it is being started", (home / "here").exists, HEAR_S)
+        calls = lab.calls()
+        for signal in ("SIGINT", "SIGUSR1") if is_killed else ("SIGTERM",):
+            loop.post(StopRequested(signal))
+        if is_killed:
+            assert is_told.wait(HEAR_S)
+            until("nobody kills in vain", lambda: lab.calls() <= calls, HEAR_S)
+        else:
+            assert running.result() == 0
+        closed = lab.begin_to(agents.close)
+        (home / "go").touch()
+        closed.result()
+        assert running.result() == 0
+        until("nothing goes on there", lambda: not _has_host_process(lab), HEAR_S)
+    left = answers.value_of(lab.ask(H1, remote.end_request(RUN_ID, purge=True))[AGENT])
+    assert left["ended"] == []
     assert lab.cluster.processes("h1") == []
-    lab.ask(H1, remote.end_request(RUN_ID, purge=True))
+    (home / "go").unlink()
+
+
+def _has_host_process(lab: Lab) -> bool:
+    return any("daemons.host" in p.cmdline() for p in lab.cluster.processes("h1"))
 
 
 def test_the_coordinator_hears_in_words_why_an_agent_cannot_be_placed(lab: Lab) -> None:
@@ -351,7 +399,7 @@ def test_the_coordinator_hears_in_words_why_an_agent_cannot_be_placed(lab: Lab) 
         return [Exit(0, "it is known")] if ends else []
 
     launch = LaunchAgent(AGENT, 3, KEYS.secret(AGENT))
-    assert lab.do(told, lab, directory, then, launch)[0] == 0
+    assert lab.do(told, lab, directory, then, launch) == 0
     (end,) = ends
     assert (end.name, end.incarnation, end.status) == (AGENT, 3, Unreachable.exit_code)
     assert end.last_lines[0].startswith("ssh: Could not resolve hostname h9")
@@ -371,7 +419,7 @@ def test_an_agent_that_cannot_be_reached_to_be_killed_counts_as_gone(lab: Lab) -
             ends.append(event)
         return [Exit(0, "it is known")] if ends else []
 
-    assert lab.do(told, lab, directory, then, KillAgent(AGENT))[0] == 0
+    assert lab.do(told, lab, directory, then, KillAgent(AGENT)) == 0
     assert [(end.name, end.incarnation, end.status) for end in ends] == [(AGENT, 4, STATUS_UNKNOWN)]
     assert ends[0].last_lines[-1].startswith("ERROR nobody knows where h9 is")
 
@@ -387,10 +435,7 @@ def test_words_arrive_on_another_host_as_they_are(lab: Lab) -> None:
 
 
 def test_all_hosts_are_asked_at_once_and_over_one_connection_each(lab: Lab) -> None:
-    homes = [lab.cluster.files(name) / "root" for name in lab.cluster.names]
-    for home in homes:
-        (home / "slow").write_text(WAITING.format(python=lab.cluster.python))
-        (home / "slow").chmod(0o755)
+    homes = [lab.slow_python(name) for name in lab.cluster.names]
     hosts = {f"agent-{n}": Host(ssh=f"h{n}", python="~/slow") for n in (1, 2, 3)}
     for _ in range(2):
         asked = lab.begin_to(ssh.ask, hosts, remote.end_request(RUN_ID), ASK_S)
@@ -400,8 +445,7 @@ def test_all_hosts_are_asked_at_once_and_over_one_connection_each(lab: Lab) -> N
         assert [answer.is_good for answer in asked.result().values()] == [True] * 3
         for home in homes:
             (home / "go").unlink()
-    connections = [p for p in lab.cluster.processes("lab") if p.name() == "ssh"]
-    assert len(connections) == 3
+    assert len(lab.calls()) == 3, "the shared connections"
 
 
 def test_a_login_that_talks_and_one_that_floods_or_hangs(lab: Lab) -> None:
@@ -443,7 +487,7 @@ def test_every_way_to_fail_has_words_of_its_own(broken_lab: Lab) -> None:
         "agent-5": Host(ssh="h3", python="/opt/none/python"),
         "agent-6": Host(ssh="h3", python="/usr/bin/python3"),
     }
-    request = remote.begin_request(directory, desk.order(1))
+    request = remote.begin_request(remote.shared_request(directory), desk.order(1))
     errors = {n: answers.explain(a) for n, a in lab.ask(wrong, request).items()}
     desk.transport.close()
     expected: list[tuple[type[DlctlError], str, str]] = [

@@ -11,7 +11,7 @@ import pytest
 from integ.workplace import Workplace
 
 from .cluster import Cluster
-from .jobs import ENDLESS, HOSTS, LONG_S, SLOW_S, begin, daemons, host_files, kill
+from .jobs import ENDLESS, HOSTS, LONG_S, SLOW_S, begin, daemons, host_files, kill, until_moved
 
 pytestmark = pytest.mark.root
 
@@ -131,11 +131,7 @@ def test_the_workers_of_a_host_that_is_lost_for_good_go_on_elsewhere(
     begin(place, HOSTS + "[timeouts]\nsilent_s = 2.0\nhost_s = 6.0\n")
     place.until_step(20)
     cluster.lose("h3")
-    place.until(
-        "its worker is elsewhere", lambda: place.daemon("worker-2")["agent"] != "agent-3", LONG_S
-    )
-    place.until("it works", lambda: place.daemon("worker-2")["state"] == "running", LONG_S)
-    place.until_step(place.run()["step"] + 20)
+    until_moved(place)
     ended = place.dlctl("stop")
     assert ended.code in (0, 8), ended.err
     assert place.dlctl("verify").code == 0

@@ -255,6 +255,7 @@ def test_orders_are_for_nobody_else_and_those_of_somebody_else_are_not_read(tmp_
     assert slurmfiles.read(link) == {}, "a link may lead anywhere"
     path.write_text("[1]")
     assert slurmfiles.read(path) == {}
+    assert slurmfiles.read(directory) == {}, "it is no file"
     directory.chmod(0o750)
     with pytest.raises(DlctlError, match="mode 0700"):
         slurmfiles.check(directory)

@@ -186,14 +186,6 @@ class SlurmCluster:
         words = [process.cmdline() for process in self.cluster.processes(node)]
         return sorted(w[-3] if len(w) > 5 else w[3] for w in words if "daemons." in " ".join(w[:4]))
 
-    def kill(self, node: str, daemon: str) -> None:
-        for process in self.cluster.processes(node):
-            words = process.cmdline()
-            if len(words) > 5 and words[5] == daemon:
-                process.kill()
-                return
-        raise AssertionError(f"no {daemon} on {node}")
-
     def files(self, node: str) -> list[str]:
         """What of dlctl's is there."""
         root = self.cluster.files(node)

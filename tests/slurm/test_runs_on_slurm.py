@@ -10,15 +10,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hosts.jobs import ENDLESS, SLOW_S, kill, until_moved
 from integ.workplace import Workplace
 
 from .slurm_cluster import SlurmCluster
 
 pytestmark = pytest.mark.root
 
-ENDLESS = "{ steps = 100000000 }"
 PROJECT = Path(__file__).parents[2]
-SLOW_S = 0.02
 LONG_S = 90.0
 WAITS = "is pending: Resources"
 HOG = "#!/bin/bash\n#SBATCH --nodes=3 --exclusive --chdir=/ --output=/dev/null\nsleep 600\n"
@@ -166,7 +165,7 @@ def test_whoever_is_killed_on_a_node_the_run_goes_on(slurm: SlurmCluster, place:
     job = begin(place, slurm)
     place.until_step(10)
     for node, name in (("h1", "agent-1"), ("h2", "server-1"), ("h3", "worker-2")):
-        slurm.kill(node, name)
+        kill(slurm.cluster, node, name)
         place.until(f"{name} begins anew", lambda name=name: place.daemon(name)["incarnation"] == 2)
         place.until_state("running", timeout_s=LONG_S)
         place.until_step(place.run()["step"] + 20)
@@ -323,14 +322,11 @@ def test_the_workers_of_a_node_that_is_lost_go_on_elsewhere(
     begin(place, slurm, "[timeouts]\nsilent_s = 2.0\nhost_s = 6.0\n")
     place.until_step(20)
     slurm.lose("h3")
-    place.until(
-        "its worker is elsewhere", lambda: place.daemon("worker-2")["agent"] != "agent-3", LONG_S
-    )
-    place.until("it works", lambda: place.daemon("worker-2")["state"] == "running", LONG_S)
-    place.until_step(place.run()["step"] + 20)
+    until_moved(place)
     ended = place.dlctl("stop")
     assert ended.code in (0, 8), ended.err
     place.until("the job is gone", lambda: not slurm.jobs(), LONG_S)
+    assert place.dlctl("verify").code == 0
     place.nothing_left()
 
 

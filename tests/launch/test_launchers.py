@@ -1,0 +1,184 @@
+"""Launchers whose commands are not here, cannot be run, or do not answer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import select
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from dlctl import config
+from dlctl.config import Host, Node
+from dlctl.errors import DlctlError, Unreachable
+from dlctl.launch import base, remote, slurm, slurmcalls, slurmfiles
+from dlctl.rundb import RunDb
+
+RUN_ID = "digits-7f3a"
+HEAR_S = 10.0
+
+
+class Watcher:
+    """A loop that turns when it is told to."""
+
+    def __init__(self) -> None:
+        self._watched: dict[int, Callable[[], None]] = {}
+
+    def watch(self, fd: int, ready: Callable[[], None]) -> None:
+        self._watched[fd] = ready
+
+    def unwatch(self, fd: int) -> None:
+        del self._watched[fd]
+
+    def turn_until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + HEAR_S
+        while not condition():
+            assert time.monotonic() < deadline
+            for fd in select.select([*self._watched], [], [], HEAR_S)[0]:
+                self._watched[fd]()
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """All the commands that there are."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    monkeypatch.setenv("PATH", str(tools))
+    return tools
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Of a run that nobody leads."""
+    home = tmp_path / "experiment"
+    directory = home / "runs" / RUN_ID
+    directory.mkdir(parents=True)
+    (home / "train.py").write_text("task = 1\n")
+    job = config.JobFile(
+        job=config.Job(name="digits", task=f"{home}/train.py:task"),
+        network=config.Network(transport="tcp"),
+        slurm=config.Slurm(nodes=2, dir=str(tmp_path / "orders")),
+    )
+    (directory / "job.json").write_text(json.dumps(config.to_dict(job)))
+    with closing(RunDb(directory, create=True)) as db:
+        db.put_run(job_file=str(home / "job.toml"))
+        db.commit()
+    return directory
+
+
+def put(tools: Path, command: str, script: str, mode: int = 0o755) -> None:
+    (tools / command).write_text(f"#!/bin/sh\n{script}\n")
+    (tools / command).chmod(mode)
+
+
+def order(name: str, incarnation: int = 1) -> base.Order:
+    return base.Order(name, incarnation, "tcp://127.0.0.1:1", base.NO_CREDENTIALS)
+
+
+# ---------------------------------------------------------------- ssh
+
+
+@pytest.fixture
+def told() -> list[base.Ended]:
+    return []
+
+
+@pytest.fixture
+def ssh(directory: Path, told: list[base.Ended]) -> remote.Ssh:
+    return remote.Ssh(directory, {"agent-1": Host(ssh="h1")}, Watcher(), told.append)
+
+
+def test_one_whose_start_has_failed_at_once_is_not_waited_for_when_it_is_killed(
+    tools: Path, ssh: remote.Ssh, told: list[base.Ended], caplog: pytest.LogCaptureFixture
+) -> None:
+    ssh.start(order("agent-1"))
+    ssh.kill("agent-1")
+    assert ["no ssh" in str(ended.error) for ended in told] == [True, True]
+    with caplog.at_level(logging.WARNING):
+        ssh.close()
+    assert not caplog.records
+
+
+def test_one_whose_newer_start_has_failed_at_once_is_not_waited_for_either(
+    tools: Path, ssh: remote.Ssh, told: list[base.Ended]
+) -> None:
+    put(tools, "ssh", "exec /bin/sleep 60")
+    ssh.start(order("agent-1"))
+    ssh.kill("agent-1")
+    assert told == [], "it is killed when it is there"
+    (tools / "ssh").chmod(0o644)
+    ssh.start(order("agent-1", 2))
+    ssh.kill("agent-1")
+    assert [(ended.incarnation, ended.status) for ended in told] == [(2, None)] * 2
+    assert "Permission denied" in str(told[0].error)
+
+
+# ---------------------------------------------------------------- Slurm
+
+
+def test_a_job_that_could_not_be_submitted_is_submitted_by_the_next_start(
+    tools: Path, directory: Path, tmp_path: Path
+) -> None:
+    told: list[slurm.News] = []
+    watcher = Watcher()
+    nodes = {"agent-1": Node(), "agent-2": Node()}
+    launcher = slurm.SlurmLauncher(directory, nodes, watcher, told.append)
+    for name in nodes:
+        launcher.start(order(name))
+    put(tools, "sbatch", "echo 17", mode=0o644)
+    launcher.start(order("agent-1", 2))
+    absent, absent_too, not_run = told
+    for ended in (absent, absent_too):
+        assert isinstance(ended, base.Ended)
+        assert (ended.status, "Slurm's commands are not here" in str(ended.error)) == (1, True)
+    assert isinstance(not_run, base.Ended)
+    assert not_run.status is None, "it may be possible a little later"
+    assert "cannot start it" in str(not_run.error)
+    assert "Permission denied" in str(not_run.error)
+    assert slurmcalls.read_handle(directory) is None
+    assert list((tmp_path / "orders").iterdir()) == []
+
+    (tools / "sbatch").chmod(0o755)
+    launcher.start(order("agent-1", 3))
+    (tmp_path / "experiment" / "train.py").write_text("task = 2\n")
+    launcher.start(order("agent-2", 2))
+    handle = slurmcalls.read_handle(directory)
+    assert handle is not None
+    watcher.turn_until(lambda: launcher._command is None)
+    assert slurmcalls.read_handle(directory) == handle._replace(job_id="17")
+    assert told[3:] == []
+    orders = [slurmfiles.read(slurmfiles.order(handle.directory, name)) for name in nodes]
+    assert [each["incarnation"] for each in orders] == [3, 2]
+    assert orders[0]["files"] == orders[1]["files"], "all nodes have the same task"
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "words"),
+    [
+        (None, DlctlError, "Slurm's commands are not here: squeue"),
+        (0o644, DlctlError, "cannot run Slurm's commands: Permission denied"),
+        (0o755, Unreachable, "is there: slurm_load_jobs error: Unable to contact"),
+    ],
+)
+def test_a_job_is_not_forgotten_while_nobody_says_whether_it_is_there(
+    tools: Path, directory: Path, tmp_path: Path, mode: int | None, kind: type, words: str
+) -> None:
+    """Its number was never noted: whoever has submitted it has died."""
+    handle = slurmcalls.new_handle(RUN_ID, tmp_path / "orders")
+    slurmfiles.make(handle.directory)
+    handle.write(directory)
+    if mode is not None:
+        put(tools, "squeue", "echo slurm_load_jobs error: Unable to contact >&2; exit 1", mode)
+    with pytest.raises(DlctlError, match=words) as refused:
+        slurmcalls.end(directory)
+    assert type(refused.value) is kind
+    assert slurmcalls.read_handle(directory) == handle
+    assert handle.directory.is_dir()
+    put(tools, "squeue", "exit 0")
+    slurmcalls.end(directory)
+    assert slurmcalls.read_handle(directory) is None
+    assert not handle.directory.exists()
