@@ -19,6 +19,7 @@ from dlctl import config, rundb, states
 from dlctl.cli import belonging, live
 from dlctl.cli.recovering import is_back, whom
 from dlctl.cli.snapshot import load
+from dlctl.cli.stop import KILLED
 from dlctl.rundb import RunDb
 
 
@@ -37,6 +38,14 @@ def dead(run_directory) -> Iterator:
     run.daemon("server-0", metrics={"version": 40}, **gone())
     yield run
     states.remove(run.path, config.Servers())
+
+
+def with_a_host_that_is_lost(dead):
+    """The same, of a job with another host, which nobody can reach."""
+    content = json.loads((dead.path / "job.json").read_text())
+    content["hosts"] = [{"ssh": "nowhere.invalid"}]
+    (dead.path / "job.json").write_text(json.dumps(content))
+    return dead
 
 
 def look(dlctl_command, *arguments: str) -> dict:
@@ -90,6 +99,16 @@ def test_only_what_may_be_a_cause_is_told_as_one(dead, dlctl_command):
     assert "as after SIGKILL" not in out
     told = [line.partition(" | ")[2] for line in out.splitlines() if " | " in line]
     assert told == ["no room on the disk", "Traceback (most recent call last):", "OSError: 28"]
+
+
+def test_who_was_on_another_host_is_gone_only_if_that_is_known(dead, dlctl_command):
+    run = with_a_host_that_is_lost(dead)
+    last = {"code": 3, "at": 1.0, "last_lines": []}
+    run.daemon("worker-0", agent="agent-1", pid=4242, pid_start=None)
+    run.daemon("worker-1", agent="agent-1", pid=None, state="stopped", last_exit=last)
+    causes = look(dlctl_command)["causes"]
+    assert not [line for line in causes if "worker-0" in line]
+    assert [line for line in causes if line.startswith("worker-1: exit 3")]
 
 
 def fail(dead, job, reason: str, *, was_at_work: bool) -> None:
@@ -431,3 +450,14 @@ def test_what_stop_has_cleaned_up_after_can_still_be_recovered(begun, dlctl_comm
     ended = dlctl_command("stop")
     assert (ended.code, "next: dlctl recover -j quick-" in ended.err) == (0, True)
     assert look(dlctl_command)["way"] == "go on"
+
+
+def test_a_run_is_killed_although_a_host_of_it_is_lost_for_good(dead, dlctl_command):
+    run = with_a_host_that_is_lost(dead)
+    state = keep(run, 0, version=1, deliveries=[])
+    ended = dlctl_command("stop", "--kill")
+    assert (ended.code, state.exists()) == (8, False)
+    assert "has stopped, but something may still run on 1 host: nowhere.invalid" in ended.err
+    assert "no process of it is left" not in ended.err
+    assert (run.db.run()["state"], run.db.run()["reason"]) == ("stopped", KILLED)
+
