@@ -460,4 +460,3 @@ def test_a_run_is_killed_although_a_host_of_it_is_lost_for_good(dead, dlctl_comm
     assert "has stopped, but something may still run on 1 host: nowhere.invalid" in ended.err
     assert "no process of it is left" not in ended.err
     assert (run.db.run()["state"], run.db.run()["reason"]) == ("stopped", KILLED)
-
