@@ -21,6 +21,8 @@ def check(document: dict[str, Any]) -> Iterator[Fault]:
         return
     tables = [(("hosts", i), host) for i, host in enumerate(hosts) if isinstance(host, dict)]
     seen: set[str] = set()
+    if not tables:
+        return
     for path, host in tables:
         yield from _check_host(path, host)
         name = host.get("ssh", "")

@@ -60,6 +60,13 @@ def test_this_machine_alone_is_no_other_host(load):
     assert not load("").is_encrypted
 
 
+def test_a_list_without_hosts_is_none(load, tmp_path):
+    load("")
+    file = tmp_path / "job.toml"
+    file.write_text(f"hosts = []\n{file.read_text()}")
+    assert jobfile.load(file).hosts == ()
+
+
 def test_a_port_of_this_machine_alone_needs_tcp(load, problem):
     port = "[network]\nport = 7000\n"
     assert problem(f"[[hosts]]\nworkers = 4\n{port}").suggestion == 'add transport = "tcp"'
