@@ -452,6 +452,16 @@ def test_what_stop_has_cleaned_up_after_can_still_be_recovered(begun, dlctl_comm
     assert look(dlctl_command)["way"] == "go on"
 
 
+def test_without_a_lost_host_is_said_alike_everywhere(dead, job, dlctl_command):
+    run = with_a_host_that_is_lost(dead).run(state="failed", step=88, job_file=str(job))
+    run.daemon("agent-1", agent="agent-1", state="failed")
+    remember(run, "server-0", state="failed")
+    without = "without: take nowhere.invalid out of job.toml, then dlctl start job.toml begins anew"
+    assert without in dlctl_command("status").out
+    code, _, err = dlctl_command("recover")
+    assert (code, without in err) == (5, True)
+
+
 def test_a_run_is_killed_although_a_host_of_it_is_lost_for_good(dead, dlctl_command):
     run = with_a_host_that_is_lost(dead)
     state = keep(run, 0, version=1, deliveries=[])
