@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -431,6 +432,27 @@ def test_start_with_another_content_begins_from_the_checkpoint_and_warns(
     assert ended.code == 0, ended.err
     assert "the job file has changed: what came after the checkpoint" in ended.err
     assert len(list((own_place / "runs").iterdir())) == 2, "there was no checkpoint"
+
+
+def test_a_resume_that_cannot_be_written_leaves_a_run_that_can_go_on(begun, job, dlctl_command):
+    """A real limit on file sizes, in a process of its own."""
+    (directory,) = (job.parent / "runs").iterdir()
+    run = SimpleNamespace(path=directory, db=begun)
+    save(run, step=30, number=1)
+    remember(run, "server-0")
+    state = keep(run, 0, version=1, deliveries=[])
+    job.write_text(job.read_text().replace("lr = 0.1", "lr = 0.2"))
+    code = """
+import resource, sys
+from dlctl.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+sys.exit(main.run(["start", "job.toml"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, "cannot write the run's database" in done.stderr) == (1, True)
+    assert state.exists()
+    assert look(dlctl_command)["way"] == "go on"
+    states.remove(directory, config.Servers())
 
 
 def test_start_waits_for_no_other_command_that_brings_the_run_back(begun, job, dlctl_command):
