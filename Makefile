@@ -15,12 +15,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/dlctl run --fresh examples/digits/job.toml
 
-# What computes has a process per core, the longest first; what mostly waits for processes of its own
-# has three.
+# What computes has a process per core; what mostly waits for processes of its own has three.
 PROCESSES = tests/integ tests/hosts tests/daemons tests/slurm
 PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 test: install
-	$(PYTEST) -n auto $(addprefix --ignore=,$(PROCESSES)) tests/sim tests
+	$(PYTEST) -n auto $(addprefix --ignore=,$(PROCESSES)) tests
 	$(PYTEST) -n 3 $(PROCESSES)
 
 SEEDS ?= 100000

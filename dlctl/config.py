@@ -256,7 +256,7 @@ class Slurm:
     """A directory that this machine and all nodes share, a full path: for orders and answers;
     "": ~/.local/state/dlctl/slurm."""
     scratch: str = ""
-    """Where dlctl keeps its files on each node, a full path; "": /tmp/dlctl-USERID."""
+    """Where dlctl keeps its files on each node, a full path; "": /tmp/dlctl-slurm-USERID."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

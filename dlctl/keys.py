@@ -73,23 +73,25 @@ def keyring(directory: Path, is_encrypted: bool) -> Keyring:
 def read(directory: Path) -> bytes:
     """The run key. Raises DlctlError if others may know it, and never says what is in the file."""
     path = directory / FILE
-    data = read_private(path, KEY_BYTES)
+    data = read_private(path, KEY_BYTES, "the run's key", "begin a new run: dlctl start --fresh")
     if len(data) != KEY_BYTES:
         words = f"the run's key is damaged: it has to be {KEY_BYTES} bytes"
         raise DlctlError(words, where=str(path))
     return data
 
 
-def read_private(path: Path, bytes_max: int) -> bytes:
+def read_private(path: Path, bytes_max: int, what: str, if_known: str) -> bytes:
     """At most one byte more than `bytes_max` of a key file. Raises DlctlError if others may know
     it, and never says what is in it.
+
+    what: how errors call it, "the run's key". if_known: what to do about one that others have read.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise DlctlError(f"cannot read the run's key: {error.strerror}", where=str(path)) from error
+        raise DlctlError(f"cannot read {what}: {error.strerror}", where=str(path)) from error
     try:
-        _check_private(os.fstat(descriptor), path)
+        _check_private(os.fstat(descriptor), path, what, if_known)
         return os.read(descriptor, bytes_max + 1)
     finally:
         os.close(descriptor)
@@ -104,18 +106,16 @@ def renew(directory: Path) -> None:
     runs.write(directory / FILE, secrets.token_bytes(KEY_BYTES), 0o600)
 
 
-def _check_private(info: os.stat_result, path: Path) -> None:
+def _check_private(info: os.stat_result, path: Path, what: str, if_known: str) -> None:
     if not stat.S_ISREG(info.st_mode):
-        raise DlctlError("the run's key is not a file", where=str(path))
+        raise DlctlError(f"{what} is not a file", where=str(path))
     if info.st_uid != os.getuid():
-        raise DlctlError(
-            f"the run's key belongs to somebody else (uid {info.st_uid})", where=str(path)
-        )
+        raise DlctlError(f"{what} belongs to somebody else (uid {info.st_uid})", where=str(path))
     if info.st_mode & 0o077:
         raise DlctlError(
-            f"others may read the run's key (mode {info.st_mode & 0o777:04o})",
+            f"others may read {what} (mode {info.st_mode & 0o777:04o})",
             where=str(path),
-            hint=f"if nobody has: chmod 600 {path}; else begin a new run: dlctl start --fresh",
+            hint=f"if nobody has: chmod 600 {path}; else {if_known}",
         )
 
 

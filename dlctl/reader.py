@@ -21,6 +21,7 @@ from dlctl.messages import Request
 
 FILE_BYTES_MAX = 4096
 SCHEMA = "dlctl.reader/1"
+RENEWED = "ask the owner of the run for new ones: dlctl keys rotate, and dlctl keys reader FILE"
 
 
 class ReaderKey(NamedTuple):
@@ -37,7 +38,7 @@ class ReaderKey(NamedTuple):
 
 def load(path: Path) -> ReaderKey:
     """Read a reader's key file. Raises DlctlError if others may know it, or if it is none."""
-    data = keys.read_private(path, FILE_BYTES_MAX)
+    data = keys.read_private(path, FILE_BYTES_MAX, "the reader's key", RENEWED)
     try:
         content = json.loads(data)
         found = ReaderKey(*(content[name] for name in ReaderKey._fields))

@@ -1,7 +1,7 @@
 """Numbers with units, as people write them: rates, sizes and durations.
 
 A unit is required: a bare number is refused, because half of its readers would guess wrong. What
-`format_*` prints, `parse_*` reads back to the same value.
+`format_*` prints, `parse_*` reads back to the same value; `short_*` is for people.
 """
 
 from __future__ import annotations
@@ -41,6 +41,16 @@ def format_size(size_bytes: float) -> str:
     return _scaled(size_bytes)
 
 
+def short_rate(bytes_per_s: float) -> str:
+    """To three digits: "118 MB/s"."""
+    return format_rate(_three_digits(bytes_per_s))
+
+
+def short_size(size_bytes: float) -> str:
+    """To three digits: "312 MB"."""
+    return format_size(_three_digits(size_bytes))
+
+
 def parse_duration(text: str) -> float:
     """ "90s", "5m", "1.5h" as seconds. Raises ValueError."""
     return _parse(text, _SECONDS, text, '"90s", "5m" or "1.5h"')
@@ -68,6 +78,11 @@ def _parse(body: str, units: dict[str, float], text: str, example: str) -> float
     if not math.isfinite(value):
         raise ValueError(f'"{text}" is too large')
     return value
+
+
+def _three_digits(value: float) -> float:
+    rounded = float(f"{value:.3g}")
+    return int(rounded) if rounded >= 100 else rounded
 
 
 def _scaled(size_bytes: float) -> str:

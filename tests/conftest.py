@@ -16,6 +16,11 @@ START = 1_750_000_000.0
 """A time in June 2025, in seconds since 1970."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The simulator first: its tests take longest, and no core is to wait for the last of them."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/sim/"))
+
+
 @pytest.fixture
 def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """State, sockets and the current directory of this test alone; returns the latter."""

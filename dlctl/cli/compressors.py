@@ -16,7 +16,6 @@ from dlctl.cli import console, values
 from dlctl.cli.checkpoint_export import error_of
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import complete_runs, json_option
-from dlctl.errors import DlctlError
 
 if TYPE_CHECKING:
     from dlctl.config import JobFile
@@ -107,17 +106,12 @@ def _measured(job: str) -> list[dict[str, Any]]:
 def _job(text: str) -> tuple[JobFile, Path | None]:
     """A job, and the newest good checkpoint if it is a run that has one."""
     from dlctl import checkpoints, jobfile
-    from dlctl.cli import pick
-    from dlctl.cli.snapshot import read_job
-    from dlctl.config import JobFile, from_dict
+    from dlctl.cli import pick, remains
 
     if Path(text).is_file():
         return jobfile.load(Path(text)), None
     directory = pick.directory(text)
-    content = read_job(directory)
-    if not content:
-        raise DlctlError("the run's job cannot be read", where=str(directory / "job.json"))
-    job = from_dict(JobFile, content)
+    job = remains.read_jobfile(directory)
     good = checkpoints.newest_good(directory, console.warn)
     return job, good[0] if good else None
 

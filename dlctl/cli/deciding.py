@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlctl.cli import pick, values
-from dlctl.cli.changes import differences
+from dlctl.cli.changes import Change, differences, from_live
 from dlctl.cli.snapshot import Snapshot, read_job
 from dlctl.errors import DlctlError, UsageError
 
@@ -36,8 +36,8 @@ class Decision:
     way: str
     previous: Snapshot | None = None
     """The newest run of this job file under this name."""
-    changes: list[str] = field(default_factory=list)
-    """What the job file says otherwise than that run's."""
+    changes: list[Change] = field(default_factory=list)
+    """What the job file says otherwise than that run's; of one that lives, than is in force."""
     findings: Findings | None = None
     """Of a run that has failed while it trained."""
     checkpoint: Good | None = None
@@ -56,9 +56,12 @@ def at_first(previous: Snapshot | None, content: Json, *, fresh: bool) -> Decisi
     if previous is None:
         return Decision(BEGIN)
     before = read_job(previous.directory)
-    decision = Decision(ENDED, previous, differences(before, content))
+    changes = differences(before, content)
+    decision = Decision(ENDED, previous, changes)
     if previous.is_live:
-        way = SECOND if fresh else CHANGED if decision.changes else ALIVE
+        decision = Decision(ENDED, previous, from_live(previous, before, content))
+        # What was changed live may be as the job file says it, or as it was: both are this run.
+        way = SECOND if fresh else CHANGED if changes and decision.changes else ALIVE
     elif fresh:
         way = BEGIN
     elif previous.state == "finished" and before.get("job", {}).get("stop") == _goal(content):
@@ -129,6 +132,6 @@ def refusal(decision: Decision) -> DlctlError | None:
         return UsageError(text, hint=stop_it)
     return UsageError(
         f"{previous.run_id} runs with another content of this job file:\n"
-        + "\n".join(f"  {change}" for change in decision.changes),
+        + "\n".join(f"  {change.text()}" for change in decision.changes),
         hint=f"{stop_it}   |   some keys change live: dlctl set --list",
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlctl import runs
-from dlctl.cli import console, knownmodel, pick
+from dlctl.cli import console, deciding, knownmodel
 from dlctl.cli.snapshot import Snapshot
 from dlctl.cli.visits import Visit, Visits, control_request, listen_request, understood
 from dlctl.errors import DlctlError, NotFound
@@ -38,7 +38,8 @@ def job(file: Path, job: JobFile, only_host: str | None) -> list[Finding]:
     from dlctl.launch import addresses
 
     wanted = _wanted(needs.of(job, knownmodel.find(file, job)), only_host)
-    run = _live_run(file, job)
+    newest = deciding.newest(file, job)
+    run = newest if newest is not None and newest.is_live else None
     others = len(wanted) - 1
     if others:
         console.note(
@@ -66,11 +67,6 @@ def _wanted(all_needs: dict[str, Need], only_host: str | None) -> dict[str, Need
     if only_host not in names:
         raise NotFound(f'the job has no host "{only_host}"; it has {", ".join(names)}')
     return {a: need for a, need in all_needs.items() if need.name in (HERE, only_host)}
-
-
-def _live_run(file: Path, job: JobFile) -> Snapshot | None:
-    same = pick.of_job(pick.job_file(file), job.job.name)
-    return same[-1] if same and same[-1].is_live else None
 
 
 def _request(need: Need, job: JobFile | None, file: Path | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dlctl.cli import console
 from dlctl.cli.snapshot import Snapshot, read_job
-from dlctl.units import format_size
+from dlctl.units import short_size
 
 if TYPE_CHECKING:
     from dlctl.config import Servers
@@ -43,7 +43,7 @@ def name_what_stays(snapshot: Snapshot) -> None:
     if held:
         name = console.escape(snapshot.run_id)
         console.note(
-            f"the shards of {name} stay, {format_size(held)}: dlctl recover {name}   |   "
+            f"the shards of {name} stay, {short_size(held)}: dlctl recover {name}   |   "
             f"to give them up: dlctl stop --kill -j {name}"
         )
 

@@ -8,10 +8,11 @@ import socket
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from dlctl import keys, processes
+from dlctl import keys, processes, runs
 from dlctl.cli import arriving, belonging, console, pick, stop, values
 from dlctl.cli.group import Entry, LazyGroup
 from dlctl.cli.group import command as make_command
@@ -20,6 +21,9 @@ from dlctl.cli.options import job_option, json_option
 from dlctl.cli.snapshot import Snapshot, natural, read_job
 from dlctl.errors import DlctlError
 from dlctl.rundb import RunDb
+
+if TYPE_CHECKING:
+    from dlctl.reader import ReaderKey
 
 SCHEMA = "dlctl.keys/1"
 COORDINATOR = "coordinator"
@@ -96,13 +100,15 @@ def rotate(timeout: str | None, no_wait: bool, job: str | None, as_json: bool) -
     "reader",
     examples=[
         ("dlctl keys reader bob.key", "bob asks with: dlctl status --key bob.key"),
+        ("dlctl keys reader bob.key --force", "another one in its place, after a rotation"),
     ],
     see_also=["status", "keys rotate"],
 )
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--force", is_flag=True, help="Overwrite a file that is there.")
 @job_option
 @json_option
-def reader(file: Path, job: str | None, as_json: bool) -> None:
+def reader(file: Path, force: bool, job: str | None, as_json: bool) -> None:
     """Write a key that may ask for the status, and nothing else.
 
     FILE has all that its owner needs: the address, the coordinator's public key and a secret one.
@@ -110,14 +116,38 @@ def reader(file: Path, job: str | None, as_json: bool) -> None:
     neither change nor end the run. It is good until "dlctl keys rotate", or a start on another
     port. The run needs transport = "tcp", and an address that can be reached from there.
     """
-    from dlctl.cli import lookon
-
-    made = lookon.write_key(pick.pick(job), file)
+    made = _readers_key(pick.pick(job))
+    if not force and os.path.lexists(file):
+        raise DlctlError(
+            f"{file.name} is already there; nothing was written",
+            where=str(file),
+            hint="write another file, or overwrite it with --force",
+        )
+    try:
+        runs.write(file, made.to_bytes(), 0o600)
+    except OSError as error:
+        raise DlctlError(f"cannot write the key: {error.strerror}", where=str(file)) from error
     if as_json:
         console.out_json(SCHEMA, {"run": made.run, "address": made.address, "file": str(file)})
     else:
         text = f"{values.path(str(file))} may ask {made.run} at {made.address} for its status"
         console.note(console.escape(text))
+
+
+def _readers_key(snapshot: Snapshot) -> ReaderKey:
+    """Raises DlctlError if the connections of this run have no keys."""
+    from dlctl.reader import ReaderKey
+    from dlctl.roles.doors import READER
+
+    coordinator, address = snapshot.run.get("control_key"), snapshot.run.get("control")
+    if not coordinator or not isinstance(address, str):
+        raise DlctlError(
+            f"the connections of {snapshot.run_id} have no keys: only you can reach it",
+            where=str(snapshot.directory),
+            hint='transport = "tcp" in [network]; then a coordinator has to be there',
+        )
+    secret = keys.CurveKeys(keys.read(snapshot.directory)).secret(READER)
+    return ReaderKey(snapshot.run_id, address, coordinator, secret)
 
 
 def _fingerprint(directory: Path) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlctl.cli import pick
-from dlctl.errors import DlctlError
 from dlctl.health.needs import Model
 
 if TYPE_CHECKING:
@@ -18,18 +17,8 @@ def find(file: Path, job: JobFile) -> Model | None:
     from dlctl import checkpoints
 
     for run in reversed(pick.of_job(pick.job_file(file), job.job.name)):
-        for directory in reversed(checkpoints.complete(run.directory)):
-            return of_checkpoint(directory)
+        if found := checkpoints.complete(run.directory):
+            manifest = checkpoints.read_manifest(found[-1])
+            stored_bytes = sum(shard["nbytes"] for shard in manifest["shards"])
+            return Model(manifest["size"], stored_bytes, manifest["step"])
     return None
-
-
-def of_checkpoint(directory: Path) -> Model | None:
-    """None if its manifest cannot be read."""
-    from dlctl import checkpoints
-
-    try:
-        manifest = checkpoints.read_manifest(directory)
-    except DlctlError:
-        return None
-    stored_bytes = sum(shard["nbytes"] for shard in manifest["shards"])
-    return Model(manifest["size"], stored_bytes, manifest["step"])

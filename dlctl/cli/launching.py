@@ -113,7 +113,8 @@ def _again(
         console.note(console.escape(head))
         _tell_that_it_goes_on(previous, findings)
         return recovering.go_on(findings)
-    if findings is not None and findings.way == recovery.GO_ON:
+    could_go_on = findings is not None and findings.way == recovery.GO_ON
+    if could_go_on:
         console.warn(
             f"the job file has changed: what came after the checkpoint of {previous.run_id} is "
             "done again"
@@ -121,9 +122,9 @@ def _again(
     stop.clean_up(previous, stop.EXIT_S)
     decision = deciding.with_checkpoint(decision, job, file)
     resuming.tell(decision)
-    otherhosts.end(previous, 0.0, purge=True)
     console.note(console.escape(head))
     if decision.checkpoint is None:
+        otherhosts.end(previous, 0.0, purge=not could_go_on)
         return _begin(file, job, content)
     price = resuming.cost(previous, findings, decision.checkpoint)
     return _resume(previous, file, job, content, decision.checkpoint[0], price)
@@ -195,7 +196,8 @@ def _begin(file: Path, job: JobFile, content: Json) -> Launched:
 def _resume(
     previous: Snapshot, file: Path, job: JobFile, content: Json, checkpoint: Path, price: str
 ) -> Launched:
-    """The same directory again, from a checkpoint. On failure its files are as they were.
+    """The same directory again, from a checkpoint. On failure its files are as they were; if not
+    even its database could be written, its shards are still there, too, here and on other hosts.
 
     `price` goes into the run's events: what is lost by that, and why.
     """
@@ -204,25 +206,35 @@ def _resume(
     row = _row(directory, pick.job_file(file), job, resume=str(checkpoint))
     with explained(directory):
         before = {name: (directory / name).read_bytes() for name in ("job.toml", "job.json")}
+        with closing(RunDb(directory)) as db:
+            db.put_run(**row)
+            lineage.record(db, directory, checkpoint, price)
+            db.clear_memory()
+            db.commit()
     try:
         with explained(directory):
-            kept.remove(previous)
+            give_up_shards(previous)
             _write_job(directory, file, content)
-            with closing(RunDb(directory)) as db:
-                db.put_run(**row)
-                lineage.record(db, directory, checkpoint, price)
-                db.clear_memory()
-                db.commit()
             runs.socket_address(directory.name, "coordinator")
             runs.register(directory)
             return Launched(directory, start_coordinator(directory))
     except BaseException:
-        for name, data in before.items():
-            runs.write(directory / name, data, JOB_MODE)
-        with closing(RunDb(directory)) as db:
-            db.put_run(**{key: previous.run.get(key) for key in row})
-            db.commit()
+        with explained(directory):
+            for name, data in before.items():
+                runs.write(directory / name, data, JOB_MODE)
+            with closing(RunDb(directory)) as db:
+                db.put_run(**{key: previous.run.get(key) for key in row})
+                db.commit()
         raise
+
+
+def give_up_shards(previous: Snapshot) -> None:
+    """Remove what came after the checkpoint that a run goes back to, on all of its hosts.
+
+    Its old job says where that is. No coordinator must be there: its agents would be ended, too.
+    """
+    kept.remove(previous)
+    otherhosts.end(previous, 0.0, purge=True)
 
 
 def _run_dir(file: Path, job: JobFile) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dlctl import reader
 from dlctl.cli import console, report, values
-from dlctl.errors import DlctlError, UsageError
+from dlctl.errors import UsageError
 
 SCHEMA = "dlctl.status-from/1"
 HEADERS = ("NAME", "STATE", "PHASE", "WAITS FOR", "HOST", "RST")
@@ -28,7 +28,8 @@ def show(file: Path, address: str | None, as_json: bool) -> None:
     if as_json:
         console.out_json(SCHEMA, {**found, "asked": key.address})
         return
-    console.out("\n".join([_head(found["run"]), *_table(found["daemons"])]))
+    console.out(_head(found["run"]))
+    console.out(console.table(HEADERS, map(_cells, found["daemons"]), ("RST",)))
 
 
 def _checked(address: str) -> str:
@@ -55,34 +56,7 @@ def _head(run: Row) -> str:
     return "  ".join(parts)
 
 
-def _table(rows: list[Row]) -> list[str]:
-    cells = [HEADERS, *(_cells(row) for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(HEADERS))]
-    return ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in cells]
-
-
 def _cells(row: Row) -> tuple[str, ...]:
     texts = (row.get(key) for key in ("name", "state", "phase", "waiting_for", "host"))
     shown = (console.escape(str(text or "-")) for text in texts)
     return (*shown, values.count(row.get("restarts")))
-
-
-def write_key(snapshot: Any, file: Path) -> reader.ReaderKey:
-    """Write a reader's key for a run of ours. Raises DlctlError if its connections have none."""
-    from dlctl import keys, runs
-    from dlctl.cli.launching import explained
-    from dlctl.roles.doors import READER
-
-    run = snapshot.run
-    coordinator, address = run.get("control_key"), run.get("control")
-    if not coordinator or not isinstance(address, str):
-        raise DlctlError(
-            f"the connections of {snapshot.run_id} have no keys: only you can reach it",
-            where=str(snapshot.directory),
-            hint='transport = "tcp" in [network]; then a coordinator has to be there',
-        )
-    secret = keys.CurveKeys(keys.read(snapshot.directory)).secret(READER)
-    made = reader.ReaderKey(snapshot.run_id, address, coordinator, secret)
-    with explained(file):
-        runs.write(file, made.to_bytes(), 0o600)
-    return made

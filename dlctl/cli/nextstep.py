@@ -61,6 +61,13 @@ def job_file(snapshot: Snapshot) -> str:
     return shlex.quote(values.path(file)) if isinstance(file, str) and file else "JOBFILE"
 
 
+def without(snapshot: Snapshot, hosts: list[str]) -> str:
+    """How to do without hosts that are lost: as in "without: take h2 out of job.toml, then ..."."""
+    start = _start(snapshot)
+    then = start.text() if start else "dlctl start JOBFILE"
+    return f"without: take {' and '.join(hosts)} out of {job_file(snapshot)}, then {then}"
+
+
 def silent_limit_s(snapshot: Snapshot) -> float:
     """After how long without a word a process of this run is replaced."""
     timeouts = read_job(snapshot.directory).get("timeouts")
@@ -105,9 +112,8 @@ def _after_failure(snapshot: Snapshot) -> Step:
         step = values.count(snapshot.run.get("step"))
         return Step(recover, f"goes on at step {step}: nothing is lost")
     if hosts := otherhosts.given_up(snapshot):
-        file, names = job_file(snapshot), " and ".join(hosts)
-        without = f"without: take {names} out of {file}, then dlctl start {file}"
-        return Step(recover, f"goes on if {names} can be reached again; {without}")
+        back = f"goes on if {' and '.join(hosts)} can be reached again"
+        return Step(recover, f"{back}; {without(snapshot, hosts)}")
     if otherhosts.of(snapshot):
         return Step(recover, "asks the other hosts what is left there, and goes on with that")
     if report.saved_step(snapshot) is None:

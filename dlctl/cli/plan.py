@@ -29,18 +29,18 @@ CHANGES_EXIT_CODE = 10
     examples=[
         ("dlctl plan job.toml", "which run it becomes, who runs where, which files"),
         ("dlctl plan job.toml --check", "and ask the hosts whether that will work"),
-        ("dlctl plan job.toml --detailed-exitcode", "for scripts: 10 if there is something to do"),
+        ("dlctl plan job.toml --detailed-exitcode", "for scripts: 10 if there is anything to do"),
     ],
     see_also=["start", "doctor", "validate"],
 )
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--fresh", is_flag=True, help="What `start --fresh` would do.")
-@click.option("--check", is_flag=True, help="Contact the hosts, too, and show what is in the way.")
+@click.option("--check", is_flag=True, help="Log in to the hosts, too; show what is in the way.")
 @click.option(
     "--detailed-exitcode",
     "is_detailed",
     is_flag=True,
-    help="Exit with 10 if start, or a live change, would have something to do.",
+    help="Exit with 10 unless all that the job file says is in force or reached already.",
 )
 @json_option
 def command(file: Path, fresh: bool, check: bool, is_detailed: bool, as_json: bool) -> None:
@@ -49,8 +49,8 @@ def command(file: Path, fresh: bool, check: bool, is_detailed: bool, as_json: bo
     Which run the job file becomes, what differs from that run and which of it can be changed while
     it runs, where each daemon would be, and which files would be written. How large the shards are
     is known as soon as an earlier run of the same job file has saved a checkpoint, else after the
-    first worker has built the model. No host is contacted without --check. With it, the exit code
-    is 1 if anything is in the way, as with `dlctl doctor`.
+    first worker has built the model. No host is logged in to without --check. With it, the exit
+    code is 1 if anything is in the way, as with `dlctl doctor`.
     """
     from dlctl import config, jobfile
     from dlctl.cli import deciding, knownmodel, planning

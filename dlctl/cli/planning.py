@@ -1,11 +1,11 @@
 """What starting a job would do, in rows: who runs where, at which port, with how much of the model.
 
-Nobody is contacted. What only a host itself knows (its address towards others) is said to be so.
+No host is logged in to: names are looked up, and Slurm is asked for its nodes, nothing else. What
+only a host itself knows (its address towards others) is said to be so.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,6 @@ from dlctl.cli import deciding, values
 from dlctl.errors import DlctlError
 from dlctl.flat import slice_bounds
 from dlctl.health.needs import CONTROL, HERE, Model
-from dlctl.settings import SETTINGS
 from dlctl.text import plural
 
 if TYPE_CHECKING:
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 UNIX = "unix socket"
 OWN_WAY = "by its way here"
 """The address from which a host reaches the coordinator; only the host itself knows it."""
-LIVE_SECTIONS = ("algorithm", "optimizer", "compression", "limits")
-"""Sections of the job file whose keys are called as the live settings are."""
 
 
 class Placed(NamedTuple):
@@ -120,32 +117,16 @@ def headline(decision: Decision) -> str:
 
 
 def is_change(decision: Decision) -> bool:
-    """Whether there is something to be done, by `start` or live."""
-    return decision.way not in (deciding.ALIVE, deciding.FINISHED)
+    """Whether the job file says anything that is neither in force nor reached already."""
+    if decision.way == deciding.ALIVE:
+        return bool(decision.changes)
+    return decision.way != deciding.FINISHED
 
 
 def changes(decision: Decision) -> list[tuple[str, str]]:
     """(what differs, the command that changes it now; "" if none does), of the newest run."""
     is_live = decision.previous is not None and decision.previous.is_live
-    return [(change, how_live(change) if is_live else "") for change in decision.changes]
-
-
-def how_live(change: str) -> str:
-    """The command that makes this change in a running job; "" if none does.
-
-    `change`: as `changes.differences` tells it, "workers.count: 4 -> 8".
-    """
-    key, _, rest = change.partition(": ")
-    section, _, name = key.partition(".")
-    try:
-        after = json.loads(rest.rpartition(" -> ")[2])
-    except ValueError:
-        return ""
-    if key == "workers.count":
-        return f"dlctl scale worker={after}"
-    if section in LIVE_SECTIONS and name in SETTINGS:
-        return f"dlctl set {name}={after}"
-    return ""
+    return [(change.text(), change.how_live() if is_live else "") for change in decision.changes]
 
 
 # ---------------------------------------------------------------- files
@@ -154,9 +135,10 @@ def how_live(change: str) -> str:
 def files(decision: Decision, job: JobFile, file: Path) -> Iterator[tuple[str, str]]:
     """(what, where) of all that a run would write."""
     parent = Path(os.path.abspath(file.parent / job.job.run_dir))
-    is_new = decision.previous is None or decision.way == deciding.BEGIN
-    run = f"{job.job.name}-XXXX" if is_new else _run_id(decision)
-    directory = parent / run if is_new else _directory(decision)
+    directory = parent / f"{job.job.name}-XXXX"
+    if decision.previous is not None and decision.way != deciding.BEGIN:
+        directory = decision.previous.directory
+    run = directory.name
     yield "run directory", str(directory)
     yield "checkpoints", f"{directory}/ckpt, the newest {job.checkpoints.keep}"
     yield "shards", _shards(job, run)
@@ -169,16 +151,6 @@ def files(decision: Decision, job: JobFile, file: Path) -> Iterator[tuple[str, s
             yield f"on the node of {agent}", f"{folder}/{agent}/{run}, until the run has ended"
     if job.has_other_hosts:
         yield "sent there", _sent(job, file)
-
-
-def _run_id(decision: Decision) -> str:
-    assert decision.previous is not None
-    return decision.previous.run_id
-
-
-def _directory(decision: Decision) -> Path:
-    assert decision.previous is not None
-    return decision.previous.directory
 
 
 def _shards(job: JobFile, run: str) -> str:

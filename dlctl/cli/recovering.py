@@ -8,8 +8,14 @@ from contextlib import closing
 from typing import Any
 
 from dlctl import runs
-from dlctl.cli import arriving, belonging, kept, lineage, otherhosts, recovery, stop
-from dlctl.cli.launching import Launched, explained, resume_keys, start_coordinator
+from dlctl.cli import arriving, belonging, lineage, otherhosts, recovery, stop
+from dlctl.cli.launching import (
+    Launched,
+    explained,
+    give_up_shards,
+    resume_keys,
+    start_coordinator,
+)
 from dlctl.cli.recovery import Findings
 from dlctl.cli.snapshot import ENDED, Snapshot, load
 from dlctl.rundb import RunDb
@@ -98,7 +104,6 @@ def resume(findings: Findings, why: str = "") -> Launched:
     directory = snapshot.directory
     cost = recovery.cost(findings, why)
     stop.clean_up(snapshot, 0.0)
-    otherhosts.end(snapshot, 0.0, purge=True)
     keys = resume_keys(snapshot, str(findings.checkpoint[0]))
     with explained(directory):
         with closing(RunDb(directory)) as db:
@@ -106,7 +111,7 @@ def resume(findings: Findings, why: str = "") -> Launched:
             lineage.record(db, directory, findings.checkpoint[0], cost)
             db.clear_memory()
             db.commit()
-        kept.remove(snapshot)
+        give_up_shards(snapshot)
         runs.socket_address(directory.name, "coordinator")
         runs.register(directory)
         return Launched(directory, start_coordinator(directory))

@@ -18,7 +18,7 @@ from typing import Any
 from dlctl import checkpoints, processes
 from dlctl.cli import belonging, console, lineage, logfiles, remains, report, values
 from dlctl.cli.remains import NO_STATE, Shard, obstacle
-from dlctl.cli.snapshot import ENDED, Snapshot, load
+from dlctl.cli.snapshot import ENDED, Snapshot, is_here, load
 from dlctl.errors import DlctlError
 from dlctl.rundb import RunDb
 from dlctl.text import plural
@@ -106,8 +106,9 @@ def examine(
         way = AWAY
     step = values.number(memory["work"][0]) if "work" in memory else None
     seen = values.number(snapshot.run.get("step")) or 0.0
+    living = [*_living(snapshot), *left.living]
     return Findings(
-        snapshot, way, _causes(snapshot), [*_living(snapshot), *left.living], shards, obstacles,
+        snapshot, way, _causes(snapshot, living), living, shards, obstacles,
         _was_at_work(snapshot, memory), int(max(step or 0.0, seen)), checkpoint, damaged, left.away,
     )  # fmt: skip
 
@@ -179,7 +180,7 @@ def _survives_coordinator(snapshot: Snapshot) -> bool:
 # ---------------------------------------------------------------- causes
 
 
-def _causes(snapshot: Snapshot) -> list[str]:
+def _causes(snapshot: Snapshot, living: list[str]) -> list[str]:
     """Who is gone, and what is known of how; a line each, last words below."""
     lines = []
     if snapshot.run.get("state") == "failed" and snapshot.reason:
@@ -187,7 +188,8 @@ def _causes(snapshot: Snapshot) -> list[str]:
     if not has_coordinator(snapshot) and snapshot.run.get("state") not in ENDED:
         lines += _coordinator_end(snapshot)
     for row in snapshot.daemons:
-        lines += _end_of(snapshot, row)
+        if row["name"] not in living:
+            lines += _end_of(snapshot, row)
     return lines
 
 
@@ -210,11 +212,11 @@ def _troubles(directory: Path, name: str) -> list[str]:
 
 
 def _end_of(snapshot: Snapshot, row: Mapping[str, Any]) -> list[str]:
+    """Of one that is not known to live."""
     last, name = row.get("last_exit"), str(row["name"])
-    alive = processes.is_alive(row.get("pid"), row.get("pid_start"))
-    if row.get("pid") is not None and not alive:
+    if is_here(row) and row.get("pid") is not None:
         return [f"{name}: gone (pid {row['pid']})"]
-    if not isinstance(last, Mapping) or not last.get("code") or alive:
+    if not isinstance(last, Mapping) or not last.get("code"):
         return []
     words = last.get("last_lines")
     lines = _grave([str(word) for word in words] if isinstance(words, list) else [])

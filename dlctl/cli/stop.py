@@ -74,15 +74,16 @@ def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> Non
             _require_saved(after)
         return
     left_s = 0.0 if kill else grace_s
-    ended = clean_up(snapshot, left_s)
+    ended, away = clean_up(snapshot, left_s), list[str]()
     if kill or snapshot.state == "failed":  # After an orderly end nothing is left there.
-        _require_reached(snapshot, otherhosts.end(snapshot, left_s, purge=kill))
+        away = otherhosts.end(snapshot, left_s, purge=kill)
     if kill and snapshot.is_gone:
         record_end(snapshot.directory, "stopped", KILLED)
-    if not ended:
+    if not ended and not away:
         text = f"{snapshot.run_id} has already ended ({snapshot.state}); no process of it is left"
         console.note(console.escape(text))
     _tell_kept(snapshot, kill)
+    _require_reached(load(snapshot.directory), away)
 
 
 def _tell_kept(snapshot: Snapshot, kill: bool) -> None:

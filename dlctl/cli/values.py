@@ -15,7 +15,7 @@ from typing import Any
 
 from dlctl import units
 from dlctl.errors import UsageError
-from dlctl.units import format_duration, format_rate, format_size
+from dlctl.units import format_duration, short_rate, short_size
 
 NOTHING = "-"
 _TIME_KEYS = ("at", "ts", "since", "until")
@@ -48,17 +48,12 @@ def fixed(value: Any, digits: int) -> str:
 
 def rate(value: Any) -> str:
     """Bytes per second to three digits: "118 MB/s"."""
-    return NOTHING if number(value) is None else format_rate(_three_digits(value))
+    return NOTHING if number(value) is None else short_rate(value)
 
 
 def size(value: Any) -> str:
     """Bytes to three digits: "312 MB"."""
-    return NOTHING if number(value) is None else format_size(_three_digits(value))
-
-
-def _three_digits(value: float) -> float:
-    rounded = float(f"{value:.3g}")
-    return int(rounded) if rounded >= 100 else rounded
+    return NOTHING if number(value) is None else short_size(value)
 
 
 def duration(seconds: Any) -> str:

@@ -22,6 +22,7 @@ from dlctl.cli import lineage, remains
 from dlctl.cli.lineage import Resume
 from dlctl.cli.snapshot import Snapshot
 from dlctl.config import JobFile
+from dlctl.names import HOME_AGENT
 from dlctl.roles.deliveries import PAST_KEPT
 from dlctl.states import Kept
 
@@ -217,16 +218,20 @@ def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> tuple[list[Witness], 
 
 def _kept(snapshot: Snapshot, job: JobFile) -> tuple[dict[int, Kept], dict[int, str]]:
     """The states that can be read, and why others cannot be asked for, both by shard. One that a
-    server writes just now is looked at again.
+    server writes just now is looked at again; hosts are asked again only if it is theirs.
     """
-    for _ in range(LOOKS):
-        left = remains.look(snapshot, job, ask_hosts=True)
-        if not any(kept.in_use and kept.problem for kept in left.kept.values()):
-            break
     placed = placement.place(job)
     agents = {index: placed[f"server-{index}"] for index in range(job.servers.count)}
+    left = remains.look(snapshot, job, ask_hosts=True)
+    found = left.kept
+    for _ in range(LOOKS - 1):
+        written = [index for index, kept in found.items() if kept.in_use and kept.problem]
+        if not written:
+            break
+        is_theirs = any(agents.get(index, HOME_AGENT) != HOME_AGENT for index in written)
+        found |= remains.look(snapshot, job, ask_hosts=is_theirs).kept
     away = {index: left.away[agent] for index, agent in agents.items() if agent in left.away}
-    return {shard: kept for shard, kept in left.kept.items() if not kept.problem}, away
+    return {shard: kept for shard, kept in found.items() if not kept.problem}, away
 
 
 def _table_at(tables: Sequence[Table], index: int) -> Table:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dlctl.cli import nextstep, otherhosts, report, values
+from dlctl.cli import nextstep, otherhosts
 from dlctl.cli.recovery import Findings
-from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import Unreachable
 
 
@@ -14,17 +13,10 @@ def error(findings: Findings) -> Unreachable:
     hosts = [host.ssh for name, host in otherhosts.of(snapshot).items() if name in findings.away]
     why = "\n".join(f"  {words}" for words in findings.away.values())
     names, are = " and ".join(hosts), "is" if len(hosts) == 1 else "are"
-    file = nextstep.job_file(snapshot)
     return Unreachable(
         f"{snapshot.run_id} cannot go on without {names}:\n{why}",
         where=", ".join(hosts),
-        hint=f"when {names} {are} back: dlctl recover -j {snapshot.run_id}   |   without: take "
-        f"{names} out of {file}, then {_start(snapshot)}   |   what is wrong: dlctl doctor {file}",
+        hint=f"when {names} {are} back: dlctl recover -j {snapshot.run_id}   |   "
+        f"{nextstep.without(snapshot, hosts)}   |   "
+        f"what is wrong: dlctl doctor {nextstep.job_file(snapshot)}",
     )
-
-
-def _start(snapshot: Snapshot) -> str:
-    again = f"dlctl start {nextstep.job_file(snapshot)}"
-    if report.saved_step(snapshot) is None:
-        return f"{again} begins anew"
-    return f"{again} goes on from step {values.count(report.saved_step(snapshot))}"

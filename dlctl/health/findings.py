@@ -46,14 +46,6 @@ def by_place(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
     return groups
 
 
-def size_text(size_bytes: float) -> str:
-    """To three digits: "312 MB"."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= factor:
-            return f"{size_bytes / factor:.3g} {unit}"
-    return f"{size_bytes:.0f} B"
-
-
 def duration_text(seconds: float) -> str:
     """As in "0.021 ms", "41 s", "3600.1 s"."""
     return f"{seconds * 1e3:.2g} ms" if abs(seconds) < 1 else f"{seconds:.6g} s"

@@ -7,18 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dlctl.config import JobFile
-from dlctl.health.findings import (
-    FAULT,
-    LINKS,
-    OK,
-    WARNING,
-    Facts,
-    Finding,
-    duration_text,
-    size_text,
-)
+from dlctl.health.findings import FAULT, LINKS, OK, WARNING, Facts, Finding, duration_text
 from dlctl.health.needs import CONTROL, Need
 from dlctl.text import plural
+from dlctl.units import short_rate
 
 COMMAND_CHARS_MAX = 120
 
@@ -161,7 +153,7 @@ def _speed(reached: Facts) -> str:
     text = f"round trip {duration_text(reached['round_trip_s'])}"
     up, down = (reached.get(f"{way}_bytes_per_s") for way in ("up", "down"))
     if up and down:
-        text += f", {size_text(up)}/s there, {size_text(down)}/s back"
+        text += f", {short_rate(up)} there, {short_rate(down)} back"
     return text
 
 

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dlctl.health.findings import (
-    FAULT,
-    OK,
-    WARNING,
-    Facts,
-    Finding,
-    duration_text,
-    size_text,
-)
+from dlctl.health.findings import FAULT, OK, WARNING, Facts, Finding, duration_text
 from dlctl.health.needs import Need
 from dlctl.text import plural
+from dlctl.units import short_size
 
 DISK_BYTES_MIN = 50 << 20
 DISK_BYTES_GOOD = 512 << 20
@@ -72,7 +65,7 @@ def _folder(need: Need, subject: str, folder: Facts) -> Finding:
         text = f"nothing can be kept in {path}: {folder['problem']}"
         fix = folder["fix"] or f"{elsewhere}, where you can write"
         return Finding(need.name, subject, FAULT, text, fix, room)
-    text = f"{path}, {size_text(free_bytes)} free"
+    text = f"{path}, {short_size(free_bytes)} free"
     if free_bytes < DISK_BYTES_MIN:
         return Finding(need.name, subject, FAULT, text, f"make room, or {elsewhere}", room)
     if free_bytes < DISK_BYTES_GOOD:
@@ -84,11 +77,11 @@ def _folder(need: Need, subject: str, folder: Facts) -> Finding:
 def _shared_memory(need: Need, facts: Facts) -> Finding:
     shm, folder = facts["shm"], facts["directory"]
     numbers = {"free_bytes": shm["free_bytes"], "needed_bytes": need.shm_bytes}
-    needed = size_text(need.shm_bytes)
+    needed = short_size(need.shm_bytes)
     wish = f"the shards here take about {needed}"
     if not need.is_model_known:
         wish = f"the shards of a small model take up to {needed}, and this one is not known yet"
-    text = f"{size_text(shm['free_bytes'])} free; {wish}"
+    text = f"{short_size(shm['free_bytes'])} free; {wish}"
     if not shm["problem"] and shm["free_bytes"] >= need.shm_bytes:
         return Finding(need.name, "/dev/shm", OK, text, facts=numbers)
     remount = f"mount -o remount,size={_larger(need.shm_bytes)}M /dev/shm (as root)"
@@ -106,7 +99,7 @@ def _loaders(need: Need, facts: Facts) -> Iterator[Finding]:
     count, free_bytes = need.workers * need.loader_processes, facts["shm"]["free_bytes"]
     wanted = count * LOADER_BYTES + need.shm_bytes
     if free_bytes < wanted:
-        text = f"{size_text(free_bytes)} free, for {count} processes that load data and hand it "
+        text = f"{short_size(free_bytes)} free, for {count} processes that load data and hand it "
         text += "over there; what does not fit ends a worker with a bus error"
         remount = f"mount -o remount,size={_larger(wanted)}M /dev/shm (as root)"
         fix = f"{remount}, or loader_processes = 0 in [workers]"
@@ -121,11 +114,11 @@ def _larger(size_bytes: int) -> int:
 def _memory(need: Need, facts: Facts) -> Finding:
     available, total = (facts["memory"][key] for key in ("available_bytes", "total_bytes"))
     wanted = need.workers * WORKER_BYTES + need.shm_bytes
-    text = f"{size_text(available)} of {size_text(total)} free"
+    text = f"{short_size(available)} of {short_size(total)} free"
     numbers = {"available_bytes": available, "total_bytes": total}
     if available >= wanted:
         return Finding(need.name, "memory", OK, text, facts=numbers)
-    text += f"; the workers and shards here take at least {size_text(wanted)}"
+    text += f"; the workers and shards here take at least {short_size(wanted)}"
     return Finding(need.name, "memory", WARNING, text, _less(need, "memory"), numbers)
 
 

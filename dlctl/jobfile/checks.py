@@ -15,7 +15,7 @@ from typing import Any
 
 from dlctl.config import Network, Servers
 from dlctl.jobfile import hosts, slurm
-from dlctl.jobfile.positions import KeyPath
+from dlctl.jobfile.positions import KeyPath, get
 from dlctl.jobfile.problems import Fault
 from dlctl.units import parse_rate
 
@@ -34,17 +34,10 @@ def check(document: dict[str, Any], directory: Path) -> Iterator[Fault]:
     yield from _check_text(document, ("limits", "push"), _rate)
     yield from _check_text(document, ("limits", "fetch"), _rate)
     yield from _check_ports(document)
+    yield from _check_encryption(document)
     yield from _check_target_is_looked_at(document)
     yield from hosts.check(document)
     yield from slurm.check(document)
-
-
-def get(document: dict[str, Any], path: KeyPath) -> Any:
-    """The value of a key; None if there is none."""
-    value: Any = document
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
 
 
 def _check_text(document: dict[str, Any], path: KeyPath, check: Any) -> Iterator[Fault]:
@@ -118,15 +111,29 @@ def _check_ports(document: dict[str, Any]) -> Iterator[Fault]:
     port = get(document, ("network", "port"))
     servers = get(document, ("servers", "count"))
     transport = get(document, ("network", "transport"))
-    has_others = document.get("hosts") or document.get("slurm")
     if type(port) is not int or not 0 < port <= PORT_MAX:
         return
-    if (transport or Network().transport) != "tcp" and not has_others:
+    if (transport or Network().transport) != "tcp" and not _has_others(document):
         yield Fault(("network", "port"), "has a meaning only with tcp", 'add transport = "tcp"')
     servers = servers if type(servers) is int else Servers().count
     if port + servers > PORT_MAX:
         message = f"{servers} servers take the ports after it, up to {port + servers}"
         yield Fault(("network", "port"), f"{message}; the last port is {PORT_MAX}")
+
+
+def _check_encryption(document: dict[str, Any]) -> Iterator[Fault]:
+    path = ("network", "encryption")
+    if get(document, path) == "none" and _has_others(document):
+        message = "without encryption only this machine can take part"
+        yield Fault(path, message, 'remove it, or write "curve"')
+
+
+def _has_others(document: dict[str, Any]) -> bool:
+    """Whether other machines than this one take part; then it is always tcp."""
+    hosts = document.get("hosts")
+    tables = hosts if isinstance(hosts, list) else []
+    named = any(host.get("ssh") for host in tables if isinstance(host, dict))
+    return named or bool(document.get("slurm"))
 
 
 def _check_target_is_looked_at(document: dict[str, Any]) -> Iterator[Fault]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dlctl.config import Servers, Workers
 from dlctl.hostnames import address_fault, ssh_fault
-from dlctl.jobfile.positions import KeyPath
+from dlctl.jobfile.positions import KeyPath, get
 from dlctl.jobfile.problems import Fault
 
 FULL_PATH = re.compile(r"/[^\0\n]*|~/[^\0\n]*")
@@ -21,6 +21,8 @@ def check(document: dict[str, Any]) -> Iterator[Fault]:
         return
     tables = [(("hosts", i), host) for i, host in enumerate(hosts) if isinstance(host, dict)]
     seen: set[str] = set()
+    if not tables:
+        return
     for path, host in tables:
         yield from _check_host(path, host)
         name = host.get("ssh", "")
@@ -29,14 +31,6 @@ def check(document: dict[str, Any]) -> Iterator[Fault]:
             yield Fault((*path, "ssh") if name else path, what, "give it more servers or workers")
         seen.add(name if isinstance(name, str) else "")
     yield from _check_counts(document, tables)
-    if get(document, "network", "encryption") == "none" and seen - {""}:
-        message = "without encryption only this machine can take part"
-        yield Fault(("network", "encryption"), message, 'remove it, or write "curve"')
-
-
-def get(document: dict[str, Any], section: str, key: str) -> Any:
-    table = document.get(section)
-    return table.get(key) if isinstance(table, dict) else None
 
 
 def _check_host(path: KeyPath, host: dict[str, Any]) -> Iterator[Fault]:
@@ -59,7 +53,7 @@ def _check_counts(
 ) -> Iterator[Fault]:
     """What the hosts ask for has to fit the number of servers and workers that there are."""
     for section, default in (("servers", Servers().count), ("workers", Workers().count)):
-        count = get(document, section, "count")
+        count = get(document, (section, "count"))
         count = count if type(count) is int else default
         asked = [(path, host.get(section)) for path, host in tables]
         numbers = [number for _, number in asked if type(number) is int]

@@ -6,7 +6,7 @@ The text is known to be valid TOML, so that this scanner only has to tell keys f
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 KeyPath = tuple[str | int, ...]
 PARTS_MAX = 32
@@ -22,6 +22,14 @@ _TOKEN = re.compile(
       | (?P<mark>[\n\[\]{}=,])''',
     re.VERBOSE,
 )
+
+
+def get(document: dict[str, Any], path: KeyPath) -> Any:
+    """The value of a key; None if there is none."""
+    value: Any = document
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 class Place(NamedTuple):

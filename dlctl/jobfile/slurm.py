@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dlctl.config import Slurm
-from dlctl.jobfile.hosts import FULL_PATH, get
+from dlctl.jobfile.hosts import FULL_PATH
 from dlctl.jobfile.problems import Fault
 from dlctl.units import parse_duration
 
@@ -53,9 +53,6 @@ def check(document: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(("slurm", key), message)
     yield from _check_time(table.get("time"), table.get("notice_s", Slurm().notice_s))
     yield from _check_extra(table.get("extra"))
-    if get(document, "network", "encryption") == "none":
-        message = "without encryption only this machine can take part"
-        yield Fault(("network", "encryption"), message, 'remove it, or write "curve"')
 
 
 def _check_time(text: Any, notice_s: Any) -> Iterator[Fault]:

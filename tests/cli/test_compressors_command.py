@@ -94,6 +94,14 @@ def test_a_density_that_cannot_be_is_an_error_of_the_job_file_with_its_line(job,
             assert f"job.toml:{text.splitlines().index(f'density = {density}') + 1}" in said
 
 
+def test_a_run_with_a_damaged_job_is_named(run_directory, dlctl_command):
+    run = run_directory("digits-7f3a")
+    for text in ("", '{"jo": 1}', '{"job": 1}'):
+        (run.path / "job.json").write_text(text)
+        code, _, err = dlctl_command("compressors", "--job", "digits-7f3a")
+        assert (code, "the run's job cannot be read" in err) == (1, True)
+
+
 def test_a_job_that_is_not_there_is_not_found(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main.run(["compressors", "--job", "nosuch"]) == 4

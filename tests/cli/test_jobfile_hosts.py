@@ -60,6 +60,19 @@ def test_this_machine_alone_is_no_other_host(load):
     assert not load("").is_encrypted
 
 
+def test_a_list_without_hosts_is_none(load, tmp_path):
+    load("")
+    file = tmp_path / "job.toml"
+    file.write_text(f"hosts = []\n{file.read_text()}")
+    assert jobfile.load(file).hosts == ()
+
+
+def test_a_port_of_this_machine_alone_needs_tcp(load, problem):
+    port = "[network]\nport = 7000\n"
+    assert problem(f"[[hosts]]\nworkers = 4\n{port}").suggestion == 'add transport = "tcp"'
+    assert load(f'[[hosts]]\nssh = "gpu1"\n{port}').network.port == 7000
+
+
 @pytest.mark.parametrize("name", ["gpu1", "gpu-1.lab.example", "ann@gpu1", "10.0.0.1", "::1", "a"])
 def test_what_ssh_takes_as_a_host_is_taken(load, name):
     assert load(f'[[hosts]]\nssh = "{name}"\n').hosts[0].ssh == name

@@ -333,7 +333,7 @@ def test_two_commands_at_once_start_one_run(job, own_place, play):
 def test_differences_are_named_as_in_the_job_file():
     before = {"optimizer": {"name": "sgd", "options": {"lr": 0.1}}, "job": {"stop": {"epochs": 1}}}
     after = {"optimizer": {"name": "sgd", "options": {"lr": 0.2}}, "job": {"stop": {"steps": 5}}}
-    assert differences(before, after) == [
+    assert [change.text() for change in differences(before, after)] == [
         "optimizer.lr: 0.1 -> 0.2",
         "job.stop.epochs: 1 -> none",
         "job.stop.steps: none -> 5",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from remains import keep, remember, save
 
 from dlctl import states
 from dlctl.cli import deciding, planning
+from dlctl.cli.changes import Change
+from dlctl.rundb import RunDb
 
 HOSTS = """
 [[hosts]]
@@ -155,20 +158,58 @@ def test_other_hosts_are_placed_without_asking_them(job, dlctl_command):
 
 
 @pytest.mark.parametrize(
-    ("change", "live"),
+    ("key", "after", "live"),
     [
-        ("workers.count: 4 -> 8", "dlctl scale worker=8"),
-        ('limits.push: "off" -> "5MB/s"', "dlctl set push=5MB/s"),
-        ("compression.density: 0.01 -> 0.1", "dlctl set density=0.1"),
-        ("algorithm.push_every_steps: 4 -> 16", "dlctl set push_every_steps=16"),
-        ("servers.count: 1 -> 2", ""),
-        ("job.seed: 1 -> 2", ""),
-        ("workers.lr: 1 -> 2", ""),
-        ("optimizer.lr: 0.1 -> none", ""),
+        ("workers.count", 8, "dlctl scale worker=8"),
+        ("limits.push", "5MB/s", "dlctl set push=5MB/s"),
+        ("limits.push", "5 MB/s", "dlctl set 'push=5 MB/s'"),
+        ("compression.density", 0.1, "dlctl set density=0.1"),
+        ("algorithm.push_every_steps", 16, "dlctl set push_every_steps=16"),
+        ("servers.count", 2, ""),
+        ("job.seed", 2, ""),
+        ("workers.lr", 2, ""),
+        ("optimizer.lr", None, ""),
     ],
 )
-def test_what_changes_live_is_what_dlctl_set_and_scale_can_do(change: str, live: str) -> None:
-    assert planning.how_live(change) == live
+def test_what_changes_live_is_what_dlctl_set_and_scale_can_do(key, after, live) -> None:
+    assert Change(key, 1, after).how_live() == live
+
+
+def test_what_was_changed_live_is_compared_and_not_what_it_was_started_with(
+    job, own_place, play, dlctl_command
+):
+    """The records are as the coordinator's after `dlctl set lr=0.2` and so on."""
+
+    def changes(text: str) -> dict[str, str]:
+        job.write_text(text)
+        plan = planned(dlctl_command)
+        code = dlctl_command("plan", "job.toml", "--detailed-exitcode").code
+        assert (code, plan["has_changes"]) == ((10, True) if plan["changes"] else (0, False))
+        return {row["change"]: row["live"] for row in plan["changes"]}
+
+    play("start", "ready", "forever")
+    assert dlctl_command("start", "job.toml").code == 0
+    directory = Path(the_run(own_place)["directory"])
+    new = JOB.replace("count = 2", "count = 3").replace("lr = 0.1", "lr = 0.2")
+    new += '[limits]\npush = "5MB/s"\n'
+    assert len(changes(new)) == 3
+    with closing(RunDb(directory)) as db:
+        for name in ("server-0", "worker-2"):
+            db.put_daemon(name, {"name": name, "role": name[:6], "state": "running"})
+        own = {f"worker-{i}": {"push": 5e6} for i in range(3)}
+        db.put_run(settings={"server-0": {"lr": 0.2}, **own})
+        db.commit()
+        assert changes(new) == {}
+        assert "is already running" in dlctl_command("start", "job.toml").err
+        assert changes(JOB) == {
+            "optimizer.lr: 0.2 -> 0.1": "dlctl set lr=0.1",
+            "workers.count: 3 -> 2": "dlctl scale worker=2",
+            'limits.push: "5 MB/s" -> "off"': "dlctl set push=off",
+        }
+        assert "is already running" in dlctl_command("start", "job.toml").err
+        db.put_run(settings={"server-0": {"lr": 0.2}, "worker-1": {"push": 5e6}})
+        db.commit()
+        assert list(changes(new)) == ['limits.push: ["off", "5 MB/s"] -> "5MB/s"']
 
 
 def test_every_way_that_start_can_take_has_words(run_directory) -> None:

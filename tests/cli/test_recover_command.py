@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -19,6 +20,7 @@ from dlctl import config, rundb, states
 from dlctl.cli import belonging, live
 from dlctl.cli.recovering import is_back, whom
 from dlctl.cli.snapshot import load
+from dlctl.cli.stop import KILLED
 from dlctl.rundb import RunDb
 
 
@@ -37,6 +39,14 @@ def dead(run_directory) -> Iterator:
     run.daemon("server-0", metrics={"version": 40}, **gone())
     yield run
     states.remove(run.path, config.Servers())
+
+
+def with_a_host_that_is_lost(dead):
+    """The same, of a job with another host, which nobody can reach."""
+    content = json.loads((dead.path / "job.json").read_text())
+    content["hosts"] = [{"ssh": "nowhere.invalid"}]
+    (dead.path / "job.json").write_text(json.dumps(content))
+    return dead
 
 
 def look(dlctl_command, *arguments: str) -> dict:
@@ -90,6 +100,16 @@ def test_only_what_may_be_a_cause_is_told_as_one(dead, dlctl_command):
     assert "as after SIGKILL" not in out
     told = [line.partition(" | ")[2] for line in out.splitlines() if " | " in line]
     assert told == ["no room on the disk", "Traceback (most recent call last):", "OSError: 28"]
+
+
+def test_who_was_on_another_host_is_gone_only_if_that_is_known(dead, dlctl_command):
+    run = with_a_host_that_is_lost(dead)
+    last = {"code": 3, "at": 1.0, "last_lines": []}
+    run.daemon("worker-0", agent="agent-1", pid=4242, pid_start=None)
+    run.daemon("worker-1", agent="agent-1", pid=None, state="stopped", last_exit=last)
+    causes = look(dlctl_command)["causes"]
+    assert not [line for line in causes if "worker-0" in line]
+    assert [line for line in causes if line.startswith("worker-1: exit 3")]
 
 
 def fail(dead, job, reason: str, *, was_at_work: bool) -> None:
@@ -414,6 +434,27 @@ def test_start_with_another_content_begins_from_the_checkpoint_and_warns(
     assert len(list((own_place / "runs").iterdir())) == 2, "there was no checkpoint"
 
 
+def test_a_resume_that_cannot_be_written_leaves_a_run_that_can_go_on(begun, job, dlctl_command):
+    """A real limit on file sizes, in a process of its own."""
+    (directory,) = (job.parent / "runs").iterdir()
+    run = SimpleNamespace(path=directory, db=begun)
+    save(run, step=30, number=1)
+    remember(run, "server-0")
+    state = keep(run, 0, version=1, deliveries=[])
+    job.write_text(job.read_text().replace("lr = 0.1", "lr = 0.2"))
+    code = """
+import resource, sys
+from dlctl.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+sys.exit(main.run(["start", "job.toml"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, "cannot write the run's database" in done.stderr) == (1, True)
+    assert state.exists()
+    assert look(dlctl_command)["way"] == "go on"
+    states.remove(directory, config.Servers())
+
+
 def test_start_waits_for_no_other_command_that_brings_the_run_back(begun, job, dlctl_command):
     with belonging.claimed(job.parent / "runs" / begun.run()["run_id"]):
         ended = dlctl_command("start", str(job))
@@ -431,3 +472,23 @@ def test_what_stop_has_cleaned_up_after_can_still_be_recovered(begun, dlctl_comm
     ended = dlctl_command("stop")
     assert (ended.code, "next: dlctl recover -j quick-" in ended.err) == (0, True)
     assert look(dlctl_command)["way"] == "go on"
+
+
+def test_without_a_lost_host_is_said_alike_everywhere(dead, job, dlctl_command):
+    run = with_a_host_that_is_lost(dead).run(state="failed", step=88, job_file=str(job))
+    run.daemon("agent-1", agent="agent-1", state="failed")
+    remember(run, "server-0", state="failed")
+    without = "without: take nowhere.invalid out of job.toml, then dlctl start job.toml begins anew"
+    assert without in dlctl_command("status").out
+    code, _, err = dlctl_command("recover")
+    assert (code, without in err) == (5, True)
+
+
+def test_a_run_is_killed_although_a_host_of_it_is_lost_for_good(dead, dlctl_command):
+    run = with_a_host_that_is_lost(dead)
+    state = keep(run, 0, version=1, deliveries=[])
+    ended = dlctl_command("stop", "--kill")
+    assert (ended.code, state.exists()) == (8, False)
+    assert "has stopped, but something may still run on 1 host: nowhere.invalid" in ended.err
+    assert "no process of it is left" not in ended.err
+    assert (run.db.run()["state"], run.db.run()["reason"]) == ("stopped", KILLED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from dlctl import config, states
 from dlctl.cli import lineage
 from dlctl.cli.lineage import Resume
 from dlctl.cli.verdicts import recorded_pushes, table_of
+from dlctl.launch import ssh
 
 
 @pytest.fixture
@@ -40,6 +42,20 @@ def test_what_the_servers_have_kept_is_the_last_word_of_a_run_that_died(run, dlc
     assert code == 0
     assert "verify-7f3a: 10 acknowledged pushes, none lost" in err
     assert out.splitlines()[1].split() == ["worker-0", "1", "1", "server-0", "7", "7", "0"]
+
+
+def test_hosts_are_asked_once_although_a_server_here_writes(run, dlctl_command, monkeypatch):
+    content = json.loads((run.path / "job.json").read_text())
+    content["hosts"] = [{"workers": 0}, {"ssh": "nowhere.invalid", "servers": 0}]
+    (run.path / "job.json").write_text(json.dumps(content))
+    asked, ask = [], ssh.ask
+    monkeypatch.setattr(ssh, "ask", lambda *all: asked.append(all) or ask(*all))
+    path = keep(run, 0, version=3, deliveries=[])
+    path.write_bytes(b"half written")
+    with path.open("rb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        dlctl_command("verify")
+    assert len(asked) == 1
 
 
 def test_what_was_acknowledged_and_is_not_there_is_lost(run, dlctl_command):

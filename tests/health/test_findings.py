@@ -9,8 +9,9 @@ import pytest
 
 from dlctl.config import Host, Job, JobFile, Network
 from dlctl.health import network, resources, software
-from dlctl.health.findings import FAULT, OK, WARNING, Finding, by_place, duration_text, size_text
+from dlctl.health.findings import FAULT, OK, WARNING, Finding, by_place, duration_text
 from dlctl.health.needs import HERE, Need
+from dlctl.units import short_size
 
 MB, GB = 10**6, 10**9
 HERE_FACTS: dict[str, Any] = {
@@ -338,7 +339,8 @@ def test_connections_without_keys_are_noticed() -> None:
 
 
 def test_sizes_and_times_are_short_and_places_keep_their_order() -> None:
-    assert [size_text(n) for n in (7, 1500, 312e6, 1.6e9)] == ["7 B", "1.5 kB", "312 MB", "1.6 GB"]
+    sizes = {7: "7 B", 1500: "1.5 kB", 312e6: "312 MB", 999.9e6: "1 GB", 1.6e9: "1.6 GB"}
+    assert {size: short_size(size) for size in sizes} == sizes
     assert [duration_text(s) for s in (0.000213, 41.0, 3600.1)] == ["0.21 ms", "41 s", "3600.1 s"]
     rows = [Finding(place, "s", OK, "f") for place in ("b", "a", "b")]
     assert {place: len(group) for place, group in by_place(rows).items()} == {"b": 2, "a": 1}

@@ -177,6 +177,22 @@ def test_set_returns_when_it_is_in_force_everywhere(at_work: Workplace) -> None:
     assert "10 -> 2" in again.out
 
 
+def test_what_plan_advises_is_in_force_afterwards(at_work: Workplace) -> None:
+    job = at_work.path / "job.toml"
+    before = job.read_text()
+    job.write_text(before.replace("lr = 0.1", "lr = 0.2") + '[limits]\nfetch = "50MB/s"\n')
+    plan = at_work.dlctl("plan", "job.toml", "--json", "--detailed-exitcode")
+    lives = [change["live"] for change in json.loads(plan.out)["changes"]]
+    assert (plan.code, lives) == (10, ["dlctl set lr=0.2", "dlctl set fetch=50MB/s"])
+    assert at_work.dlctl("set", *(live.split()[-1] for live in lives)).code == 0
+    at_work.until(
+        "nothing is left to do",
+        lambda: at_work.dlctl("plan", "job.toml", "--detailed-exitcode").code == 0,
+    )
+    job.write_text(before)
+    assert at_work.dlctl("set", "lr=0.1", "fetch=off").code == 0
+
+
 def test_a_limit_slows_the_pushes_down(at_work: Workplace) -> None:
     ended = at_work.dlctl("set", "worker-1", "push=500B/s")
     assert "off -> 500 B/s" in ended.out, ended.err

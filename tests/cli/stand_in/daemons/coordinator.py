@@ -81,7 +81,8 @@ class Coordinator:
 
     def ready(self) -> None:
         self.put(state="running", waiting="", step=self.resumed_step(), ready_at=time.time())
-        self.daemon("worker-0", state="running", metrics={"step": 1, "staleness_mean": 1.5})
+        for name in ("worker-0", "worker-1"):
+            self.daemon(name, state="running", metrics={"step": 1, "staleness_mean": 1.5})
 
     def warn(self) -> None:
         self.log("warning", "worker-1 is behind by 6 steps")

@@ -1,0 +1,50 @@
+"""`keys reader` and `status --key`: a file for one who looks on; no other is overwritten."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlctl import keys, reader
+
+
+@pytest.fixture
+def reachable(run_directory):
+    """A run that can be reached over TCP; nobody listens there."""
+    run = run_directory().run(control="tcp://127.0.0.1:9", control_key="x" * keys.KEY_LETTERS)
+    keys.renew(run.path)
+    return run
+
+
+@pytest.mark.usefixtures("reachable")
+def test_a_file_that_is_there_is_overwritten_only_with_force(own_place, dlctl_command):
+    file, link = own_place / "bob.key", own_place / "link"
+    file.write_text("a letter to bob")
+    link.symlink_to("nowhere")
+    for path in (file, link):
+        ended = dlctl_command("keys", "reader", str(path))
+        assert (ended.code, "is already there; nothing was written" in ended.err) == (1, True)
+    assert (file.read_text(), link.is_symlink()) == ("a letter to bob", True)
+    assert dlctl_command("keys", "reader", "--force", str(file)).code == 0
+    assert reader.load(file).address == "tcp://127.0.0.1:9"
+
+
+@pytest.mark.usefixtures("reachable")
+def test_what_cannot_be_written_is_the_key_and_not_the_run(own_place, dlctl_command):
+    code, _, err = dlctl_command("keys", "reader", str(own_place))
+    assert (code, "is a directory" in err) == (2, True)
+    code, _, err = dlctl_command("keys", "reader", "nowhere/bob.key")
+    assert (code, err) == (
+        1, "error: cannot write the key: No such file or directory\n  --> nowhere/bob.key\n",
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("reachable")
+def test_who_looks_on_is_told_about_the_readers_key(own_place, dlctl_command):
+    file = own_place / "bob.key"
+    assert "cannot read the reader's key" in dlctl_command("status", "--key", str(file)).err
+    assert dlctl_command("keys", "reader", str(file)).code == 0
+    file.chmod(0o644)
+    err = dlctl_command("status", "--key", str(file)).err
+    assert "others may read the reader's key (mode 0644)" in err
+    assert "else ask the owner of the run for new ones: dlctl keys rotate" in err
+    assert "start --fresh" not in err
