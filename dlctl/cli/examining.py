@@ -115,6 +115,17 @@ def _machines(
             yield keys
         if unknown is not None:
             yield _fault(visit.need.name, CONTROL, unknown)
+        elif job.slurm.nodes:
+            yield from _slurm(visit.need.name, job.slurm.partition)
+
+
+def _slurm(here: str, partition: str) -> Iterator[Finding]:
+    from dlctl.launch import slurmcalls
+
+    try:
+        slurmcalls.nodes(partition)
+    except DlctlError as error:
+        yield _fault(here, "Slurm", error)
 
 
 def _of_machine(

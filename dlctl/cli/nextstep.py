@@ -14,6 +14,10 @@ from dlctl.cli.snapshot import Snapshot, read_job
 _PLACE = re.compile(r"\(([^()\s][^()]*\.py:\d+)\)")
 
 
+POISONED = "no worker is left"
+"""The reason of a run all of whose workers are quarantined."""
+
+
 class Step(NamedTuple):
     command: str
     what: str
@@ -93,6 +97,8 @@ def _of_silent(snapshot: Snapshot) -> Step:
 
 
 def _mend(snapshot: Snapshot) -> str:
+    if snapshot.reason.startswith(POISONED):
+        return "correct the data, or have lr lowered as soon as it runs (dlctl set lr=...),"
     place = place_of_error(snapshot.reason)
     return f"correct {place}" if place else ""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +19,8 @@ from dlctl.errors import DlctlError, UsageError
 from dlctl.text import plural
 
 SCHEMA = "dlctl.recover/1"
+CHANGES_SHOWN = 3
+"""Differences of the job file that are shown."""
 
 
 @make_command(
@@ -87,7 +91,32 @@ def _tell(findings: Findings, lines: list[str]) -> None:
     if findings.way not in ("healthy", "over"):
         for line in lines:
             console.out(f"  {line}")
+        _tell_changes(findings.snapshot)
     console.out(f"  {console.escape(_verdict(findings))}", flush=True)
+
+
+def _tell_changes(snapshot: Snapshot) -> None:
+    from dlctl.cli import nextstep
+
+    if changed := _changes(snapshot):
+        says = ", ".join(changed[:CHANGES_SHOWN])
+        takes = f"dlctl start {nextstep.job_file(snapshot)} takes that, and recover does not"
+        console.out(f"  job file    {console.escape(f'says otherwise ({says}): {takes}')}")
+
+
+def _changes(snapshot: Snapshot) -> list[str]:
+    """What the job file says otherwise than the run has it: recover does not take that."""
+    from dlctl import jobfile
+    from dlctl.cli.changes import differences
+    from dlctl.cli.snapshot import read_job
+    from dlctl.config import to_dict
+
+    try:
+        job = jobfile.load(Path(str(snapshot.run.get("job_file"))))
+    except (DlctlError, OSError):
+        return []
+    content = json.loads(json.dumps(to_dict(job)))
+    return [change.text() for change in differences(read_job(snapshot.directory), content)]
 
 
 def _verdict(findings: Findings) -> str:

@@ -76,7 +76,12 @@ def submit_argv(script: Path) -> list[str]:
 
 
 def address_of_a_node(partition: str) -> str:
-    """An address on the way to the nodes. Raises DlctlError if Slurm does not say it."""
+    """An address on the way to the nodes. Raises as `nodes` does."""
+    return nodes(partition)[0]
+
+
+def nodes(partition: str) -> list[str]:
+    """Of a partition, "": of all. Raises DlctlError if Slurm does not say which there are."""
     only = [f"--partition={partition}"] if partition else []
     try:
         said = commands.wait(["sinfo", "-h", "-N", "-o", "%o", *only], COMMAND_S)
@@ -85,11 +90,12 @@ def address_of_a_node(partition: str) -> str:
     if said.status or not said.out.split():
         what = said.last_line() or "it knows no node" + (f" in {partition}" if partition else "")
         raise DlctlError(
-            f"Slurm does not say where its nodes are: {what}",
+            f"Slurm does not say which nodes it has: {what}",
             where="[slurm]",
-            hint="set address in [network] to the one at which the nodes reach this machine",
+            hint="sinfo has to answer here, as on a login node of the cluster, and partition in "
+            "[slurm] has to be one of its partitions",
         )
-    return said.out.split()[0]
+    return said.out.split()
 
 
 # ---------------------------------------------------------------- the end of a job

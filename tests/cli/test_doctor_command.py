@@ -36,6 +36,23 @@ def test_a_port_that_somebody_has_is_a_fault_and_its_owner_is_named(own_place, d
     assert not (own_place / "runs").exists()
 
 
+def test_a_slurm_that_is_not_set_up_here_is_a_fault_though_the_address_is_given(
+    own_place, dlctl_command, monkeypatch
+):
+    (own_place / "train.py").write_text("task = None\n")
+    tools = own_place / "bin"
+    tools.mkdir()
+    (tools / "sinfo").write_text("#!/bin/sh\necho 'sinfo: fatal: no configuration' >&2\nexit 1\n")
+    (tools / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    more = '[slurm]\nnodes = 2\n[network]\naddress = "127.0.0.1"\n'
+    (own_place / "job.toml").write_text(JOB + more)
+    rows = json.loads(dlctl_command("doctor", "job.toml", "--json").out)["findings"]
+    (found,) = [row for row in rows if row["subject"] == "Slurm"]
+    assert (found["mark"], "sinfo: fatal: no configuration" in found["found"]) == (FAULT, True)
+    assert "sinfo has to answer here" in found["fix"]
+
+
 def test_a_host_without_a_job_file_is_no_question(dlctl_command, own_place):
     code, _, err = dlctl_command("doctor", "--host", "h1")
     assert (code, "--host needs the job file" in err) == (2, True)

@@ -16,7 +16,7 @@ import pytest
 from identity import ME, identity
 from remains import keep, remember, save
 
-from dlctl import config, rundb, states
+from dlctl import config, jobfile, rundb, states
 from dlctl.cli import belonging, live
 from dlctl.cli.recovering import is_back, whom
 from dlctl.cli.snapshot import load
@@ -52,6 +52,21 @@ def with_a_host_that_is_lost(dead):
 def look(dlctl_command, *arguments: str) -> dict:
     ended = dlctl_command("recover", "--dry-run", "--json", *arguments)
     return json.loads(ended.out)
+
+
+def test_a_job_file_that_was_changed_meanwhile_is_not_taken_and_that_is_said(
+    dead, dlctl_command, tmp_path
+):
+    assert dlctl_command("init", str(tmp_path / "made")).code == 0
+    made = tmp_path / "made" / "job.toml"
+    dead.run(job_file=str(made))
+    content = config.to_dict(jobfile.load(made))
+    (dead.path / "job.json").write_text(json.dumps(content))
+    assert "says otherwise" not in dlctl_command("recover", "--dry-run").out
+    made.write_text(made.read_text() + "\n[timeouts]\nhost_s = 99\n")
+    out = dlctl_command("recover", "--dry-run").out
+    assert "job file    says otherwise (timeouts.host_s: 120.0 -> 99" in out
+    assert f"dlctl start {made} takes that, and recover does not" in out
 
 
 # ---------------------------------------------------------------- which way

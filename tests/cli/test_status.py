@@ -193,6 +193,14 @@ def test_running_takes_a_process_that_is_there(run_directory, dlctl_command):
     assert "that will be noticed in a moment" in out
 
 
+def test_what_to_do_when_all_workers_are_quarantined_is_no_mere_repetition(
+    run_directory, dlctl_command
+):
+    reason = "no worker is left: worker-1: 20 steps in a row with a NaN"
+    run_directory().run(state="failed", reason=reason, step=20, job_file="/x/job.toml")
+    assert "next        correct the data, or have lr lowered" in dlctl_command("status").out
+
+
 @pytest.mark.parametrize("state", ["slow", "quarantined", "stopped", "failed", "backoff"])
 def test_only_a_daemon_at_work_has_rates(run_directory, dlctl_command, state):
     run = run_directory().run(state="running", updated_at=time.time() + 60, **ME)
