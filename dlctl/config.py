@@ -163,7 +163,8 @@ class Network:
     __pydantic_config__ = STRICT
 
     transport: Literal["ipc", "tcp"] = "ipc"
-    """"ipc": unix sockets in a directory only this user can enter. "tcp": ports on 127.0.0.1."""
+    """"ipc": unix sockets in a directory only this user can enter. "tcp": ports on 127.0.0.1;
+    with other hosts always, and on addresses that these can reach."""
     encryption: Literal["curve", "none"] = "curve"
     """With "tcp": "curve" encrypts every connection, with a key for every daemon, and lets only
     these keys in. "none" is faster, and open to every user of this machine.

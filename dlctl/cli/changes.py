@@ -103,4 +103,7 @@ def _leaves(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+        # As [[hosts]]: what is not said of one is of no interest.
+        value = [{key: said for key, said in item.items() if said} for item in value]
     return "none" if value is None else json.dumps(value)

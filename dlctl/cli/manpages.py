@@ -98,7 +98,7 @@ def _root_page(context: click.Context) -> str:
     _options(page, cli, context)
     page.paragraphs("--color, --progress, -q and -v may also stand behind the command's name.")
     names = [f"dlctl-{name}(1)" for name in cli.entries]
-    _closing(page, cli, context, [*names, "dlctl-job(5)"])
+    _closing(page, cli, context, [*names, "dlctl-job(5)", "dlctl-hosts(7)", "dlctl-slurm(7)"])
     return str(page)
 
 
@@ -165,7 +165,10 @@ def _closing(
     page: Page, command: click.Command, context: click.Context, see_also: list[str]
 ) -> None:
     page.heading("EXAMPLES")
-    page.items(_examples(command, context))
+    examples = dict[str, str]()
+    for example, what in _examples(command, context):
+        examples.setdefault(example, what)  # A group shows some of its commands', too.
+    page.items(examples.items())
     page.heading("EXIT STATUS")
     page.paragraphs("Every command ends with one of these:")
     page.items(EXIT_STATUS)
