@@ -430,7 +430,8 @@ def test_every_option_has_its_manual_text_below_it(kind):
 
 
 def assert_every_field_is_documented(options):
-    lines = [line.strip() for line in inspect.getsource(options).splitlines()]
     for field in options.__dataclass_fields__:
+        owner = next(kind for kind in options.__mro__ if field in kind.__annotations__)
+        lines = [line.strip() for line in inspect.getsource(owner).splitlines()]
         (at,) = [i for i, line in enumerate(lines) if line.startswith(f"{field}:")]
         assert lines[at + 1].startswith('"""'), f"{field} has no text under it"
