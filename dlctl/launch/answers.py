@@ -201,7 +201,8 @@ def _said_by_ssh(answer: Answer) -> DlctlError:
 
 def _said_by_shell(answer: Answer) -> DlctlError:
     host, words = answer.host, answer.words
-    python = f"set python of this host in [[hosts]]; what there is: ssh {host} 'ls -d */bin/python'"
+    there = f"ssh {host} 'which -a python3; ls -d */bin/python'"
+    python = f"set python of this host in [[hosts]]; what there is: {there}"
     if answer.status in (NOT_EXECUTABLE, NOT_FOUND):
         return DlctlError(f"{host} has no such Python{_last(words)}", where=host, hint=python)
     if "unknown option: -p" in words.lower():
