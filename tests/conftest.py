@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,12 @@ from dlctl.rundb import RunDb
 
 START = 1_750_000_000.0
 """A time in June 2025, in seconds since 1970."""
+
+
+def pytest_configure() -> None:
+    """Ctrl-C is tried on commands: a shell that has us in the background has it ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
