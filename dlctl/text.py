@@ -1,6 +1,10 @@
-"""Foreign text made harmless (what others wrote must not steer a terminal), and counted nouns."""
+"""Foreign text made harmless (what others wrote must not steer a terminal), lines of logs, and
+counted nouns.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 _HARMLESS_SPACES = "\u00a0\u202f\u3000"
 
@@ -18,6 +22,11 @@ def escape(text: str) -> str:
 
 def _visible(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def grave(lines: Iterable[str]) -> list[str]:
+    """Of a log's lines, "LEVEL text" each, those that say more than that all is well."""
+    return [line for line in lines if not line.startswith("INFO ")]
 
 
 def plural(count: int, noun: str) -> str:

@@ -89,12 +89,12 @@ def _user() -> str:
 
 def _folders(request: Request) -> dict[str, Any]:
     """directory, states (None: in shared memory) and runtime, each as `_directory` returns it."""
-    own, runtime = root(request), runs.runtime_dir()
-    is_home, has_states = field(request, "folder", str), field(request, "state_dir", str)
+    folder, state_dir = field(request, "folder", str), field(request, "state_dir", str)
+    own = root(request)
     return {
-        "directory": _directory(full_path(request, "folder")) if is_home else _private(own),
-        "states": _directory(full_path(request, "state_dir")) if has_states else None,
-        "runtime": _private(runtime),
+        "directory": _directory(full_path(request, "folder")) if folder else _private(own),
+        "states": _directory(full_path(request, "state_dir")) if state_dir else None,
+        "runtime": _private(runs.runtime_dir()),
     }
 
 

@@ -9,6 +9,7 @@ from dlctl.cli import console, nextstep, report, troubles, values
 from dlctl.cli.report import Row
 from dlctl.cli.snapshot import COORDINATOR, Snapshot
 from dlctl.cli.troubles import Trouble
+from dlctl.text import grave
 
 LAST_LINES = 3
 _BIRTH = re.compile(r"INFO \w+ [\w-]+ starts, pid \d+")
@@ -57,9 +58,9 @@ def _last_words(row: Row) -> list[str]:
     if not isinstance(last, dict) or not isinstance(words, list) or row.get("state") == "slow":
         return []
     said = [str(word) for word in words if not _BIRTH.fullmatch(str(word))]
-    if str(last.get("code")).startswith("-"):  # What it said before it was killed is no cause.
-        said = [word for word in said if not word.startswith("INFO ")]
-    return said[-LAST_LINES:]
+    was_killed = (values.number(last.get("code")) or 0) < 0
+    # What it said before that, while all was well, is no cause.
+    return (grave(said) if was_killed else said)[-LAST_LINES:]
 
 
 def _run_itself(snapshot: Snapshot) -> list[str]:

@@ -93,11 +93,9 @@ def rotate(timeout: str | None, no_wait: bool, job: str | None, as_json: bool) -
         data = {"run": snapshot.run_id, "fingerprint": fingerprint, "restarted": begun}
         console.out_json(SCHEMA, data)
     else:
-        has_keys = bool(snapshot.run.get("control_key"))
-        what = "new keys; the old ones open" if has_keys else (
-            "a new key, and its workers have new tokens; the old ones open"
-        )  # fmt: skip
-        console.note(console.escape(f"{snapshot.run_id} has {what} nothing"))
+        # Without keys for the connections it is the tokens of the workers that come from it.
+        what = "new keys" if snapshot.run.get("control_key") else "a new key, for new tokens"
+        console.note(console.escape(f"{snapshot.run_id} has {what}; the old ones open nothing"))
 
 
 @make_command(

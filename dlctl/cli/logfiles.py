@@ -77,10 +77,11 @@ def parse(raw: str, name: str, incarnation: int, before: float) -> Line:
     """One line of a log file; `before` is the time of the line before it."""
     try:
         fields = json.loads(raw) if raw.startswith("{") else None
+        fields = None if _is_deep(raw, fields) else fields
         at = _seconds(fields.pop("ts")) if fields else before
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         fields = None
-    if not isinstance(fields, dict) or not isinstance(fields.get("msg"), str) or _is_deep(raw):
+    if not isinstance(fields, dict) or not isinstance(fields.get("msg"), str):
         shown = raw.rpartition("\r")[2] or raw  # a progress bar: what it showed last
         return Line(name, incarnation, before, TEXT, shown, {}, raw)
     level, text = str(fields.pop("level", "info")).lower(), fields.pop("msg")
@@ -96,9 +97,9 @@ def _seconds(time: str) -> float:
     return at
 
 
-def _is_deep(raw: str) -> bool:
+def _is_deep(raw: str, fields: Any) -> bool:
     """Whether a line of JSON may be nested more deeply than what is done with it can follow."""
-    return raw.count("[") + raw.count("{") > LEVELS_MAX and is_deep(json.loads(raw), LEVELS_MAX)
+    return raw.count("[") + raw.count("{") > LEVELS_MAX and is_deep(fields, LEVELS_MAX)
 
 
 def tail(

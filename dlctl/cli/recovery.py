@@ -21,7 +21,7 @@ from dlctl.cli.remains import NO_STATE, Shard, obstacle
 from dlctl.cli.snapshot import ENDED, Snapshot, is_here, load
 from dlctl.errors import DlctlError
 from dlctl.rundb import RunDb
-from dlctl.text import plural
+from dlctl.text import grave, plural
 
 HEALTHY, SUPERVISED, GO_ON, RESUME, OVER, NOTHING, AWAY = (
     "healthy", "supervised", "go on", "resume", "over", "nothing", "away",
@@ -225,8 +225,7 @@ def _end_of(snapshot: Snapshot, row: Mapping[str, Any]) -> list[str]:
 
 def _grave(lines: list[str]) -> list[str]:
     """The last lines that say more than that all is well."""
-    said = [line for line in lines if not line.startswith("INFO ")]
-    return [f"  | {line}" for line in said[-LAST_LINES:]]
+    return [f"  | {line}" for line in grave(lines)[-LAST_LINES:]]
 
 
 # ---------------------------------------------------------------- in words

@@ -122,8 +122,13 @@ def _daemon(snapshot: Snapshot, row: Row) -> Iterator[Trouble]:
     at = values.number(last.get("at")) if isinstance(last, Mapping) else None
     heard_at = values.number(row.get("updated_at"))
     logs = f"dlctl logs {name} {job}"
-    if snapshot.is_live and (given_up_at := _given_up_at(snapshot, row)) is not None:
-        yield from _away(snapshot, row, given_up_at)
+    given_up_at = _given_up_at(snapshot, row)
+    if given_up_at is not None and row.get("role") == "agent" and state != "failed":
+        yield _host_away(snapshot, row, given_up_at)
+    elif given_up_at is not None and state == "slow":
+        silent_s = 0.0 if heard_at is None else snapshot.now - heard_at
+        text = f"has not answered for {values.duration(silent_s)}, nor has its host"
+        yield Trouble(name, text, "", heard_at, number)
     elif state == "quarantined":
         back = f"dlctl restart {name} {job}" if snapshot.is_live else nextstep.command(snapshot)
         yield Trouble(name, _quarantined(snapshot, row), back, at, number)
@@ -152,30 +157,24 @@ def _daemon(snapshot: Snapshot, row: Row) -> Iterator[Trouble]:
 
 
 def _given_up_at(snapshot: Snapshot, row: Row) -> float | None:
-    """When the host of a daemon is given up, because nobody there can be reached."""
-    return values.number(snapshot.daemon(str(row.get("agent"))).get("given_up_at"))
+    """When the host of a daemon is given up; None as long as somebody there can be reached."""
+    agent = snapshot.daemon(str(row.get("agent"))) if snapshot.is_live else {}
+    return values.number(agent.get("given_up_at"))
 
 
-def _away(snapshot: Snapshot, row: Row, given_up_at: float) -> Iterator[Trouble]:
-    """What becomes of a host that cannot be reached is said of its agent; and of those there from
-    which nothing is heard any more, that it is because of that.
-    """
-    name, heard_at = str(row["name"]), values.number(row.get("updated_at"))
-    if row.get("role") == "agent":
-        host = row.get("host") or "its host"
-        left = values.duration(max(0.0, given_up_at - snapshot.now))
-        hosted = [r for r in snapshot.daemons if r.get("agent") == name and r is not row]
-        servers = [str(r["name"]) for r in hosted if r.get("role") == "server"]
-        then = f"the run fails without {' and '.join(servers)}" if servers else (
-            "its workers start on the others"
-        )  # fmt: skip
-        text = f"cannot be reached on {host}; it is given up in {left}, and then {then}"
-        helps = f"dlctl doctor {nextstep.job_file(snapshot)}"
-        yield Trouble(name, text, helps, heard_at, incarnation(row))
-    elif row.get("state") == "slow":
-        silent_s = 0.0 if heard_at is None else snapshot.now - heard_at
-        text = f"has not answered for {values.duration(silent_s)}, nor has its host"
-        yield Trouble(name, text, "", heard_at, incarnation(row))
+def _host_away(snapshot: Snapshot, agent: Row, given_up_at: float) -> Trouble:
+    """Of an agent that cannot be reached: what becomes of its host."""
+    name, left_s = str(agent["name"]), max(0.0, given_up_at - snapshot.now)
+    hosted = [row for row in snapshot.daemons if row.get("agent") == name]
+    servers = [str(row["name"]) for row in hosted if row.get("role") == "server"]
+    then = "its workers start on the others"
+    if servers:
+        then = f"the run fails without {' and '.join(servers)}"
+    where = agent.get("host") or "its host"
+    text = f"cannot be reached on {where}; it is given up in {values.duration(left_s)}, and then"
+    helps = f"dlctl doctor {nextstep.job_file(snapshot)}"
+    heard_at = values.number(agent.get("updated_at"))
+    return Trouble(name, f"{text} {then}", helps, heard_at, incarnation(agent))
 
 
 def _quarantined(snapshot: Snapshot, row: Row) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from dlctl.names import HOME_AGENT
 from dlctl.roles.effects import AgentWaits, HostsTaken, ProcessEnded
 from dlctl.roles.membership import STATUS_UNKNOWN, Daemon
+from dlctl.text import grave
 
 if TYPE_CHECKING:
     from dlctl.roles.coordinator import Coordinator
@@ -26,7 +27,6 @@ class Hosts:
         self.desk = coordinator.desk
         self.members = coordinator.members
         self.limit_s = coordinator.job.timeouts.host_s
-        self._away_since: dict[str, float] = {}
         self._waits_for = ""
 
     def is_known(self, agent: Daemon) -> bool:
@@ -35,23 +35,21 @@ class Hosts:
 
     def is_away(self, daemon: Daemon) -> bool:
         """Whether nobody on its host answers: no order gets there now."""
-        return daemon.agent in self._away_since
+        return self.members.agent_of(daemon).given_up_at is not None
 
     def is_back(self, agent: Daemon) -> None:
         """Its agent has registered."""
         agent.has_worked = True
         agent.given_up_at = None
-        self._away_since.pop(agent.name, None)
 
     def lose(self, agent: Daemon, words: tuple[str, ...], now: float) -> None:
         """An attempt to reach it has failed, or its agent has fallen silent."""
-        since = self._away_since.setdefault(agent.name, now)
-        agent.given_up_at = since + self.limit_s
-        if now - since < self.limit_s:
+        if agent.given_up_at is None:
+            agent.given_up_at = now + self.limit_s
+        if now < agent.given_up_at:
             agent.back_off(now)
             if agent.deaths_in_row <= 1:
-                grave = [word for word in words if not word.startswith("INFO ")]
-                said = f": {grave[-1]}" if grave else ""
+                said = "".join(f": {line}" for line in grave(words)[-1:])
                 text = f"{agent.name} on {self.host(agent)} is started again{said}"
                 self.desk.event("lost", agent.name, text)
         else:
@@ -83,8 +81,7 @@ class Hosts:
         """The clocks of its start, and of its host's absence, begin when it can be started."""
         agent.phase = why
         agent.started_at = agent.heard_at = now
-        if agent.name in self._away_since:
-            self._away_since[agent.name] = now
+        if agent.given_up_at is not None:
             agent.given_up_at = now + self.limit_s
         if self.of.state == "starting":
             self.of.started_at = now
@@ -115,7 +112,7 @@ class Hosts:
             self.of.evaluations.gone(daemon.name)
 
     def _give_up(self, agent: Daemon, now: float) -> None:
-        agent.state, agent.retry_at, agent.given_up_at = "failed", None, None
+        agent.state, agent.retry_at = "failed", None
         hosted = self.members.hosted_by(agent)
         servers = [daemon.name for daemon in hosted if daemon.role == "server"]
         text = f"the host {self.host(agent)} has not been reached for {self.limit_s:.0f} s"

@@ -87,7 +87,7 @@ class Daemon:
     out_of_touch: bool = False
     """Its host is away, and it is silent itself: nothing waits for it that can do without."""
     given_up_at: float | None = None
-    """Of an agent that cannot be reached: when its host is given up."""
+    """Of an agent that cannot be reached: when its host is, or was, given up."""
     deaths_in_row: int = 0
     """Of processes that lived only shortly, the newest one included."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 
@@ -27,6 +29,19 @@ def texts(lines) -> list[str]:
 
 def tail(run, name: str, limit: int | None, wanted=None) -> list[str]:
     return texts(logfiles.tail(logfiles.list_files(run.path).get(name, []), limit, wanted))
+
+
+def parsed(raw: str, frames: int) -> logfiles.Line:
+    """The same with so many more calls on the stack."""
+    return parsed(raw, frames - 1) if frames else logfiles.parse(raw, "worker-0", 1, 5.0)
+
+
+def test_json_of_any_depth_is_a_line_of_text_also_at_the_limit_of_what_can_be_read():
+    """One call more or less on the stack decides whether the interpreter can read it at all."""
+    raw = '{"ts": "2025-01-01T00:00:00Z", "msg": "x", "a": ' + "[" * 800 + "]" * 800 + "}"
+    free = sys.getrecursionlimit() - len(inspect.stack(0))
+    for frames in range(free - 20):
+        assert parsed(raw, frames).level == logfiles.TEXT
 
 
 def test_a_json_line_is_taken_apart_and_other_text_stays_text(run_directory):

@@ -107,12 +107,14 @@ def test_a_host_that_is_away_is_the_root_and_what_becomes_of_it_is_said(
         updated_at=now - 20,
     )  # fmt: skip
     run.daemon(f"{role}-0", state="slow", phase="serving", **there)
+    run.daemon("worker-7", state="quarantined", error="a NaN", **there)
     worker(run, 1, phase="fetching", waiting_for=f"{role}-0", waits_s=20)
     roots = json.loads(dlctl_command("why", "--json").out)["causes"]
     told = {root["name"]: root["what"] for root in roots}
     assert told["agent-1"].startswith("cannot be reached on h3; it is given up in 1m")
     assert told["agent-1"].endswith(f"and then {then}")
     assert told[f"{role}-0"].endswith("nor has its host")
+    assert told["worker-7"] == "is quarantined: a NaN", "that has nothing to do with its host"
 
 
 def test_a_quarantined_worker_is_a_cause_even_if_nobody_waits_for_it(run, dlctl_command):

@@ -148,7 +148,7 @@ def _change_file(random: Random, files: list[list[bytes]], other: bytes) -> None
 def _change_tensors(random: Random, data: bytes) -> bytes:
     """A safetensors file with another head."""
     length = int.from_bytes(data[:8], "little")
-    with suppress(ValueError, TypeError, AttributeError, RecursionError):
+    with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
         tree = json.loads(data[8 : 8 + length])
         for entry in tree.values():
             if random.random() < 0.3:

@@ -147,6 +147,16 @@ class Saving:
         return self.desk.clear()
 
 
+def under_way(*saved: str) -> Saving:
+    """A checkpoint that these daemons have saved already."""
+    saving = Saving()
+    saving.begin()
+    saving.begun()
+    for name in saved:
+        saving.saved(name)
+    return saving
+
+
 def test_a_checkpoint_is_complete_when_its_manifest_is_written() -> None:
     saving = Saving()
     assert saving.begin() == [BeginCheckpoint(8, 100)]
@@ -171,9 +181,7 @@ def test_two_requests_at_once_are_one_checkpoint() -> None:
 
 
 def test_an_error_of_one_daemon_fails_the_checkpoint_and_not_the_newest_one() -> None:
-    saving = Saving()
-    saving.begin()
-    saving.begun()
+    saving = under_way()
     saving.saved("server-0", "no space left")
     saving.saved("worker-0")
     saving.saved("worker-1")
@@ -183,52 +191,33 @@ def test_an_error_of_one_daemon_fails_the_checkpoint_and_not_the_newest_one() ->
 
 
 def test_a_worker_that_dies_meanwhile_is_not_waited_for() -> None:
-    saving = Saving()
-    saving.begin()
-    saving.begun()
-    saving.saved("server-0")
-    saving.saved("worker-0")
+    saving = under_way("server-0", "worker-0")
     saving.machine.on_gone("worker-1", 0.3)
     assert isinstance(saving.desk.clear()[0], CompleteCheckpoint)
 
 
 def test_a_checkpoint_is_completed_once_however_often_a_host_is_said_to_be_away() -> None:
-    saving = Saving()
-    saving.begin()
-    saving.begun()
-    saving.saved("server-0")
-    saving.saved("worker-0")
+    saving = under_way("server-0", "worker-0")
     for _ in range(3):
         saving.machine.on_host_gone(["worker-1", "worker-1"], 0.3)
     assert [type(effect) for effect in saving.desk.clear()] == [CompleteCheckpoint]
 
 
 def test_a_checkpoint_without_a_shard_is_none() -> None:
-    saving = Saving()
-    saving.begin()
-    saving.begun()
-    saving.saved("worker-0")
-    saving.saved("worker-1")
+    saving = under_way("worker-0", "worker-1")
     saving.machine.on_gone("server-0", 0.3)
     assert saving.rows[0]["error"] == "server-0 died while it was saving"
 
 
 def test_a_checkpoint_is_given_up_in_time_and_names_who_was_late() -> None:
-    saving = Saving()
-    saving.begin()
-    saving.begun()
-    saving.saved("worker-0")
+    saving = under_way("worker-0")
     saving.machine.on_deadline(SAVE_S_MAX)
     assert "server-0, worker-1" in saving.rows[0]["error"]
     assert len(saving.desk.outstanding) == 0
 
 
 def test_a_checkpoint_does_without_workers_that_push_too_seldom_to_save_in_time() -> None:
-    saving = Saving()
-    saving.begin()
-    saving.begun()
-    saving.saved("server-0")
-    saving.saved("worker-0")
+    saving = under_way("server-0", "worker-0")
     saving.machine.on_deadline(SAVE_S_MAX)
     complete = next(e for e in saving.desk.clear() if isinstance(e, CompleteCheckpoint))
     assert [worker["name"] for worker in complete.manifest["workers"]] == ["worker-0"]
