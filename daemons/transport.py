@@ -12,6 +12,7 @@ dropped, and one that is not ours is dropped and counted: the roles repeat what 
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ import zmq
 from daemons.crowd import Crowd
 from daemons.gatekeeper import DOMAIN, Gatekeeper
 from daemons.handshakes import Handshakes, Target
+from daemons.segments import Assembly, are_large, cut
 from daemons.unread import Unread
 from dlctl import wire
 from dlctl.errors import DlctlError, LocalProtocolError, RemoteProtocolError
@@ -67,6 +69,11 @@ class Transport:
         self.gatekeeper: Gatekeeper | None = None
         self._handshakes = Handshakes(poller)
         self.unread = Unread()
+        self._assembly = Assembly()
+        self._numbers = itertools.count()
+        """Of the messages that are sent in segments."""
+        self._bytes_max = wire.FRAME_BYTES_MAX
+        """Of one that comes in segments to us as a listener."""
         self.crowd: Crowd | None = None
         self._hushed: dict[str, float] = {}
         """Name -> until when nothing is heard of it."""
@@ -100,6 +107,7 @@ class Transport:
         """
         socket = self._socket(zmq.ROUTER)
         socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes_max)
+        self._bytes_max = frame_bytes_max
         socket.setsockopt(zmq.IPV6, int("[" in address))
         if self._secret:
             self.gatekeeper = self.gatekeeper or Gatekeeper(self._context)
@@ -138,6 +146,7 @@ class Transport:
         if self.gatekeeper is not None and not self.gatekeeper.is_alive():
             raise RuntimeError("the thread that lets connections in has ended")
         self.unread.check()
+        self._assembly.check()
         if self.crowd is not None:
             self.crowd.check()
         for target in self._handshakes.take_refused():
@@ -177,7 +186,7 @@ class Transport:
         if socket is None:
             return
         try:
-            _send_frames(socket, frames)
+            self._send(socket, [], frames)
         except zmq.ZMQError as error:
             log.debug("dropped %s for %s: %s", type(message).__name__, peer, error)
 
@@ -192,12 +201,31 @@ class Transport:
             log.debug("dropped %s: its receiver does not read", kind)
             return
         try:
-            tracker = _send_frames(self._router, [peer, *frames], track=is_large)
+            tracker = self._send(self._router, [peer], frames, track=is_large)
         except zmq.ZMQError as error:
             log.debug("dropped %s for %r: %s", kind, peer, error)
             return
         if tracker is not None:
             self.unread.add(peer, tracker, nbytes)
+
+    def _send(
+        self,
+        socket: zmq.Socket[bytes],
+        to: wire.Frames,
+        frames: wire.Frames,
+        *,
+        track: bool = False,
+    ) -> zmq.MessageTracker | None:
+        """One message, in segments if it is large. Raises ZMQError; what is sent then is no whole.
+
+        track: returns what says when the last of its large frames has left our memory.
+        """
+        if not are_large(frames):
+            return _send_frames(socket, [*to, *frames], track)
+        newest = None
+        for part in cut(frames, next(self._numbers)):
+            newest = _send_frames(socket, [*to, *part], track) or newest
+        return newest
 
     def receive(self, socket: zmq.Socket[bytes]) -> Iterator[tuple[Peer, Message, str]]:
         """What has come on one socket, at most `RECEIVE_BATCH` messages: from whom, the message,
@@ -213,10 +241,13 @@ class Transport:
             if self._hushed and self._is_hushed(identity):
                 continue
             peer: Peer = self._names.get(socket, "")
+            bytes_max = wire.FRAME_BYTES_MAX
             if socket is self._router:
-                peer, frames = bytes(frames[0]), frames[1:]
+                peer, frames, bytes_max = bytes(frames[0]), frames[1:], self._bytes_max
             try:
-                yield peer, wire.decode(frames), identity
+                whole = self._assembly.take(peer, frames, bytes_max)
+                if whole is not None:
+                    yield peer, wire.decode(whole), identity
             except RemoteProtocolError as error:
                 self.refused += 1
                 log.warning(
@@ -269,10 +300,7 @@ class Transport:
 def _send_frames(
     socket: zmq.Socket[bytes], frames: wire.Frames, track: bool = False
 ) -> zmq.MessageTracker | None:
-    """One multipart message. Raises ZMQError for all of it or for nothing.
-
-    track: returns what says when the last of its large frames has left our memory.
-    """
+    """One multipart message. Raises ZMQError for all of it or for nothing."""
     tracker = None
     last = len(frames) - 1
     for i, frame in enumerate(frames):

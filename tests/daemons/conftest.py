@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from house import GUEST, KEYS, House
 
 from daemons.coordinator.records import Records
 from daemons.loop import Loop
 from dlctl.machine import Effect, Event, Exit, Started
 from dlctl.rundb import RunDb
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    made = House({KEYS.public(GUEST): GUEST})
+    yield made
+    made.transport.close()
 
 
 class Script:

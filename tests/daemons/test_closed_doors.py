@@ -25,13 +25,6 @@ SILENCE_S = 0.5
 IDLE = 400
 
 
-@pytest.fixture
-def house() -> Iterator[House]:
-    made = House({KEYS.public(GUEST): GUEST})
-    yield made
-    made.transport.close()
-
-
 @contextmanager
 def plain(address: str) -> Iterator[zmq.Socket[bytes]]:
     """A connection without any key."""

@@ -1,0 +1,144 @@
+"""Large messages travel in segments: while one is put in its place, the next ones are on their way.
+
+What ZeroMQ receives lies in new memory, which the kernel hands out page by page; for segments it is
+the same memory again and again. They are put together in one array, so that a message that comes in
+segments costs one copy and is otherwise what it would have been: whole, or not there. Segments of
+one connection come in order; where one is missing, the message is dropped, and the roles repeat it.
+
+    a segment    [head, bytes]
+    the rest     [head, lengths of the frames that came so, frames ...]; those are empty here
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from dlctl.errors import RemoteProtocolError
+from dlctl.messages import Array
+from dlctl.wire import FRAMES_MAX, Frame, Frames
+
+SEGMENT_BYTES = 2 << 20
+SEGMENTS_MAX = 256
+"""Of one message: what waits for a peer is limited in messages, too."""
+FRAME_BYTES_MIN = 2 * SEGMENT_BYTES
+"""Frames from this on are cut."""
+PATIENCE_S = 10.0
+"""For the next segment; then the peer is gone, and what there is of its message, too."""
+ALIGNMENT = 64
+_HEAD = struct.Struct("<4sQQQ")
+"""Which of the two it is, number of the message, bytes of all its segments, place of this one."""
+_SEGMENT, _REST = b"\xc1seg", b"\xc1all"
+_FOREIGN = 0xC1
+"""No msgpack begins with this byte, so no header of a message does."""
+
+
+def are_large(frames: Frames) -> bool:
+    """Whether a message has to be cut."""
+    return any(len(frame) >= FRAME_BYTES_MIN for frame in frames)
+
+
+def cut(frames: Frames, number: int) -> Iterator[Frames]:
+    """The messages that a large one travels as. `number`: another one for every message."""
+    lengths = [len(frame) if len(frame) >= FRAME_BYTES_MIN else 0 for frame in frames]
+    places, total = _places(lengths)
+    size = max(SEGMENT_BYTES, -(-total // SEGMENTS_MAX))
+    for frame, length, place in zip(frames, lengths, places, strict=True):
+        for lo in range(0, length, size):
+            head = _HEAD.pack(_SEGMENT, number, total, place + lo)
+            yield [head, memoryview(frame)[lo : lo + size]]
+    rest = [b"" if length else frame for frame, length in zip(frames, lengths, strict=True)]
+    yield [_HEAD.pack(_REST, number, total, 0), struct.pack(f"<{len(lengths)}Q", *lengths), *rest]
+
+
+def _places(lengths: list[int]) -> tuple[list[int], int]:
+    """Where the frames of these lengths begin in the array of a message, and its length."""
+    places, at = [], 0
+    for length in lengths:
+        places.append(at)
+        at += -(-length // ALIGNMENT) * ALIGNMENT
+    return places, at
+
+
+@dataclass(slots=True)
+class _Partial:
+    """What has come of a message so far."""
+
+    number: int
+    array: Array
+    """uint8[total]"""
+    seen_at: float
+    nbytes: int = 0
+    end: int = 0
+    """Where the newest segment ends."""
+
+
+class Assembly:
+    """Puts together what comes over any number of connections, one message of each at a time."""
+
+    def __init__(self) -> None:
+        self.broken = 0
+        """Messages of which a segment was missing."""
+        self._partials: dict[Hashable, _Partial] = {}
+
+    def take(self, source: Hashable, frames: Frames, bytes_max: int) -> Frames | None:
+        """The frames of a whole message; None as long as more of it has to come, or some is lost.
+
+        `source`: the connection. Raises RemoteProtocolError for segments that `cut` never makes,
+        and for a message of more than `bytes_max` bytes.
+        """
+        head = frames[0]
+        if not head or head[0] != _FOREIGN:
+            return frames
+        if len(head) != _HEAD.size or len(frames) < 2:
+            raise RemoteProtocolError("this is no segment of a message")
+        kind, number, total, place = _HEAD.unpack(head)
+        if total > bytes_max:
+            raise RemoteProtocolError(f"a message of {total} bytes; at most {bytes_max}")
+        if kind == _SEGMENT and len(frames) == 2:
+            self._put(source, number, total, place, frames[1])
+            return None
+        if kind != _REST:
+            raise RemoteProtocolError("this is no segment of a message")
+        return self._whole(source, number, frames[1], frames[2:])
+
+    def check(self) -> None:
+        """A chore: forget what nobody goes on with."""
+        oldest = time.monotonic() - PATIENCE_S
+        for source, partial in list(self._partials.items()):
+            if partial.seen_at < oldest:
+                del self._partials[source]
+
+    def _put(self, source: Hashable, number: int, total: int, place: int, data: Frame) -> None:
+        if place == 0:
+            self._partials[source] = _Partial(number, np.empty(total, np.uint8), 0.0)
+        partial, end = self._partials.get(source), place + len(data)
+        if partial is None or partial.number != number:
+            return  # Its beginning is lost.
+        if not 0 <= place - partial.end < ALIGNMENT or end > partial.array.size:
+            return  # One before it is lost: the rest will not fit.
+        partial.array[place:end] = np.frombuffer(data, np.uint8)
+        partial.nbytes, partial.end = partial.nbytes + len(data), end
+        partial.seen_at = time.monotonic()
+
+    def _whole(self, source: Hashable, number: int, packed: Frame, frames: Frames) -> Frames | None:
+        if len(frames) > FRAMES_MAX or len(packed) != 8 * len(frames):
+            raise RemoteProtocolError("the lengths of a message's frames are not given")
+        lengths = list(struct.unpack(f"<{len(frames)}Q", packed))
+        partial = self._partials.pop(source, None)
+        places, total = _places(lengths)
+        is_whole = partial is not None and (
+            (partial.number, partial.nbytes, partial.array.size) == (number, sum(lengths), total)
+        )
+        if partial is None or not is_whole:
+            self.broken += 1
+            return None
+        view = memoryview(partial.array)
+        return [
+            view[place : place + length] if length else frame
+            for frame, length, place in zip(frames, lengths, places, strict=True)
+        ]

@@ -1,0 +1,178 @@
+"""Large messages in segments: whole, or not there."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from house import COME_S, GUEST, HEARD, HERE, House, guest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daemons import segments
+from daemons.segments import Assembly, cut
+from dlctl import messages as m
+from dlctl.errors import RemoteProtocolError
+from dlctl.wire import Frames, decode, encode
+
+MAX = 1 << 40
+HEADER = b"\x94"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of which a test can have many."""
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 100)
+    monkeypatch.setattr(segments, "FRAME_BYTES_MIN", 200)
+
+
+def frames_of(lengths: list[int]) -> Frames:
+    return [HEADER, *(bytes([i + 1]) * length for i, length in enumerate(lengths))]
+
+
+def put_together(assembly: Assembly, parts: list[Frames], source: bytes = b"a") -> Frames | None:
+    """What comes of the last one; nothing may come of those before it."""
+    *first, last = parts
+    for part in first:
+        assert assembly.take(source, part, MAX) is None
+    return assembly.take(source, last, MAX)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 40_000), max_size=6))
+def test_whatever_is_cut_comes_out_as_it_was(lengths: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments, "SEGMENT_BYTES", 1000)
+        patch.setattr(segments, "FRAME_BYTES_MIN", 2000)
+        frames = frames_of(lengths)
+        parts = list(cut(frames, 7)) if segments.are_large(frames) else [frames]
+        assert len(parts) <= segments.SEGMENTS_MAX + len(lengths) + 1
+        whole = put_together(Assembly(), parts)
+    assert whole is not None
+    assert [bytes(frame) for frame in whole] == frames
+
+
+def test_what_is_not_cut_is_left_alone() -> None:
+    frames: Frames = [b"\x94\x01", b"x" * 1000]
+    assert not segments.are_large(frames)
+    assert Assembly().take(b"a", frames, MAX) is frames
+
+
+@pytest.mark.usefixtures("small")
+def test_a_message_that_lacks_a_segment_is_dropped_and_the_next_one_is_whole() -> None:
+    frames, assembly = frames_of([950, 10, 300]), Assembly()
+    parts = list(cut(frames, 1))
+    for missing in range(len(parts) - 1):
+        left = parts[:missing] + parts[missing + 1 :]
+        assert put_together(assembly, left) is None
+        whole = put_together(assembly, list(cut(frames, 100 + missing)))
+        assert whole is not None
+        assert [bytes(frame) for frame in whole] == frames
+    assert assembly.broken == len(parts) - 1
+
+
+@pytest.mark.usefixtures("small")
+def test_a_peer_that_begins_anew_with_the_same_number_is_understood() -> None:
+    assembly, frames = Assembly(), frames_of([950])
+    for part in list(cut(frames, 0))[:4]:
+        assembly.take(b"a", part, MAX)
+    whole = put_together(assembly, list(cut(frames_of([400]), 0)))
+    assert whole is not None
+    assert [bytes(frame) for frame in whole] == frames_of([400])
+
+
+@pytest.mark.usefixtures("small")
+def test_messages_of_two_connections_are_not_mixed_up() -> None:
+    assembly = Assembly()
+    one, other = (list(cut(frames_of([size]), 3)) for size in (700, 900))
+    for a, b in zip(one[:-1], other[:-1], strict=False):
+        assert assembly.take(b"a", a, MAX) is None
+        assert assembly.take(b"b", b, MAX) is None
+    for part in other[len(one) - 1 : -1]:
+        assert assembly.take(b"b", part, MAX) is None
+    for source, parts, size in ((b"a", one, 700), (b"b", other, 900)):
+        whole = assembly.take(source, parts[-1], MAX)
+        assert whole is not None
+        assert [bytes(frame) for frame in whole] == frames_of([size])
+
+
+@pytest.mark.usefixtures("small")
+def test_a_message_that_is_too_large_is_refused_before_there_is_room_for_it() -> None:
+    part = next(cut(frames_of([950]), 1))
+    with pytest.raises(RemoteProtocolError, match="at most 900"):
+        Assembly().take(b"a", part, 900)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([b"\xc1seg", b"\xc1all", b"\xc1xyz"]), st.integers(0, 3),
+            st.sampled_from([0, 10, 64, 1000, 2**63]), st.sampled_from([0, 10, 64, 2**63]),
+            st.lists(st.binary(max_size=80), max_size=4), st.integers(0, 30),
+        ),
+        max_size=12,
+    )
+)  # fmt: skip
+def test_segments_that_nobody_would_make_do_no_harm(given_parts: list[tuple]) -> None:
+    assembly = Assembly()
+    for kind, number, total, place, rest, cut_off in given_parts:
+        head = segments._HEAD.pack(kind, number, total, place)[: 28 - max(0, cut_off - 20)]
+        try:
+            whole = assembly.take(b"a", [head, *rest], 2000)
+        except RemoteProtocolError:
+            continue
+        assert whole is None or len(whole) == len(rest) - 1
+
+
+@pytest.mark.usefixtures("small")
+def test_what_nobody_goes_on_with_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    assembly, clock = Assembly(), [0.0]
+    monkeypatch.setattr(segments.time, "monotonic", lambda: clock[0])
+    first, *_ = cut(frames_of([950]), 1)
+    assembly.take(b"a", first, MAX)
+    clock[0] = segments.PATIENCE_S - 1
+    assembly.check()
+    assert len(assembly._partials) == 1
+    clock[0] = segments.PATIENCE_S + 1
+    assembly.check()
+    assert not assembly._partials
+
+
+def test_a_shard_goes_there_and_back_over_real_connections(house: House) -> None:
+    values = np.random.default_rng(0).standard_normal(3_000_000).astype(np.float32)
+    sent = m.Initialise(0, 1, values, values.astype(np.float64), values[:5])
+    with guest(house) as transport:
+        transport.send(HERE, sent)
+        (there,) = house.hears(COME_S)
+        assert there[1] == GUEST
+        assert_same(there[0], sent)
+        transport.send(HERE, HEARD)
+        house.transport.send(house.comes(COME_S), sent)
+        deadline = time.monotonic() + COME_S
+        came: list[m.Message] = []
+        while not came:
+            assert time.monotonic() < deadline
+            for source, _ in transport.poller.poll(100):
+                came += [message for _, message, _ in transport.receive(source)]
+        assert_same(came[0], sent)
+
+
+def assert_same(came: m.Message, sent: m.Initialise) -> None:
+    assert isinstance(came, m.Initialise)
+    for name in ("values", "averaged", "constant"):
+        assert np.array_equal(getattr(came, name), getattr(sent, name))
+
+
+def test_arrays_of_a_message_in_segments_lie_as_they_have_to() -> None:
+    values = np.arange(1_100_000, dtype=np.float32)
+    message = m.Initialise(0, 1, values, np.arange(600_001.0), values[:9])
+    whole = put_together(Assembly(), list(cut(encode(message), 1)))
+    assert whole is not None
+    back = decode(whole)
+    assert isinstance(back, m.Initialise)
+    assert np.array_equal(back.values, values)
+    assert np.array_equal(back.averaged, np.arange(600_001.0))
+    assert back.values.flags.aligned
+    assert back.averaged.flags.aligned
