@@ -1,8 +1,8 @@
 """Large messages travel in segments: while one is put in its place, the next ones are on their way.
 
-What ZeroMQ receives lies in new memory, which the kernel hands out page by page; for segments it is
-the same memory again and again. They are put together in one array, so that a message that comes in
-segments costs one copy and is otherwise what it would have been: whole, or not there. Segments of
+What ZeroMQ receives lies in new memory; for segments it is the same memory again and again. They
+are put together in one array, so that a message that comes in segments costs one copy and is
+otherwise what it would have been: whole, or not there. Segments of
 one connection come in order; where one is missing, the message is dropped, and the roles repeat it.
 
     a segment    [head, bytes]
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from daemons.recycled import Recycled, keep_freed_memory
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array
 from dlctl.wire import FRAMES_MAX, Frame, Frames
@@ -84,6 +85,8 @@ class Assembly:
         self.broken = 0
         """Messages of which a segment was missing."""
         self._partials: dict[Hashable, _Partial] = {}
+        self._memory = Recycled()
+        keep_freed_memory()
 
     def take(self, source: Hashable, frames: Frames, bytes_max: int) -> Frames | None:
         """The frames of a whole message; None as long as more of it has to come, or some is lost.
@@ -112,10 +115,11 @@ class Assembly:
         for source, partial in list(self._partials.items()):
             if partial.seen_at < oldest:
                 del self._partials[source]
+        self._memory.check()
 
     def _put(self, source: Hashable, number: int, total: int, place: int, data: Frame) -> None:
         if place == 0:
-            self._partials[source] = _Partial(number, np.empty(total, np.uint8), 0.0)
+            self._partials[source] = _Partial(number, self._memory.take(total), 0.0)
         partial, end = self._partials.get(source), place + len(data)
         if partial is None or partial.number != number:
             return  # Its beginning is lost.
@@ -137,7 +141,7 @@ class Assembly:
         if partial is None or not is_whole:
             self.broken += 1
             return None
-        view = memoryview(partial.array)
+        view = partial.array.data
         return [
             view[place : place + length] if length else frame
             for frame, length, place in zip(frames, lengths, places, strict=True)

@@ -180,28 +180,30 @@ class Transport:
             log.error("dropped a message for %s: %s", peer, error.message)
             return
         if isinstance(peer, bytes):
-            self._answer(peer, frames, type(message).__name__)
+            self._answer(peer, frames, message)
             return
         socket = self._dealers.get(peer)
         if socket is None:
             return
         try:
-            self._send(socket, [], frames)
+            self._send(socket, [], frames, borrowed=message.borrows)
         except zmq.ZMQError as error:
             log.debug("dropped %s for %s: %s", type(message).__name__, peer, error)
 
-    def _answer(self, peer: bytes, frames: wire.Frames, kind: str) -> None:
+    def _answer(self, peer: bytes, frames: wire.Frames, message: Message) -> None:
         """Send to who has connected to us, unless too much is waiting for it already."""
         if self._router is None:
             return
-        largest = max(frames, key=len)
+        kind, largest = type(message).__name__, max(frames, key=len)
         is_large = len(largest) >= ZERO_COPY_BYTES
         nbytes = sum(map(len, frames)) if is_large else 0
         if is_large and not self.unread.has_room(peer, nbytes):
             log.debug("dropped %s: its receiver does not read", kind)
             return
         try:
-            tracker = self._send(self._router, [peer], frames, track=is_large)
+            tracker = self._send(
+                self._router, [peer], frames, borrowed=message.borrows, track=is_large
+            )
         except zmq.ZMQError as error:
             log.debug("dropped %s for %r: %s", kind, peer, error)
             return
@@ -214,17 +216,19 @@ class Transport:
         to: wire.Frames,
         frames: wire.Frames,
         *,
+        borrowed: bool,
         track: bool = False,
     ) -> zmq.MessageTracker | None:
         """One message, in segments if it is large. Raises ZMQError; what is sent then is no whole.
 
+        borrowed: the frames are somebody's who will change them; what leaves is a copy.
         track: returns what says when the last of its large frames has left our memory.
         """
         if not are_large(frames):
-            return _send_frames(socket, [*to, *frames], track)
+            return _send_frames(socket, [*to, *frames], borrowed, track)
         newest = None
         for part in cut(frames, next(self._numbers)):
-            newest = _send_frames(socket, [*to, *part], track) or newest
+            newest = _send_frames(socket, [*to, *part], borrowed, track) or newest
         return newest
 
     def receive(self, socket: zmq.Socket[bytes]) -> Iterator[tuple[Peer, Message, str]]:
@@ -298,7 +302,7 @@ class Transport:
 
 
 def _send_frames(
-    socket: zmq.Socket[bytes], frames: wire.Frames, track: bool = False
+    socket: zmq.Socket[bytes], frames: wire.Frames, borrowed: bool, track: bool
 ) -> zmq.MessageTracker | None:
     """One multipart message. Raises ZMQError for all of it or for nothing."""
     tracker = None
@@ -308,7 +312,8 @@ def _send_frames(
         if len(frame) < ZERO_COPY_BYTES:
             socket.send(frame, flags)
         else:
-            sent = socket.send(frame, flags, copy=False, track=track)
+            kept = bytes(frame) if borrowed else frame
+            sent = socket.send(kept, flags, copy=False, track=track)
             tracker = sent if track else None
     return tracker
 

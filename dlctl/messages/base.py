@@ -22,6 +22,8 @@ class Message:
 
     __slots__ = ()
     code: ClassVar[int]
+    borrows: ClassVar[bool] = False
+    """Whether its arrays are the sender's own and will change: whoever sends it copies them."""
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{f.name}={_short(f.name, getattr(self, f.name))}" for f in fields(self))  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from dlctl.messages.base import Array, Message, Packed
 
@@ -112,8 +113,12 @@ class Fetch(Message):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Parameters(Message):
-    """A whole slice, float32[hi-lo], as of `version`: absolute values, so a repeat does no harm."""
+    """A whole slice, float32[hi-lo], as of `version`: absolute values, so a repeat does no harm.
 
+    A server gives a view of its shard: a large one is copied piece by piece while it is sent.
+    """
+
+    borrows: ClassVar[bool] = True
     shard: int
     generation: int
     request: int

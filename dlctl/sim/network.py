@@ -180,6 +180,8 @@ class Network:
     def send(self, source: Endpoint, peer: Peer, message: Message) -> None:
         """Send and forget, as `daemons.transport` does."""
         frames = wire.encode(message)
+        if message.borrows:
+            frames = [bytes(frame) for frame in frames]
         if isinstance(peer, bytes):
             connection = self._incoming.get(peer)
             if connection is None or connection.listener is not source:

@@ -11,6 +11,8 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 from .job import SERVERS, WORKERS, Job, Options, pause
 from .on_workers import replaced
@@ -80,9 +82,13 @@ def networked() -> Iterator[tuple[Namespace, Options]]:
 Disturb = Callable[[Namespace, Trial], None]
 
 
-def on_network(trial: Trial, disturb: Disturb) -> None:
-    """Disturb the network, end that, and watch it heal; as often as the trial asks for."""
+def on_network(trial: Trial, disturb: Disturb, **changes: Any) -> None:
+    """Disturb the network, end that, and watch it heal; as often as the trial asks for.
+
+    changes: of the job's options.
+    """
     with networked() as (namespace, options):
+        options = replace(options, **changes)
         trial.run(lambda trial, job: heal_after(namespace, trial, job, disturb), options)
 
 
@@ -113,14 +119,20 @@ def both_ways(port: int) -> Cut:
     return [f"tcp dport {port} drop", f"tcp sport {port} drop"]
 
 
+def reset(namespace: Namespace, trial: Trial) -> None:
+    port = trial.rng.choice(PORTS)
+    namespace.cut([f"tcp dport {port} reject with tcp reset"])
+    pause(trial.rng.uniform(0.02, 0.5))
+
+
 @row("net-reset", "connections are reset: lost 0, twice 0, no false death, heals", needs=NEEDS)
 def net_reset(trial: Trial) -> None:
-    def reset(namespace: Namespace, trial: Trial) -> None:
-        port = trial.rng.choice(PORTS)
-        namespace.cut([f"tcp dport {port} reject with tcp reset"])
-        pause(trial.rng.uniform(0.02, 0.5))
-
     on_network(trial, reset)
+
+
+@row("net-reset-large", "the same with messages that travel in segments", needs=NEEDS)
+def net_reset_large(trial: Trial) -> None:
+    on_network(trial, reset, cells=1 << 21, work=0, push="off")
 
 
 @row("net-half-open", "one end is gone and the other does not know it: the same", needs=NEEDS)

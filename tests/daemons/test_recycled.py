@@ -1,0 +1,59 @@
+"""Memory is used again only when nobody looks at it any more."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from daemons import recycled
+from daemons.recycled import Recycled
+
+
+def address(array: np.ndarray) -> int:
+    return int(array.ctypes.data)
+
+
+def test_what_somebody_still_sees_is_never_given_to_another() -> None:
+    memory = Recycled()
+    first = memory.take(1000)
+    where = address(first)
+    seen = np.frombuffer(first.data[100:200], np.float32)
+    del first
+    second = memory.take(1000)
+    assert address(second) != where
+    second[:] = 7
+    seen_before = seen.copy()
+    assert np.array_equal(seen, seen_before, equal_nan=True)
+    del seen
+    assert address(memory.take(1000)) == where
+
+
+def test_a_much_smaller_message_does_not_take_the_place_of_a_large_one() -> None:
+    memory = Recycled()
+    where = address(memory.take(1000))
+    small = memory.take(400)
+    assert small.size == 400
+    assert address(small) != where
+    assert address(memory.take(600)) == where
+
+
+def test_of_unused_pieces_few_are_kept() -> None:
+    memory = Recycled()
+    for size in (1000, 10_000, 100_000, 1_000_000):
+        memory.take(size)
+    assert len(memory._arrays) <= recycled.FREE_MAX
+
+
+def test_what_is_not_used_for_a_while_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(recycled.time, "monotonic", lambda: clock[0])
+    memory = Recycled()
+    held = memory.take(1000)
+    memory.take(1000)
+    clock[0] = recycled.KEEP_S
+    memory.check()
+    assert len(memory._arrays) == 2
+    clock[0] += 1.0
+    memory.check()
+    assert len(memory._arrays) == 1
+    assert held.size == 1000
