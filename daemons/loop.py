@@ -116,6 +116,7 @@ class Loop:
         deadline = machine.deadline()
         while self.exit_code is None:
             self.after_events()
+            self.transport.give_back()
             self._do_chores()
             for source in self._wait(deadline):
                 if self.exit_code is None:

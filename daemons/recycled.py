@@ -59,18 +59,22 @@ class Recycled:
             self._drop(self._free())
 
     def _free(self) -> list[int]:
-        counts = _references(self._arrays)
-        return [i for i, count in enumerate(counts) if count == _UNUSED]
+        return [i for i, unused in enumerate(are_unused(self._arrays)) if unused]
 
     def _drop(self, places: Sequence[int]) -> None:
         for i in sorted(places, reverse=True):
             del self._arrays[i]
 
 
+def are_unused(arrays: list[Array]) -> list[bool]:
+    """Of each array: whether nothing but this list holds it. Every view of it does."""
+    return [count == _UNUSED for count in _references(arrays)]
+
+
 def _references(arrays: list[Array]) -> list[int]:
-    """How many references there are to each; every view holds one."""
+    """How many there are to each, those of this function included."""
     return [sys.getrefcount(array) for array in arrays]
 
 
 _UNUSED = _references([np.empty(0, np.uint8)])[0]
-"""To an array that nothing but its list holds, as this interpreter counts."""
+"""For an array that nothing but its list holds: interpreters count in different ways."""

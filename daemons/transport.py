@@ -19,11 +19,12 @@ from collections.abc import Iterator, Mapping
 
 import zmq
 
+from daemons import lending
 from daemons.crowd import Crowd
 from daemons.gatekeeper import DOMAIN, Gatekeeper
 from daemons.handshakes import Handshakes, Target
 from daemons.segments import Assembly, are_large, cut
-from daemons.unread import Unread
+from daemons.unread import Tracker, Unread
 from dlctl import wire
 from dlctl.errors import DlctlError, LocalProtocolError, RemoteProtocolError
 from dlctl.machine import Peer
@@ -69,6 +70,9 @@ class Transport:
         self.gatekeeper: Gatekeeper | None = None
         self._handshakes = Handshakes(poller)
         self.unread = Unread()
+        self._lender, self._borrower = lending.Lender(), lending.Borrower()
+        self._local: set[zmq.Socket[bytes]] = set()
+        """Those that reach processes of this machine and this user only."""
         self._assembly = Assembly()
         self._numbers = itertools.count()
         """Of the messages that are sent in segments."""
@@ -126,6 +130,7 @@ class Transport:
                 hint=NOT_OURS if error.errno == errno.EADDRNOTAVAIL else NOT_FREE,
             ) from error
         self._router, self.crowd = socket, crowd
+        self._note_place(socket, address)
         if crowd is not None:
             crowd.begin()
         return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
@@ -146,7 +151,8 @@ class Transport:
         if self.gatekeeper is not None and not self.gatekeeper.is_alive():
             raise RuntimeError("the thread that lets connections in has ended")
         self.unread.check()
-        self._assembly.check()
+        for part in (self._assembly, self._lender, self._borrower):
+            part.check()
         if self.crowd is not None:
             self.crowd.check()
         for target in self._handshakes.take_refused():
@@ -170,6 +176,11 @@ class Transport:
         socket.connect(address)
         self._dealers[peer] = socket
         self._names[socket] = peer
+        self._note_place(socket, address)
+
+    def _note_place(self, socket: zmq.Socket[bytes], address: str) -> None:
+        if address.startswith("ipc:"):
+            self._local.add(socket)
 
     def send(self, peer: Peer, message: Message) -> None:
         """Queue a message, or drop it if there is nobody or no room, or if it is too large."""
@@ -218,12 +229,18 @@ class Transport:
         *,
         borrowed: bool,
         track: bool = False,
-    ) -> zmq.MessageTracker | None:
-        """One message, in segments if it is large. Raises ZMQError; what is sent then is no whole.
+    ) -> Tracker | None:
+        """One message: where it lies if it is large and both ends are here, in segments if it is
+        large and goes elsewhere. Raises ZMQError; what is sent then is no whole.
 
         borrowed: the frames are somebody's who will change them; what leaves is a copy.
         track: returns what says when the last of its large frames has left our memory.
         """
+        if socket in self._local and lending.are_large(frames):
+            lent = self._lender.lend(frames)
+            if lent is not None:
+                _send_frames(socket, [*to, *lent[0]], borrowed=False, track=False)
+                return lent[1]
         if not are_large(frames):
             return _send_frames(socket, [*to, *frames], borrowed, track)
         newest = None
@@ -235,6 +252,7 @@ class Transport:
         """What has come on one socket, at most `RECEIVE_BATCH` messages: from whom, the message,
         and the name that belongs to the sender's key.
         """
+        self.give_back()
         if self._handshakes.look(socket) or (self.crowd and self.crowd.look(socket)):
             return
         for _ in range(RECEIVE_BATCH):
@@ -249,7 +267,7 @@ class Transport:
             if socket is self._router:
                 peer, frames, bytes_max = bytes(frames[0]), frames[1:], self._bytes_max
             try:
-                whole = self._assembly.take(peer, frames, bytes_max)
+                whole = self._whole(socket, peer, frames, bytes_max)
                 if whole is not None:
                     yield peer, wire.decode(whole), identity
             except RemoteProtocolError as error:
@@ -260,6 +278,19 @@ class Transport:
             # Asking is cheaper than an attempt that fails with an exception.
             if not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
                 return
+
+    def _whole(
+        self, socket: zmq.Socket[bytes], peer: Peer, frames: wire.Frames, bytes_max: int
+    ) -> wire.Frames | None:
+        """The frames of a message; None if more of it has to come, or some of it is lost.
+
+        Raises RemoteProtocolError.
+        """
+        if frames[0][:4] != lending.SHARED:
+            return self._assembly.take(peer, frames, bytes_max)
+        if socket not in self._local:
+            raise RemoteProtocolError("what lies in shared memory is not for other machines")
+        return self._borrower.read(frames, bytes_max)
 
     def _is_hushed(self, identity: str) -> bool:
         until = self._hushed.get(identity)
@@ -284,6 +315,10 @@ class Transport:
         except zmq.Again:
             return None
 
+    def give_back(self) -> None:
+        """Tell processes of this machine which of their memory is of no use here any more."""
+        self._borrower.give_back()
+
     def close(self) -> None:
         """Send what is queued (for half a second at most) and close."""
         if self.crowd is not None:
@@ -293,11 +328,13 @@ class Transport:
         if self.gatekeeper is not None:
             self.gatekeeper.close()
         self._context.term()
+        self._lender.close()
 
     def _forget(self, socket: zmq.Socket[bytes]) -> None:
         self.poller.unregister(socket)
         self._handshakes.forget(socket)
         self._names.pop(socket, None)
+        self._local.discard(socket)
         socket.close()
 
 

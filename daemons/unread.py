@@ -9,18 +9,24 @@ connection ends, and with that all is free.
 from __future__ import annotations
 
 from collections import deque
-
-import zmq
+from typing import Protocol
 
 BYTES_MAX = 32 << 20
 MESSAGES_FREE = 2
 """So many may wait for a peer, however large they are."""
 
 
+class Tracker(Protocol):
+    """Says when a message has left our memory."""
+
+    @property
+    def done(self) -> bool: ...
+
+
 class Unread:
     def __init__(self) -> None:
         self.dropped = 0
-        self._waiting: dict[bytes, deque[tuple[zmq.MessageTracker, int]]] = {}
+        self._waiting: dict[bytes, deque[tuple[Tracker, int]]] = {}
 
     def has_room(self, peer: bytes, nbytes: int) -> bool:
         """Whether so much more may wait for `peer`."""
@@ -34,7 +40,7 @@ class Unread:
         self.dropped += 1
         return False
 
-    def add(self, peer: bytes, tracker: zmq.MessageTracker, nbytes: int) -> None:
+    def add(self, peer: bytes, tracker: Tracker, nbytes: int) -> None:
         """So much is on its way; the tracker says when it has left our memory."""
         self._waiting.setdefault(peer, deque()).append((tracker, nbytes))
 

@@ -4,7 +4,8 @@ roles.
 The transport delivers at most once and may lose what was under way when a connection broke. So
 every message that matters is kept here under a key until its answer arrives. The timeout follows
 the measured round trip (four times its average, never under `resend_s`) plus the time that the
-bytes need on a slow link, and doubles with every repetition up to four times. The first answer
+bytes need (four times as long as on the slowest link seen lately, on an unknown one at 1 MB/s), and
+doubles with every repetition up to four times. The first answer
 after an outage tells that the peer can be reached again: what else waits for it is sent again soon.
 """
 
@@ -22,7 +23,12 @@ PUT_OFF = 8
 AGE_S_MAX = 8.0
 """A message that was answered later than this was lost, not slow."""
 BYTES_PER_S_MIN = 1e6
-"""A link slower than this gets a message twice now and then; nothing worse happens."""
+"""What a link is taken to carry until it was measured. A slower one gets a message twice now and
+then; nothing worse happens."""
+MEASURED_BYTES_MIN = 64 * 1024
+"""Messages from this on say something about the link and not only about its latency."""
+PATIENCE = 4
+"""Times the time that is to be expected."""
 
 
 @dataclass(slots=True)
@@ -47,6 +53,8 @@ class Outstanding:
         """Messages sent again so far."""
         self._items: dict[Hashable, _Item] = {}
         self._round_trip_s = 0.0
+        self._bytes_per_s = PATIENCE * BYTES_PER_S_MIN
+        """Measured; falls at once and rises slowly."""
         self.on_repeat: Callable[[Hashable, int, float], None] = lambda key, nbytes, now: None
         """Called with (key, bytes, now) for every message that is sent again."""
 
@@ -65,20 +73,33 @@ class Outstanding:
         if item.copies == 1:
             weight = 0.1 if self._round_trip_s else 1.0
             self._round_trip_s += weight * (now - item.sent - self._round_trip_s)
+            self._measure(item.nbytes, now - item.sent)
         else:
             # Nobody knows which copy was answered, but hardly one older than the last two. Without
             # this a slow link would repeat everything, and never learn that it is slow.
             bound_s = min(now - item.sent_before, AGE_S_MAX) / 4
             self._round_trip_s = max(self._round_trip_s, bound_s)
+            self._measure(item.nbytes, now - item.sent_before)
             self._hurry(item.peer, now)
         return now - item.first_sent
+
+    def _measure(self, nbytes: int, took_s: float) -> None:
+        if nbytes < MEASURED_BYTES_MIN:
+            return
+        measured = nbytes / max(took_s, 1e-6)
+        slowly = self._bytes_per_s + 0.1 * (measured - self._bytes_per_s)
+        self._bytes_per_s = max(min(measured, slowly), PATIENCE * BYTES_PER_S_MIN)
+
+    def _needs_s(self, nbytes: int) -> float:
+        """How long so many bytes may take before they are taken for lost."""
+        return nbytes * PATIENCE / self._bytes_per_s
 
     def _hurry(self, peer: str, now: float) -> None:
         """A peer that had been away answers: what else it has not got is sent again soon."""
         for item in self._items.values():
             if item.peer == peer and item.copies > 1:
                 item.backoff = 1
-                item.due = min(item.due, now + self.resend_s + item.nbytes / BYTES_PER_S_MIN)
+                item.due = min(item.due, now + self.resend_s + self._needs_s(item.nbytes))
 
     def put_off(self, key: Hashable, now: float) -> None:
         """The peer has the message and will answer when it can: only repeat it much later."""
@@ -130,8 +151,8 @@ class Outstanding:
         return Send(item.peer, item.message)
 
     def _rearm(self, item: _Item, now: float) -> None:
-        timeout_s = max(self.resend_s, 4 * self._round_trip_s) * item.backoff
-        item.due = now + timeout_s + item.nbytes / BYTES_PER_S_MIN
+        timeout_s = max(self.resend_s, PATIENCE * self._round_trip_s) * item.backoff
+        item.due = now + timeout_s + self._needs_s(item.nbytes)
         item.backoff = min(2 * item.backoff, BACKOFF_MAX)
         item.sent_before, item.sent = item.sent, now
         item.copies += 1

@@ -102,6 +102,34 @@ def test_a_large_message_gets_the_time_that_its_bytes_need_on_a_slow_link() -> N
     assert waiting.deadline() == 6.0
 
 
+def test_on_a_fast_link_a_large_message_that_was_lost_is_not_missed_for_long() -> None:
+    """100 MB on an unknown link are waited for for 100 s; not where they take 0.1 s each time."""
+    waiting, now = Outstanding(1.0), 0.0
+    for number in range(20):
+        waiting.add(number, "peer", MESSAGE, now, nbytes=100_000_000)
+        now += 0.1
+        waiting.done(number, now)
+    waiting.add("lost", "peer", MESSAGE, now, nbytes=100_000_000)
+    deadline = waiting.deadline()
+    assert deadline is not None
+    assert deadline - now < 2.0
+
+
+def test_a_link_that_becomes_slow_is_believed_at_once() -> None:
+    waiting, now = Outstanding(1.0), 0.0
+    for number in range(50):
+        waiting.add(number, "peer", MESSAGE, now, nbytes=10_000_000)
+        now += 0.01
+        waiting.done(number, now)
+    repeats = []
+    for number in range(50, 60):
+        waiting.add(number, "peer", MESSAGE, now, nbytes=10_000_000)
+        repeats.append(len(waiting.due(now + 4.0)))
+        now += 5.0
+        waiting.done(number, now)
+    assert repeats == [1, *[0] * 9]
+
+
 def test_it_is_known_who_is_waited_for_and_since_when() -> None:
     waiting = Outstanding(1.0)
     waiting.add("key", "server-1", MESSAGE, 3.0)

@@ -1,0 +1,313 @@
+"""Large messages between processes of one machine lie in memory that both of them see.
+
+The sender copies what is large into a slot and sends where it lies; the receiver reads it there,
+and notes in the slot when nobody looks at it any more. Then the sender uses the slot again.
+
+A slot is a file without a name (memfd_create): it is gone with the last process that has it,
+however that ends. The receiver opens it through /proc, which only the same user can; its size is
+sealed, so that nobody can take the memory away under a reader. A slot that does not come back in
+time is never written to again: whoever still reads it sees what was there, and whoever comes later
+does not find it, as if the message had been lost; the roles repeat it.
+
+    a slot       one page: who it is, the numbers of the last loans that were found and that came
+                 back; then the bytes
+    on the wire  [head, lengths of the frames that lie in the slot, frames ...]; those are empty
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import mmap
+import os
+import secrets
+import stat
+import struct
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from daemons.recycled import are_unused
+from dlctl.errors import RemoteProtocolError
+from dlctl.messages import Array
+from dlctl.wire import FRAMES_MAX, Frame, Frames
+
+SHARED = b"\xc1shm"
+FRAME_BYTES_MIN = 128 * 1024
+"""Frames from this on lie in a slot; below, the socket is as fast."""
+PATIENCE_S = 10.0
+"""A loan that is not back by then is given up, and what was not needed for as long is let go."""
+SLOTS_MAX = 64
+MISSES_MAX = 3
+PAUSE_S = 60.0
+"""After so many loans in a row that nobody has found there are none for a while: /proc may be
+closed here."""
+_PAGE = 4096
+_ALIGNMENT = 64
+_HEAD = struct.Struct("<4sQQ16sQ")
+"""Which it is, the sender's pid, its descriptor, the slot's cookie, number of the loan."""
+_NOTES_AT = 64
+"""uint64[2]: the numbers of the last loans that were found and that came back."""
+_FOUND, _RETURNED = 0, 1
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+log = logging.getLogger(__name__)
+
+
+def are_large(frames: Frames) -> bool:
+    """Whether a message is worth a slot."""
+    return any(len(frame) >= FRAME_BYTES_MIN for frame in frames)
+
+
+def _places(lengths: list[int]) -> tuple[list[int], int]:
+    """Where frames of these lengths begin in the bytes of a slot, and how many there have to be."""
+    places, at = [], 0
+    for length in lengths:
+        places.append(at)
+        at += -(-length // _ALIGNMENT) * _ALIGNMENT
+    return places, at
+
+
+# ---------------------------------------------------------------- who sends
+
+
+class Slot:
+    """Memory that one message at a time is lent in. Raises OSError if there is no room for it."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.cookie = secrets.token_bytes(16)
+        self.number = 0
+        """Of the newest loan."""
+        self.used_at = time.monotonic()
+        self.is_given_up = False
+        self.fd = os.memfd_create("dlctl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(self.fd, 0, _PAGE + nbytes)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+            memory = mmap.mmap(self.fd, _PAGE + nbytes)
+        except OSError:
+            os.close(self.fd)
+            raise
+        memory[:16] = self.cookie
+        self._notes = np.frombuffer(memory, np.uint64, 2, _NOTES_AT)
+        self._bytes = np.frombuffer(memory, np.uint8, nbytes, _PAGE)
+
+    def is_back(self, number: int) -> bool:
+        """Whether a loan of before, or the newest one, is over."""
+        return self.is_given_up or int(self._notes[_RETURNED]) >= number
+
+    @property
+    def is_free(self) -> bool:
+        return self.is_back(self.number)
+
+    @property
+    def was_found(self) -> bool:
+        """Whether the receiver has seen what lies here."""
+        return int(self._notes[_FOUND]) == self.number
+
+    def lend(self, frames: Frames) -> Frames:
+        """What to send instead of `frames`."""
+        self.number += 1
+        self.used_at = time.monotonic()
+        lengths = [len(frame) if len(frame) >= FRAME_BYTES_MIN else 0 for frame in frames]
+        places, _ = _places(lengths)
+        for frame, place, length in zip(frames, places, lengths, strict=True):
+            if length:
+                self._bytes[place : place + length] = np.frombuffer(frame, np.uint8)
+        head = _HEAD.pack(SHARED, os.getpid(), self.fd, self.cookie, self.number)
+        rest = [b"" if length else frame for frame, length in zip(frames, lengths, strict=True)]
+        return [head, struct.pack(f"<{len(lengths)}Q", *lengths), *rest]
+
+    def close(self) -> None:
+        """Whoever has opened it keeps it as it is."""
+        self.is_given_up = True
+        os.close(self.fd)
+
+
+class Loan(NamedTuple):
+    """One message in a slot."""
+
+    slot: Slot
+    number: int
+
+    @property
+    def done(self) -> bool:
+        """Whether the receiver does not need it any more."""
+        return self.slot.is_back(self.number)
+
+
+class Lender:
+    """The slots of one process, for all whom it sends to."""
+
+    def __init__(self) -> None:
+        self._slots: list[Slot] = []
+        self._misses = 0
+        self._pause_until = 0.0
+
+    def lend(self, frames: Frames) -> tuple[Frames, Loan] | None:
+        """What to send instead of `frames`, and what says when it is not needed any more.
+
+        None: this message has to travel by itself.
+        """
+        if self._pause_until > time.monotonic():
+            return None
+        slot = self._find(sum(-(-len(frame) // _ALIGNMENT) * _ALIGNMENT for frame in frames))
+        if slot is None:
+            return None
+        lent = slot.lend(frames)
+        return lent, Loan(slot, slot.number)
+
+    def _find(self, need: int) -> Slot | None:
+        free = [slot for slot in self._slots if slot.is_free]
+        fitting = [slot for slot in free if need <= slot.nbytes <= 4 * need]
+        if fitting:
+            return min(fitting, key=lambda slot: slot.nbytes)
+        if len(self._slots) >= SLOTS_MAX:
+            if not free:
+                return None
+            self._close(min(free, key=lambda slot: slot.used_at))
+        try:
+            self._slots.append(Slot(need))
+        except OSError as error:
+            log.debug("no memory to share: %s", error)
+            return None
+        return self._slots[-1]
+
+    def check(self) -> None:
+        """A chore: give up what does not come back, and what is not used."""
+        oldest = time.monotonic() - PATIENCE_S
+        for slot in [slot for slot in self._slots if slot.used_at < oldest]:
+            self._misses = 0 if slot.was_found else self._misses + 1
+            self._close(slot)
+        if self._misses >= MISSES_MAX:
+            log.warning("nobody finds what lies in shared memory; it is sent for %.0f s", PAUSE_S)
+            self._misses, self._pause_until = 0, time.monotonic() + PAUSE_S
+
+    def _close(self, slot: Slot) -> None:
+        self._slots.remove(slot)
+        slot.close()
+
+    def close(self) -> None:
+        for slot in self._slots:
+            slot.close()
+        self._slots.clear()
+
+
+# ---------------------------------------------------------------- who receives
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A slot of somebody else, as we see it."""
+
+    notes: Array
+    """uint64[2], the one thing that we write."""
+    arrays: list[Array]
+    """One uint8[n]: what lies there. Whoever looks at a frame holds it."""
+    number: int = 0
+    """Of the loan that we have, or had last."""
+    used_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_lent(self) -> bool:
+        return int(self.notes[_RETURNED]) != self.number
+
+
+class Borrower:
+    """What one process sees of the slots of others."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, int, bytes], _Seen] = {}
+        self._lent: list[_Seen] = []
+
+    def read(self, frames: Frames, bytes_max: int) -> Frames | None:
+        """The frames of a message that was lent; None if its slot is gone.
+
+        Raises RemoteProtocolError for what `Slot.lend` never makes, and for a message of more than
+        `bytes_max` bytes.
+        """
+        if len(frames) < 2 or len(frames[0]) != _HEAD.size or len(frames) > FRAMES_MAX + 2:
+            raise RemoteProtocolError("this is no loan of a message")
+        _, pid, fd, cookie, number = _HEAD.unpack(frames[0])
+        lengths = _lengths(frames[1], len(frames) - 2)
+        places, total = _places(lengths)
+        if total > bytes_max:
+            raise RemoteProtocolError(f"a message of {total} bytes; at most {bytes_max}")
+        seen = self._find(pid, fd, cookie)
+        if seen is None:
+            return None
+        if number <= seen.number or total > seen.arrays[0].size:
+            raise RemoteProtocolError("a loan that is an old one, or larger than its slot")
+        seen.number, seen.used_at = number, time.monotonic()
+        seen.notes[_FOUND] = number
+        self._lent.append(seen)
+        view = seen.arrays[0].data
+        return [
+            view[place : place + length] if length else frame
+            for frame, length, place in zip(frames[2:], lengths, places, strict=True)
+        ]
+
+    def give_back(self) -> None:
+        """Tell the senders of what nobody looks at any more."""
+        if not self._lent:
+            return
+        still = []
+        for seen in self._lent:
+            if are_unused(seen.arrays)[0]:
+                seen.notes[_RETURNED] = seen.number
+            else:
+                still.append(seen)
+        self._lent = still
+
+    def check(self) -> None:
+        """A chore: let go what was not used for a while."""
+        oldest = time.monotonic() - 2 * PATIENCE_S
+        for key, seen in list(self._seen.items()):
+            if seen.used_at < oldest and not seen.is_lent:
+                del self._seen[key]
+
+    def _find(self, pid: int, fd: int, cookie: bytes) -> _Seen | None:
+        key = pid, fd, cookie
+        if key not in self._seen:
+            seen = _open(pid, fd, cookie)
+            if seen is None:
+                return None
+            self._seen[key] = seen
+        return self._seen[key]
+
+
+def _lengths(packed: Frame, count: int) -> list[int]:
+    if len(packed) != 8 * count:
+        raise RemoteProtocolError("the lengths of a message's frames are not given")
+    return list(struct.unpack(f"<{count}Q", packed))
+
+
+def _open(pid: int, fd: int, cookie: bytes) -> _Seen | None:
+    """A slot of another process; None if it is gone, or is something else by now."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    try:
+        ours = os.open(f"/proc/{pid}/fd/{fd}", flags)
+    except OSError as error:
+        log.debug("a message in shared memory is gone: %s", error)
+        return None
+    try:
+        about = os.fstat(ours)
+        if not stat.S_ISREG(about.st_mode) or about.st_size <= _PAGE:
+            return None
+        if fcntl.fcntl(ours, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            return None
+        page = mmap.mmap(ours, _PAGE)
+        if page[:16] != cookie:
+            return None
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        memory = mmap.mmap(ours, about.st_size, flags, mmap.PROT_READ)
+    except OSError as error:
+        log.debug("a message in shared memory cannot be read: %s", error)
+        return None
+    finally:
+        os.close(ours)
+    content = np.frombuffer(memory, np.uint8, about.st_size - _PAGE, _PAGE)
+    return _Seen(np.frombuffer(page, np.uint64, 2, _NOTES_AT), [content])

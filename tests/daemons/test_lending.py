@@ -1,0 +1,264 @@
+"""Messages in memory that two processes see: read in place, given back, never changed under a
+reader.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daemons import lending
+from daemons.lending import Borrower, Lender
+from daemons.transport import Transport
+from dlctl import messages as m
+from dlctl.errors import RemoteProtocolError
+from dlctl.wire import Frames
+
+MAX = 1 << 40
+LARGE = lending.FRAME_BYTES_MIN
+COME_S = 10.0
+
+
+@pytest.fixture
+def lender() -> Iterator[Lender]:
+    made = Lender()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """[the time in seconds], which only the test moves."""
+    now = [1000.0]
+    monkeypatch.setattr(lending.time, "monotonic", lambda: now[0])
+    return now
+
+
+def frames_of(content: int, nbytes: int = LARGE) -> Frames:
+    return [b"\x94", bytes([content]) * nbytes, b"small"]
+
+
+def lend(lender: Lender, frames: Frames) -> tuple[Frames, lending.Loan]:
+    lent = lender.lend(frames)
+    assert lent is not None
+    return lent
+
+
+def test_what_is_lent_is_read_where_it_lies(lender: Lender) -> None:
+    frames = [b"\x94", os.urandom(LARGE + 5), b"small", os.urandom(3 * LARGE)]
+    sent, _ = lend(lender, frames)
+    assert sum(map(len, sent)) < 1000
+    read = Borrower().read(sent, MAX)
+    assert read is not None
+    assert [bytes(frame) for frame in read] == frames
+    assert memoryview(read[1]).readonly
+
+
+def test_a_slot_is_used_again_when_nobody_looks_at_it_and_not_before(lender: Lender) -> None:
+    borrower = Borrower()
+    first, loan = lend(lender, frames_of(1))
+    read = borrower.read(first, MAX)
+    assert read is not None
+    values = np.frombuffer(read[1], np.uint8)[10:20]
+    del read
+    borrower.give_back()
+    assert not loan.done
+    second, other = lend(lender, frames_of(2))
+    assert other.slot is not loan.slot
+    assert set(values) == {1}
+    del values
+    borrower.give_back()
+    assert loan.done
+    assert lend(lender, frames_of(3))[1].slot is loan.slot
+    assert loan.done, "what came back stays back, whoever has the slot now"
+    assert borrower.read(second, MAX) is not None
+
+
+def test_what_does_not_come_back_is_never_written_to_again(
+    lender: Lender, clock: list[float]
+) -> None:
+    sent, loan = lend(lender, frames_of(1))
+    read = Borrower().read(sent, MAX)
+    assert read is not None
+    clock[0] += lending.PATIENCE_S + 1
+    lender.check()
+    assert loan.done
+    for content in range(2, 20):
+        lend(lender, frames_of(content))
+    assert bytes(read[1]) == bytes(frames_of(1)[1])
+
+
+def test_who_comes_too_late_finds_nothing(lender: Lender, clock: list[float]) -> None:
+    sent, _ = lend(lender, frames_of(1))
+    clock[0] += lending.PATIENCE_S + 1
+    lender.check()
+    assert Borrower().read(sent, MAX) is None
+    lend(lender, frames_of(2))
+    assert Borrower().read(sent, MAX) is None, "the descriptor is another slot's now"
+
+
+def test_where_nobody_finds_anything_messages_are_sent_for_a_while(
+    lender: Lender, clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(lending.MISSES_MAX):
+        lend(lender, frames_of(1))
+        clock[0] += lending.PATIENCE_S + 1
+        lender.check()
+    assert lender.lend(frames_of(1)) is None
+    assert "nobody finds" in caplog.text
+    clock[0] += lending.PAUSE_S
+    assert lender.lend(frames_of(1)) is not None
+
+
+def test_a_reader_that_stands_still_is_no_reason_to_stop_lending(
+    lender: Lender, clock: list[float]
+) -> None:
+    """It has found everything; it only takes its time."""
+    borrower, kept = Borrower(), []
+    for _ in range(2 * lending.MISSES_MAX):
+        kept.append(borrower.read(lend(lender, frames_of(1))[0], MAX))
+        clock[0] += lending.PATIENCE_S + 1
+        lender.check()
+    assert lender.lend(frames_of(1)) is not None
+
+
+def test_the_memory_of_a_sender_that_is_killed_stays_with_who_reads_it() -> None:
+    code = (
+        "import sys, numpy\n"
+        "from daemons.lending import Lender, LARGE\n"
+        "lender = Lender()\n"
+        "sent, _ = lender.lend([b'', bytes([7]) * LARGE])\n"
+        "sys.stdout.buffer.write(sent[0] + sent[1])\n"
+        "sys.stdout.flush()\n"
+        "sys.stdin.read()\n"
+    ).replace("LARGE", "FRAME_BYTES_MIN")
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        head = process.stdout.read(lending._HEAD.size)
+        sent: Frames = [head, process.stdout.read(16), b"", b""]
+        borrower = Borrower()
+        read = borrower.read(sent, MAX)
+        process.kill()
+    assert read is not None
+    assert set(bytes(read[1])) == {7}
+    assert Borrower().read(sent, MAX) is None
+    del read
+    borrower.give_back()
+
+
+def test_nobody_can_take_the_memory_away_under_a_reader(lender: Lender) -> None:
+    _, loan = lend(lender, frames_of(1))
+    with pytest.raises(PermissionError):
+        os.ftruncate(loan.slot.fd, 0)
+
+
+def test_a_file_that_is_no_slot_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1 << 20))
+    pipe = os.pipe()
+    with path.open("r+b") as file:
+        for fd in (file.fileno(), *pipe, 999_999):
+            head = lending._HEAD.pack(lending.SHARED, os.getpid(), fd, bytes(16), 1)
+            sent: Frames = [head, LARGE.to_bytes(8, "little"), b""]
+            assert Borrower().read(sent, MAX) is None
+    for end in pipe:
+        os.close(end)
+
+
+def test_a_loan_of_before_is_refused(lender: Lender) -> None:
+    borrower = Borrower()
+    sent, _ = lend(lender, frames_of(1))
+    assert borrower.read(sent, MAX) is not None
+    with pytest.raises(RemoteProtocolError, match="an old one"):
+        borrower.read(sent, MAX)
+
+
+def test_a_loan_that_is_too_large_is_refused(lender: Lender) -> None:
+    with pytest.raises(RemoteProtocolError, match="at most 1000"):
+        Borrower().read(lend(lender, frames_of(1))[0], 1000)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**64 - 1)),
+    st.integers(0, 60), st.booleans(),
+)  # fmt: skip
+def test_what_nobody_would_lend_is_refused_or_not_found(
+    number: int, fd: int, lengths: list[int], cut_off: int, is_ours: bool
+) -> None:
+    lender = Lender()
+    try:
+        sent, loan = lend(lender, frames_of(1))
+        cookie = loan.slot.cookie if is_ours else secrets.token_bytes(16)
+        fd = loan.slot.fd if is_ours else fd
+        head = lending._HEAD.pack(lending.SHARED, os.getpid(), fd, cookie, number)
+        packed = b"".join(length.to_bytes(8, "little") for length in lengths)
+        frames = [b""] * len(lengths)
+        try:
+            read = Borrower().read([head[: len(head) - cut_off % 3], packed, *frames], MAX)
+        except RemoteProtocolError:
+            return
+        assert read is None or sum(map(len, read)) <= loan.slot.nbytes
+        assert len(sent) == 5
+    finally:
+        lender.close()
+
+
+def test_between_two_ends_of_a_unix_socket_a_shard_is_not_sent(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal(1_000_000).astype(np.float32)
+    here, there = Transport(zmq.Poller()), Transport(zmq.Poller())
+    try:
+        there.connect("server-0", here.listen(f"ipc://{tmp_path}/socket"))
+        there.send("server-0", m.Initialise(0, 1, values, values[:0], values[:3]))
+        peer, came = next_message(here)
+        assert isinstance(came, m.Initialise)
+        assert np.array_equal(came.values, values)
+        assert len(there._lender._slots) == 1
+        shard = values.copy()
+        here.send(peer, m.Parameters(0, 1, 1, 1, shard))
+        shard[:] = 0  # The next update: what was sent is a copy.
+        _, answer = next_message(there)
+        assert isinstance(answer, m.Parameters)
+        assert np.array_equal(answer.values, values)
+    finally:
+        here.close()
+        there.close()
+
+
+def test_over_tcp_nothing_is_lent_and_loans_are_refused(lender: Lender) -> None:
+    here, there = Transport(zmq.Poller()), Transport(zmq.Poller())
+    try:
+        there.connect("server-0", here.listen("tcp://127.0.0.1:*"))
+        sent, _ = lend(lender, frames_of(1))
+        socket = there._dealers["server-0"]
+        socket.send_multipart([bytes(frame) for frame in sent])
+        there.send("server-0", m.Initialise(0, 1, np.zeros(LARGE), np.zeros(0), np.zeros(0)))
+        _, came = next_message(here)
+        assert isinstance(came, m.Initialise)
+        assert here.refused == 1
+        assert not there._lender._slots
+    finally:
+        here.close()
+        there.close()
+
+
+def next_message(transport: Transport) -> tuple[object, m.Message]:
+    deadline = time.monotonic() + COME_S
+    while time.monotonic() < deadline:
+        for source, _ in transport.poller.poll(100):
+            for peer, message, _ in transport.receive(source):
+                return peer, message
+    pytest.fail("no message came")
