@@ -30,6 +30,7 @@ UNKNOWN = "unknown"
 
 @dataclass(slots=True)
 class _Slot:
+    slot: int
     epoch: int
     next_seq: int = 0
     held: set[int] = field(default_factory=set)
@@ -38,6 +39,8 @@ class _Slot:
     """Beyond `next_seq`, and settled by a server that held a lower one when it died."""
     fates: dict[int, str] = field(default_factory=dict)
     """Number -> LATE or REFUSED, of the newest ones that were not applied."""
+    row: list[int] = field(default_factory=list)
+    """As in `to_json`; empty after a change."""
 
     def skip(self) -> None:
         while self.next_seq in self.ahead:
@@ -48,6 +51,7 @@ class _Slot:
 class Deliveries:
     def __init__(self) -> None:
         self._slots: dict[int, _Slot] = {}
+        """In the order of their numbers."""
         self._past: deque[list[int]] = deque(maxlen=PAST_KEPT)
         """Rows of epochs that have been replaced: nothing of them is taken any more."""
 
@@ -56,8 +60,8 @@ class Deliveries:
         known = self._slots.get(slot)
         if known is None or epoch > known.epoch:
             if known is not None:
-                self._past.append(_row(slot, known))
-            self._slots[slot] = _Slot(epoch)
+                self._past.append(_row(known))
+            self._slots = dict(sorted((self._slots | {slot: _Slot(slot, epoch)}).items()))
             return True
         return False
 
@@ -91,11 +95,14 @@ class Deliveries:
         assert (push.epoch, push.seq) == (known.epoch, known.next_seq)
         known.next_seq += 1
         known.skip()
+        known.row = []
 
     def hold(self, slot: int, epoch: int, seq: int) -> None:
         """A push that was taken is not settled yet."""
         if self.is_current(slot, epoch):
-            self._slots[slot].held.add(seq)
+            known = self._slots[slot]
+            known.held.add(seq)
+            known.row = []
 
     def settle(self, slot: int, epoch: int, seq: int, outcome: str) -> None:
         """A push that was taken, and perhaps held, is settled: APPLIED, LATE or REFUSED."""
@@ -103,6 +110,7 @@ class Deliveries:
             return
         known = self._slots[slot]
         known.held.discard(seq)
+        known.row = []
         if outcome != APPLIED:
             known.fates[seq] = outcome
             if len(known.fates) > FATES_KEPT:
@@ -119,13 +127,19 @@ class Deliveries:
         """[[slot, epoch, next_seq, settled beyond it ...], ...]: nothing that is held is in it.
 
         The last row of a slot is its present epoch; those before it tell how far older ones came.
+        It is asked for at every commit: rows that have not changed are not made again.
         """
-        return [*self._past, *(_row(slot, known) for slot, known in sorted(self._slots.items()))]
+        for known in self._slots.values():
+            known.row = known.row or _row(known)
+        return [*self._past, *[known.row for known in self._slots.values()]]
 
     def fates(self) -> list[tuple[int, int, str]]:
         """[(slot, number, what became of it), ...] of what is not in the shard."""
         return [
-            (slot, *fate) for slot, known in self._slots.items() for fate in known.fates.items()
+            (slot, *fate)
+            for slot, known in self._slots.items()
+            if known.fates
+            for fate in known.fates.items()
         ]
 
     def load(self, rows: list[list[int]], fates: list[list[Any]]) -> None:
@@ -133,8 +147,8 @@ class Deliveries:
         newest = {row[0]: row for row in rows}
         self._past.extend(row for row in rows if row is not newest[row[0]])
         self._slots = {
-            slot: _Slot(epoch, next_seq, ahead=set(ahead))
-            for slot, epoch, next_seq, *ahead in newest.values()
+            slot: _Slot(slot, epoch, next_seq, ahead=set(ahead))
+            for slot, epoch, next_seq, *ahead in sorted(newest.values())
         }
         for slot, seq, outcome in fates:
             self._slots[slot].fates[seq] = outcome
@@ -144,9 +158,9 @@ class Deliveries:
         self._past.extend(rows)
 
 
-def _row(slot: int, known: _Slot) -> list[int]:
+def _row(known: _Slot) -> list[int]:
     if not known.held:
-        return [slot, known.epoch, known.next_seq, *sorted(known.ahead)]
+        return [known.slot, known.epoch, known.next_seq, *sorted(known.ahead)]
     first = min(known.held)
     settled = set(range(first, known.next_seq)) - known.held | known.ahead
-    return [slot, known.epoch, first, *sorted(settled)]
+    return [known.slot, known.epoch, first, *sorted(settled)]
