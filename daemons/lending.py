@@ -12,6 +12,7 @@ does not find it, as if the message had been lost; the roles repeat it.
     a slot       one page: who it is, the numbers of the last loans that were found and that came
                  back; then the bytes
     on the wire  [head, lengths of the frames that lie in the slot, frames ...]; those are empty
+    and back     [the same head, marked as missed] from who has not found it
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array
 from dlctl.wire import FRAMES_MAX, Frame, Frames
 
-SHARED = b"\xc1shm"
+SHARED, MISSED = b"\xc1shm", b"\xc1mis"
 FRAME_BYTES_MIN = 128 * 1024
 """Frames from this on lie in a slot; below, the socket is as fast."""
 PATIENCE_S = 10.0
 """A loan that is not back by then is given up, and what was not needed for as long is let go."""
 SLOTS_MAX = 64
 MISSES_MAX = 3
-PAUSE_S = 60.0
+PAUSE_S = 600.0
 """After so many loans in a row that nobody has found there are none for a while: /proc may be
 closed here."""
 _PAGE = 4096
@@ -176,10 +177,20 @@ class Lender:
             return None
         return self._slots[-1]
 
+    def missed(self, head: Frame) -> None:
+        """A receiver says that it has not found the slot that this head of a loan names."""
+        if len(head) == _HEAD.size:
+            *_, cookie, number = _HEAD.unpack(head)
+            named = [s for s in self._slots if (s.cookie, s.number) == (cookie, number)]
+            self._give_up(named)
+
     def check(self) -> None:
         """A chore: give up what does not come back, and what is not used."""
         oldest = time.monotonic() - PATIENCE_S
-        for slot in [slot for slot in self._slots if slot.used_at < oldest]:
+        self._give_up([slot for slot in self._slots if slot.used_at < oldest])
+
+    def _give_up(self, slots: list[Slot]) -> None:
+        for slot in slots:
             self._misses = 0 if slot.was_found else self._misses + 1
             self._close(slot)
         if self._misses >= MISSES_MAX:
@@ -197,6 +208,11 @@ class Lender:
 
 
 # ---------------------------------------------------------------- who receives
+
+
+def not_found(frames: Frames) -> Frames:
+    """The answer to a loan that could not be read."""
+    return [MISSED + bytes(frames[0])[len(SHARED) :]]
 
 
 @dataclass(slots=True)

@@ -12,18 +12,17 @@ dropped, and one that is not ours is dropped and counted: the roles repeat what 
 from __future__ import annotations
 
 import errno
-import itertools
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 import zmq
 
-from daemons import lending
+from daemons.bulk import Bulk
 from daemons.crowd import Crowd
 from daemons.gatekeeper import DOMAIN, Gatekeeper
 from daemons.handshakes import Handshakes, Target
-from daemons.segments import Assembly, are_large, cut
 from daemons.unread import Tracker, Unread
 from dlctl import wire
 from dlctl.errors import DlctlError, LocalProtocolError, RemoteProtocolError
@@ -70,12 +69,9 @@ class Transport:
         self.gatekeeper: Gatekeeper | None = None
         self._handshakes = Handshakes(poller)
         self.unread = Unread()
-        self._lender, self._borrower = lending.Lender(), lending.Borrower()
+        self.bulk = Bulk()
         self._local: set[zmq.Socket[bytes]] = set()
         """Those that reach processes of this machine and this user only."""
-        self._assembly = Assembly()
-        self._numbers = itertools.count()
-        """Of the messages that are sent in segments."""
         self._bytes_max = wire.FRAME_BYTES_MAX
         """Of one that comes in segments to us as a listener."""
         self.crowd: Crowd | None = None
@@ -151,8 +147,7 @@ class Transport:
         if self.gatekeeper is not None and not self.gatekeeper.is_alive():
             raise RuntimeError("the thread that lets connections in has ended")
         self.unread.check()
-        for part in (self._assembly, self._lender, self._borrower):
-            part.check()
+        self.bulk.check()
         if self.crowd is not None:
             self.crowd.check()
         for target in self._handshakes.take_refused():
@@ -236,17 +231,11 @@ class Transport:
         borrowed: the frames are somebody's who will change them; what leaves is a copy.
         track: returns what says when the last of its large frames has left our memory.
         """
-        if socket in self._local and lending.are_large(frames):
-            lent = self._lender.lend(frames)
-            if lent is not None:
-                _send_frames(socket, [*to, *lent[0]], borrowed=False, track=False)
-                return lent[1]
-        if not are_large(frames):
-            return _send_frames(socket, [*to, *frames], borrowed, track)
-        newest = None
-        for part in cut(frames, next(self._numbers)):
-            newest = _send_frames(socket, [*to, *part], borrowed, track) or newest
-        return newest
+        parts, loan = self.bulk.outgoing(frames, socket in self._local)
+        newest: Tracker | None = None
+        for part in parts:
+            newest = _send_frames(socket, [*to, *part], borrowed and not loan, track) or newest
+        return loan or newest
 
     def receive(self, socket: zmq.Socket[bytes]) -> Iterator[tuple[Peer, Message, str]]:
         """What has come on one socket, at most `RECEIVE_BATCH` messages: from whom, the message,
@@ -286,11 +275,13 @@ class Transport:
 
         Raises RemoteProtocolError.
         """
-        if frames[0][:4] != lending.SHARED:
-            return self._assembly.take(peer, frames, bytes_max)
-        if socket not in self._local:
-            raise RemoteProtocolError("what lies in shared memory is not for other machines")
-        return self._borrower.read(frames, bytes_max)
+        is_local = socket in self._local
+        whole, answer = self.bulk.incoming(peer, frames, bytes_max, is_local)
+        if answer is not None:
+            to: wire.Frames = [peer] if isinstance(peer, bytes) else []
+            with suppress(zmq.ZMQError):
+                _send_frames(socket, [*to, *answer], borrowed=False, track=False)
+        return whole
 
     def _is_hushed(self, identity: str) -> bool:
         until = self._hushed.get(identity)
@@ -317,7 +308,7 @@ class Transport:
 
     def give_back(self) -> None:
         """Tell processes of this machine which of their memory is of no use here any more."""
-        self._borrower.give_back()
+        self.bulk.give_back()
 
     def close(self) -> None:
         """Send what is queued (for half a second at most) and close."""
@@ -328,7 +319,7 @@ class Transport:
         if self.gatekeeper is not None:
             self.gatekeeper.close()
         self._context.term()
-        self._lender.close()
+        self.bulk.close()
 
     def _forget(self, socket: zmq.Socket[bytes]) -> None:
         self.poller.unregister(socket)

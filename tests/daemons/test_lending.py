@@ -226,13 +226,37 @@ def test_between_two_ends_of_a_unix_socket_a_shard_is_not_sent(tmp_path: Path) -
         peer, came = next_message(here)
         assert isinstance(came, m.Initialise)
         assert np.array_equal(came.values, values)
-        assert len(there._lender._slots) == 1
+        assert len(there.bulk._lender._slots) == 1
         shard = values.copy()
         here.send(peer, m.Parameters(0, 1, 1, 1, shard))
         shard[:] = 0  # The next update: what was sent is a copy.
         _, answer = next_message(there)
         assert isinstance(answer, m.Parameters)
         assert np.array_equal(answer.values, values)
+    finally:
+        here.close()
+        there.close()
+
+
+def test_where_proc_is_closed_three_messages_are_lost_and_then_all_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    values = np.ones(LARGE, np.float32)
+    here, there = Transport(zmq.Poller()), Transport(zmq.Poller())
+    monkeypatch.setattr(lending, "_open", lambda pid, fd, cookie: None)
+    try:
+        there.connect("server-0", here.listen(f"ipc://{tmp_path}/socket"))
+        came, deadline, sent = [], time.monotonic() + COME_S, 0
+        while not came:
+            assert time.monotonic() < deadline
+            there.send("server-0", m.Initialise(0, 1, values, values[:0], values[:3]))
+            sent += 1
+            for transport in (here, there):
+                for source, _ in transport.poller.poll(50):
+                    came += [message for _, message, _ in transport.receive(source)]
+        assert sent == lending.MISSES_MAX + 1
+        assert np.array_equal(came[0].values, values)
+        assert "nobody finds" in caplog.text
     finally:
         here.close()
         there.close()
@@ -249,7 +273,7 @@ def test_over_tcp_nothing_is_lent_and_loans_are_refused(lender: Lender) -> None:
         _, came = next_message(here)
         assert isinstance(came, m.Initialise)
         assert here.refused == 1
-        assert not there._lender._slots
+        assert not there.bulk._lender._slots
     finally:
         here.close()
         there.close()

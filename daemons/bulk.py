@@ -1,0 +1,82 @@
+"""How large messages get from process to process: lent, in segments, or as they are.
+
+Between processes of one machine and one user they lie in shared memory (`lending.py`); elsewhere
+they travel in segments (`segments.py`). Either way a message arrives whole or not at all.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterable
+from typing import NamedTuple
+
+from daemons import lending, segments
+from daemons.lending import Borrower, Lender, Loan
+from daemons.segments import Assembly
+from dlctl.errors import RemoteProtocolError
+from dlctl.wire import Frames
+
+
+class Outgoing(NamedTuple):
+    parts: Iterable[Frames]
+    """ZeroMQ's messages, in their order."""
+    loan: Loan | None = None
+    """Says when the receiver does not need it any more, if it was lent."""
+
+
+class Incoming(NamedTuple):
+    frames: Frames | None
+    """A whole message; None if more of it has to come, or some of it is lost."""
+    answer: Frames | None = None
+    """What its sender has to be told."""
+
+
+class Bulk:
+    """The large messages of one process."""
+
+    def __init__(self) -> None:
+        self._lender, self._borrower = Lender(), Borrower()
+        self._assembly = Assembly()
+        self._numbers = itertools.count()
+        """Of the messages that go in segments."""
+
+    def outgoing(self, frames: Frames, is_local: bool) -> Outgoing:
+        """What to send for a message. is_local: its receiver is a process of ours here."""
+        if is_local and lending.are_large(frames):
+            lent = self._lender.lend(frames)
+            if lent is not None:
+                return Outgoing([lent[0]], lent[1])
+        if segments.are_large(frames):
+            return Outgoing(segments.cut(frames, next(self._numbers)))
+        return Outgoing([frames])
+
+    def incoming(
+        self, source: Hashable, frames: Frames, bytes_max: int, is_local: bool
+    ) -> Incoming:
+        """What has come over the connection `source`.
+
+        Raises RemoteProtocolError for what `outgoing` never makes, and for a message of more than
+        `bytes_max` bytes.
+        """
+        kind = frames[0][:4]
+        if kind not in (lending.SHARED, lending.MISSED):
+            return Incoming(self._assembly.take(source, frames, bytes_max))
+        if not is_local:
+            raise RemoteProtocolError("what lies in shared memory is not for other machines")
+        if kind == lending.MISSED:
+            self._lender.missed(frames[0])
+            return Incoming(None)
+        whole = self._borrower.read(frames, bytes_max)
+        return Incoming(whole, None if whole else lending.not_found(frames))
+
+    def give_back(self) -> None:
+        """Tell the lenders of what nobody here looks at any more."""
+        self._borrower.give_back()
+
+    def check(self) -> None:
+        """A chore: forget what nobody goes on with, and let go what is not used."""
+        for part in (self._assembly, self._lender, self._borrower):
+            part.check()
+
+    def close(self) -> None:
+        self._lender.close()
