@@ -24,6 +24,7 @@ from dlctl import checkpoints
 from dlctl.config import JobFile, from_dict
 from dlctl.errors import DlctlError
 from dlctl.messages import Array
+from dlctl.settings import AUTO
 from dlctl.vector import copy_into, is_finite, to_host
 
 
@@ -46,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def gradient(job: JobFile, checkpoint: Path | None) -> Array:
-    """float32[d]: summed over as many batches as one push sums, of the job's first portion.
+    """float32[d]: summed over as many batches as one push sums, of the job's first portion; with
+    "auto" as many as it begins with, which is one.
 
     Raises TaskError for what is wrong with the task, also if the gradient is not finite, and
     DlctlError if the checkpoint is of another model.
@@ -54,7 +56,8 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
     replica, loader, in_all = build(job, slot=0, processes=0)
     if checkpoint is not None:
         _load(replica, checkpoint)
-    batches = int(job.algorithm.options.get("push_every_steps", 1))
+    every = job.algorithm.options.get("push_every_steps", AUTO)
+    batches = 1 if every == AUTO else int(every)
     samples = min(in_all, batches * job.workers.batch_size)
     batches = -(-samples // job.workers.batch_size)
     total = np.zeros(replica.layout.size(), np.float32)

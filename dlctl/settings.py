@@ -15,19 +15,25 @@ from dlctl.errors import UsageError
 from dlctl.units import format_rate, parse_rate
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+AUTO = "auto"
+"""An interval that a worker finds by itself."""
 
 
 class Setting(NamedTuple):
     roles: tuple[str, ...]
     """The roles whose daemons have it."""
     kind: str
-    """The name of its parser: "count", "rate", "positive", "nonnegative", "fraction" or "level"."""
+    """The name of its parser: "interval", "rate", "positive", "nonnegative", "fraction" or "level"."""
     help: str
 
 
 SETTINGS: dict[str, Setting] = {
-    "push_every_steps": Setting(("worker",), "count", "steps from one push to the next"),
-    "fetch_every_steps": Setting(("worker",), "count", "steps from one fetch to the next"),
+    "push_every_steps": Setting(
+        ("worker",), "interval", 'steps from one push to the next, or "auto"'
+    ),
+    "fetch_every_steps": Setting(
+        ("worker",), "interval", 'steps from one fetch to the next, or "auto"'
+    ),
     "push": Setting(("worker",), "rate", 'the most a worker pushes: "5MB/s", "100Mbit/s" or "off"'),
     "fetch": Setting(
         ("worker",), "rate", 'the most a worker fetches: "5MB/s", "100Mbit/s" or "off"'
@@ -72,9 +78,11 @@ def format_value(key: str, value: Any) -> str:
     return "-" if value is None else f"{value!r}"
 
 
-def _count(text: str) -> int:
+def _interval(text: str) -> int | str:
+    if text == AUTO:
+        return AUTO
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10**6:
-        raise ValueError(f'"{text}" is not a whole number from 1 to 1000000')
+        raise ValueError(f'"{text}" is neither a whole number from 1 to 1000000 nor "{AUTO}"')
     return int(text)
 
 
@@ -113,7 +121,7 @@ def _level(text: str) -> str:
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
-    "count": _count,
+    "interval": _interval,
     "rate": parse_rate,
     "positive": _positive,
     "nonnegative": _nonnegative,

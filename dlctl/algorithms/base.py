@@ -109,6 +109,13 @@ class WorkerSide(ABC):
         self.residual = zeros_like(parameters)
         """What was accrued and not yet sent: error feedback, and all there is to save of a replica.
         """
+        self.intervals: dict[str, int] = {}
+        """Option -> its number of steps for as long as it is "auto"; the worker role sees to it."""
+
+    def interval(self, key: str) -> int:
+        """Steps of an option that is a number of them or "auto", as they are in force now."""
+        steps: int | str = getattr(self.options, key)
+        return steps if isinstance(steps, int) else self.intervals.get(key, 1)
 
     @abstractmethod
     def run(self) -> Requests:

@@ -22,6 +22,11 @@ that dies takes its unpushed gradients with it, and the others do not wait.
 Warm start (§4.1): one replica alone for the first steps, then the rest from the state that it left
 in the servers, the optimiser's included.
 
+"auto" in place of n_fetch or n_push: each replica finds the smallest number by itself at which it
+stands still for at most `comm_share_max` of its time (`roles/pace.py` says how). It changes at which
+steps something is pushed or fetched, and nothing else. A number may change at any time, so that
+"step mod n == 0" is "n steps after the last time" here; for one that does not change it is the same.
+
 Where the paper says nothing: fetched parameters are put in place between two steps, before the
 local step of the gradient that was being computed. `overlap = false` waits for every fetch instead;
 one worker with n_fetch = n_push = 1 is then exactly the servers' optimiser on one machine.
@@ -29,10 +34,11 @@ one worker with n_fetch = n_push = 1 is then exactly the servers' optimiser on o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Lt
 
 from dlctl import messages
 from dlctl.algorithms.base import (
@@ -53,10 +59,16 @@ from dlctl.messages import APPLIED
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    fetch_every_steps: Annotated[int, Ge(1)] = 1
-    """Steps between fetches, n_fetch; the first is at step 0. Changes live."""
-    push_every_steps: Annotated[int, Ge(1)] = 1
-    """Steps between pushes, n_push; the first is at step 0. Changes live."""
+    fetch_every_steps: Annotated[int, Ge(1)] | Literal["auto"] = 1
+    """Steps between fetches, n_fetch; the first is at step 0. "auto": as few as `comm_share_max`
+    allows; with `overlap`, as few as a fetch takes. Changes live."""
+    push_every_steps: Annotated[int, Ge(1)] | Literal["auto"] = 1
+    """Steps between pushes, n_push; the first is at step 0. "auto": as few as `comm_share_max`
+    allows. Changes live."""
+    comm_share_max: Annotated[float, Gt(0), Lt(1)] = 0.1
+    """With "auto": the part of a worker's time that it may stand still for pushes and fetches."""
+    auto_steps_max: Annotated[int, Ge(1)] = 64
+    """With "auto": the most steps from one push or fetch to the next, however slow the link is."""
     local_lr: Annotated[float, Ge(0)] = 0.01
     """Rate of a replica's own steps between two fetches, alpha. Changes live."""
     warmstart_steps: Annotated[int, Ge(0)] = 0
@@ -72,10 +84,12 @@ class Replica(WorkerSide):
 
     def run(self) -> Requests:
         step = samples = 0
+        fetched_at = pushed_at = -math.inf
         while True:
             data = yield NextData()
             if data is not None:
-                if step % self.options.fetch_every_steps == 0:
+                fetches = step - fetched_at >= self.interval("fetch_every_steps")
+                if fetches:
                     yield Fetch(wait=not self.options.overlap)
                 computed = yield NextGradient()
                 if computed is None:
@@ -83,9 +97,12 @@ class Replica(WorkerSide):
                 self.residual += computed.gradient
                 self.parameters -= self.options.local_lr * computed.gradient
                 samples += computed.samples
-            if samples and (data is None or step % self.options.push_every_steps == 0):
+                fetched_at = step if fetches else fetched_at
+            is_due = data is not None and step - pushed_at >= self.interval("push_every_steps")
+            if samples and (data is None or is_due):
                 yield Push(self.residual, samples)
                 samples = 0
+                pushed_at = step if is_due else pushed_at
             step += data is not None
 
 

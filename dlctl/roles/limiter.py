@@ -13,6 +13,8 @@ class Limiter:
         self.bytes_per_s = bytes_per_s
         self.free_at = 0.0
         """When the debt is paid."""
+        self.spent_bytes = 0
+        """In all, with a limit and without."""
 
     def change(self, bytes_per_s: float | None, now: float) -> None:
         """A new rate. Debts are paid at the new one, so that a raised limit helps at once."""
@@ -25,5 +27,6 @@ class Limiter:
         return now if self.bytes_per_s is None else max(now, self.free_at)
 
     def spend(self, nbytes: int, now: float) -> None:
+        self.spent_bytes += nbytes
         if self.bytes_per_s is not None:
             self.free_at = max(now, self.free_at) + nbytes / self.bytes_per_s

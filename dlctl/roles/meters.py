@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
+from collections.abc import Iterable
 
 LATENCIES_KEPT = 512
 RATE_S_MIN = 0.5
 """A rate over less would be noise: the last one is reported again."""
+
+
+def median(values: Iterable[float]) -> float:
+    """The upper one of the two in the middle, if there are two; 0 of nothing."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2] if ordered else 0.0
 
 
 class Latency:

@@ -31,6 +31,7 @@ from dlctl.roles.fetching import Fetched, Fetcher
 from dlctl.roles.leasing import Leasing
 from dlctl.roles.meters import Latency, Rates
 from dlctl.roles.outbox import Outbox
+from dlctl.roles.pacing import FETCH, PUSH, Pacing
 from dlctl.roles.poison import Poison
 from dlctl.roles.portions import Portion, Portions
 from dlctl.vector import is_finite, zeros_like
@@ -67,6 +68,7 @@ class Training:
         self.rates = Rates("samples", "push_bytes", "fetch_bytes")
         self.fetcher = Fetcher(channels, outbox, self.rates)
         self.push_latency = Latency()
+        self.pacing = Pacing(side, outbox.limiters)
         self.steps = 0
         self.loss: float | None = None
         self.poison = Poison()
@@ -100,7 +102,7 @@ class Training:
         """Serve the method's requests for as long as they can be served at once."""
         if self._paused:
             return
-        self._place_arrivals()
+        self._place_arrivals(now)
         while not self.parked:
             done, value = self._serve(self._request, now)
             if not done:
@@ -115,7 +117,7 @@ class Training:
             case NextData():
                 return self._serve_data(now)
             case Push():
-                return self._serve_push(request)
+                return self._serve_push(request, now)
             case Fetch():
                 return self._serve_fetch(request, now)
 
@@ -127,6 +129,8 @@ class Training:
     def pause(self, now: float) -> bool:
         """Leave the model alone until `resume`, if no gradient is being computed now."""
         self._paused = self._computing is None
+        if self._paused:
+            self.pacing.waits("", now)
         self._busy_since = now
         return self._paused
 
@@ -162,15 +166,21 @@ class Training:
     def _serve_fetch(self, request: Fetch, now: float) -> tuple[bool, Any]:
         if not self._fetch_started:
             # A fetch that is still under way serves as this one: asking twice brings nothing newer.
-            self._fetched = self._fetched or self.fetcher.start(request.clock_min, now)
+            if self._fetched is None:
+                self._fetched = self.fetcher.start(request.clock_min, now)
+                self.pacing.fetch_began(now, waits=request.wait)
             self._fetch_started = True
         if (request.wait or not self._has_parameters) and self._fetched:
+            self.pacing.waits(FETCH if request.wait else "", now)
             return False, None
+        self.pacing.waits("", now)
         self._fetch_started = False
         return True, max(c.version for c in self.channels)
 
-    def _place_arrivals(self) -> None:
+    def _place_arrivals(self, now: float) -> None:
         """Never while a gradient is being computed: it would be of no parameters at all."""
+        if self._fetched is not None and self._fetched.complete:
+            self.pacing.fetched(now)
         if self._fetched is None or self._computing:
             return
         self.fetcher.place(self._fetched, self.side.parameters)
@@ -180,14 +190,16 @@ class Training:
 
     # ------------------------------------------------------------ push
 
-    def _serve_push(self, request: Push) -> tuple[bool, Any]:
+    def _serve_push(self, request: Push, now: float) -> tuple[bool, Any]:
         if not all(c.joined and c.has_room() for c in self.channels):
+            self.pacing.waits(PUSH, now)
             return False, None
         vector = request.vector if request.vector is not None else zeros_like(self.side.parameters)
         number = self.channels[0].next_seq
         for c in self.channels:
             self._push_slice(c, vector[c.lo : c.hi], request)
         self._unsettled[number] = len(self.channels)
+        self.pacing.pushed(number, len(self._unsettled), now)
         self._steps_of[number] = (self._steps_pushed, max(self.steps - 1, 0))
         self.portions.pushed(number)
         self._steps_pushed = self.steps
@@ -240,6 +252,7 @@ class Training:
         self._unsettled[ack.seq] -= 1
         if not self._unsettled[ack.seq]:
             del self._unsettled[ack.seq], self._steps_of[ack.seq]
+            self.pacing.settled(ack.seq, now)
             self._report_done(self.portions.settled(ack.seq), now)
 
     # ------------------------------------------------------------ data
@@ -294,6 +307,7 @@ class Training:
             start, stop = portion.batch_range(number)
             self.poison.computed(self.steps, _where(portion, number))
             self._accept(event, portion, stop - start)
+            self.pacing.computed(took_s)
         else:
             self._refuse(event, portion, number)
             self._left_out = announced
@@ -339,6 +353,7 @@ class Training:
         values: dict[str, Any] = {"step": self.steps, **self.rates.report(now)}
         values |= self.push_latency.quantiles_ms("push")
         values |= self.fetcher.latency.quantiles_ms("fetch")
+        values |= self.pacing.metrics(now)
         if self.loss is not None:
             values["loss"] = round(self.loss, 6)
         if self.staleness_number:
