@@ -23,7 +23,7 @@ class Setting(NamedTuple):
     roles: tuple[str, ...]
     """The roles whose daemons have it."""
     kind: str
-    """The name of its parser: "interval", "rate", "positive", "nonnegative", "fraction" or "level"."""
+    """The name of its parser, as in `_PARSERS`."""
     help: str
 
 

@@ -23,9 +23,9 @@ Warm start (§4.1): one replica alone for the first steps, then the rest from th
 in the servers, the optimiser's included.
 
 "auto" in place of n_fetch or n_push: each replica finds the smallest number by itself at which it
-stands still for at most `comm_share_max` of its time (`roles/pace.py` says how). It changes at which
-steps something is pushed or fetched, and nothing else. A number may change at any time, so that
-"step mod n == 0" is "n steps after the last time" here; for one that does not change it is the same.
+stands still for at most `comm_share_max` of its time (`roles/pace.py` says how). It changes when
+something is pushed or fetched, and nothing else. A number may change at any time, so that "step mod
+n == 0" is "n steps after the last time" here; for one that does not change it is the same.
 
 Where the paper says nothing: fetched parameters are put in place between two steps, before the
 local step of the gradient that was being computed. `overlap = false` waits for every fetch instead;

@@ -81,7 +81,9 @@ def _describe(hint: Any) -> tuple[str, str]:
     if get_origin(hint) is Literal:
         return " or ".join(_toml(choice) for choice in get_args(hint)), ""
     if isinstance(hint, UnionType) or get_origin(hint) not in (None, list, tuple, dict):
-        return _describe(next(arg for arg in get_args(hint) if arg is not NoneType))
+        described = [_describe(arg) for arg in get_args(hint) if arg is not NoneType]
+        kinds = " or ".join(kind for kind, _ in described)
+        return kinds, ", ".join(limits for _, limits in described if limits)
     if dataclasses.is_dataclass(hint):
         return "table", ""
     return _TYPES.get(hint, "array" if get_origin(hint) in (list, tuple) else "table"), ""

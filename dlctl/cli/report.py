@@ -1,4 +1,4 @@
-"""What a run looks like in text: its head, and the table of its daemons."""
+"""What a run looks like in text: its head, and what its daemons are at."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import itertools
 import math
 import shutil
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from dlctl import checkpoints, processes
-from dlctl.cli import console, lives, values
-from dlctl.cli.snapshot import COORDINATOR, ENDED, GONE, Snapshot, is_here
+from dlctl import checkpoints
+from dlctl.cli import console, values
+from dlctl.cli.snapshot import ENDED, Snapshot
 from dlctl.cli.values import NOTHING
 from dlctl.errors import DlctlError
 from dlctl.rundb import RunDb
@@ -262,111 +262,6 @@ def as_data(snapshot: Snapshot) -> dict[str, Any]:
     }
     data: dict[str, Any] = values.timed({**snapshot.run, **truth})
     return data
-
-
-# ---------------------------------------------------------------- its daemons
-
-_Cell = Callable[[Snapshot, Row], str]
-
-
-def _up(snapshot: Snapshot, row: Row) -> str:
-    # The process knows better than a coordinator that was itself started again.
-    age_s, began = processes.age_s(row.get("pid_start")), values.number(row.get("started_at"))
-    if age_s is None and began is not None:
-        age_s = snapshot.now - began
-    if age_s is None or row.get("pid") is None or row.get("state") in (*ENDED, GONE):
-        return NOTHING
-    return values.duration(age_s)
-
-
-def _step(snapshot: Snapshot, row: Row) -> str:
-    if row.get("role") == "server":
-        version = values.count(metrics(row).get("version"))
-        return version if version == NOTHING else f"v{version}"
-    return values.count(metrics(row).get("step"))
-
-
-def has_rates(snapshot: Snapshot, row: Row) -> bool:
-    """Whether what a daemon has said of its rates is of now."""
-    return snapshot.is_current and row.get("state") in ("running", "draining")
-
-
-def _limited(direction: str) -> _Cell:
-    def cell(snapshot: Snapshot, row: Row) -> str:
-        if not has_rates(snapshot, row):
-            return NOTHING
-        now = values.rate(metrics(row).get(f"{direction}_bytes_per_s"))
-        limit = settings(row).get(direction)
-        if limit is None or limit == "off":
-            return now
-        shown = console.escape(limit) if isinstance(limit, str) else values.rate(limit)
-        return f"{now} / {shown}"
-
-    return cell
-
-
-def _milliseconds(direction: str) -> _Cell:
-    def cell(snapshot: Snapshot, row: Row) -> str:
-        p50, p99 = (metrics(row).get(f"{direction}_ms_p{p}") for p in (50, 99))
-        return NOTHING if p50 is None else f"{values.decimal(p50, 2)}/{values.decimal(p99, 2)}"
-
-    return cell
-
-
-def _value(key: str, show: Callable[[Any], str] = values.count) -> _Cell:
-    return lambda snapshot, row: show(row.get(key))
-
-
-def _metric(key: str, show: Callable[[Any], str] = values.count) -> _Cell:
-    return lambda snapshot, row: show(metrics(row).get(key))
-
-
-def _samples(snapshot: Snapshot, row: Row) -> str:
-    rate = metrics(row).get("samples_per_s") if has_rates(snapshot, row) else None
-    return values.fixed(rate, 0)
-
-
-def _restarts(snapshot: Snapshot, row: Row) -> str:
-    if row.get("role") != COORDINATOR:
-        return values.count(row.get("restarts"))
-    return values.count(lives.load(snapshot.directory).takeovers)
-
-
-def _word(value: Any) -> str:
-    return console.escape(str(value)) if value is not None else NOTHING
-
-
-_PLAIN: dict[str, _Cell] = {
-    "NAME": _value("name", _word),
-    "PID": _value("pid", _word),
-    "STATE": _value("state", state),
-    "UP": _up,
-    "STEP": _step,
-    "SAMPLES/S": _samples,
-    "STALE": _metric("staleness_mean", lambda value: values.fixed(value, 1)),
-    "PUSH": _limited("push"),
-    "FETCH": _limited("fetch"),
-    "RST": _restarts,
-}
-_WIDE: dict[str, _Cell] = {
-    "HOST": _value("host", _word),
-    "INC": _value("incarnation"),
-    "LOSS": _metric("loss", values.decimal),
-    "RSS": _metric("rss_bytes", values.size),
-    "PUSH ms p50/p99": _milliseconds("push"),
-    "FETCH ms p50/p99": _milliseconds("fetch"),
-    "REFUSED": _metric("refused"),
-}
-_LEFT = ("NAME", "STATE", "HOST")
-
-
-def table(snapshot: Snapshot, rows: Sequence[Row], *, wide: bool) -> str:
-    """One line per daemon."""
-    columns = {**_PLAIN, **_WIDE} if wide else {**_PLAIN}
-    if any(not is_here(row) for row in snapshot.daemons):
-        columns = {"NAME": columns.pop("NAME"), "HOST": _WIDE["HOST"], **columns}
-    cells = [[cell(snapshot, row) for cell in columns.values()] for row in rows]
-    return console.table(list(columns), cells, [name for name in columns if name not in _LEFT])
 
 
 # ---------------------------------------------------------------- in a line

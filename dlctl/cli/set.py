@@ -23,6 +23,7 @@ TIMEOUT_S = 15.0
     examples=[
         ("dlctl set 'worker-*' push=5MB/s", "limit what every worker pushes"),
         ("dlctl set worker-1 fetch=off push_every_steps=16", "several settings of one worker"),
+        ("dlctl set push_every_steps=auto", "as rarely as the links need, as often as they can"),
         ("dlctl set lr=0.01", "all daemons that have it, here the servers"),
         ("dlctl set --list", "which settings are live"),
     ],

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from dlctl import rundb
-from dlctl.cli import attention, console, lives, pick, report, values
+from dlctl.cli import attention, console, daemontable, lives, pick, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.snapshot import Snapshot, load
@@ -32,7 +32,7 @@ RECENT_EVENTS = 10
     see_also=["ps", "logs", "events"],
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=pick.complete_daemons)
-@click.option("--wide", is_flag=True, help="Show host, incarnation, memory, latencies, too.")
+@click.option("--wide", is_flag=True, help="Show host, memory, intervals, waiting, latencies, too.")
 @click.option("--check", is_flag=True, help="Exit with 3 unless the job runs and is well.")
 @click.option(
     "-w",
@@ -68,8 +68,11 @@ def command(
 
     STEP of a server is its version (v): the updates it has applied. STALE is the mean
     staleness of a worker's pushes: updates by others between its fetch and its push. PUSH and FETCH
-    are bytes per second now, and the limit if there is one. RST counts restarts. What is not known
-    of now is "-". Below the table: who is not well, and what to do next.
+    are bytes per second now, and the limit if there is one. PUSH EVERY and FETCH EVERY are the
+    steps between two of them; "auto (8)": the worker finds them by itself, 8 now. They are shown if
+    one does, and with --wide. WAITS is the part of its time that a worker stands still for its
+    pushes and fetches. RST counts restarts. What is not known of now is "-". Below the table: who
+    is not well, and what to do next.
     """
     if key_file is not None:
         from dlctl.cli import lookon
@@ -115,7 +118,7 @@ def _lines(
     snapshot: Snapshot, rows: Sequence[report.Row], wide: bool, *, events: bool
 ) -> list[str]:
     lines = report.head(snapshot)
-    lines.append(report.table(snapshot, rows, wide=wide))
+    lines.append(daemontable.table(snapshot, rows, wide=wide))
     lines += attention.lines(snapshot, rows)
     return lines + (_recent_events(snapshot, [row["name"] for row in rows]) if events else [])
 

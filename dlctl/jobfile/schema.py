@@ -19,6 +19,7 @@ T = TypeVar("T")
 SUGGESTIONS_MAX = 100
 """Of one table; each takes a comparison with every key that there is."""
 _MISSING = "\0 nothing"
+_GOT = " (got "
 _TYPES = {
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
@@ -58,12 +59,26 @@ def validate(
         adapter: TypeAdapter[T] = _adapter(kind)  # type: ignore[arg-type]
         built = adapter.validate_json(json.dumps(sound), strict=True)
     except ValidationError as error:
-        details = error.errors(include_url=False)
-        return None, faults + [
+        wrong = [
             _fault(kind, detail, sound, at, suggest=number < SUGGESTIONS_MAX)
-            for number, detail in enumerate(details)
+            for number, detail in enumerate(error.errors(include_url=False))
         ]
+        return None, faults + _joined(wrong)
     return (None if faults else built), faults
+
+
+def _joined(faults: Iterable[Fault]) -> list[Fault]:
+    """One fault for each key: a value may be of none of several types, and each says so."""
+    joined: dict[KeyPath, Fault] = {}
+    for fault in faults:
+        known = joined.setdefault(fault.path, fault)
+        if known is not fault:
+            first, also = known.message.partition(_GOT), fault.message.partition(_GOT)
+            message = f"{first[0]} or {also[0].removeprefix('must be ')}{first[1]}{first[2]}"
+            joined[fault.path] = known._replace(
+                message=message, suggestion=known.suggestion or fault.suggestion
+            )
+    return list(joined.values())
 
 
 @functools.cache
@@ -90,14 +105,14 @@ def _unknown(path: KeyPath, value: Any, known: Iterable[str], *, suggest: bool) 
 def _fault(
     kind: Any, detail: ErrorDetails, values: dict[str, Any], at: KeyPath, *, suggest: bool
 ) -> Fault:
-    path, value = _follow(detail["loc"], values)
+    path, value = _follow(detail["loc"], values, is_missing=detail["type"] == "missing")
     if detail["type"] == "unexpected_keyword_argument":
         known = _keys_at(kind, path[:-1])
         return _unknown((*at, *path), value, known, suggest=suggest)
     if detail["type"] == "missing":
         what = f'"{path[-1]}"' if at or len(path) > 1 else f"section [{path[-1]}]"
         return Fault((*at, *path), f"{what} is missing", at_key=True)
-    got = "" if value is _MISSING else f" (got {_shown(value)})"
+    got = "" if value is _MISSING else f"{_GOT}{_shown(value)})"
     suggestion = ""
     if detail["type"] == "literal_error" and isinstance(value, str):
         choices = detail["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
@@ -120,20 +135,21 @@ def _message(detail: ErrorDetails) -> str:
     return detail["msg"][:1].lower() + detail["msg"][1:]
 
 
-def _follow(loc: KeyPath, values: Any) -> tuple[KeyPath, Any]:
+def _follow(loc: KeyPath, values: Any, *, is_missing: bool) -> tuple[KeyPath, Any]:
     """The part of pydantic's location that lies in the document, and what is there.
 
-    A location may go on inside a value with the names of a union's branches.
+    A location may go on inside a value with the names of a union's branches; one of a key that
+    is_missing ends with that key.
     """
     path: KeyPath = ()
     for part in loc:
         if not isinstance(values, dict | list):
             break
-        path = (*path, part)
         try:
             values = values[part]  # type: ignore[index]
         except (KeyError, TypeError):
-            return path, _MISSING
+            return (path, values) if path and not is_missing else ((*path, part), _MISSING)
+        path = (*path, part)
     return path, values
 
 

@@ -10,8 +10,8 @@ however rare it is (none where computing goes on meanwhile), a worker stands sti
 c and r are measured as they are. b is the larger of what a limit says (bytes / rate) and the time
 to the answer, divided by the number of pushes that were under way then (Little's law). The second
 is exact as soon as pushes queue up for each other. Before that it may be too long, where most of it
-is a way to and fro on which there is room for more of them; or too short, where the pushes of others
-come onto the same link as soon as this worker's do. So pushes get another interval
+is a way to and fro on which there is room for more of them; or too short, where others push over
+the same link as soon as this worker does. So pushes get another interval
 
 - that is longer, when more than the share was waited, over the last ones without the worst of them
   (one stall is no slow link): at once the n that keeps the share, at most four times as long;
@@ -24,9 +24,9 @@ Fetches are one at a time: what was measured says all, and share(n) stands for w
 fetch that nobody waits for has its time as b: the next one is due when it has come. If the method
 waits for its fetches, they also wait for the pushes before them, and the same goes for pushes.
 
-The rule is ours. Known rules for the interval of local updates go by the loss (AdaComm: Wang and
-Joshi, SysML 2019) and need a server that says it; b is measured like the bottleneck in BBR (Cardwell
-et al., ACM Queue 2016), and the growing patience is that of binary exponential backoff.
+The rule is ours. The known one for the interval of local updates, AdaComm (Wang and Joshi, SysML
+2019), goes by the loss and not by the link. b is measured much as the bottleneck is in BBR
+(Cardwell et al., ACM Queue 2016); the growing patience is that of binary exponential backoff.
 """
 
 from __future__ import annotations

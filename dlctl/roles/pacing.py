@@ -141,9 +141,7 @@ class Pacing:
         self.waits(self._waits_for, now)
         computed_s, waited_s = (
             total - before
-            for total, before in zip(
-                (self.computed_s, self.waited_s), self._reported, strict=True
-            )
+            for total, before in zip((self.computed_s, self.waited_s), self._reported, strict=True)
         )
         if computed_s + waited_s >= REPORT_S_MIN:
             self._share = round(waited_s / (computed_s + waited_s), 3)
