@@ -8,16 +8,16 @@ however rare it is (none where computing goes on meanwhile), a worker stands sti
     pause(n) = r + max(0, b - n c)          share(n) = pause(n) / (n c + pause(n))
 
 c and r are measured as they are. b is the larger of what a limit says (bytes / rate) and the time
-to the answer, divided by the number of pushes that were under way then (Little's law). The second
-is exact as soon as pushes queue up for each other. Before that it may be too long, where most of it
-is a way to and fro on which there is room for more of them; or too short, where others push over
-the same link as soon as this worker does. So pushes get another interval
+from when a push was made, or the one before was through, to its answer. On a link that takes one
+after the other this is exact. It is too long where most of it is a way to and fro, on which there
+is room for more of them; and too short where others push over the same link as soon as this worker
+does. So pushes get another interval
 
 - that is longer, when more than the share was waited, over the last ones without the worst of them
   (one stall is no slow link): at once the n that keeps the share, at most four times as long;
 - that is shorter, when half of the share is predicted for it, so that noise does not turn it back,
-  and it was not found too short at about this b before. A lowering that has to be taken back costs
-  trust: the next waits twice as long and goes an eighth down at most, until one has proved itself.
+  and it was not found too short at about this b before. If b turns out to be larger then, trust is
+  lost: the next lowering waits twice as long and is an eighth at most, until one proves itself.
   Where nothing was waited and nothing was found too short, an eighth less is tried now and then.
 
 Fetches are one at a time: what was measured says all, and share(n) stands for what was waited. A
@@ -33,14 +33,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from dlctl.roles.meters import median
 
 CYCLES_KEPT = 16
 COSTS_KEPT = 3
-"""Of their median: one odd value is not enough to change anything, two are."""
+"""An interval is made longer by their median and shorter by the worst: one odd value does nothing.
+"""
 GROWTH_MAX = 4
 SHRINKING = 8
 """A careful step down is the 8th part."""
@@ -48,7 +51,7 @@ SURE = 0.5
 """Of the share, which a lower interval must keep."""
 PATIENCE, PATIENCE_MAX = 2, 32
 """Cycles before the interval is lowered."""
-PROBES = 8
+PROBES = 4
 """Times the patience, before a lower one is tried without a reason."""
 PROVEN = 32
 """Cycles after which a lower interval is right: a slight excess fills the window of pushes only
@@ -82,6 +85,24 @@ class Circumstances:
     """Several may be under way at once, so that the time of one says less than the waiting."""
 
 
+class Prediction(NamedTuple):
+    """How long a worker stands still at any interval: c, b and r of the docstring above."""
+
+    step_s: float
+    cost_s: float
+    pause_s: float
+
+    def share(self, steps: int) -> float:
+        computed_s = steps * self.step_s
+        pause_s = self.pause_s + max(0.0, self.cost_s - computed_s)
+        return pause_s / (computed_s + pause_s) if pause_s else 0.0
+
+    def smallest(self, share_max: float, steps_max: int) -> int:
+        """The smallest interval that keeps the share; the largest there is, if none does."""
+        steps = range(1, steps_max)
+        return 1 + bisect_left(steps, True, key=lambda n: self.share(n) <= share_max)
+
+
 class Pace:
     """The interval of one direction: `steps`, from 1 to `steps_max`. It begins with 1."""
 
@@ -104,15 +125,15 @@ class Pace:
 
     def _trust(self) -> None:
         self._patience = PATIENCE
-        self._lowered = False
-        """It may still turn out that the last lowering was wrong."""
+        self._expected_s: float | None = None
+        """The cost by which it was lowered last, while it may still turn out to be wrong."""
         self._too_short: tuple[float, float] | None = None
         """(cost, time) of the longest interval that was found too short, in seconds."""
 
     # ------------------------------------------------------------ what was measured
 
     def took(self, cost_s: float, pause_s: float = 0.0) -> None:
-        """What one push or fetch has cost: its time, divided by how many were under way. pause_s:
+        """What one push or fetch has cost: its time, from when the one before was through. pause_s:
         the time that was waited for it whatever the interval; it is no cost then.
         """
         self._costs.append(cost_s)
@@ -130,43 +151,27 @@ class Pace:
             self._trust()
         if self._age < max(2, 4 - self.steps // 4):
             return
-        if self._age >= PROVEN and self._lowered:
+        if self._age >= PROVEN and self._expected_s is not None:
             self._trust()
-        if self._too_short is not None and self._cost_s(now) < self._too_short[0] / ALIKE:
+        usual, worst = self._predict(now, median), self._predict(now, _largest)
+        if self._too_short is not None and worst.cost_s < self._too_short[0] / ALIKE:
             self._too_short = None
-        waited = self._waited() if now.pipelined else self._share(self.steps, now)
+        waited = self._waited() if now.pipelined else usual.share(self.steps)
         if waited > now.share_max:
-            self._raise(now)
+            self._raise(usual, now)
         else:
-            self._lower(now, never_waited=waited == 0.0)
-
-    # ------------------------------------------------------------ the prediction
+            self._lower(worst, now, never_waited=waited == 0.0)
 
     def _limit_s(self, now: Circumstances) -> float:
         if now.bytes_per_s is None:
             return 0.0
         return median(c.nbytes for c in self._cycles) / now.bytes_per_s
 
-    def _cost_s(self, now: Circumstances) -> float:
-        """b of the docstring above."""
-        return max(self._limit_s(now), median(self._costs))
-
-    def _always_s(self, now: Circumstances) -> float:
-        """r of the docstring above: what is waited beyond what the limit explains."""
-        explained_s = max(0.0, self._limit_s(now) - self.steps * now.step_s)
-        return max(0.0, median(self._pauses) - explained_s)
-
-    def _share(self, steps: int, now: Circumstances) -> float:
-        computed_s = steps * now.step_s
-        pause_s = self._always_s(now) + max(0.0, self._cost_s(now) - computed_s)
-        return pause_s / (computed_s + pause_s) if pause_s else 0.0
-
-    def _smallest(self, now: Circumstances, share: float) -> int:
-        """The smallest interval that keeps the share; the largest there is, if none does."""
-        found = bisect_left(
-            range(1, self.steps_max), True, key=lambda n: self._share(n, now) <= share
-        )
-        return 1 + found
+    def _predict(self, now: Circumstances, of: Callable[[Iterable[float]], float]) -> Prediction:
+        limit_s = self._limit_s(now)
+        explained_s = max(0.0, limit_s - self.steps * now.step_s)
+        pause_s = max(0.0, of(self._pauses) - explained_s)
+        return Prediction(now.step_s, max(limit_s, of(self._costs)), pause_s)
 
     def _waited(self) -> float:
         """The share of the time that was waited, without the worst cycle."""
@@ -176,25 +181,26 @@ class Pace:
 
     # ------------------------------------------------------------ the rule
 
-    def _raise(self, now: Circumstances) -> None:
-        if self._lowered:
+    def _raise(self, link: Prediction, now: Circumstances) -> None:
+        if self._expected_s is not None and link.cost_s > ALIKE * self._expected_s:
             self._patience = min(2 * self._patience, PATIENCE_MAX)
-            self._lowered = False
-        self._too_short = (self._cost_s(now), self.steps * now.step_s)
-        wanted = max(self.steps + 1, self._smallest(now, now.share_max))
+        self._expected_s = None
+        time_s = self.steps * now.step_s
+        if time_s < ALIKE * link.cost_s:  # Else the waiting came from something else, as stalls.
+            self._too_short = (link.cost_s, time_s)
+        wanted = max(self.steps + 1, link.smallest(now.share_max, self.steps_max))
         self._change(min(wanted, GROWTH_MAX * self.steps, self.steps_max))
 
-    def _lower(self, now: Circumstances, *, never_waited: bool) -> None:
+    def _lower(self, link: Prediction, now: Circumstances, *, never_waited: bool) -> None:
         careful = self.steps - max(1, self.steps // SHRINKING)
-        wanted = self._smallest(now, SURE * now.share_max)
+        wanted = link.smallest(SURE * now.share_max, self.steps_max)
         if self._too_short is not None and now.step_s:
             wanted = max(wanted, ceil(LONGER * self._too_short[1] / now.step_s))
+        trusted = self._patience == PATIENCE
         if wanted < self.steps and self._age >= self._patience:
-            trusted = self._patience == PATIENCE
-            self._lowered = True
+            self._expected_s = link.cost_s
             self._change(wanted if trusted else max(wanted, careful))
         elif never_waited and self._may_try(careful, now):
-            self._lowered = True
             self._change(careful)
 
     def _may_try(self, steps: int, now: Circumstances) -> bool:
@@ -208,3 +214,7 @@ class Pace:
         self.steps = steps
         self._cycles: deque[Cycle] = deque(maxlen=CYCLES_KEPT)
         self._age = 0
+
+
+def _largest(values: Iterable[float]) -> float:
+    return max(values, default=0.0)

@@ -42,8 +42,9 @@ class Pacing:
         """Bytes that the limits had been charged for when the present cycles began."""
         self._recent_s: deque[float] = deque(maxlen=STEPS_KEPT)
         self._waits_for, self._since = "", 0.0
-        self._pushed_at: dict[int, tuple[float, int]] = {}
-        """Push number -> when it was made, and how many were under way then, itself included."""
+        self._pushed_at: dict[int, float] = {}
+        self._settled_at = 0.0
+        """The newest push that was settled."""
         self._fetching_since: float | None = None
         self._fetch_waits = False
         """Whether the method waits for its fetches, so that both directions share what there is."""
@@ -71,16 +72,17 @@ class Pacing:
 
     # ------------------------------------------------------------ pushes and fetches
 
-    def pushed(self, number: int, under_way: int, now: float) -> None:
-        """A push is on its way, one of so many."""
+    def pushed(self, number: int, now: float) -> None:
+        """A push is on its way."""
         self.waits("", now)
-        self._pushed_at[number] = (now, under_way)
+        self._pushed_at[number] = now
         self._end_cycle(PUSH)
 
     def settled(self, number: int, now: float) -> None:
         """All shards have settled a push."""
-        made_at, under_way = self._pushed_at.pop(number)
-        self._took(PUSH, (now - made_at) / under_way)
+        begun_at = max(self._pushed_at.pop(number), self._settled_at)
+        self._settled_at = now
+        self._took(PUSH, now - begun_at)
 
     def fetch_began(self, now: float, *, waits: bool) -> None:
         self._fetching_since, self._fetch_waits = now, waits

@@ -199,7 +199,7 @@ class Training:
         for c in self.channels:
             self._push_slice(c, vector[c.lo : c.hi], request)
         self._unsettled[number] = len(self.channels)
-        self.pacing.pushed(number, len(self._unsettled), now)
+        self.pacing.pushed(number, now)
         self._steps_of[number] = (self._steps_pushed, max(self.steps - 1, 0))
         self.portions.pushed(number)
         self._steps_pushed = self.steps
