@@ -8,8 +8,8 @@ from dlctl import settings
 from dlctl.errors import UsageError
 
 GOOD = {
-    "push_every_steps": ["1", "4", "1000000"],
-    "fetch_every_steps": ["16"],
+    "push_every_steps": ["1", "4", "1000000", "auto"],
+    "fetch_every_steps": ["16", "auto"],
     "push": ["5MB/s", "100Mbit/s", "off", "64KiB/s"],
     "fetch": ["1.5GB/s"],
     "lr": ["0.02", "1e-5", "3"],
@@ -21,6 +21,9 @@ BAD = [
     ("push_every_steps", "0"),
     ("push_every_steps", "1.5"),
     ("push_every_steps", "-1"),
+    ("push_every_steps", "true"),
+    ("fetch_every_steps", "fast"),
+    ("fetch_every_steps", "Auto"),
     ("push_every_steps", "٣"),
     ("push", "500"),
     ("fetch", "0B/s"),
@@ -62,3 +65,10 @@ def test_a_value_of_a_setting_from_another_version_is_shown_as_it_is():
     assert settings.format_value("colour", 3) == "3"
     assert settings.format_value("lr", None) == "-"
     assert settings.format_value("push", None) == "off"
+
+
+def test_an_interval_that_cannot_be_is_refused_with_what_it_can_be():
+    with pytest.raises(
+        UsageError, match='"fast" is neither a whole number from 1 to 1000000 nor "auto"'
+    ):
+        settings.parse("push_every_steps", "fast")

@@ -72,6 +72,44 @@ def test_options_come_out_complete_so_that_daemons_need_no_check(folder: Path) -
     assert job.optimizer.options == dataclasses.asdict(optimizer)
 
 
+def test_an_interval_is_a_number_or_automatic(folder: Path) -> None:
+    text = MINIMAL + '[algorithm]\nname = "downpour"\npush_every_steps = "auto"\n'
+    options = jobfile.load(written(folder, text)).algorithm.options
+    assert (options["push_every_steps"], options["fetch_every_steps"]) == ("auto", 1)
+    assert (options["comm_share_max"], options["auto_steps_max"]) == (0.1, 64)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ('"fast"', 'must be a whole number or "auto" (got "fast")'),
+        ('"Auto"', 'must be a whole number or "auto" (got "Auto"); did you mean "auto"?'),
+        ("0", 'must be >= 1 or "auto" (got 0)'),
+        ("-1", 'must be >= 1 or "auto" (got -1)'),
+        ("1.5", 'must be a whole number or "auto" (got 1.5)'),
+        ("true", 'must be a whole number or "auto" (got true)'),
+        ("[1]", 'must be a whole number or "auto" (got an array)'),
+        ("{ n = 1 }", 'must be a whole number or "auto" (got a table)'),
+    ],
+)
+def test_what_an_interval_cannot_be_is_told_once_with_all_that_it_can_be(
+    folder: Path, value: str, message: str
+) -> None:
+    text = MINIMAL + f'[algorithm]\nname = "downpour"\nfetch_every_steps = {value}\n'
+    (problem,) = refusal(written(folder, text)).problems
+    assert problem.key == "algorithm.fetch_every_steps"
+    assert "; ".join(filter(None, (problem.message, problem.suggestion))) == message
+
+
+@pytest.mark.parametrize(
+    "line", ["comm_share_max = 1.0", "comm_share_max = 0", "auto_steps_max = 0"]
+)
+def test_the_bounds_of_automatic_intervals_have_bounds(folder: Path, line: str) -> None:
+    text = MINIMAL + f'[algorithm]\nname = "downpour"\n{line}\n'
+    (problem,) = refusal(written(folder, text)).problems
+    assert problem.key == f"algorithm.{line.split()[0]}"
+
+
 def test_a_whole_number_will_do_where_a_number_is_wanted(folder: Path) -> None:
     text = MINIMAL + "[timeouts]\nready_s = 60\n[optimizer]\nname = 'sgd'\nlr = 1\n"
     job = jobfile.load(written(folder, text))

@@ -165,6 +165,8 @@ def test_other_hosts_are_placed_without_asking_them(job, dlctl_command):
         ("limits.push", "5 MB/s", "dlctl set 'push=5 MB/s'"),
         ("compression.density", 0.1, "dlctl set density=0.1"),
         ("algorithm.push_every_steps", 16, "dlctl set push_every_steps=16"),
+        ("algorithm.push_every_steps", "auto", "dlctl set push_every_steps=auto"),
+        ("algorithm.comm_share_max", 0.2, ""),
         ("servers.count", 2, ""),
         ("job.seed", 2, ""),
         ("workers.lr", 2, ""),
@@ -210,6 +212,13 @@ def test_what_was_changed_live_is_compared_and_not_what_it_was_started_with(
         db.put_run(settings={"server-0": {"lr": 0.2}, "worker-1": {"push": 5e6}})
         db.commit()
         assert list(changes(new)) == ['limits.push: ["off", "5 MB/s"] -> "5MB/s"']
+        own = {name: {"push": 5e6, "push_every_steps": "auto"} for name in own}
+        db.put_run(settings={"server-0": {"lr": 0.2}, **own})
+        db.commit()
+        key = "algorithm.push_every_steps"
+        assert changes(new) == {f'{key}: "auto" -> 1': "dlctl set push_every_steps=1"}
+        auto = '[algorithm]\nname = "downpour"\npush_every_steps = "auto"\n'
+        assert changes(new + auto) == {}
 
 
 def test_every_way_that_start_can_take_has_words(run_directory) -> None:

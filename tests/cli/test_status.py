@@ -214,6 +214,37 @@ def test_only_a_daemon_at_work_has_rates(run_directory, dlctl_command, state):
         assert (shown in well, shown in ill) == (True, False)
 
 
+def test_an_automatic_interval_is_shown_with_what_it_is_now(run_directory, dlctl_command):
+    run = run_directory().run(state="running", updated_at=time.time() + 60, **ME)
+    numbers = {"push_every_steps": 4, "fetch_every_steps": 2}
+    run.daemon("worker-0", metrics={"settings": numbers, "intervals": numbers})
+    run.daemon("server-0", metrics={"settings": {"lr": 0.1}})
+    assert "EVERY" not in dlctl_command("status").out
+
+    found = {"push_every_steps": 8, "fetch_every_steps": 2}
+    settings = {"push_every_steps": "auto", "fetch_every_steps": 2}
+    metrics = {"settings": settings, "intervals": found, "wait_share": 0.068}
+    run.daemon("worker-1", state="running", metrics=metrics)
+    run.daemon("worker-2", metrics={"settings": settings})  # nothing is measured yet
+    lines = dlctl_command("status").out.splitlines()
+    shown = {line.split()[0]: " ".join(line.split()) for line in lines if "-" in line}
+    assert any("PUSH EVERY FETCH EVERY" in " ".join(line.split()) for line in lines)
+    assert shown["server-0"].endswith("- -")
+    assert shown["worker-0"].endswith(" 4 2")
+    assert shown["worker-1"].endswith(" auto (8) 2")
+    assert shown["worker-2"].endswith(" auto (-) 2")
+
+    wide = dlctl_command("status", "worker-1", "--wide").out
+    assert "WAITS" in wide
+    assert " 7% " in wide
+    data = json.loads(dlctl_command("status", "worker-1", "--json").out)
+    (row,) = data["daemons"]
+    assert row["metrics"]["settings"]["push_every_steps"] == "auto"
+    assert row["metrics"]["intervals"]["push_every_steps"] == 8
+    assert row["metrics"]["wait_share"] == 0.068
+    assert dlctl_command("get", "worker-1", "push_every_steps", "-q").out == "auto\n"
+
+
 def test_a_run_whose_checkpoints_fail_is_not_well(run_directory, dlctl_command):
     run = run_directory().run(state="running", updated_at=time.time() + 60, **ME)
     assert dlctl_command("status", "--check").code == 0

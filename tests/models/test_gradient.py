@@ -36,12 +36,14 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     """A job whose model is the sum of what it is given, unless told otherwise; batches of 4."""
     monkeypatch.setattr(sys, "path", list(sys.path))
 
-    def make(loss: str = "", weights: str = "ones_(layer.weight)") -> config.JobFile:
+    def make(
+        loss: str = "", weights: str = "ones_(layer.weight)", every: int | str = 2
+    ) -> config.JobFile:
         path = tmp_path / "measured_task.py"
         path.write_text(dedent(TASK).format(loss=loss, weights=weights))
         return config.JobFile(
             job=config.Job(name="measured", task=str(path)),
-            algorithm=config.Choice(name="downpour", options={"push_every_steps": 2}),
+            algorithm=config.Choice(name="downpour", options={"push_every_steps": every}),
             data=config.Data(shuffle=False),
             workers=config.Workers(count=1, device="cpu", threads=1, batch_size=4),
         )
@@ -55,6 +57,10 @@ def test_it_is_the_sum_over_the_batches_of_one_push(job: Job) -> None:
     total = gradient(job(), None)
     assert total.dtype == np.float32
     assert total.tolist() == [1.5 + 5.5] * 3  # the means of 0 to 3 and of 4 to 7
+
+
+def test_with_automatic_pushes_it_is_that_of_one_batch_as_in_the_first_push(job: Job) -> None:
+    assert gradient(job(every="auto"), None).tolist() == [1.5] * 3
 
 
 @pytest.mark.parametrize("loss", [" / 0", " * 1e30", " * float('nan')", ".sub(1e30).square()"])
