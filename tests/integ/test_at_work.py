@@ -200,11 +200,26 @@ def test_a_limit_slows_the_pushes_down(at_work: Workplace) -> None:
         "worker-1 reports the limit and keeps it",
         lambda: (
             at_work.daemon("worker-1")["metrics"]["settings"]["push"] == 500
-            and at_work.daemon("worker-1")["metrics"]["push_bytes_per_s"] < 1000
+            and at_work.daemon("worker-1")["metrics"].get("push_bytes_per_s", 1e9) < 1000
         ),
     )
     assert "/ 500 B/s" in at_work.dlctl("status").out
     at_work.dlctl("set", "worker-1", "push=off")
+
+
+def test_an_interval_becomes_automatic_and_is_shown_with_what_it_has_come_to(
+    at_work: Workplace,
+) -> None:
+    ended = at_work.dlctl("set", "worker-1", "push=500B/s", "push_every_steps=auto")
+    assert "2 -> auto" in ended.out, ended.err
+    at_work.until(
+        "worker-1 pushes less often than every second step",
+        lambda: at_work.daemon("worker-1")["metrics"]["intervals"]["push_every_steps"] > 2,
+    )
+    assert "auto (" in at_work.dlctl("status").out
+    assert at_work.dlctl("get", "worker-1", "push_every_steps", "-q").out == "auto\n"
+    back = at_work.dlctl("set", "worker-1", "push=off", "push_every_steps=2")
+    assert "auto -> 2" in back.out, back.err
 
 
 def test_a_worker_that_is_killed_comes_back_with_its_settings_while_the_log_is_followed(
