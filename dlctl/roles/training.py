@@ -102,7 +102,9 @@ class Training:
         """Serve the method's requests for as long as they can be served at once."""
         if self._paused:
             return
-        self._place_arrivals(now)
+        if self._fetched is not None and self._fetched.complete:
+            self.pacing.fetched(now)
+        self._place_arrivals()
         while not self.parked:
             done, value = self._serve(self._request, now)
             if not done:
@@ -177,10 +179,8 @@ class Training:
         self._fetch_started = False
         return True, max(c.version for c in self.channels)
 
-    def _place_arrivals(self, now: float) -> None:
+    def _place_arrivals(self) -> None:
         """Never while a gradient is being computed: it would be of no parameters at all."""
-        if self._fetched is not None and self._fetched.complete:
-            self.pacing.fetched(now)
         if self._fetched is None or self._computing:
             return
         self.fetcher.place(self._fetched, self.side.parameters)

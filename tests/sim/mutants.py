@@ -128,11 +128,11 @@ def ack_before_commit(patch: Patch) -> None:
 def done_before_ack(patch: Patch) -> None:
     honest = Training._serve_push
 
-    def serve_push(self, request):
-        done, value = honest(self, request)
+    def serve_push(self, request, now):
+        done, value = honest(self, request, now)
         if done:
             number = self.channels[0].next_seq - 1
-            self._report_done(self.portions.settled(number), 0.0)
+            self._report_done(self.portions.settled(number), now)
         return done, value
 
     patch.setattr(Training, "_serve_push", serve_push)
