@@ -243,7 +243,9 @@ class Algorithm:
     server: type[ServerSide]
     coordinator: type[CoordinatorSide] = CoordinatorSide
     live: tuple[str, ...] = field(default=())
-    """Options that may change while the run goes on."""
+    """Options that may change while the run goes on. `push_every_steps` and `fetch_every_steps`
+    may become "auto" then: a method with these asks `WorkerSide.interval`, and its options have
+    `comm_share_max` and `auto_steps_max`, too."""
     simulated_only: bool = False
     exact_pushes: bool = False
     """Whether every entry of every push must arrive as it was computed, in float32."""

@@ -41,6 +41,7 @@ from typing import NamedTuple
 from dlctl.roles.meters import median
 
 CYCLES_KEPT = 16
+"""Since the last change: what the waiting is averaged over."""
 COSTS_KEPT = 3
 """An interval is made longer by their median and shorter by the worst: one odd value does nothing.
 """
