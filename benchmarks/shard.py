@@ -26,6 +26,7 @@ from dlctl.launch.base import Credentials
 from dlctl.machine import Peer
 from dlctl.roles.desk import COORDINATOR
 from dlctl.roles.doors import keys_of
+from dlctl.roles.held import Held, answer_bytes, slice_in
 from dlctl.roles.keyring import Keyring, NoKeys
 from dlctl.roles.token import sign
 
@@ -47,14 +48,14 @@ class End:
         self.poller = zmq.Poller()
         self.transport = Transport(self.poller, secret)
 
-    def wait_for(self, kind: type[M]) -> tuple[Peer, M]:
-        """The next message of a kind; others are dropped. Raises TimeoutError."""
+    def wait_for(self, *kinds: type[M]) -> tuple[Peer, M]:
+        """The next message of one of these kinds; others are dropped. Raises TimeoutError."""
         while ready := self.poller.poll(ANSWER_LIMIT_MS):
             for socket, _ in ready:
                 for peer, message, _ in self.transport.receive(socket):
-                    if isinstance(message, kind):
+                    if isinstance(message, kinds):
                         return peer, message
-        raise TimeoutError(f"no {kind.__name__} came")
+        raise TimeoutError(f"no {kinds[0].__name__} came")
 
 
 class Worker:
@@ -66,6 +67,7 @@ class Worker:
         self.server_pid = server_pid
         self._seq = 0
         self._request = 0
+        self._held = Held()
 
     def join(self, run_id: str, key: bytes) -> None:
         token = sign(key, run_id, SLOT, EPOCH)
@@ -96,6 +98,22 @@ class Worker:
         self.end.transport.send(SERVER, m.Fetch(SLOT, EPOCH, self._request, 0))
         _, parameters = self.end.wait_for(m.Parameters)
         return parameters.values
+
+    def push_and_update(self, delta: m.Packed, model: m.Array) -> int:
+        """Push, and fetch right behind it, as a worker does that waits for no ack; until `model`,
+        float32[size], is what the shard has then. Returns the bytes that came.
+
+        Only this may have written to `model` since it was zeros.
+        """
+        have = (self._held.generation, self._held.version)
+        self._request += 1
+        self.end.transport.send(SERVER, self.next_push(delta))
+        self.end.transport.send(SERVER, m.Fetch(SLOT, EPOCH, self._request, 0, *have))
+        _, answer = self.end.wait_for(m.Parameters, m.SparseParameters)
+        self._seq += 1
+        assert answer.version == self._seq, answer
+        self._held.place(slice_in(answer, self.size), model, keep=False)
+        return answer_bytes(answer)
 
 
 @contextmanager

@@ -39,6 +39,25 @@ def copy_into(target: Vector, values: Array) -> None:
         target.copy_(target.new_tensor(values))
 
 
+def copy_of(u: Vector) -> Vector:
+    return u.copy() if isinstance(u, np.ndarray) else u.clone()
+
+
+def chosen(u: Array, where: Array) -> Array:
+    """A copy of the elements at `where` (int64[n], each within `u`)."""
+    # To check them again would take a copy more.
+    picked: Array = np.take(u, where, mode="clip")
+    return picked
+
+
+def put_into(target: Vector, where: Array, values: Array) -> None:
+    """target[where] = values, from the host to wherever `target` is."""
+    if isinstance(target, np.ndarray):
+        target[where] = values
+    else:
+        target[indices_like(target, where)] = target.new_tensor(values)
+
+
 def cast(u: Vector, precision: str) -> Vector:
     """A copy of `u` where `u` is, as "float32" or "float16"; what is too large becomes infinite."""
     if isinstance(u, np.ndarray):

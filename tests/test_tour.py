@@ -101,7 +101,7 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
 
     # What the server has now takes the place of the worker's slice: it is in the model again.
     # (The first step of Adagrad is as long as its rate, whatever the gradient.)
-    parameters = ask(channel.fetch(request=1, clock_min=0))
+    parameters = ask(channel.fetch(request=1, clock_min=0, whole=True))
     replica.parameters[lo:hi] = parameters.values
     expected = w.copy()
     expected[largest] -= 0.1 * np.sign(gradient[largest])

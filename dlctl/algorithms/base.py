@@ -117,6 +117,12 @@ class WorkerSide(ABC):
         steps: int | str = getattr(self.options, key)
         return steps if isinstance(steps, int) else self.intervals.get(key, 1)
 
+    def changes_parameters(self) -> bool:
+        """Whether `run` may write to `parameters` between two fetches. A copy is kept then of what
+        was fetched, if the servers send changes only.
+        """
+        return True
+
     @abstractmethod
     def run(self) -> Requests:
         """The method as a replica sees it; it does not come to an end by itself."""

@@ -82,6 +82,9 @@ class Replica(WorkerSide):
 
     options: Options
 
+    def changes_parameters(self) -> bool:
+        return self.options.local_lr > 0
+
     def run(self) -> Requests:
         step = samples = 0
         fetched_at = pushed_at = -math.inf

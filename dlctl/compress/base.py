@@ -34,6 +34,8 @@ class Delta(NamedTuple):
     """float32[n]; n is the shard's size if dense."""
     indices: Array | None = None
     """int64[n], strictly increasing, within the shard; None: dense."""
+    positions: Array | None = None
+    """The indices as `compress/indices.py` packs them, if that is how they came."""
 
 
 class Compressor(Protocol):

@@ -14,12 +14,16 @@ length before it allocates anything; what it allocates then is proportional to t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
 
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array
+
+LOW_BITS_MAX = 56
+"""With up to 7 bits before them they are in one word."""
 
 
 def pack(indices: Array, size: int) -> Array:
@@ -30,7 +34,8 @@ def pack(indices: Array, size: int) -> Array:
     low_bits = _low_bits(count, size)
     if low_bits == 0:
         return _mask(indices, size)
-    highs = (indices >> low_bits) + np.arange(count)
+    highs = indices >> low_bits
+    highs += np.arange(count)
     return np.concatenate(
         [_pack_low(indices, low_bits), _mask(highs, _high_bits(count, size, low_bits))]
     )
@@ -54,8 +59,10 @@ def unpack(packed: Array, count: int, size: int) -> Array:
     if low_bits == 0:
         return _ones(packed, count, size)
     cut = _bytes(count * low_bits)
-    highs = _ones(packed[cut:], count, _high_bits(count, size, low_bits)) - np.arange(count)
-    indices = (highs << low_bits) | _unpack_low(packed[:cut], count, low_bits)
+    indices = _ones(packed[cut:], count, _high_bits(count, size, low_bits))
+    indices -= np.arange(count)
+    indices <<= low_bits
+    indices |= _unpack_low(packed[:cut], count, low_bits)
     if indices[-1] >= size or np.any(indices[1:] <= indices[:-1]):
         raise RemoteProtocolError("positions are not strictly increasing within the shard")
     return indices
@@ -69,7 +76,9 @@ def packed_bytes(count: int, size: int) -> int:
 @lru_cache(maxsize=256)
 def _low_bits(count: int, size: int) -> int:
     """b for the shortest result; 0: a plain bitmask."""
-    return min(range(size.bit_length() + 1), key=lambda b: _length(count, size, b))
+    return min(
+        range(min(size.bit_length(), LOW_BITS_MAX) + 1), key=lambda b: _length(count, size, b)
+    )
 
 
 def _length(count: int, size: int, low_bits: int) -> int:
@@ -104,13 +113,31 @@ def _ones(mask: Array, count: int, bits: int) -> Array:
 
 def _pack_low(indices: Array, low_bits: int) -> Array:
     """The lowest bits of each index, one after the other without gaps."""
-    octets = np.ascontiguousarray(indices, "<i8").view(np.uint8).reshape(-1, 8)
-    bits = np.unpackbits(octets[:, : _bytes(low_bits)], axis=1, count=low_bits, bitorder="little")
-    return np.packbits(bits, bitorder="little")
+    count = indices.size
+    low = np.zeros((-(-count // 8), 8), np.int64)
+    np.bitwise_and(indices, (1 << low_bits) - 1, out=low.reshape(-1)[:count])
+    # Rows are longer than what they hold, so that a whole word can be written at every byte of it.
+    rows = np.zeros((len(low), low_bits + 8), np.uint8)
+    for lane, (words, shift) in enumerate(_lanes(rows, len(rows), low_bits)):
+        words |= low[:, lane].view(np.uint64) << shift
+    return rows[:, :low_bits].reshape(-1)[: _bytes(count * low_bits)]
 
 
 def _unpack_low(packed: Array, count: int, low_bits: int) -> Array:
-    bits = np.unpackbits(packed, count=count * low_bits, bitorder="little").reshape(count, low_bits)
-    octets = np.zeros((count, 8), np.uint8)
-    octets[:, : _bytes(low_bits)] = np.packbits(bits, axis=1, bitorder="little")
-    return octets.view("<i8").reshape(count)
+    low = np.empty((-(-count // 8), 8), np.int64)
+    octets = np.zeros(len(low) * low_bits + 8, np.uint8)
+    octets[: packed.size] = packed
+    for lane, (words, shift) in enumerate(_lanes(octets, len(low), low_bits)):
+        low[:, lane] = (words >> shift) & np.uint64((1 << low_bits) - 1)
+    return low.reshape(-1)[:count]
+
+
+def _lanes(octets: Array, count: int, low_bits: int) -> Iterator[tuple[Array, np.uint64]]:
+    """Eight numbers of `low_bits` bits take just `low_bits` bytes, so that the first ones of all
+    `count` eights begin at the same bit of a byte, and so do all second ones, and so on. For each
+    of the eight: the words that they are in, and the bit at which they begin.
+    """
+    stride = octets.strides[0] if octets.ndim == 2 else low_bits
+    for lane in range(8):
+        start, shift = divmod(lane * low_bits, 8)
+        yield np.ndarray(count, "<u8", octets, start, (stride,)), np.uint64(shift)

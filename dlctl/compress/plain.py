@@ -94,7 +94,7 @@ def expand_chosen(packed: Packed, size: int) -> Delta:
     values, positions = arrays_of(packed, size, 2)
     check_values(values)
     found = indices.unpack(positions, values.size, size)
-    return Delta(as_float32(values), found)
+    return Delta(as_float32(values), found, positions)
 
 
 def check_array(array: Array, dtype: str, length: int, what: str) -> None:

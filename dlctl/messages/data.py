@@ -103,12 +103,19 @@ class Ack(Message):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Fetch(Message):
-    """Send me your slice, once your clock is at least `clock_min` (barriers), at once if 0."""
+    """Send me your slice, once your clock is at least `clock_min` (barriers), at once if 0.
+
+    Answered by `Parameters`, or by `SparseParameters` if the shard knows what it has changed since
+    the version that this worker has.
+    """
 
     slot: int
     epoch: int
     request: int
     clock_min: int
+    have_generation: int = 0
+    """0: nothing that could be brought up to date, send me all of it."""
+    have_version: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -124,6 +131,30 @@ class Parameters(Message):
     request: int
     version: int
     values: Array
+    remembered: bool = False
+    """The shard remembers what it changes from here on: who keeps these values may fetch the
+    changes alone."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SparseParameters(Message):
+    """What has changed of a slice between version `since` of this generation and `version`.
+
+    Absolute values, too; but they make the slice whole for nobody but who has just that version.
+    """
+
+    shard: int
+    generation: int
+    request: int
+    version: int
+    since: int
+    values: Array
+    """float32[n]. Here is where a 16-bit summary would go, for workers that can do with one."""
+    positions: Array
+    """uint8[...], where they belong, as `compress/indices.py` packs positions in the slice."""
+    counts: tuple[int, ...]
+    """The n values are in so many parts of these sizes, packed one after the other; a position may
+    be in several of them, with the same value."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

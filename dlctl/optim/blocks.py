@@ -16,6 +16,7 @@ import numpy as np
 
 from dlctl.compress.base import Delta
 from dlctl.messages import Array
+from dlctl.vector import chosen
 
 BLOCK = 64 * 1024
 
@@ -58,7 +59,7 @@ def blocks(w: Array, delta: Delta, slots: Mapping[str, Array]) -> Iterator[Block
         return
     for lo in range(0, count, BLOCK):
         where = delta.indices[lo : lo + BLOCK]
-        touched = [array[where] for array in (w, *slots.values())]
+        touched = [chosen(array, where) for array in (w, *slots.values())]
         yield Block.in_place(touched[0], delta.values[lo : lo + BLOCK], tuple(touched[1:]))
         for array, part in zip((w, *slots.values()), touched, strict=True):
             array[where] = part

@@ -8,8 +8,8 @@ skipped: on a gap everything from the expected number on is sent again, in order
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from dlctl import messages
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Send
 from dlctl.messages import (
@@ -21,12 +21,15 @@ from dlctl.messages import (
     LATE,
     REFUSED,
     Ack,
+    Fetch,
     Join,
     Joined,
     Packed,
     Parameters,
     Push,
+    SparseParameters,
 )
+from dlctl.roles.held import Held, Slice, answer_bytes, slice_in
 from dlctl.roles.outstanding import Outstanding
 
 WINDOW = 4
@@ -42,6 +45,14 @@ class Identity:
     slot: int
     epoch: int
     token: bytes
+
+
+class Answer(NamedTuple):
+    """To a fetch."""
+
+    slice: Slice
+    nbytes: int
+    took_s: float
 
 
 class Fenced(Exception):
@@ -62,8 +73,10 @@ class Channel:
         self.generation = 0
         self.moved_to = 0
         """The generation that the coordinator has announced last."""
-        self.version = 0
-        """Of the slice that stands in the model."""
+        self.held = Held()
+        """The slice that stands in the model."""
+        self._answer_bytes = 0
+        """Of the last answer to a fetch that need not bring all; 0: there was none."""
         self.base_version = 0
         """Of the slice that the newest gradient was computed with: the base of the next push."""
         self.next_seq = 0
@@ -174,20 +187,41 @@ class Channel:
 
     # ------------------------------------------------------------ fetching
 
-    def fetch(self, request: int, clock_min: int) -> messages.Fetch:
-        """A fetch, which has to be sent through the worker's outbox under `fetch_key`."""
-        return messages.Fetch(self.identity.slot, self.identity.epoch, request, clock_min)
+    @property
+    def version(self) -> int:
+        """Of the slice that stands in the model."""
+        return self.held.version
+
+    def fetch(self, request: int, clock_min: int, *, whole: bool) -> Fetch:
+        """A fetch, which has to be sent through the worker's outbox under `fetch_key`.
+
+        whole: of the whole slice, not of what is new of it to this worker.
+        """
+        have = (0, 0) if whole else (self.held.generation, self.held.version)
+        return Fetch(self.identity.slot, self.identity.epoch, request, clock_min, *have)
+
+    def expected_bytes(self, fetch: Fetch) -> int:
+        """How large its answer will be: as the last one was, or the whole slice."""
+        return (fetch.have_generation and self._answer_bytes) or 4 * (self.hi - self.lo)
 
     def fetch_key(self, request: int) -> tuple[str, int, int]:
         return ("fetch", self.shard, request)
 
-    def on_parameters(self, message: Parameters, now: float) -> float | None:
-        """Seconds that the fetch took; None if nobody waits for this answer (any more).
+    def on_parameters(self, message: Parameters | SparseParameters, now: float) -> Answer | None:
+        """An answer to a fetch; None if nobody waits for this one (any more).
 
-        Raises RemoteProtocolError if the slice has not the size of the shard.
+        Raises RemoteProtocolError if it does not fit the shard.
         """
-        if message.generation < self.generation:
+        key = self.fetch_key(message.request)
+        asked = self.outstanding.message(key)
+        if message.generation < self.generation or not isinstance(asked, Fetch):
             return None
-        if message.values.size != self.hi - self.lo or message.values.dtype != "float32":
-            raise RemoteProtocolError(f"{self.peer} sent {message.values.size} parameters")
-        return self.outstanding.done(self.fetch_key(message.request), now)
+        arrived = slice_in(message, self.hi - self.lo)
+        base = (asked.have_generation, asked.have_version)
+        if arrived.where is not None and (arrived.generation, arrived.since) != base:
+            return None
+        nbytes = answer_bytes(message)
+        if asked.have_generation:
+            self._answer_bytes = nbytes
+        took_s = self.outstanding.done(key, now, nbytes)
+        return None if took_s is None else Answer(arrived, nbytes, took_s)

@@ -22,7 +22,7 @@ class Evaluation:
 
     @staticmethod
     def begin(number: int, training: Training, now: float) -> Evaluation:
-        fetched = training.fetcher.start(0, now)
+        fetched = training.fetcher.start(0, now, whole=True)
         me, first = training.identity, training.channels[0]
         request = m.FetchBuffers(me.slot, me.epoch, fetched.request)
         training.desk.ask("buffers", first.peer, request, now)

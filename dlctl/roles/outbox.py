@@ -43,6 +43,11 @@ class Outbox:
         if direction in self.limiters:
             self.limiters[direction].spend(nbytes, now)
 
+    def correct(self, direction: str, nbytes: int, now: float) -> None:
+        """What came was so many bytes more, or fewer, than had been charged for it."""
+        if nbytes:
+            self.limiters[direction].spend(nbytes, now)
+
     def flush(self, now: float) -> list[Send]:
         """Send what the limits allow by now."""
         sent = []

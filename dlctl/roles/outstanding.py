@@ -65,11 +65,15 @@ class Outstanding:
         self._rearm(item, now)
         return Send(peer, message)
 
-    def done(self, key: Hashable, now: float) -> float | None:
-        """The answer has come: seconds since the first sending; None if nothing waited."""
+    def done(self, key: Hashable, now: float, nbytes: int | None = None) -> float | None:
+        """The answer has come: seconds since the first sending; None if nothing waited.
+
+        nbytes: that there were, if it may be another number than was expected.
+        """
         item = self._items.pop(key, None)
         if item is None:
             return None
+        item.nbytes = item.nbytes if nbytes is None else nbytes
         if item.copies == 1:
             weight = 0.1 if self._round_trip_s else 1.0
             self._round_trip_s += weight * (now - item.sent - self._round_trip_s)

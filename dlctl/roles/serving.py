@@ -306,12 +306,19 @@ class Serving:
                 self._answer_fetch(peer, fetch)
 
     def _answer_fetch(self, peer: Peer, fetch: m.Fetch) -> None:
-        values = self.shard.w
-        self.rates.add("fetch_bytes", values.nbytes)
-        version = self.shard.version
-        self.desk.send(
-            peer, m.Parameters(self.index, self.generation, fetch.request, version, values)
-        )
+        """With what has changed since the version that the worker has, if that is known here."""
+        shard = self.shard
+        of = (self.index, self.generation, fetch.request, shard.version)
+        changes = None
+        if fetch.have_generation == self.generation:
+            changes = shard.changes_since(fetch.have_version)
+        if changes is None:
+            self.rates.add("fetch_bytes", shard.w.nbytes)
+            remembered = shard.history.reaches(shard.version)
+            self.desk.send(peer, m.Parameters(*of, shard.w, remembered))
+        else:
+            self.rates.add("fetch_bytes", changes.values.nbytes + changes.positions.nbytes)
+            self.desk.send(peer, m.SparseParameters(*of, fetch.have_version, *changes))
 
     def on_push_buffers(self, peer: Peer, message: m.PushBuffers) -> None:
         if self.buffers is not None and self._is_at_work(peer, message.slot, message.epoch):

@@ -104,6 +104,7 @@ class Training:
             return
         if self._fetched is not None and self._fetched.complete:
             self.pacing.fetched(now)
+        self.fetcher.model_changes(self.side.changes_parameters())
         self._place_arrivals()
         while not self.parked:
             done, value = self._serve(self._request, now)

@@ -12,7 +12,7 @@ import numpy as np
 
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, VectorOp
-from dlctl.shards.base import Shard
+from dlctl.shards.base import Shard, W
 
 
 class Vectors:
@@ -37,6 +37,8 @@ class Vectors:
 
     def _run(self, message: VectorOp) -> float:
         a, x, y = message.a, self._vector(message.x), message.y
+        if W in (message.x, y):
+            self._shard.history.forget()  # It may be written, and its version stays.
         match message.op:
             case "copy":
                 self._vector(y)[:] = x
@@ -59,7 +61,7 @@ class Vectors:
         return 0.0
 
     def _vector(self, name: str) -> Array:
-        if name == "w":
+        if name == W:
             return self._shard.w
         if name not in self._shard.vectors:
             self._shard.vectors[name] = np.zeros(self._shard.w.size)

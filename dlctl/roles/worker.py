@@ -327,12 +327,14 @@ class Worker:
     def _on_portion_noted(self, message: m.PortionNoted, now: float) -> None:
         self.desk.outstanding.done(("portion", message.data_epoch, message.portion), now)
 
-    def _on_work(self, message: m.Parameters | m.Ack | m.Lease, now: float) -> None:
+    def _on_work(
+        self, message: m.Parameters | m.SparseParameters | m.Ack | m.Lease, now: float
+    ) -> None:
         """What makes sense only while training."""
         match message:
             case _ if self.training is None:
                 pass
-            case m.Parameters():
+            case m.Parameters() | m.SparseParameters():
                 self.training.fetcher.on_parameters(message, now)
             case m.Ack():
                 self.training.on_ack(message, now)
@@ -358,6 +360,7 @@ class Worker:
         m.Joined: _on_joined,
         m.JoinAgain: lambda self, message, now: self.joining.on_join_again(message, now),
         m.Parameters: _on_work,
+        m.SparseParameters: _on_work,
         m.Ack: _on_work,
         m.Buffers: _on_buffers,
         m.Dismiss: _on_dismiss,

@@ -17,6 +17,7 @@ from dlctl.errors import DlctlError
 from dlctl.messages import Array, Json
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Block
+from dlctl.shards.history import Changes, History
 
 W = "w"
 """The name of the parameters among the vectors of a shard; all others are slots."""
@@ -203,6 +204,8 @@ class Shard:
         self.optimizer = optimizer
         self.storage = storage
         self.version = 0
+        self.history = History(storage.w.size)
+        """What the newest updates changed. It does not survive, either."""
         self.vectors: dict[str, Array] = {}
         """Further named vectors of coordinator-driven methods, float64[n]. They do not survive."""
 
@@ -218,8 +221,13 @@ class Shard:
 
     def apply(self, delta: Delta) -> None:
         """One update by the optimiser's rule. A sparse one costs O(its length)."""
-        self.optimizer.update(self.storage.blocks(delta))
+        blocks = self.storage.blocks(delta)
+        self.optimizer.update(self.history.watch(self.version + 1, delta, blocks))
         self.version += 1
+
+    def changes_since(self, version: int) -> Changes | None:
+        """What differs from an earlier version of this shard; None: that is not known."""
+        return self.history.since(version, self.version, self.w)
 
     def commit(self, meta: Json) -> None:
         """Make everything so far survive, with `meta`: what else has to be known to go on."""

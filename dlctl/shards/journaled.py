@@ -152,7 +152,7 @@ class Journaled(Memory):
     def _write_record(self) -> None:
         arrays: list[Array] = []
         updates: list[list[int | bool]] = []
-        for values, indices in self._deltas:
+        for values, indices, _ in self._deltas:
             arrays += [values] if indices is None else [values, indices]
             updates.append([values.size, indices is not None])
         parts = records.pack(self._number, {"state": self._state, "updates": updates}, arrays)

@@ -221,9 +221,10 @@ class Mapped:
             self._scatter(redo.where, redo.values)
 
     def _scatter(self, where: Array, values: list[Array]) -> None:
-        for array, new in zip(self._vectors.values(), values, strict=True):
-            for lo in range(0, where.size, BLOCK):
-                cut = slice(lo, lo + BLOCK)
+        # Backwards: what was gathered last is still in the processor's cache.
+        for lo in reversed(range(0, where.size, BLOCK)):
+            cut = slice(lo, lo + BLOCK)
+            for array, new in zip(self._vectors.values(), values, strict=True):
                 array[where[cut]] = new[cut]
                 self._point("redo block scattered")
 

@@ -197,7 +197,7 @@ def _expand(packed: Packed) -> None:
                 delta = registry.load("compressors", name).expand(packed, size)
             except RemoteProtocolError:
                 continue
-            values, indices = delta
+            values, indices, _ = delta
             assert values.dtype == np.float32
             assert values.ndim == 1
             if indices is None:

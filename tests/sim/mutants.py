@@ -25,6 +25,7 @@ from dlctl.roles.arrivals import Arrivals
 from dlctl.roles.channel import Channel
 from dlctl.roles.deliveries import NEW, Deliveries
 from dlctl.roles.desk import Desk
+from dlctl.roles.held import Held
 from dlctl.roles.journal import IssueTerm
 from dlctl.roles.leases import PortionPool, Range
 from dlctl.roles.memory import Memory
@@ -34,6 +35,7 @@ from dlctl.roles.serving import Serving
 from dlctl.roles.training import Training
 from dlctl.roles.work import Work
 from dlctl.roles.worker import Worker
+from dlctl.shards.history import History
 from dlctl.shards.mapped import Mapped
 
 Patch = pytest.MonkeyPatch
@@ -310,14 +312,64 @@ def too_fresh(patch: Patch) -> None:
     patch.setattr(Channel, "push", push)
 
 
-@mutant("parameters are sent without a copy, while pushes change them", "StalenessChecker")
+@mutant("parameters are sent without a copy, while pushes change them", "FetchesChecker")
 def no_copy(patch: Patch) -> None:
-    def answer(self, peer, fetch):
-        version, w = self.shard.version, self.shard.w
-        parameters = m.Parameters(self.index, self.generation, fetch.request, version, w)
-        self.desk.send(peer, parameters)
+    patch.setattr(m.Parameters, "borrows", False)
 
-    patch.setattr(Serving, "_answer_fetch", answer)
+
+# ---------------------------------------------------------------- fetches of what has changed
+
+
+@mutant(
+    "a shard forgets what the first update behind a worker's version has changed",
+    "FetchesChecker", scenario="downpour-topk",
+)  # fmt: skip
+def history_leaves_one_out(patch: Patch) -> None:
+    honest = History.since
+
+    def since(self, base, version, w):
+        return honest(self, min(base + 1, version), version, w)
+
+    patch.setattr(History, "since", since)
+
+
+@mutant(
+    "what has changed is put on the model as it is, with the worker's own steps in it",
+    "FetchesChecker", scenario="downpour-topk",
+)  # fmt: skip
+def local_steps_stay(patch: Patch) -> None:
+    honest = Held.place
+
+    def place(self, arrived, model, *, keep):
+        own = model.copy()
+        honest(self, arrived, model, keep=keep)
+        if arrived.where is not None:
+            untouched = np.setdiff1d(np.arange(model.size), arrived.where)
+            model[untouched] = own[untouched]
+
+    patch.setattr(Held, "place", place)
+
+
+@mutant(
+    "nobody compares generations, and a server that comes back takes what it has not seen for "
+    "nothing", "FetchesChecker", scenario="recovery", seeds=30,
+)  # fmt: skip
+def generations_are_not_compared(patch: Patch) -> None:
+    honest_fetch, honest_since = Channel.fetch, History.since
+
+    def fetch(self, request, clock_min, *, whole):
+        asked = honest_fetch(self, request, clock_min, whole=whole)
+        return replace(asked, have_generation=asked.have_generation and self.generation)
+
+    def since(self, base, version, w):
+        known = honest_since(self, base, version, w)
+        if known is not None:
+            return known
+        return honest_since(self, version - len(self._updates), version, w)
+
+    patch.setattr(Channel, "fetch", fetch)
+    patch.setattr(History, "since", since)
+    patch.setattr(Held, "fits", lambda self, arrived: True)
 
 
 # ---------------------------------------------------------------- liveness and ends

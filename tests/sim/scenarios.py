@@ -127,11 +127,20 @@ def downpour(seed: int) -> Simulation:
 
 
 def downpour_topk(seed: int) -> Simulation:
-    """Of two gradients one travels at once; the other one must not get lost in the worker."""
+    """Of two gradients one travels at once; the other one must not get lost in the worker. What
+    comes back is mostly what has changed; half of the workers change their own parameters, too.
+    """
+    method = {
+        "push_every_steps": 2, "fetch_every_steps": 1 + seed % 2,
+        "local_lr": (0.01, 0.0)[seed // 2 % 2],
+    }  # fmt: skip
     return _ledger(
-        seed, mixed_faults(seed), epochs=6, compression=("topk", {"density": 0.005}),
-        algorithm=("downpour", {"push_every_steps": 2, "fetch_every_steps": 1 + seed % 2}),
-    )  # fmt: skip
+        seed,
+        mixed_faults(seed),
+        epochs=6,
+        compression=("topk", {"density": 0.005}),
+        algorithm=("downpour", method),
+    )
 
 
 def sync(seed: int) -> Simulation:

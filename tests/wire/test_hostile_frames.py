@@ -16,8 +16,8 @@ from dlctl import wire
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Ack, Fetch, Packed, Parameters, Push
 
-FETCH = [wire.PROTOCOL, Fetch.code, [0, 1, 2, 3], []]
-PARAMETERS = [wire.PROTOCOL, Parameters.code, [0, 1, 2, 3, None], [[0, 2]]]
+FETCH = [wire.PROTOCOL, Fetch.code, [0, 1, 2, 3, 4, 5], []]
+PARAMETERS = [wire.PROTOCOL, Parameters.code, [0, 1, 2, 3, None, False], [[0, 2]]]
 
 
 def refused(header: Any, *buffers: bytes) -> None:
@@ -31,7 +31,7 @@ def with_fields(values: list[Any]) -> list[Any]:
 
 
 def test_the_honest_messages_that_the_others_differ_from_are_taken() -> None:
-    assert wire.decode([msgpack.packb(FETCH)]) == Fetch(0, 1, 2, 3)
+    assert wire.decode([msgpack.packb(FETCH)]) == Fetch(0, 1, 2, 3, 4, 5)
     assert isinstance(wire.decode([msgpack.packb(PARAMETERS), bytes(8)]), Parameters)
 
 
@@ -73,10 +73,10 @@ def test_an_unknown_message_is_refused(code: Any) -> None:
 
 @pytest.mark.parametrize("value", [True, -1, 2**63, 2**64 - 1, 1.0, float("nan"), "1", None, [1]])
 def test_a_number_must_be_exactly_a_natural_number(value: Any) -> None:
-    refused(with_fields([0, 1, 2, value]))
+    refused(with_fields([0, 1, 2, 3, 4, value]))
 
 
-@pytest.mark.parametrize("values", [[], [0, 1, 2], [0, 1, 2, 3, 4], {"slot": 0}, None])
+@pytest.mark.parametrize("values", [[], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6], {"slot": 0}, None])
 def test_fields_may_be_neither_missing_nor_too_many(values: Any) -> None:
     refused([wire.PROTOCOL, Fetch.code, values, []])
 

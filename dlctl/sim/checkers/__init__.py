@@ -2,13 +2,14 @@
 
 One promise a file: `ledger` (nothing acknowledged is lost or applied twice), `acks` (no ack before
 its push would survive), `terms` (epochs and generations), `samples` (every sample, one living
-holder), `staleness`, `liveness` (the run goes on once all is well again), `leftovers`. `book` is
-what several of them know of the workers' pushes.
+holder), `staleness`, `fetches` (a model is what the shard was), `liveness` (the run goes on once
+all is well again), `leftovers`. `book` is what several of them know of the workers' pushes.
 """
 
 from dlctl.sim.checkers.acks import AcksChecker
 from dlctl.sim.checkers.base import Checker, PromiseBroken
 from dlctl.sim.checkers.book import Book
+from dlctl.sim.checkers.fetches import FetchesChecker
 from dlctl.sim.checkers.ledger import LedgerChecker
 from dlctl.sim.checkers.leftovers import NothingLeft
 from dlctl.sim.checkers.liveness import LivenessChecker
@@ -20,6 +21,7 @@ __all__ = [
     "AcksChecker",
     "Book",
     "Checker",
+    "FetchesChecker",
     "LeasesChecker",
     "LedgerChecker",
     "LivenessChecker",

@@ -46,10 +46,10 @@ class StalenessChecker(Checker):
         if not isinstance(effect, Send):
             return
         match effect.message:
-            case m.Joined(shard) | m.Parameters(shard) | m.Ack(shard):
+            case m.Joined(shard) | m.Parameters(shard) | m.SparseParameters(shard) | m.Ack(shard):
                 self._meet(process, shard)
         match effect.message:
-            case m.Parameters():
+            case m.Parameters() | m.SparseParameters():
                 self._on_parameters(process, effect.message)
             case m.Push():
                 self._on_push(process, str(effect.peer), effect.message)
@@ -74,14 +74,15 @@ class StalenessChecker(Checker):
 
     # ------------------------------------------------------------ servers
 
-    def _on_parameters(self, server: Process, message: m.Parameters) -> None:
+    def _on_parameters(self, server: Process, message: m.Parameters | m.SparseParameters) -> None:
         if message.version != self._version(message.shard):
             raise self.broken(
                 f"{server} says version {message.version}, and has applied "
                 f"{self._version(message.shard)} pushes"
             )
         of_shard = self._versions[message.shard]
-        of_shard.setdefault(_gradients(message.values), set()).add(message.version)
+        w = server.machine.serving.shard.w  # type: ignore[attr-defined]
+        of_shard.setdefault(_gradients(w), set()).add(message.version)
 
     def _on_ack(self, key: Key, ack: m.Ack) -> None:
         if key in self._applied[key.shard]:

@@ -1,0 +1,129 @@
+"""What the newest versions of a shard have changed: which elements, hardly any values.
+
+Who has version v, and asks a shard at version v + 3, needs the present values of what the last
+three updates touched and nothing else. This remembers which elements those are, for as many of the
+newest versions as there is room for. It knows them or says that it does not; a version that was
+made in another way than by a sparse update (dense, a barrier's step without data, a method's own
+writing) is never guessed at.
+
+What several updates have touched is sent several times: the values are the same, and to merge the
+positions would take longer than all the rest.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from dlctl.compress import indices
+from dlctl.compress.base import Delta
+from dlctl.messages import Array
+from dlctl.optim.blocks import Block
+from dlctl.vector import chosen
+
+VERSIONS_MAX = 64
+PART = 8
+"""Of a shard's elements, one in so many may be remembered, in half a byte per parameter. Within one
+machine it is quicker from half of that on to send all of them; over a network of 10 Gbit/s it is
+not.
+"""
+
+
+class Changes(NamedTuple):
+    """What differs from an earlier version, as it is now. Nobody may write to it."""
+
+    values: Array
+    """float32[n]"""
+    positions: Array
+    """uint8[...], as `compress/indices.py` packs them, update by update."""
+    counts: tuple[int, ...]
+    """How many of the n each update has touched."""
+
+
+@dataclass(slots=True)
+class _Update:
+    """What one update has touched."""
+
+    where: Array
+    """uint32[n], or int64[n] if the shard is too large for that."""
+    positions: Array | None
+    """The same, packed; None: nobody has needed it yet."""
+
+    def packed(self, size: int) -> Array:
+        if self.positions is None:
+            self.positions = indices.pack(self.where.astype(np.int64), size)
+        return self.positions
+
+
+class History:
+    def __init__(self, size: int) -> None:
+        """Of a shard of `size` elements."""
+        self._size = size
+        self._dtype = np.uint32 if size <= 2**32 else np.int64
+        self._version: int | None = None
+        """The version that `_changed` leads to; None: nothing is known."""
+        self._updates: deque[_Update] = deque()
+        """Those that made the newest versions, oldest first."""
+        self._total = 0
+        """Positions in all of them."""
+        self._values = np.empty(0, np.float32)
+        """What the newest of them has left."""
+
+    def forget(self) -> None:
+        """Somebody has written to the shard: no difference to an earlier version is known."""
+        self._version = None
+        self._updates.clear()
+        self._total = 0
+
+    def watch(self, version: int, delta: Delta, blocks: Iterable[Block]) -> Iterator[Block]:
+        """The blocks of the update by `delta` that makes `version`, on their way to an optimiser.
+
+        Costs O(n) for n indices, however large the shard is; nothing if the delta is dense.
+        """
+        where = delta.indices
+        if where is None or self._version != version - 1:
+            self.forget()
+        if where is None:
+            yield from blocks
+            return
+        values, at = np.empty(where.size, np.float32), 0
+        for block in blocks:
+            yield block
+            values[at : at + block.w_next.size] = block.w_next
+            at += block.w_next.size
+        self._version = version
+        self._values = values
+        # A copy: what has come lies in memory that is wanted back soon.
+        positions = None if delta.positions is None else delta.positions.copy()
+        self._updates.append(_Update(where.astype(self._dtype), positions))
+        self._total += where.size
+        while self._total > self._size // PART or len(self._updates) > VERSIONS_MAX:
+            self._total -= self._updates.popleft().where.size
+
+    def reaches(self, version: int) -> bool:
+        """Whether what comes after `version` will be known."""
+        return self._version == version
+
+    def since(self, base: int, version: int, w: Array) -> Changes | None:
+        """What differs between `base` and the present `version`, whose parameters `w` are.
+
+        None: it is not known, as `base` is too old, or newer than this shard has ever been.
+        """
+        steps = version - base
+        if self._version != version or not 0 <= steps <= len(self._updates):
+            return None
+        updates = [*self._updates][len(self._updates) - steps :]
+        values = [chosen(w, update.where) for update in updates[:-1]]
+        values += [self._values] if updates else []
+        positions = [update.packed(self._size) for update in updates]
+        counts = tuple(update.where.size for update in updates)
+        return Changes(_joined(values, np.float32), _joined(positions, np.uint8), counts)
+
+
+def _joined(parts: list[Array], dtype: type) -> Array:
+    """All parts as one array; a single one as it is."""
+    return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype), *parts])
