@@ -98,7 +98,8 @@ class Replica(WorkerSide):
                 if computed is None:
                     continue  # It was not finite, and is left out.
                 self.residual += computed.gradient
-                self.parameters -= self.options.local_lr * computed.gradient
+                if self.changes_parameters():
+                    self.parameters -= self.options.local_lr * computed.gradient
                 samples += computed.samples
                 fetched_at = step if fetches else fetched_at
             is_due = data is not None and step - pushed_at >= self.interval("push_every_steps")

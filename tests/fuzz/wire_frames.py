@@ -13,6 +13,7 @@ import msgpack
 import numpy as np
 
 from dlctl import registry, wire
+from dlctl.compress import indices
 from dlctl.errors import LocalProtocolError, RemoteProtocolError
 from dlctl.flat import Layout
 from dlctl.messages import (
@@ -24,9 +25,12 @@ from dlctl.messages import (
     Message,
     ModelReady,
     Packed,
+    Parameters,
     Push,
     Signed,
+    SparseParameters,
 )
+from dlctl.roles.held import slice_in
 
 from . import mutation, trees
 from .parts import join, split
@@ -76,8 +80,16 @@ def seeds() -> list[bytes]:
     pushes = [Push(**{**_values(push), "delta": packed}) for packed in _compressed()]
     layout = Layout.from_rows(LAYOUT).to_bytes()
     models = [ModelReady("worker-0", layout, 1797), Assign(0, 15, layout, "")]
+    slices = [SparseParameters(0, 1, 2, 7, 5, *_changes()), Parameters(0, 1, 2, 7, _changes()[0])]
     long = [Change(1, {"list": list(range(400)), "x": "text" * 1000})]
-    return [join(map(bytes, wire.encode(m))) for m in (*messages, *pushes, *models, *long)]
+    return [join(map(bytes, wire.encode(m))) for m in (*messages, *pushes, *models, *slices, *long)]
+
+
+def _changes() -> tuple[Array, Array, tuple[int, ...]]:
+    """Of a slice of 50 elements, in two parts."""
+    parts = (np.array([3, 17, 49]), np.array([0, 17]))
+    packed = np.concatenate([indices.pack(part, 50) for part in parts])
+    return np.linspace(-1, 1, 5, dtype=np.float32), packed, (3, 2)
 
 
 def _values(message: Message) -> dict[str, Any]:
@@ -181,6 +193,8 @@ def target(data: bytes) -> None:
         _expand(message.delta)
     if isinstance(message, ModelReady | Assign):
         _read_layout(message.layout)
+    if isinstance(message, Parameters | SparseParameters):
+        _read_slice(message)
 
 
 def _of_today(header: bytes) -> bytes:
@@ -197,16 +211,30 @@ def _expand(packed: Packed) -> None:
                 delta = registry.load("compressors", name).expand(packed, size)
             except RemoteProtocolError:
                 continue
-            values, indices, _ = delta
+            values, where, _ = delta
             assert values.dtype == np.float32
             assert values.ndim == 1
-            if indices is None:
+            if where is None:
                 assert values.size == size
                 continue
-            assert indices.dtype == np.int64
-            assert indices.shape == values.shape
-            assert np.all(np.diff(indices) > 0)
-            assert not indices.size or 0 <= indices[0] <= indices[-1] < size
+            assert where.dtype == np.int64
+            assert where.shape == values.shape
+            assert np.all(np.diff(where) > 0)
+            assert not where.size or 0 <= where[0] <= where[-1] < size
+
+
+def _read_slice(message: Parameters | SparseParameters) -> None:
+    for size in (0, 5, 50, 1000):
+        try:
+            arrived = slice_in(message, size)
+        except RemoteProtocolError:
+            continue
+        assert arrived.values.dtype == np.float32
+        if arrived.where is None:
+            assert arrived.values.shape == (size,)
+            continue
+        assert arrived.where.shape == arrived.values.shape
+        assert np.all((arrived.where >= 0) & (arrived.where < size))
 
 
 def _read_layout(data: bytes) -> None:
