@@ -20,13 +20,14 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.timeout(400)  # Real processes on a machine that may have other things to do.
 def test_a_quick_run_measures_real_pushes_and_real_commands(tmp_path: Path) -> None:
     result = tmp_path / "figures.json"
+    chapters = ["push", "cli", "roundtrip"]
     ended = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "push", "cli", "--quick", "--json", str(result)],
+        [sys.executable, "-m", "benchmarks", *chapters, "--quick", "--json", str(result)],
         cwd=ROOT, text=True, capture_output=True,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     figures = json.loads(result.read_text())["figures"]
-    assert {figure["chapter"] for figure in figures} == {"push", "cli"}
+    assert {figure["chapter"] for figure in figures} == set(chapters)
     assert all(0 < figure["min"] <= figure["median"] <= figure["max"] for figure in figures)
     assert all(figure["what"] in ended.stdout for figure in figures)
 

@@ -119,7 +119,10 @@ class WorkerSide(ABC):
 
     def changes_parameters(self) -> bool:
         """Whether `run` may write to `parameters` between two fetches. A copy is kept then of what
-        was fetched, if the servers send changes only.
+        was fetched, if the servers send changes only. It may change whenever `run` is resumed.
+
+        Nobody else may write there. If False, what a task's own `loss` does to the parameters is
+        overwritten only where the servers have changed something.
         """
         return True
 

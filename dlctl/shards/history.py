@@ -27,9 +27,9 @@ from dlctl.vector import chosen
 
 VERSIONS_MAX = 64
 PART = 8
-"""Of a shard's elements, one in so many may be remembered, in half a byte per parameter. Within one
-machine it is quicker from half of that on to send all of them; over a network of 10 Gbit/s it is
-not.
+"""Of a shard's elements, one in so many may be remembered, in about 0.6 bytes per parameter. Within
+one machine it is quicker from a third of that on to send all of them; over a network of 10 Gbit/s
+it is not.
 """
 
 

@@ -10,6 +10,7 @@ import torch
 
 from dlctl import registry
 from dlctl.compress import blocks, gaussian, magnitudes, plain, powersgd, values
+from dlctl.roles.held import Held, Slice
 
 SIZES = (2, 1000, 1024, 5000, 70_001)
 OPTIONS = [
@@ -96,3 +97,20 @@ def test_poison_in_a_tensor_is_sent_and_does_not_stay(name, options, poison, els
 def test_a_gradient_on_a_gpu_is_compressed_there_to_the_same():
     for name, options in OPTIONS:
         compare(name, options, "cuda")
+
+
+def test_what_has_changed_is_put_into_a_tensor_as_into_an_array():
+    random = np.random.default_rng(0)
+    whole, new = (random.standard_normal(50).astype(np.float32) for _ in range(2))
+    where = np.array([3, 17, 49])
+    values = np.frombuffer(new[where].tobytes(), np.float32)  # Read-only, as it comes.
+    for keep in (False, True):
+        models = [np.zeros(50, np.float32), torch.zeros(50)]
+        for model in models:
+            held = Held()
+            held.place(Slice(1, 4, whole, remembered=True), model, keep=keep)
+            model += 1.0 if keep else 0.0
+            held.place(Slice(1, 5, values, where, since=4, remembered=True), model, keep=keep)
+        expected = whole.copy()
+        expected[where] = values
+        assert all(np.array_equal(model, expected) for model in models)

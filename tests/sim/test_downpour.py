@@ -10,8 +10,9 @@ from dlctl.compress.base import Delta
 from dlctl.machine import Send
 from dlctl.messages import Fetch, Parameters, Push
 from dlctl.roles.effects import Compute
+from dlctl.shards.base import Shard
 from dlctl.shards.memory import in_memory
-from dlctl.sim.checkers import Checker
+from dlctl.sim.checkers import Checker, FetchesChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.problems import Batch, LeastSquares, Ledger, Logistic
@@ -253,3 +254,29 @@ def test_a_slow_worker_does_not_hold_the_others_up():
     even, one_slow = seconds({}), seconds({3: 10.0})
     # Three workers do what four did, plus the slow one's last step.
     assert one_slow < even * 4 / 3 + 0.6
+
+
+# ---------------------------------------------------------------- fetches of what has changed
+
+
+@pytest.mark.parametrize("local_lr", [0.0, 0.05])
+def test_a_run_is_the_same_to_the_last_bit_whether_all_is_fetched_or_what_has_changed(
+    local_lr, monkeypatch
+):
+    def run():
+        problem, fetches = Spy(size=200), FetchesChecker()
+        job = job_file(
+            workers=3, servers=2, algorithm=("downpour", {"local_lr": local_lr}),
+            optimizer=("adagrad", {"lr": 0.1}), compression=("topk", {"density": 0.02}),
+            epochs=3.0,
+        )  # fmt: skip
+        weights = Simulation(job, problem, checkers=(fetches,)).run().weights
+        return weights, problem.given, fetches
+
+    weights, gradients, fetches = run()
+    assert fetches.sparse > 10 * fetches.whole
+    monkeypatch.setattr(Shard, "changes_since", lambda self, version: None)
+    weights_of_all, gradients_of_all, fetches_of_all = run()
+    assert fetches_of_all.sparse == 0
+    assert np.array_equal(weights, weights_of_all)
+    assert np.array_equal(gradients, gradients_of_all)
