@@ -211,7 +211,7 @@ class Shard:
 
     @property
     def w(self) -> Array:
-        """float32[n]"""
+        """float32[n]. Who writes to it otherwise than by `apply` has to `history.forget()`."""
         return self.storage.w
 
     @property

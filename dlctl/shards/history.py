@@ -65,7 +65,7 @@ class History:
         self._size = size
         self._dtype = np.uint32 if size <= 2**32 else np.int64
         self._version: int | None = None
-        """The version that `_changed` leads to; None: nothing is known."""
+        """The version that `_updates` lead to; None: nothing is known."""
         self._updates: deque[_Update] = deque()
         """Those that made the newest versions, oldest first."""
         self._total = 0
@@ -77,7 +77,7 @@ class History:
         """Somebody has written to the shard: no difference to an earlier version is known."""
         self._version = None
         self._updates.clear()
-        self._total = 0
+        self._total, self._values = 0, np.empty(0, np.float32)
 
     def watch(self, version: int, delta: Delta, blocks: Iterable[Block]) -> Iterator[Block]:
         """The blocks of the update by `delta` that makes `version`, on their way to an optimiser.
