@@ -6,7 +6,7 @@ from simulated import Watcher, job_file
 
 from dlctl import wire
 from dlctl.machine import DeadlineReached, Exit, Note, Received, Send
-from dlctl.messages import APPLIED, HELD, Ack, Drained, Heard, Parameters, Push
+from dlctl.messages import APPLIED, HELD, Ack, Drained, Heard, Initialise, Parameters, Push
 from dlctl.sim.network import Link, Network, NetworkOptions
 from dlctl.sim.problems import LeastSquares
 from dlctl.sim.process import Process, Spinning
@@ -138,11 +138,20 @@ def test_a_listener_knows_a_connection_by_another_id_after_it_broke():
 
 def test_what_changes_after_it_was_sent_arrives_changed_as_with_a_zero_copy_send():
     pair = Pair()
-    message = parameters(3)
+    message = Initialise(0, 1, np.zeros(3, np.float32), np.zeros(0), np.zeros(0, np.float32))
     pair.send(message)
     message.values[0] = 7
     ((_, event),) = pair.arrivals()
     assert event.message.values.tolist() == [7, 0, 0]
+
+
+def test_what_a_message_borrows_is_copied_when_it_is_sent():
+    pair = Pair()
+    message = parameters(3)
+    pair.send(message)
+    message.values[0] = 7
+    ((_, event),) = pair.arrivals()
+    assert event.message.values.tolist() == [0, 0, 0]
 
 
 def test_the_dead_get_nothing_and_the_frozen_get_it_later():
