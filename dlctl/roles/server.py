@@ -112,6 +112,11 @@ class Server:
         times += [self._lifeline.deadline(), self._gathering.deadline()]
         return min((t for t in times if t is not None), default=None)
 
+    def catch_up(self) -> None:
+        """There is nothing else to do: do what may be put off."""
+        if self.serving is not None:
+            self.serving.shard.storage.catch_up()
+
     def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
         try:
             if peer != COORDINATOR:

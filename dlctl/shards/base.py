@@ -165,6 +165,12 @@ class Storage(Protocol):
         """Make all changes since the last commit survive, together with `state`."""
         ...
 
+    def catch_up(self) -> None:
+        """Do what the last commit has put off: when nobody waits for an answer. It need not be
+        called; whatever needs it does it first.
+        """
+        ...
+
     def resume(self, optimizer: Optimizer) -> Json:
         """The state of the last commit; {} if there was none. To be called once, at first.
 
@@ -227,7 +233,7 @@ class Shard:
 
     def changes_since(self, version: int) -> Changes | None:
         """What differs from an earlier version of this shard; None: that is not known."""
-        return self.history.since(version, self.version, self.w)
+        return self.history.since(version, self.version, lambda: self.w)
 
     def commit(self, meta: Json) -> None:
         """Make everything so far survive, with `meta`: what else has to be known to go on."""

@@ -13,7 +13,7 @@ positions would take longer than all the rest.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -108,8 +108,8 @@ class History:
         """Whether what comes after `version` will be known."""
         return self._version == version
 
-    def since(self, base: int, version: int, w: Array) -> Changes | None:
-        """What differs between `base` and the present `version`, whose parameters `w` are.
+    def since(self, base: int, version: int, read: Callable[[], Array]) -> Changes | None:
+        """What differs between `base` and the present `version`, whose parameters `read` returns.
 
         None: it is not known, as `base` is too old, or newer than this shard has ever been.
         """
@@ -117,8 +117,10 @@ class History:
         if self._version != version or not 0 <= steps <= len(self._updates):
             return None
         updates = [*self._updates][len(self._updates) - steps :]
-        values = [chosen(w, update.where) for update in updates[:-1]]
-        values += [self._values] if updates else []
+        values = [self._values] if updates else []
+        if len(updates) > 1:
+            w = read()
+            values = [*(chosen(w, update.where) for update in updates[:-1]), self._values]
         positions = [update.packed(self._size) for update in updates]
         counts = tuple(update.where.size for update in updates)
         return Changes(_joined(values, np.float32), _joined(positions, np.uint8), counts)

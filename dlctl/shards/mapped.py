@@ -5,8 +5,9 @@ Nothing of the last commit is overwritten before the next one is whole; that is 
 - Dense: the next values are read from the buffer that counts and written into the other one. The
   commit says that the other one counts from now on.
 - Sparse: the touched elements are gathered into a redo area and changed there. The commit refers
-  to it; then they are scattered into the buffer that counts. Who opens the state scatters the redo
-  record of the newest commit again, which changes nothing if that was done before.
+  to it; later they are scattered into the buffer that counts: before anybody looks at it again, or
+  when there is nothing else to do. Who opens the state scatters the redo record of the newest
+  commit again, which changes nothing if that was done before.
 - Without an update a commit is a few hundred bytes.
 - The extras have one place only: no commit refers to it before they are set, which is done once.
 
@@ -33,7 +34,7 @@ from dlctl.shards.image import Commit, Form
 
 @dataclass(frozen=True, slots=True)
 class _Redo:
-    """A sparse update that is not committed yet."""
+    """A sparse update that is not in the buffers yet."""
 
     area: int
     where: Array
@@ -59,6 +60,9 @@ class Mapped:
         self._area = newest.area
         """The redo area that a commit may still refer to."""
         self._redo: _Redo | None = None
+        """Of an update that is not committed."""
+        self._put_off: _Redo | None = None
+        """Of the newest commit, if it was not scattered yet."""
         self._extras_crc: int | None = newest.body["extras"]
         self._updated = bool(newest.body.get("updated"))
 
@@ -121,7 +125,8 @@ class Mapped:
         return {name: now[name] for name in self._form.slots}
 
     def _now(self) -> Mapping[str, Array]:
-        """The vectors with every update; looking at them changes nothing."""
+        """The vectors with every update; to look at them commits nothing."""
+        self.catch_up()
         redo = self._redo
         if redo is None:
             return self._vectors
@@ -145,6 +150,7 @@ class Mapped:
 
     def blocks(self, delta: Delta) -> Iterator[Block]:
         check_length(delta, self._form.size)
+        self.catch_up()
         self._updated = True
         if self._redo is not None:
             self._go_dense()
@@ -158,6 +164,7 @@ class Mapped:
         return self._in_place(delta)
 
     def fill(self, vectors: Mapping[str, Array], extras: Extras | None) -> None:
+        self.catch_up()
         self._updated = False
         if not self._is_dirty():
             self._go_dense()
@@ -232,6 +239,7 @@ class Mapped:
 
     def commit(self, state: Json) -> None:
         self._point("commit begun")
+        self.catch_up()
         redo, current = self._redo, self._newest.current
         if self._is_dirty():
             current = 1 - current
@@ -239,7 +247,11 @@ class Mapped:
         self._write({**body, "sealed": None}, current, redo)
         self._point("commit written")
         if redo is not None:
-            self._area, self._redo = redo.area, None
+            self._area, self._redo, self._put_off = redo.area, None, redo
+
+    def catch_up(self) -> None:
+        redo, self._put_off = self._put_off, None
+        if redo is not None:
             self._scatter(redo.where, redo.values)
             self._point("commit scattered")
 
@@ -260,6 +272,7 @@ class Mapped:
 
     def close(self) -> None:
         """Seal the state: commit it once more, with a checksum of everything."""
+        self.catch_up()
         if self._redo is not None or self._is_dirty():
             return  # An update that was never committed; the last commit is what counts.
         current = self._newest.current
@@ -280,6 +293,7 @@ class Mapped:
         The header comes last, as in `create`. What was seen through `w`, `slots` and `extras`
         stays what it was. The old buffer is not touched.
         """
+        self.catch_up()
         view, old = memoryview(buffer), self._buffer
         assert len(view) == len(old), f"{len(view)} bytes for {len(old)}"
         view[image.DONE_AT :] = old[image.DONE_AT :]

@@ -483,6 +483,7 @@ def redo_is_replayed_twice(patch: Patch) -> None:
             array[where] += more
 
     def now(self):
+        self.catch_up()
         vectors = {name: array.copy() for name, array in self._vectors.items()}
         if self._redo is not None:
             for array, more in zip(vectors.values(), self._redo.values, strict=True):
