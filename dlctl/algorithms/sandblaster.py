@@ -138,7 +138,7 @@ class Accruing(ServerSide):
 
     def __init__(self, options: Options, shard: Shard) -> None:
         super().__init__(options, shard)
-        self._accrued = shard.vectors[ACCRUED] = np.zeros(shard.w.size)
+        self._accrued = shard.vectors[ACCRUED] = np.zeros(shard.size)
         self._clock = 0
         self._portions: set[int] = set()
         """Portions of batch `_clock` that are in "accrued"."""
@@ -149,7 +149,7 @@ class Accruing(ServerSide):
         kind = LATE
         if push.clock == self._clock and push.portion not in self._portions:
             self._portions.add(push.portion)
-            self._accrued += dense(delta, self.shard.w.size)
+            self._accrued += dense(delta, self.shard.size)
             kind = APPLIED
         return [Outcome(push.slot, push.epoch, push.seq, kind)]
 

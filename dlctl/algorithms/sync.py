@@ -94,7 +94,7 @@ class Barrier(ServerSide):
             self._due_from[push.slot] = max(push.clock, self.shard.version)
         if push.clock < self.shard.version:
             return [Outcome(push.slot, push.epoch, push.seq, LATE)]
-        gradient = dense(delta, self.shard.w.size)
+        gradient = dense(delta, self.shard.size)
         self._held[push.clock, push.slot] = (push, gradient)
         return [Outcome(push.slot, push.epoch, push.seq, HELD), *self._complete()]
 
@@ -157,7 +157,7 @@ class Barrier(ServerSide):
         held = [self._held.pop((clock, slot)) for slot in slots]
         samples = sum(push.samples for push, _ in held)
         if samples:
-            mean = np.zeros(self.shard.w.size, np.float32)
+            mean = np.zeros(self.shard.size, np.float32)
             for push, gradient in held:
                 mean += gradient * np.float32(push.samples / samples)
             self.shard.apply(Delta(mean))

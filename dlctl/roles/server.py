@@ -286,6 +286,7 @@ class Server:
             self._saving.without_file(message, "the shard has no values yet")
             return
         serving, shard = self.serving, self.serving.shard
+        shard.storage.catch_up()
         arrays = {W: shard.w.copy()}
         arrays |= {f"slot.{n}": a.copy() for n, a in shard.slots.items()}
         if serving.buffers is not None:

@@ -175,7 +175,7 @@ class Serving:
         layout = Layout.from_bytes(self.assigned.layout)
         extras = (message.averaged.size, message.constant.size)
         sizes = (layout.size(AVERAGED), layout.size(CONSTANT)) if self.index == 0 else (0, 0)
-        is_whole = message.values.size == self.shard.w.size and extras == sizes
+        is_whole = message.values.size == self.shard.size and extras == sizes
         return is_whole and bool(np.isfinite(message.values).all())
 
     def _is_joined(self, peer: Peer, slot: int, epoch: int) -> bool:
@@ -244,7 +244,7 @@ class Serving:
         """The delta of a push. Raises RemoteProtocolError for anything that must not get in."""
         if packed.kind != self.compressor_name:
             raise RemoteProtocolError(f'compressed with "{packed.kind:.20}", not as the job says')
-        delta = self.compressor.expand(packed, self.shard.w.size)
+        delta = self.compressor.expand(packed, self.shard.size)
         norm = euclidean_norm(delta.values)
         if not math.isfinite(norm):
             raise RemoteProtocolError("it holds values that are not finite, or its norm is not")
@@ -313,9 +313,10 @@ class Serving:
         if fetch.have_generation == self.generation:
             changes = shard.changes_since(fetch.have_version)
         if changes is None:
-            self.rates.add("fetch_bytes", shard.w.nbytes)
-            remembered = shard.history.reaches(shard.version)
-            self.desk.send(peer, m.Parameters(*of, shard.w, remembered))
+            shard.storage.catch_up()
+            values, remembered = shard.w, shard.history.reaches(shard.version)
+            self.rates.add("fetch_bytes", values.nbytes)
+            self.desk.send(peer, m.Parameters(*of, values, remembered))
         else:
             self.rates.add("fetch_bytes", changes.values.nbytes + changes.positions.nbytes)
             self.desk.send(peer, m.SparseParameters(*of, fetch.have_version, *changes))

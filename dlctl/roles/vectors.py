@@ -64,5 +64,5 @@ class Vectors:
         if name == W:
             return self._shard.w
         if name not in self._shard.vectors:
-            self._shard.vectors[name] = np.zeros(self._shard.w.size)
+            self._shard.vectors[name] = np.zeros(self._shard.size)
         return self._shard.vectors[name]

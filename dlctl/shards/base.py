@@ -142,7 +142,9 @@ class Storage(Protocol):
 
     @property
     def w(self) -> Array:
-        """float32[n], every update included. A view: valid until the next update or commit."""
+        """float32[n], every update included. A view: valid until the next update or commit. A copy
+        if something was put off; to read it changes nothing.
+        """
         ...
 
     @property
@@ -210,7 +212,9 @@ class Shard:
         self.optimizer = optimizer
         self.storage = storage
         self.version = 0
-        self.history = History(storage.w.size)
+        self.size = storage.w.size
+        """Elements of each vector."""
+        self.history = History(self.size)
         """What the newest updates changed. It does not survive, either."""
         self.vectors: dict[str, Array] = {}
         """Further named vectors of coordinator-driven methods, float64[n]. They do not survive."""
@@ -233,7 +237,11 @@ class Shard:
 
     def changes_since(self, version: int) -> Changes | None:
         """What differs from an earlier version of this shard; None: that is not known."""
-        return self.history.since(version, self.version, lambda: self.w)
+        return self.history.since(version, self.version, self._read)
+
+    def _read(self) -> Array:
+        self.storage.catch_up()
+        return self.w
 
     def commit(self, meta: Json) -> None:
         """Make everything so far survive, with `meta`: what else has to be known to go on."""

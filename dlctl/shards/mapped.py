@@ -125,9 +125,8 @@ class Mapped:
         return {name: now[name] for name in self._form.slots}
 
     def _now(self) -> Mapping[str, Array]:
-        """The vectors with every update; to look at them commits nothing."""
-        self.catch_up()
-        redo = self._redo
+        """The vectors with every update; looking at them changes nothing."""
+        redo = self._redo or self._put_off
         if redo is None:
             return self._vectors
         now = {name: array.copy() for name, array in self._vectors.items()}

@@ -483,11 +483,11 @@ def redo_is_replayed_twice(patch: Patch) -> None:
             array[where] += more
 
     def now(self):
-        self.catch_up()
         vectors = {name: array.copy() for name, array in self._vectors.items()}
-        if self._redo is not None:
-            for array, more in zip(vectors.values(), self._redo.values, strict=True):
-                array[self._redo.where] += more
+        redo = self._redo or self._put_off
+        if redo is not None:
+            for array, more in zip(vectors.values(), redo.values, strict=True):
+                array[redo.where] += more
         return vectors
 
     patch.setattr(Mapped, "_gathering", gathering)
