@@ -24,9 +24,9 @@ from dlctl.flat import TRAINED, Entry, Layout
 from dlctl.launch import addresses, local
 from dlctl.launch.base import Credentials
 from dlctl.machine import Peer
+from dlctl.roles.basis import Basis, answer_bytes, slice_in
 from dlctl.roles.desk import COORDINATOR
 from dlctl.roles.doors import keys_of
-from dlctl.roles.held import Held, answer_bytes, slice_in
 from dlctl.roles.keyring import Keyring, NoKeys
 from dlctl.roles.token import sign
 
@@ -67,7 +67,7 @@ class Worker:
         self.server_pid = server_pid
         self._seq = 0
         self._request = 0
-        self._held = Held()
+        self._basis = Basis()
 
     def join(self, run_id: str, key: bytes) -> None:
         token = sign(key, run_id, SLOT, EPOCH)
@@ -105,14 +105,14 @@ class Worker:
 
         Only this may have written to `model` since it was zeros.
         """
-        have = (self._held.generation, self._held.version)
+        have = (self._basis.generation, self._basis.version)
         self._request += 1
         self.end.transport.send(SERVER, self.next_push(delta))
         self.end.transport.send(SERVER, m.Fetch(SLOT, EPOCH, self._request, 0, *have))
         _, answer = self.end.wait_for(m.Parameters, m.SparseParameters)
         self._seq += 1
         assert answer.version == self._seq, answer
-        self._held.place(slice_in(answer, self.size), model, keep=False)
+        self._basis.place(slice_in(answer, self.size), model, keep=False)
         return answer_bytes(answer)
 
 

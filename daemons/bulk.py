@@ -1,12 +1,13 @@
 """How large messages get from process to process: lent, in segments, or as they are.
 
-Between processes of one machine and one user they lie in shared memory (`lending.py`); elsewhere
+Between processes that talk over unix sockets they lie in shared memory (`lending.py`); over TCP
 they travel in segments (`segments.py`). Either way a message arrives whole or not at all.
 """
 
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
@@ -37,8 +38,8 @@ class Bulk:
     def __init__(self) -> None:
         self._lender, self._borrower = Lender(), Borrower()
         self._assembly = Assembly()
-        self._numbers = itertools.count()
-        """Of the messages that go in segments."""
+        self._numbers = itertools.count(secrets.randbits(48))
+        """Of messages that go in segments. Nobody shall go on with one of a process before us."""
 
     def outgoing(self, frames: Frames, is_local: bool) -> Outgoing:
         """What to send for a message. is_local: its receiver is a process of ours here."""

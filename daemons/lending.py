@@ -6,8 +6,9 @@ and notes in the slot when nobody looks at it any more. Then the sender uses the
 A slot is a file without a name (memfd_create): it is gone with the last process that has it,
 however that ends. The receiver opens it through /proc, which only the same user can; its size is
 sealed, so that nobody can take the memory away under a reader. A slot that does not come back in
-time is never written to again: whoever still reads it sees what was there, and whoever comes later
-does not find it, as if the message had been lost; the roles repeat it.
+time is never written to again: whoever has it sees what was there, and whoever looks for it later
+does not find it, as if the message had been lost; the roles repeat it. Processes that are forked
+off (data loaders) have no part in any of this.
 
     a slot       one page: who it is, the numbers of the last loans that were found and that came
                  back; then the bytes
@@ -30,6 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from daemons import large
 from daemons.recycled import are_unused
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array
@@ -41,12 +43,13 @@ FRAME_BYTES_MIN = 128 * 1024
 PATIENCE_S = 10.0
 """A loan that is not back by then is given up, and what was not needed for as long is let go."""
 SLOTS_MAX = 64
+BYTES_MAX = 1 << 30
+"""Of all slots of a process; what has no room is sent, and copied only once."""
 MISSES_MAX = 3
 PAUSE_S = 600.0
-"""After so many loans in a row that nobody has found there are none for a while: /proc may be
-closed here."""
+"""After so many loans in a row that were looked for in vain there are none for a while: /proc may
+be closed here, or receivers take so long that slots are given up before."""
 _PAGE = 4096
-_ALIGNMENT = 64
 _HEAD = struct.Struct("<4sQQ16sQ")
 """Which it is, the sender's pid, its descriptor, the slot's cookie, number of the loan."""
 _NOTES_AT = 64
@@ -59,16 +62,7 @@ log = logging.getLogger(__name__)
 
 def are_large(frames: Frames) -> bool:
     """Whether a message is worth a slot."""
-    return any(len(frame) >= FRAME_BYTES_MIN for frame in frames)
-
-
-def _places(lengths: list[int]) -> tuple[list[int], int]:
-    """Where frames of these lengths begin in the bytes of a slot, and how many there have to be."""
-    places, at = [], 0
-    for length in lengths:
-        places.append(at)
-        at += -(-length // _ALIGNMENT) * _ALIGNMENT
-    return places, at
+    return large.are_large(frames, FRAME_BYTES_MIN)
 
 
 # ---------------------------------------------------------------- who sends
@@ -89,10 +83,12 @@ class Slot:
             os.posix_fallocate(self.fd, 0, _PAGE + nbytes)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
             memory = mmap.mmap(self.fd, _PAGE + nbytes)
+            memory.madvise(mmap.MADV_DONTFORK)
         except OSError:
             os.close(self.fd)
             raise
         memory[:16] = self.cookie
+        _descriptors.add(self.fd)
         self._notes = np.frombuffer(memory, np.uint64, 2, _NOTES_AT)
         self._bytes = np.frombuffer(memory, np.uint8, nbytes, _PAGE)
 
@@ -100,32 +96,49 @@ class Slot:
         """Whether a loan of before, or the newest one, is over."""
         return self.is_given_up or int(self._notes[_RETURNED]) >= number
 
+    def was_found(self, number: int) -> bool:
+        """Whether the receiver of a loan has seen it, or it is over."""
+        return self.is_back(number) or int(self._notes[_FOUND]) >= number
+
     @property
     def is_free(self) -> bool:
         return self.is_back(self.number)
 
-    @property
-    def was_found(self) -> bool:
-        """Whether the receiver has seen what lies here."""
-        return int(self._notes[_FOUND]) == self.number
+    def take_back(self, number: int) -> None:
+        """A loan that was never sent is over."""
+        self._notes[_RETURNED] = number
 
     def lend(self, frames: Frames) -> Frames:
         """What to send instead of `frames`."""
         self.number += 1
         self.used_at = time.monotonic()
-        lengths = [len(frame) if len(frame) >= FRAME_BYTES_MIN else 0 for frame in frames]
-        places, _ = _places(lengths)
+        lengths, rest = large.split(frames, FRAME_BYTES_MIN)
+        places, _ = large.places(lengths)
         for frame, place, length in zip(frames, places, lengths, strict=True):
             if length:
                 self._bytes[place : place + length] = np.frombuffer(frame, np.uint8)
         head = _HEAD.pack(SHARED, os.getpid(), self.fd, self.cookie, self.number)
-        rest = [b"" if length else frame for frame, length in zip(frames, lengths, strict=True)]
-        return [head, struct.pack(f"<{len(lengths)}Q", *lengths), *rest]
+        return [head, large.pack(lengths), *rest]
 
     def close(self) -> None:
         """Whoever has opened it keeps it as it is."""
         self.is_given_up = True
+        _descriptors.discard(self.fd)
         os.close(self.fd)
+
+
+_descriptors: set[int] = set()
+"""Of the slots of this process."""
+
+
+def _forget_slots() -> None:
+    """In a process that was forked off: it would keep their memory for as long as it lives."""
+    for descriptor in _descriptors:
+        os.close(descriptor)
+    _descriptors.clear()
+
+
+os.register_at_fork(after_in_child=_forget_slots)
 
 
 class Loan(NamedTuple):
@@ -136,8 +149,17 @@ class Loan(NamedTuple):
 
     @property
     def done(self) -> bool:
+        """Whether the receiver has read where it lies: it is on its way no more."""
+        return self.slot.was_found(self.number)
+
+    @property
+    def is_over(self) -> bool:
         """Whether the receiver does not need it any more."""
         return self.slot.is_back(self.number)
+
+    def cancel(self) -> None:
+        """It could not be sent."""
+        self.slot.take_back(self.number)
 
 
 class Lender:
@@ -155,7 +177,8 @@ class Lender:
         """
         if self._pause_until > time.monotonic():
             return None
-        slot = self._find(sum(-(-len(frame) // _ALIGNMENT) * _ALIGNMENT for frame in frames))
+        _, need = large.places([len(frame) for frame in frames])
+        slot = self._find(need)
         if slot is None:
             return None
         lent = slot.lend(frames)
@@ -163,13 +186,17 @@ class Lender:
 
     def _find(self, need: int) -> Slot | None:
         free = [slot for slot in self._slots if slot.is_free]
+        if any(slot.number for slot in free):
+            self._misses = 0
         fitting = [slot for slot in free if need <= slot.nbytes <= 4 * need]
         if fitting:
             return min(fitting, key=lambda slot: slot.nbytes)
-        if len(self._slots) >= SLOTS_MAX:
-            if not free:
-                return None
-            self._close(min(free, key=lambda slot: slot.used_at))
+        for slot in sorted(free, key=lambda slot: slot.used_at):
+            if self._has_room(need):
+                break
+            self._close(slot)
+        if not self._has_room(need):
+            return None
         try:
             self._slots.append(Slot(need))
         except OSError as error:
@@ -177,25 +204,29 @@ class Lender:
             return None
         return self._slots[-1]
 
+    def _has_room(self, nbytes: int) -> bool:
+        total = sum(slot.nbytes for slot in self._slots)
+        return len(self._slots) < SLOTS_MAX and total + nbytes <= BYTES_MAX
+
     def missed(self, head: Frame) -> None:
-        """A receiver says that it has not found the slot that this head of a loan names."""
-        if len(head) == _HEAD.size:
-            *_, cookie, number = _HEAD.unpack(head)
-            named = [s for s in self._slots if (s.cookie, s.number) == (cookie, number)]
-            self._give_up(named)
+        """A receiver says that it has not found what this head of a loan names: it was given up
+        before, or cannot be seen from there.
+        """
+        if len(head) != _HEAD.size:
+            return
+        *_, cookie, number = _HEAD.unpack(head)
+        for slot in [s for s in self._slots if (s.cookie, s.number) == (cookie, number)]:
+            self._close(slot)
+        self._misses += 1
+        if self._misses >= MISSES_MAX:
+            log.warning("nobody finds what lies in shared memory; it is sent for %.0f s", PAUSE_S)
+            self._misses, self._pause_until = 0, time.monotonic() + PAUSE_S
 
     def check(self) -> None:
         """A chore: give up what does not come back, and what is not used."""
         oldest = time.monotonic() - PATIENCE_S
-        self._give_up([slot for slot in self._slots if slot.used_at < oldest])
-
-    def _give_up(self, slots: list[Slot]) -> None:
-        for slot in slots:
-            self._misses = 0 if slot.was_found else self._misses + 1
+        for slot in [slot for slot in self._slots if slot.used_at < oldest]:
             self._close(slot)
-        if self._misses >= MISSES_MAX:
-            log.warning("nobody finds what lies in shared memory; it is sent for %.0f s", PAUSE_S)
-            self._misses, self._pause_until = 0, time.monotonic() + PAUSE_S
 
     def _close(self, slot: Slot) -> None:
         self._slots.remove(slot)
@@ -229,7 +260,8 @@ class _Seen:
 
     @property
     def is_lent(self) -> bool:
-        return int(self.notes[_RETURNED]) != self.number
+        """Whether we have it still. Others may have had it since."""
+        return int(self.notes[_RETURNED]) < self.number
 
 
 class Borrower:
@@ -248,8 +280,8 @@ class Borrower:
         if len(frames) < 2 or len(frames[0]) != _HEAD.size or len(frames) > FRAMES_MAX + 2:
             raise RemoteProtocolError("this is no loan of a message")
         _, pid, fd, cookie, number = _HEAD.unpack(frames[0])
-        lengths = _lengths(frames[1], len(frames) - 2)
-        places, total = _places(lengths)
+        lengths = large.unpack(frames[1], len(frames) - 2)
+        _, total = large.places(lengths)
         if total > bytes_max:
             raise RemoteProtocolError(f"a message of {total} bytes; at most {bytes_max}")
         seen = self._find(pid, fd, cookie)
@@ -260,11 +292,7 @@ class Borrower:
         seen.number, seen.used_at = number, time.monotonic()
         seen.notes[_FOUND] = number
         self._lent.append(seen)
-        view = seen.arrays[0].data
-        return [
-            view[place : place + length] if length else frame
-            for frame, length, place in zip(frames[2:], lengths, places, strict=True)
-        ]
+        return large.join(seen.arrays[0].data, lengths, frames[2:])
 
     def give_back(self) -> None:
         """Tell the senders of what nobody looks at any more."""
@@ -295,12 +323,6 @@ class Borrower:
         return self._seen[key]
 
 
-def _lengths(packed: Frame, count: int) -> list[int]:
-    if len(packed) != 8 * count:
-        raise RemoteProtocolError("the lengths of a message's frames are not given")
-    return list(struct.unpack(f"<{count}Q", packed))
-
-
 def _open(pid: int, fd: int, cookie: bytes) -> _Seen | None:
     """A slot of another process; None if it is gone, or is something else by now."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -316,10 +338,12 @@ def _open(pid: int, fd: int, cookie: bytes) -> _Seen | None:
         if fcntl.fcntl(ours, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             return None
         page = mmap.mmap(ours, _PAGE)
+        page.madvise(mmap.MADV_DONTFORK)
         if page[:16] != cookie:
             return None
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
         memory = mmap.mmap(ours, about.st_size, flags, mmap.PROT_READ)
+        memory.madvise(mmap.MADV_DONTFORK)
     except OSError as error:
         log.debug("a message in shared memory cannot be read: %s", error)
         return None

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from daemons import large
 from daemons.recycled import Recycled, keep_freed_memory
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array
@@ -30,7 +31,6 @@ FRAME_BYTES_MIN = 2 * SEGMENT_BYTES
 """Frames from this on are cut."""
 PATIENCE_S = 10.0
 """For the next segment; then the peer is gone, and what there is of its message, too."""
-ALIGNMENT = 64
 _HEAD = struct.Struct("<4sQQQ")
 """Which of the two it is, number of the message, bytes of all its segments, place of this one."""
 _SEGMENT, _REST = b"\xc1seg", b"\xc1all"
@@ -40,29 +40,19 @@ _FOREIGN = 0xC1
 
 def are_large(frames: Frames) -> bool:
     """Whether a message has to be cut."""
-    return any(len(frame) >= FRAME_BYTES_MIN for frame in frames)
+    return large.are_large(frames, FRAME_BYTES_MIN)
 
 
 def cut(frames: Frames, number: int) -> Iterator[Frames]:
     """The messages that a large one travels as. `number`: another one for every message."""
-    lengths = [len(frame) if len(frame) >= FRAME_BYTES_MIN else 0 for frame in frames]
-    places, total = _places(lengths)
+    lengths, rest = large.split(frames, FRAME_BYTES_MIN)
+    places, total = large.places(lengths)
     size = max(SEGMENT_BYTES, -(-total // SEGMENTS_MAX))
     for frame, length, place in zip(frames, lengths, places, strict=True):
         for lo in range(0, length, size):
             head = _HEAD.pack(_SEGMENT, number, total, place + lo)
             yield [head, memoryview(frame)[lo : lo + size]]
-    rest = [b"" if length else frame for frame, length in zip(frames, lengths, strict=True)]
-    yield [_HEAD.pack(_REST, number, total, 0), struct.pack(f"<{len(lengths)}Q", *lengths), *rest]
-
-
-def _places(lengths: list[int]) -> tuple[list[int], int]:
-    """Where the frames of these lengths begin in the array of a message, and its length."""
-    places, at = [], 0
-    for length in lengths:
-        places.append(at)
-        at += -(-length // ALIGNMENT) * ALIGNMENT
-    return places, at
+    yield [_HEAD.pack(_REST, number, total, 0), large.pack(lengths), *rest]
 
 
 @dataclass(slots=True)
@@ -82,8 +72,6 @@ class Assembly:
     """Puts together what comes over any number of connections, one message of each at a time."""
 
     def __init__(self) -> None:
-        self.broken = 0
-        """Messages of which a segment was missing."""
         self._partials: dict[Hashable, _Partial] = {}
         self._memory = Recycled()
         keep_freed_memory()
@@ -119,30 +107,30 @@ class Assembly:
 
     def _put(self, source: Hashable, number: int, total: int, place: int, data: Frame) -> None:
         if place == 0:
-            self._partials[source] = _Partial(number, self._memory.take(total), 0.0)
+            self._partials[source] = _Partial(number, self._room(total), 0.0)
         partial, end = self._partials.get(source), place + len(data)
         if partial is None or partial.number != number:
             return  # Its beginning is lost.
-        if not 0 <= place - partial.end < ALIGNMENT or end > partial.array.size:
+        if not 0 <= place - partial.end < large.ALIGNMENT or end > partial.array.size:
             return  # One before it is lost: the rest will not fit.
         partial.array[place:end] = np.frombuffer(data, np.uint8)
         partial.nbytes, partial.end = partial.nbytes + len(data), end
         partial.seen_at = time.monotonic()
 
-    def _whole(self, source: Hashable, number: int, packed: Frame, frames: Frames) -> Frames | None:
-        if len(frames) > FRAMES_MAX or len(packed) != 8 * len(frames):
-            raise RemoteProtocolError("the lengths of a message's frames are not given")
-        lengths = list(struct.unpack(f"<{len(frames)}Q", packed))
+    def _room(self, nbytes: int) -> Array:
+        try:
+            return self._memory.take(nbytes)
+        except MemoryError:
+            raise RemoteProtocolError(f"no memory for a message of {nbytes} bytes") from None
+
+    def _whole(self, source: Hashable, number: int, packed: Frame, rest: Frames) -> Frames | None:
+        if len(rest) > FRAMES_MAX:
+            raise RemoteProtocolError(f"{len(rest)} frames; at most {FRAMES_MAX}")
+        lengths = large.unpack(packed, len(rest))
         partial = self._partials.pop(source, None)
-        places, total = _places(lengths)
-        is_whole = partial is not None and (
-            (partial.number, partial.nbytes, partial.array.size) == (number, sum(lengths), total)
-        )
-        if partial is None or not is_whole:
-            self.broken += 1
+        _, total = large.places(lengths)
+        if partial is None or (
+            (partial.number, partial.nbytes, partial.array.size) != (number, sum(lengths), total)
+        ):
             return None
-        view = partial.array.data
-        return [
-            view[place : place + length] if length else frame
-            for frame, length, place in zip(frames, lengths, places, strict=True)
-        ]
+        return large.join(partial.array.data, lengths, rest)

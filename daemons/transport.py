@@ -43,6 +43,8 @@ NOT_OURS = (
     "no interface of this machine has this address: correct data and bind of this host in "
     "[[hosts]], and address in [network]; ip -brief address shows those that it has"
 )
+FRAMES_KEPT = wire.FRAMES_MAX + 4
+"""Of one message: a peer, two of a large message, and one too many."""
 RECEIVE_BATCH = 64
 """Messages taken from one socket before the machine's deadlines are looked at again."""
 
@@ -73,7 +75,7 @@ class Transport:
         self._local: set[zmq.Socket[bytes]] = set()
         """Those that reach processes of this machine and this user only."""
         self._bytes_max = wire.FRAME_BYTES_MAX
-        """Of one that comes in segments to us as a listener."""
+        """Of one that comes in parts, or is lent, to us as a listener."""
         self.crowd: Crowd | None = None
         self._hushed: dict[str, float] = {}
         """Name -> until when nothing is heard of it."""
@@ -233,8 +235,13 @@ class Transport:
         """
         parts, loan = self.bulk.outgoing(frames, socket in self._local)
         newest: Tracker | None = None
-        for part in parts:
-            newest = _send_frames(socket, [*to, *part], borrowed and not loan, track) or newest
+        try:
+            for part in parts:
+                newest = _send_frames(socket, [*to, *part], borrowed and not loan, track) or newest
+        except zmq.ZMQError:
+            if loan is not None:
+                loan.cancel()
+            raise
         return loan or newest
 
     def receive(self, socket: zmq.Socket[bytes]) -> Iterator[tuple[Peer, Message, str]]:
@@ -298,7 +305,7 @@ class Transport:
         try:
             while True:
                 frame = socket.recv(zmq.NOBLOCK, copy=False)
-                if len(frames) <= wire.FRAMES_MAX + 1:
+                if len(frames) < FRAMES_KEPT:
                     frames.append(frame.buffer)
                 if not frame.more:
                     has_identity = self.gatekeeper is not None and socket is self._router

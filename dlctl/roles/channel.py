@@ -29,7 +29,7 @@ from dlctl.messages import (
     Push,
     SparseParameters,
 )
-from dlctl.roles.held import Held, Slice, answer_bytes, slice_in
+from dlctl.roles.basis import Basis, Slice, answer_bytes, slice_in
 from dlctl.roles.outstanding import Outstanding
 
 WINDOW = 4
@@ -73,7 +73,7 @@ class Channel:
         self.generation = 0
         self.moved_to = 0
         """The generation that the coordinator has announced last."""
-        self.held = Held()
+        self.basis = Basis()
         """The slice that stands in the model."""
         self._answer_bytes = 0
         """Of the last answer to a fetch that need not bring all; 0: there was none."""
@@ -190,14 +190,14 @@ class Channel:
     @property
     def version(self) -> int:
         """Of the slice that stands in the model."""
-        return self.held.version
+        return self.basis.version
 
     def fetch(self, request: int, clock_min: int, *, whole: bool) -> Fetch:
         """A fetch, which has to be sent through the worker's outbox under `fetch_key`.
 
         whole: of the whole slice, not of what is new of it to this worker.
         """
-        have = (0, 0) if whole else (self.held.generation, self.held.version)
+        have = (0, 0) if whole else (self.basis.generation, self.basis.version)
         return Fetch(self.identity.slot, self.identity.epoch, request, clock_min, *have)
 
     def expected_bytes(self, fetch: Fetch) -> int:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dlctl.messages import Array, Parameters, SparseParameters
+from dlctl.roles.basis import Slice
 from dlctl.roles.channel import Channel
-from dlctl.roles.held import Slice
 from dlctl.roles.meters import Latency, Rates
 from dlctl.roles.outbox import Outbox
 from dlctl.vector import Vector
@@ -58,7 +58,7 @@ class Fetcher:
         self._model_changes = changes
         if changes:
             for channel in self.channels:
-                channel.held.will_change()
+                channel.basis.will_change()
 
     def start(self, clock_min: int, now: float, *, whole: bool = False) -> Fetched:
         """Ask every shard for its slice; the sends go out with the outbox.
@@ -99,13 +99,13 @@ class Fetcher:
         """Put what has come into the model; the gradients to come are of it."""
         for shard, arrived in fetched.slices.items():
             channel = self.channels[shard]
-            if not channel.held.fits(arrived):
+            if not channel.basis.fits(arrived):
                 self._under_way[fetched.request] = fetched
                 fetched.missing += 1
                 self._ask(fetched, channel, whole=True)
                 continue
             model = parameters[channel.lo : channel.hi]
-            channel.held.place(arrived, model, keep=self._model_changes)
+            channel.basis.place(arrived, model, keep=self._model_changes)
             self.placed(channel, arrived, model)
         fetched.slices.clear()
 

@@ -9,6 +9,7 @@ from dlctl.machine import Configure
 from dlctl.messages import Json
 from dlctl.roles.desk import Desk
 from dlctl.roles.outbox import Outbox
+from dlctl.settings import AUTO
 
 
 class LiveSettings:
@@ -39,7 +40,9 @@ class LiveSettings:
     def apply(self, settings: Json, now: float) -> None:
         """Put these in force; a key that this worker does not have is left alone."""
         for key, value in settings.items():
-            if key in self.live:
+            if value == AUTO and not hasattr(self.options, "auto_steps_max"):
+                self.desk.note("warning", f'this method has no {key} = "{AUTO}"; it stays')
+            elif key in self.live:
                 setattr(self.options, key, value)
             elif key in self.limiters:
                 self.limiters[key].change(value, now)

@@ -4,8 +4,8 @@ roles.
 The transport delivers at most once and may lose what was under way when a connection broke. So
 every message that matters is kept here under a key until its answer arrives. The timeout follows
 the measured round trip (four times its average, never under `resend_s`) plus the time that the
-bytes need (four times as long as on the slowest link seen lately, on an unknown one at 1 MB/s), and
-doubles with every repetition up to four times. The first answer
+bytes need (four times as long as they took lately to that peer; 1 MB/s as long as nothing is known
+of it), and doubles with every repetition up to four times. The first answer
 after an outage tells that the peer can be reached again: what else waits for it is sent again soon.
 """
 
@@ -53,8 +53,8 @@ class Outstanding:
         """Messages sent again so far."""
         self._items: dict[Hashable, _Item] = {}
         self._round_trip_s = 0.0
-        self._bytes_per_s = PATIENCE * BYTES_PER_S_MIN
-        """Measured; falls at once and rises slowly."""
+        self._bytes_per_s: dict[str, float] = {}
+        """Peer -> what was measured last; it falls at once, and at most doubles."""
         self.on_repeat: Callable[[Hashable, int, float], None] = lambda key, nbytes, now: None
         """Called with (key, bytes, now) for every message that is sent again."""
 
@@ -77,33 +77,34 @@ class Outstanding:
         if item.copies == 1:
             weight = 0.1 if self._round_trip_s else 1.0
             self._round_trip_s += weight * (now - item.sent - self._round_trip_s)
-            self._measure(item.nbytes, now - item.sent)
+            self._measure(item.peer, item.nbytes, now - item.sent)
         else:
             # Nobody knows which copy was answered, but hardly one older than the last two. Without
             # this a slow link would repeat everything, and never learn that it is slow.
             bound_s = min(now - item.sent_before, AGE_S_MAX) / 4
             self._round_trip_s = max(self._round_trip_s, bound_s)
-            self._measure(item.nbytes, now - item.sent_before)
+            self._measure(item.peer, item.nbytes, now - item.sent_before)
             self._hurry(item.peer, now)
         return now - item.first_sent
 
-    def _measure(self, nbytes: int, took_s: float) -> None:
+    def _measure(self, peer: str, nbytes: int, took_s: float) -> None:
         if nbytes < MEASURED_BYTES_MIN:
             return
-        measured = nbytes / max(took_s, 1e-6)
-        slowly = self._bytes_per_s + 0.1 * (measured - self._bytes_per_s)
-        self._bytes_per_s = max(min(measured, slowly), PATIENCE * BYTES_PER_S_MIN)
+        least = PATIENCE * BYTES_PER_S_MIN
+        measured, before = nbytes / max(took_s, 1e-6), self._bytes_per_s.get(peer, least)
+        self._bytes_per_s[peer] = max(min(measured, 2 * before), least)
 
-    def _needs_s(self, nbytes: int) -> float:
-        """How long so many bytes may take before they are taken for lost."""
-        return nbytes * PATIENCE / self._bytes_per_s
+    def _needs_s(self, item: _Item) -> float:
+        """How long its bytes may take before they are taken for lost."""
+        rate = self._bytes_per_s.get(item.peer)
+        return item.nbytes * PATIENCE / rate if rate else item.nbytes / BYTES_PER_S_MIN
 
     def _hurry(self, peer: str, now: float) -> None:
         """A peer that had been away answers: what else it has not got is sent again soon."""
         for item in self._items.values():
             if item.peer == peer and item.copies > 1:
                 item.backoff = 1
-                item.due = min(item.due, now + self.resend_s + self._needs_s(item.nbytes))
+                item.due = min(item.due, now + self.resend_s + self._needs_s(item))
 
     def put_off(self, key: Hashable, now: float) -> None:
         """The peer has the message and will answer when it can: only repeat it much later."""
@@ -156,7 +157,7 @@ class Outstanding:
 
     def _rearm(self, item: _Item, now: float) -> None:
         timeout_s = max(self.resend_s, PATIENCE * self._round_trip_s) * item.backoff
-        item.due = now + timeout_s + self._needs_s(item.nbytes)
+        item.due = now + timeout_s + self._needs_s(item)
         item.backoff = min(2 * item.backoff, BACKOFF_MAX)
         item.sent_before, item.sent = item.sent, now
         item.copies += 1

@@ -104,7 +104,7 @@ class Prediction(NamedTuple):
         return 1 + bisect_left(steps, True, key=lambda n: self.share(n) <= share_max)
 
 
-class Pace:
+class Interval:
     """The interval of one direction: `steps`, from 1 to `steps_max`. It begins with 1."""
 
     def __init__(self, steps_max: int) -> None:
@@ -159,7 +159,7 @@ class Pace:
             self._too_short = None
         waited = self._waited() if now.pipelined else usual.share(self.steps)
         if waited > now.share_max:
-            self._raise(usual, now)
+            self._raise(usual, now, waited)
         else:
             self._lower(worst, now, never_waited=waited == 0.0)
 
@@ -182,7 +182,7 @@ class Pace:
 
     # ------------------------------------------------------------ the rule
 
-    def _raise(self, link: Prediction, now: Circumstances) -> None:
+    def _raise(self, link: Prediction, now: Circumstances, waited: float) -> None:
         if self._expected_s is not None and link.cost_s > ALIKE * self._expected_s:
             self._patience = min(2 * self._patience, PATIENCE_MAX)
         self._expected_s = None
@@ -190,6 +190,8 @@ class Pace:
         if time_s < ALIKE * link.cost_s:  # Else the waiting came from something else, as stalls.
             self._too_short = (link.cost_s, time_s)
         wanted = max(self.steps + 1, link.smallest(now.share_max, self.steps_max))
+        if wanted == self.steps + 1 and waited > 2 * now.share_max:
+            wanted = 2 * self.steps  # What was measured does not explain it: a long way to and fro.
         self._change(min(wanted, GROWTH_MAX * self.steps, self.steps_max))
 
     def _lower(self, link: Prediction, now: Circumstances, *, never_waited: bool) -> None:

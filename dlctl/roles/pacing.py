@@ -13,7 +13,7 @@ from typing import Any
 from dlctl.algorithms.base import WorkerSide
 from dlctl.roles.limiter import Limiter
 from dlctl.roles.meters import median
-from dlctl.roles.pace import Circumstances, Cycle, Pace
+from dlctl.roles.pace import Circumstances, Cycle, Interval
 from dlctl.settings import AUTO
 
 PUSH, FETCH = "push", "fetch"
@@ -32,9 +32,10 @@ class Pacing:
         self.side = side
         self.limiters = limiters
         self.paces = {
-            direction: Pace(side.options.auto_steps_max)
+            direction: Interval(side.options.auto_steps_max)
             for direction in (PUSH, FETCH)
             if hasattr(side.options, interval_key(direction))
+            and hasattr(side.options, "auto_steps_max")
         }
         self.computed_s = self.waited_s = 0.0
         self._cycles = {PUSH: Cycle(), FETCH: Cycle()}

@@ -85,9 +85,10 @@ class History:
         Costs O(n) for n indices, however large the shard is; nothing if the delta is dense.
         """
         where = delta.indices
-        if where is None or self._version != version - 1:
+        is_known = where is not None and where.size <= self._size // PART
+        if not is_known or self._version != version - 1:
             self.forget()
-        if where is None:
+        if where is None or not is_known:
             yield from blocks
             return
         values, at = np.empty(where.size, np.float32), 0

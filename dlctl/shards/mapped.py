@@ -290,7 +290,7 @@ class Mapped:
         """Go on in another buffer of `size_bytes` bytes, with all that is in the present one.
 
         The header comes last, as in `create`. What was seen through `w`, `slots` and `extras`
-        stays what it was. The old buffer is not touched.
+        stays what it was. Of the old buffer nothing is needed any more.
         """
         self.catch_up()
         view, old = memoryview(buffer), self._buffer

@@ -10,7 +10,7 @@ import torch
 
 from dlctl import registry
 from dlctl.compress import blocks, gaussian, magnitudes, plain, powersgd, values
-from dlctl.roles.held import Held, Slice
+from dlctl.roles.basis import Basis, Slice
 
 SIZES = (2, 1000, 1024, 5000, 70_001)
 OPTIONS = [
@@ -107,7 +107,7 @@ def test_what_has_changed_is_put_into_a_tensor_as_into_an_array():
     for keep in (False, True):
         models = [np.zeros(50, np.float32), torch.zeros(50)]
         for model in models:
-            held = Held()
+            held = Basis()
             held.place(Slice(1, 4, whole, remembered=True), model, keep=keep)
             model += 1.0 if keep else 0.0
             held.place(Slice(1, 5, values, where, since=4, remembered=True), model, keep=keep)

@@ -73,15 +73,16 @@ def test_a_slot_is_used_again_when_nobody_looks_at_it_and_not_before(lender: Len
     values = np.frombuffer(read[1], np.uint8)[10:20]
     del read
     borrower.give_back()
-    assert not loan.done
+    assert loan.done
+    assert not loan.is_over
     second, other = lend(lender, frames_of(2))
     assert other.slot is not loan.slot
     assert set(values) == {1}
     del values
     borrower.give_back()
-    assert loan.done
+    assert loan.is_over
     assert lend(lender, frames_of(3))[1].slot is loan.slot
-    assert loan.done, "what came back stays back, whoever has the slot now"
+    assert loan.is_over, "what came back stays back, whoever has the slot now"
     assert borrower.read(second, MAX) is not None
 
 
@@ -93,7 +94,7 @@ def test_what_does_not_come_back_is_never_written_to_again(
     assert read is not None
     clock[0] += lending.PATIENCE_S + 1
     lender.check()
-    assert loan.done
+    assert loan.is_over
     for content in range(2, 20):
         lend(lender, frames_of(content))
     assert bytes(read[1]) == bytes(frames_of(1)[1])
@@ -108,29 +109,88 @@ def test_who_comes_too_late_finds_nothing(lender: Lender, clock: list[float]) ->
     assert Borrower().read(sent, MAX) is None, "the descriptor is another slot's now"
 
 
+def test_a_peer_that_is_away_is_no_reason_to_stop_lending(
+    lender: Lender, clock: list[float]
+) -> None:
+    for _ in range(2 * lending.MISSES_MAX):
+        lend(lender, frames_of(1))
+        clock[0] += lending.PATIENCE_S + 1
+        lender.check()
+    assert lender.lend(frames_of(1)) is not None
+
+
 def test_where_nobody_finds_anything_messages_are_sent_for_a_while(
     lender: Lender, clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(lending.MISSES_MAX):
-        lend(lender, frames_of(1))
-        clock[0] += lending.PATIENCE_S + 1
-        lender.check()
+        sent, loan = lend(lender, frames_of(1))
+        lender.missed(lending.not_found(sent)[0])
+        assert loan.is_over
     assert lender.lend(frames_of(1)) is None
     assert "nobody finds" in caplog.text
     clock[0] += lending.PAUSE_S
     assert lender.lend(frames_of(1)) is not None
 
 
-def test_a_reader_that_stands_still_is_no_reason_to_stop_lending(
+def test_what_is_looked_for_only_when_it_was_given_up_counts_as_well(
     lender: Lender, clock: list[float]
 ) -> None:
-    """It has found everything; it only takes its time."""
-    borrower, kept = Borrower(), []
-    for _ in range(2 * lending.MISSES_MAX):
-        kept.append(borrower.read(lend(lender, frames_of(1))[0], MAX))
+    """A receiver that needs longer than slots are kept for must get its messages in another way."""
+    for _ in range(lending.MISSES_MAX):
+        sent, _ = lend(lender, frames_of(1))
         clock[0] += lending.PATIENCE_S + 1
         lender.check()
+        assert Borrower().read(sent, MAX) is None
+        lender.missed(lending.not_found(sent)[0])
+    assert lender.lend(frames_of(1)) is None
+
+
+def test_who_had_a_slot_before_others_lets_it_go_in_the_end(
+    lender: Lender, clock: list[float]
+) -> None:
+    borrowers = [Borrower(), Borrower()]
+    for borrower in borrowers:
+        sent, loan = lend(lender, frames_of(1))
+        assert borrower.read(sent, MAX) is not None
+        borrower.give_back()
+        assert loan.is_over
+    clock[0] += 2 * lending.PATIENCE_S + 1
+    for borrower in borrowers:
+        borrower.check()
+        assert not borrower._seen
+
+
+def test_a_loan_that_could_not_be_sent_is_over_at_once(lender: Lender) -> None:
+    _, loan = lend(lender, frames_of(1))
+    loan.cancel()
+    assert lend(lender, frames_of(2))[1].slot is loan.slot
+
+
+def test_there_is_a_limit_to_what_is_lent(lender: Lender, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lending, "BYTES_MAX", 4 * LARGE)
+    loans = [lend(lender, frames_of(1))[1] for _ in range(3)]
+    assert lender.lend(frames_of(1)) is None
+    loans[0].cancel()
     assert lender.lend(frames_of(1)) is not None
+    loans[1].cancel()
+    loans[2].cancel()
+    assert lender.lend(frames_of(1, 3 * LARGE)) is None, "two of them are in use"
+
+
+def test_processes_that_are_forked_off_do_not_keep_the_memory(lender: Lender) -> None:
+    _, loan = lend(lender, frames_of(1))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        found = os.path.exists(f"/proc/self/fd/{loan.slot.fd}")
+        maps = Path("/proc/self/maps").read_text()
+        os.write(writer, b"kept" if found or "memfd:dlctl" in maps else b"free")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 10) == b"free"
+    assert "memfd:dlctl" in Path("/proc/self/maps").read_text()
+    os.close(reader)
+    os.close(writer)
 
 
 def test_the_memory_of_a_sender_that_is_killed_stays_with_who_reads_it() -> None:

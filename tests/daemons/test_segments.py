@@ -14,6 +14,7 @@ from daemons import segments
 from daemons.segments import Assembly, cut
 from daemons.transport import Transport
 from dlctl import messages as m
+from dlctl import wire
 from dlctl.errors import RemoteProtocolError
 from dlctl.wire import Frames, decode, encode
 
@@ -70,7 +71,6 @@ def test_a_message_that_lacks_a_segment_is_dropped_and_the_next_one_is_whole() -
         whole = put_together(assembly, list(cut(frames, 100 + missing)))
         assert whole is not None
         assert [bytes(frame) for frame in whole] == frames
-    assert assembly.broken == len(parts) - 1
 
 
 @pytest.mark.usefixtures("small")
@@ -103,6 +103,27 @@ def test_a_message_that_is_too_large_is_refused_before_there_is_room_for_it() ->
     part = next(cut(frames_of([950]), 1))
     with pytest.raises(RemoteProtocolError, match="at most 900"):
         Assembly().take(b"a", part, 900)
+
+
+def test_a_message_that_there_is_no_memory_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object) -> np.ndarray:
+        raise MemoryError
+
+    monkeypatch.setattr(np, "empty", no_memory)
+    part = next(cut(frames_of([segments.FRAME_BYTES_MIN]), 1))
+    with pytest.raises(RemoteProtocolError, match="no memory"):
+        Assembly().take(b"a", part, MAX)
+
+
+def test_a_message_of_as_many_frames_as_there_may_be_arrives_in_segments(house: House) -> None:
+    """With its peer and two frames of its own it has more than any other message."""
+    arrays = tuple(np.full(1_048_576, i, np.float32) for i in range(wire.FRAMES_MAX - 1))
+    sent = m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, m.Packed("none", 1, arrays))
+    with guest(house) as transport:
+        transport.send(HERE, sent)
+        ((came, _),) = house.hears(COME_S)
+        assert isinstance(came, m.Push)
+        assert [int(array[0]) for array in came.delta.arrays] == list(range(len(arrays)))
 
 
 @settings(deadline=None, max_examples=200)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dlctl.algorithms.downpour import DOWNPOUR
 from dlctl.roles.channel import WINDOW
 from dlctl.roles.limiter import Limiter
-from dlctl.roles.pace import Circumstances, Cycle, Pace
+from dlctl.roles.pace import Circumstances, Cycle, Interval
 from dlctl.roles.pacing import PUSH, Pacing
 
 STEP_S = 0.01
@@ -309,7 +309,7 @@ def test_whatever_is_measured_it_stays_within_its_bounds(
     pipelined: bool,
     story: list[tuple[float, float, float, float, float | None]],
 ) -> None:
-    pace = Pace(steps_max)
+    pace = Interval(steps_max)
     for step_s, waited_s, cost_s, pause_s, rate in story:
         pace.took(cost_s, pause_s)
         pace.ended(Cycle(pace.steps * step_s, waited_s, 400))

@@ -21,10 +21,10 @@ from dlctl.flat import TRAINED, Entry, Layout
 from dlctl.machine import Send
 from dlctl.messages import Array
 from dlctl.optim.sgd import SGD
+from dlctl.roles.basis import Slice
 from dlctl.roles.channel import Channel, Identity
 from dlctl.roles.desk import Desk
 from dlctl.roles.fetching import Fetched, Fetcher
-from dlctl.roles.held import Slice
 from dlctl.roles.meters import Rates
 from dlctl.roles.outbox import Outbox
 from dlctl.roles.outstanding import Outstanding
@@ -288,7 +288,7 @@ def test_after_the_first_whole_slice_only_changes_travel(world: World) -> None:
 def test_a_worker_without_steps_of_its_own_keeps_no_copy(world: World) -> None:
     world.steps_itself(False)
     random = begin(world)
-    assert vars(world.channel.held)["_values"] is None
+    assert vars(world.channel.basis)["_values"] is None
     world.push(random)
     assert isinstance(fetch(world), m.SparseParameters)
     world.steps_itself(True)
@@ -298,7 +298,7 @@ def test_a_worker_without_steps_of_its_own_keeps_no_copy(world: World) -> None:
     world.steps_itself(False)
     world.local_step(random)
     assert isinstance(fetch(world), m.SparseParameters)
-    assert vars(world.channel.held)["_values"] is None
+    assert vars(world.channel.basis)["_values"] is None
 
 
 def test_with_dense_pushes_no_copy_is_kept_and_everything_travels(world: World) -> None:
@@ -308,7 +308,7 @@ def test_with_dense_pushes_no_copy_is_kept_and_everything_travels(world: World) 
         answer = fetch(world)
         assert isinstance(answer, m.Parameters)
         assert not answer.remembered
-        assert vars(world.channel.held)["_values"] is None
+        assert vars(world.channel.basis)["_values"] is None
 
 
 def test_a_server_that_has_come_back_sends_everything_once(world: World) -> None:
@@ -327,7 +327,7 @@ def test_changes_of_another_base_are_not_used_and_everything_is_asked_for(world:
     world.fetch()
     world.arrive_up(0)
     world.arrive_down(0)
-    world.channel.held.version += 1
+    world.channel.basis.version += 1
     before = world.model.copy()
     world.place()
     assert np.array_equal(world.model, before)

@@ -22,10 +22,10 @@ from dlctl.machine import Send
 from dlctl.messages import APPLIED, DUPLICATE
 from dlctl.roles.agent import Agent
 from dlctl.roles.arrivals import Arrivals
+from dlctl.roles.basis import Basis
 from dlctl.roles.channel import Channel
 from dlctl.roles.deliveries import NEW, Deliveries
 from dlctl.roles.desk import Desk
-from dlctl.roles.held import Held
 from dlctl.roles.journal import IssueTerm
 from dlctl.roles.leases import PortionPool, Range
 from dlctl.roles.memory import Memory
@@ -338,7 +338,7 @@ def history_leaves_one_out(patch: Patch) -> None:
     "FetchesChecker", scenario="downpour-topk",
 )  # fmt: skip
 def local_steps_stay(patch: Patch) -> None:
-    honest = Held.place
+    honest = Basis.place
 
     def place(self, arrived, model, *, keep):
         own = model.copy()
@@ -347,7 +347,7 @@ def local_steps_stay(patch: Patch) -> None:
             untouched = np.setdiff1d(np.arange(model.size), arrived.where)
             model[untouched] = own[untouched]
 
-    patch.setattr(Held, "place", place)
+    patch.setattr(Basis, "place", place)
 
 
 @mutant(
@@ -369,7 +369,7 @@ def generations_are_not_compared(patch: Patch) -> None:
 
     patch.setattr(Channel, "fetch", fetch)
     patch.setattr(History, "since", since)
-    patch.setattr(Held, "fits", lambda self, arrived: True)
+    patch.setattr(Basis, "fits", lambda self, arrived: True)
 
 
 # ---------------------------------------------------------------- liveness and ends

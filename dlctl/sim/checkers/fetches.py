@@ -7,8 +7,8 @@ import numpy as np
 from dlctl import messages as m
 from dlctl.machine import Effect, Peer, Send
 from dlctl.messages import Array
+from dlctl.roles.basis import Slice
 from dlctl.roles.channel import Channel
-from dlctl.roles.held import Slice
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.process import Process
 

@@ -67,7 +67,7 @@ def answer_bytes(message: Parameters | SparseParameters) -> int:
     return message.values.nbytes + message.positions.nbytes
 
 
-class Held:
+class Basis:
     def __init__(self) -> None:
         self.version = 0
         """Of the slice that was put into the model last."""
