@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +34,7 @@ def main(arguments: list[str]) -> int:
     A quick run has measured nothing, so it never is.
     """
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     figures: list[Figure] = []
     for chapter in options.chapters or CHAPTERS:
         print(f"{chapter}: {CHAPTERS[chapter]} ...", file=sys.stderr, flush=True)

@@ -22,7 +22,8 @@ from tests.hosts.cluster import LAB, Cluster, missing
 ROOT = Path(__file__).parents[2]
 PRIVATE = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
 """A network and processes of one's own; when the first process ends, so do all the others."""
-HOLD = "ip link set lo up && echo up && exec cat"
+HOLD = "mount -t tmpfs shm /dev/shm && ip link set lo up && echo up && exec cat"
+"""Shared memory of one's own, too: nothing of it is left, however the processes end."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from threading import Event, Thread
 from typing import IO
 
 import numpy as np
+import psutil
 import torch
 
 from benchmarks.peers.places import ROOT, Place, Spot, free_port
@@ -98,7 +99,7 @@ class Process:
             "PYTHONPATH": str(ROOT),
         }
         module = ["-m", f"benchmarks.peers.{start.program}", start.settings.to_json()]
-        self._said = said
+        self._said, self._has_child = said, "--pid" in start.spot.enter
         self._process = subprocess.Popen(
             [*start.spot.enter, sys.executable, *module],
             stdin=subprocess.DEVNULL, stdout=said, stderr=said,
@@ -121,10 +122,16 @@ class Process:
     def end(self) -> None:
         """In order, so that it can end what it has started; else as `kill`."""
         if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGINT)
+            with suppress(psutil.NoSuchProcess):
+                self._program().terminate()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(GRACE_S)
         self.kill()
+
+    def _program(self) -> psutil.Process:
+        """Whoever enters other processes' namespace does so with a child, and waits for it."""
+        process = psutil.Process(self._process.pid)
+        return next(iter(process.children()), process) if self._has_child else process
 
     def kill(self) -> None:
         """With everything that has not left its session."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
+import signal
 import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+PR_SET_PDEATHSIG = 1
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",  # or it leaves a token in the home directory
@@ -45,7 +48,12 @@ class Settings:
 
 
 def from_command_line() -> Settings:
-    """Raises SystemExit with a usage text."""
+    """Raises SystemExit with a usage text; from now on SIGTERM is a SystemExit, too.
+
+    The kernel sends it when whoever has started this process is killed.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if len(sys.argv) != 2:
         sys.exit(f"usage: python -m {__package__}.NAME '{{\"work\": ...}}' (see settings.py)")
     return Settings(**json.loads(sys.argv[1]))
