@@ -2,7 +2,8 @@
 
 A rate is that of one step of one worker; where the mean of four gradients is taken (DDP), it is
 twice as large. Those of DiLoCo's outer step are the paper's. dlctl's were found by trying some
-twenty settings of how often to fetch and to push, how much, and at which rates.
+twenty settings of how often to fetch and to push, how much, and at which rates; for the others
+there was no such search.
 """
 
 from __future__ import annotations
