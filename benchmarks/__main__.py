@@ -1,14 +1,16 @@
-"""`python -m benchmarks [CHAPTER...] [--json FILE] [--quick]`."""
+"""`python -m benchmarks [CHAPTER...] [--json FILE] [--plot FILE] [--quick]`."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
 
 from benchmarks.figures import Figure, table, to_json
+from benchmarks.plot import to_svg
 
 CHAPTERS = {
     "start": "from `dlctl start` to ready, against bare processes that import the same",
@@ -20,7 +22,9 @@ CHAPTERS = {
     "shard_durability": "what it costs that shards survive their servers, against not keeping them",
     "hosts": "`dlctl start` on three hosts over ssh, against the same on one machine",
     "encryption": "CURVE against plain TCP: raw, and training at 1 Gbit/s",
-    "roundtrip": "push, Adagrad and fetch of 1e4 to 25e6 parameters, against raw TCP",
+    "roundtrip": "push and fetch, against raw TCP, pyzmq, gloo, torch RPC and Ray",
+    "train": "time to an accuracy on one machine: dlctl, Hogwild, DDP, RPC, Ray, DiLoCo ...",
+    "train_slow": "the same with every worker behind 100 Mbit/s and 5 ms",
 }
 
 
@@ -30,6 +34,7 @@ def main(arguments: list[str]) -> int:
     A quick run has measured nothing, so it never is.
     """
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     figures: list[Figure] = []
     for chapter in options.chapters or CHAPTERS:
         print(f"{chapter}: {CHAPTERS[chapter]} ...", file=sys.stderr, flush=True)
@@ -37,6 +42,8 @@ def main(arguments: list[str]) -> int:
     print(table(figures))
     if options.json:
         options.json.write_text(json.dumps(to_json(figures, quick=options.quick), indent=2) + "\n")
+    if options.plot:
+        options.plot.write_text(to_svg(figures))
     return int(not options.quick and any(figure.is_over() for figure in figures))
 
 
@@ -52,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         "chapters", metavar="CHAPTER", nargs="*", type=_chapter, help="default: all of them"
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write every value there")
+    parser.add_argument("--plot", metavar="FILE.svg", type=Path, help="also draw the medians there")
     parser.add_argument(
         "--quick", action="store_true", help="few rounds: to see that it works, not to measure"
     )

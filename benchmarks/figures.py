@@ -23,17 +23,20 @@ class Figure:
     unit: str
     """"x" for a ratio of dlctl to the baseline; otherwise "MB" and the like."""
     values: tuple[float, ...]
+    """Empty if it was skipped."""
     asked: float | None = None
     """The median is to be this at most; None: nothing was asked, the figure informs."""
     detail: str = ""
     """The absolute figures behind a ratio."""
+    skipped: str = ""
+    """Why it could not be measured here."""
 
     @property
     def median(self) -> float:
         return median(self.values)
 
     def is_over(self) -> bool:
-        return self.asked is not None and self.median > self.asked
+        return self.asked is not None and not self.skipped and self.median > self.asked
 
 
 def ratio(
@@ -84,7 +87,7 @@ def seconds(value: float) -> str:
 
 
 def table(figures: Sequence[Figure]) -> str:
-    """Asked beside measured, one figure per line."""
+    """Asked beside measured, one figure per line; in the end, how many were skipped."""
     head = ("chapter", "what", "asked", "median", "min .. max", "rounds", "", "absolute")
     rows = [head, *map(_row, figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
@@ -92,12 +95,16 @@ def table(figures: Sequence[Figure]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+    skipped = sum(1 for figure in figures if figure.skipped)
+    last = [f"{skipped} of {len(figures)} figures were skipped"] if skipped else []
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:], *last])
 
 
 def _row(figure: Figure) -> tuple[str, ...]:
     unit = "x" if figure.unit == "x" else f" {figure.unit}"
     asked = "" if figure.asked is None else f"<= {figure.asked:g}{unit}"
+    if figure.skipped:
+        return figure.chapter, figure.what, asked, "skipped", "", "", "", figure.skipped
     verdict = "" if figure.asked is None else "OVER" if figure.is_over() else "ok"
     spread = f"{_number(min(figure.values))} .. {_number(max(figure.values))}"
     return (
@@ -127,11 +134,12 @@ def to_json(figures: Sequence[Figure], *, quick: bool) -> dict[str, Any]:
                 "what": figure.what,
                 "unit": figure.unit,
                 "asked": figure.asked,
-                "median": figure.median,
-                "min": min(figure.values),
-                "max": max(figure.values),
+                "median": None if figure.skipped else figure.median,
+                "min": min(figure.values, default=None),
+                "max": max(figure.values, default=None),
                 "values": figure.values,
                 "detail": figure.detail,
+                "skipped": figure.skipped,
             }
             for figure in figures
         ],

@@ -3,7 +3,8 @@
 The baseline sends the bytes of all parameters through a socket to a process that sends them back.
 Of dense pushes nothing is asked: they show where the time goes when models grow. With top-k 1 % a
 push brings the entries that it is of, and the fetch behind it those that have changed; what is
-measured begins with a push that is packed and ends with a model that is up to date.
+measured begins with a push that is packed and ends with a model that is up to date. What a user
+would pick instead is measured in roundtrip_peers.py.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from itertools import cycle
 
 import numpy as np
 
+from benchmarks import roundtrip_peers
 from benchmarks.echo import echo, read_exactly
 from benchmarks.figures import Figure, ratio, take_turns
 from benchmarks.sandbox import sandbox
@@ -36,7 +38,8 @@ def measure(*, quick: bool) -> list[Figure]:
     sizes = [*REPEATS][:1] if quick else [*REPEATS]
     rounds = 2 if quick else 7
     dense = [_dense(size, rounds, REPEATS[size]) for size in sizes]
-    return [*dense, *_sparse(sizes[-1], rounds, 1 if quick else 8)]
+    sparse = _sparse(sizes[-1], rounds, 1 if quick else 8)
+    return [*dense, *sparse, *roundtrip_peers.measure(quick=quick)]
 
 
 def _dense(size: int, rounds: int, repeats: int) -> Figure:

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import zmq
@@ -31,8 +31,8 @@ from dlctl.roles.keyring import Keyring, NoKeys
 from dlctl.roles.token import sign
 
 ANSWER_LIMIT_MS = 60_000
-SLOT, EPOCH, GENERATION = 0, 1, 1
-SERVER, WORKER = "server-0", "worker-0"
+EPOCH, GENERATION = 1, 1
+SERVER = "server-0"
 NETWORKS = {
     "ipc": config.Network(),
     "tcp": config.Network(transport="tcp", encryption="none"),
@@ -58,44 +58,70 @@ class End:
         raise TimeoutError(f"no {kinds[0].__name__} came")
 
 
-class Worker:
-    """The one worker of a shard. Every method waits for the answer."""
+class Invitation(NamedTuple):
+    """What a worker needs to find its shard and to be let in; also in another process."""
 
-    def __init__(self, end: End, size: int, server_pid: int) -> None:
-        self.end = end
-        self.size = size
-        self.server_pid = server_pid
+    run_id: str
+    slot: int
+    size: int
+    address: str
+    token: bytes
+    secret: str = ""
+    server_key: str = ""
+    server_pid: int = 0
+
+
+class Worker:
+    """A worker of the shard. Every method waits for the answer."""
+
+    def __init__(self, invitation: Invitation) -> None:
+        self.end = End(invitation.secret)
+        self.size, self.slot = invitation.size, invitation.slot
+        self.server_pid = invitation.server_pid
         self._seq = 0
         self._request = 0
         self._basis = Basis()
+        self.end.transport.connect(SERVER, invitation.address, invitation.server_key)
+        self._join(invitation)
 
-    def join(self, run_id: str, key: bytes) -> None:
-        token = sign(key, run_id, SLOT, EPOCH)
-        self.end.transport.send(SERVER, m.Join(run_id, SLOT, EPOCH, token))
-        self.end.wait_for(m.Joined)
+    def _join(self, invitation: Invitation) -> None:
+        slot = self.slot
+        self.end.transport.send(SERVER, m.Join(invitation.run_id, slot, EPOCH, invitation.token))
+        _, joined = self.end.wait_for(m.Joined)
+        if joined.initialised:
+            return
         nothing = np.zeros(0, np.float64), np.zeros(0, np.float32)
         values = np.zeros(self.size, np.float32)
-        self.end.transport.send(SERVER, m.Initialise(SLOT, EPOCH, values, *nothing))
+        self.end.transport.send(SERVER, m.Initialise(slot, EPOCH, values, *nothing))
         _, joined = self.end.wait_for(m.Joined)
         assert joined.initialised
+
+    def close(self) -> None:
+        self.end.transport.close()
 
     def next_push(self, delta: m.Packed) -> m.Push:
         """What `push` would send now."""
         seq = version = self._seq
-        return m.Push(SLOT, EPOCH, GENERATION, seq, version, 0, 0, 32, 0, delta)
+        return m.Push(self.slot, EPOCH, GENERATION, seq, version, 0, 0, 32, 0, delta)
 
     def push(self, delta: m.Packed) -> m.Ack:
         """Until the shard has applied it and said so."""
+        self.send_push(delta)
+        return self.wait_for_ack()
+
+    def send_push(self, delta: m.Packed) -> None:
         self.end.transport.send(SERVER, self.next_push(delta))
+        self._seq += 1
+
+    def wait_for_ack(self) -> m.Ack:
         _, ack = self.end.wait_for(m.Ack)
         assert ack.outcome == m.APPLIED, ack
-        self._seq += 1
         return ack
 
     def fetch(self) -> m.Array:
         """float32[size], the shard's parameters."""
         self._request += 1
-        self.end.transport.send(SERVER, m.Fetch(SLOT, EPOCH, self._request, 0))
+        self.end.transport.send(SERVER, m.Fetch(self.slot, EPOCH, self._request, 0))
         _, parameters = self.end.wait_for(m.Parameters)
         return parameters.values
 
@@ -107,11 +133,10 @@ class Worker:
         """
         have = (self._basis.generation, self._basis.version)
         self._request += 1
-        self.end.transport.send(SERVER, self.next_push(delta))
-        self.end.transport.send(SERVER, m.Fetch(SLOT, EPOCH, self._request, 0, *have))
+        self.send_push(delta)
+        self.end.transport.send(SERVER, m.Fetch(self.slot, EPOCH, self._request, 0, *have))
         _, answer = self.end.wait_for(m.Parameters, m.SparseParameters)
-        self._seq += 1
-        assert answer.version == self._seq, answer
+        assert answer.version >= self._seq, answer  # Other workers may have pushed, too.
         self._basis.place(slice_in(answer, self.size), model, keep=False)
         return answer_bytes(answer)
 
@@ -125,10 +150,29 @@ def shard(
     compressor: str = "none",
     durability: str = "process",
 ) -> Iterator[Worker]:
-    """A server process that owns `size` parameters, all zero, and its worker.
+    """A server process that owns `size` parameters, all zero, and its one worker.
 
     `transport` is "ipc", "tcp", or "curve": tcp with keys.
     """
+    with serving(directory, transport, size, optimizer, compressor, durability) as (invitation,):
+        worker = Worker(invitation)
+        try:
+            yield worker
+        finally:
+            worker.close()
+
+
+@contextmanager
+def serving(
+    directory: Path,
+    transport: str,
+    size: int,
+    optimizer: str = "sgd",
+    compressor: str = "none",
+    durability: str = "process",
+    workers: int = 1,
+) -> Iterator[list[Invitation]]:
+    """A server process that owns `size` parameters, and an invitation for each worker."""
     run = directory / f"bench-{secrets.token_hex(2)}"
     job = config.JobFile(
         job=config.Job(name="bench", task="none"),
@@ -136,22 +180,27 @@ def shard(
         compression=config.Choice(name=compressor),
         network=NETWORKS[transport],
         servers=config.Servers(durability=durability),  # type: ignore[arg-type]
+        workers=config.Workers(count=workers),
     )
     (run / "logs").mkdir(parents=True)
     (run / "job.json").write_text(json.dumps(config.to_dict(job)))
     run_key = secrets.token_bytes(keys.KEY_BYTES)
     keyring = keys.CurveKeys(run_key) if job.is_encrypted else NoKeys(run_key)
-    coordinator, end = End(keyring.secret(COORDINATOR)), End(keyring.secret(WORKER))
+    coordinator = End(keyring.secret(COORDINATOR))
     control = coordinator.transport.listen(addresses.of_coordinator(run.name, job).bind)
     coordinator.transport.admit(keys_of(keyring, [SERVER]))
     credentials = Credentials(keyring.secret(SERVER), keyring.public(COORDINATOR))
     process = local.start(run, "server", SERVER, 1, control, credentials)
     try:
-        peer, address = _assign(coordinator, size, keyring)
-        end.transport.connect(SERVER, address, keyring.public(SERVER))
-        worker = Worker(end, size, process.pid)
-        worker.join(run.name, keyring.token_key)
-        yield worker
+        names = [f"worker-{slot}" for slot in range(workers)]
+        peer, address = _assign(coordinator, size, keyring, names)
+        yield [
+            Invitation(
+                run.name, slot, size, address, sign(keyring.token_key, run.name, slot, EPOCH),
+                keyring.secret(name), keyring.public(SERVER), process.pid,
+            )
+            for slot, name in enumerate(names)
+        ]  # fmt: skip
         coordinator.transport.send(peer, m.Shutdown("measured"))
         if process.wait(30):
             raise RuntimeError(f"the server ended with exit code {process.returncode}")
@@ -159,14 +208,13 @@ def shard(
         process.kill()
         process.wait()
         coordinator.transport.close()
-        end.transport.close()
 
 
-def _assign(coordinator: End, size: int, keyring: Keyring) -> tuple[Peer, str]:
+def _assign(coordinator: End, size: int, keyring: Keyring, workers: list[str]) -> tuple[Peer, str]:
     """What a coordinator says to a server; (its connection, the address that it serves at)."""
     layout = Layout((Entry("w", TRAINED, (size,), "float32"),)).to_bytes()
     peer, _ = coordinator.wait_for(m.Register)
-    guests = json.dumps(keys_of(keyring, [WORKER])).encode()
+    guests = json.dumps(keys_of(keyring, workers)).encode()
     coordinator.transport.send(peer, m.Welcome(SERVER, 0, GENERATION, keyring.token_key, {}))
     coordinator.transport.send(peer, m.Guests(1, guests))
     coordinator.transport.send(peer, m.Assign(0, size, layout, ""))

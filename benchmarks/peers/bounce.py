@@ -1,0 +1,166 @@
+"""Gradients to a server and parameters back, as fast as it goes: what one round trip takes.
+
+    python -m benchmarks.peers.bounce METHOD '{"rank": 1, ...}'
+
+Every process says "ready"; for each line that it reads then, it makes `count` round trips and says
+their seconds as JSON. Rank 0 is the server, if the method has one, and says nothing more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.settings import RAY_ENVIRONMENT
+
+RATE = 1e-3
+CALL_S_MAX = 600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    rank: int
+    workers: int
+    size: int
+    """Elements of the gradient, float32."""
+    count: int
+    port: int = 0
+    invitation: list[Any] = field(default_factory=list)
+    """Of dlctl's server: `benchmarks.shard.Invitation`, its token as hexadecimal digits."""
+
+
+def obey(work: Callable[[], list[float]]) -> None:
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(work()), flush=True)
+
+
+def repeated(count: int, step: Callable[[], object]) -> Callable[[], list[float]]:
+    def work() -> list[float]:
+        times_s = []
+        for _ in range(count):
+            began = time.perf_counter()
+            step()
+            times_s.append(time.perf_counter() - began)
+        return times_s
+
+    return work
+
+
+def dlctl(order: Order) -> None:
+    from benchmarks.shard import Invitation, Worker
+    from dlctl.compress.none import Dense, DenseOptions
+
+    *others, token, secret, server_key, pid = order.invitation
+    worker = Worker(Invitation(*others, bytes.fromhex(token), secret, server_key, pid))
+    gradient = np.ones(order.size, np.float32)
+    compressor = Dense(DenseOptions())
+    model = np.zeros(order.size, np.float32)
+    step = lambda: worker.push_and_update(compressor.take(gradient), model)  # noqa: E731
+    obey(repeated(order.count, step))
+
+
+def pyzmq(order: Order) -> None:
+    import zmq
+
+    vector, context = np.ones(order.size, np.float32), zmq.Context()
+    if order.rank == 0:
+        router = context.socket(zmq.ROUTER)
+        router.bind(f"tcp://127.0.0.1:{order.port}")
+        print("ready", flush=True)
+        while True:
+            peer, *_ = router.recv_multipart(copy=False)
+            router.send_multipart([peer, vector], copy=False)
+    dealer = context.socket(zmq.DEALER)
+    dealer.connect(f"tcp://127.0.0.1:{order.port}")
+
+    def step() -> None:
+        dealer.send(vector, copy=False)
+        dealer.recv(copy=False)
+
+    obey(repeated(order.count, step))
+
+
+def torch_rpc(order: Order) -> None:
+    import torch
+    from torch.distributed import rpc
+
+    from benchmarks.peers.rpc import Server, push_and_fetch
+
+    torch.set_num_threads(1)
+    Server.parameters, Server.lr = torch.zeros(order.size), RATE
+    rpc.init_rpc(
+        f"rank-{order.rank}", rank=order.rank, world_size=order.workers + 1,
+        rpc_backend_options=rpc.TensorPipeRpcBackendOptions(
+            init_method=f"tcp://127.0.0.1:{order.port}", rpc_timeout=CALL_S_MAX
+        ),
+    )  # fmt: skip
+    if order.rank == 0:
+        obey(list)  # Serves in threads of its own.
+    gradient = torch.ones(order.size)
+    obey(repeated(order.count, lambda: rpc.rpc_sync("rank-0", push_and_fetch, (gradient,))))
+
+
+def gloo(order: Order) -> None:
+    """No server: the sum of everybody's gradients, for everybody."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{order.port}", rank=order.rank,
+        world_size=order.workers,
+    )  # fmt: skip
+    gradient = torch.zeros(order.size)
+    obey(repeated(order.count, lambda: dist.all_reduce(gradient)))
+
+
+def ray(order: Order) -> None:
+    os.environ.update(RAY_ENVIRONMENT)
+    import ray
+    import torch
+
+    class Server:
+        def __init__(self, size: int) -> None:
+            self.parameters = torch.zeros(size)
+
+        def push_and_fetch(self, gradient: np.ndarray) -> np.ndarray:
+            self.parameters.add_(torch.tensor(gradient), alpha=-RATE)
+            return self.parameters.numpy()
+
+    class Worker:
+        def bounce(self, server: Any, size: int, count: int) -> list[float]:
+            gradient = np.ones(size, np.float32)
+            step = lambda: ray.get(server.push_and_fetch.remote(gradient))  # noqa: E731
+            return repeated(count, step)()
+
+    ray.init(
+        num_cpus=order.workers + 1, object_store_memory=2_000_000_000,
+        include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1",
+    )  # fmt: skip
+    server = ray.remote(Server).remote(order.size)
+    workers = [ray.remote(Worker).remote() for _ in range(order.workers)]
+
+    def work() -> list[list[float]]:
+        return ray.get([w.bounce.remote(server, order.size, order.count) for w in workers])
+
+    work()
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(work()), flush=True)
+    ray.shutdown()
+
+
+METHODS = {"dlctl": dlctl, "pyzmq": pyzmq, "rpc": torch_rpc, "gloo": gloo, "ray": ray}
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] not in METHODS:
+        sys.exit(__doc__)
+    METHODS[sys.argv[1]](Order(**json.loads(sys.argv[2])))

@@ -1,0 +1,121 @@
+"""Round trips of several workers at once, measured for each method in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from statistics import median
+from typing import IO
+
+from benchmarks.peers.bounce import Order
+from benchmarks.peers.places import ROOT, free_port
+from benchmarks.sandbox import sandbox
+from benchmarks.shard import Invitation, serving
+
+
+@dataclass(frozen=True)
+class Method:
+    name: str
+    key: str
+    """In `bounce.METHODS`."""
+    has_server: bool = True
+    is_one_program: bool = False
+    workers_min: int = 1
+    needs: str = ""
+
+    def why_not(self) -> str:
+        """What is missing here; "" if it can be measured."""
+        return "" if not self.needs or find_spec(self.needs) else f"{self.needs} is not installed"
+
+
+OURS, ZMQ = Method("dlctl", "dlctl"), Method("bare pyzmq", "pyzmq")
+METHODS = [
+    OURS,
+    ZMQ,
+    Method("torch RPC server", "rpc"),
+    Method("gloo all-reduce", "gloo", has_server=False, workers_min=2),
+    Method("Ray actor", "ray", is_one_program=True, needs="ray"),
+]
+
+
+class Crew:
+    """The processes of one method, ready."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[str]], speakers: int) -> None:
+        self._processes = processes
+        self._speakers = processes[-speakers:]
+
+    def work(self) -> tuple[float, float]:
+        """(median seconds of a round trip, round trips per second of all workers together)"""
+        for process in self._speakers:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        times_s = [json.loads(_line(process)) for process in self._speakers]
+        workers = times_s[0] if isinstance(times_s[0][0], list) else times_s
+        rate = sum(len(own_s) / sum(own_s) for own_s in workers)
+        return median(s for own_s in workers for s in own_s), rate
+
+
+@contextmanager
+def crew(method: Method, workers: int, size: int, count: int) -> Iterator[Crew]:
+    """Raises RuntimeError if a process does not begin."""
+    workers = max(workers, method.workers_min)
+    with ExitStack() as stack:
+        order = Order(rank=0, workers=workers, size=size, count=count, port=free_port())
+        orders = [dataclasses.replace(order, rank=rank) for rank in range(workers + 1)]
+        if method is OURS:
+            directory = stack.enter_context(sandbox())
+            guests = stack.enter_context(serving(directory, "tcp", size, "sgd", workers=workers))
+            orders = [dataclasses.replace(order, invitation=_words(guest)) for guest in guests]
+        elif method.is_one_program:
+            orders = [order]
+        elif not method.has_server:
+            orders = orders[:-1]
+        said = stack.enter_context(tempfile.TemporaryFile("w+"))
+        processes = [stack.enter_context(_process(method, order, said)) for order in orders]
+        for process in processes:
+            if _line(process) != "ready\n":
+                said.seek(0)
+                raise RuntimeError(f"{method.name} did not begin: {said.read()}")
+        yield Crew(processes, 1 if method.is_one_program else workers)
+
+
+def _words(invitation: Invitation) -> list[object]:
+    return [*invitation._replace(token=b"")[:4], invitation.token.hex(), *invitation[5:]]
+
+
+@contextmanager
+def _process(method: Method, order: Order, said: IO[str]) -> Iterator[subprocess.Popen[str]]:
+    """Its errors and warnings go to `said`."""
+    told = json.dumps(dataclasses.asdict(order))
+    interface = {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.peers.bounce", method.key, told],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, cwd=ROOT,
+        env=os.environ | interface, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield process
+    finally:
+        if method.is_one_program:
+            process.stdin.close()  # It has processes of its own to end.
+        else:
+            process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()

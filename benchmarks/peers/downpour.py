@@ -1,0 +1,202 @@
+"""dlctl itself: `dlctl start` on a job like any other.
+
+The parameters are read from where the servers keep them, in shared memory: what somebody would get
+who fetched them at that moment. Nothing of the run waits for that. The clock starts at the first
+push that is applied, when all workers are ready.
+
+Options: job, the sections of the job file that make the difference.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.peers.settings import Settings, from_command_line
+from benchmarks.peers.watch import Watch
+from benchmarks.sandbox import Dlctl, console_script, sandbox
+from dlctl import runs, states
+from dlctl.config import Servers
+from dlctl.shards import image
+from dlctl.shards.base import Unusable
+
+ROOT = Path(__file__).parents[2]
+LOOK_S = 0.01
+START_S_MAX = 120.0
+TASK = '''"""The work of all peers, as a task."""
+
+import sys
+
+sys.path.insert(0, {root!r})
+
+from benchmarks.peers import work
+
+
+class Samples:
+    def __init__(self):
+        self.data = work.data_of({work!r})
+
+    def __len__(self):
+        return len(self.data.inputs)
+
+    def __getitem__(self, index):
+        return self.data.inputs[index], self.data.labels[index]
+
+    def __getitems__(self, indices):
+        return self.data.inputs[indices], self.data.labels[indices]
+
+
+class Task:
+    def model(self):
+        return work.model_of({work!r})
+
+    def dataset(self):
+        return Samples()
+
+    def collate(self, batch):
+        return batch
+
+    def loss(self, model, batch):
+        return work.loss_of(model, *batch)
+
+
+task = Task()
+'''
+JOB = """[job]
+name = "bench"
+task = "train.py:task"
+seed = {seed}
+stop = {{ seconds = 3600 }}
+[workers]
+count = {workers}
+batch_size = {batch_size}
+threads = 1
+[checkpoints]
+every_s = 0
+{more}"""
+
+
+class Shards:
+    """The parameters of a run, read from outside while its servers go on."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._buffers = [_mapped(path) for path in paths]
+        self._forms = [image.read_header(buffer) for buffer in self._buffers]
+
+    def pushes(self) -> int:
+        """Applied by the shard that is furthest behind."""
+        return min(_pushes(commit.body["state"]) for commit in self._commits())
+
+    def parameters(self) -> Tensor:
+        """float32[d]"""
+        parts = zip(self._forms, self._buffers, self._commits(), strict=True)
+        return torch.cat([torch.from_numpy(_values(*part)) for part in parts])
+
+    def _commits(self) -> Iterator[image.Commit]:
+        """The newest one of each. While it is written, the one before is whole."""
+        for form, buffer in zip(self._forms, self._buffers, strict=True):
+            found: list[image.Commit] = []
+            while not found:
+                both = (image.read_commit(buffer, form, which) for which in (0, 1))
+                found = [commit for commit in both if commit is not None]
+            yield max(found, key=lambda commit: commit.number)
+
+
+def _values(form: image.Form, buffer: mmap.mmap, commit: image.Commit) -> np.ndarray:
+    """float32[n] of one shard. What a sparse push has changed may stand beside it for a while."""
+    values = form.vectors(buffer, commit.current)["w"].copy()
+    where, changed = form.redo_area(buffer, commit.area).cut(commit.count)
+    values[where] = changed[0]
+    return values
+
+
+def _pushes(state: dict[str, Any]) -> int:
+    """Applied so far; in a new shard nothing says so yet."""
+    deliveries = state.get("meta", {}).get("deliveries", [])
+    return sum(next_number for _, _, next_number, *_ in deliveries)
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    finally:
+        os.close(descriptor)
+
+
+def main(settings: Settings) -> None:
+    torch.set_num_threads(1)
+    watch = Watch(settings, all_wait=False)
+    with sandbox() as directory, _started(directory, settings) as start:
+        shards = _wait_for_first_push(start)
+        watch.start()
+        while not watch.is_enough(shards.parameters, shards.pushes()):
+            time.sleep(LOOK_S)
+    watch.write()
+
+
+@contextmanager
+def _started(directory: Path, settings: Settings) -> Iterator[subprocess.Popen[str]]:
+    """`dlctl start`, under way; the run is ended behind the block."""
+    (directory / "train.py").write_text(TASK.format(root=str(ROOT), work=settings.work))
+    file = directory / "job.toml"
+    file.write_text(
+        JOB.format(
+            seed=settings.seed, workers=settings.workers, batch_size=settings.batch_size,
+            more=settings.options["job"].format(lr=settings.lr) + _hosts(settings),
+        )
+    )  # fmt: skip
+    with tempfile.TemporaryFile("w+") as said:
+        command = [console_script(), "start", str(file)]
+        start = subprocess.Popen(command, stdout=said, stderr=said, text=True)
+        try:
+            yield start
+            if start.wait(START_S_MAX):
+                raise RuntimeError(f"`dlctl start` ended with {start.returncode}")
+        except RuntimeError:
+            said.seek(0)
+            sys.stderr.write(said.read())
+            raise
+        finally:
+            start.kill()
+            start.wait()
+            Dlctl()("stop", "--kill")
+
+
+def _hosts(settings: Settings) -> str:
+    """One worker on each, and the server here; "" if everything is here."""
+    names = settings.options.get("hosts", ())
+    others = [f'[[hosts]]\nssh = "{name}"\nservers = 0\nworkers = 1\n' for name in names]
+    return "".join(['[[hosts]]\nssh = ""\nworkers = 0\n', *others]) if names else ""
+
+
+def _wait_for_first_push(start: subprocess.Popen[str]) -> Shards:
+    """Raises RuntimeError if the run does not begin."""
+    until = time.monotonic() + START_S_MAX
+    while time.monotonic() < until and not start.poll():
+        for run in runs.all_runs():
+            paths = sorted(states.places(run, Servers())[0].glob("shard-*.state"))
+            try:
+                shards = Shards(paths)
+                if paths and shards.pushes():
+                    return shards
+            except (Unusable, ValueError):
+                pass  # A server is about to make it.
+        time.sleep(LOOK_S)
+    raise RuntimeError("the run did not begin")
+
+
+if __name__ == "__main__":
+    main(from_command_line())

@@ -1,0 +1,190 @@
+"""Runs one peer to the end: starts its processes, counts bytes, ends them, and reads the result."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Event, Thread
+from typing import IO
+
+import numpy as np
+import psutil
+import torch
+
+from benchmarks.peers.places import ROOT, Place, Spot, free_port
+from benchmarks.peers.settings import Settings
+from benchmarks.peers.table import Peer
+from benchmarks.peers.work import accuracy
+
+COUNT_S = 0.02
+OVERHEAD_S_MAX = 240.0
+"""For starting and ending, beside the training itself."""
+GRACE_S = 20.0
+LAST_WORDS = 2000
+MB = 1e6
+
+
+class PeerFailed(Exception):
+    """It ended badly, or did not end; the text says how."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How long it took until the accuracy was reached."""
+
+    seconds: float
+    """From when all processes were ready."""
+    start_s: float
+    """From nothing until then: imports, loading the data, meeting."""
+    sent_mb: float
+    """By all of them in `seconds`, with every header."""
+    updates: int
+    """Pushes or steps of all workers in `seconds`."""
+
+
+def run(peer: Peer, place: Place, settings: Settings) -> Result:
+    """Raises PeerFailed, also if the accuracy is not reached."""
+    snapshots = Path(settings.snapshots)
+    snapshots.unlink(missing_ok=True)
+    began = time.time()
+    with counting(place) as counts, _running(_starts(peer, place, settings)) as first:
+        first.wait(settings.budget_s + OVERHEAD_S_MAX)
+    return _result(settings, np.load(snapshots), began, counts)
+
+
+# ---------------------------------------------------------------- processes
+
+
+@dataclass(frozen=True)
+class Start:
+    """A process that is to be started."""
+
+    spot: Spot
+    env: Mapping[str, str]
+    program: str
+    settings: Settings
+
+
+def _starts(peer: Peer, place: Place, settings: Settings) -> list[Start]:
+    """Rank 0 first."""
+    spots = [place.head] if peer.is_one_program or peer.has_server else []
+    spots += [] if peer.is_one_program else place.workers
+    options = peer.options | ({"hosts": place.hosts} if place.hosts else {})
+    whole = replace(
+        settings, lr=peer.lr, options=options, address=spots[0].address, port=free_port()
+    )
+    return [
+        Start(spot, place.env, peer.program, replace(whole, rank=rank))
+        for rank, spot in enumerate(spots)
+    ]
+
+
+class Process:
+    """One that was started; what it says goes to `said`."""
+
+    def __init__(self, start: Start, said: IO[str]) -> None:
+        interface = start.spot.interface
+        here = {
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": interface,
+            "TP_SOCKET_IFNAME": interface,
+            "PYTHONPATH": str(ROOT),
+        }
+        module = ["-m", f"benchmarks.peers.{start.program}", start.settings.to_json()]
+        self._said, self._has_child = said, "--pid" in start.spot.enter
+        self._process = subprocess.Popen(
+            [*start.spot.enter, sys.executable, *module],
+            stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            cwd=ROOT, env={**start.env, **here}, start_new_session=True,
+        )  # fmt: skip
+
+    def wait(self, limit_s: float) -> None:
+        """Raises PeerFailed with its last words."""
+        try:
+            code = self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise PeerFailed(f"not ended after {limit_s:.0f} s: {self._last_words()}") from None
+        if code:
+            raise PeerFailed(f"ended with {code}: {self._last_words()}")
+
+    def _last_words(self) -> str:
+        self._said.seek(0)
+        return self._said.read()[-LAST_WORDS:]
+
+    def end(self) -> None:
+        """In order, so that it can end what it has started; else as `kill`."""
+        if self._process.poll() is None:
+            with suppress(psutil.NoSuchProcess):
+                self._program().terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(GRACE_S)
+        self.kill()
+
+    def _program(self) -> psutil.Process:
+        """Whoever enters other processes' namespace does so with a child, and waits for it."""
+        process = psutil.Process(self._process.pid)
+        return next(iter(process.children()), process) if self._has_child else process
+
+    def kill(self) -> None:
+        """With everything that has not left its session."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+@contextmanager
+def _running(starts: Sequence[Start]) -> Iterator[Process]:
+    """The process of rank 0, with the others beside it; they are ended behind the block."""
+    with ExitStack() as stack:
+        processes = []
+        for start in starts:
+            process = Process(start, stack.enter_context(tempfile.TemporaryFile("w+")))
+            stack.callback(process.kill if processes else process.end)
+            processes.append(process)
+        yield processes[0]
+
+
+# ---------------------------------------------------------------- bytes and the result
+
+
+@contextmanager
+def counting(place: Place) -> Iterator[list[tuple[float, int]]]:
+    """(Unix time, bytes sent until then), more and more of them."""
+    counts = [(time.time(), place.sent_bytes())]
+    over = Event()
+
+    def count() -> None:
+        while not over.wait(COUNT_S):
+            counts.append((time.time(), place.sent_bytes()))
+
+    thread = Thread(target=count)
+    thread.start()
+    try:
+        yield counts
+    finally:
+        over.set()
+        thread.join()
+
+
+def _result(
+    settings: Settings, snapshots: dict[str, np.ndarray], began: float, counts: Sequence
+) -> Result:
+    moments, seconds = snapshots["moments"], snapshots["seconds"]
+    best = 0.0
+    for i, copy in enumerate(snapshots["copies"]):
+        reached = accuracy(settings.work, torch.from_numpy(copy))
+        best = max(best, reached)
+        if reached >= settings.target:
+            at, sent = zip(*counts, strict=True)
+            sent_mb = np.diff(np.interp([moments[0], moments[i]], at, sent))[0] / MB
+            updates = int(snapshots["updates"][i])
+            return Result(float(seconds[i]), float(moments[0]) - began, float(sent_mb), updates)
+    raise PeerFailed(f"only {best:.3f} after {seconds[-1]:.1f} s")

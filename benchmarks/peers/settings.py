@@ -1,0 +1,59 @@
+"""What a program of this folder is told on its command line, as JSON."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import signal
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",  # or it leaves a token in the home directory
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    work: str
+    """A name in `work.WORKS`."""
+    workers: int
+    batch_size: int
+    """Samples of one step of one worker."""
+    lr: float
+    seed: int
+    """Of the order of the samples; the initial values are always the same."""
+    target: float
+    """Accuracy on the test set after which it need not go on."""
+    budget_s: float
+    """Seconds of training after which it gives up."""
+    snapshots: str
+    """The file that `watch.Watch` writes."""
+    rank: int = 0
+    """Of this process; with a server, that is rank 0 and the workers are 1, 2 ..."""
+    port: int = 0
+    """Where the processes meet."""
+    address: str = "127.0.0.1"
+    """Of rank 0."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of this peer alone."""
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+
+def from_command_line() -> Settings:
+    """Raises SystemExit with a usage text; from now on SIGTERM is a SystemExit, too.
+
+    The kernel sends it when whoever has started this process is killed.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    if len(sys.argv) != 2:
+        sys.exit(f"usage: python -m {__package__}.NAME '{{\"work\": ...}}' (see settings.py)")
+    return Settings(**json.loads(sys.argv[1]))

@@ -1,0 +1,92 @@
+"""Who is measured: one row for each, with the rate that was found for it.
+
+A rate is that of one step of one worker; where the mean of four gradients is taken (DDP), it is
+twice as large. Those of DiLoCo's outer step are the paper's. dlctl's were found by trying some
+twenty settings of how often to fetch and to push, how much, and at which rates; for the others
+there was no such search.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+DLCTL = """[algorithm]
+name = "downpour"
+fetch_every_steps = {fetch}
+push_every_steps = {push}
+local_lr = {local}
+overlap = {overlap}
+[optimizer]
+name = "sgd"
+lr = {{lr}}
+[servers]
+count = 1
+"""
+SPARSE = """[compression]
+name = "topk-sampled"
+density = {density}
+"""
+EVERY_STEP = DLCTL.format(fetch=1, push=1, local=0.1, overlap="false")
+SPARSELY = DLCTL.format(fetch=8, push=1, local=0.1, overlap="false") + SPARSE.format(density=0.05)
+SLOWLY = DLCTL.format(fetch=64, push=16, local=0.1, overlap="false") + SPARSE.format(density=0.1)
+
+
+@dataclass(frozen=True)
+class Peer:
+    name: str
+    program: str
+    """A module of this folder."""
+    lr: float
+    has_server: bool = False
+    """Rank 0 serves, at the head, and the workers are the ranks behind it."""
+    is_one_program: bool = False
+    """Started once, at the head; it starts whatever else it needs."""
+    options: dict[str, Any] = field(default_factory=dict)
+    needs: str = ""
+    """A package that need not be installed."""
+
+    def why_not(self) -> str:
+        """What is missing here; "" if it can be measured."""
+        return "" if not self.needs or find_spec(self.needs) else f"{self.needs} is not installed"
+
+
+def dlctl(name: str, lr: float, job: str) -> Peer:
+    return Peer(name, "downpour", lr, is_one_program=True, options={"job": job})
+
+
+def diloco(local_steps: int) -> Peer:
+    options = {
+        "method": "diloco", "local_steps": local_steps, "outer_lr": 0.7, "outer_momentum": 0.9,
+    }  # fmt: skip
+    return Peer(f"DiLoCo H={local_steps}, gloo", "local_sgd", 0.1, options=options)
+
+
+def post_local(local_steps: int) -> Peer:
+    options = {"method": "postlocal", "local_steps": local_steps}
+    return Peer(f"post-local SGD H={local_steps}", "local_sgd", 0.1, options=options)
+
+
+def powersgd(rank: int) -> Peer:
+    return Peer(
+        f"DDP, PowerSGD rank {rank}", "ddp", 0.2, options={"hook": "powersgd", "rank": rank}
+    )
+
+
+HOGWILD = Peer("Hogwild", "hogwild", 0.1, is_one_program=True)
+DDP = Peer("DDP", "ddp", 0.2)
+DDP_FP16 = Peer("DDP, fp16", "ddp", 0.2, options={"hook": "fp16"})
+RPC = Peer("torch RPC server", "rpc", 0.1, has_server=True)
+RAY = Peer("Ray actor server", "ray_actor", 0.1, is_one_program=True, needs="ray")
+FAST = [
+    dlctl("dlctl", 0.1, EVERY_STEP),
+    dlctl("dlctl, top-k 5 %", 0.05, SPARSELY),
+    HOGWILD, DDP, RPC, DDP_FP16, powersgd(4), post_local(16), diloco(16), diloco(64), RAY,
+]  # fmt: skip
+"""On one machine. The first is what the others are compared with."""
+SLOW = [
+    dlctl("dlctl", 0.03, SLOWLY),
+    DDP, DDP_FP16, powersgd(4), RPC, post_local(16), diloco(16), diloco(64),
+]  # fmt: skip
+"""Behind slow links. What needs one machine, or is a cluster of its own, is not here."""

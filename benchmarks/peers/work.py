@@ -1,0 +1,129 @@
+"""The work: a small network and its data, the same for everybody.
+
+The network is a stack of linear layers with ReLU between them, its initial values always those of
+one seed. Every worker draws mini-batches without replacement from its own part of the shuffled
+training set, and shuffles that anew in every epoch; dlctl leases portions of the whole set, which
+it shuffles anew in every epoch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+MODEL_SEED = 1
+PARTS_SEED = 1234
+WORKS = {"fashion": (784, 256, 128, 10), "digits": (64, 32, 10)}
+"""Name -> the sizes of the layers."""
+
+
+class Data(NamedTuple):
+    """float32[n, pixels] and int64[n], for training and for testing."""
+
+    inputs: Tensor
+    labels: Tensor
+    test_inputs: Tensor
+    test_labels: Tensor
+
+
+@lru_cache
+def data_of(work: str) -> Data:
+    return {"fashion": _fashion, "digits": _digits}[work]()
+
+
+def _fashion() -> Data:
+    from examples.fashion_mnist import fashion_data
+
+    parts = []
+    for part in ("train", "t10k"):
+        images, labels = fashion_data.load(part)
+        pixels = torch.from_numpy(images.reshape(len(images), -1)).float()
+        parts += [(pixels / 255 - 0.286) / 0.353, torch.from_numpy(labels).long()]
+    return Data(*parts)
+
+
+def _digits() -> Data:
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(PARTS_SEED))
+    inputs, labels = (
+        torch.from_numpy(pixels).float()[order] / 8 - 1,
+        torch.from_numpy(labels)[order],
+    )
+    return Data(inputs[360:], labels[360:], inputs[:360], labels[:360])
+
+
+def model_of(work: str) -> nn.Sequential:
+    """Moves torch's own dice to a fixed place."""
+    torch.manual_seed(MODEL_SEED)
+    sizes = WORKS[work]
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(model(inputs), labels)
+
+
+def batches(
+    work: str, worker: int, workers: int, batch_size: int, seed: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Mini-batches of one worker's part, without an end."""
+    data = data_of(work)
+    dice = torch.Generator().manual_seed(PARTS_SEED)
+    part = torch.randperm(len(data.inputs), generator=dice)[worker::workers]
+    inputs, labels = data.inputs[part], data.labels[part]
+    dice.manual_seed(1000 * seed + worker)
+    while True:
+        order = torch.randperm(len(inputs), generator=dice)
+        for i in range(0, len(inputs) - batch_size + 1, batch_size):
+            chosen = order[i : i + batch_size]
+            yield inputs[chosen], labels[chosen]
+
+
+def vector_of(model: nn.Module) -> Tensor:
+    """float32[d]: a copy of all parameters, one after the other."""
+    return torch.cat([parameter.detach().view(-1) for parameter in model.parameters()])
+
+
+class Flat:
+    """A model whose parameters `w` and gradients `g` are float32[d] each; changes go both ways."""
+
+    def __init__(self, work: str) -> None:
+        self.model = model_of(work)
+        self.w = vector_of(self.model)
+        self.g = torch.zeros_like(self.w)
+        begin = 0
+        for parameter in self.model.parameters():
+            end = begin + parameter.numel()
+            parameter.data = self.w[begin:end].view_as(parameter)
+            parameter.grad = self.g[begin:end].view_as(parameter)
+            begin = end
+
+    def compute_gradient(self, inputs: Tensor, labels: Tensor) -> None:
+        """Into `g`."""
+        self.g.zero_()
+        loss_of(self.model, inputs, labels).backward()  # type: ignore[no-untyped-call]
+
+
+@lru_cache
+def _evaluated(work: str) -> Flat:
+    return Flat(work)
+
+
+def accuracy(work: str, parameters: Tensor) -> float:
+    """Of these parameters float32[d], on the test set."""
+    flat, data = _evaluated(work), data_of(work)
+    flat.w.copy_(parameters)
+    with torch.no_grad():
+        guesses = flat.model(data.test_inputs).argmax(1)
+    return float((guesses == data.test_labels).float().mean())

@@ -1,0 +1,106 @@
+"""Push, SGD and fetch against what a user would pick instead, with one worker and with four.
+
+Everybody is up at once, and they take turns. A push and the fetch behind it are on their way at
+once, as in one call of the others. Beside that: what a push costs the server when it has 64
+clients.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from statistics import median
+
+import numpy as np
+import psutil
+
+from benchmarks.figures import Figure
+from benchmarks.peers.bouncing import METHODS, OURS, ZMQ, Method, crew
+from benchmarks.sandbox import sandbox
+from benchmarks.shard import Worker, serving
+from dlctl.compress.none import Dense, DenseOptions
+
+CHAPTER = "roundtrip"
+SMALL, LARGE = 10_000, 25_000_000
+REPEATS = {(SMALL, 1): 500, (SMALL, 4): 300, (LARGE, 1): 3}
+"""(parameters, workers) -> round trips of each worker in a round."""
+P50_ASKED, RATE_ASKED = 1.5, 1 / 0.7
+CLIENTS, PUSHES, CLIENTS_ASKED = 64, 6400, 1.2
+Rounds = dict[str, list[tuple[float, float]]]
+"""Method -> (seconds of a round trip, round trips per second) of each round."""
+
+
+def measure(*, quick: bool) -> list[Figure]:
+    cases = [*REPEATS][:1] if quick else [*REPEATS]
+    rounds = 1 if quick else 5
+    figures = [
+        figure
+        for size, workers in cases
+        for figure in _against_peers(size, workers, rounds, 20 if quick else REPEATS[size, workers])
+    ]
+    return [*figures, _many_clients(rounds, 128 if quick else PUSHES)]
+
+
+def _against_peers(size: int, workers: int, rounds: int, repeats: int) -> list[Figure]:
+    found: Rounds = {}
+    with ExitStack() as stack:
+        crews = {
+            method.name: stack.enter_context(crew(method, workers, size, repeats))
+            for method in METHODS
+            if not method.why_not()
+        }
+        for _ in range(rounds + 1):
+            for name, its in crews.items():
+                found.setdefault(name, []).append(its.work())
+    found = {name: its[1:] for name, its in found.items()}
+    figures = [_of_method(method, size, workers, found) for method in METHODS]
+    return [*figures, _ours_to_zmq(size, workers, found)]
+
+
+def _of_method(method: Method, size: int, workers: int, found: Rounds) -> Figure:
+    what = f"{method.name}, {size:,} parameters, {workers} worker{'s' * (workers > 1)}"
+    if why := method.why_not():
+        return Figure(CHAPTER, what, "us", (), skipped=why)
+    if workers > 1:
+        return Figure(CHAPTER, what, "per s", tuple(rate for _, rate in found[method.name]))
+    unit, factor = ("us", 1e6) if size == SMALL else ("ms", 1e3)
+    return Figure(CHAPTER, what, unit, tuple(s * factor for s, _ in found[method.name]))
+
+
+def _ours_to_zmq(size: int, workers: int, found: Rounds) -> Figure:
+    """Seconds of a round trip, or with several workers seconds per round trip of all of them."""
+    pairs = zip(found[OURS.name], found[ZMQ.name], strict=True)
+    if workers > 1:
+        values = tuple(theirs / ours for (_, ours), (_, theirs) in pairs)
+        what = f"{size:,} parameters, {workers} workers, rate of bare pyzmq / dlctl's"
+        return Figure(CHAPTER, what, "x", values, RATE_ASKED)
+    values = tuple(ours / theirs for (ours, _), (theirs, _) in pairs)
+    asked = P50_ASKED if size == SMALL else None
+    return Figure(CHAPTER, f"{size:,} parameters, 1 worker / bare pyzmq", "x", values, asked)
+
+
+def _many_clients(rounds: int, pushes: int) -> Figure:
+    """CPU time of the server for a push, with 64 clients against one."""
+    gradient = np.ones(SMALL, np.float32)
+    delta = Dense(DenseOptions()).take(gradient)
+    with sandbox() as directory, serving(directory, "ipc", SMALL, workers=CLIENTS) as invitations:
+        server = psutil.Process(invitations[0].server_pid)
+        workers = [Worker(invitation) for invitation in invitations]
+
+        def cost_s(clients: int) -> float:
+            before = sum(server.cpu_times()[:2])
+            for _ in range(pushes // clients):
+                for worker in workers[:clients]:
+                    worker.send_push(delta)
+                for worker in workers[:clients]:
+                    worker.wait_for_ack()
+            return (sum(server.cpu_times()[:2]) - before) / pushes
+
+        cost_s(CLIENTS)
+        costs_s = [(cost_s(CLIENTS), cost_s(1)) for _ in range(rounds)]
+        for worker in workers:
+            worker.close()
+    many_s, one_s = zip(*costs_s, strict=True)
+    values = tuple(many / max(one, 1e-9) for many, one in costs_s)
+    what = f"CPU time of the server for a push, {CLIENTS} clients / 1"
+    detail = f"{median(many_s) * 1e6:.0f} us against {median(one_s) * 1e6:.0f} us"
+    return Figure(CHAPTER, what, "x", values, CLIENTS_ASKED, detail)
