@@ -17,7 +17,8 @@ name = "downpour"
 fetch_every_steps = {fetch}
 push_every_steps = {push}
 local_lr = {local}
-overlap = {overlap}
+push_before_fetch = true
+overlap = false
 [optimizer]
 name = "sgd"
 lr = {{lr}}
@@ -28,9 +29,9 @@ SPARSE = """[compression]
 name = "topk-sampled"
 density = {density}
 """
-EVERY_STEP = DLCTL.format(fetch=1, push=1, local=0.1, overlap="false")
-SPARSELY = DLCTL.format(fetch=8, push=1, local=0.1, overlap="false") + SPARSE.format(density=0.05)
-SLOWLY = DLCTL.format(fetch=64, push=16, local=0.1, overlap="false") + SPARSE.format(density=0.1)
+EVERY_16_STEPS = DLCTL.format(fetch=16, push=16, local=0.1)
+SPARSELY = DLCTL.format(fetch=8, push=1, local=0.1) + SPARSE.format(density=0.05)
+SLOWLY = DLCTL.format(fetch=64, push=16, local=0.1) + SPARSE.format(density=0.1)
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ DDP_FP16 = Peer("DDP, fp16", "ddp", 0.2, options={"hook": "fp16"})
 RPC = Peer("torch RPC server", "rpc", 0.1, has_server=True)
 RAY = Peer("Ray actor server", "ray_actor", 0.1, is_one_program=True, needs="ray")
 FAST = [
-    dlctl("dlctl", 0.1, EVERY_STEP),
+    dlctl("dlctl", 0.04, EVERY_16_STEPS),
     dlctl("dlctl, top-k 5 %", 0.05, SPARSELY),
     HOGWILD, DDP, RPC, DDP_FP16, powersgd(4), post_local(16), diloco(16), diloco(64), RAY,
 ]  # fmt: skip

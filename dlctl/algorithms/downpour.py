@@ -27,6 +27,10 @@ stands still for at most `comm_share_max` of its time (`roles/pace.py` says how)
 something is pushed or fetched, and nothing else. A number may change at any time, so that "step mod
 n == 0" is "n steps after the last time" here; for one that does not change it is the same.
 
+`push_before_fetch` moves the pushes by one step: to n_push - 1, 2 n_push - 1 ... In the paper's
+order a replica that pushes and fetches every n steps goes on from parameters without its own last
+n - 1 steps, because they are pushed a step later.
+
 Where the paper says nothing: fetched parameters are put in place between two steps, before the
 local step of the gradient that was being computed. `overlap = false` waits for every fetch instead;
 one worker with n_fetch = n_push = 1 is then exactly the servers' optimiser on one machine.
@@ -73,6 +77,10 @@ class Options:
     """Rate of a replica's own steps between two fetches, alpha. Changes live."""
     warmstart_steps: Annotated[int, Ge(0)] = 0
     """Steps that one replica makes alone before the others are released."""
+    push_before_fetch: bool = False
+    """Push at the end of the step before a fetch, and not of the one that begins with it: what is
+    fetched then holds all that this replica has computed. The first push holds n_push gradients.
+    For long intervals; in the paper it is false."""
     overlap: bool = True
     """Compute while fetches are under way; false: wait for each fetch."""
 
@@ -87,7 +95,8 @@ class Replica(WorkerSide):
 
     def run(self) -> Requests:
         step = samples = 0
-        fetched_at = pushed_at = -math.inf
+        fetched_at = -math.inf
+        pushed_at = -1 if self.options.push_before_fetch else -math.inf
         while True:
             data = yield NextData()
             if data is not None:

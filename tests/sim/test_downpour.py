@@ -131,6 +131,42 @@ def test_fetch_and_push_have_intervals_of_their_own_and_both_begin_at_step_0():
     assert [p.samples for p in pushes.messages()] == [8, 24, 24]
 
 
+def test_with_the_push_before_the_fetch_nothing_of_ones_own_is_missing_in_what_is_fetched():
+    """Local steps at the servers' rate are what the servers do: a fetch changes nothing then."""
+
+    class Fetched(Checker):
+        """How far a fetch moves the parameters of the only replica."""
+
+        def __init__(self) -> None:
+            self.moved: list[float] = []
+
+        def on_effect(self, process, effect):
+            if isinstance(effect, Compute):
+                mine, servers = process.machine.training.side.parameters, simulation.world.weights()
+                self.moved.append(float(np.abs(mine - servers).max()))
+
+    def run(push_before_fetch: bool) -> tuple[list[float], list[tuple[int, int]]]:
+        nonlocal simulation
+        options = {
+            "overlap": False, "fetch_every_steps": 4, "push_every_steps": 4, "local_lr": 0.1,
+            "push_before_fetch": push_before_fetch,
+        }  # fmt: skip
+        fetched, pushes = Fetched(), Watcher(Push)
+        job = job_file(algorithm=("downpour", options), optimizer=("sgd", {"lr": 0.1}), epochs=1.0)
+        simulation = Simulation(job, LeastSquares(samples=128), checkers=(fetched, pushes))
+        simulation.run()
+        return fetched.moved, [(p.first_step, p.last_step) for p in pushes.messages()]
+
+    simulation: Simulation
+    moved, pushes = run(push_before_fetch=True)
+    assert pushes == [(0, 3), (4, 7), (8, 11), (12, 15)]
+    assert [moved[step] for step in (0, 4, 8, 12)] == [0, 0, 0, 0]
+    assert moved[3] > 0
+    assert moved[7] > 0
+    moved, pushes = run(push_before_fetch=False)
+    assert pushes == [(0, 0), (1, 4), (5, 8), (9, 12), (13, 15)]
+
+
 def test_what_is_accrued_when_the_data_ends_is_pushed_too():
     pushes = Watcher(Push)
     job = job_file(algorithm=("downpour", {"push_every_steps": 4}), portion_batches=7, epochs=1.0)
