@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.shard import EPOCH, SERVER, SLOT, End
+from benchmarks.shard import EPOCH, SERVER, End
 from dlctl import config, runs, states
 from dlctl import messages as m
 from dlctl.compress.topk import TopK
@@ -26,6 +26,7 @@ from dlctl.machine import Peer
 from dlctl.messages import APPLIED, DUPLICATE, Packed
 from dlctl.roles.token import sign
 
+SLOT = 0
 SIZE = 50_000
 LAYOUT = Layout((Entry("w", TRAINED, (SIZE,), "float32"),)).to_bytes()
 PUSHES = 8
