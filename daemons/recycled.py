@@ -16,7 +16,6 @@ import numpy as np
 from dlctl.messages import Array
 
 FREE_MAX = 2
-"""Pieces that are kept although nobody uses them."""
 KEEP_S = 10.0
 """Then what nobody has used is given back."""
 
@@ -38,7 +37,9 @@ def keep_freed_memory() -> None:
 class Recycled:
     """Hands out uint8[n]; whoever drops it, and all views of it, has given it back."""
 
-    def __init__(self) -> None:
+    def __init__(self, free_max: int = FREE_MAX) -> None:
+        """free_max: pieces that are kept although nobody uses them."""
+        self._free_max = free_max
         self._arrays: list[Array] = []
         self._used_at = 0.0
 
@@ -49,7 +50,7 @@ class Recycled:
         fitting = [i for i in free if nbytes <= self._arrays[i].size <= 2 * nbytes]
         if fitting:
             return self._arrays[fitting[0]][:nbytes]
-        self._drop(free[: len(free) + 1 - FREE_MAX])
+        self._drop(free[: max(0, len(free) + 1 - self._free_max)])
         self._arrays.append(np.empty(nbytes, np.uint8))
         return self._arrays[-1][:]
 

@@ -17,12 +17,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
+import numpy as np
 import zmq
 
 from daemons.bulk import Bulk
 from daemons.crowd import Crowd
 from daemons.gatekeeper import DOMAIN, Gatekeeper
 from daemons.handshakes import Handshakes, Target
+from daemons.recycled import Recycled
 from daemons.unread import Tracker, Unread
 from dlctl import wire
 from dlctl.errors import DlctlError, LocalProtocolError, RemoteProtocolError
@@ -45,6 +47,8 @@ NOT_OURS = (
 )
 FRAMES_KEPT = wire.FRAMES_MAX + 4
 """Of one message: a peer, two of a large message, and one too many."""
+COPIES_KEPT = 32
+"""Pieces of memory for copies, most of them segments of 2 MiB."""
 RECEIVE_BATCH = 64
 """Messages taken from one socket before the machine's deadlines are looked at again."""
 
@@ -72,6 +76,8 @@ class Transport:
         self._handshakes = Handshakes(poller)
         self.unread = Unread()
         self.bulk = Bulk()
+        self._copies = Recycled(COPIES_KEPT)
+        """Of what is sent and belongs to somebody who will change it."""
         self._local: set[zmq.Socket[bytes]] = set()
         """Those that reach processes of this machine and this user only."""
         self._bytes_max = wire.FRAME_BYTES_MAX
@@ -150,6 +156,7 @@ class Transport:
             raise RuntimeError("the thread that lets connections in has ended")
         self.unread.check()
         self.bulk.check()
+        self._copies.check()
         if self.crowd is not None:
             self.crowd.check()
         for target in self._handshakes.take_refused():
@@ -237,12 +244,21 @@ class Transport:
         newest: Tracker | None = None
         try:
             for part in parts:
-                newest = _send_frames(socket, [*to, *part], borrowed and not loan, track) or newest
+                if borrowed and loan is None:
+                    part = [self._copied(frame) for frame in part]
+                newest = _send_frames(socket, [*to, *part], track) or newest
         except zmq.ZMQError:
             if loan is not None:
                 loan.cancel()
             raise
         return loan or newest
+
+    def _copied(self, frame: wire.Frame) -> wire.Frame:
+        if len(frame) < ZERO_COPY_BYTES:
+            return frame  # ZeroMQ copies it.
+        copy = self._copies.take(len(frame))
+        copy[:] = np.frombuffer(frame, np.uint8)
+        return copy.data
 
     def receive(self, socket: zmq.Socket[bytes]) -> Iterator[tuple[Peer, Message, str]]:
         """What has come on one socket, at most `RECEIVE_BATCH` messages: from whom, the message,
@@ -287,7 +303,7 @@ class Transport:
         if answer is not None:
             to: wire.Frames = [peer] if isinstance(peer, bytes) else []
             with suppress(zmq.ZMQError):
-                _send_frames(socket, [*to, *answer], borrowed=False, track=False)
+                _send_frames(socket, [*to, *answer])
         return whole
 
     def _is_hushed(self, identity: str) -> bool:
@@ -337,7 +353,7 @@ class Transport:
 
 
 def _send_frames(
-    socket: zmq.Socket[bytes], frames: wire.Frames, borrowed: bool, track: bool
+    socket: zmq.Socket[bytes], frames: wire.Frames, track: bool = False
 ) -> zmq.MessageTracker | None:
     """One multipart message. Raises ZMQError for all of it or for nothing."""
     tracker = None
@@ -347,8 +363,7 @@ def _send_frames(
         if len(frame) < ZERO_COPY_BYTES:
             socket.send(frame, flags)
         else:
-            kept = bytes(frame) if borrowed else frame
-            sent = socket.send(kept, flags, copy=False, track=track)
+            sent = socket.send(frame, flags, copy=False, track=track)
             tracker = sent if track else None
     return tracker
 
