@@ -2,7 +2,7 @@ PY ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test soak fuzz lint faults hosts slurm rampage bench man clean install
+.PHONY: demo test soak fuzz lint faults hosts slurm rampage bench peers man clean install
 
 install: $(VENV)/.installed
 
@@ -61,6 +61,10 @@ fuzz: install
 
 bench: install
 	$(BIN)/python -m benchmarks
+
+# Every peer of the benchmarks that is installed trains for a moment.
+peers: install
+	$(BIN)/python -m pytest -m "long or not long" tests/test_benchmarks.py
 
 man: install
 	$(BIN)/python -m dlctl.cli.manpages
