@@ -50,6 +50,7 @@ class End:
 
     def wait_for(self, *kinds: type[M]) -> tuple[Peer, M]:
         """The next message of one of these kinds; others are dropped. Raises TimeoutError."""
+        self.transport.give_back()
         while ready := self.poller.poll(ANSWER_LIMIT_MS):
             for socket, _ in ready:
                 for peer, message, _ in self.transport.receive(socket):
@@ -65,7 +66,8 @@ class Invitation(NamedTuple):
     slot: int
     size: int
     address: str
-    token: bytes
+    token: str
+    """As hexadecimal digits: all of this can be JSON."""
     secret: str = ""
     server_key: str = ""
     server_pid: int = 0
@@ -86,7 +88,8 @@ class Worker:
 
     def _join(self, invitation: Invitation) -> None:
         slot = self.slot
-        self.end.transport.send(SERVER, m.Join(invitation.run_id, slot, EPOCH, invitation.token))
+        token = bytes.fromhex(invitation.token)
+        self.end.transport.send(SERVER, m.Join(invitation.run_id, slot, EPOCH, token))
         _, joined = self.end.wait_for(m.Joined)
         if joined.initialised:
             return
@@ -106,17 +109,14 @@ class Worker:
 
     def push(self, delta: m.Packed) -> m.Ack:
         """Until the shard has applied it and said so."""
-        self.send_push(delta)
-        return self.wait_for_ack()
-
-    def send_push(self, delta: m.Packed) -> None:
-        self.end.transport.send(SERVER, self.next_push(delta))
-        self._seq += 1
-
-    def wait_for_ack(self) -> m.Ack:
+        self._send_push(delta)
         _, ack = self.end.wait_for(m.Ack)
         assert ack.outcome == m.APPLIED, ack
         return ack
+
+    def _send_push(self, delta: m.Packed) -> None:
+        self.end.transport.send(SERVER, self.next_push(delta))
+        self._seq += 1
 
     def fetch(self) -> m.Array:
         """float32[size], the shard's parameters."""
@@ -133,7 +133,7 @@ class Worker:
         """
         have = (self._basis.generation, self._basis.version)
         self._request += 1
-        self.send_push(delta)
+        self._send_push(delta)
         self.end.transport.send(SERVER, m.Fetch(self.slot, EPOCH, self._request, 0, *have))
         _, answer = self.end.wait_for(m.Parameters, m.SparseParameters)
         assert answer.version >= self._seq, answer  # Other workers may have pushed, too.
@@ -196,7 +196,8 @@ def serving(
         peer, address = _assign(coordinator, size, keyring, names)
         yield [
             Invitation(
-                run.name, slot, size, address, sign(keyring.token_key, run.name, slot, EPOCH),
+                run.name, slot, size, address,
+                sign(keyring.token_key, run.name, slot, EPOCH).hex(),
                 keyring.secret(name), keyring.public(SERVER), process.pid,
             )
             for slot, name in enumerate(names)

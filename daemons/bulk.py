@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from daemons import lending, segments
 from daemons.lending import Borrower, Lender, Loan
+from daemons.recycled import keep_freed_memory
 from daemons.segments import Assembly
 from dlctl.errors import RemoteProtocolError
 from dlctl.wire import Frames
@@ -22,7 +23,7 @@ class Outgoing(NamedTuple):
     parts: Iterable[Frames]
     """ZeroMQ's messages, in their order."""
     loan: Loan | None = None
-    """Says when the receiver does not need it any more, if it was lent."""
+    """If it was lent: says when the receiver has found it."""
 
 
 class Incoming(NamedTuple):
@@ -38,6 +39,7 @@ class Bulk:
     def __init__(self) -> None:
         self._lender, self._borrower = Lender(), Borrower()
         self._assembly = Assembly()
+        keep_freed_memory()
         self._numbers = itertools.count(secrets.randbits(48))
         """Of messages that go in segments. Nobody shall go on with one of a process before us."""
 
@@ -68,7 +70,7 @@ class Bulk:
             self._lender.missed(frames[0])
             return Incoming(None)
         whole = self._borrower.read(frames, bytes_max)
-        return Incoming(whole, None if whole else lending.not_found(frames))
+        return Incoming(whole, lending.not_found(frames) if whole is None else None)
 
     def give_back(self) -> None:
         """Tell the lenders of what nobody here looks at any more."""

@@ -18,8 +18,6 @@ from dlctl.messages import Array
 FREE_MAX = 2
 KEEP_S = 10.0
 """Then what nobody has used is given back."""
-
-
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _TRIM_BYTES, _MMAP_BYTES = 64 << 20, 32 << 20
 

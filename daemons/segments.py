@@ -2,8 +2,8 @@
 
 What ZeroMQ receives lies in new memory; for segments it is the same memory again and again. They
 are put together in one array, so that a message that comes in segments costs one copy and is
-otherwise what it would have been: whole, or not there. Segments of
-one connection come in order; where one is missing, the message is dropped, and the roles repeat it.
+otherwise what it would have been: whole, or not there. Segments of one connection come in order;
+where one is missing, the message is dropped, and the roles repeat it.
 
     a segment    [head, bytes]
     the rest     [head, lengths of the frames that came so, frames ...]; those are empty here
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from daemons import large
-from daemons.recycled import Recycled, keep_freed_memory
+from daemons.recycled import Recycled
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array
 from dlctl.wire import FRAMES_MAX, Frame, Frames
@@ -74,7 +74,6 @@ class Assembly:
     def __init__(self) -> None:
         self._partials: dict[Hashable, _Partial] = {}
         self._memory = Recycled()
-        keep_freed_memory()
 
     def take(self, source: Hashable, frames: Frames, bytes_max: int) -> Frames | None:
         """The frames of a whole message; None as long as more of it has to come, or some is lost.

@@ -264,7 +264,6 @@ class Transport:
         """What has come on one socket, at most `RECEIVE_BATCH` messages: from whom, the message,
         and the name that belongs to the sender's key.
         """
-        self.give_back()
         if self._handshakes.look(socket) or (self.crowd and self.crowd.look(socket)):
             return
         for _ in range(RECEIVE_BATCH):

@@ -201,6 +201,7 @@ class Question:
             return None
         deadline = time.monotonic() + wait_s
         while self.socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
+            # A reply is all header, so it never comes in one of the ways of large messages.
             message = wire.decode(self.socket.recv_multipart())
             if isinstance(message, Reply) and message.request == self.request.request:
                 return message

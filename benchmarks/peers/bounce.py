@@ -33,7 +33,7 @@ class Order:
     count: int
     port: int = 0
     invitation: list[Any] = field(default_factory=list)
-    """Of dlctl's server: `benchmarks.shard.Invitation`, its token as hexadecimal digits."""
+    """Of dlctl's server: what `benchmarks.shard.Invitation` is made of."""
 
 
 def obey(work: Callable[[], list[float]]) -> None:
@@ -58,8 +58,7 @@ def dlctl(order: Order) -> None:
     from benchmarks.shard import Invitation, Worker
     from dlctl.compress.none import Dense, DenseOptions
 
-    *others, token, secret, server_key, pid = order.invitation
-    worker = Worker(Invitation(*others, bytes.fromhex(token), secret, server_key, pid))
+    worker = Worker(Invitation(*order.invitation))
     gradient = np.ones(order.size, np.float32)
     compressor = Dense(DenseOptions())
     model = np.zeros(order.size, np.float32)

@@ -11,14 +11,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from statistics import median
 from typing import IO
 
 from benchmarks.peers.bounce import Order
 from benchmarks.peers.places import ROOT, free_port
+from benchmarks.peers.settings import why_not_there
 from benchmarks.sandbox import sandbox
-from benchmarks.shard import Invitation, serving
+from benchmarks.shard import serving
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Method:
 
     def why_not(self) -> str:
         """What is missing here; "" if it can be measured."""
-        return "" if not self.needs or find_spec(self.needs) else f"{self.needs} is not installed"
+        return why_not_there(self.needs)
 
 
 OURS, ZMQ = Method("dlctl", "dlctl"), Method("bare pyzmq", "pyzmq")
@@ -75,7 +75,7 @@ def crew(method: Method, workers: int, size: int, count: int) -> Iterator[Crew]:
         if method is OURS:
             directory = stack.enter_context(sandbox())
             guests = stack.enter_context(serving(directory, "tcp", size, "sgd", workers=workers))
-            orders = [dataclasses.replace(order, invitation=_words(guest)) for guest in guests]
+            orders = [dataclasses.replace(order, invitation=[*guest]) for guest in guests]
         elif method.is_one_program:
             orders = [order]
         elif not method.has_server:
@@ -87,10 +87,6 @@ def crew(method: Method, workers: int, size: int, count: int) -> Iterator[Crew]:
                 said.seek(0)
                 raise RuntimeError(f"{method.name} did not begin: {said.read()}")
         yield Crew(processes, 1 if method.is_one_program else workers)
-
-
-def _words(invitation: Invitation) -> list[object]:
-    return [*invitation._replace(token=b"")[:4], invitation.token.hex(), *invitation[5:]]
 
 
 @contextmanager

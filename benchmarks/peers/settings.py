@@ -8,6 +8,7 @@ import json
 import signal
 import sys
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
@@ -45,6 +46,11 @@ class Settings:
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
+
+
+def why_not_there(package: str) -> str:
+    """ "" if there is such a package, or none is needed."""
+    return "" if not package or find_spec(package) else f"{package} is not installed"
 
 
 def from_command_line() -> Settings:

@@ -9,8 +9,9 @@ there was no such search.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any
+
+from benchmarks.peers.settings import why_not_there
 
 DLCTL = """[algorithm]
 name = "downpour"
@@ -50,7 +51,7 @@ class Peer:
 
     def why_not(self) -> str:
         """What is missing here; "" if it can be measured."""
-        return "" if not self.needs or find_spec(self.needs) else f"{self.needs} is not installed"
+        return why_not_there(self.needs)
 
 
 def dlctl(name: str, lr: float, job: str) -> Peer:

@@ -31,7 +31,7 @@ class Pacing:
     def __init__(self, side: WorkerSide, limiters: dict[str, Limiter]) -> None:
         self.side = side
         self.limiters = limiters
-        self.paces = {
+        self.intervals = {
             direction: Interval(side.options.auto_steps_max)
             for direction in (PUSH, FETCH)
             if hasattr(side.options, interval_key(direction))
@@ -60,7 +60,7 @@ class Pacing:
         self._recent_s.append(seconds)
         for cycle in self._cycles.values():
             cycle.computed_s += seconds
-        for direction in self.paces:
+        for direction in self.intervals:
             self._follow(direction)
 
     def waits(self, direction: str, now: float) -> None:
@@ -102,29 +102,29 @@ class Pacing:
         cycle, self._cycles[direction] = self._cycles[direction], Cycle()
         spent = self.limiters[direction].spent_bytes
         cycle.nbytes, self._charged[direction] = spent - self._charged[direction], spent
-        if direction in self.paces and cycle.computed_s:
-            self.paces[direction].ended(cycle)
+        if direction in self.intervals and cycle.computed_s:
+            self.intervals[direction].ended(cycle)
             self._decide(direction)
 
     def _took(self, direction: str, cost_s: float, pause_s: float = 0.0) -> None:
-        if direction in self.paces:
-            self.paces[direction].took(cost_s, pause_s)
+        if direction in self.intervals:
+            self.intervals[direction].took(cost_s, pause_s)
             self._decide(direction)
 
     def _follow(self, direction: str) -> None:
         """What becomes "auto" goes on from the number that it was before."""
-        key, pace = interval_key(direction), self.paces[direction]
+        key, interval = interval_key(direction), self.intervals[direction]
         steps = getattr(self.side.options, key)
-        if steps != AUTO and min(steps, pace.steps_max) != pace.steps:
-            pace.begin(steps)
-        self.side.intervals[key] = pace.steps
+        if steps != AUTO and min(steps, interval.steps_max) != interval.steps:
+            interval.begin(steps)
+        self.side.intervals[key] = interval.steps
 
     def _decide(self, direction: str) -> None:
-        key, pace = interval_key(direction), self.paces[direction]
+        key, interval = interval_key(direction), self.intervals[direction]
         if getattr(self.side.options, key) != AUTO or not self._recent_s:
             return
         share_max = self.side.options.comm_share_max / (2 if self._fetch_waits else 1)
-        pace.decide(
+        interval.decide(
             Circumstances(
                 step_s=median(self._recent_s),
                 bytes_per_s=self.limiters[direction].bytes_per_s,
@@ -132,7 +132,7 @@ class Pacing:
                 pipelined=direction == PUSH and not self._fetch_waits,
             )
         )
-        self.side.intervals[key] = pace.steps
+        self.side.intervals[key] = interval.steps
 
     # ------------------------------------------------------------ figures
 
@@ -150,7 +150,7 @@ class Pacing:
             self._share = round(waited_s / (computed_s + waited_s), 3)
             self._reported = (self.computed_s, self.waited_s)
         found: dict[str, Any] = {} if self._share is None else {"wait_share": self._share}
-        if self.paces:
-            keys = map(interval_key, self.paces)
+        if self.intervals:
+            keys = map(interval_key, self.intervals)
             found["intervals"] = {key: self.side.interval(key) for key in keys}
         return found

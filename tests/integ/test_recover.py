@@ -231,6 +231,6 @@ def test_recover_does_the_work_of_an_agent_that_does_not(place: Workplace) -> No
     back = place.dlctl("recover")
     assert back.code == 0, back.err
     assert place.pid("coordinator") != coordinator
-    os.kill(agent, signal.SIGCONT)
+    place.until("an agent that answers", lambda: place.pid("agent-0") != agent)
     assert place.dlctl("stop").code == 0
     place.nothing_left()
