@@ -15,12 +15,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/dlctl run --fresh examples/digits/job.toml
 
-# What computes has a process per core; what mostly waits for processes of its own has three.
+# What computes has a process per core; what mostly waits for processes of its own has four.
 PROCESSES = tests/integ tests/hosts tests/daemons tests/slurm
-PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
 test: install
 	$(PYTEST) -n auto $(addprefix --ignore=,$(PROCESSES)) tests
-	$(PYTEST) -n 3 $(PROCESSES)
+	$(PYTEST) -n 4 $(PROCESSES)
 
 SEEDS ?= 100000
 FIRST ?= 0

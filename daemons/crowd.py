@@ -20,6 +20,8 @@ from contextlib import suppress
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from daemons import monitors
+
 RESERVED = 256
 """File descriptors for files, the database, children."""
 CONNECTIONS_MAX = 4096
@@ -66,7 +68,7 @@ class Crowd:
         self._listener = listener
         self._poller = poller
         self._door: socket.socket | None = None
-        self._monitor: Socket = listener.get_monitor_socket(_COMING | _LISTENING)
+        self._monitor: Socket = monitors.monitor(listener, _COMING | _LISTENING)
         poller.register(self._monitor, zmq.POLLIN)
 
     def begin(self) -> None:
@@ -107,7 +109,6 @@ class Crowd:
 
     def close(self) -> None:
         self._poller.unregister(self._monitor)
-        self._listener.disable_monitor()
-        self._monitor.close(linger=0)
+        monitors.stop(self._listener, self._monitor)
         if self._door is not None:
             self._door.close()

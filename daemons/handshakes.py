@@ -14,6 +14,8 @@ from typing import NamedTuple
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from daemons import monitors
+
 SAY_S = 3.0
 """For so long it is refused before it is said; then again every `AGAIN_S`."""
 AGAIN_S = 60.0
@@ -52,7 +54,7 @@ class Handshakes:
         self._refused: dict[str, Target] = {}
 
     def watch(self, socket: Socket, target: Target) -> None:
-        monitor = socket.get_monitor_socket(_EVENTS)
+        monitor = monitors.monitor(socket, _EVENTS)
         self._by_monitor[monitor] = socket, target
         self.poller.register(monitor, zmq.POLLIN)
 
@@ -62,8 +64,7 @@ class Handshakes:
                 self.poller.unregister(monitor)
                 del self._by_monitor[monitor]
                 self._refused.pop(target.peer, None)
-                socket.disable_monitor()
-                monitor.close(linger=0)
+                monitors.stop(socket, monitor)
 
     def look(self, monitor: Socket) -> bool:
         """Take the news of a monitor; False if this socket is none."""

@@ -15,6 +15,8 @@ from dlctl.rundb import RunDb
 
 START = 1_750_000_000.0
 """A time in June 2025, in seconds since 1970."""
+ONE_BY_ONE = ("test_deaths.py", "test_ends.py", "test_recover.py", "test_surroundings.py")
+"""Files whose tests share nothing and take long: each of them may run anywhere."""
 
 
 def pytest_configure() -> None:
@@ -24,8 +26,14 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The simulator first: its tests take longest, and no core is to wait for the last of them."""
+    """What takes longest comes first, for no core is to wait for the last of it: the simulator, and
+    the files that stay together, as their tests share what they have set up.
+    """
+    items.sort(key=lambda item: item.path.name in ONE_BY_ONE)
     items.sort(key=lambda item: not item.nodeid.startswith("tests/sim/"))
+    for item in items:
+        if item.path.name not in ONE_BY_ONE:
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
 
 
 @pytest.fixture

@@ -31,6 +31,8 @@ ANSWERS = 200
 SLACK_BYTES = 48 << 20
 """What libzmq and the kernel hold themselves."""
 CROWD = 10_000
+EVENTS_KEPT = 2000
+"""Of a socket by libzmq, unless it is told otherwise."""
 COMERS = """
 import socket, sys
 port, count = int(sys.argv[1]), int(sys.argv[2])
@@ -148,9 +150,9 @@ def test_who_is_hushed_is_not_heard_and_the_others_are_and_it_is_heard_again(hou
 
 
 @contextmanager
-def comers(house: House, count: int) -> Iterator[None]:
+def comers(port: int, count: int) -> Iterator[None]:
     """So many connections that say nothing, of another process."""
-    words = [sys.executable, "-c", COMERS, str(house.port), str(count)]
+    words = [sys.executable, "-c", COMERS, str(port), str(count)]
     allow = max(count + 100, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     with subprocess.Popen(
         words, stdin=-1, stdout=-1, text=True,
@@ -196,7 +198,7 @@ def test_ten_thousand_idle_connections_leave_descriptors_and_let_guests_in(house
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = min(CROWD, hard - 200)
     rss, most = psutil.Process().memory_info().rss, 0
-    with guest(house) as inside, comers(house, count):
+    with guest(house) as inside, comers(house.port, count):
         inside.send(HERE, HEARD)
         assert (HEARD, GUEST) in house.hears(COME_S)
         deadline = time.monotonic() + 2.0
@@ -209,6 +211,34 @@ def test_ten_thousand_idle_connections_leave_descriptors_and_let_guests_in(house
         assert most < soft
         assert psutil.Process().memory_info().rss - rss < 400 << 20
         assert finds_the_house_open(house, 3 * COME_S)
+
+
+DEAF_HOUSE = """
+from house import GUEST, KEYS, House
+from daemons import crowd
+crowd.raise_limit()
+house = House({KEYS.public(GUEST): GUEST})
+print(house.port, flush=True)
+input()
+house.transport.close()
+print("closed")
+"""
+
+
+def test_a_house_that_is_too_busy_to_see_who_comes_can_close() -> None:
+    """More come and go than libzmq keeps events of by itself."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    words = [sys.executable, "-c", DEAF_HOUSE]
+    with subprocess.Popen(words, stdin=-1, stdout=-1, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            place = ("127.0.0.1", int(process.stdout.readline()))
+            for _ in range(3 * EVENTS_KEPT):
+                socket.create_connection(place, timeout=COME_S).close()
+            out, _ = process.communicate("\n", timeout=COME_S)
+            assert out == "closed\n"
+        finally:
+            process.kill()
 
 
 # ---------------------------------------------------------------- a bit that flips on its way
