@@ -17,7 +17,7 @@ demo: install
 
 # What computes has a process per core; what mostly waits for processes of its own has four.
 PROCESSES = tests/integ tests/hosts tests/daemons tests/slurm
-PYTEST = $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest --no-loadscope-reorder
 test: install
 	$(PYTEST) -n auto $(addprefix --ignore=,$(PROCESSES)) tests
 	$(PYTEST) -n 4 $(PROCESSES)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from dlctl import config, runs
 from dlctl.rundb import RunDb
@@ -31,9 +32,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items.sort(key=lambda item: item.path.name in ONE_BY_ONE)
     items.sort(key=lambda item: not item.nodeid.startswith("tests/sim/"))
-    for item in items:
-        if item.path.name not in ONE_BY_ONE:
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
+class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """The tests of a file run in one process, but for those of `ONE_BY_ONE`."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return nodeid if Path(file).name in ONE_BY_ONE else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    return Scheduling(config, log)
 
 
 @pytest.fixture

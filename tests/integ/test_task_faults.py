@@ -124,7 +124,7 @@ def test_what_was_learned_before_evaluate_raised_is_saved(
 
 def test_a_model_that_never_gets_built_is_named_when_the_time_is_over(place: Workplace) -> None:
     place.task(GOOD.replace("return nn.Seq", "threading.Event().wait()\n        return nn.Seq"))
-    place.job(more="[timeouts]\nready_s = 3.0\n")
+    place.job(more="[timeouts]\nready_s = 8.0\n")
     ended = place.dlctl("run", "job.toml")
     assert ended.code == 7
     assert "not ready in time; waiting for worker-0 (building the model)" in ended.err
