@@ -2,6 +2,9 @@ PY ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
+# Where it is set, a hundred modules are compiled again in every process that a test starts.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test soak fuzz lint faults hosts slurm rampage bench peers man clean install
 
 install: $(VENV)/.installed
