@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from daemons.worker.task import TaskError, blame, calling
 from dlctl.errors import DlctlError
@@ -25,7 +26,8 @@ ORDERS_KEPT = 2
 
 
 class PortionLoader:
-    """Reads a map-style dataset portion by portion, with `processes` of torch's DataLoader or none.
+    """Reads a map-style dataset portion by portion, with `processes` of torch's DataLoader; with
+    none of them it loads each batch when it is asked for.
 
     collate: makes a batch of a list of samples; None: torch's default_collate. Call `close` to end
     the processes.
@@ -46,18 +48,9 @@ class PortionLoader:
         self._seed = seed
         self._shuffle = shuffle
         self._orders: dict[int, Any] = {}
+        self._guarded = _Guarded(dataset, collate)
         self._batches = _Batches()
-        self._loader: DataLoader[Any] | None = DataLoader(
-            _Guarded(dataset, collate or default_collate),
-            batch_sampler=self._batches,
-            collate_fn=_first,
-            num_workers=processes,
-            persistent_workers=processes > 0,
-            timeout=LOADING_S_MAX if processes else 0,
-            worker_init_fn=_leave_signals_to_the_worker,
-            # One of its own, or every portion would shift the replica's dropout.
-            generator=torch.Generator().manual_seed(seed),
-        )
+        self._loader = self._with(processes) if processes else None
         self._stream: Iterator[Any] = iter(())
         self._next: tuple[int, int, int, int] | None = None
 
@@ -88,13 +81,28 @@ class PortionLoader:
         self._stream = iter(())
         self._next = self._loader = None
 
+    def _with(self, processes: int) -> DataLoader[Any]:
+        return DataLoader(
+            self._guarded,
+            batch_sampler=self._batches,
+            collate_fn=_first,
+            num_workers=processes,
+            persistent_workers=True,
+            timeout=LOADING_S_MAX,
+            worker_init_fn=_leave_signals_to_the_worker,
+            # One of its own, or every portion would shift the replica's dropout.
+            generator=torch.Generator().manual_seed(self._seed),
+        )
+
     def _restart(self, data_epoch: int, start: int, stop: int, number: int) -> None:
-        assert self._loader is not None
         self._next = None
         samples = self._order(data_epoch)[start:stop]
         batches = -(-len(samples) // self._batch_size)
         bounds = [slice_bounds(len(samples), batches, i) for i in range(number, batches)]
         self._batches.lists = [samples[lo:hi].tolist() for lo, hi in bounds]
+        if self._loader is None:
+            self._stream = map(self._guarded.batch, self._batches)
+            return
         with calling("starting to load the data"):
             self._stream = iter(self._loader)
 
@@ -124,18 +132,32 @@ class _Guarded(Dataset[Any]):
     """The user's dataset with its errors as values: so they keep their place and text on the way
     out of a loader's process."""
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None) -> None:
         self._dataset = dataset
-        self._collate = collate
+        self._collate = collate or default_collate
+        self._tensors: tuple[Tensor, ...] = ()
+        """Of a dataset that is nothing else: the rows of a batch are taken out at once, which gives
+        what collating them one by one would."""
+        if type(dataset) is TensorDataset and collate is None:
+            is_plain = all(type(t) is Tensor and t.layout is torch.strided for t in dataset.tensors)
+            self._tensors = dataset.tensors if is_plain else ()
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        """One batch, collated, as a list of one."""
+        """One batch, collated, as a list of one: what torch's DataLoader asks for."""
+        return [self.batch(indices)]
+
+    def batch(self, indices: list[int]) -> Any:
+        """The samples at `indices`, collated; a TaskError is returned."""
         try:
+            if self._tensors:
+                rows = torch.tensor(indices)
+                with calling("making a batch of samples"):
+                    return [tensor[rows] for tensor in self._tensors]
             samples = self._samples(indices)
             with calling("making a batch of samples"):
-                return [self._collate(samples)]
+                return self._collate(samples)
         except TaskError as error:
-            return [error.with_traceback(None)]
+            return error.with_traceback(None)
 
     def _samples(self, indices: list[int]) -> list[Any]:
         at_once = getattr(self._dataset, "__getitems__", None)

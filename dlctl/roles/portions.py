@@ -45,6 +45,7 @@ class Portions:
     """Work that is leased in advance, in seconds: so long a worker goes on without coordinator."""
     current: Portion | None = None
     upcoming: deque[Portion] = field(default_factory=deque)
+    _batches_upcoming: int = 0
     _computed: list[Portion] = field(default_factory=list)
     """All batches computed, not all of them pushed."""
     _pushed: dict[int, list[Portion]] = field(default_factory=dict)
@@ -57,11 +58,12 @@ class Portions:
             self.current = portion
         else:
             self.upcoming.append(portion)
+            self._batches_upcoming += portion.batches
 
     def batches_left(self) -> int:
         """Batches at hand that are not begun."""
         current = self.current.batches - self.current.next_number if self.current else 0
-        return current + sum(portion.batches for portion in self.upcoming)
+        return current + self._batches_upcoming
 
     def wants_more_ahead(self, batch_s: float) -> bool:
         """Whether less than `ahead_s` of work is at hand. batch_s: for a batch; 0: unknown."""
@@ -89,6 +91,7 @@ class Portions:
         """The last batch of the portion was computed (or refused)."""
         self._computed.append(portion)
         self.current = self.upcoming.popleft() if self.upcoming else None
+        self._batches_upcoming -= self.current.batches if self.current else 0
 
     def pushed(self, number: int) -> None:
         """Push `number` holds everything computed so far."""

@@ -48,6 +48,25 @@ def test_the_batches_of_a_portion_are_its_range_of_the_shuffled_order(loader):
     assert list(chain(*batches)) == order_of(2)[6:16]
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.int64])
+def test_rows_that_are_taken_out_at_once_are_what_collating_them_gives(loader, dtype):
+    """A dataset of tensors alone, and one that says the same one by one."""
+
+    class OneByOne(TensorDataset):
+        pass
+
+    points = torch.arange(120).reshape(20, 3, 2).to(dtype), torch.arange(20)
+    at_once = loader(TensorDataset(*points)).batch(0, 3, 14, 1)
+    collated = loader(OneByOne(*points)).batch(0, 3, 14, 1)
+    assert type(at_once) is type(collated)
+    for ours, theirs in zip(at_once, collated, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
+        assert ours.is_contiguous()
+    at_once[0][:] = 0
+    assert points[0].any(), "a batch is a copy"
+
+
 def test_the_portions_of_an_epoch_are_all_of_its_samples_once(loader):
     data = loader()
     seen = [data.batch(0, lo, lo + 4, 0).tolist() for lo in range(0, 20, 4)]
