@@ -23,6 +23,7 @@ CHAPTERS = {
     "hosts": "`dlctl start` on three hosts over ssh, against the same on one machine",
     "encryption": "CURVE against plain TCP: raw, and training at 1 Gbit/s",
     "roundtrip": "push and fetch, against raw TCP, pyzmq, gloo, torch RPC and Ray",
+    "waiting": "the time that workers stand still for pushes and fetches at 1 Gbit/s",
     "train": "time to an accuracy on one machine: dlctl, Hogwild, DDP, RPC, Ray, DiLoCo ...",
     "train_slow": "the same with every worker behind 100 Mbit/s and 5 ms",
 }

@@ -130,7 +130,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bytes per second of each worker. All of these change live with `dlctl set`."""
+    """What each worker may send. All of these change live with `dlctl set`."""
 
     __pydantic_config__ = STRICT
 
@@ -138,6 +138,10 @@ class Limits:
     """Rate at which a worker pushes: "100Mbit/s", "5MB/s" or "off"."""
     fetch: str = "off"
     """Rate at which a worker fetches: "100Mbit/s", "5MB/s" or "off"."""
+    push_window: str = "128MB"
+    """Bytes of a worker's pushes that may be on their way: below that it may begin another one, of
+    any size; as many as four in any case. Less saves memory and staleness, more keeps a long link
+    full. "off": only their number counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dlctl.errors import UsageError
-from dlctl.units import format_rate, parse_rate
+from dlctl.units import format_rate, format_size, parse_rate, parse_size
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 AUTO = "auto"
@@ -37,6 +37,11 @@ SETTINGS: dict[str, Setting] = {
     "push": Setting(("worker",), "rate", 'the most a worker pushes: "5MB/s", "100Mbit/s" or "off"'),
     "fetch": Setting(
         ("worker",), "rate", 'the most a worker fetches: "5MB/s", "100Mbit/s" or "off"'
+    ),
+    "push_window": Setting(
+        ("worker",),
+        "size",
+        'bytes of a worker\'s pushes that may be on their way: "128MB" or "off"',
     ),
     "lr": Setting(("server",), "positive", "learning rate of the servers' optimiser"),
     "local_lr": Setting(
@@ -73,8 +78,8 @@ def format_value(key: str, value: Any) -> str:
     """A value as `parse` reads it. Text stays as it is; an unknown key's value is shown plainly."""
     if isinstance(value, str):
         return value
-    if key in SETTINGS and SETTINGS[key].kind == "rate":
-        return format_rate(value)
+    if key in SETTINGS and SETTINGS[key].kind in _FORMATS:
+        return _FORMATS[SETTINGS[key].kind](value)
     return "-" if value is None else f"{value!r}"
 
 
@@ -123,8 +128,11 @@ def _level(text: str) -> str:
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "interval": _interval,
     "rate": parse_rate,
+    "size": parse_size,
     "positive": _positive,
     "nonnegative": _nonnegative,
     "fraction": _fraction,
     "level": _level,
 }
+_FORMATS: dict[str, Callable[[Any], str]] = {"rate": format_rate, "size": format_size}
+"""Of the kinds that people write with a unit; all others are shown plainly."""

@@ -33,12 +33,25 @@ def parse_rate(text: str) -> float | None:
     return rate
 
 
+def parse_size(text: str) -> float | None:
+    """ "128MB", "64KiB" as bytes; "off" (no limit) as None.
+
+    Raises ValueError for a bare number, an unknown unit or a size that is not positive.
+    """
+    if text.strip() == "off":
+        return None
+    size_bytes = _parse(text, _BYTES, text, '"128MB" or "64KiB"; "off" means no limit')
+    if size_bytes <= 0:
+        raise ValueError(f'"{text}" is not a size: it must be above zero; "off" means no limit')
+    return size_bytes
+
+
 def format_rate(bytes_per_s: float | None) -> str:
     return "off" if bytes_per_s is None else f"{_scaled(bytes_per_s)}/s"
 
 
-def format_size(size_bytes: float) -> str:
-    return _scaled(size_bytes)
+def format_size(size_bytes: float | None) -> str:
+    return "off" if size_bytes is None else _scaled(size_bytes)
 
 
 def short_rate(bytes_per_s: float) -> str:

@@ -17,7 +17,7 @@ from dlctl.config import Network, Servers
 from dlctl.jobfile import hosts, slurm
 from dlctl.jobfile.positions import KeyPath, get
 from dlctl.jobfile.problems import Fault
-from dlctl.units import parse_rate
+from dlctl.units import parse_rate, parse_size
 
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 TARGET = re.compile(r"\s*([^\s<>=]+)\s*(>=|<=|>|<)\s*([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*")
@@ -33,6 +33,7 @@ def check(document: dict[str, Any], directory: Path) -> Iterator[Fault]:
     yield from _check_text(document, ("servers", "state_dir"), _state_dir)
     yield from _check_text(document, ("limits", "push"), _rate)
     yield from _check_text(document, ("limits", "fetch"), _rate)
+    yield from _check_text(document, ("limits", "push_window"), _size)
     yield from _check_ports(document)
     yield from _check_encryption(document)
     yield from _check_target_is_looked_at(document)
@@ -102,6 +103,14 @@ def _target(text: str) -> Verdict:
 def _rate(text: str) -> Verdict:
     try:
         parse_rate(text)
+    except ValueError as error:
+        return str(error), ""
+    return FINE
+
+
+def _size(text: str) -> Verdict:
+    try:
+        parse_size(text)
     except ValueError as error:
         return str(error), ""
     return FINE

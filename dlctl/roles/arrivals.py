@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from dlctl import messages as m
 from dlctl import placement
@@ -24,7 +24,7 @@ from dlctl.roles.journal import History, IssueTerm
 from dlctl.roles.keyring import Keyring
 from dlctl.roles.membership import Daemon, Membership
 from dlctl.roles.token import sign
-from dlctl.units import parse_rate
+from dlctl.settings import parse
 
 FRESH = "start with --fresh to begin a new run"
 
@@ -155,8 +155,8 @@ class Arrivals:
         if daemon.role == "worker":
             token = sign(self.keyring.token_key, self.run_id, daemon.index, daemon.term)
             limits = self.job.limits
-            limited = {"push": parse_rate(limits.push), "fetch": parse_rate(limits.fetch)}
-            settings = limited | settings
+            texts = {field.name: getattr(limits, field.name) for field in fields(limits)}
+            settings = {key: parse(key, text) for key, text in texts.items()} | settings
         elif daemon.role == "server":
             token = self.keyring.token_key
             self.tell_guests(daemon, now)

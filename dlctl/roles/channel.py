@@ -80,7 +80,8 @@ class Channel:
         self.base_version = 0
         """Of the slice that the newest gradient was computed with: the base of the next push."""
         self.next_seq = 0
-        self._unsettled: list[int] = []
+        self._unsettled: dict[int, int] = {}
+        """Number of a push -> its bytes, 0 once the shard has them; in the order of the numbers."""
         self._gap_at = -1
         """The number that the shard was missing, until something is settled again."""
 
@@ -122,9 +123,12 @@ class Channel:
     def unsettled(self) -> int:
         return len(self._unsettled)
 
+    def bytes_under_way(self) -> int:
+        return sum(self._unsettled.values())
+
     def settled(self) -> int:
         """Pushes settled without a hole: every number below this one is."""
-        return self._unsettled[0] if self._unsettled else self.next_seq
+        return next(iter(self._unsettled), self.next_seq)
 
     def push(
         self,
@@ -139,7 +143,7 @@ class Channel:
         me = self.identity
         seq = self.next_seq
         self.next_seq += 1
-        self._unsettled.append(seq)
+        self._unsettled[seq] = delta.nbytes
         return Push(
             me.slot, me.epoch, self.generation, seq, self.base_version, first_step, last_step,
             samples, clock, delta, portion,
@@ -161,11 +165,13 @@ class Channel:
             return None, self._on_gap(ack.next_seq, now)
         if ack.outcome == HELD:
             self.outstanding.put_off(self.push_key(ack.seq), now)
+            if ack.seq in self._unsettled:
+                self._unsettled[ack.seq] = 0
         if ack.outcome == HELD or ack.seq not in self._unsettled:
             return None, []
         if ack.outcome not in SETTLED:
             raise RemoteProtocolError(f'{self.peer} acknowledged with "{ack.outcome}"')
-        self._unsettled.remove(ack.seq)
+        del self._unsettled[ack.seq]
         self._gap_at = -1
         return self.outstanding.done(self.push_key(ack.seq), now), []
 

@@ -25,6 +25,7 @@ class LiveSettings:
         self.desk = desk
         self.options = options
         self.live = live
+        self.outbox = outbox
         self.limiters = outbox.limiters
         self.compressor = compressor
         self.log_level = "info"
@@ -33,6 +34,7 @@ class LiveSettings:
         """All live settings, as they are in force."""
         values = {key: getattr(self.options, key) for key in self.live}
         values |= {direction: limiter.bytes_per_s for direction, limiter in self.limiters.items()}
+        values["push_window"] = self.outbox.push_window_bytes
         if hasattr(self.compressor, "density"):
             values["density"] = self.compressor.density
         return values | {"log_level": self.log_level}
@@ -46,6 +48,8 @@ class LiveSettings:
                 setattr(self.options, key, value)
             elif key in self.limiters:
                 self.limiters[key].change(value, now)
+            elif key == "push_window":
+                self.outbox.push_window_bytes = value
             elif key == "density" and hasattr(self.compressor, "density"):
                 self.compressor.density = value
             elif key == "log_level":

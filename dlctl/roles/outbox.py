@@ -26,6 +26,8 @@ class Outbox:
     def __init__(self, outstanding: Outstanding) -> None:
         self.outstanding = outstanding
         self.limiters = {"push": Limiter(), "fetch": Limiter()}
+        self.push_window_bytes: float | None = None
+        """So many bytes of pushes may be without an answer before another one is made."""
         outstanding.on_repeat = self._charge
         self._queues: dict[str, deque[_Waiting]] = {"push": deque(), "fetch": deque()}
 

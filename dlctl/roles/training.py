@@ -192,7 +192,7 @@ class Training:
     # ------------------------------------------------------------ push
 
     def _serve_push(self, request: Push, now: float) -> tuple[bool, Any]:
-        if not all(c.joined and c.has_room() for c in self.channels):
+        if not self._may_push():
             self.pacing.waits(PUSH, now)
             return False, None
         vector = request.vector if request.vector is not None else zeros_like(self.side.parameters)
@@ -207,6 +207,12 @@ class Training:
         self.leasing.told_no_data = False
         self._push_buffers()
         return True, None
+
+    def _may_push(self) -> bool:
+        window = self.outbox.push_window_bytes
+        if window is not None and sum(c.bytes_under_way() for c in self.channels) >= window:
+            return False
+        return all(c.joined and c.has_room() for c in self.channels)
 
     def _push_slice(self, c: Channel, u: Any, request: Push) -> None:
         delta = self.compressor.take(u, c.shard)

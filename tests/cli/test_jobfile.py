@@ -414,6 +414,13 @@ def test_a_rate_needs_a_number_and_a_unit(folder: Path, rate: str) -> None:
     assert "rate" in problem.message or "unit" in problem.message
 
 
+@pytest.mark.parametrize("size", ["5", "5MB/s", "much", "-1MB", "0MB", "5Mbit", ""])
+def test_a_window_needs_a_number_of_bytes_and_a_unit(folder: Path, size: str) -> None:
+    problem = only_problem(folder, MINIMAL + f'[limits]\npush_window = "{size}"\n')
+    assert problem.key == "limits.push_window"
+    assert "size" in problem.message or "unit" in problem.message
+
+
 @pytest.mark.parametrize("name", ["", "Digits", "-a", ".a", "a b", "a/b", "ä", "a" * 65, "a\\n"])
 def test_a_job_name_must_do_as_a_directory_everywhere(folder: Path, name: str) -> None:
     problem = only_problem(folder, f'[job]\nname = "{name}"\ntask = "train.py:task"\n')

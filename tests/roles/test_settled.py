@@ -91,6 +91,51 @@ def test_only_what_settles_a_push_counts_and_only_once(replica: Replica) -> None
     assert replica.ack(0, 0, DUPLICATE) == []
 
 
+PUSH_BYTES = 16
+"""Of both slices."""
+
+
+@pytest.mark.parametrize(
+    ("window_bytes", "pushes"),
+    [(1, 1), (PUSH_BYTES, 1), (PUSH_BYTES + 1, 2), (3 * PUSH_BYTES, 3), (None, WINDOW)],
+)
+def test_a_push_is_made_while_fewer_bytes_than_the_window_are_on_their_way(
+    replica: Replica, window_bytes: float | None, pushes: int
+) -> None:
+    """One of any size, so that nobody waits for ever."""
+    replica.training.outbox.push_window_bytes = window_bytes
+    for _ in range(WINDOW + 1):
+        if replica.training.phase() != "pushing":
+            replica.push()
+    assert [c.unsettled() for c in replica.channels] == [pushes, pushes]
+    assert replica.training.phase() == "pushing"
+    replica.ack(0, 0)
+    assert replica.channels[0].unsettled() == pushes - 1, "the other shard has its half to come"
+    replica.ack(1, 0)
+    replica.training.advance(0.0)
+    assert replica.channels[0].unsettled() == pushes
+
+
+def test_what_a_shard_has_and_holds_is_on_its_way_no_more(replica: Replica) -> None:
+    replica.training.outbox.push_window_bytes = 1
+    replica.push()
+    replica.push()
+    assert replica.channels[0].unsettled() == 1
+    for shard in (0, 1):
+        replica.ack(shard, 0, HELD)
+    replica.training.advance(0.0)
+    assert replica.channels[0].unsettled() == 2
+
+
+def test_a_window_that_is_opened_live_lets_the_next_push_go(replica: Replica) -> None:
+    replica.training.outbox.push_window_bytes = 1
+    replica.push()
+    replica.push()
+    replica.training.outbox.push_window_bytes = None
+    replica.training.advance(0.0)
+    assert replica.channels[0].unsettled() == 2
+
+
 def test_the_nth_push_holds_the_nth_gradient(replica: Replica) -> None:
     """With push_every_steps = 1 and no compression: what the fault tests' ledger relies on."""
     for number in range(WINDOW):
