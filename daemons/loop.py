@@ -144,13 +144,15 @@ class Loop:
             os.eventfd_read(self._wakeup)
             if self._failure is not None:
                 raise self._failure
-            while self._posted:
+            while self._posted and self.exit_code is None:
                 self._handle(machine, self._posted.popleft())
         elif source in self._watched:
             self._watched[source]()
         elif not isinstance(source, int) and not source.closed:  # Or nobody's, since the poll.
             for peer, message, identity in self.transport.receive(source):
                 self._handle(machine, Received(peer, message, identity))
+                if self.exit_code is not None:
+                    return
 
     def _handle(self, machine: Machine, event: Event) -> None:
         for effect in machine.handle(event, time.monotonic()):

@@ -24,10 +24,13 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array
 from dlctl.wire import FRAMES_MAX, Frame, Frames
 
-SEGMENT_BYTES = 2 << 20
-SEGMENTS_MAX = 256
+SEGMENT_BYTES = 512 << 10
+"""libzmq takes a peer for dead of which no whole frame has come for some seconds (`transport.py`):
+so long a segment may be on its way over the slowest link that there shall be, 100 kB/s.
+"""
+SEGMENTS_MAX = 2048
 """Of one message: what waits for a peer is limited in messages, too."""
-FRAME_BYTES_MIN = 2 * SEGMENT_BYTES
+FRAME_BYTES_MIN = SEGMENT_BYTES
 """Frames from this on are cut."""
 PATIENCE_S = 10.0
 """For the next segment; then the peer is gone, and what there is of its message, too."""

@@ -37,7 +37,12 @@ HANDSHAKE_MS = 3000
 CONNECT_MS = 2000
 """Then another attempt is begun: the kernel alone would wait ever longer between two of them."""
 HEARTBEAT_MS = 1000
-HEARTBEAT_TIMEOUT_MS = 3000
+HEARTBEAT_TIMEOUT_MS = 6000
+"""Without a whole frame from a peer: on a slow link a segment may take nearly as long."""
+MESSAGES_MAX = 8192
+"""That may wait on a connection: several large ones, in segments. Their bytes are limited by the
+window of pushes, and by `unread`.
+"""
 ZERO_COPY_BYTES = 64 * 1024
 """Below this a copy is cheaper than the bookkeeping of sharing."""
 NOT_FREE = "choose another port in [network], or 0 for any free one"
@@ -47,8 +52,8 @@ NOT_OURS = (
 )
 FRAMES_KEPT = wire.FRAMES_MAX + 4
 """Of one message: a peer, two of a large message, and one too many."""
-COPIES_KEPT = 32
-"""Pieces of memory for copies, most of them segments of 2 MiB."""
+COPIES_KEPT = 128
+"""Pieces of memory for copies, most of them segments of 512 KiB."""
 RECEIVE_BATCH = 64
 """Messages taken from one socket before the machine's deadlines are looked at again."""
 
@@ -96,6 +101,8 @@ class Transport:
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        socket.setsockopt(zmq.SNDHWM, MESSAGES_MAX)
+        socket.setsockopt(zmq.RCVHWM, MESSAGES_MAX)
         if self._secret:
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._public)
@@ -314,7 +321,7 @@ class Transport:
 
     def _receive_frames(self, socket: zmq.Socket[bytes]) -> tuple[wire.Frames, str] | None:
         """One multipart message and whose key it came with, or None. Frames beyond the limit are
-        read and thrown away.
+        thrown away; until the last one has come, libzmq has kept them all.
         """
         frames: wire.Frames = []
         try:

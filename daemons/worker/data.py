@@ -152,7 +152,7 @@ class _Guarded(Dataset[Any]):
             if self._tensors:
                 rows = torch.tensor(indices)
                 with calling("making a batch of samples"):
-                    return [tensor[rows] for tensor in self._tensors]
+                    return [tensor[rows].contiguous() for tensor in self._tensors]
             samples = self._samples(indices)
             with calling("making a batch of samples"):
                 return self._collate(samples)

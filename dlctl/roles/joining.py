@@ -117,17 +117,22 @@ class Joining:
         extras = (model.averaged, model.constant)
         averaged, constant = extras if channel.shard == 0 else (extras[0][:0], extras[1][:0])
         initialise = m.Initialise(me.slot, me.epoch, values, averaged, constant)
-        self.desk.ask(("join", channel.shard), channel.peer, initialise, now, values.nbytes)
+        nbytes = values.nbytes + averaged.nbytes + constant.nbytes
+        self.desk.ask(("join", channel.shard), channel.peer, initialise, now, nbytes)
 
     def _ask_for_buffers(self, me: Identity, now: float) -> None:
         """BatchNorm goes on with the run's statistics, not with new ones."""
         if self.has_buffers():
             self._phase = "loading the buffers"
-            self.desk.ask("buffers", "server-0", m.FetchBuffers(me.slot, me.epoch, 0), now)
+            request = m.FetchBuffers(me.slot, me.epoch, 0)
+            self.desk.ask("buffers", "server-0", request, now, self._buffers_bytes())
+
+    def _buffers_bytes(self) -> int:
+        assert self.model is not None
+        return self.model.averaged.nbytes + self.model.constant.nbytes
 
     def has_buffers(self) -> bool:
-        assert self.model is not None
-        return bool(self.model.averaged.size or self.model.constant.size)
+        return bool(self._buffers_bytes())
 
     def on_buffers(self, message: m.Buffers, now: float) -> bool:
         """False if nobody waits for them. Raises RemoteProtocolError if they do not fit."""

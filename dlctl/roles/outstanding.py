@@ -3,10 +3,12 @@ roles.
 
 The transport delivers at most once and may lose what was under way when a connection broke. So
 every message that matters is kept here under a key until its answer arrives. The timeout follows
-the measured round trip (four times its average, never under `resend_s`) plus the time that the
-bytes need (four times as long as they took lately to that peer; 1 MB/s as long as nothing is known
-of it), and doubles with every repetition up to four times. The first answer
-after an outage tells that the peer can be reached again: what else waits for it is sent again soon.
+the measured round trip of small messages (four times its average, never under `resend_s`) plus the
+time that the bytes need (four times as long as they took lately to that peer; 1 MB/s as long as
+nothing is known of it), and doubles with every repetition up to four times. On a slow link a copy
+too many makes all that is behind it late; so a link may be found to be as slow as it is. The first
+answer after an outage tells that the peer can be reached again: what else waits for it is sent
+again soon.
 """
 
 from __future__ import annotations
@@ -22,9 +24,8 @@ PUT_OFF = 8
 """Times `resend_s`: for what the peer has, and cannot answer yet."""
 AGE_S_MAX = 8.0
 """A message that was answered later than this was lost, not slow."""
-BYTES_PER_S_MIN = 1e6
-"""What a link is taken to carry until it was measured. A slower one gets a message twice now and
-then; nothing worse happens."""
+BYTES_PER_S_FIRST = 1e6
+"""What a link is taken to carry until it was measured."""
 MEASURED_BYTES_MIN = 64 * 1024
 """Messages from this on say something about the link and not only about its latency."""
 PATIENCE = 4
@@ -74,30 +75,33 @@ class Outstanding:
         if item is None:
             return None
         item.nbytes = item.nbytes if nbytes is None else nbytes
-        if item.copies == 1:
-            weight = 0.1 if self._round_trip_s else 1.0
-            self._round_trip_s += weight * (now - item.sent - self._round_trip_s)
-            self._measure(item.peer, item.nbytes, now - item.sent)
+        # Nobody knows which copy was answered, but hardly one older than the last two. Without this
+        # a slow link would repeat everything, and never learn that it is slow.
+        took_s = now - (item.sent if item.copies == 1 else item.sent_before)
+        if item.nbytes >= MEASURED_BYTES_MIN:
+            self._measure_link(item.peer, item.nbytes, took_s)
         else:
-            # Nobody knows which copy was answered, but hardly one older than the last two. Without
-            # this a slow link would repeat everything, and never learn that it is slow.
-            bound_s = min(now - item.sent_before, AGE_S_MAX) / 4
-            self._round_trip_s = max(self._round_trip_s, bound_s)
-            self._measure(item.peer, item.nbytes, now - item.sent_before)
+            self._measure_round_trip(took_s, is_sure=item.copies == 1)
+        if item.copies > 1:
             self._hurry(item.peer, now)
         return now - item.first_sent
 
-    def _measure(self, peer: str, nbytes: int, took_s: float) -> None:
-        if nbytes < MEASURED_BYTES_MIN:
-            return
-        least = PATIENCE * BYTES_PER_S_MIN
-        measured, before = nbytes / max(took_s, 1e-6), self._bytes_per_s.get(peer, least)
-        self._bytes_per_s[peer] = max(min(measured, 2 * before), least)
+    def _measure_round_trip(self, took_s: float, *, is_sure: bool) -> None:
+        if is_sure:
+            weight = 0.1 if self._round_trip_s else 1.0
+            self._round_trip_s += weight * (took_s - self._round_trip_s)
+        else:
+            self._round_trip_s = max(self._round_trip_s, min(took_s, AGE_S_MAX) / PATIENCE)
+
+    def _measure_link(self, peer: str, nbytes: int, took_s: float) -> None:
+        measured = nbytes / max(took_s, 1e-6)
+        before = self._bytes_per_s.get(peer, PATIENCE * BYTES_PER_S_FIRST)
+        self._bytes_per_s[peer] = min(measured, 2 * before)
 
     def _needs_s(self, item: _Item) -> float:
         """How long its bytes may take before they are taken for lost."""
         rate = self._bytes_per_s.get(item.peer)
-        return item.nbytes * PATIENCE / rate if rate else item.nbytes / BYTES_PER_S_MIN
+        return item.nbytes * PATIENCE / rate if rate else item.nbytes / BYTES_PER_S_FIRST
 
     def _hurry(self, peer: str, now: float) -> None:
         """A peer that had been away answers: what else it has not got is sent again soon."""
@@ -156,8 +160,8 @@ class Outstanding:
         return Send(item.peer, item.message)
 
     def _rearm(self, item: _Item, now: float) -> None:
-        timeout_s = max(self.resend_s, PATIENCE * self._round_trip_s) * item.backoff
-        item.due = now + timeout_s + self._needs_s(item)
+        timeout_s = max(self.resend_s, PATIENCE * self._round_trip_s) + self._needs_s(item)
+        item.due = now + timeout_s * item.backoff
         item.backoff = min(2 * item.backoff, BACKOFF_MAX)
         item.sent_before, item.sent = item.sent, now
         item.copies += 1

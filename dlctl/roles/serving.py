@@ -176,7 +176,9 @@ class Serving:
         extras = (message.averaged.size, message.constant.size)
         sizes = (layout.size(AVERAGED), layout.size(CONSTANT)) if self.index == 0 else (0, 0)
         is_whole = message.values.size == self.shard.size and extras == sizes
-        return is_whole and bool(np.isfinite(message.values).all())
+        arrays = (message.values, message.constant, message.averaged)
+        is_typed = [array.dtype for array in arrays] == [np.float32, np.float32, np.float64]
+        return is_whole and is_typed and bool(np.isfinite(message.values).all())
 
     def _is_joined(self, peer: Peer, slot: int, epoch: int) -> bool:
         """Whether a connection is that worker's; if not, it is asked to show its token."""

@@ -55,7 +55,8 @@ def test_rows_that_are_taken_out_at_once_are_what_collating_them_gives(loader, d
     class OneByOne(TensorDataset):
         pass
 
-    points = torch.arange(120).reshape(20, 3, 2).to(dtype), torch.arange(20)
+    images = torch.arange(120).reshape(20, 3, 2).to(dtype)
+    points = images, images.permute(0, 2, 1), torch.arange(20)
     at_once = loader(TensorDataset(*points)).batch(0, 3, 14, 1)
     collated = loader(OneByOne(*points)).batch(0, 3, 14, 1)
     assert type(at_once) is type(collated)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlctl.messages import Drain
+from dlctl.messages import Drain, Message
+from dlctl.roles.channel import WINDOW
 from dlctl.roles.limiter import Limiter
 from dlctl.roles.meters import Latency, Rates, Staleness
 from dlctl.roles.outbox import Outbox
@@ -128,6 +133,59 @@ def test_a_link_that_becomes_slow_is_believed_at_once() -> None:
         now += 5.0
         waiting.done(number, now)
     assert repeats == [1, *[0] * 9]
+
+
+def carried(bytes_per_s: float, nbytes: int, for_s: float) -> tuple[int, int]:
+    """(messages that were answered, copies that were sent) over a link that carries one after the
+    other, with as many of them on their way as a worker has pushes.
+    """
+    waiting = Outstanding(1.0)
+    on_the_way: deque[tuple[float, int]] = deque()
+    now = free_at = 0.0
+    answered = copies = 0
+
+    def put(number: int) -> None:
+        nonlocal free_at, copies
+        free_at = max(free_at, now) + nbytes / bytes_per_s
+        on_the_way.append((free_at, number))
+        copies += 1
+
+    for number in itertools.count():
+        if number >= WINDOW:
+            while len(waiting) == WINDOW:
+                deadline = waiting.deadline()
+                assert deadline is not None
+                if deadline < on_the_way[0][0]:
+                    now = max(now, deadline)
+                    for send in waiting.due(now):
+                        assert isinstance(send.message, Lost)
+                        put(send.message.number)
+                else:
+                    now, arrived = on_the_way.popleft()
+                    answered += waiting.done(arrived, now) is not None
+        if now > for_s:
+            return answered, copies
+        waiting.add(number, "peer", Lost(number), now, nbytes)
+        put(number)
+    raise AssertionError
+
+
+@dataclass(frozen=True)
+class Lost(Message):
+    """One that says which it is."""
+
+    number: int
+
+
+@pytest.mark.parametrize(
+    ("mb_per_s", "nbytes"),
+    [(2.0, 10**7), (1.0, 10**7), (0.7, 10**7), (0.3, 10**7), (0.5, 10**6), (0.1, 10**6)],
+)
+def test_copies_do_not_fill_a_slow_link_for_good(mb_per_s: float, nbytes: int) -> None:
+    answered, copies = carried(mb_per_s * 1e6, nbytes, for_s=4000.0)
+    possible = 4000.0 * mb_per_s * 1e6 / nbytes
+    assert answered > 0.88 * possible, f"{answered} of {possible:.0f} with {copies} copies"
+    assert copies - answered < 30
 
 
 def test_it_is_known_who_is_waited_for_and_since_when() -> None:

@@ -161,6 +161,20 @@ def test_a_server_that_takes_another_one_s_place_knows_what_was_acknowledged() -
     assert second.w == [3, 0, 0, 0]
 
 
+def test_initial_values_of_another_type_are_refused() -> None:
+    """What is finite in float64 may be infinite in the shard."""
+    life = Life(Keeping())
+    life.join()
+    good = (np.zeros(SIZE, "f4"), np.array([1.0, 2.0]), np.array([3], "f4"))
+    for which, dtype in ((0, "f8"), (1, "f4"), (2, "f8")):
+        arrays = list(good)
+        arrays[which] = arrays[which].astype(dtype) + 1e30
+        life.ask(m.Initialise(0, 1, *arrays))
+        assert not life.join().initialised
+    life.ask(m.Initialise(0, 1, *good))
+    assert life.join().initialised
+
+
 def test_a_worker_of_before_has_to_join_again_before_it_pushes() -> None:
     keeping = Keeping()
     at_work(keeping).push(0)
