@@ -20,6 +20,7 @@ from contextlib import suppress
 import numpy as np
 import zmq
 
+from daemons import connections
 from daemons.bulk import Bulk
 from daemons.crowd import Crowd
 from daemons.gatekeeper import DOMAIN, Gatekeeper
@@ -208,7 +209,7 @@ class Transport:
         if socket is None:
             return
         try:
-            self._send(socket, [], frames, borrowed=message.borrows)
+            self._send(socket, peer, frames, borrowed=message.borrows)
         except zmq.ZMQError as error:
             log.debug("dropped %s for %s: %s", type(message).__name__, peer, error)
 
@@ -224,7 +225,7 @@ class Transport:
             return
         try:
             tracker = self._send(
-                self._router, [peer], frames, borrowed=message.borrows, track=is_large
+                self._router, peer, frames, borrowed=message.borrows, track=is_large
             )
         except zmq.ZMQError as error:
             log.debug("dropped %s for %r: %s", kind, peer, error)
@@ -235,7 +236,7 @@ class Transport:
     def _send(
         self,
         socket: zmq.Socket[bytes],
-        to: wire.Frames,
+        peer: Peer,
         frames: wire.Frames,
         *,
         borrowed: bool,
@@ -247,7 +248,8 @@ class Transport:
         borrowed: the frames are somebody's who will change them; what leaves is a copy.
         track: returns what says when the last of its large frames has left our memory.
         """
-        parts, loan = self.bulk.outgoing(frames, socket in self._local)
+        parts, loan = self.bulk.outgoing(peer, frames, socket in self._local)
+        to = connections.address(peer)
         newest: Tracker | None = None
         try:
             for part in parts:
@@ -283,7 +285,8 @@ class Transport:
             peer: Peer = self._names.get(socket, "")
             bytes_max = wire.FRAME_BYTES_MAX
             if socket is self._router:
-                peer, frames, bytes_max = bytes(frames[0]), frames[1:], self._bytes_max
+                peer = connections.connection(identity, bytes(frames[0]))
+                frames, bytes_max = frames[1:], self._bytes_max
             try:
                 whole = self._whole(socket, peer, frames, bytes_max)
                 if whole is not None:
@@ -307,9 +310,8 @@ class Transport:
         is_local = socket in self._local
         whole, answer = self.bulk.incoming(peer, frames, bytes_max, is_local)
         if answer is not None:
-            to: wire.Frames = [peer] if isinstance(peer, bytes) else []
             with suppress(zmq.ZMQError):
-                _send_frames(socket, [*to, *answer])
+                _send_frames(socket, [*connections.address(peer), *answer])
         return whole
 
     def _is_hushed(self, identity: str) -> bool:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -19,6 +20,8 @@ import zmq
 from house import COME_S, GUEST, HEARD, HERE, KEYS, House, finds_the_house_open, guest
 
 from daemons import crowd, unread
+from daemons.connections import address, connection, owner
+from daemons.transport import Transport
 from dlctl import messages as m
 from dlctl import wire
 from dlctl.machine import Hush
@@ -28,6 +31,9 @@ from dlctl.roles.waste import BURST, PER_S, Waste
 OTHER = "worker-1"
 ANSWER_BYTES = 4 << 20
 ANSWERS = 200
+COMEBACKS = 12
+"""Connections of one key, each of which asks for two shards of `SHARD_BYTES`."""
+SHARD_BYTES = 8 << 20
 SLACK_BYTES = 48 << 20
 """What libzmq and the kernel hold themselves."""
 CROWD = 10_000
@@ -87,6 +93,66 @@ def test_what_a_peer_does_not_read_is_dropped_and_the_others_are_served(house: H
     house.until(lambda: not house.transport.unread._waiting, 3 * COME_S)
 
 
+def test_who_connects_again_and_again_gets_no_more_than_one_connection_would(house: House) -> None:
+    """Its key is what counts; another key is served meanwhile."""
+    values = np.zeros(SHARD_BYTES // 4, np.float32)
+    rss, sent = psutil.Process().memory_info().rss, 2 * COMEBACKS
+    with ExitStack() as connections:
+        for _ in range(COMEBACKS):
+            peer = connections.enter_context(deaf(house))
+            for number in range(2):
+                house.transport.send(peer, m.Parameters(0, 1, number, 0, values))
+        grown = psutil.Process().memory_info().rss - rss
+        assert grown < unread.BYTES_MAX + SLACK_BYTES
+        most_in_the_kernel = 3 * SHARD_BYTES
+        delivered = sent - house.transport.unread.dropped
+        assert delivered * SHARD_BYTES <= unread.BYTES_MAX + most_in_the_kernel
+        with guest(house, OTHER) as transport:
+            transport.send(HERE, HEARD)
+            house.transport.send(house.comes(COME_S), m.Parameters(0, 1, 1, 0, values))
+            assert house.is_heard_by(transport, COME_S)
+    house.until(lambda: not house.transport.unread._waiting, 3 * COME_S)
+
+
+def test_one_connection_that_does_not_read_is_no_harm_to_the_next_one_of_its_key(
+    house: House,
+) -> None:
+    """What has been read is not counted, whichever connection it went over and when."""
+    values = np.zeros(ANSWER_BYTES // 4, np.float32)
+    with deaf(house) as stuck, guest(house) as transport:
+        house.transport.send(stuck, m.Parameters(0, 1, 0, 0, values))
+        transport.send(HERE, HEARD)
+        peer = house.comes(COME_S)
+        for number in range(20):
+            house.transport.send(peer, m.Parameters(0, 1, number, 0, values))
+            assert house.is_heard_by(transport, COME_S)
+    assert house.transport.unread.dropped == 0
+
+
+def test_without_keys_each_connection_is_counted_by_itself(tmp_path: Path) -> None:
+    """Over unix sockets only this user comes."""
+    here, there = Transport(zmq.Poller()), Transport(zmq.Poller())
+    try:
+        address = here.listen(f"ipc://{tmp_path}/socket")
+        peers: set[bytes] = set()
+        for name in ("first", "second"):
+            there.connect(name, address)
+            there.send(name, HEARD)
+        deadline = time.monotonic() + COME_S
+        while len(peers) < 2:
+            assert time.monotonic() < deadline
+            for source, _ in here.poller.poll(100):
+                peers |= {peer for peer, *_ in here.receive(source)}  # type: ignore[misc]
+        first, second = peers
+        for _ in range(unread.MESSAGES_FREE):
+            here.unread.add(first, zmq.MessageTracker(threading.Event()), unread.BYTES_MAX)
+        assert not here.unread.has_room(first, 1)
+        assert here.unread.has_room(second, 1)
+    finally:
+        here.close()
+        there.close()
+
+
 def test_one_that_reads_gets_everything_however_much_it_is(house: House) -> None:
     with guest(house) as transport:
         transport.send(HERE, HEARD)
@@ -100,11 +166,24 @@ def test_one_that_reads_gets_everything_however_much_it_is(house: House) -> None
 
 def test_two_answers_may_wait_however_large_they_are() -> None:
     waiting = unread.Unread()
-    for _ in range(2):
-        assert waiting.has_room(b"peer", unread.BYTES_MAX * 10)
-        waiting.add(b"peer", zmq.MessageTracker(threading.Event()), unread.BYTES_MAX * 10)
-    assert not waiting.has_room(b"peer", 1)
-    assert waiting.has_room(b"another", 1)
+    routes = [b"\0peer", b"\0again"]
+    for route in routes:
+        peer = connection(GUEST, route)
+        assert waiting.has_room(peer, unread.BYTES_MAX * 10)
+        waiting.add(peer, zmq.MessageTracker(threading.Event()), unread.BYTES_MAX * 10)
+    assert not waiting.has_room(connection(GUEST, b"\0and again"), 1)
+    assert waiting.has_room(connection(OTHER, routes[0]), 1)
+
+
+@pytest.mark.parametrize("route", [b"\0\x80\0\0\1", b"worker-1", b"worker-1\0", b"\0"])
+@pytest.mark.parametrize("name", [GUEST, ""])
+def test_whatever_a_connection_is_called_its_answers_go_there_and_are_its_owners(
+    route: bytes, name: str
+) -> None:
+    peer = connection(name, route)
+    assert address(peer) == [route]
+    assert owner(peer) == (name.encode() or peer)
+    assert address(HERE) == []
 
 
 # ---------------------------------------------------------------- who repeats itself
