@@ -43,10 +43,10 @@ class Bulk:
         self._numbers = itertools.count(secrets.randbits(48))
         """Of messages that go in segments. Nobody shall go on with one of a process before us."""
 
-    def outgoing(self, frames: Frames, is_local: bool) -> Outgoing:
+    def outgoing(self, receiver: Hashable, frames: Frames, is_local: bool) -> Outgoing:
         """What to send for a message. is_local: its receiver is a process of ours here."""
         if is_local and lending.are_large(frames):
-            lent = self._lender.lend(frames)
+            lent = self._lender.lend(frames, receiver)
             if lent is not None:
                 return Outgoing([lent[0]], lent[1])
         if segments.are_large(frames):
@@ -67,7 +67,7 @@ class Bulk:
         if not is_local:
             raise RemoteProtocolError("what lies in shared memory is not for other machines")
         if kind == lending.MISSED:
-            self._lender.missed(frames[0])
+            self._lender.missed(frames[0], source)
             return Incoming(None)
         whole = self._borrower.read(frames, bytes_max)
         return Incoming(whole, lending.not_found(frames) if whole is None else None)

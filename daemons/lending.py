@@ -26,12 +26,14 @@ import secrets
 import stat
 import struct
 import time
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from daemons import large
+from daemons.misses import Misses
 from daemons.recycled import are_unused
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array
@@ -45,10 +47,6 @@ PATIENCE_S = 10.0
 SLOTS_MAX = 64
 BYTES_MAX = 1 << 30
 """Of all slots of a process; what has no room is sent, and copied only once."""
-MISSES_MAX = 3
-PAUSE_S = 600.0
-"""After so many loans in a row that were looked for in vain there are none for a while: /proc may
-be closed here, or receivers take so long that slots are given up before."""
 _PAGE = 4096
 _HEAD = struct.Struct("<4sQQ16sQ")
 """Which it is, the sender's pid, its descriptor, the slot's cookie, number of the loan."""
@@ -77,6 +75,8 @@ class Slot:
         self.number = 0
         """Of the newest loan."""
         self.used_at = time.monotonic()
+        self.receiver: Hashable = None
+        """Of the newest loan, until it is known how that went."""
         self.is_given_up = False
         self.fd = os.memfd_create("dlctl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -106,11 +106,12 @@ class Slot:
 
     def take_back(self, number: int) -> None:
         """A loan that was never sent is over."""
-        self._notes[_RETURNED] = number
+        self._notes[_RETURNED], self.receiver = number, None
 
-    def lend(self, frames: Frames) -> Frames:
+    def lend(self, frames: Frames, receiver: Hashable) -> Frames:
         """What to send instead of `frames`."""
         self.number += 1
+        self.receiver = receiver
         self.used_at = time.monotonic()
         lengths, rest = large.split(frames, FRAME_BYTES_MIN)
         places, _ = large.places(lengths)
@@ -167,27 +168,28 @@ class Lender:
 
     def __init__(self) -> None:
         self._slots: list[Slot] = []
-        self._misses = 0
-        self._pause_until = 0.0
+        self._misses = Misses()
 
-    def lend(self, frames: Frames) -> tuple[Frames, Loan] | None:
+    def lend(self, frames: Frames, receiver: Hashable) -> tuple[Frames, Loan] | None:
         """What to send instead of `frames`, and what says when it is not needed any more.
 
         None: this message has to travel by itself.
         """
-        if self._pause_until > time.monotonic():
+        if self._misses.is_paused(receiver):
             return None
         _, need = large.places([len(frame) for frame in frames])
         slot = self._find(need)
         if slot is None:
             return None
-        lent = slot.lend(frames)
+        lent = slot.lend(frames, receiver)
         return lent, Loan(slot, slot.number)
 
     def _find(self, need: int) -> Slot | None:
         free = [slot for slot in self._slots if slot.is_free]
-        if any(slot.number for slot in free):
-            self._misses = 0
+        for slot in free:
+            if slot.receiver is not None:
+                self._misses.found(slot.receiver)
+                slot.receiver = None
         fitting = [slot for slot in free if need <= slot.nbytes <= 4 * need]
         if fitting:
             return min(fitting, key=lambda slot: slot.nbytes)
@@ -208,8 +210,8 @@ class Lender:
         total = sum(slot.nbytes for slot in self._slots)
         return len(self._slots) < SLOTS_MAX and total + nbytes <= BYTES_MAX
 
-    def missed(self, head: Frame) -> None:
-        """A receiver says that it has not found what this head of a loan names: it was given up
+    def missed(self, head: Frame, receiver: Hashable) -> None:
+        """`receiver` says that it has not found what this head of a loan names: it was given up
         before, or cannot be seen from there.
         """
         if len(head) != _HEAD.size:
@@ -217,13 +219,11 @@ class Lender:
         *_, cookie, number = _HEAD.unpack(head)
         for slot in [s for s in self._slots if (s.cookie, s.number) == (cookie, number)]:
             self._close(slot)
-        self._misses += 1
-        if self._misses >= MISSES_MAX:
-            log.warning("nobody finds what lies in shared memory; it is sent for %.0f s", PAUSE_S)
-            self._misses, self._pause_until = 0, time.monotonic() + PAUSE_S
+        self._misses.add(receiver)
 
     def check(self) -> None:
         """A chore: give up what does not come back, and what is not used."""
+        self._misses.check()
         oldest = time.monotonic() - PATIENCE_S
         for slot in [slot for slot in self._slots if slot.used_at < oldest]:
             self._close(slot)

@@ -9,7 +9,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemons import lending
+from daemons import lending, misses
 from daemons.lending import Borrower, Lender
 from daemons.transport import Transport
 from dlctl import messages as m
@@ -28,6 +28,7 @@ from dlctl.wire import Frames
 MAX = 1 << 40
 LARGE = lending.FRAME_BYTES_MIN
 COME_S = 10.0
+RECEIVER, OTHER = "server-0", "server-1"
 
 
 @pytest.fixture
@@ -49,8 +50,10 @@ def frames_of(content: int, nbytes: int = LARGE) -> Frames:
     return [b"\x94", bytes([content]) * nbytes, b"small"]
 
 
-def lend(lender: Lender, frames: Frames) -> tuple[Frames, lending.Loan]:
-    lent = lender.lend(frames)
+def lend(
+    lender: Lender, frames: Frames, receiver: Hashable = RECEIVER
+) -> tuple[Frames, lending.Loan]:
+    lent = lender.lend(frames, receiver)
     assert lent is not None
     return lent
 
@@ -112,37 +115,92 @@ def test_who_comes_too_late_finds_nothing(lender: Lender, clock: list[float]) ->
 def test_a_peer_that_is_away_is_no_reason_to_stop_lending(
     lender: Lender, clock: list[float]
 ) -> None:
-    for _ in range(2 * lending.MISSES_MAX):
+    for _ in range(2 * misses.MISSES_MAX):
         lend(lender, frames_of(1))
         clock[0] += lending.PATIENCE_S + 1
         lender.check()
-    assert lender.lend(frames_of(1)) is not None
+    assert lender.lend(frames_of(1), RECEIVER) is not None
 
 
-def test_where_nobody_finds_anything_messages_are_sent_for_a_while(
+def test_to_who_finds_nothing_messages_are_sent_for_a_while(
     lender: Lender, clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(lending.MISSES_MAX):
+    for _ in range(misses.MISSES_MAX):
         sent, loan = lend(lender, frames_of(1))
-        lender.missed(lending.not_found(sent)[0])
+        lender.missed(lending.not_found(sent)[0], RECEIVER)
         assert loan.is_over
-    assert lender.lend(frames_of(1)) is None
-    assert "nobody finds" in caplog.text
-    clock[0] += lending.PAUSE_S
-    assert lender.lend(frames_of(1)) is not None
+    assert lender.lend(frames_of(1), RECEIVER) is None
+    assert "server-0 does not find" in caplog.text
+    clock[0] += misses.PAUSE_S
+    assert lender.lend(frames_of(1), RECEIVER) is not None
+
+
+def test_who_finds_nothing_is_paused_whoever_finds_everything_meanwhile(lender: Lender) -> None:
+    """One gives back what is lent to it, as ever; of the other one three messages are lost."""
+    sound, lost = Borrower(), 0
+    for _ in range(20):
+        sent, loan = lend(lender, frames_of(1), OTHER)
+        assert sound.read(sent, MAX) is not None
+        sound.give_back()
+        assert loan.is_over
+        lent = lender.lend(frames_of(2), RECEIVER)
+        if lent is not None:
+            lost += 1
+            lender.missed(lending.not_found(lent[0])[0], RECEIVER)
+    assert lost == misses.MISSES_MAX
+    assert lender.lend(frames_of(1), OTHER) is not None, "the sound one has no pause"
+
+
+def test_what_a_receiver_gives_back_ends_a_row_of_its_own_and_a_loan_never_sent_does_not(
+    lender: Lender,
+) -> None:
+    def misses_one() -> None:
+        lender.missed(lending.not_found(lend(lender, frames_of(1))[0])[0], RECEIVER)
+
+    for _ in range(misses.MISSES_MAX - 1):
+        misses_one()
+    borrower = Borrower()
+    assert borrower.read(lend(lender, frames_of(1))[0], MAX) is not None
+    borrower.give_back()
+    for _ in range(misses.MISSES_MAX - 1):
+        misses_one()
+    lend(lender, frames_of(1))[1].cancel()
+    misses_one()
+    assert lender.lend(frames_of(1), RECEIVER) is None
+
+
+def test_what_comes_back_late_does_not_end_a_pause(lender: Lender) -> None:
+    borrower = Borrower()
+    read = borrower.read(lend(lender, frames_of(1))[0], MAX)
+    for _ in range(misses.MISSES_MAX):
+        lender.missed(lending.not_found(lend(lender, frames_of(1))[0])[0], RECEIVER)
+    del read
+    borrower.give_back()
+    lend(lender, frames_of(1), OTHER)
+    assert lender.lend(frames_of(1), RECEIVER) is None
+
+
+def test_receivers_that_are_gone_are_forgotten(clock: list[float]) -> None:
+    kept = misses.Misses()
+    for number in range(3 * misses.RECEIVERS_MAX):
+        kept.add(number)
+        assert len(kept._of) <= misses.RECEIVERS_MAX
+    clock[0] += misses.PAUSE_S
+    kept.check()
+    assert not kept._of
 
 
 def test_what_is_looked_for_only_when_it_was_given_up_counts_as_well(
     lender: Lender, clock: list[float]
 ) -> None:
     """A receiver that needs longer than slots are kept for must get its messages in another way."""
-    for _ in range(lending.MISSES_MAX):
+    for _ in range(misses.MISSES_MAX):
         sent, _ = lend(lender, frames_of(1))
         clock[0] += lending.PATIENCE_S + 1
         lender.check()
         assert Borrower().read(sent, MAX) is None
-        lender.missed(lending.not_found(sent)[0])
-    assert lender.lend(frames_of(1)) is None
+        lender.missed(lending.not_found(sent)[0], RECEIVER)
+    assert lender.lend(frames_of(1), RECEIVER) is None
 
 
 def test_who_had_a_slot_before_others_lets_it_go_in_the_end(
@@ -169,12 +227,12 @@ def test_a_loan_that_could_not_be_sent_is_over_at_once(lender: Lender) -> None:
 def test_there_is_a_limit_to_what_is_lent(lender: Lender, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lending, "BYTES_MAX", 4 * LARGE)
     loans = [lend(lender, frames_of(1))[1] for _ in range(3)]
-    assert lender.lend(frames_of(1)) is None
+    assert lender.lend(frames_of(1), RECEIVER) is None
     loans[0].cancel()
-    assert lender.lend(frames_of(1)) is not None
+    assert lender.lend(frames_of(1), RECEIVER) is not None
     loans[1].cancel()
     loans[2].cancel()
-    assert lender.lend(frames_of(1, 3 * LARGE)) is None, "two of them are in use"
+    assert lender.lend(frames_of(1, 3 * LARGE), RECEIVER) is None, "two of them are in use"
 
 
 def test_processes_that_are_forked_off_do_not_keep_the_memory(lender: Lender) -> None:
@@ -198,7 +256,7 @@ def test_the_memory_of_a_sender_that_is_killed_stays_with_who_reads_it() -> None
         "import sys, numpy\n"
         "from daemons.lending import Lender, LARGE\n"
         "lender = Lender()\n"
-        "sent, _ = lender.lend([b'', bytes([7]) * LARGE])\n"
+        "sent, _ = lender.lend([b'', bytes([7]) * LARGE], 0)\n"
         "sys.stdout.buffer.write(sent[0] + sent[1])\n"
         "sys.stdout.flush()\n"
         "sys.stdin.read()\n"
@@ -314,9 +372,9 @@ def test_where_proc_is_closed_three_messages_are_lost_and_then_all_are_sent(
             for transport in (here, there):
                 for source, _ in transport.poller.poll(50):
                     came += [message for _, message, _ in transport.receive(source)]
-        assert sent == lending.MISSES_MAX + 1
+        assert sent == misses.MISSES_MAX + 1
         assert np.array_equal(came[0].values, values)
-        assert "nobody finds" in caplog.text
+        assert "server-0 does not find" in caplog.text
     finally:
         here.close()
         there.close()
