@@ -123,6 +123,11 @@ class KilledAnywhere(RuleBasedStateMachine):
         if killed:
             self.come_back()
 
+    @rule(kill_after=st.none() | st.integers(0, 6))
+    def there_is_nothing_else_to_do(self, kill_after):
+        if self.do(self.shard.storage.catch_up, kill_after):
+            self.come_back()
+
     @rule()
     def kill_between_two_steps(self):
         self.come_back()

@@ -469,6 +469,18 @@ def generation_is_not_raised(patch: Patch) -> None:
 
 
 @mutant(
+    "a server with nothing else to do forgets the update that it has put off", "AcksChecker",
+    scenario="downpour-topk",
+)  # fmt: skip
+def forgets_when_idle(patch: Patch) -> None:
+    def catch_up(self):
+        if self.serving is not None:
+            self.serving.shard.storage._put_off = None
+
+    patch.setattr(Server, "catch_up", catch_up)
+
+
+@mutant(
     "a redo record says how much to add, so that it counts twice when it is replayed",
     "LedgerChecker", "StalenessChecker", scenario="recovery", seeds=40,
 )  # fmt: skip
