@@ -19,8 +19,8 @@ class TermsChecker(Checker):
         """(name, term) -> the incarnation that was given it."""
         self._serving: dict[int, int] = {}
         """Shard -> the newest generation that has served it."""
-        self._who: dict[Process, tuple[int, int]] = {}
-        """Worker -> (slot, epoch)."""
+        self._workers: dict[tuple[Process, Peer], tuple[int, int]] = {}
+        """(server, connection) -> (slot, epoch) of the worker that has it, also when it is gone."""
         self._joined: dict[tuple[int, int], int] = {}
         """(shard, slot) -> the newest epoch that the shard has let in."""
 
@@ -34,31 +34,27 @@ class TermsChecker(Checker):
         match effect.message:
             case m.Welcome():
                 self._on_welcome(process, effect.peer, effect.message)
-            case m.Join(_, slot, epoch, _):
-                self._who[process] = (slot, epoch)
             case m.Joined():
                 self._on_joined(process, effect.peer, effect.message)
             case m.Ack(outcome=outcome) if outcome in (APPLIED, HELD):
                 self._on_taken(process, effect.peer, effect.message)
 
+    def on_message(self, process: Process, peer: Peer, message: m.Message) -> None:
+        if isinstance(message, m.Join | m.Push):
+            self._workers[process, peer] = (message.slot, message.epoch)
+
     def _on_joined(self, server: Process, peer: Peer, joined: m.Joined) -> None:
         shard = joined.shard
         self._serving[shard] = max(joined.generation, self._serving.get(shard, 0))
-        slot, epoch = self._worker(server, peer)
+        slot, epoch = self._workers.get((server, peer), (0, 0))
         self._joined[shard, slot] = max(epoch, self._joined.get((shard, slot), 0))
 
     def _on_taken(self, server: Process, peer: Peer, ack: m.Ack) -> None:
         if ack.generation < self._serving.get(ack.shard, 0):
             raise self.broken(f"{server} of generation {ack.generation} still takes pushes")
-        slot, epoch = self._worker(server, peer)
+        slot, epoch = self._workers.get((server, peer), (0, 0))
         if 0 < epoch < self._joined.get((ack.shard, slot), 0):
             raise self.broken(f"{server} takes a push of worker-{slot}'s old epoch {epoch}")
-
-    def _worker(self, server: Process, peer: Peer) -> tuple[int, int]:
-        """(slot, epoch) of whoever is at the other end; epoch 0 if that is nobody any more."""
-        assert isinstance(peer, bytes)
-        client = server.network.client(peer)
-        return self._who.get(client, (0, 0)) if isinstance(client, Process) else (0, 0)
 
     def _on_welcome(self, process: Process, peer: Peer, welcome: m.Welcome) -> None:
         assert isinstance(peer, bytes)
