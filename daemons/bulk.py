@@ -44,7 +44,7 @@ class Bulk:
         """Of messages that go in segments. Nobody shall go on with one of a process before us."""
 
     def outgoing(self, receiver: Hashable, frames: Frames, is_local: bool) -> Outgoing:
-        """What to send for a message. is_local: its receiver is a process of ours here."""
+        """What to send for a message. is_local: `receiver` is a process of ours here."""
         if is_local and lending.are_large(frames):
             lent = self._lender.lend(frames, receiver)
             if lent is not None:

@@ -223,10 +223,7 @@ def epoch_is_not_recorded(patch: Patch) -> None:
     patch.setattr(Arrivals, "_issue_term", issue_term)
 
 
-@mutant(
-    "a worker that has been replaced may still push", "TermsChecker",
-    scenario="downpour-topk", seeds=60,
-)  # fmt: skip
+@mutant("a worker that has been replaced may still push", "TermsChecker", seeds=60)
 def no_fencing(patch: Patch) -> None:
     honest = Deliveries.judge
 
