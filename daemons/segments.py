@@ -28,8 +28,10 @@ SEGMENT_BYTES = 512 << 10
 """libzmq takes a peer for dead of which no whole frame has come for some seconds (`transport.py`):
 so long a segment may be on its way over the slowest link that there shall be, 100 kB/s.
 """
-SEGMENTS_MAX = 2048
-"""Of one message: what waits for a peer is limited in messages, too."""
+SEGMENTS_MAX = 400
+"""Of one message; of one of more than 200 MB they are larger. ZeroMQ keeps 1000 messages for a peer
+that does not read, and two large ones have to fit in.
+"""
 FRAME_BYTES_MIN = SEGMENT_BYTES
 """Frames from this on are cut."""
 PATIENCE_S = 10.0

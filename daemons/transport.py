@@ -40,9 +40,9 @@ CONNECT_MS = 2000
 HEARTBEAT_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 6000
 """Without a whole frame from a peer: on a slow link a segment may take nearly as long."""
-MESSAGES_MAX = 8192
-"""That may wait on a connection: several large ones, in segments. Their bytes are limited by the
-window of pushes, and by `unread`.
+PUSHES_MAX = 4096
+"""Messages that may wait to be sent to whom we have connected to: several large ones, in segments.
+Their bytes are limited by the window of pushes.
 """
 ZERO_COPY_BYTES = 64 * 1024
 """Below this a copy is cheaper than the bookkeeping of sharing."""
@@ -102,8 +102,8 @@ class Transport:
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        socket.setsockopt(zmq.SNDHWM, MESSAGES_MAX)
-        socket.setsockopt(zmq.RCVHWM, MESSAGES_MAX)
+        if kind == zmq.DEALER:
+            socket.setsockopt(zmq.SNDHWM, PUSHES_MAX)
         if self._secret:
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._public)
