@@ -23,20 +23,26 @@ class Figure:
     unit: str
     """"x" for a ratio of dlctl to the baseline; otherwise "MB" and the like."""
     values: tuple[float, ...]
-    """Empty if it was skipped."""
+    """Empty if it was skipped, or if dlctl failed in every round."""
     asked: float | None = None
     """The median is to be this at most; None: nothing was asked, the figure informs."""
     detail: str = ""
     """The absolute figures behind a ratio."""
     skipped: str = ""
     """Why it could not be measured here."""
+    failed: str = ""
+    """In how many rounds dlctl itself failed, and how; the others do not make up for that."""
 
     @property
-    def median(self) -> float:
-        return median(self.values)
+    def median(self) -> float | None:
+        """None if nothing was measured."""
+        return median(self.values) if self.values else None
 
     def is_over(self) -> bool:
-        return self.asked is not None and not self.skipped and self.median > self.asked
+        """Whether the median is over what was asked, or dlctl has failed, which is worse."""
+        if self.failed:
+            return True
+        return self.asked is not None and self.median is not None and self.median > self.asked
 
 
 def ratio(
@@ -87,7 +93,7 @@ def seconds(value: float) -> str:
 
 
 def table(figures: Sequence[Figure]) -> str:
-    """Asked beside measured, one figure per line; in the end, how many were skipped."""
+    """Asked beside measured, one figure per line; in the end, how many were skipped or failed."""
     head = ("chapter", "what", "asked", "median", "min .. max", "rounds", "", "absolute")
     rows = [head, *map(_row, figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
@@ -95,8 +101,11 @@ def table(figures: Sequence[Figure]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-    skipped = sum(1 for figure in figures if figure.skipped)
-    last = [f"{skipped} of {len(figures)} figures were skipped"] if skipped else []
+    counts = {
+        "were skipped": sum(1 for figure in figures if figure.skipped),
+        "failed": sum(1 for figure in figures if figure.failed),
+    }
+    last = [f"{count} of {len(figures)} figures {how}" for how, count in counts.items() if count]
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:], *last])
 
 
@@ -105,12 +114,20 @@ def _row(figure: Figure) -> tuple[str, ...]:
     asked = "" if figure.asked is None else f"<= {figure.asked:g}{unit}"
     if figure.skipped:
         return figure.chapter, figure.what, asked, "skipped", "", "", "", figure.skipped
-    verdict = "" if figure.asked is None else "OVER" if figure.is_over() else "ok"
-    spread = f"{_number(min(figure.values))} .. {_number(max(figure.values))}"
+    spread, middle = "", "failed"
+    if figure.median is not None:
+        spread = f"{_number(min(figure.values))} .. {_number(max(figure.values))}"
+        middle = f"{_number(figure.median)}{unit}"
     return (
-        figure.chapter, figure.what, asked, f"{_number(figure.median)}{unit}", spread,
-        str(len(figure.values)), verdict, figure.detail,
+        figure.chapter, figure.what, asked, middle, spread, str(len(figure.values)),
+        _verdict(figure), "; ".join(filter(None, (figure.failed, figure.detail))),
     )  # fmt: skip
+
+
+def _verdict(figure: Figure) -> str:
+    if figure.failed:
+        return "FAILED"
+    return "" if figure.asked is None else "OVER" if figure.is_over() else "ok"
 
 
 def _number(value: float) -> str:
@@ -134,12 +151,13 @@ def to_json(figures: Sequence[Figure], *, quick: bool) -> dict[str, Any]:
                 "what": figure.what,
                 "unit": figure.unit,
                 "asked": figure.asked,
-                "median": None if figure.skipped else figure.median,
+                "median": figure.median,
                 "min": min(figure.values, default=None),
                 "max": max(figure.values, default=None),
                 "values": figure.values,
                 "detail": figure.detail,
                 "skipped": figure.skipped,
+                "failed": figure.failed,
             }
             for figure in figures
         ],

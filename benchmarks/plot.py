@@ -54,8 +54,9 @@ class _Scale:
 def _row(figure: Figure, scale: _Scale, top: float) -> Iterator[str]:
     middle = top + ROW / 2
     yield _text(LABELS - 8, middle + 4, figure.what, anchor="end")
-    if figure.skipped:
-        yield _text(LABELS + 4, middle + 4, "skipped", color=OTHERS)
+    if figure.median is None:
+        word, color = ("failed", OVER) if figure.failed else ("skipped", OTHERS)
+        yield _text(LABELS + 4, middle + 4, word, color=color)
         return
     color = OVER if figure.is_over() else OURS if figure.what.startswith("dlctl") else OTHERS
     end = scale.x(figure.median)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,13 +15,15 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.__main__ import main
+from benchmarks import cli
+from benchmarks.__main__ import CHAPTERS, main
 from benchmarks.figures import Figure, ratio, table, take_turns, to_json
-from benchmarks.peers.contest import Tries, compete, figures_of
+from benchmarks.peers.contest import Tries, against, bytes_against, compete, figures_of
 from benchmarks.peers.places import loopback
-from benchmarks.peers.run import run
-from benchmarks.peers.table import FAST, HOGWILD, Peer
-from benchmarks.peers.work import accuracy
+from benchmarks.peers.run import Result, result_of, run
+from benchmarks.peers.table import FAST, HOGWILD, SLOW, Peer
+from benchmarks.peers.watch import Watch
+from benchmarks.peers.work import Flat, accuracy
 from benchmarks.placement import pinned, placements
 from benchmarks.plot import to_svg
 from benchmarks.train import settings_for
@@ -72,7 +76,7 @@ def test_a_peer_that_fails_is_a_figure_that_says_so_and_everybody_ends(tmp_path:
     with loopback(settings.workers) as place:
         tries = compete([broken], place, settings, rounds=1)
     (figure,) = figures_of("train", "to accuracy 0.85", tries)
-    assert figure.skipped.startswith("failed: ")
+    assert figure.skipped.startswith("failed in 1 of 1 rounds: ")
     assert figure.skipped.endswith("No module named benchmarks.peers.no_such_program")
 
 
@@ -85,8 +89,94 @@ def test_what_is_not_installed_is_counted_in_the_table_and_said_in_the_json() ->
     assert (row["median"], row["skipped"]) == (None, "a_package_that_nobody_has is not installed")
 
 
-def test_the_picture_shows_every_figure_also_the_skipped_ones() -> None:
+def test_where_dlctl_itself_fails_the_benchmark_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever measures dlctl must not be told that all is well because nothing was measured."""
+    broken = Peer("dlctl", "no_such_program", 0.1, is_ours=True)
+    settings = settings_for(tmp_path, quick=True)
+    with loopback(settings.workers) as place:
+        tries = compete([broken], place, settings, rounds=1)
+    tries["DDP"] = tries_of({0: 2.0})
+    figures = [*figures_of("train", "s", tries), against("train", "dlctl", "DDP", tries, 0.333)]
+    assert [(figure.skipped, figure.is_over()) for figure in figures] == [
+        ("", True), ("", False), ("", True),
+    ]  # fmt: skip
+    monkeypatch.setattr(cli, "measure", lambda *, quick: figures)
+    assert main(["cli"]) == main(["cli", "--quick"]) == 1
+    last_table = capsys.readouterr().out.splitlines()[-6:]
+    assert [line.split().count("FAILED") for line in last_table] == [0, 0, 1, 0, 1, 0]
+    assert "failed in 1 of 1 rounds: " in last_table[2]
+    assert last_table[-1] == "2 of 3 figures failed"
+
+
+def test_a_round_that_dlctl_loses_is_not_made_up_for_by_the_others() -> None:
+    tries = {
+        "dlctl": tries_of({0: 1.0, 2: 1.0}, ours=True),
+        "DDP": tries_of(dict.fromkeys(range(3), 10.0)),
+    }
+    tries["dlctl"].failures[1] = "ended with 1: Traceback ...\nonly 0.200 after 60.0 s"
+    own, _ = figures_of("train", "s", tries)
+    compared = against("train", "dlctl", "DDP", tries, asked=0.333)
+    for figure in (own, compared, bytes_against("train", "dlctl", "DDP", tries, asked=0.333)):
+        assert figure.failed == "failed in 1 of 3 rounds: only 0.200 after 60.0 s"
+        assert figure.is_over()
+    assert compared.values == (0.1, 0.1)
+    assert "FAILED" in table([compared])
+
+
+def test_only_equal_rounds_are_compared_since_each_has_its_own_order_of_samples() -> None:
+    """Another that has lost round 1 is compared in rounds 0 and 2; one that is measured once, in
+    all of them; one that has lost them all, in none, and that is no fault of dlctl's."""
+    tries = {
+        "dlctl": tries_of({0: 1.0, 1: 50.0, 2: 4.0}, ours=True),
+        "RPC": tries_of({0: 2.0, 2: 2.0}),
+        "DDP": tries_of({0: 100.0}, once=True),
+        "Ray": tries_of({}),
+    }
+    tries["RPC"].failures[1] = "not ended after 300 s: \n"
+    tries["Ray"].failures.update({0: "ended with 1", 1: "ended with 2"})
+    rpc, ddp, ray = (against("train", "dlctl", name, tries, 1.5) for name in ("RPC", "DDP", "Ray"))
+    assert rpc.values == (0.5, 2.0)
+    assert rpc.detail == "the other failed in 1 of 3 rounds: not ended after 300 s:"
+    assert (
+        ddp.values == bytes_against("train", "dlctl", "DDP", tries, 1.5).values == (0.01, 0.5, 0.04)
+    )
+    assert ray.skipped == "failed in 2 of 2 rounds: ended with 2"
+    assert not any(figure.is_over() for figure in (rpc, ddp, ray))
+
+
+def tries_of(seconds: dict[int, float], *, ours: bool = False, once: bool = False) -> Tries:
+    """By round; a byte for every microsecond."""
+    results = {n: Result(s, start_s=1.0, sent_mb=s, updates=100) for n, s in seconds.items()}
+    return Tries(results, is_ours=ours, is_once=once)
+
+
+def test_dlctl_is_known_as_ours_and_nobody_else() -> None:
+    ours = [peer.name for peer in (*FAST, *SLOW) if peer.is_ours]
+    assert ours == ["dlctl", "dlctl, top-k 5 %", "dlctl"]
+
+
+def test_seconds_and_bytes_count_from_when_all_were_ready_not_from_the_first_copy(
+    tmp_path: Path,
+) -> None:
+    """dlctl says a moment later when that was: what was done until then counts all the same."""
+    settings = dataclasses.replace(settings_for(tmp_path, quick=True), target=0.0)
+    watch, ready_at = Watch(settings, all_wait=False), time.time() - 5.0
+    watch.start(ready_at)
+    watch.is_enough(lambda: Flat(settings.work).w, 7)
+    watch.write()
+    at, sent = (ready_at - 2, ready_at, ready_at + 60), (10_000_000, 10_000_000, 70_000_000)
+    result = result_of(settings, began=ready_at - 2, counts=[*zip(at, sent, strict=True)])
+    assert result.seconds >= 5.0
+    assert result.start_s == pytest.approx(2.0)
+    assert result.sent_mb == pytest.approx(result.seconds, rel=1e-3)
+    assert result.updates == 7
+
+
+def test_the_picture_shows_every_figure_also_the_skipped_and_the_failed_ones() -> None:
     figures = [
+        Figure("train", "dlctl", "s", (), failed="failed in 1 of 1 rounds"),
         Figure("train", "dlctl <1>", "s", (1.0, 2.0, 4.0)),
         Figure("train", "Ray", "s", (), skipped="ray is not installed"),
         Figure("push", "dense", "x", (3.0,), asked=2.0),
@@ -94,7 +184,7 @@ def test_the_picture_shows_every_figure_also_the_skipped_ones() -> None:
     picture = ElementTree.fromstring(to_svg(figures))
     texts = ["".join(text.itertext()) for text in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert [text for text in texts if "logarithmic" not in text] == [
-        "dlctl <1>", "2 s", "Ray", "skipped", "dense", "3x",
+        "dlctl", "failed", "dlctl <1>", "2 s", "Ray", "skipped", "dense", "3x",
     ]  # fmt: skip
 
 
@@ -104,6 +194,21 @@ def test_an_unknown_chapter_is_refused_with_the_names_of_the_known_ones(
     with pytest.raises(SystemExit):
         main(["pull"])
     assert 'no chapter "pull"; there are start, server_memory, push' in capsys.readouterr().err
+
+
+def test_help_and_readme_name_every_chapter_that_there_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = ROOT / "benchmarks"
+    parts = {"roundtrip_peers"}  # of a chapter
+    measuring = {file.stem for file in folder.glob("*.py") if "\ndef measure(" in file.read_text()}
+    assert measuring - parts == set(CHAPTERS)
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = [line.strip().split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert all([name, what] in said for name, what in CHAPTERS.items())
+    readme = (folder / "README.md").read_text()
+    assert [name for name in CHAPTERS if f"**{name}**" not in readme] == []
 
 
 def test_a_ratio_is_taken_round_by_round_so_that_a_slow_round_is_slow_for_both() -> None:

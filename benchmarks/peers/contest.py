@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -16,22 +16,35 @@ from benchmarks.peers.table import Peer
 
 @dataclass
 class Tries:
-    """What came of one peer's rounds."""
+    """What came of one peer's rounds, by the number of the round."""
 
-    results: list[Result] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
+    results: dict[int, Result] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
     why_not: str = ""
+    is_ours: bool = False
+    is_once: bool = False
+    """It is measured in the first round only."""
 
     @property
-    def seconds(self) -> tuple[float, ...]:
-        return tuple(result.seconds for result in self.results)
+    def skipped(self) -> str:
+        """Why there is no figure; "" if there is one. dlctl is not skipped because it fails."""
+        if self.why_not or self.results or self.is_ours:
+            return self.why_not
+        return self.lost
 
     @property
-    def problem(self) -> str:
-        """Why there is no figure; "" if there is one."""
-        if self.results:
+    def failed(self) -> str:
+        """In how many rounds dlctl has failed, and how; "" if in none, or if it is another."""
+        return self.lost if self.is_ours else ""
+
+    @property
+    def lost(self) -> str:
+        """In how many rounds it has failed, whoever it is, and how; "" if in none."""
+        if not self.failures:
             return ""
-        return self.why_not or f"failed: {self.failures[-1].strip().splitlines()[-1]}"
+        rounds = len(self.failures) + len(self.results)
+        last_line = self.failures[max(self.failures)].strip().splitlines()[-1]
+        return f"failed in {len(self.failures)} of {rounds} rounds: {last_line}"
 
 
 def compete(
@@ -39,19 +52,22 @@ def compete(
 ) -> dict[str, Tries]:
     """Everybody in each round, with the round's number as the seed; those named in `once` only in
     the first."""
-    tries = {peer.name: Tries(why_not=peer.why_not()) for peer in peers}
+    tries = {
+        peer.name: Tries(why_not=peer.why_not(), is_ours=peer.is_ours, is_once=peer.name in once)
+        for peer in peers
+    }
     for number in range(rounds):
         for peer in peers:
             of_peer = tries[peer.name]
-            if of_peer.why_not or (number and peer.name in once):
+            if of_peer.why_not or (number and of_peer.is_once):
                 continue
             try:
                 result = run(peer, place, replace(settings, seed=number))
             except PeerFailed as error:
-                of_peer.failures.append(str(error))
+                of_peer.failures[number] = str(error)
                 print(f"  {peer.name} failed: {error}", file=sys.stderr, flush=True)
             else:
-                of_peer.results.append(result)
+                of_peer.results[number] = result
                 said = f"{result.seconds:.2f} s, {result.sent_mb:,.0f} MB"
                 print(f"  round {number + 1}: {peer.name}: {said}", file=sys.stderr, flush=True)
     return tries
@@ -61,47 +77,56 @@ def figures_of(chapter: str, what: str, tries: Mapping[str, Tries]) -> list[Figu
     """Seconds of everybody, with bytes and the time for starting beside them."""
     return [
         Figure(
-            chapter, f"{name}, {what}", "s", of_peer.seconds,
-            detail=_detail(of_peer), skipped=of_peer.problem,
+            chapter, f"{name}, {what}", "s", tuple(r.seconds for r in of_peer.results.values()),
+            detail=_detail(of_peer), skipped=of_peer.skipped, failed=of_peer.failed,
         )
         for name, of_peer in tries.items()
     ]  # fmt: skip
 
 
 def _detail(tries: Tries) -> str:
-    if not tries.results:
+    results = tries.results.values()
+    if not results:
         return ""
-    sent_mb = median(result.sent_mb for result in tries.results)
-    start_s = median(result.start_s for result in tries.results)
-    rate = median(result.updates / max(result.seconds, 1e-3) for result in tries.results)
-    failed = f", {len(tries.failures)} rounds failed" if tries.failures else ""
-    return f"{sent_mb:,.0f} MB, {rate:,.0f} updates/s; ready after {start_s:.1f} s{failed}"
+    sent_mb = median(result.sent_mb for result in results)
+    start_s = median(result.start_s for result in results)
+    rate = median(result.updates / max(result.seconds, 1e-3) for result in results)
+    said = f"{sent_mb:,.0f} MB, {rate:,.0f} updates/s; ready after {start_s:.1f} s"
+    return f"{said}; {tries.lost}" if tries.lost and not tries.is_ours else said
 
 
 def against(
     chapter: str, ours: str, other: str, tries: Mapping[str, Tries], asked: float
 ) -> Figure:
-    """Our seconds in each round against those of another: in the same round, if it has them all,
-    else against their median."""
-    problem = tries[ours].problem or tries[other].problem
+    """Our seconds until the accuracy was reached, against those of another."""
+    ratios = _ratios(tries[ours], tries[other], lambda result: result.seconds)
     what = f"{ours} / {other}, time to the accuracy"
-    if problem:
-        return Figure(chapter, what, "x", (), asked, skipped=problem)
-    mine, theirs = tries[ours].seconds, tries[other].seconds
-    if len(mine) != len(theirs):
-        theirs = (median(theirs),) * len(mine)
-    ratios = tuple(a / b for a, b in zip(mine, theirs, strict=True))
-    return Figure(chapter, what, "x", ratios, asked)
+    return _compared(Figure(chapter, what, "x", ratios, asked), tries[ours], tries[other])
 
 
 def bytes_against(
     chapter: str, ours: str, other: str, tries: Mapping[str, Tries], asked: float
 ) -> Figure:
-    """Our bytes on the wire until the accuracy was reached, against the median of another's."""
-    problem = tries[ours].problem or tries[other].problem
+    """Our bytes on the wire until the accuracy was reached, against those of another."""
+    ratios = _ratios(tries[ours], tries[other], lambda result: result.sent_mb)
     what = f"{ours} / {other}, bytes on the wire"
-    if problem:
-        return Figure(chapter, what, "x", (), asked, skipped=problem)
-    theirs = median(result.sent_mb for result in tries[other].results)
-    values = tuple(result.sent_mb / theirs for result in tries[ours].results)
-    return Figure(chapter, what, "x", values, asked)
+    return _compared(Figure(chapter, what, "x", ratios, asked), tries[ours], tries[other])
+
+
+def _ratios(ours: Tries, theirs: Tries, of: Callable[[Result], float]) -> tuple[float, ...]:
+    """Ours against theirs in each round that both have come through: another round is another order
+    of the samples. Whoever is measured once is the same in every round."""
+    bases = {number: of(result) for number, result in theirs.results.items()}
+    if theirs.is_once and bases:
+        bases = dict.fromkeys(ours.results, median(bases.values()))
+    both = sorted(ours.results.keys() & bases.keys())
+    return tuple(of(ours.results[number]) / bases[number] for number in both)
+
+
+def _compared(figure: Figure, ours: Tries, theirs: Tries) -> Figure:
+    """With what was lost: a round of ours is a failure, one of theirs is left out and said."""
+    if ours.failed:
+        return replace(figure, failed=ours.failed)
+    if skipped := ours.skipped or theirs.skipped:
+        return replace(figure, skipped=skipped)
+    return replace(figure, detail=f"the other {theirs.lost}") if theirs.lost else figure

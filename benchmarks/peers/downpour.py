@@ -1,8 +1,13 @@
 """dlctl itself: `dlctl start` on a job like any other.
 
 The parameters are read from where the servers keep them, in shared memory: what somebody would get
-who fetched them at that moment. Nothing of the run waits for that. The clock starts at the first
-push that is applied, when all workers are ready.
+who fetched them at that moment. Nothing of the run waits for that.
+
+The clock starts when the coordinator lets the workers loose: the last of them has its model and its
+data then and asks for something to do, and none has been given a sample yet, so that no step is
+made before. The others wait for each other at a barrier at the same place. The moment is the
+coordinator's own (`ready_at` in the run's database); that it is read there a little later takes
+nothing off the clock.
 
 Options: job, the sections of the job file that make the difference.
 """
@@ -27,10 +32,9 @@ from torch import Tensor
 from benchmarks.peers.settings import Settings, from_command_line
 from benchmarks.peers.watch import Watch
 from benchmarks.sandbox import Dlctl, console_script, sandbox
-from dlctl import runs, states
+from dlctl import rundb, runs, states
 from dlctl.config import Servers
 from dlctl.shards import image
-from dlctl.shards.base import Unusable
 
 ROOT = Path(__file__).parents[2]
 LOOK_S = 0.01
@@ -140,8 +144,8 @@ def main(settings: Settings) -> None:
     torch.set_num_threads(1)
     watch = Watch(settings, all_wait=False)
     with sandbox() as directory, _started(directory, settings) as start:
-        shards = _wait_for_first_push(start)
-        watch.start()
+        shards, ready_at = _wait_until_ready(start)
+        watch.start(ready_at)
         while not watch.is_enough(shards.parameters, shards.pushes()):
             time.sleep(LOOK_S)
     watch.write()
@@ -182,18 +186,16 @@ def _hosts(settings: Settings) -> str:
     return "".join(['[[hosts]]\nssh = ""\nworkers = 0\n', *others]) if names else ""
 
 
-def _wait_for_first_push(start: subprocess.Popen[str]) -> Shards:
-    """Raises RuntimeError if the run does not begin."""
+def _wait_until_ready(start: subprocess.Popen[str]) -> tuple[Shards, float]:
+    """The shards, and when the workers were let loose (Unix time). Raises RuntimeError if the run
+    does not begin."""
     until = time.monotonic() + START_S_MAX
     while time.monotonic() < until and not start.poll():
         for run in runs.all_runs():
-            paths = sorted(states.places(run, Servers())[0].glob("shard-*.state"))
-            try:
-                shards = Shards(paths)
-                if paths and shards.pushes():
-                    return shards
-            except (Unusable, ValueError):
-                pass  # A server is about to make it.
+            if (ready_at := rundb.read(run).get("ready_at")) is not None:
+                # Before that, the servers have got the initial values.
+                places = states.places(run, Servers())
+                return Shards(sorted(places[0].glob("shard-*.state"))), ready_at
         time.sleep(LOOK_S)
     raise RuntimeError("the run did not begin")
 

@@ -1,17 +1,19 @@
 """A parameter server that is a Ray actor, asynchronous, as in Ray's documentation.
 
-The driver hands each finished gradient to the server, and its new parameters to that worker.
+The driver hands each finished gradient to the server, and its new parameters to that worker. The
+copies for the watch are taken and looked at in a thread of their own, so that no worker waits for
+them.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from threading import Thread
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from benchmarks.peers.settings import RAY_ENVIRONMENT, Settings, from_command_line
 from benchmarks.peers.watch import Watch
@@ -76,23 +78,22 @@ def _train(settings: Settings) -> None:
     ray.get([worker.is_ready.remote() for worker in workers])
     newest = server.parameters.remote()
     at_work: dict[Any, Any] = {worker.gradient.remote(newest): worker for worker in workers}
-    updates, look_at = 0, 0.0
+    updates = 0
+
+    def look() -> None:
+        while not watch.is_enough(lambda: torch.tensor(ray.get(newest)), updates):
+            time.sleep(LOOK_S)
+
+    looking = Thread(target=look)
     watch.start()
-    while True:
+    looking.start()
+    while looking.is_alive():
         (done,), _ = ray.wait(list(at_work))
         worker = at_work.pop(done)
         newest = server.apply.remote(done)
         at_work[worker.gradient.remote(newest)] = worker
         updates += 1
-        if time.monotonic() >= look_at:
-            look_at = time.monotonic() + LOOK_S
-            if watch.is_enough(lambda ref=newest: _fetched(ref), updates):
-                break
     watch.write()
-
-
-def _fetched(reference: Any) -> Tensor:
-    return torch.tensor(ray.get(reference))
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def run(peer: Peer, place: Place, settings: Settings) -> Result:
     began = time.time()
     with counting(place) as counts, _running(_starts(peer, place, settings)) as first:
         first.wait(settings.budget_s + OVERHEAD_S_MAX)
-    return _result(settings, np.load(snapshots), began, counts)
+    return result_of(settings, began, counts)
 
 
 # ---------------------------------------------------------------- processes
@@ -174,17 +174,21 @@ def counting(place: Place) -> Iterator[list[tuple[float, int]]]:
         thread.join()
 
 
-def _result(
-    settings: Settings, snapshots: dict[str, np.ndarray], began: float, counts: Sequence
-) -> Result:
-    moments, seconds = snapshots["moments"], snapshots["seconds"]
+def result_of(settings: Settings, began: float, counts: Sequence[tuple[float, int]]) -> Result:
+    """When the target was reached by what the watch has left, and what was sent until then.
+
+    began: Unix time of the start of everything. counts: as of `counting`. Raises PeerFailed if the
+    target was not reached.
+    """
+    snapshots = np.load(settings.snapshots)
+    clock_at, seconds = float(snapshots["began"]), snapshots["seconds"]
     best = 0.0
     for i, copy in enumerate(snapshots["copies"]):
         reached = accuracy(settings.work, torch.from_numpy(copy))
         best = max(best, reached)
         if reached >= settings.target:
             at, sent = zip(*counts, strict=True)
-            sent_mb = np.diff(np.interp([moments[0], moments[i]], at, sent))[0] / MB
+            sent_mb = np.diff(np.interp([clock_at, snapshots["moments"][i]], at, sent))[0] / MB
             updates = int(snapshots["updates"][i])
-            return Result(float(seconds[i]), float(moments[0]) - began, float(sent_mb), updates)
+            return Result(float(seconds[i]), clock_at - began, float(sent_mb), updates)
     raise PeerFailed(f"only {best:.3f} after {seconds[-1]:.1f} s")

@@ -48,6 +48,8 @@ class Peer:
     options: dict[str, Any] = field(default_factory=dict)
     needs: str = ""
     """A package that need not be installed."""
+    is_ours: bool = False
+    """It is dlctl: where it fails, the benchmark has failed."""
 
     def why_not(self) -> str:
         """What is missing here; "" if it can be measured."""
@@ -55,7 +57,7 @@ class Peer:
 
 
 def dlctl(name: str, lr: float, job: str) -> Peer:
-    return Peer(name, "downpour", lr, is_one_program=True, options={"job": job})
+    return Peer(name, "downpour", lr, is_one_program=True, options={"job": job}, is_ours=True)
 
 
 def diloco(local_steps: int) -> Peer:

@@ -64,9 +64,13 @@ class Watch:
         return reached >= self._settings.target
 
     def write(self) -> None:
-        """The file for `run.py`: seconds, moments (Unix time), updates and parameters."""
+        """The file for `run.py`: when the clock was started (Unix time), and of every copy the
+        seconds on the clock, the moment (Unix time), the updates and the parameters."""
         seconds, moments, updates = zip(*self._rows, strict=True)
         path = Path(self._settings.snapshots)
         temporary = path.with_suffix(".part.npz")
-        np.savez(temporary, seconds=seconds, moments=moments, updates=updates, copies=self._copies)
+        np.savez(
+            temporary, began=self._began, seconds=seconds, moments=moments, updates=updates,
+            copies=self._copies,
+        )  # fmt: skip
         temporary.rename(path)
