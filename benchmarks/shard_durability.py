@@ -6,6 +6,7 @@ its ack. Both sides take turns on the same deltas.
 
 from __future__ import annotations
 
+import itertools
 import mmap
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -27,6 +28,8 @@ from dlctl.shards.memory import InMemory
 CHAPTER = "shard_durability"
 SIZES = (1_000_000, 10_000_000)
 OPTIMIZERS = ("sgd", "adagrad")
+NETWORKS = ("ipc", "tcp")
+"""Shared memory, and sockets without encryption."""
 KINDS = {"none": ("dense", 1.15), "topk": ("sparse 1 %", 1.05)}
 """Compressor -> (what it is called, the ratio that was asked of pushes)."""
 META = {
@@ -47,10 +50,8 @@ def measure(*, quick: bool) -> list[Figure]:
         for optimizer in OPTIMIZERS
         for figure in _apply_alone(size, optimizer, quick)
     ]
-    for size in sizes:
-        for optimizer in OPTIMIZERS:
-            for compressor in KINDS:
-                figures.append(_end_to_end(size, optimizer, compressor, quick))
+    for case in itertools.product(NETWORKS, sizes, OPTIMIZERS, KINDS):
+        figures.append(_end_to_end(*case, quick))
     return figures
 
 
@@ -87,20 +88,20 @@ def _packed(size: int, compressor: str) -> Any:
     return kind(kind.Options()).take(np.random.default_rng(0).standard_normal(size).astype("f4"))
 
 
-def _end_to_end(size: int, optimizer: str, compressor: str, quick: bool) -> Figure:
-    """A push from its sending to its ack, over a unix socket, by one worker."""
+def _end_to_end(network: str, size: int, optimizer: str, compressor: str, quick: bool) -> Figure:
+    """A push from its sending to its ack, by one worker."""
     name, asked = KINDS[compressor]
     packed = _packed(size, compressor)
     rounds, repeats = (1, 2) if quick else (15, 10 if size > 10**6 else 50)
     with sandbox() as directory, ExitStack() as stack:
         kept, bare = (
             stack.enter_context(
-                shard(directory, "ipc", size, optimizer, compressor, durability=durability)
+                shard(directory, network, size, optimizer, compressor, durability=durability)
             )
             for durability in ("process", "none")
         )
         ours_s, bare_s = take_turns(
             rounds, lambda: kept.push(packed), lambda: bare.push(packed), repeats
         )
-    what = f'push {name}, {optimizer}, {size:,} / durability "none"'
+    what = f'push {name}, {network}, {optimizer}, {size:,} / durability "none"'
     return ratio(CHAPTER, what, ours_s, bare_s, asked)
