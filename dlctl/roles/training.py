@@ -270,6 +270,11 @@ class Training:
         if self._step is not None or self._left_out:
             step, self._step, self._left_out = self._step, None, False
             return True, step
+        if self._announced and self._ends_here():
+            # The batch was named before the end was: the method hears of the end where it asks for
+            # data, which is where it pushes what it has accrued.
+            self._announced = False
+            return True, None
         done, data = self._find_data(now)
         if data is not None:
             self._compute(self.portions.next_batch(), now)
@@ -283,12 +288,15 @@ class Training:
 
     def _find_data(self, now: float) -> tuple[bool, Data | None]:
         """(whether this is an answer for the method, the batch to compute next if there is one)."""
-        if self.draining and self.portions.at_boundary():
+        if self._ends_here():
             # The first time the method may still push what it has accrued; then it is parked.
             self.parked, self._told_draining = self._told_draining, True
             return not self.parked, None
         data = self.portions.ahead()
         return (True, data) if data is not None else (self.leasing.wait(now), None)
+
+    def _ends_here(self) -> bool:
+        return self.draining and self.portions.at_boundary()
 
     def _compute(self, batch: tuple[Portion, int], now: float) -> None:
         self._computing, self._busy_since = batch, now

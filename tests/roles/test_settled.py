@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -21,7 +23,7 @@ EPOCH = 6
 class Replica:
     """A worker of a two-shard run at work, which computes as soon as it can."""
 
-    def __init__(self) -> None:
+    def __init__(self, batches: int = 100, **options: Any) -> None:
         self.desk = Desk(resend_s=1.0)
         identity = Identity("run", 0, EPOCH, b"")
         self.channels = [Channel(shard, identity, self.desk.outstanding) for shard in (0, 1)]
@@ -30,23 +32,31 @@ class Replica:
             channel.join(0.0)
             channel.on_joined(Joined(channel.shard, 1, 0, lo, lo + 2, True, 0), 0.0)
         outbox = Outbox(self.desk.outstanding)
-        side = DOWNPOUR.worker(DOWNPOUR.Options(), np.zeros(4, np.float32), 0)
+        side = DOWNPOUR.worker(DOWNPOUR.Options(**options), np.zeros(4, np.float32), 0)
         self.training = Training(
             self.desk, identity, self.channels, outbox, side, Dense(Dense.Options()),
             batch_size=1, lease_ahead_s=0.0, averaged=np.zeros(0),
         )  # fmt: skip
         self._advance()
-        self.training.leasing.on_lease(m.Lease(1, 0, 0, 0, 100), 0.0)
-        self._advance()
-        for channel in self.channels:
-            values = np.zeros(2, np.float32)
-            self.training.fetcher.on_parameters(m.Parameters(channel.shard, 1, 1, 0, values), 0.0)
-        self._advance()
+        self.leased(1, 0, batches)
+        self.fetched(1)
         self.desk.clear()
 
     def _advance(self) -> None:
         self.training.advance(0.0)
         self.desk.do(*self.training.outbox.flush(0.0))
+
+    def leased(self, request: int, start: int, stop: int) -> None:
+        self.training.leasing.on_lease(m.Lease(request, request - 1, 0, start, stop), 0.0)
+        self._advance()
+
+    def fetched(self, request: int) -> None:
+        """What was asked for has come from both shards."""
+        for channel in self.channels:
+            values = np.zeros(2, np.float32)
+            answer = m.Parameters(channel.shard, 1, request, 0, values)
+            self.training.fetcher.on_parameters(answer, 0.0)
+        self._advance()
 
     def push(self, value: float = 1.0) -> None:
         """One more step, which is one more push."""
@@ -145,3 +155,22 @@ def test_the_nth_push_holds_the_nth_gradient(replica: Replica) -> None:
             assert isinstance(push, m.Push)
             assert push.delta.arrays[0].tolist() == [number + 1.0] * 2
     assert replica.training.steps == WINDOW
+
+
+def test_an_end_that_comes_while_a_fetch_is_waited_for_leaves_nothing_unpushed() -> None:
+    """The batch behind the fetch was named already; it would be the first of its portion."""
+    replica = Replica(
+        batches=2, overlap=False, fetch_every_steps=2, push_every_steps=8, push_before_fetch=True
+    )
+    for _ in range(2):
+        replica.push()
+    replica.leased(2, 2, 4)
+    assert replica.training.phase() == "fetching"
+    assert replica.training.has_unpushed_steps()
+    replica.training.draining = True
+    replica.fetched(2)
+    assert [c.unsettled() for c in replica.channels] == [1, 1]
+    assert not replica.training.has_unpushed_steps()
+    for shard in (0, 1):
+        replica.ack(shard, 0)
+    assert replica.training.parked
