@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from dlctl import messages as m
+from dlctl.errors import UsageError
 from dlctl.flat import AVERAGED, Entry, Layout
 from dlctl.machine import Effect, Send
 from dlctl.names import HOME_AGENT
@@ -115,6 +117,21 @@ def test_who_does_not_answer_is_named() -> None:
     changes.on_deadline(ANSWER_S_MAX)
     assert answers[0]["missing"] == ["worker-1"]
     assert len(desk.outstanding) == 0
+
+
+def test_what_a_worker_of_this_run_does_not_have_is_refused_and_nothing_is_changed() -> None:
+    desk, known = History(1.0), members()
+    for name in ("worker-0", "worker-1"):
+        known.daemons[name].metrics = {"settings": {"push": None, "log_level": "info"}}
+    changes = Changes(desk, known)
+    with pytest.raises(UsageError, match="worker-0 has no density: neither the method nor"):
+        changes.begin_texts(
+            ["worker-0"], {"push": "5MB/s", "density": "0.1"}, 0.0, lambda rows: None
+        )
+    assert desk.clear() == []
+    assert known.daemons["worker-0"].settings == {}
+    changes.begin_texts(["worker-0"], {"push": "5MB/s"}, 0.0, lambda rows: None)
+    assert sent_to(desk.clear()) == ["worker-0"]
 
 
 def test_a_change_stays_with_the_name_for_its_next_incarnation() -> None:
