@@ -21,7 +21,7 @@ from benchmarks.figures import Figure, ratio, table, take_turns, to_json
 from benchmarks.peers.contest import Tries, against, bytes_against, compete, figures_of
 from benchmarks.peers.places import loopback
 from benchmarks.peers.run import Result, result_of, run
-from benchmarks.peers.table import FAST, HOGWILD, SLOW, Peer
+from benchmarks.peers.table import FAST, SLOW, Peer
 from benchmarks.peers.watch import Watch
 from benchmarks.peers.work import Flat, accuracy
 from benchmarks.placement import pinned, placements
@@ -48,14 +48,9 @@ def test_a_quick_run_measures_real_pushes_and_real_commands(tmp_path: Path) -> N
     assert all(figure["what"] in ended.stdout for figure in figures)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "name",
-    [
-        peer.name if peer is HOGWILD else pytest.param(peer.name, marks=pytest.mark.long)
-        for peer in FAST
-    ],
-)
+@pytest.mark.parametrize("name", [peer.name for peer in FAST])
 def test_a_peer_trains_until_the_accuracy_is_reached(name: str, tmp_path: Path) -> None:
     """Not a mock: from random values to 0.85 of the handwritten digits of the test set."""
     (peer,) = (peer for peer in FAST if peer.name == name)
