@@ -40,7 +40,7 @@ CONNECT_MS = 2000
 HEARTBEAT_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 6000
 """Without a whole frame from a peer: on a slow link a segment may take nearly as long."""
-PUSHES_MAX = 4096
+QUEUED_MAX = 4096
 """Messages that may wait to be sent to whom we have connected to: several large ones, in segments.
 Their bytes are limited by the window of pushes.
 """
@@ -103,7 +103,7 @@ class Transport:
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         if kind == zmq.DEALER:
-            socket.setsockopt(zmq.SNDHWM, PUSHES_MAX)
+            socket.setsockopt(zmq.SNDHWM, QUEUED_MAX)
         if self._secret:
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._public)

@@ -59,10 +59,16 @@ def parse(key: str, text: str) -> Any:
 
     Raises UsageError for an unknown key (with a suggestion) or a value that the key cannot have.
     """
+    find(key)
     try:
-        return _PARSERS[find(key).kind](text.strip())
+        return parse_value(key, text)
     except ValueError as error:
         raise UsageError(f"{key}: {error}", hint="dlctl set --list") from None
+
+
+def parse_value(key: str, text: str) -> Any:
+    """The same for a key that there is. Raises ValueError."""
+    return _PARSERS[SETTINGS[key].kind](text.strip())
 
 
 def find(key: str) -> Setting:
@@ -78,9 +84,14 @@ def format_value(key: str, value: Any) -> str:
     """A value as `parse` reads it. Text stays as it is; an unknown key's value is shown plainly."""
     if isinstance(value, str):
         return value
-    if key in SETTINGS and SETTINGS[key].kind in _FORMATS:
+    if has_unit(key):
         return _FORMATS[SETTINGS[key].kind](value)
     return "-" if value is None else f"{value!r}"
+
+
+def has_unit(key: str) -> bool:
+    """Whether people write it with a unit, or as "off"."""
+    return key in SETTINGS and SETTINGS[key].kind in _FORMATS
 
 
 def _interval(text: str) -> int | str:

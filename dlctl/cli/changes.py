@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from dlctl.cli.snapshot import Snapshot
-from dlctl.settings import SETTINGS, format_value, parse
+from dlctl.settings import SETTINGS, format_value, has_unit, parse
 
 WORKERS = "workers.count"
 LIVE_SECTIONS = ("algorithm", "optimizer", "compression", "limits")
@@ -66,8 +66,7 @@ def _in_force(snapshot: Snapshot, name: str, before: Any, after: Any) -> Any:
     for text in (before, after):
         if found in ([], [_plain(name, text)]):
             return text
-    has_unit = SETTINGS[name].kind in ("rate", "size")
-    shown = [format_value(name, value) if has_unit else value for value in found]
+    shown = [format_value(name, value) if has_unit(name) else value for value in found]
     return shown[0] if len(shown) == 1 else shown
 
 

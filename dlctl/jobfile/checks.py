@@ -10,6 +10,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from dlctl.config import Network, Servers
 from dlctl.jobfile import hosts, slurm
 from dlctl.jobfile.positions import KeyPath, get
 from dlctl.jobfile.problems import Fault
-from dlctl.units import parse_rate, parse_size
+from dlctl.settings import parse_value
 
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 TARGET = re.compile(r"\s*([^\s<>=]+)\s*(>=|<=|>|<)\s*([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*")
@@ -31,9 +32,8 @@ def check(document: dict[str, Any], directory: Path) -> Iterator[Fault]:
     yield from _check_text(document, ("job", "run_dir"), _run_dir)
     yield from _check_text(document, ("job", "stop", "target"), _target)
     yield from _check_text(document, ("servers", "state_dir"), _state_dir)
-    yield from _check_text(document, ("limits", "push"), _rate)
-    yield from _check_text(document, ("limits", "fetch"), _rate)
-    yield from _check_text(document, ("limits", "push_window"), _size)
+    for key in ("push", "fetch", "push_window"):
+        yield from _check_text(document, ("limits", key), partial(_setting, key))
     yield from _check_ports(document)
     yield from _check_encryption(document)
     yield from _check_target_is_looked_at(document)
@@ -100,17 +100,10 @@ def _target(text: str) -> Verdict:
     return 'must be a metric, one of >= <= > <, and a number, as in "accuracy >= 0.85"', ""
 
 
-def _rate(text: str) -> Verdict:
+def _setting(key: str, text: str) -> Verdict:
+    """As `dlctl set` would take it."""
     try:
-        parse_rate(text)
-    except ValueError as error:
-        return str(error), ""
-    return FINE
-
-
-def _size(text: str) -> Verdict:
-    try:
-        parse_size(text)
+        parse_value(key, text)
     except ValueError as error:
         return str(error), ""
     return FINE

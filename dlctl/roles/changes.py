@@ -52,7 +52,7 @@ class Changes:
         for key in values:
             if isinstance(has, dict) and key not in has:
                 raise UsageError(
-                    f"{name} has no {key}: neither the method nor the compressor of this run has",
+                    f"{name} has no {key}: neither its method nor its compressor has it",
                     hint=f"dlctl get {name}   shows what it has",
                 )
 

@@ -46,6 +46,7 @@ class Portions:
     current: Portion | None = None
     upcoming: deque[Portion] = field(default_factory=deque)
     _batches_upcoming: int = 0
+    """Counted: they are asked for at every step, and may be a thousand short portions."""
     _computed: list[Portion] = field(default_factory=list)
     """All batches computed, not all of them pushed."""
     _pushed: dict[int, list[Portion]] = field(default_factory=dict)
