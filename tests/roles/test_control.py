@@ -124,7 +124,7 @@ def test_what_a_worker_of_this_run_does_not_have_is_refused_and_nothing_is_chang
     for name in ("worker-0", "worker-1"):
         known.daemons[name].metrics = {"settings": {"push": None, "log_level": "info"}}
     changes = Changes(desk, known)
-    with pytest.raises(UsageError, match="worker-0 has no density: neither the method nor"):
+    with pytest.raises(UsageError, match="worker-0 has no density: neither its method nor"):
         changes.begin_texts(
             ["worker-0"], {"push": "5MB/s", "density": "0.1"}, 0.0, lambda rows: None
         )
