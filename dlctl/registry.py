@@ -36,6 +36,10 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         "sync": Entry(
             "dlctl.algorithms.sync:SYNC", "a barrier in the servers, averaged by samples"
         ),
+        "local-sgd": Entry(
+            "dlctl.algorithms.local_sgd:LOCAL_SGD",
+            "replicas step alone, the servers take their mean way (Stich 2019, DiLoCo 2023)",
+        ),
         "sandblaster": Entry(
             "dlctl.algorithms.sandblaster:SANDBLASTER",
             "L-BFGS on the shards (Dean 2012); simulator only",

@@ -47,6 +47,9 @@ SETTINGS: dict[str, Setting] = {
     "local_lr": Setting(
         ("worker",), "nonnegative", "rate of a replica's own steps between fetches"
     ),
+    "local_steps": Setting(
+        ("worker",), "count", "steps of a replica alone from one mean to the next (local-sgd)"
+    ),
     "density": Setting(
         ("worker",), "fraction", "part of the entries that a push carries, 0 < d <= 1"
     ),
@@ -97,9 +100,19 @@ def has_unit(key: str) -> bool:
 def _interval(text: str) -> int | str:
     if text == AUTO:
         return AUTO
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10**6:
+    if not _is_count(text):
         raise ValueError(f'"{text}" is neither a whole number from 1 to 1000000 nor "{AUTO}"')
     return int(text)
+
+
+def _count(text: str) -> int:
+    if not _is_count(text):
+        raise ValueError(f'"{text}" is not a whole number from 1 to 1000000')
+    return int(text)
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 1 <= int(text) <= 10**6
 
 
 def _number(text: str) -> float:
@@ -138,6 +151,7 @@ def _level(text: str) -> str:
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "interval": _interval,
+    "count": _count,
     "rate": parse_rate,
     "size": parse_size,
     "positive": _positive,

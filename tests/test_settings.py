@@ -15,6 +15,7 @@ GOOD = {
     "push_window": ["128MB", "64KiB", "1.5GB", "off"],
     "lr": ["0.02", "1e-5", "3"],
     "local_lr": ["0", "0.1"],
+    "local_steps": ["1", "500"],
     "density": ["0.01", "1"],
     "log_level": ["debug", "warning"],
 }
@@ -37,6 +38,9 @@ BAD = [
     ("lr", "inf"),
     ("lr", "0"),
     ("local_lr", "-0.1"),
+    ("local_steps", "0"),
+    ("local_steps", "auto"),
+    ("local_steps", "1.5"),
     ("density", "0"),
     ("density", "1.01"),
     ("log_level", "loud"),

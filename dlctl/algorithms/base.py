@@ -18,12 +18,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dlctl import messages
 from dlctl.compress.base import Delta
+from dlctl.config import Choice
 from dlctl.messages import Array
 from dlctl.shards.base import Shard
 from dlctl.vector import Vector, zeros_like
@@ -255,6 +257,8 @@ class Algorithm:
     """Options that may change while the run goes on. `push_every_steps` and `fetch_every_steps`
     may become "auto" then: a method with these asks `WorkerSide.interval`, and its options have
     `comm_share_max` and `auto_steps_max`, too."""
+    optimizer: Choice = field(default_factory=partial(Choice, name="sgd"))
+    """The servers' one, for a job file that names none."""
     simulated_only: bool = False
     exact_pushes: bool = False
     """Whether every entry of every push must arrive as it was computed, in float32."""

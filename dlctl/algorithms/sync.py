@@ -35,12 +35,15 @@ from dlctl.algorithms.base import (
     Push,
     Requests,
     ServerSide,
+    Step,
     WorkerSide,
     dense,
 )
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, HELD, LATE, Array, Json
 from dlctl.shards.base import Shard
+
+Accrues = Generator[NextGradient, Step | None, int]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,13 +55,17 @@ class Replica(WorkerSide):
     def run(self) -> Requests:
         clock = yield from self._join()
         while True:
-            computed = yield NextGradient()
-            if computed is None:
-                yield Push(None, 0, clock)
-            else:
-                self.residual += computed.gradient
-                yield Push(self.residual, computed.samples, clock)
+            samples = yield from self._accrue()
+            yield Push(self.residual if samples else None, samples, clock)
             clock = yield Fetch(wait=True, clock_min=clock + 1)
+
+    def _accrue(self) -> Accrues:
+        """Add to the residual what is pushed next. Returns the samples it is of, 0 without data."""
+        computed = yield NextGradient()
+        if computed is None:
+            return 0
+        self.residual += computed.gradient
+        return computed.samples
 
     def _join(self) -> Generator[NextData | Fetch | Push, Any, int]:
         """Take part without a gradient until all shards wait for this replica.

@@ -87,7 +87,18 @@ def _details(kind: str, name: str) -> str:
         limits = f", {key.limits}" if key.limits else ""
         default = f"{key.name} = {key.default}" if key.default else f"{key.name}   (required)"
         lines += [default, *textwrap.wrap(f"{key.type}{limits}. {key.text}", WIDTH, **_INDENT)]
+    if kind == "algorithms":
+        lines += ["", "[optimizer]", *default_optimizer(name)]
     return "\n".join(lines)
+
+
+def default_optimizer(algorithm: str) -> list[str]:
+    """What stands below [optimizer] if a job file with this method has no such section."""
+    from dlctl.cli.keydocs import to_toml
+
+    choice = registry.load("algorithms", algorithm).optimizer
+    given = {"name": choice.name} | choice.options
+    return [f"{key} = {to_toml(value)}" for key, value in given.items()]
 
 
 _INDENT: dict[str, Any] = {"initial_indent": "    # ", "subsequent_indent": "    # "}

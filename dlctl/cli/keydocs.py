@@ -79,7 +79,7 @@ def _describe(hint: Any) -> tuple[str, str]:
         kind, limits = _describe(inner)
         return kind, ", ".join(filter(None, [limits, *map(_limit, metadata)]))
     if get_origin(hint) is Literal:
-        return " or ".join(_toml(choice) for choice in get_args(hint)), ""
+        return " or ".join(to_toml(choice) for choice in get_args(hint)), ""
     if isinstance(hint, UnionType) or get_origin(hint) not in (None, list, tuple, dict):
         described = [_describe(arg) for arg in get_args(hint) if arg is not NoneType]
         kinds = " or ".join(kind for kind, _ in described)
@@ -109,16 +109,16 @@ def _number(value: Any) -> str:
 
 def _default(field: dataclasses.Field[Any]) -> str:
     if field.default_factory is not dataclasses.MISSING:
-        return _toml(field.default_factory())
-    return "" if field.default is dataclasses.MISSING else _toml(field.default)
+        return to_toml(field.default_factory())
+    return "" if field.default is dataclasses.MISSING else to_toml(field.default)
 
 
-def _toml(value: Any) -> str:
+def to_toml(value: Any) -> str:
     """A value as it is written in a job file; an absent one has no TOML and is "none"."""
     if value is None:
         return "none"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {k: v for k, v in dataclasses.asdict(value).items() if v is not None}
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
+        return "{ " + ", ".join(f"{k} = {to_toml(v)}" for k, v in value.items()) + " }"
     return json.dumps(value)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from dlctl import registry
+from dlctl.cli.algorithms import default_optimizer
 from dlctl.cli.keydocs import Key, keys
 from dlctl.cli.roff import Page
 from dlctl.config import Choice, JobFile
@@ -77,6 +78,10 @@ def _choices(page: Page, section: str, default: str) -> None:
     for name, entry in known.items():
         page.paragraphs(f'`name = "{name}"`: {entry.summary}')
         _keys(page, keys(entry.load().Options))
+        lines = default_optimizer(name) if kind == "algorithms" else []
+        if len(lines) > 1:
+            optimizer = ", ".join(f"`{line}`" for line in lines)
+            page.paragraphs(f"Without a section [optimizer]: {optimizer}.")
 
 
 def _keys(page: Page, found: list[Key]) -> None:

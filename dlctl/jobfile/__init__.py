@@ -60,8 +60,10 @@ def load(
         for dotted in overrides or {}:
             keys.pop(tuple(dotted.split(".")), None)
         raise JobFileError(path, locate(path, text, keys, faults))
-    defaults = {section: getattr(job, section) for section in SECTIONS if section not in resolved}
-    for section, choice in defaults.items():
+    for section in [section for section in SECTIONS if section not in resolved]:
+        choice = getattr(job, section)
+        if section == "optimizer":
+            choice = registry.load("algorithms", resolved["algorithm"].name).optimizer
         options = effective_options(SECTIONS[section], choice)
         resolved[section] = Choice(name=choice.name, options=options)
     # Daemons run elsewhere, so they get the task's file by its full path.

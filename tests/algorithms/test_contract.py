@@ -22,6 +22,7 @@ from dlctl.algorithms.base import (
     Step,
     WorkerSide,
 )
+from dlctl.algorithms.local_sgd import LOCAL_SGD
 from dlctl.errors import UsageError
 from dlctl.messages import APPLIED, HELD, LATE
 
@@ -51,6 +52,11 @@ def of_portions(*portions):
     """The sum of their gradients, float64[SIZE]."""
     batches = [batch for batches in portions for _, batch in batches]
     return sum(gradient_of(np.zeros(SIZE), batch).gradient.astype(np.float64) for batch in batches)
+
+
+def pushed_per_gradient(algorithm: Algorithm) -> float:
+    """1, or for a method that pushes the way that its replicas have gone, their rate."""
+    return LOCAL_SGD.Options().local_lr if algorithm is LOCAL_SGD else 1.0
 
 
 def players(algorithm: Algorithm, workers: int, servers: int = 2) -> tuple[Shards, list[Player]]:
@@ -121,13 +127,14 @@ def test_a_replica_has_nothing_left_when_it_asks_again_after_hearing_that_there_
     algorithm,
 ):
     _, (player,) = players(algorithm, 1)
+    rate = pushed_per_gradient(algorithm)
     for number in range(3):
         player.todo += portion(number)
         play([player])
         player.tell_none()
         done = [portion(n) for n in range(number + 1)]
         assert player.samples_pushed == player.samples == BATCHES * len(done)
-        np.testing.assert_allclose(player.pushed, of_portions(*done), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(player.pushed, rate * of_portions(*done), rtol=1e-5, atol=1e-6)
         assert not player.side.residual.any()
 
 

@@ -102,6 +102,7 @@ def _ledger(
     *,
     epochs: int = 4,
     averages: bool = False,
+    shares: bool = False,
     durabilities: tuple[str, ...] = ("process", "process", "process", "disk", "none"),
     **options: object,
 ) -> Simulation:
@@ -114,7 +115,7 @@ def _ledger(
     return Simulation(
         job, problem, seed, network=poor_network(seed), compute=COMPUTE, faults=faults,
         checkers=ledger_checkers(
-            problem, epochs, once=False, averages=averages, heal_at_s=HEAL_AT_S
+            problem, epochs, once=False, averages=averages, shares=shares, heal_at_s=HEAL_AT_S
         ),
     )  # fmt: skip
 
@@ -145,7 +146,17 @@ def downpour_topk(seed: int) -> Simulation:
 
 def sync(seed: int) -> Simulation:
     """A barrier in the servers."""
-    return _ledger(seed, mixed_faults(seed), averages=True, algorithm=("sync", {}))
+    return _ledger(seed, mixed_faults(seed), averages=True, shares=True, algorithm=("sync", {}))
+
+
+def local_sgd(seed: int) -> Simulation:
+    """Replicas that go some steps alone between two barriers; every third also loses servers."""
+    faults = recovery_faults(seed) if seed % 3 == 0 else mixed_faults(seed)
+    method = {"local_steps": 2 + seed % 2, "local_lr": 1.0}
+    return _ledger(
+        seed, faults, averages=True, durabilities=("process", "process", "disk"),
+        algorithm=("local-sgd", method),
+    )  # fmt: skip
 
 
 def recovery(seed: int) -> Simulation:
@@ -161,8 +172,8 @@ def recovery(seed: int) -> Simulation:
 def sync_recovery(seed: int) -> Simulation:
     """The same with a barrier, whose held pushes die with their server."""
     return _ledger(
-        seed, recovery_faults(seed), averages=True, durabilities=("process", "process", "disk"),
-        algorithm=("sync", {}),
+        seed, recovery_faults(seed), averages=True, shares=True,
+        durabilities=("process", "process", "disk"), algorithm=("sync", {}),
     )  # fmt: skip
 
 
@@ -209,6 +220,7 @@ SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "downpour": downpour,
     "downpour-topk": downpour_topk,
     "sync": sync,
+    "local-sgd": local_sgd,
     "sandblaster": sandblaster,
     "recovery": recovery,
     "sync-recovery": sync_recovery,

@@ -77,13 +77,21 @@ def job_file(
 
 
 def ledger_checkers(
-    problem: Ledger, epochs: int, *, once: bool, averages: bool = False, heal_at_s: float = 10.0
+    problem: Ledger,
+    epochs: int,
+    *,
+    once: bool,
+    averages: bool = False,
+    shares: bool = False,
+    heal_at_s: float = 10.0,
 ) -> tuple[Checker, ...]:
-    """Everything that must be true of a run of `problem`; `averages`: the method is a barrier."""
+    """Everything that must be true of a run of `problem`; `averages`: the method is a barrier;
+    `shares`: of single gradients.
+    """
     book = Book(problem)
     return (
         book,
-        LedgerChecker(book, averages=averages),
+        LedgerChecker(book, averages=averages, shares=shares),
         AcksChecker(book),
         TermsChecker(),
         SamplesChecker(problem.samples, epochs, once=once),

@@ -16,13 +16,15 @@ FAULTLESS = "finished"
 class LedgerChecker(Checker):
     """The final account: every gradient adds 1 to a cell of its own (`problems.Ledger`).
 
-    With `averages` (a barrier takes the mean of its gradients) the cells of one step share 1
-    between them; then a cell must stay at what it was when its push was acknowledged.
+    With `averages` (a barrier takes the mean of its pushes) a cell has a part of 1; then it must
+    stay at what it was when its push was acknowledged. With `shares`, if each push is of one
+    gradient, the cells of one step share 1 between them.
     """
 
-    def __init__(self, book: Book, *, averages: bool = False) -> None:
+    def __init__(self, book: Book, *, averages: bool = False, shares: bool = False) -> None:
         self.book = book
         self.averages = averages
+        self.shares = shares
         self.lost = self.twice = 0
         self._first: dict[Key, float] = {}
         """What stood in a push's first cell when it was acknowledged first."""
@@ -48,7 +50,7 @@ class LedgerChecker(Checker):
         self.twice = self._changed(shards) if self.averages else int((shards > 1).sum())
         if (self.lost, self.twice) != (0, 0):
             raise self.broken(f"{self.lost} lost, {self.twice} twice")
-        if self.averages:
+        if self.shares:
             self._check_sums(shards)
         if world.store.run.get("state") == FAULTLESS:
             self._check_portions(shards)

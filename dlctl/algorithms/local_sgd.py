@@ -1,0 +1,68 @@
+"""Local SGD with an outer optimiser. Stich, "Local SGD Converges Fast and Communicates Little",
+ICLR 2019, Alg. 1; Douillard et al., "DiLoCo", 2023, Alg. 1.
+
+N replicas begin a round with the same parameters theta and go H steps away from them, each on its
+own data; what they have come to is averaged, and the servers' optimiser takes the mean way as a
+gradient. In DiLoCo's words, H = `local_steps`, and on a shard's side:
+
+    round t:  replica i:  theta_i = theta                     # fetched
+                          H times: theta_i -= local_lr * grad(theta_i, next mini-batch)
+                          push Delta_i = theta - theta_i
+              shard:      theta = outer(theta, sum_i n_i Delta_i / sum_i n_i)      n_i: samples
+
+- outer = SGD with lr 1 takes the mean of the replicas: Local SGD, or FedAvg.
+- outer = Nesterov momentum with lr 0.7 and momentum 0.9 is DiLoCo's, and the default here.
+- local_steps = 1 with outer = SGD, lr 1, is synchronous SGD with the rate `local_lr`.
+
+DiLoCo's inner optimiser is AdamW; here it is SGD. Delta_i is kept as the sum of the steps, which is
+theta - theta_i but for rounding, so that a compressor's residual can be added to it and nothing is
+lost if a replica is stopped before H steps.
+
+Everything else is as in `sync`: who takes part, who is waited for, and that a push for a round that
+is over is dropped. A replica without data in the middle of a round pushes what it has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Gt
+
+from dlctl.algorithms import sync
+from dlctl.algorithms.base import Algorithm, NextGradient
+from dlctl.config import Choice
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    local_steps: Annotated[int, Ge(1)] = 16
+    """Steps of a replica from one mean to the next, H. Changes live."""
+    local_lr: Annotated[float, Gt(0)] = 0.01
+    """Rate of a replica's own steps. Changes live."""
+
+
+class Replica(sync.Replica):
+    options: Options
+
+    def _accrue(self) -> sync.Accrues:
+        steps = samples = 0
+        while steps < self.options.local_steps:
+            computed = yield NextGradient()
+            if computed is None:
+                break
+            way = self.options.local_lr * computed.gradient
+            self.parameters -= way
+            self.residual += way
+            steps += 1
+            samples += computed.samples
+        return samples
+
+
+LOCAL_SGD = Algorithm(
+    Options=Options,
+    worker=Replica,
+    server=sync.Barrier,
+    live=("local_steps", "local_lr"),
+    optimizer=Choice(name="momentum", options={"lr": 0.7, "momentum": 0.9, "nesterov": True}),
+)

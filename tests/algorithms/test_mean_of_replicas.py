@@ -1,0 +1,88 @@
+"""Local SGD with several replicas, against the loop of the paper (Stich 2019, Alg. 1)."""
+
+import numpy as np
+from by_hand import Player, Shards
+
+from dlctl.algorithms.base import Data, Step
+from dlctl.algorithms.local_sgd import LOCAL_SGD, Options
+
+REPLICAS, SIZE, BATCHES = 3, 5, 12
+RATE = 0.2
+OUTER_RATE = 0.1
+"""Of the shards in `by_hand`, plain SGD."""
+TARGETS = np.random.default_rng(7).standard_normal((REPLICAS, BATCHES, SIZE)).astype(np.float32)
+
+
+def gradient(parameters, batch):
+    """Towards another target with every batch of every replica."""
+    return Step(parameters - TARGETS[batch], 1, 1.0)
+
+
+def replicas(steps: int) -> tuple[Shards, list[Player]]:
+    shards = Shards(LOCAL_SGD, np.ones(SIZE, np.float32), 2)
+    for side in shards.sides:
+        side.members(frozenset(range(REPLICAS)))
+    everybody = [Player(LOCAL_SGD, shards, gradient, slot) for slot in range(REPLICAS)]
+    for player in everybody:
+        player.side.options = Options(local_steps=steps, local_lr=RATE)
+    return shards, everybody
+
+
+def give(player: Player, first: int, end: int) -> None:
+    player.todo += [(Data(0, 0, False), (player.slot, n)) for n in range(first, end)]
+
+
+def go_on(everybody: list[Player]) -> None:
+    """Until each of them needs data or waits for another."""
+    for _ in range(BATCHES):
+        for player in everybody:
+            player.go_on()
+
+
+def round_of(theta, batches) -> np.ndarray:
+    """The parameters after a round; batches: for each replica its numbers."""
+    thetas = [theta.copy() for _ in batches]
+    for slot, numbers in enumerate(batches):
+        for number in numbers:
+            thetas[slot] -= RATE * (thetas[slot] - TARGETS[slot, number])
+    weights = [len(numbers) for numbers in batches]
+    return theta - OUTER_RATE * (theta - np.average(thetas, axis=0, weights=weights))
+
+
+def test_a_round_takes_the_mean_of_what_the_replicas_have_come_to():
+    shards, everybody = replicas(steps=4)
+    for player in everybody:
+        give(player, 0, BATCHES)
+    go_on(everybody)
+    theta = np.ones(SIZE)
+    for first in (0, 4, 8):
+        theta = round_of(theta, [range(first, first + 4)] * REPLICAS)
+    np.testing.assert_allclose(shards.whole(), theta, rtol=1e-5)
+
+
+def test_who_has_no_more_data_counts_by_what_it_has_done():
+    """One batch of four, none at all, and all four: nobody waits for the first two."""
+    shards, everybody = replicas(steps=4)
+    for player, batches in zip(everybody, (1, 0, 4), strict=True):
+        give(player, 0, batches)
+    go_on(everybody)
+    assert shards.shards[0].version == 0
+    everybody[0].tell_none()
+    everybody[1].tell_none()  # It has not begun yet; now it takes part ...
+    everybody[1].tell_none()  # ... without a gradient.
+    go_on(everybody)
+    theta = round_of(np.ones(SIZE), [range(1), range(0), range(4)])
+    np.testing.assert_allclose(shards.whole(), theta, rtol=1e-5)
+
+
+def test_the_number_of_steps_changes_in_the_middle_of_a_round():
+    _, everybody = replicas(steps=4)
+    for player in everybody:
+        give(player, 0, 3)
+    go_on(everybody)
+    assert [player.samples_pushed for player in everybody] == [0, 0, 0]
+    for player in everybody:
+        player.side.options.local_steps = 2
+        give(player, 3, 4)
+    go_on(everybody)
+    assert [player.samples_pushed for player in everybody] == [4, 4, 4]
