@@ -7,10 +7,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import zmq
 
@@ -33,6 +34,7 @@ from dlctl.machine import (
 )
 
 log = logging.getLogger("dlctl")
+EffectT = TypeVar("EffectT", bound=Effect)
 WAIT_S_MAX = 3600.0
 CHORES_S = 1.0
 
@@ -61,6 +63,12 @@ class Loop:
             Configure: _configure,
             Exit: self._exit,
         }
+        self._machine: Machine | None = None
+        self._turn = threading.Lock()
+        """Held while the machine handles events and their effects are performed."""
+        self._unperformed: deque[Effect] = deque()
+        """Of events that were handled in another thread."""
+        self._waits_until: float | None = None
         self._posted: deque[Event] = deque()
         self._failure: Exception | None = None
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -77,6 +85,35 @@ class Loop:
         """Hand an event to the machine; safe from any thread and from signal handlers."""
         self._posted.append(event)
         os.eventfd_write(self._wakeup, 1)
+
+    def offer(self, event: Event, own: type[EffectT]) -> EffectT | None:
+        """Hand an event to the machine from another thread, at once if the loop only waits, so that
+        nobody has to wait for a change of threads. Returns the effect of the kind `own` if there is
+        one: it is the caller's to perform. The loop performs all others, before the machine handles
+        anything else.
+        """
+        if self._turn.acquire(blocking=False):
+            try:
+                if not self._posted and not self._unperformed and self.exit_code is None:
+                    return self._handle_for(own, event)
+            except Exception as error:
+                self.fail(error)
+                return None
+            finally:
+                self._turn.release()
+        self.post(event)
+        return None
+
+    def _handle_for(self, own: type[EffectT], event: Event) -> EffectT | None:
+        assert self._machine is not None
+        effects = self._machine.handle(event, time.monotonic())
+        mine = next((effect for effect in effects if type(effect) is own), None)
+        self._unperformed.extend(effect for effect in effects if effect is not mine)
+        deadline, until = self._machine.deadline(), self._waits_until
+        is_sooner = deadline is not None and (until is None or deadline < until)
+        if self._unperformed or is_sooner:
+            os.eventfd_write(self._wakeup, 1)
+        return mine
 
     def fail(self, error: Exception) -> None:
         """Have `run` raise this error; safe from any thread."""
@@ -112,20 +149,35 @@ class Loop:
         return self.exit_code
 
     def _run(self, machine: Machine) -> None:
-        self._handle(machine, Started())
-        deadline = machine.deadline()
+        self._machine = machine
+        with self._turn:
+            self._handle(machine, Started())
+        ready: list[Any] = []
         while self.exit_code is None:
+            with self._turn:
+                self._work_off(machine, ready)
+                self._waits_until = machine.deadline()
+            ready = self._wait(self._waits_until) if self.exit_code is None else []
+        self.after_events()
+
+    def _work_off(self, machine: Machine, ready: list[Any]) -> None:
+        """Whatever there is to do now, until the machine has exited."""
+        self._perform_left()
+        for source in ready:
+            if self.exit_code is None:
+                self._serve(machine, source)
+        deadline = machine.deadline()
+        if self.exit_code is None and deadline is not None and deadline <= time.monotonic():
+            self._handle(machine, DeadlineReached())
+        if self.exit_code is None:
             self.after_events()
             self.transport.give_back()
             self._do_chores()
-            for source in self._wait(deadline):
-                if self.exit_code is None:
-                    self._serve(machine, source)
-            deadline = machine.deadline()
-            if self.exit_code is None and deadline is not None and deadline <= time.monotonic():
-                self._handle(machine, DeadlineReached())
-                deadline = machine.deadline()
-        self.after_events()
+
+    def _perform_left(self) -> None:
+        while self._unperformed:
+            effect = self._unperformed.popleft()
+            self._performers[type(effect)](effect)
 
     def _do_chores(self) -> None:
         if time.monotonic() >= self._chores_at:

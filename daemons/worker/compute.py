@@ -1,6 +1,10 @@
 """The thread that computes: model, gradients and evaluations, one after the other.
 
-Messages go on in the main thread meanwhile: torch releases the interpreter while it works.
+Messages go on in the main thread meanwhile: torch releases the interpreter while it works. If the
+main thread only waits when a gradient is done, the worker role hears of it here and the next step
+begins at once: to wake up another thread and be woken up by it takes longer than many a small
+model's step.
+
 Everything that touches the model happens here; the worker role sees to it that nobody else writes
 to it then.
 """
@@ -10,6 +14,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,34 +46,39 @@ class ComputeThread:
         threading.Thread(target=self._run, name="compute", daemon=True).start()
 
     def build(self, effect: BuildModel) -> None:
-        self._work.put(lambda: self._build(effect))
+        self._work.put(partial(self._build, effect))
 
     def load_buffers(self, effect: LoadBuffers) -> None:
-        self._work.put(lambda: self._load_buffers(effect))
+        self._work.put(partial(self._load_buffers, effect))
 
     def compute(self, effect: Compute) -> None:
-        self._work.put(lambda: self._compute(effect))
+        self._work.put(partial(self._compute, effect))
 
     def evaluate(self, effect: RunEvaluation) -> None:
-        self._work.put(lambda: self._evaluate(effect))
+        self._work.put(partial(self._evaluate, effect))
 
     def _run(self) -> None:
         while True:
-            work = self._work.get()
-            try:
-                event = work()
-            except DlctlError as error:
-                where = f" ({error.where})" if error.where else ""
-                hint = f"; {error.hint}" if error.hint else ""
-                detail = getattr(error, "detail", "")
-                event = TaskFailed(f"{error.message}{where}{hint}", detail)
-            except Exception as error:
-                event = TaskFailed(f"a bug in dlctl: {type(error).__name__}: {error}", _trace())
-            except BaseException as error:
-                # A worker whose thread is gone would look alive and never compute again.
-                what = f"{type(error).__name__}: {error}"
-                event = TaskFailed(f"something ended the computing with {what}", _trace())
-            self._loop.post(event)
+            work: Callable[[], Event] | None = self._work.get()
+            while work is not None:
+                following = self._loop.offer(self._event_of(work), Compute)
+                work = partial(self._compute, following) if following is not None else None
+
+    def _event_of(self, work: Callable[[], Event]) -> Event:
+        """What has come of it. Nothing is raised."""
+        try:
+            return work()
+        except DlctlError as error:
+            where = f" ({error.where})" if error.where else ""
+            hint = f"; {error.hint}" if error.hint else ""
+            detail = getattr(error, "detail", "")
+            return TaskFailed(f"{error.message}{where}{hint}", detail)
+        except Exception as error:
+            return TaskFailed(f"a bug in dlctl: {type(error).__name__}: {error}", _trace())
+        except BaseException as error:
+            # A worker whose thread is gone would look alive and never compute again.
+            what = f"{type(error).__name__}: {error}"
+            return TaskFailed(f"something ended the computing with {what}", _trace())
 
     def _build(self, effect: BuildModel) -> ModelBuilt:
         # torch takes seconds to import and is needed in this thread only.

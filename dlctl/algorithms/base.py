@@ -90,7 +90,10 @@ class Data(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One gradient of the mean loss over `samples` samples, at the parameters as they were."""
+    """One gradient of the mean loss over `samples` samples, at the parameters as they were.
+
+    Its memory may be written to; it is good until the next one is asked for.
+    """
 
     gradient: Vector
     samples: int

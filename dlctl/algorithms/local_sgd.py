@@ -51,7 +51,8 @@ class Replica(sync.Replica):
             computed = yield NextGradient()
             if computed is None:
                 break
-            way = self.options.local_lr * computed.gradient
+            way = computed.gradient
+            way *= self.options.local_lr
             self.parameters -= way
             self.residual += way
             steps += 1
