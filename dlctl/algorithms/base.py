@@ -116,6 +116,8 @@ class WorkerSide(ABC):
         """
         self.intervals: dict[str, int] = {}
         """Option -> its number of steps for as long as it is "auto"; the worker role sees to it."""
+        self.fetched_clock = 0
+        """Of the newest fetch that is in place, all of it; the worker role sees to it."""
 
     def interval(self, key: str) -> int:
         """Steps of an option that is a number of them or "auto", as they are in force now."""
@@ -130,6 +132,9 @@ class WorkerSide(ABC):
         overwritten only where the servers have changed something.
         """
         return True
+
+    def placed(self, lo: int, hi: int) -> None:  # noqa: B027  most methods leave it as it is
+        """What was fetched has just been put into `parameters[lo:hi]`."""
 
     @abstractmethod
     def run(self) -> Requests:

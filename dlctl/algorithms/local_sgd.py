@@ -18,6 +18,14 @@ DiLoCo's inner optimiser is AdamW; here it is SGD. Delta_i is kept as the sum of
 theta - theta_i but for rounding, so that a compressor's residual can be added to it and nothing is
 lost if a replica is stopped before H steps.
 
+With `overlap` a replica does not stand still while the mean is formed. It goes on from theta_i, and
+when the new theta is there, after some steps of the next round, it puts these on top of it:
+
+                          theta_i = theta - (steps since the push)
+
+That is a round's delay of a part of the steps, as in Streaming DiLoCo (Douillard et al., 2025,
+section 2.2) with the whole vector as the one fragment. No replica gets further ahead than a round.
+
 Everything else is as in `sync`: who takes part, who is waited for, and that a push for a round that
 is over is dropped. A replica without data in the middle of a round pushes what it has.
 """
@@ -30,8 +38,9 @@ from typing import Annotated
 from annotated_types import Ge, Gt
 
 from dlctl.algorithms import sync
-from dlctl.algorithms.base import Algorithm, NextGradient
+from dlctl.algorithms.base import Algorithm, Fetch, NextGradient, Push, Requests
 from dlctl.config import Choice
+from dlctl.vector import Vector, copy_of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,10 +49,37 @@ class Options:
     """Steps of a replica from one mean to the next, H. Changes live."""
     local_lr: Annotated[float, Gt(0)] = 0.01
     """Rate of a replica's own steps. Changes live."""
+    overlap: bool = False
+    """Go on with the next round while the mean of this one is under way, and put the steps that are
+    made meanwhile on top of it. For slow links; false: stand still, as in the papers."""
 
 
 class Replica(sync.Replica):
     options: Options
+
+    def __init__(self, options: Options, parameters: Vector, slot: int) -> None:
+        super().__init__(options, parameters, slot)
+        self._is_ahead = False
+        """A push is out, and this replica has gone on without its mean."""
+        self._left = parameters[:0]
+        """What that push has left of the residual; what has come to it since is of this round."""
+
+    def run(self) -> Requests:
+        clock = yield from self._join()
+        while True:
+            samples = yield from self._accrue()
+            if self._is_ahead and self.fetched_clock <= clock:
+                yield Fetch(wait=True, clock_min=clock + 1)
+            self._is_ahead, clock = False, self.fetched_clock
+            yield Push(self.residual if samples else None, samples, clock)
+            if samples and self.options.overlap:
+                self._is_ahead, self._left = True, copy_of(self.residual)
+            yield Fetch(wait=not self._is_ahead, clock_min=clock + 1)
+
+    def placed(self, lo: int, hi: int) -> None:
+        if self._is_ahead:
+            self.parameters[lo:hi] += self._left[lo:hi]
+            self.parameters[lo:hi] -= self.residual[lo:hi]
 
     def _accrue(self) -> sync.Accrues:
         steps = samples = 0

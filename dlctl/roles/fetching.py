@@ -95,8 +95,10 @@ class Fetcher:
         if fetched.complete:
             del self._under_way[message.request]
 
-    def place(self, fetched: Fetched, parameters: Vector) -> None:
-        """Put what has come into the model; the gradients to come are of it."""
+    def place(self, fetched: Fetched, parameters: Vector, then: Callable[[int, int], None]) -> None:
+        """Put what has come into the model; the gradients to come are of it. `then` is called with
+        the bounds of every slice that stands there.
+        """
         for shard, arrived in fetched.slices.items():
             channel = self.channels[shard]
             if not channel.basis.fits(arrived):
@@ -107,6 +109,7 @@ class Fetcher:
             model = parameters[channel.lo : channel.hi]
             channel.basis.place(arrived, model, keep=self._model_changes)
             self.placed(channel, arrived, model)
+            then(channel.lo, channel.hi)
         fetched.slices.clear()
 
     def assemble(self, fetched: Fetched, into: Array) -> Array:

@@ -178,15 +178,19 @@ class Training:
             return False, None
         self.pacing.waits("", now)
         self._fetch_started = False
-        return True, max(c.version for c in self.channels)
+        return True, self._clock()
+
+    def _clock(self) -> int:
+        return max(c.version for c in self.channels)
 
     def _place_arrivals(self) -> None:
         """Never while a gradient is being computed: it would be of no parameters at all."""
         if self._fetched is None or self._computing:
             return
-        self.fetcher.place(self._fetched, self.side.parameters)
+        self.fetcher.place(self._fetched, self.side.parameters, self.side.placed)
         if self._fetched.complete:
             self._fetched = None
+            self.side.fetched_clock = self._clock()
             self._has_parameters = True
 
     # ------------------------------------------------------------ push

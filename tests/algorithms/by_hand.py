@@ -118,6 +118,8 @@ class Player:
         self.side = self.algorithm.worker(self.algorithm.Options(), self.parameters, self.slot)
         self._run = self.side.run()
         self._seq = 0
+        self._fetching: int | None = None
+        """The clock that the fetch under way waits for."""
         self.request: Any = next(self._run)
 
     def needs_data(self) -> bool:
@@ -127,6 +129,7 @@ class Player:
         """Until it needs a batch and has none, or waits for another replica."""
         done = True
         while done:
+            self._place_arrivals()
             done, value = self._serve()
             if done:
                 self.request = self._run.send(value)
@@ -148,13 +151,21 @@ class Player:
                 self._push(self.request)
                 return True, None
             case Fetch(wait, clock_min):
-                clock = min(side.clock() for side in self.shards.sides)
-                if wait and clock < clock_min:
-                    return False, None
-                self.parameters[:] = self.shards.whole()
-                self.fetches += 1
-                return True, clock
+                self._fetching = clock_min if self._fetching is None else self._fetching
+                self._place_arrivals()
+                done = not wait or self._fetching is None
+                return done, self.side.fetched_clock if done else None
         raise AssertionError(f"{self.request} is no request that a role knows")
+
+    def _place_arrivals(self) -> None:
+        clock = min(side.clock() for side in self.shards.sides)
+        if self._fetching is None or clock < self._fetching:
+            return
+        self._fetching = None
+        self.parameters[:] = self.shards.whole()
+        self.side.placed(0, self.parameters.size)
+        self.side.fetched_clock = clock
+        self.fetches += 1
 
     def _compute(self) -> Step | None:
         _, batch = self.todo.pop(0)

@@ -18,13 +18,13 @@ def gradient(parameters, batch):
     return Step(parameters - TARGETS[batch], 1, 1.0)
 
 
-def replicas(steps: int) -> tuple[Shards, list[Player]]:
+def replicas(steps: int, *, overlap: bool = False) -> tuple[Shards, list[Player]]:
     shards = Shards(LOCAL_SGD, np.ones(SIZE, np.float32), 2)
     for side in shards.sides:
         side.members(frozenset(range(REPLICAS)))
     everybody = [Player(LOCAL_SGD, shards, gradient, slot) for slot in range(REPLICAS)]
     for player in everybody:
-        player.side.options = Options(local_steps=steps, local_lr=RATE)
+        player.side.options = Options(local_steps=steps, local_lr=RATE, overlap=overlap)
     return shards, everybody
 
 
@@ -86,3 +86,49 @@ def test_the_number_of_steps_changes_in_the_middle_of_a_round():
         give(player, 3, 4)
     go_on(everybody)
     assert [player.samples_pushed for player in everybody] == [4, 4, 4]
+
+
+# ---------------------------------------------------------------- while the mean is under way
+
+
+def test_steps_that_are_made_before_the_mean_has_come_are_put_on_top_of_it():
+    """The first two have made three steps of the second round when the third one ends the first."""
+    shards, everybody = replicas(steps=4, overlap=True)
+    for player, batches in zip(everybody, (7, 7, 4), strict=True):
+        give(player, 0, batches)
+    go_on(everybody)
+    theta = round_of(np.ones(SIZE), [range(4)] * REPLICAS)
+    np.testing.assert_allclose(shards.whole(), theta, rtol=1e-5)
+    for player in everybody[:2]:
+        alone = np.ones(SIZE)
+        for number in range(4):
+            alone -= RATE * (alone - TARGETS[player.slot, number])
+        at_push = alone.copy()
+        for number in range(4, 7):
+            alone -= RATE * (alone - TARGETS[player.slot, number])
+        np.testing.assert_allclose(player.parameters, theta + (alone - at_push), rtol=1e-5)
+    np.testing.assert_allclose(everybody[2].parameters, theta, rtol=1e-5)
+
+
+def test_what_a_push_has_left_behind_is_no_step_of_the_next_round():
+    """A sparse push leaves most of the residual; the replica goes on from the mean without it."""
+    _, (player, *others) = replicas(steps=1, overlap=True)
+    side = player.side
+    for other in (player, *others):
+        give(other, 0, 1)
+    go_on([player])
+    side.residual += 5
+    side._left += 5
+    go_on(others)
+    before = player.parameters.copy()
+    go_on([player])
+    assert not np.array_equal(before, player.parameters)
+    np.testing.assert_allclose(player.parameters, player.shards.whole(), rtol=1e-5)
+
+
+def test_nobody_gets_a_whole_round_ahead():
+    _, everybody = replicas(steps=2, overlap=True)
+    give(everybody[0], 0, BATCHES)
+    go_on(everybody)
+    assert len(everybody[0].todo) == BATCHES - 4
+    assert everybody[0].samples_pushed == 2

@@ -291,7 +291,7 @@ def given_back_is_done(patch: Patch) -> None:
 def place_at_once(patch: Patch) -> None:
     def place(self):
         if self._fetched is not None:
-            self.fetcher.place(self._fetched, self.side.parameters)
+            self.fetcher.place(self._fetched, self.side.parameters, self.side.placed)
             if self._fetched.complete:
                 self._fetched, self._has_parameters = None, True
 

@@ -152,7 +152,7 @@ def sync(seed: int) -> Simulation:
 def local_sgd(seed: int) -> Simulation:
     """Replicas that go some steps alone between two barriers; every third also loses servers."""
     faults = recovery_faults(seed) if seed % 3 == 0 else mixed_faults(seed)
-    method = {"local_steps": 2 + seed % 2, "local_lr": 1.0}
+    method = {"local_steps": 2 + seed % 2, "local_lr": 1.0, "overlap": seed % 4 < 2}
     return _ledger(
         seed, faults, averages=True, durabilities=("process", "process", "disk"),
         algorithm=("local-sgd", method),
