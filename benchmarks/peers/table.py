@@ -1,9 +1,8 @@
 """Who is measured: one row for each, with the rate that was found for it.
 
 A rate is that of one step of one worker; where the mean of four gradients is taken (DDP), it is
-twice as large. Those of DiLoCo's outer step are the paper's. dlctl's were found by trying some
-twenty settings of how often to fetch and to push, how much, and at which rates; for the others
-there was no such search.
+twice as large. Those of DiLoCo's outer step are the paper's, for DiLoCo and for dlctl alike.
+`rates.py` shows how many steps each method needs, at these rates and at others.
 """
 
 from __future__ import annotations
@@ -13,26 +12,41 @@ from typing import Any
 
 from benchmarks.peers.settings import why_not_there
 
-DLCTL = """[algorithm]
+ONE_SERVER = """[servers]
+count = 1
+[data]
+portion_batches = 32
+"""
+LOCAL_SGD = (
+    ONE_SERVER
+    + """[algorithm]
+name = "local-sgd"
+local_steps = {steps}
+local_lr = {{lr}}
+"""
+)
+"""The outer step is DiLoCo's by default."""
+DOWNPOUR = (
+    ONE_SERVER
+    + """[algorithm]
 name = "downpour"
 fetch_every_steps = {fetch}
 push_every_steps = {push}
-local_lr = {local}
+local_lr = 0.1
 push_before_fetch = true
 overlap = false
 [optimizer]
 name = "sgd"
 lr = {{lr}}
-[servers]
-count = 1
 """
+)
 SPARSE = """[compression]
 name = "topk-sampled"
 density = {density}
 """
-EVERY_16_STEPS = DLCTL.format(fetch=16, push=16, local=0.1)
-SPARSELY = DLCTL.format(fetch=8, push=1, local=0.1) + SPARSE.format(density=0.05)
-SLOWLY = DLCTL.format(fetch=64, push=16, local=0.1) + SPARSE.format(density=0.1)
+INT8 = """[compression]
+name = "int8"
+"""
 
 
 @dataclass(frozen=True)
@@ -84,13 +98,23 @@ DDP_FP16 = Peer("DDP, fp16", "ddp", 0.2, options={"hook": "fp16"})
 RPC = Peer("torch RPC server", "rpc", 0.1, has_server=True)
 RAY = Peer("Ray actor server", "ray_actor", 0.1, is_one_program=True, needs="ray")
 FAST = [
-    dlctl("dlctl", 0.04, EVERY_16_STEPS),
-    dlctl("dlctl, top-k 5 %", 0.05, SPARSELY),
+    dlctl("dlctl", 0.1, LOCAL_SGD.format(steps=8)),
+    dlctl("dlctl, Downpour", 0.04, DOWNPOUR.format(fetch=16, push=16)),
+    dlctl(
+        "dlctl, Downpour, top-k 5 %",
+        0.05,
+        DOWNPOUR.format(fetch=8, push=1) + SPARSE.format(density=0.05),
+    ),
     HOGWILD, DDP, RPC, DDP_FP16, powersgd(4), post_local(16), diloco(16), diloco(64), RAY,
 ]  # fmt: skip
 """On one machine. The first is what the others are compared with."""
 SLOW = [
-    dlctl("dlctl", 0.03, SLOWLY),
+    dlctl("dlctl", 0.1, LOCAL_SGD.format(steps=64) + INT8),
+    dlctl(
+        "dlctl, Downpour, top-k 10 %",
+        0.03,
+        DOWNPOUR.format(fetch=64, push=16) + SPARSE.format(density=0.1),
+    ),
     DDP, DDP_FP16, powersgd(4), RPC, post_local(16), diloco(16), diloco(64),
 ]  # fmt: skip
 """Behind slow links. What needs one machine, or is a cluster of its own, is not here."""
