@@ -34,7 +34,7 @@ import numpy as np
 
 from daemons import large
 from daemons.misses import Misses
-from daemons.recycled import are_unused
+from daemons.recycled import is_unused
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array
 from dlctl.wire import FRAMES_MAX, Frame, Frames
@@ -300,7 +300,7 @@ class Borrower:
             return
         still = []
         for seen in self._lent:
-            if are_unused(seen.arrays)[0]:
+            if is_unused(seen.arrays, 0):
                 seen.notes[_RETURNED] = seen.number
             else:
                 still.append(seen)

@@ -40,17 +40,31 @@ class Recycled:
         self._free_max = free_max
         self._arrays: list[Array] = []
         self._used_at = 0.0
+        self._next = 0
+        """Where to look first."""
 
     def take(self, nbytes: int) -> Array:
         """uint8[nbytes] of any content, which nobody else has."""
         self._used_at = time.monotonic()
-        free = self._free()
-        fitting = [i for i in free if nbytes <= self._arrays[i].size <= 2 * nbytes]
-        if fitting:
-            return self._arrays[fitting[0]][:nbytes]
-        self._drop(free[: max(0, len(free) + 1 - self._free_max)])
-        self._arrays.append(np.empty(nbytes, np.uint8))
-        return self._arrays[-1][:]
+        at = self._find(nbytes)
+        if at is None:
+            free = self._free()
+            self._drop(free[: max(0, len(free) + 1 - self._free_max)])
+            self._arrays.append(np.empty(nbytes, np.uint8))
+            at = len(self._arrays) - 1
+        self._next = at + 1
+        return self._arrays[at][:nbytes]
+
+    def _find(self, nbytes: int) -> int | None:
+        """The place of a piece that is free and fits. What was handed out longest ago is most often
+        free: it is looked at first.
+        """
+        count = len(self._arrays)
+        for i in range(self._next, self._next + count):
+            size = self._arrays[i % count].size
+            if nbytes <= size <= 2 * nbytes and is_unused(self._arrays, i % count):
+                return i % count
+        return None
 
     def check(self) -> None:
         """A chore: give back what has not been of use for a while."""
@@ -58,22 +72,22 @@ class Recycled:
             self._drop(self._free())
 
     def _free(self) -> list[int]:
-        return [i for i, unused in enumerate(are_unused(self._arrays)) if unused]
+        return [i for i in range(len(self._arrays)) if is_unused(self._arrays, i)]
 
     def _drop(self, places: Sequence[int]) -> None:
         for i in sorted(places, reverse=True):
             del self._arrays[i]
 
 
-def are_unused(arrays: list[Array]) -> list[bool]:
-    """Of each array: whether nothing but this list holds it. Every view of it does."""
-    return [count == _UNUSED for count in _references(arrays)]
+def is_unused(arrays: Sequence[Array], at: int) -> bool:
+    """Whether nothing but this list holds an array. Every view of it does."""
+    return _references(arrays, at) == _UNUSED
 
 
-def _references(arrays: list[Array]) -> list[int]:
-    """How many there are to each, those of this function included."""
-    return [sys.getrefcount(array) for array in arrays]
+def _references(arrays: Sequence[Array], at: int) -> int:
+    """How many there are to one of them, those of this function included."""
+    return sys.getrefcount(arrays[at])
 
 
-_UNUSED = _references([np.empty(0, np.uint8)])[0]
+_UNUSED = _references([np.empty(0, np.uint8)], 0)
 """For an array that nothing but its list holds: interpreters count in different ways."""

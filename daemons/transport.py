@@ -26,6 +26,7 @@ from daemons.crowd import Crowd
 from daemons.gatekeeper import DOMAIN, Gatekeeper
 from daemons.handshakes import Handshakes, Target
 from daemons.recycled import Recycled
+from daemons.segments import SEGMENTS_MAX
 from daemons.unread import Tracker, Unread
 from dlctl import wire
 from dlctl.errors import DlctlError, LocalProtocolError, RemoteProtocolError
@@ -53,8 +54,8 @@ NOT_OURS = (
 )
 FRAMES_KEPT = wire.FRAMES_MAX + 4
 """Of one message: a peer, two of a large message, and one too many."""
-COPIES_KEPT = 128
-"""Pieces of memory for copies, most of them segments of 512 KiB."""
+COPIES_KEPT = SEGMENTS_MAX
+"""Pieces of memory for copies: the segments of one message."""
 RECEIVE_BATCH = 64
 """Messages taken from one socket before the machine's deadlines are looked at again."""
 

@@ -57,3 +57,12 @@ def test_what_is_not_used_for_a_while_is_given_back(monkeypatch: pytest.MonkeyPa
     memory.check()
     assert len(memory._arrays) == 1
     assert held.size == 1000
+
+
+def test_a_message_in_many_pieces_lies_in_the_same_memory_every_time() -> None:
+    """The last piece of it is smaller; it must not cost the others their places."""
+    sizes = [1000] * 40 + [100]
+    memory = Recycled(len(sizes))
+    places = [{address(piece) for piece in [memory.take(size) for size in sizes]} for _ in range(3)]
+    assert places[0] == places[1] == places[2]
+    assert len(places[0]) == len(sizes)
