@@ -21,7 +21,8 @@ CHAPTER = "waiting"
 MBIT_PER_S, DELAY_MS = 1000.0, 0.1
 WORKERS = 2
 WIDTHS = ((784, 256, 128, 10), (784, 2048, 1536, 10))
-TRAINING_S, LOOK_S = 10.0, 1.0
+TRAINING_S, SILENT_S_MAX = 20.0
+LOOK_S = 10.0, 1.0
 PERCENT_ASKED = 10.0
 JOB = """batch_size = 32
 threads = 1
@@ -96,10 +97,13 @@ def _name(widths: tuple[int, ...]) -> str:
 
 
 def _wait_share(dlctl: Dlctl, for_s: float) -> float:
-    """The mean of what all workers say during that time."""
+    """The mean of what all workers say during that time, or as soon as one of them says it. Raises
+    RuntimeError if that takes too long."""
     shares: list[float] = []
-    until = time.monotonic() + for_s
-    while time.monotonic() < until:
+    begun = time.monotonic()
+    while time.monotonic() < begun + for_s or not shares:
+        if time.monotonic() > begun + for_s + SILENT_S_MAX:
+            raise RuntimeError("no worker says how much it waits")
         time.sleep(LOOK_S)
         rows = json.loads(dlctl("status", "--json"))["daemons"]
         found = [row["metrics"].get("wait_share") for row in rows if row["role"] == "worker"]
