@@ -8,13 +8,13 @@ the entry-point groups `dlctl.algorithms`, `dlctl.compressors`, `dlctl.optimizer
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 from dlctl.errors import UsageError
+from dlctl.suggest import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,7 @@ def find(kind: str, name: str) -> Entry:
     """
     entry = BUILT_IN[kind].get(name) or _third_party(kind).get(name)
     if entry is None:
-        known = names(kind)
-        close = difflib.get_close_matches(name, known, n=1)
-        meant = f'; did you mean "{close[0]}"?' if close else f"; known: {', '.join(known)}"
-        raise UsageError(f'unknown {kind[:-1]} "{name}"{meant}')
+        raise UsageError(f'unknown {kind[:-1]} "{name}"; {did_you_mean(name, names(kind))}')
     return entry
 
 

@@ -6,12 +6,12 @@ the same text again. What `format_value` prints, `parse` reads back to the same 
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dlctl.errors import UsageError
+from dlctl.suggest import did_you_mean
 from dlctl.units import format_rate, format_size, parse_rate, parse_size
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -77,9 +77,8 @@ def parse_value(key: str, text: str) -> Any:
 def find(key: str) -> Setting:
     """The setting of this name. Raises UsageError with a suggestion."""
     if key not in SETTINGS:
-        close = difflib.get_close_matches(key, SETTINGS, n=1)
-        meant = f'; did you mean "{close[0]}"?' if close else f"; known: {', '.join(SETTINGS)}"
-        raise UsageError(f'no live setting is called "{key}"{meant}', hint="dlctl set --list")
+        meant = did_you_mean(key, SETTINGS)
+        raise UsageError(f'no live setting is called "{key}"; {meant}', hint="dlctl set --list")
     return SETTINGS[key]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import textwrap
 from typing import Any
 
@@ -13,6 +12,7 @@ from dlctl.cli import console
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import json_option
 from dlctl.errors import NotFound
+from dlctl.suggest import closest
 
 SECTIONS = {"algorithms": "algorithm", "optimizers": "optimizer", "compressors": "compression"}
 """Kind -> the section of the job file where its names are used; launchers have none."""
@@ -34,8 +34,8 @@ def command(name: str | None, as_json: bool) -> None:
     found = [(kind, entry) for kind in registry.BUILT_IN for entry in registry.names(kind)]
     chosen = [(kind, entry) for kind, entry in found if name in (None, entry)]
     if not chosen:
-        close = difflib.get_close_matches(name or "", [entry for _, entry in found], n=1)
-        meant = f'; did you mean "{close[0]}"?' if close else ""
+        close = closest(name or "", [entry for _, entry in found])
+        meant = f'; did you mean "{close}"?' if close else ""
         raise NotFound(f'there is no "{name}"{meant}', hint="dlctl algorithms")
     if as_json:
         described = [_describe(kind, entry, with_keys=name is not None) for kind, entry in chosen]

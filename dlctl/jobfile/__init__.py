@@ -25,6 +25,7 @@ from dlctl.jobfile.problems import Fault as Fault
 from dlctl.jobfile.problems import JobFileError as JobFileError
 from dlctl.jobfile.problems import Problem as Problem
 from dlctl.jobfile.problems import locate
+from dlctl.suggest import did_you_mean
 
 SECTIONS = {"algorithm": "algorithms", "optimizer": "optimizers", "compression": "compressors"}
 """Section of the job file -> kind of the registry that its `name` is looked up in."""
@@ -105,9 +106,7 @@ def _resolve(
     name = table["name"]
     at = (section, "name")
     if name not in registry.names(kind):
-        return None, [
-            Fault(at, f"unknown {kind[:-1]}", schema.did_you_mean(name, registry.names(kind)))
-        ]
+        return None, [Fault(at, f"unknown {kind[:-1]}", did_you_mean(name, registry.names(kind)))]
     try:
         entry = registry.load(kind, name)
     except (ImportError, AttributeError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import json
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from dlctl.jobfile.positions import KeyPath
 from dlctl.jobfile.problems import Fault
+from dlctl.suggest import closest, did_you_mean
 
 T = TypeVar("T")
 SUGGESTIONS_MAX = 100
@@ -87,18 +87,11 @@ def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A suggestion for a word that is not known: the closest, or all there are."""
-    known = list(known)
-    close = difflib.get_close_matches(word, known, n=1)
-    if close:
-        return f'did you mean "{close[0]}"?'
-    return f"known: {', '.join(known)}" if known else "it has no keys"
-
-
 def _unknown(path: KeyPath, value: Any, known: Iterable[str], *, suggest: bool) -> Fault:
     what = "unknown section" if len(path) == 1 and isinstance(value, dict | list) else "unknown key"
+    known = list(known)
     meant = did_you_mean(str(path[-1]), known) if suggest else ""
+    meant = meant if known else "it has no keys"
     return Fault(path, what, meant, at_key=True)
 
 
@@ -116,8 +109,8 @@ def _fault(
     suggestion = ""
     if detail["type"] == "literal_error" and isinstance(value, str):
         choices = detail["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-        close = difflib.get_close_matches(value, choices, n=1)
-        suggestion = f'did you mean "{close[0]}"?' if close else ""
+        meant = closest(value, choices)
+        suggestion = f'did you mean "{meant}"?' if meant else ""
     return Fault((*at, *path), _message(detail) + got, suggestion)
 
 

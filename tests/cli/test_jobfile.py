@@ -387,6 +387,21 @@ def test_an_unknown_name_is_answered_with_the_ones_there_are(folder: Path, kind:
     assert problem.suggestion.startswith("known: ")
 
 
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ('[algorithm]\nname = "async"', "downpour"),
+        ('[algorithm]\nname = "DiLoCo"', "local-sgd"),
+        ('[compression]\nname = "dgc"', "topk-sampled"),
+        ('[optimizer]\nname = "adam"\nlearning_rate = 0.1', "lr"),
+        ('[workers]\ndevice = "gpu"', "cuda"),
+        ('[workers]\ndevice = "cdua"', "cuda"),
+    ],
+)
+def test_what_is_called_otherwise_elsewhere_is_known(folder: Path, line: str, meant: str) -> None:
+    assert only_problem(folder, MINIMAL + line + "\n").suggestion == f'did you mean "{meant}"?'
+
+
 def test_an_algorithm_for_the_simulator_only_is_refused_for_real_runs(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

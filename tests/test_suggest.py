@@ -1,0 +1,34 @@
+"""Other names for what there is lead to what there is."""
+
+from __future__ import annotations
+
+from dlctl import registry
+from dlctl.cli.keydocs import keys
+from dlctl.config import Workers
+from dlctl.suggest import ALIASES, closest, did_you_mean
+
+
+def test_every_other_name_stands_for_one_that_exists_and_is_no_name_itself() -> None:
+    names = {name for kind in registry.BUILT_IN for name in registry.names(kind)}
+    options = [
+        registry.load(kind, name).Options
+        for kind in ("compressors", "optimizers")
+        for name in registry.names(kind)
+    ]
+    described = [key for owner in (*options, Workers) for key in keys(owner)]
+    known = names | {key.name for key in described}
+    known |= {word.strip('"') for key in described for word in key.type.split(" or ")}
+    assert set(ALIASES.values()) <= known
+    assert not ALIASES.keys() & names
+
+
+def test_another_name_wins_over_one_that_looks_alike() -> None:
+    names = registry.names("algorithms")
+    assert closest("async", names) == "downpour"
+    assert closest("Local_SGD", names) == "local-sgd"
+    assert closest("async", ["sync"]) == "sync", "where the other one is no choice"
+
+
+def test_a_word_that_nothing_is_like_is_answered_with_all_there_are() -> None:
+    assert did_you_mean("zzz", ["sync", "downpour"]) == "known: sync, downpour"
+    assert closest("zzz", ["sync"]) == ""
