@@ -14,7 +14,9 @@ from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from annotated_types import Ge, Gt, Le, Len, Lt
+from annotated_types import Len
+
+from dlctl import ranges
 
 _TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 
@@ -90,21 +92,9 @@ def _describe(hint: Any) -> tuple[str, str]:
 
 
 def _limit(constraint: Any) -> str:
-    for kind, sign, attribute in (
-        (Ge, ">=", "ge"),
-        (Gt, ">", "gt"),
-        (Le, "<=", "le"),
-        (Lt, "<", "lt"),
-    ):
-        if isinstance(constraint, kind):
-            return f"{sign} {_number(getattr(constraint, attribute))}"
     if isinstance(constraint, Len):
         return f"{constraint.min_length} to {constraint.max_length} characters"
-    return ""
-
-
-def _number(value: Any) -> str:
-    return f"{int(value)}" if float(value).is_integer() and abs(value) < 1e12 else f"{value:g}"
+    return ranges.bound(constraint)
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

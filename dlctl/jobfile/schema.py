@@ -8,9 +8,11 @@ import json
 from collections.abc import Iterable
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from dlctl import ranges
 from dlctl.jobfile.positions import KeyPath
 from dlctl.jobfile.problems import Fault
 from dlctl.suggest import closest, did_you_mean
@@ -32,10 +34,10 @@ _TYPES = {
     "tuple_type": "must be an array",
 }
 _BOUNDS = {
-    "greater_than": (">", "gt"),
-    "greater_than_equal": (">=", "ge"),
-    "less_than": ("<", "lt"),
-    "less_than_equal": ("<=", "le"),
+    "greater_than": Gt,
+    "greater_than_equal": Ge,
+    "less_than": Lt,
+    "less_than_equal": Le,
 }
 
 
@@ -111,16 +113,22 @@ def _fault(
         choices = detail["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
         meant = closest(value, choices)
         suggestion = f'did you mean "{meant}"?' if meant else ""
-    return Fault((*at, *path), _message(detail) + got, suggestion)
+    message = _range(kind, path, detail) if detail["type"] in _BOUNDS else _message(detail)
+    return Fault((*at, *path), message + got, suggestion)
+
+
+def _range(kind: Any, path: KeyPath, detail: ErrorDetails) -> str:
+    """The whole range, although pydantic names only the end of it that the value is beyond."""
+    (limit,) = detail["ctx"].values()
+    beyond = ranges.bound(_BOUNDS[detail["type"]](limit))
+    whole = (ends for ends in ranges.bounds(_hint_at(kind, path)) if beyond in ends)
+    return f"must be {' and '.join(next(whole, [beyond]))}"
 
 
 def _message(detail: ErrorDetails) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind in _TYPES:
         return _TYPES[kind]
-    if kind in _BOUNDS:
-        sign, name = _BOUNDS[kind]
-        return f"must be {sign} {_number(context[name])}"
     if kind == "literal_error":
         return f"must be {context['expected']}".replace("'", '"')
     if kind == "value_error":
@@ -147,11 +155,19 @@ def _follow(loc: KeyPath, values: Any, *, is_missing: bool) -> tuple[KeyPath, An
 
 
 @functools.cache
-def _keys_at(kind: Any, path: KeyPath) -> list[str]:
+def _hint_at(kind: Any, path: KeyPath) -> Any:
+    """The annotation of a key."""
     for part in path:
         # A number is the place in an array, tuple[X, ...].
-        kind = get_args(kind)[0] if isinstance(part, int) else get_type_hints(kind)[part]
-    return [field.name for field in dataclasses.fields(kind)]
+        if isinstance(part, int):
+            kind = get_args(kind)[0]
+        else:
+            kind = get_type_hints(kind, include_extras=True)[part]
+    return kind
+
+
+def _keys_at(kind: Any, path: KeyPath) -> list[str]:
+    return [field.name for field in dataclasses.fields(_hint_at(kind, path))]
 
 
 def _shown(value: Any) -> str:
@@ -161,7 +177,3 @@ def _shown(value: Any) -> str:
         return "an array"
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _number(bound: float) -> str:
-    return f"{int(bound)}" if float(bound).is_integer() else f"{bound}"

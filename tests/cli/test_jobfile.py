@@ -129,7 +129,7 @@ def test_overrides_win_over_the_file(folder: Path) -> None:
 
 def test_a_wrong_override_is_not_blamed_on_the_line_it_replaces(folder: Path) -> None:
     path = written(folder, MINIMAL + "[workers]\ncount = 2\n")
-    with pytest.raises(JobFileError, match=r"must be >= 1 \(got 0\)") as caught:
+    with pytest.raises(JobFileError, match=r"must be >= 1 and <= 4096 \(got 0\)") as caught:
         jobfile.load(path, {"workers.count": 0})
     assert "count = 2" not in caught.value.message
 
@@ -161,7 +161,7 @@ def test_the_report_shows_every_problem_with_its_line_and_a_suggestion(
         "  --> job.toml:6   servers.count\n"
         "  |\n"
         "6 | count = 0\n"
-        "  |         ^ must be >= 1 (got 0)\n"
+        "  |         ^ must be >= 1 and <= 256 (got 0)\n"
         "  --> job.toml:7   servers.fetch_limt\n"
         "  |\n"
         '7 | fetch_limt = "100MB/s"\n'
@@ -355,10 +355,10 @@ def test_what_must_be_there_is_missed(folder: Path) -> None:
         ("[workers]\ncount = true", "must be a whole number (got true)"),
         ("[workers]\ncount = [4]", "must be a whole number (got an array)"),
         ("[workers]\ncount = {a = 1}", "must be a whole number (got a table)"),
-        ("[workers]\ncount = 5000", "must be <= 4096 (got 5000)"),
+        ("[workers]\ncount = 5000", "must be >= 1 and <= 4096 (got 5000)"),
         ("[workers]\ncount = 1e400", "must be a finite number (got inf)"),
         ("[workers]\ncount = -nan", "must be a finite number (got nan)"),
-        ("[timeouts]\nready_s = 0", "must be > 0 (got 0)"),
+        ("[timeouts]\nready_s = 0", "must be > 0 and <= 10000000 (got 0)"),
         ('[timeouts]\nready_s = "5s"', 'must be a number (got "5s")'),
         ("[timeouts]\nready_s = 12:00:00", "must not be a date or time (got 12:00:00)"),
         ("[data]\nshuffle = 1", "must be true or false (got 1)"),
@@ -367,7 +367,8 @@ def test_what_must_be_there_is_missed(folder: Path) -> None:
         ("servers = 3", "must be a table (got 3)"),
         ("algorithm = 'sync'", 'must be a table (got "sync")'),
         ("[algorithm]\nname = 3", "must be text in quotes (got 3)"),
-        ("[optimizer]\nname = 'sgd'\nlr = 0", "must be > 0 (got 0)"),
+        ("[optimizer]\nname = 'sgd'\nlr = 0", "must be > 0 and <= 1000000 (got 0)"),
+        ("[compression]\nname = 'topk'\ndensity = 2", "must be > 0 and <= 1 (got 2)"),
         ("[compression]\nname = 'topk'\ndensity = '1%'", 'must be a number (got "1%")'),
     ],
 )
