@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +117,29 @@ def _resolve(
     given = {key: value for key, value in table.items() if key != "name"}
     options, faults = schema.validate(entry.Options, given, at=(section,), also=("name",))
     if options is None:
-        return None, faults
+        return None, _with_owners(kind, name, faults)
     return Choice(name=name, options=dataclasses.asdict(options)), faults
+
+
+def _with_owners(kind: str, name: str, faults: list[Fault]) -> list[Fault]:
+    """The faults, those of unknown keys with the other names of this kind that have such a key."""
+    if not any(fault.at_key for fault in faults):
+        return faults
+    owners: dict[Any, list[str]] = {}
+    for other in registry.names(kind):
+        with suppress(ImportError, AttributeError):  # somebody else's that cannot be loaded
+            for field in dataclasses.fields(registry.load(kind, other).Options):
+                owners.setdefault(field.name, []).append(other)
+    return [_with_owner(name, owners.get(fault.path[-1], []), fault) for fault in faults]
+
+
+def _with_owner(name: str, owners: list[str], fault: Fault) -> Fault:
+    if not fault.at_key or not owners or name in owners:
+        return fault
+    have = "has" if len(owners) == 1 else "have"
+    return fault._replace(
+        message=f"{name} has no {fault.path[-1]}", suggestion=f"{', '.join(owners)} {have} it"
+    )
 
 
 def _check_exact_pushes(resolved: Mapping[str, Choice]) -> list[Fault]:

@@ -403,6 +403,33 @@ def test_what_is_called_otherwise_elsewhere_is_known(folder: Path, line: str, me
     assert only_problem(folder, MINIMAL + line + "\n").suggestion == f'did you mean "{meant}"?'
 
 
+@pytest.mark.parametrize(
+    ("line", "message", "suggestion"),
+    [
+        (
+            '[compression]\nname = "none"\ndensity = 0.01',
+            "none has no density",
+            "topk, topk-sampled, gaussian, gaussian-ref, randomk have it",
+        ),
+        (
+            '[algorithm]\nname = "sync"\npush_every_steps = 4',
+            "sync has no push_every_steps",
+            "downpour has it",
+        ),
+        (
+            '[compression]\nname = "topk"\ndensty = 0.01',
+            "unknown key",
+            'did you mean "density"?',
+        ),
+    ],
+)
+def test_a_key_that_another_one_has_is_answered_with_its_owners(
+    folder: Path, line: str, message: str, suggestion: str
+) -> None:
+    problem = only_problem(folder, MINIMAL + line + "\n")
+    assert (problem.message, problem.suggestion) == (message, suggestion)
+
+
 def test_an_algorithm_for_the_simulator_only_is_refused_for_real_runs(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
