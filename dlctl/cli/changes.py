@@ -36,6 +36,14 @@ class Change(NamedTuple):
         return f"dlctl set {shlex.quote(f'{name}={self.after}')}" if name else ""
 
 
+def not_live(content: Json, name: str) -> list[str]:
+    """Keys of a job file that are called so, with their sections, and change with a restart only:
+    ["servers.count"] of "servers.count" or "count".
+    """
+    keys = [key for key in _flat(content) if name in (key, key.partition(".")[2])]
+    return [key for key in keys if not _setting(key)]
+
+
 def differences(before: Json, after: Json) -> list[Change]:
     """Keys that differ between two contents of a job file."""
     return _differences(_flat(before), _flat(after))

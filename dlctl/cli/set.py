@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from dlctl import settings
-from dlctl.cli import console, nextstep, pick, report, values
+from dlctl.cli import changes, console, nextstep, pick, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
-from dlctl.cli.snapshot import Snapshot
+from dlctl.cli.snapshot import Snapshot, read_job
 from dlctl.errors import DlctlError, Partial, UsageError
 
 TIMEOUT_S = 15.0
@@ -47,7 +47,7 @@ def command(arguments: tuple[str, ...], show_list: bool, timeout_s: str, job: st
         _list()
         return
     names = [text for text in arguments if "=" not in text]
-    wanted = _assignments([text for text in arguments if "=" in text])
+    wanted = _assignments([text for text in arguments if "=" in text], job)
     snapshot = pick.pick(job)
     if not snapshot.is_live:
         raise DlctlError(
@@ -73,7 +73,7 @@ def _list() -> None:
     console.out(console.table(("KEY", "DAEMONS", "MEANING"), rows))
 
 
-def _assignments(texts: Sequence[str]) -> dict[str, str]:
+def _assignments(texts: Sequence[str], job: str | None) -> dict[str, str]:
     """KEY=VALUE texts, every one of them checked before anything is sent."""
     if not texts:
         raise UsageError("nothing to set: give KEY=VALUE", hint="dlctl set --list")
@@ -82,9 +82,32 @@ def _assignments(texts: Sequence[str]) -> dict[str, str]:
         key, _, value = text.partition("=")
         if key in wanted:
             raise UsageError(f"{key} is given twice")
+        if key not in settings.SETTINGS:
+            _refuse_what_is_not_live(key, value, job)
         settings.parse(key, value)
         wanted[key] = value.strip()
     return wanted
+
+
+def _refuse_what_is_not_live(key: str, value: str, job: str | None) -> None:
+    """Raises UsageError with the way to change it, if it is a key of the run's job file."""
+    try:
+        snapshot = pick.pick(job)
+    except DlctlError:
+        return
+    found = changes.not_live(read_job(snapshot.directory), key)
+    if not found:
+        return
+    hint = f"dlctl scale worker={value}"
+    if changes.WORKERS not in found:
+        file = nextstep.job_file(snapshot)
+        stop = f"dlctl stop -j {snapshot.run_id} && " if snapshot.is_live else ""
+        hint = f"write it into {file}, then {stop}dlctl start {file}, which goes on with it"
+    are = "is" if len(found) == 1 else "are"
+    raise UsageError(
+        f"{key} does not change while a run goes on: {' and '.join(found)} {are} in the job file",
+        hint=hint,
+    )
 
 
 def _requests(

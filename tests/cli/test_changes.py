@@ -131,6 +131,34 @@ def test_a_wrong_change_is_refused_before_anybody_is_asked(
     assert (ended.code, message in ended.err) == (code, True)
 
 
+@pytest.mark.parametrize(
+    ("assignment", "key", "helps"),
+    [
+        (
+            "batch_size=64",
+            "workers.batch_size is",
+            "dlctl stop -j digits-7f3a && dlctl start /x.toml",
+        ),
+        (
+            "servers.count=3",
+            "servers.count is",
+            "write it into /x.toml, then dlctl stop -j digits-7f",
+        ),
+        ("every_s=9", "checkpoints.every_s is", "dlctl start /x.toml, which goes on with it"),
+        ("seed=1", "job.seed is", "dlctl stop"),
+        ("workers.count=4", "workers.count is", "dlctl scale worker=4"),
+    ],
+)
+def test_a_key_that_is_not_live_is_answered_with_the_way_to_change_it(
+    run, dlctl_command, assignment, key, helps
+):
+    run.run(job_file="/x.toml")
+    ended = dlctl_command("set", assignment)
+    assert ended.code == 2
+    assert f"does not change while a run goes on: {key} in the job file\n" in ended.err
+    assert helps in ended.err
+
+
 def test_an_ended_run_cannot_be_changed(run, dlctl_command):
     run.run(state="stopped", job_file="/somewhere/job.toml", name="digits")
     ended = dlctl_command("set", "push=off")
