@@ -8,6 +8,7 @@ is left out.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -178,20 +179,25 @@ def _on_its_way(snapshot: Snapshot, name: str, row: Row) -> Wait | None:
 
 def _limits(snapshot: Snapshot) -> list[Wait]:
     """Limits that somebody has set and that hold workers back, each with all of its workers."""
-    found: dict[tuple[str, str], Wait] = {}
+    found: dict[tuple[str, float], Wait] = {}
+    waiting_bytes: Counter[tuple[str, float]] = Counter()
     for row in snapshot.daemons:
         for direction in ("push", "fetch"):
             limit = _limit(row, direction)
             rate = values.number(report.metrics(row).get(f"{direction}_bytes_per_s"))
             if limit is None or rate is None or rate < AT_LIMIT * limit:
                 continue
-            shown = settings.format_value(direction, limit)
-            what = f"the limit {direction}={shown} is reached"
-            wait = found.setdefault((direction, shown), Wait(f"{direction} limit", what, None))
+            wait = found.setdefault((direction, limit), Wait(f"{direction} limit", "", None))
             wait.waiting.append(Wait(str(row["name"]), f"{direction}es {values.rate(rate)}", None))
-    for (direction, _), wait in found.items():
+            held_back = values.number(report.metrics(row).get(f"{direction}_waiting_bytes"))
+            waiting_bytes[direction, limit] += int(held_back or 0)
+    for (direction, limit), wait in found.items():
+        shown, size = settings.format_value(direction, limit), waiting_bytes[direction, limit]
+        held = f", with {values.size(size)} still to be {direction}ed" if size else ""
+        wait.what = f"the limit of {shown} is what is waited for{held}; it can be raised"
         names = " ".join(other.name for other in wait.waiting)
-        wait.next = f"dlctl set {names} {direction}=off -j {snapshot.run_id}"
+        more = settings.format_value(direction, 2 * limit).replace(" ", "")
+        wait.next = f"dlctl set {names} {direction}={more} -j {snapshot.run_id}"
     return list(found.values())
 
 

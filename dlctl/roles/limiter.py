@@ -18,9 +18,13 @@ class Limiter:
 
     def change(self, bytes_per_s: float | None, now: float) -> None:
         """A new rate. Debts are paid at the new one, so that a raised limit helps at once."""
-        owed = max(0.0, self.free_at - now) * (self.bytes_per_s or 0.0)
+        owed = self.owed_bytes(now)
         self.bytes_per_s = bytes_per_s
         self.free_at = now + owed / bytes_per_s if bytes_per_s else now
+
+    def owed_bytes(self, now: float) -> float:
+        """Of what was sent, what is not paid back yet."""
+        return max(0.0, self.free_at - now) * (self.bytes_per_s or 0.0)
 
     def ready_at(self, now: float) -> float:
         """When the next message may start: `now` or later."""

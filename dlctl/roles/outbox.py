@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from dlctl.machine import Send
-from dlctl.messages import Message
+from dlctl.messages import Json, Message
 from dlctl.roles.limiter import Limiter
 from dlctl.roles.outstanding import Outstanding
 
@@ -68,6 +68,16 @@ class Outbox:
     def deadline(self) -> float | None:
         times = [self.limiters[d].free_at for d, queue in self._queues.items() if queue]
         return min(times, default=None)
+
+    def waiting(self, now: float) -> Json:
+        """{push_waiting_bytes, fetch_waiting_bytes}: what a limit holds back, and what
+        was sent ahead of it."""
+        found = {}
+        for direction, limiter in self.limiters.items():
+            if limiter.bytes_per_s is not None:
+                queued = sum(waiting.nbytes for waiting in self._queues[direction])
+                found[f"{direction}_waiting_bytes"] = queued + round(limiter.owed_bytes(now))
+        return found
 
     def held_back(self) -> bool:
         """Whether a limit, and nobody else, is being waited for."""

@@ -312,7 +312,7 @@ class Worker:
             return
         self._report_at, self._reported_phase = now + REPORT_S, phase
         metrics = self.training.metrics(now) if self.training else {}
-        metrics["settings"] = self.live.values()
+        metrics |= {"settings": self.live.values(), **self.outbox.waiting(now)}
         if self.training is not None and (stuck_s := self.training.stuck_s(now)):
             metrics["stuck_s"] = round(stuck_s, 1)
             what = "in one evaluation" if phase == "evaluating" else "in one batch"

@@ -124,13 +124,16 @@ def test_a_quarantined_worker_is_a_cause_even_if_nobody_waits_for_it(run, dlctl_
     assert "next: dlctl restart worker-1" in out
 
 
-def test_a_limit_that_is_reached_is_a_cause_with_the_command_that_lifts_it(run, dlctl_command):
+def test_a_limit_that_is_reached_is_a_cause_with_the_command_that_raises_it(run, dlctl_command):
     for index, rate in enumerate((4.9e6, 5.0e6, 1.0e6)):
         metrics = {"push_bytes_per_s": rate, "settings": {"push": 5e6, "fetch": None}}
-        worker(run, index, metrics=metrics)
+        worker(run, index, metrics=metrics | {"push_waiting_bytes": 600_000})
     out = dlctl_command("why").out.splitlines()
-    assert out[0] == "push limit: the limit push=5 MB/s is reached"
-    assert out[1] == "   next: dlctl set worker-0 worker-1 push=off -j digits-7f3a"
+    assert out[0] == (
+        "push limit: the limit of 5 MB/s is what is waited for, with 1.2 MB still to be pushed; "
+        "it can be raised"
+    )
+    assert out[1] == "   next: dlctl set worker-0 worker-1 push=10MB/s -j digits-7f3a"
     assert [line.split()[1] for line in out[2:]] == ["worker-0", "worker-1"]
 
 

@@ -227,6 +227,18 @@ def test_a_pause_saves_up_no_burst() -> None:
     assert limiter.ready_at(1000.0) == 1001.0
 
 
+def test_what_waits_for_a_limit_is_counted() -> None:
+    outbox = Outbox(Outstanding(1.0))
+    outbox.limiters["push"].change(10.0, 0.0)
+    for number in range(3):
+        outbox.queue("push", ("push", number), "server-0", MESSAGE, 100)
+    outbox.flush(0.0)
+    assert outbox.waiting(0.0) == {"push_waiting_bytes": 300}
+    assert outbox.waiting(4.0) == {"push_waiting_bytes": 260}
+    outbox.limiters["push"].change(None, 4.0)
+    assert outbox.waiting(4.0) == {}, "there is no limit"
+
+
 def test_the_outbox_holds_back_one_direction_and_not_the_other() -> None:
     outbox = Outbox(Outstanding(1.0))
     outbox.limiters["push"].change(10.0, 0.0)
