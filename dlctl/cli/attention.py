@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dlctl.cli import console, nextstep, report, troubles, values
 from dlctl.cli.report import Row
 from dlctl.cli.snapshot import COORDINATOR, Snapshot
 from dlctl.cli.troubles import Trouble
+from dlctl.settings import AUTO
 from dlctl.text import grave
 
 LAST_LINES = 3
@@ -30,7 +31,23 @@ def lines(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
             what = report.doing(row, snapshot.now)
             what = "it starts" if name == COORDINATOR else what
             shown.append(f"· {console.escape(name)}: {what}")
-    return [*shown, *_run_itself(snapshot)]
+    return [*shown, *_bound(snapshot, rows), *_run_itself(snapshot)]
+
+
+def _bound(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
+    """Workers whose link needs longer intervals than "auto" may choose."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows if snapshot.is_current else ():
+        bound = report.metrics(row).get("bound")
+        for key, steps in bound.items() if isinstance(bound, Mapping) else ():
+            found.setdefault((str(key), values.count(steps)), []).append(str(row["name"]))
+    return [
+        console.escape(
+            f"· {', '.join(names)}: {key} = {AUTO} stands at auto_steps_max = {steps}: "
+            "the link needs more"
+        )
+        for (key, steps), names in found.items()
+    ]
 
 
 def _trouble(snapshot: Snapshot, trouble: Trouble, row: Row) -> list[str]:

@@ -118,6 +118,8 @@ class Interval:
         self.steps = min(steps, self.steps_max)
 
     def _forget(self) -> None:
+        self.is_bound = False
+        """Whether more would be waited at the largest interval than was allowed."""
         self._costs: deque[float] = deque(maxlen=COSTS_KEPT)
         self._pauses: deque[float] = deque(maxlen=COSTS_KEPT)
         self._rate: float | None = None
@@ -158,6 +160,7 @@ class Interval:
         if self._too_short is not None and worst.cost_s < self._too_short[0] / ALIKE:
             self._too_short = None
         waited = self._waited() if now.pipelined else usual.share(self.steps)
+        self.is_bound = waited > now.share_max and self.steps == self.steps_max
         if waited > now.share_max:
             self._raise(usual, now, waited)
         else:

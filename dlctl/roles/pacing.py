@@ -137,7 +137,8 @@ class Pacing:
     # ------------------------------------------------------------ figures
 
     def metrics(self, now: float) -> dict[str, Any]:
-        """{"intervals": {key: steps in force}, "wait_share": of the time since an earlier report}.
+        """{"intervals": {key: steps in force}, "bound": {key: the bound that is too low for its
+        link}, "wait_share": of the time since an earlier report}.
 
         The share is missing while there is nothing to measure.
         """
@@ -153,4 +154,9 @@ class Pacing:
         if self.intervals:
             keys = map(interval_key, self.intervals)
             found["intervals"] = {key: self.side.interval(key) for key in keys}
+            found["bound"] = {
+                interval_key(direction): interval.steps_max
+                for direction, interval in self.intervals.items()
+                if interval.is_bound and getattr(self.side.options, interval_key(direction)) == AUTO
+            }
         return found

@@ -245,6 +245,23 @@ def test_an_automatic_interval_is_shown_with_what_it_is_now(run_directory, dlctl
     assert dlctl_command("get", "worker-1", "push_every_steps", "-q").out == "auto\n"
 
 
+def test_an_automatic_interval_that_its_bound_keeps_too_short_is_told(run_directory, dlctl_command):
+    run = run_directory().run(state="running", updated_at=time.time() + 60, **ME)
+    bound = {"push_every_steps": 64}
+    for index, found in enumerate((bound, bound, {})):
+        run.daemon(f"worker-{index}", metrics={"settings": dict.fromkeys(bound, "auto"),
+                                               "intervals": bound, "bound": found})  # fmt: skip
+    expected = (
+        "· worker-0, worker-1: push_every_steps = auto stands at auto_steps_max = 64: "
+        "the link needs more\n"
+    )
+    assert dlctl_command("status").out.count("auto_steps_max") == 1
+    assert expected in dlctl_command("status").out
+    assert "auto_steps_max" not in dlctl_command("status", "worker-2").out
+    run.run(state="finished")
+    assert "auto_steps_max" not in dlctl_command("status").out
+
+
 def test_a_run_whose_checkpoints_fail_is_not_well(run_directory, dlctl_command):
     run = run_directory().run(state="running", updated_at=time.time() + 60, **ME)
     assert dlctl_command("status", "--check").code == 0

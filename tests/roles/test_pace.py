@@ -205,6 +205,21 @@ def test_the_bounds_hold_however_slow_the_link_is() -> None:
     assert min(worker.intervals) == 1
 
 
+def test_a_bound_is_told_for_as_long_as_it_is_too_low_for_the_link() -> None:
+    worker = Worker(Link(lambda now: 30 * STEP_S if now < 60.0 else 2 * STEP_S), steps_max=12)
+    worker.run(200)
+    assert worker.pacing.metrics(worker.now)["bound"] == {KEY: 12}
+    worker.side.options.push_every_steps = 12
+    assert worker.pacing.metrics(worker.now)["bound"] == {}, "somebody has chosen it"
+    worker.side.options.push_every_steps = "auto"
+    worker.run(5000)
+    assert worker.now > 60.0
+    assert worker.pacing.metrics(worker.now)["bound"] == {}
+    enough = Worker(Link(10 * STEP_S), steps_max=12)
+    enough.run(500)
+    assert enough.pacing.metrics(enough.now)["bound"] == {}
+
+
 def test_a_limit_is_obeyed_as_soon_as_it_changes() -> None:
     worker = Worker(Link(0.1 * STEP_S))
     worker.limiters["push"].change(400 / (8 * STEP_S), worker.now)
