@@ -65,11 +65,16 @@ def test_a_peer_trains_until_the_accuracy_is_reached(name: str, tmp_path: Path) 
     assert accuracy(settings.work, torch.from_numpy(copies[0])) < settings.target
 
 
-def test_a_peer_that_fails_is_a_figure_that_says_so_and_everybody_ends(tmp_path: Path) -> None:
+def test_a_peer_that_fails_is_a_figure_that_says_so_and_everybody_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     broken = Peer("nobody", "no_such_program", 0.1)
     settings = settings_for(tmp_path, quick=True)
     with loopback(settings.workers) as place:
         tries = compete([broken], place, settings, rounds=1)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "  round 1: nobody ...", "who is at it is told beforehand"
+    assert said[1].startswith("  nobody failed: ")
     (figure,) = figures_of("train", "to accuracy 0.85", tries)
     assert figure.skipped.startswith("failed in 1 of 1 rounds: ")
     assert figure.skipped.endswith("No module named benchmarks.peers.no_such_program")

@@ -61,6 +61,7 @@ def compete(
             of_peer = tries[peer.name]
             if of_peer.why_not or (number and of_peer.is_once):
                 continue
+            print(f"  round {number + 1}: {peer.name} ...", file=sys.stderr, flush=True)
             try:
                 result = run(peer, place, replace(settings, seed=number))
             except PeerFailed as error:

@@ -55,7 +55,10 @@ def command(job: str | None, as_json: bool) -> None:
     |u - Q(u)| / |u| of it, and TAKE is the time for it on one core. ERROR is no verdict: what is
     left out of a push waits for the next one.
     """
-    rows = _measured(job) if job else [_described(name) for name in registry.names("compressors")]
+    if job:
+        rows = _measured(job, tells=not as_json and console.progress_style() == "tty")
+    else:
+        rows = [_described(name) for name in registry.names("compressors")]
     if as_json:
         console.out_json("dlctl.compressors/1", {"compressors": rows})
     elif console.is_quiet():
@@ -97,10 +100,17 @@ def _table(rows: list[dict[str, Any]]) -> str:
 # ---------------------------------------------------------------- a real gradient
 
 
-def _measured(job: str) -> list[dict[str, Any]]:
+def _measured(job: str, *, tells: bool) -> list[dict[str, Any]]:
+    """tells: what it is at, for whoever waits for it at a terminal."""
+    say = console.note if tells else console.detail
     resolved, checkpoint = _job(job)
+    say("loading the task and computing a gradient ...")
     gradient = _gradient(resolved, checkpoint)
-    return [_measure(name, resolved, gradient) for name in registry.names("compressors")]
+    rows = []
+    for name in registry.names("compressors"):
+        say(f"measuring {console.escape(name)} ...")
+        rows.append(_measure(name, resolved, gradient))
+    return rows
 
 
 def _job(text: str) -> tuple[JobFile, Path | None]:

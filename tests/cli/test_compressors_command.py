@@ -67,6 +67,19 @@ def test_each_is_measured_on_a_gradient_of_the_job(job, capsys):
     assert rows["int8"]["relative_error"] < 0.05
 
 
+def test_whoever_waits_at_a_terminal_is_told_what_for(job, capsys, monkeypatch):
+    monkeypatch.setattr("dlctl.cli.console.is_tty", lambda *, err=False: err)
+    monkeypatch.setenv("TERM", "xterm")
+    assert main.run(["compressors", "--job", str(job), "--color", "never"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "loading the task and computing a gradient ...",
+        *(f"measuring {name} ..." for name in registry.names("compressors")),
+    ]
+    for silent in ("--json", "--quiet"):
+        assert main.run(["compressors", "--job", str(job), silent]) == 0
+        assert capsys.readouterr().err == ""
+
+
 def test_what_a_push_lacks_is_its_error_also_where_nothing_waits_for_the_next_one(job, capsys):
     job.write_text(
         JOB.replace("topk-sampled", "randomk").replace("[servers]", "unbiased = true\n[servers]")
