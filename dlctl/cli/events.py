@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 EVALUATION = "evaluation"
 KINDS = (
-    "state", "start", "exit", "stop", "lost", "error", "silent", "late", "quarantine", "recover",
-    "resumed", "scale", "restart", "set", EVALUATION,
+    "state", "start", "exit", "stop", "lost", "error", "silent", "late", "checkpoint", "quarantine",
+    "recover", "resumed", "scale", "restart", "set", EVALUATION,
 )  # fmt: skip
 """What the coordinator writes. Others, of another version, are shown as well."""
 
@@ -77,8 +77,9 @@ def command(
 
     Evaluations of the model are left out, unless they are asked for.
     KIND is one of: state (of the run), start, exit, stop, lost (what a death meant for the run),
-    error, silent, late, quarantine, recover (a coordinator has taken its place), resumed (from a
-    checkpoint, and what that cost), scale, restart, set, evaluation.
+    error, silent, late, checkpoint (what one is without), quarantine, recover (a coordinator has
+    taken its place), resumed (from a checkpoint, and what that cost), scale, restart, set,
+    evaluation.
     """
     snapshot = pick.pick(job)
     chosen = pick.match_daemons(names, snapshot.roles()) if names else []

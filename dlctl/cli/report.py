@@ -137,6 +137,7 @@ def _labelled(snapshot: Snapshot) -> list[str]:
         lines.append(f"  evaluation  {shown} (at step {step})")
     if isinstance(run.get("checkpoint"), Mapping):
         lines.append(f"  checkpoint  {newest_checkpoint(snapshot)}")
+        lines += _without(run["checkpoint"].get("without"))
     lines += _overdue(snapshot)
     if text(run.get("checkpoint_error")):
         bad = console.style("!", fg="red")
@@ -150,6 +151,14 @@ def _labelled(snapshot: Snapshot) -> list[str]:
             f"{bad} disk        {place} has {values.size(free)} left; what is shown is old"
         )
     return lines
+
+
+def _without(names: Any) -> list[str]:
+    """Workers that have not saved what their pushes had left."""
+    if not isinstance(names, list) or not names:
+        return []
+    bad, whose = console.style("!", fg="yellow"), console.escape(" and ".join(map(str, names)))
+    return [f"{bad} checkpoint  it is without what pushes of {whose} had left over (residual)"]
 
 
 def _overdue(snapshot: Snapshot) -> list[str]:

@@ -18,14 +18,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dlctl import messages as m
+from dlctl.config import JobFile
 from dlctl.messages import Json
 from dlctl.names import HOME_AGENT
-from dlctl.roles.desk import Desk
 from dlctl.roles.journal import (
     BeginCheckpoint,
     CheckpointBegun,
     CheckpointEnded,
     CompleteCheckpoint,
+    History,
     RecordCheckpoint,
 )
 from dlctl.roles.membership import Membership
@@ -56,6 +57,8 @@ class _Current:
     heard_at: float = 0.0
     """When bytes of any of these came."""
     saved: dict[str, m.Saved] = field(default_factory=dict)
+    without: set[str] = field(default_factory=set)
+    """Workers whose files will not come, although they had something to save."""
     error: str = ""
     listeners: list[Finished] = field(default_factory=list)
 
@@ -63,19 +66,24 @@ class _Current:
 class Checkpointing:
     def __init__(
         self,
-        desk: Desk,
+        desk: History,
         members: Membership,
         keep: int,
         every_s: float,
         number: int,
         transfers: Transfers,
+        *,
+        leaves_residuals: bool = True,
     ) -> None:
-        """`number`: of the newest checkpoint that there has been."""
+        """`number`: of the newest checkpoint that there has been. leaves_residuals: whether pushes
+        leave something that a checkpoint without a worker's file has lost.
+        """
         self.desk = desk
         self.members = members
         self.keep = keep
         self.every_s = every_s
         self.transfers = transfers
+        self.leaves_residuals = leaves_residuals
         self.newest: Json | None = None
         self.last_error = ""
         self._number = number
@@ -195,6 +203,8 @@ class Checkpointing:
         current.missing.discard(name)
         if name.startswith("server"):
             current.error = current.error or f"{name} died while it was saving"
+        else:
+            current.without.add(name)
         self._complete_if_all(now)
 
     def on_host_gone(self, names: list[str], now: float) -> None:
@@ -203,6 +213,7 @@ class Checkpointing:
         for name in names:
             if current is not None and name in current.coming and name.startswith("worker"):
                 self.transfers.cancel(current.coming.pop(name))
+                current.without.add(name)
                 self._complete_if_all(now)
             self.on_gone(name, now)
 
@@ -214,6 +225,7 @@ class Checkpointing:
         if current.directory and all(name.startswith("worker") for name in late):
             # What they have not pushed is in no portion that counts as done: it is done again.
             self.desk.note("warning", f"the checkpoint does without {self.waiting()}")
+            current.without |= late
             self._stop_fetching(current)
             for name in current.missing:
                 self.desk.outstanding.drop(("save", name))
@@ -265,14 +277,24 @@ class Checkpointing:
             "seconds": round(now - current.begun, 3),
             "at": now,
             "error": error,
+            "without": sorted(current.without) if self.leaves_residuals else [],
         }
         self.last_error = error
         if not error:
             self.newest = row
+            for name in row["without"]:
+                text = f"the checkpoint at step {current.step} is without {name}'s residual"
+                self.desk.event("checkpoint", name, text)
         self.desk.do(RecordCheckpoint(current.number, row))
         self.schedule(now)
         for listener in current.listeners:
             listener(row)
+
+
+def leaves_residuals(job: JobFile) -> bool:
+    """Whether a push leaves anything to the next one."""
+    choice = job.compression
+    return choice.name != "none" or choice.options.get("values", "float32") != "float32"
 
 
 def manifest_of(coordinator: Coordinator) -> Json:

@@ -36,7 +36,7 @@ from dlctl.messages import Json
 from dlctl.roles import ending
 from dlctl.roles.arrivals import Arrivals, Past
 from dlctl.roles.changes import Changes
-from dlctl.roles.checkpointing import Checkpointing, manifest_of
+from dlctl.roles.checkpointing import Checkpointing, leaves_residuals, manifest_of
 from dlctl.roles.clients import Clients
 from dlctl.roles.doors import CLIENT, READER, Doors, keys_of
 from dlctl.roles.effects import AgentWaits, HostsTaken, ProcessEnded
@@ -79,7 +79,7 @@ class Coordinator:
         self.arrivals.on_start = self.files.mirror.follow
         self.checkpointing = Checkpointing(
             self.desk, self.members, job.checkpoints.keep, job.checkpoints.every_s,
-            past.checkpoints, self.files.transfers,
+            past.checkpoints, self.files.transfers, leaves_residuals=leaves_residuals(job),
         )  # fmt: skip
         self.rotation = Rotation(self)
         self.verbs = Verbs(self)

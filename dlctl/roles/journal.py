@@ -122,12 +122,16 @@ class KeyRenewed(Event):
     """"": the new key is on the disk; else it is still the old one, and this is why."""
 
 
+WARNINGS = ("exit", "error", "lost", "silent", "late", "checkpoint")
+"""Kinds of events that somebody should look at."""
+
+
 class History(Desk):
     """The coordinator's desk: what happens there is also written down."""
 
     def event(self, kind: str, daemon: str, text: str, **data: Any) -> None:
         """A line of the run's history, and of the coordinator's log."""
-        level = "warning" if kind in ("exit", "error", "lost", "silent", "late") else "info"
+        level = "warning" if kind in WARNINGS else "info"
         self.note(level, text if daemon in text else f"{daemon}: {text}")
         self.do(AddEvent(kind, daemon, text, data))
 

@@ -280,6 +280,17 @@ def test_a_checkpoint_that_takes_long_says_whom_it_waits_for(run_directory, dlct
     assert expected in dlctl_command("status").out
 
 
+def test_a_last_checkpoint_without_a_residual_is_told_of_when_the_run_has_finished(
+    run_directory, dlctl_command
+):
+    row = {"number": 3, "step": 345, "at": time.time(), "nbytes": 9, "error": ""}
+    run = run_directory().run(state="finished", step=345, checkpoint=row | {"without": []})
+    assert "residual" not in dlctl_command("status").out
+    run.run(checkpoint=row | {"without": ["worker-1"]})
+    told = "! checkpoint  it is without what pushes of worker-1 had left over (residual)\n"
+    assert told in dlctl_command("status").out
+
+
 def test_a_daemon_is_as_old_as_its_process(run_directory, dlctl_command):
     run = run_directory().run(state="running", updated_at=time.time(), **ME)
     run.daemon("worker-0", started_at=time.time() - 7205, **ME)

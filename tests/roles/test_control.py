@@ -15,8 +15,8 @@ from dlctl.names import HOME_AGENT
 from dlctl.roles.buffers import AveragedBuffers
 from dlctl.roles.changes import ANSWER_S_MAX, Changes
 from dlctl.roles.checkpointing import SAVE_S_MAX, Checkpointing
-from dlctl.roles.desk import Desk
 from dlctl.roles.journal import (
+    AddEvent,
     BeginCheckpoint,
     CheckpointBegun,
     CheckpointEnded,
@@ -146,7 +146,7 @@ def test_a_change_stays_with_the_name_for_its_next_incarnation() -> None:
 
 class Saving:
     def __init__(self, every_s: float = 60.0) -> None:
-        self.desk, self.members, self.rows = Desk(1.0), members(), []  # type: ignore[var-annotated]
+        self.desk, self.members, self.rows = History(1.0), members(), []  # type: ignore[var-annotated]
         self.machine = Checkpointing(self.desk, self.members, 3, every_s, 7, Transfers(self.desk))
 
     def begin(self) -> list[Effect]:
@@ -211,6 +211,21 @@ def test_a_worker_that_dies_meanwhile_is_not_waited_for() -> None:
     saving = under_way("server-0", "worker-0")
     saving.machine.on_gone("worker-1", 0.3)
     assert isinstance(saving.desk.clear()[0], CompleteCheckpoint)
+
+
+@pytest.mark.parametrize("leaves_residuals", [True, False])
+def test_a_checkpoint_without_a_residual_says_so_in_the_history_if_there_was_one(
+    leaves_residuals: bool,
+) -> None:
+    saving = under_way("server-0", "worker-0")
+    saving.machine.leaves_residuals = leaves_residuals
+    saving.machine.on_deadline(SAVE_S_MAX)
+    saving.machine.on_ended(CheckpointEnded(8, ""), SAVE_S_MAX)
+    told = [effect for effect in saving.desk.clear() if isinstance(effect, AddEvent)]
+    expected = [("checkpoint", "worker-1")] if leaves_residuals else []
+    assert [(event.kind, event.daemon) for event in told] == expected
+    assert all(event.text.endswith(" is without worker-1's residual") for event in told)
+    assert saving.rows[0]["without"] == [name for _, name in expected]
 
 
 def test_a_checkpoint_is_completed_once_however_often_a_host_is_said_to_be_away() -> None:
