@@ -67,7 +67,7 @@ def test_the_reading_order_names_files_that_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted(ROOT.glob("examples/*/job.toml")), ids=lambda p: p.parent.name
+    "path", sorted(ROOT.glob("examples/*/*.toml")), ids=lambda p: f"{p.parent.name}-{p.stem}"
 )
 def test_every_example_is_a_valid_job(path: Path) -> None:
     assert jobfile.load(path).workers.count >= 1
