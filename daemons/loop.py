@@ -94,8 +94,8 @@ class Loop:
         """
         if self._turn.acquire(blocking=False):
             try:
-                if not self._posted and not self._unperformed and self.exit_code is None:
-                    return self._handle_for(own, event)
+                if self._machine is not None and self._has_nothing_to_do():
+                    return self._handle_for(self._machine, own, event)
             except Exception as error:
                 self.fail(error)
                 return None
@@ -104,12 +104,14 @@ class Loop:
         self.post(event)
         return None
 
-    def _handle_for(self, own: type[EffectT], event: Event) -> EffectT | None:
-        assert self._machine is not None
-        effects = self._machine.handle(event, time.monotonic())
+    def _has_nothing_to_do(self) -> bool:
+        return not self._posted and not self._unperformed and self.exit_code is None
+
+    def _handle_for(self, machine: Machine, own: type[EffectT], event: Event) -> EffectT | None:
+        effects = machine.handle(event, time.monotonic())
         mine = next((effect for effect in effects if type(effect) is own), None)
         self._unperformed.extend(effect for effect in effects if effect is not mine)
-        deadline, until = self._machine.deadline(), self._waits_until
+        deadline, until = machine.deadline(), self._waits_until
         is_sooner = deadline is not None and (until is None or deadline < until)
         if self._unperformed or is_sooner:
             os.eventfd_write(self._wakeup, 1)

@@ -58,10 +58,14 @@ class ComputeThread:
         self._work.put(partial(self._evaluate, effect))
 
     def _run(self) -> None:
+        ours = np.geterr()
         while True:
             work: Callable[[], Event] | None = self._work.get()
             while work is not None:
-                following = self._loop.offer(self._event_of(work), Compute)
+                event = self._event_of(work)
+                # What the task has numpy do about an overflow here is not for the worker role.
+                with np.errstate(**ours):
+                    following = self._loop.offer(event, Compute)
                 work = partial(self._compute, following) if following is not None else None
 
     def _event_of(self, work: Callable[[], Event]) -> Event:

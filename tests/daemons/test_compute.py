@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 
+import numpy as np
 import pytest
 
 from daemons.loop import Loop
 from daemons.worker.compute import ComputeThread
 from dlctl import config
-from dlctl.machine import Event
+from dlctl.machine import Effect, Event, Exit, Started
 from dlctl.roles.effects import BuildModel, ModelBuilt, TaskFailed
 
 TASK = """
@@ -34,13 +37,13 @@ TASK = """
 
 
 @pytest.fixture
-def build(tmp_path: Path, run_script: Callable[..., list[Event]], monkeypatch) -> Callable:
-    """The answer of a real computing thread to `BuildModel`, with this body of model()."""
+def prepared(tmp_path: Path, monkeypatch) -> Callable[[str], Loop]:
+    """A loop with a real computing thread for a task with this body of model()."""
     import sys
 
     monkeypatch.setattr(sys, "path", list(sys.path))
 
-    def build_model(model: str, times: int = 1) -> list[Event]:
+    def prepare(model: str) -> Loop:
         path = tmp_path / "odd_task.py"
         path.write_text(dedent(TASK).format(model=model))
         job = config.JobFile(
@@ -50,7 +53,17 @@ def build(tmp_path: Path, run_script: Callable[..., list[Event]], monkeypatch) -
         loop = Loop()
         thread = ComputeThread(loop, job)
         loop.perform(BuildModel, thread.build)
-        return run_script(loop, *[BuildModel(0, 1)] * times, awaited=times)
+        return loop
+
+    return prepare
+
+
+@pytest.fixture
+def build(prepared: Callable[[str], Loop], run_script: Callable[..., list[Event]]) -> Callable:
+    """The answer of the thread to `BuildModel`, with this body of model()."""
+
+    def build_model(model: str, times: int = 1) -> list[Event]:
+        return run_script(prepared(model), *[BuildModel(0, 1)] * times, awaited=times)
 
     return build_model
 
@@ -83,6 +96,33 @@ def test_a_model_that_begins_with_a_nan_is_refused_by_the_parameter_s_name(build
     assert isinstance(failed, TaskFailed)
     assert failed.error.startswith('parameter "1.weight" of the new model has 1 of 3 values')
     assert "odd_task.py:" in failed.error
+
+
+class Squares:
+    """A machine that reckons with what has no square in float32 when the model is built."""
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        if isinstance(event, Started):
+            return [BuildModel(0, 1)]
+        assert isinstance(event, ModelBuilt)
+        assert np.array([1e-30], np.float32) ** 2 == 0
+        return [Exit(0, threading.current_thread().name)]
+
+    def deadline(self) -> float | None:
+        return None
+
+
+def test_what_numpy_shall_raise_in_the_task_it_does_not_raise_in_the_role(
+    prepared, caplog, monkeypatch
+):
+    """The role is told of the result in the task's own thread, as the loop only waits."""
+    loop = prepared("import numpy; numpy.seterr(all='raise'); return nn.Linear(2, 1)")
+    waits, wait, offer = threading.Event(), loop._wait, loop.offer
+    monkeypatch.setattr(loop, "_wait", lambda deadline: waits.set() or wait(deadline))
+    monkeypatch.setattr(loop, "offer", lambda *result: waits.wait() and offer(*result))
+    with caplog.at_level(logging.INFO):
+        assert loop.run(Squares()) == 0
+    assert "exit 0: compute" in caplog.text
 
 
 def test_a_good_model_is_built(build):

@@ -1,0 +1,186 @@
+"""Events of the thread that computes: handled there while the loop waits, in order, never lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from daemons.loop import Loop
+from dlctl.machine import DeadlineReached, Effect, Event, Exit, Started
+
+LIMIT_S = 30.0
+"""For what takes a millisecond; a wake-up that is lost would take an hour."""
+
+
+@dataclass(frozen=True)
+class Begin(Effect):
+    """Performed by starting the other thread."""
+
+
+@dataclass(frozen=True)
+class Say(Effect):
+    text: str
+
+
+@dataclass(frozen=True)
+class Own(Effect):
+    """What the other thread performs by itself."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Did(Event):
+    number: int
+
+
+class Waiting(Loop):
+    """Says when it has come to where it only waits, and wakes up no sooner than it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits, self.may_wake_up = threading.Event(), threading.Event()
+
+    def _wait(self, deadline: float | None) -> list[object]:
+        self.waits.set()
+        ready = super()._wait(deadline)
+        assert self.may_wake_up.wait(LIMIT_S)
+        return ready
+
+
+class Other:
+    """A machine that answers as its test lists, a loop for it, and what happened in which order."""
+
+    def __init__(self, answers: dict[int, list[Effect]]) -> None:
+        self.answers = answers
+        self.loop = Waiting()
+        self.loop.perform(Begin, lambda _: self._thread.start())
+        self.loop.perform(Say, lambda effect: self.note(effect.text))
+        self.loop.perform(Own, lambda effect: self.note(f"own {effect.number}"))
+        self.story: list[str] = []
+        self.at: float | None = None
+        """The machine's deadline."""
+        self._thread = threading.Thread(target=self._work)
+
+    def note(self, text: str) -> None:
+        is_main = threading.current_thread() is threading.main_thread()
+        self.story.append(text if is_main else f"{text} there")
+
+    def run(self, offers: Callable[[], object]) -> int:
+        """`offers` is called in the other thread when the loop waits; then the loop may wake up."""
+        self.offers = offers
+        watchdog = threading.Timer(LIMIT_S, self.loop.fail, [TimeoutError("nobody woke the loop")])
+        watchdog.start()
+        try:
+            return self.loop.run(self)
+        finally:
+            watchdog.cancel()
+            self._thread.join()
+
+    def _work(self) -> None:
+        assert self.loop.waits.wait(LIMIT_S)
+        try:
+            self.offers()
+        finally:
+            self.loop.may_wake_up.set()
+
+    def offer(self, number: int) -> Own | None:
+        return self.loop.offer(Did(number), Own)
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        if isinstance(event, Started):
+            return [Begin()]
+        if isinstance(event, DeadlineReached):
+            self.at = None
+            return [Exit(0, "its time has come")]
+        assert isinstance(event, Did)
+        self.note(f"handles {event.number}")
+        return self.answers[event.number]
+
+    def deadline(self) -> float | None:
+        return self.at
+
+
+def test_the_thread_gets_its_own_effect_and_the_loop_performs_the_others_in_order():
+    it = Other({1: [Say("a"), Own(1), Say("b"), Own(2), Exit(3, "done")]})
+    assert it.run(lambda: it.note(f"gets {it.offer(1)}")) == 3
+    assert it.story == ["handles 1 there", "gets Own(number=1) there", "a", "b", "own 2"]
+
+
+def test_one_own_effect_after_the_other_needs_no_other_thread():
+    it = Other({1: [Own(1)], 2: [Own(2)], 3: [Exit(0, "done")]})
+    it.run(lambda: [it.offer(number) for number in (1, 2, 3)])
+    assert it.story == ["handles 1 there", "handles 2 there", "handles 3 there"]
+
+
+def test_nothing_is_handled_before_what_was_wanted_before_is_performed():
+    it = Other({1: [Say("a"), Own(1)], 2: [Say("b"), Own(2), Exit(0, "done")]})
+    it.run(lambda: it.note(f"gets {it.offer(1)}, {it.offer(2)}"))
+    assert it.story == [
+        "handles 1 there", "gets Own(number=1), None there", "a", "handles 2", "b", "own 2",
+    ]  # fmt: skip
+
+
+def test_who_was_there_first_is_handled_first():
+    it = Other({1: [Say("a")], 2: [Own(2), Exit(0, "done")]})
+
+    def offers() -> None:
+        it.loop.post(Did(1))  # Of a signal, or of another thread.
+        assert it.offer(2) is None
+
+    it.run(offers)
+    assert it.story == ["handles 1", "a", "handles 2", "own 2"]
+
+
+def test_nobody_else_is_heard_while_the_loop_performs_effects():
+    it = Other({1: [Say("a"), Say("b")], 2: [Own(2), Exit(0, "done")]})
+    performs, offered = threading.Event(), threading.Event()
+
+    def perform(effect: Say) -> None:
+        performs.set()
+        assert offered.wait(LIMIT_S)
+        it.note(effect.text)
+
+    def offers() -> None:
+        it.loop.post(Did(1))
+        it.loop.may_wake_up.set()
+        assert performs.wait(LIMIT_S)
+        assert it.offer(2) is None
+        offered.set()
+
+    it.loop.perform(Say, perform)
+    it.run(offers)
+    assert it.story == ["handles 1", "a", "b", "handles 2", "own 2"]
+
+
+def test_a_deadline_that_is_sooner_wakes_the_loop():
+    it = Other({1: [Own(1)]})
+
+    def offers() -> None:
+        it.at = 0.0
+        assert it.offer(1) == Own(1)
+
+    assert it.run(offers) == 0
+
+
+def test_a_machine_that_fails_there_ends_the_loop_with_its_error():
+    it = Other({})
+    with pytest.raises(KeyError, match="1"):
+        it.run(lambda: it.offer(1))
+
+
+def test_after_the_end_nothing_is_handled_any_more():
+    it = Other({1: [Exit(0, "done"), Own(1)]})
+    it.run(lambda: it.offer(1))
+    assert it.offer(2) is None
+    assert it.story == ["handles 1 there"]
+
+
+def test_before_the_beginning_it_waits():
+    it = Other({1: [Own(1)], 2: [Exit(0, "done")]})
+    assert it.offer(1) is None
+    it.run(lambda: it.offer(2))
+    assert it.story == ["handles 1", "own 1", "handles 2"]
