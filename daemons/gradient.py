@@ -56,7 +56,8 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
     replica, loader, in_all = build(job, slot=0, processes=0)
     if checkpoint is not None:
         _load(replica, checkpoint)
-    every = job.algorithm.options.get("push_every_steps", AUTO)
+    options = job.algorithm.options
+    every = options.get("push_every_steps", options.get("local_steps", AUTO))
     batches = 1 if every == AUTO else int(every)
     samples = min(in_all, batches * job.workers.batch_size)
     batches = -(-samples // job.workers.batch_size)

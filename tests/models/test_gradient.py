@@ -37,13 +37,17 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     monkeypatch.setattr(sys, "path", list(sys.path))
 
     def make(
-        loss: str = "", weights: str = "ones_(layer.weight)", every: int | str = 2
+        loss: str = "",
+        weights: str = "ones_(layer.weight)",
+        every: int | str = 2,
+        algorithm: config.Choice | None = None,
     ) -> config.JobFile:
+        downpour = config.Choice(name="downpour", options={"push_every_steps": every})
         path = tmp_path / "measured_task.py"
         path.write_text(dedent(TASK).format(loss=loss, weights=weights))
         return config.JobFile(
             job=config.Job(name="measured", task=str(path)),
-            algorithm=config.Choice(name="downpour", options={"push_every_steps": every}),
+            algorithm=algorithm or downpour,
             data=config.Data(shuffle=False),
             workers=config.Workers(count=1, device="cpu", threads=1, batch_size=4),
         )
@@ -61,6 +65,11 @@ def test_it_is_the_sum_over_the_batches_of_one_push(job: Job) -> None:
 
 def test_with_automatic_pushes_it_is_that_of_one_batch_as_in_the_first_push(job: Job) -> None:
     assert gradient(job(every="auto"), None).tolist() == [1.5] * 3
+
+
+def test_replicas_that_step_alone_push_a_round_of_batches(job: Job) -> None:
+    alone = config.Choice(name="local-sgd", options={"local_steps": 2, "local_lr": 0.1})
+    assert gradient(job(algorithm=alone), None).tolist() == [1.5 + 5.5] * 3
 
 
 @pytest.mark.parametrize("loss", [" / 0", " * 1e30", " * float('nan')", ".sub(1e30).square()"])
