@@ -28,7 +28,7 @@ from dlctl.compress.base import Delta
 from dlctl.config import Choice
 from dlctl.messages import Array
 from dlctl.shards.base import Shard
-from dlctl.vector import Vector, zeros_like
+from dlctl.vector import Vector, copy_into, to_host, zeros_like
 
 # ---------------------------------------------------------------- what a worker side may ask for
 
@@ -135,6 +135,11 @@ class WorkerSide(ABC):
 
     def placed(self, lo: int, hi: int) -> None:  # noqa: B027  most methods leave it as it is
         """What was fetched has just been put into `parameters[lo:hi]`."""
+
+    def restore(self, residual: Array) -> None:
+        """Add the residual of before the stop, float32[d]; gradients may have come to it since."""
+        made_since = to_host(self.residual).copy()
+        copy_into(self.residual, residual + made_since)
 
     @abstractmethod
     def run(self) -> Requests:

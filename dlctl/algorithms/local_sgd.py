@@ -23,8 +23,10 @@ when the new theta is there, after some steps of the next round, it puts these o
 
                           theta_i = theta - (steps since the push)
 
-That is a round's delay of a part of the steps, as in Streaming DiLoCo (Douillard et al., 2025,
-section 2.2) with the whole vector as the one fragment. No replica gets further ahead than a round.
+That is a round's delay of a part of the steps, as where Streaming DiLoCo (Douillard et al., 2025)
+overlaps communication with computation, with the whole vector as the one fragment. There the two
+are mixed, theta_i = alpha theta_i + (1 - alpha) theta; here no step is weakened, and none counts
+twice. No replica gets further ahead than a round.
 
 Everything else is as in `sync`: who takes part, who is waited for, and that a push for a round that
 is over is dropped. A replica without data in the middle of a round pushes what it has.
@@ -40,6 +42,7 @@ from annotated_types import Ge, Gt
 from dlctl.algorithms import sync
 from dlctl.algorithms.base import Algorithm, Fetch, NextGradient, Push, Requests
 from dlctl.config import Choice
+from dlctl.messages import Array
 from dlctl.vector import Vector, copy_of
 
 
@@ -62,7 +65,7 @@ class Replica(sync.Replica):
         self._is_ahead = False
         """A push is out, and this replica has gone on without its mean."""
         self._left = parameters[:0]
-        """What that push has left of the residual; what has come to it since is of this round."""
+        """What of the residual is no step since that push: what it has left there."""
 
     def run(self) -> Requests:
         clock = yield from self._join()
@@ -80,6 +83,13 @@ class Replica(sync.Replica):
         if self._is_ahead:
             self.parameters[lo:hi] += self._left[lo:hi]
             self.parameters[lo:hi] -= self.residual[lo:hi]
+
+    def restore(self, residual: Array) -> None:
+        """It may come late; then it is no step of this round, either."""
+        before = copy_of(self.residual)
+        super().restore(residual)
+        if self._is_ahead:
+            self._left += self.residual - before
 
     def _accrue(self) -> sync.Accrues:
         steps = samples = 0

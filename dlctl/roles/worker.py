@@ -47,7 +47,7 @@ from dlctl.roles.outbox import Outbox
 from dlctl.roles.saving import Saving
 from dlctl.roles.training import Training
 from dlctl.roles.travelling import FileSealed, FilesMissing, saved_file
-from dlctl.vector import copy_into, to_host
+from dlctl.vector import to_host
 
 PASSING = {"computing", "waiting for data", "fetching", "pushing"}
 """Phases that come and go with every step: they are reported once a second and not at each change.
@@ -207,13 +207,10 @@ class Worker:
             self._gathering.load(LoadArrays(topology.restore))
 
     def _on_restored(self, arrays: Any) -> None:
-        """The residual of before the stop. Gradients that were made meanwhile are added to it."""
         assert self.training is not None
-        residual = self.training.side.residual
-        saved = arrays.get("residual")
-        if saved is not None and saved.size == len(residual):
-            made_since = to_host(residual).copy()
-            copy_into(residual, saved + made_since)
+        side, saved = self.training.side, arrays.get("residual")
+        if saved is not None and saved.size == len(side.residual):
+            side.restore(saved)
 
     # ------------------------------------------------------------ settings
 

@@ -126,6 +126,22 @@ def test_what_a_push_has_left_behind_is_no_step_of_the_next_round():
     np.testing.assert_allclose(player.parameters, player.shards.whole(), rtol=1e-5)
 
 
+def test_a_residual_that_is_restored_late_is_no_step_of_the_next_round():
+    """It had to come from another host: a push is out, and two steps of the next round are made."""
+    _, (player, *others) = replicas(steps=3, overlap=True)
+    give(player, 0, 5)
+    for other in others:
+        give(other, 0, 3)
+    go_on([player])
+    side, steps = player.side, player.side.residual.copy()
+    assert steps.any()
+    side.restore(np.full(SIZE, 5, np.float32))
+    go_on(others)
+    go_on([player])
+    np.testing.assert_allclose(player.parameters, player.shards.whole() - steps, rtol=1e-5)
+    np.testing.assert_allclose(side.residual, steps + 5, rtol=1e-5)
+
+
 def test_nobody_gets_a_whole_round_ahead():
     _, everybody = replicas(steps=2, overlap=True)
     give(everybody[0], 0, BATCHES)
