@@ -15,6 +15,8 @@ import pytest
 from seeds import Result, run_seed
 
 from dlctl import messages as m
+from dlctl.algorithms.base import Fetch, NextGradient
+from dlctl.algorithms.local_sgd import Replica
 from dlctl.algorithms.sandblaster import Accruing
 from dlctl.algorithms.sync import Barrier
 from dlctl.compress.topk import TopK
@@ -188,6 +190,70 @@ def mean_of_means(patch: Patch) -> None:
         return honest(self, clock)
 
     patch.setattr(Barrier, "_update", update)
+
+
+# ---------------------------------------------------------------- local SGD
+
+
+@mutant(
+    "steps that are made while the mean is under way are wiped out by it", "OwnSteps",
+    scenario="local-sgd",
+)  # fmt: skip
+def steps_under_way_are_wiped_out(patch: Patch) -> None:
+    patch.setattr(Replica, "placed", lambda self, lo, hi: None)
+
+
+@mutant(
+    "what a push has left behind is taken for steps of the next round", "OwnSteps",
+    scenario="local-sgd",
+)  # fmt: skip
+def leftovers_are_steps(patch: Patch) -> None:
+    def placed(self, lo, hi):
+        if self._is_ahead:
+            self.parameters[lo:hi] -= self.residual[lo:hi]
+
+    patch.setattr(Replica, "placed", placed)
+
+
+@mutant(
+    "a replica pushes its next round before the mean of this one has come", "OwnSteps",
+    scenario="local-sgd",
+)  # fmt: skip
+def a_round_further_ahead(patch: Patch) -> None:
+    honest = Replica.run
+
+    def run(self):
+        requests, value = honest(self), None
+        while True:
+            request = requests.send(value)
+            if self._is_ahead and isinstance(request, Fetch) and self.residual.any():
+                request = replace(request, wait=False)
+            value = yield request
+
+    patch.setattr(Replica, "run", run)
+
+
+@mutant("a round that the end of the data cuts short is not pushed", "AcksChecker", "LedgerChecker",
+    scenario="local-sgd",
+)  # fmt: skip
+def short_rounds_are_dropped(patch: Patch) -> None:
+    def accrue(self):
+        steps = samples = 0
+        while steps < self.options.local_steps:
+            computed = yield NextGradient()
+            if computed is None:
+                self.residual[:] = 0
+                return 0
+            self.parameters -= computed.gradient
+            self.residual += computed.gradient
+            steps += 1
+            samples += computed.samples
+        return samples
+
+    patch.setattr(Replica, "_accrue", accrue)
+
+
+# ---------------------------------------------------------------- batches of portions
 
 
 @mutant("a portion of a batch counts twice", "SameResult", scenario="sandblaster", seeds=30)
