@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -184,3 +185,75 @@ def test_before_the_beginning_it_waits():
     assert it.offer(1) is None
     it.run(lambda: it.offer(2))
     assert it.story == ["handles 1", "own 1", "handles 2"]
+
+
+# ---------------------------------------------------------------- many at once
+
+OFFERS, POSTS = 3000, 500
+
+
+class Busy:
+    """A machine that numbers what it wants, and looks that nobody else is in it."""
+
+    def __init__(self) -> None:
+        self.wanted = self.offers = 0
+        self.posts = [0, 0]
+        self._inside = threading.Lock()
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        assert self._inside.acquire(blocking=False)
+        try:
+            return self._handle(event)
+        finally:
+            self._inside.release()
+
+    def _handle(self, event: Event) -> list[Effect]:
+        if isinstance(event, Started):
+            return [Begin(), Own(0)]
+        assert isinstance(event, Did)
+        if event.number < 0:  # Of one of the two who post: -1, -2, ... or -10001, -10002, ...
+            who, number = divmod(-event.number, 10_000)
+            self.posts[who] += 1
+            assert number == self.posts[who]
+            return self._want()
+        assert event.number == self.offers
+        self.offers += 1
+        before = self._want() if self.offers % 7 == 0 else []
+        after = self._want() if self.offers % 5 == 0 else []
+        return [*before, Own(self.offers), *after]
+
+    def _want(self) -> list[Effect]:
+        is_over = (self.offers, self.posts) == (OFFERS, [POSTS, POSTS])
+        self.wanted += 1
+        return [Say(str(self.wanted)), *([Exit(0, "all has come")] if is_over else [])]
+
+    def deadline(self) -> float | None:
+        return None
+
+
+def test_nothing_is_lost_or_comes_in_another_order_whoever_meets_whom():
+    loop, machine = Loop(), Busy()
+    work: queue.SimpleQueue[Own | None] = queue.SimpleQueue()
+    said: list[int] = []
+
+    def compute() -> None:
+        while (own := work.get()) is not None:
+            following: Own | None = own
+            while following is not None and following.number < OFFERS:
+                following = loop.offer(Did(following.number), Own)
+
+    def post(who: int) -> None:
+        for number in range(1, POSTS + 1):
+            loop.post(Did(-10_000 * who - number))
+
+    threads = [threading.Thread(target=compute)]
+    threads += [threading.Thread(target=post, args=(who,)) for who in (0, 1)]
+    loop.perform(Begin, lambda _: [thread.start() for thread in threads])
+    loop.perform(Own, work.put)
+    loop.perform(Say, lambda effect: said.append(int(effect.text)))
+    assert loop.run(machine) == 0
+    work.put(None)
+    for thread in threads:
+        thread.join()
+    assert (machine.offers, machine.posts) == (OFFERS, [POSTS, POSTS])
+    assert said == [*range(1, machine.wanted + 1)]
