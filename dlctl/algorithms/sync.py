@@ -10,7 +10,8 @@ so that N workers with batch n are one worker with batch N n. The sum is taken i
 whatever the order of arrival. Rules:
 
 - a replica without data takes part with 0 samples, so that nobody waits for it;
-- a push for a step that is over is LATE and dropped, never mixed into a later one;
+- a push for a step that is over is LATE and dropped, never mixed into a later one; so is a second
+  one of a replica for the same step;
 - a replica that dies is no member any more; one that joins counts from its first push on, because
   shards may stand at different steps when it joins. Its first pushes have 0 samples;
 - a shard whose server dies goes on at the step where it was, and knows from which step on it counts
@@ -100,7 +101,7 @@ class Barrier(ServerSide):
         if self._due_from.get(push.slot) is None:
             # From now on this shard waits for it, also if it comes too late this time.
             self._due_from[push.slot] = max(push.clock, self.shard.version)
-        if push.clock < self.shard.version:
+        if push.clock < self.shard.version or (push.clock, push.slot) in self._held:
             return [Outcome(push.slot, push.epoch, push.seq, LATE)]
         gradient = dense(delta, self.shard.size)
         self._held[push.clock, push.slot] = (push, gradient)

@@ -102,6 +102,15 @@ def test_a_push_for_a_step_that_is_over_is_late_and_changes_nothing(barrier):
     assert kinds(barrier.push(*_push(1, clock=1, seq=1))) == [(1, HELD)]
 
 
+def test_a_second_push_for_the_same_step_does_not_take_the_first_one_s_place(barrier):
+    """No replica of ours makes one; but what is held must be answered in the end."""
+    assert kinds(barrier.push(*_push(0, clock=0, values=(1.0, 0.0)))) == [(0, HELD)]
+    assert kinds(barrier.push(*_push(0, clock=0, values=(9.0, 0.0), seq=1))) == [(0, LATE)]
+    settled = barrier.push(*_push(1, clock=0, values=(3.0, 0.0)))
+    assert kinds(settled) == [(1, HELD), (0, APPLIED), (1, APPLIED)]
+    assert barrier.shard.w.tolist() == [-2.0, 0.0]
+
+
 def test_the_death_of_the_member_that_all_wait_for_completes_the_step(barrier):
     barrier.push(*_push(0, clock=0))
     assert kinds(barrier.members(frozenset({0}))) == [(0, APPLIED)]
