@@ -37,7 +37,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge
 
 from dlctl.algorithms import sync
 from dlctl.algorithms.base import Algorithm, Fetch, NextGradient, Push, Requests
@@ -50,7 +50,7 @@ from dlctl.vector import Vector, copy_of
 class Options:
     local_steps: Annotated[int, Ge(1)] = 16
     """Steps of a replica from one mean to the next, H. Changes live."""
-    local_lr: Annotated[float, Gt(0)] = 0.01
+    local_lr: Annotated[float, Ge(0)] = 0.01
     """Rate of a replica's own steps. Changes live."""
     overlap: bool = False
     """Go on with the next round while the mean of this one is under way, and put the steps that are
