@@ -105,7 +105,8 @@ FAST = [
         0.05,
         DOWNPOUR.format(fetch=8, push=1) + SPARSE.format(density=0.05),
     ),
-    HOGWILD, DDP, RPC, DDP_FP16, powersgd(4), post_local(16), diloco(16), diloco(64), RAY,
+    HOGWILD, DDP, RPC, DDP_FP16, powersgd(4), post_local(16), diloco(8), diloco(16), diloco(64),
+    RAY,
 ]  # fmt: skip
 """On one machine. The first is what the others are compared with."""
 SLOW = [
