@@ -78,6 +78,9 @@ class Spec:
         return (W, *self.slots)
 
 
+COUNT_MAX = 2**62
+
+
 def check_state(state: Any, optimizer: Optimizer) -> Json:
     """What `Shard.commit` has written, or {} if nothing was committed. Raises Unusable.
 
@@ -99,7 +102,8 @@ def check_state(state: Any, optimizer: Optimizer) -> Json:
 
 
 def _is_natural(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
+    """Also after more updates than there will ever be, or the next commit could not be read."""
+    return type(value) is int and 0 <= value < COUNT_MAX
 
 
 def unusable(spec: Spec, error: DlctlError, where: str) -> Unusable:

@@ -41,10 +41,12 @@ def mutate(random: Random, tree: Any, other: Any) -> Any:
 
 
 def places(tree: Any) -> list[Place]:
-    """Every place in a tree."""
+    """Every place in a tree, as far as it has not too many: branches that occur in several places
+    are gone through for each of them.
+    """
     found: list[Place] = []
     pending = [tree]
-    while pending:
+    while pending and len(found) <= PLACES_MAX:
         node = pending.pop()
         here = [(node, key) for key in (node if isinstance(node, dict) else range(len(node)))]
         found += here
