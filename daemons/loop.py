@@ -157,13 +157,12 @@ class Loop:
         ready: list[Any] = []
         while self.exit_code is None:
             with self._turn:
-                self._work_off(machine, ready)
-                self._waits_until = machine.deadline()
+                self._waits_until = self._work_off(machine, ready)
             ready = self._wait(self._waits_until) if self.exit_code is None else []
         self.after_events()
 
-    def _work_off(self, machine: Machine, ready: list[Any]) -> None:
-        """Whatever there is to do now, until the machine has exited."""
+    def _work_off(self, machine: Machine, ready: list[Any]) -> float | None:
+        """Whatever there is to do now, until the machine has exited. Returns its next deadline."""
         self._perform_left()
         for source in ready:
             if self.exit_code is None:
@@ -171,10 +170,12 @@ class Loop:
         deadline = machine.deadline()
         if self.exit_code is None and deadline is not None and deadline <= time.monotonic():
             self._handle(machine, DeadlineReached())
+            deadline = machine.deadline()
         if self.exit_code is None:
             self.after_events()
             self.transport.give_back()
             self._do_chores()
+        return deadline
 
     def _perform_left(self) -> None:
         while self._unperformed:

@@ -71,7 +71,7 @@ class Peer:
 
 
 def dlctl(name: str, lr: float, job: str) -> Peer:
-    return Peer(name, "downpour", lr, is_one_program=True, options={"job": job}, is_ours=True)
+    return Peer(name, "dlctl_start", lr, is_one_program=True, options={"job": job}, is_ours=True)
 
 
 def diloco(local_steps: int) -> Peer:

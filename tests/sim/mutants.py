@@ -196,7 +196,7 @@ def mean_of_means(patch: Patch) -> None:
 
 
 @mutant(
-    "steps that are made while the mean is under way are wiped out by it", "OwnSteps",
+    "steps that are made while the mean is under way are wiped out by it", "OwnStepsChecker",
     scenario="local-sgd",
 )  # fmt: skip
 def steps_under_way_are_wiped_out(patch: Patch) -> None:
@@ -204,7 +204,7 @@ def steps_under_way_are_wiped_out(patch: Patch) -> None:
 
 
 @mutant(
-    "what a push has left behind is taken for steps of the next round", "OwnSteps",
+    "what a push has left behind is taken for steps of the next round", "OwnStepsChecker",
     scenario="local-sgd",
 )  # fmt: skip
 def leftovers_are_steps(patch: Patch) -> None:
@@ -216,7 +216,7 @@ def leftovers_are_steps(patch: Patch) -> None:
 
 
 @mutant(
-    "a replica pushes its next round before the mean of this one has come", "OwnSteps",
+    "a replica pushes its next round before the mean of this one has come", "OwnStepsChecker",
     scenario="local-sgd",
 )  # fmt: skip
 def a_round_further_ahead(patch: Patch) -> None:

@@ -6,26 +6,26 @@ The same seed of the same scenario is the same run to the last byte of its trace
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 from simulated import ACCOUNT, job_file, ledger_checkers
 
-from dlctl.machine import Effect, Peer
-from dlctl.messages import Array, Message, Parameters, SparseParameters
-from dlctl.roles.basis import Slice
-from dlctl.roles.channel import Channel
-from dlctl.roles.effects import Compute
-from dlctl.roles.training import Training
-from dlctl.sim.checkers import Checker, LeasesChecker, LivenessChecker, NothingLeft, TermsChecker
+from dlctl.messages import Array
+from dlctl.sim.checkers import (
+    Checker,
+    LeasesChecker,
+    LivenessChecker,
+    NothingLeft,
+    OwnStepsChecker,
+    TermsChecker,
+)
 from dlctl.sim.crashpoints import PointCrash
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
 from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.problems import LeastSquares, Ledger
-from dlctl.sim.process import Process
 from dlctl.sim.simulation import Simulation
 
 WORKERS, SERVERS = 3, 2
@@ -159,51 +159,6 @@ def sync(seed: int) -> Simulation:
     return _ledger(seed, mixed_faults(seed), averages=True, shares=True, algorithm=("sync", {}))
 
 
-class OwnSteps(Checker):
-    """A replica of local SGD computes with what the shards have sent and its own steps, no others:
-    with all since its push, and with those before only while their mean may be under way.
-    """
-
-    def __init__(self, problem: Ledger) -> None:
-        self.problem = problem
-        self._sent: dict[tuple[Process, int], Array] = {}
-        """(worker, shard) -> its slice of the model, as it came."""
-        self._pushed: defaultdict[Process, list[int]] = defaultdict(lambda: [0, 0])
-        """Steps before the last push but one, and before the last one."""
-
-    def on_message(self, process: Process, peer: Peer, message: Message) -> None:
-        training = getattr(process.machine, "training", None)
-        if training is None or not isinstance(message, Parameters | SparseParameters):
-            return
-        another = training.fetcher.placed
-
-        def placed(channel: Channel, arrived: Slice, model: Array) -> None:
-            another(channel, arrived, model)
-            self._sent[process, channel.shard] = model.copy()
-
-        training.fetcher.placed = placed
-
-    def on_effect(self, process: Process, effect: Effect) -> None:
-        if not isinstance(effect, Compute):
-            return
-        training, pushed = process.machine.training, self._pushed[process]
-        if training._steps_pushed != pushed[-1]:
-            pushed[:] = pushed[-1], training._steps_pushed
-        for c in training.channels:
-            model = training.side.parameters[c.lo : c.hi]
-            own = np.flatnonzero(model != self._sent[process, c.shard])
-            if not np.isin(self._cells(training, pushed[-1]), own).all():
-                raise self.broken(f"{process} computes without steps that it has not pushed yet")
-            if not np.isin(own, self._cells(training, pushed[0])).all():
-                raise self.broken(f"{process} computes with steps of rounds that are over")
-
-    def _cells(self, training: Training, first: int) -> list[int]:
-        """Of the gradients from this one on, which 1 is added to."""
-        me = training.identity
-        numbers = range(first, training.steps)
-        return [self.problem.authors[me.slot, me.epoch, number] for number in numbers]
-
-
 def local_sgd(seed: int) -> Simulation:
     """Replicas that go some steps alone between two barriers, with dense and with sparse pushes;
     every third also loses servers.
@@ -213,7 +168,7 @@ def local_sgd(seed: int) -> Simulation:
     compression = (("none", {}), ("topk", {"density": 0.005}))[seed // 4 % 2]
     return _ledger(
         seed, faults, averages=True, durabilities=("process", "process", "disk"),
-        algorithm=("local-sgd", method), compression=compression, more=OwnSteps,
+        algorithm=("local-sgd", method), compression=compression, more=OwnStepsChecker,
     )  # fmt: skip
 
 

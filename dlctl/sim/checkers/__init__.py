@@ -3,7 +3,8 @@
 One promise a file: `ledger` (nothing acknowledged is lost or applied twice), `acks` (no ack before
 its push would survive), `terms` (epochs and generations), `samples` (every sample, one living
 holder), `staleness`, `fetches` (a model is what the shard was), `liveness` (the run goes on once
-all is well again), `leftovers`. `book` is what several of them know of the workers' pushes.
+all is well again), `own_steps` (local SGD loses none of them on the way), `leftovers`. `book` is
+what several of them know of the workers' pushes.
 """
 
 from dlctl.sim.checkers.acks import AcksChecker
@@ -13,6 +14,7 @@ from dlctl.sim.checkers.fetches import FetchesChecker
 from dlctl.sim.checkers.ledger import LedgerChecker
 from dlctl.sim.checkers.leftovers import NothingLeft
 from dlctl.sim.checkers.liveness import LivenessChecker
+from dlctl.sim.checkers.own_steps import OwnStepsChecker
 from dlctl.sim.checkers.samples import LeasesChecker, SamplesChecker
 from dlctl.sim.checkers.staleness import StalenessChecker
 from dlctl.sim.checkers.terms import TermsChecker
@@ -26,6 +28,7 @@ __all__ = [
     "LedgerChecker",
     "LivenessChecker",
     "NothingLeft",
+    "OwnStepsChecker",
     "PromiseBroken",
     "SamplesChecker",
     "StalenessChecker",
