@@ -83,6 +83,7 @@ def _lead(context: process.Context, db: RunDb, lock: int) -> int:
     past = read_past(directory, db, agents.adopt())
     algorithm = registry.load("algorithms", job.algorithm.name)
     code = loop.run(Coordinator(directory.name, job, keyring, algorithm, past))
+    records.finish()
     if code != EXIT_RESTART:
         agents.close()
     return code

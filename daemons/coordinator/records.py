@@ -4,7 +4,7 @@ The machine's times are monotonic; here they become wall-clock times. A term is 
 its daemon is told of it, and what the next coordinator has to know before anything behind it is
 sent; the row of a checkpoint at once, too, if the database can be written. All other rows are
 committed when the events that have come are handled: a crash may lose the last ones, although
-messages of the same moment went out.
+messages of the same moment went out. An end in order loses none, see `finish`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from daemons.loop import Loop
 from dlctl import checkpoints, processes
@@ -30,16 +30,13 @@ from dlctl.rundb import RunDb
 
 log = logging.getLogger("dlctl")
 RETRY_S = 1.0
+FINISH_S = 5.0
+"""For the last rows: less than `dlctl stop` waits for the coordinator's own end."""
+FINISH_RETRY_S = 0.1
 METRIC_S = 10.0
 """Between two rows of one daemon's metrics: a run of weeks must not fill the disk with them."""
 ROWS_KEPT = 1000
 """Of history, while the database cannot be written."""
-
-
-class _Row(NamedTuple):
-    write: Callable[[], None]
-    lasts: bool
-    """It is history and waits until it can be written; any other has a successor soon."""
 
 
 class Records:
@@ -48,7 +45,10 @@ class Records:
         self.db = db
         self.loop = loop
         self._starts = _Starts()
-        self._rows: list[_Row] = []
+        self._history: list[Callable[[], None]] = []
+        self._metrics: list[Callable[[], None]] = []
+        self._overview: list[Callable[[], None]] = []
+        """How the newest snapshot is written: it says all that the ones before it said."""
         self._memory: dict[str, Any] = {}
         """To be remembered, and not written yet."""
         self._terms: dict[str, int] = {}
@@ -75,34 +75,50 @@ class Records:
 
     # ------------------------------------------------------------ rows
 
-    def _put(self, write: Callable[[], None], lasts: bool = False) -> None:
-        self._rows.append(_Row(write, lasts))
-
     def commit(self) -> None:
         """Write what has come. A full disk is no reason to stop training: it is tried again."""
-        if not (self._rows or self._memory) or time.monotonic() < self._retry_at:
+        if not self._has_news() or time.monotonic() < self._retry_at:
             return
         try:
             self.db.put_memory(self._memory)
-            for row in self._rows:
-                row.write()
+            for write in (*self._history, *self._metrics, *self._overview):
+                write()
             self.db.commit()
         except sqlite3.OperationalError as error:
             self._put_off(error)
             return
-        self._rows.clear()
-        self._memory.clear()
+        for written in (self._history, self._metrics, self._overview, self._memory):
+            written.clear()
         if self._trouble:
             log.warning("the run's database can be written again")
             self._trouble = ""
 
+    def _has_news(self) -> bool:
+        return bool(self._history or self._metrics or self._overview or self._memory)
+
     def _put_off(self, error: sqlite3.OperationalError) -> None:
         self.db.rollback()
-        self._rows = [row for row in self._rows if row.lasts][-ROWS_KEPT:]
+        del self._history[:-ROWS_KEPT]
+        self._metrics.clear()
         self._retry_at = time.monotonic() + RETRY_S
         if not self._trouble:
             log.error("cannot write the run's database: %s; training goes on", error)
         self._trouble = str(error)
+
+    def finish(self) -> None:
+        """Write what is left at the end of the run: whoever reads the rows takes a run without it
+        for one whose coordinator died.
+        """
+        until = time.monotonic() + FINISH_S
+        while True:
+            self._retry_at = 0.0
+            self.commit()
+            if not self._has_news():
+                return
+            if time.monotonic() >= until:
+                log.error("the end of the run is not on record: %s", self._trouble)
+                return
+            time.sleep(FINISH_RETRY_S)
 
     def _on_remember(self, effect: j.Remember) -> None:
         self._memory[effect.key] = effect.value
@@ -147,7 +163,7 @@ class Records:
 
     def _on_event(self, effect: j.AddEvent) -> None:
         row = (time.time(), effect.kind, effect.daemon, effect.text, effect.data)
-        self._put(lambda: self.db.add_event(*row), lasts=True)
+        self._history.append(lambda: self.db.add_event(*row))
 
     def _on_metric(self, effect: j.AddMetric) -> None:
         now = time.monotonic()
@@ -155,19 +171,19 @@ class Records:
             return
         self._metric_at[effect.daemon] = now + METRIC_S
         row = (time.time(), effect.daemon, effect.step, dict(effect.values))
-        self._put(lambda: self.db.add_metric(*row))
+        self._metrics.append(lambda: self.db.add_metric(*row))
 
     def _on_snapshot(self, effect: j.Snapshot) -> None:
         # A reader can tell by it whether this is news of the coordinator that is there now.
         run = to_wall_clock(effect.run) | self.me | {"updated_by": self.me["pid_start"]}
-        self._put(lambda: self.db.put_run(**run))
+        self._overview = [lambda: self.db.put_run(**run)]
         for row in effect.daemons:
             shown = to_wall_clock(row) | {"pid_start": self._starts.of(row)}
-            self._put(partial(self.db.put_daemon, row["name"], shown))
+            self._overview.append(partial(self.db.put_daemon, row["name"], shown))
         names = {row["name"] for row in effect.daemons}
         if names != self._names:
             self._names = names
-            self._put(lambda: self._remove_daemons_but(names), lasts=True)
+            self._history.append(lambda: self._remove_daemons_but(names))
 
     def _remove_daemons_but(self, names: set[str]) -> None:
         """Earlier there may have been more; those whose processes have ended are not shown."""
@@ -177,7 +193,7 @@ class Records:
 
     def _on_checkpoint(self, effect: j.RecordCheckpoint) -> None:
         row = to_wall_clock(effect.value)
-        self._put(lambda: self.db.put_checkpoint(effect.number, row), lasts=True)
+        self._history.append(lambda: self.db.put_checkpoint(effect.number, row))
         self.commit()
 
     # ------------------------------------------------------------ checkpoints

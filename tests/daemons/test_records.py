@@ -115,6 +115,71 @@ class Sent:
         """Nothing is open."""
 
 
+LARGE = j.AddEvent("error", "", "x" * 10_000, {})
+"""Finds no room in a database that is full."""
+
+
+def fill(db: RunDb) -> None:
+    pages = db._db.execute("PRAGMA page_count").fetchone()[0]
+    db._db.execute(f"PRAGMA max_page_count = {pages}")
+
+
+def make_room(db: RunDb) -> None:
+    db._db.execute("PRAGMA max_page_count = 100000")
+
+
+class LastMoments:
+    """The end of a run whose last event finds no room in the database."""
+
+    def __init__(self, directory: Path) -> None:
+        RunDb(directory, create=True).close()
+        self.directory = directory
+        self.db = RunDb(directory)
+        self.loop = Loop()
+        self.records = records.Records(directory, self.db, self.loop)
+        fill(self.db)
+        self.loop._performers[j.AddEvent](LARGE)
+        self.records.commit()
+        self.loop._performers[j.Snapshot](j.Snapshot({"state": "stopped"}, ()))
+
+    def finish(self) -> str | None:
+        """The state that is on record when the coordinator has left."""
+        try:
+            self.records.finish()
+        finally:
+            self.loop.transport.close()
+            self.db.close()
+        with closing(RunDb(self.directory, readonly=True)) as reader:
+            return reader.run().get("state")
+
+
+def test_an_end_right_after_the_disk_was_full_is_on_record(tmp_path):
+    """Within the second after which a commit that failed is tried again."""
+    last = LastMoments(tmp_path)
+    make_room(last.db)
+    assert last.finish() == "stopped"
+
+
+def test_an_end_waits_for_room_to_be_put_on_record(tmp_path, monkeypatch):
+    last = LastMoments(tmp_path)
+    pauses: list[float] = []
+
+    def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 3:
+            make_room(last.db)
+
+    monkeypatch.setattr(records.time, "sleep", sleep)
+    assert last.finish() == "stopped"
+    assert len(pauses) == 3
+
+
+def test_an_end_that_finds_no_room_is_an_end_and_the_log_says_so(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(records, "FINISH_S", 0.0)
+    assert LastMoments(tmp_path).finish() is None
+    assert "the end of the run is not on record: database or disk is full" in caplog.text
+
+
 def test_nobody_is_told_of_an_epoch_that_cannot_be_put_on_record(tmp_path, caplog):
     """The worker asks again; when there is room, it gets the same epoch. The others train on."""
     RunDb(tmp_path, create=True).close()
@@ -123,9 +188,8 @@ def test_nobody_is_told_of_an_epoch_that_cannot_be_put_on_record(tmp_path, caplo
     loop.transport = sent = Sent()  # type: ignore[assignment]
     writer = records.Records(tmp_path, db, loop)
     perform = loop._performers
-    pages = db._db.execute("PRAGMA page_count").fetchone()[0]
-    db._db.execute(f"PRAGMA max_page_count = {pages}")
-    perform[j.AddEvent](j.AddEvent("error", "", "x" * 10_000, {}))
+    fill(db)
+    perform[j.AddEvent](LARGE)
     perform[j.IssueTerm](j.IssueTerm("worker-0", 3))
     welcome, other = m.Welcome("worker-0", 0, 3, b"token", {}), m.Heard()
     perform[Send](Send(b"worker-0", welcome))
@@ -134,7 +198,7 @@ def test_nobody_is_told_of_an_epoch_that_cannot_be_put_on_record(tmp_path, caplo
     assert "database or disk is full; training goes on" in caplog.text
     with closing(RunDb(tmp_path, readonly=True)) as reader:
         assert reader.terms() == {}
-        db._db.execute("PRAGMA max_page_count = 100000")
+        make_room(db)
         writer._retry_at = 0.0
         perform[Send](Send(b"worker-0", welcome))
         assert sent.messages == [other, welcome]
