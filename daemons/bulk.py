@@ -6,6 +6,7 @@ they travel in segments (`segments.py`). Either way a message arrives whole or n
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import secrets
 from collections.abc import Hashable, Iterable
@@ -13,10 +14,12 @@ from typing import NamedTuple
 
 from daemons import lending, segments
 from daemons.lending import Borrower, Lender, Loan
-from daemons.recycled import keep_freed_memory
 from daemons.segments import Assembly
 from dlctl.errors import RemoteProtocolError
 from dlctl.wire import Frames
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_TRIM_BYTES, _MMAP_BYTES = 64 << 20, 32 << 20
 
 
 class Outgoing(NamedTuple):
@@ -33,13 +36,23 @@ class Incoming(NamedTuple):
     """What its sender has to be told."""
 
 
+def _keep_freed_memory() -> None:
+    """Have the C library use again what ZeroMQ and Python have freed, up to 64 MiB, before it goes
+    back to the kernel. A library without `mallopt` goes on as it does.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
+
+
 class Bulk:
     """The large messages of one process."""
 
     def __init__(self) -> None:
         self._lender, self._borrower = Lender(), Borrower()
         self._assembly = Assembly()
-        keep_freed_memory()
+        _keep_freed_memory()
         self._numbers = itertools.count(secrets.randbits(48))
         """Of messages that go in segments. Nobody shall go on with one of a process before us."""
 

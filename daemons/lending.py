@@ -34,9 +34,10 @@ import numpy as np
 
 from daemons import large
 from daemons.misses import Misses
-from daemons.recycled import is_unused
+from dlctl import parallel
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array
+from dlctl.recycled import is_unused
 from dlctl.wire import FRAMES_MAX, Frame, Frames
 
 SHARED, MISSED = b"\xc1shm", b"\xc1mis"
@@ -117,7 +118,8 @@ class Slot:
         places, _ = large.places(lengths)
         for frame, place, length in zip(frames, places, lengths, strict=True):
             if length:
-                self._bytes[place : place + length] = np.frombuffer(frame, np.uint8)
+                target = self._bytes[place : place + length]
+                parallel.copy(target, np.frombuffer(frame, np.uint8))
         head = _HEAD.pack(SHARED, os.getpid(), self.fd, self.cookie, self.number)
         return [head, large.pack(lengths), *rest]
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from daemons import large
-from daemons.recycled import Recycled
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array
+from dlctl.recycled import Recycled
 from dlctl.wire import FRAMES_MAX, Frame, Frames
 
 SEGMENT_BYTES = 512 << 10

@@ -25,13 +25,13 @@ from daemons.bulk import Bulk
 from daemons.crowd import Crowd
 from daemons.gatekeeper import DOMAIN, Gatekeeper
 from daemons.handshakes import Handshakes, Target
-from daemons.recycled import Recycled
 from daemons.segments import SEGMENTS_MAX
 from daemons.unread import Tracker, Unread
 from dlctl import wire
 from dlctl.errors import DlctlError, LocalProtocolError, RemoteProtocolError
 from dlctl.machine import Peer
 from dlctl.messages import Message
+from dlctl.recycled import Recycled
 
 LINGER_MS = 500
 """For the last messages of a daemon that exits."""

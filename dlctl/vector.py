@@ -7,14 +7,19 @@ torch is never imported here: a tensor brings its own methods.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from dlctl import parallel
 from dlctl.messages import Array
+from dlctl.parallel import BLOCK
 
 Vector = Any
 """numpy.ndarray or torch.Tensor, 1-d, float."""
+PUT_AT_ONCE = 8192
+"""Elements whose surroundings of 64 bytes fit into the cache of a core."""
 
 
 def to_host(u: Vector) -> Array:
@@ -34,7 +39,7 @@ def zeros_like(u: Vector) -> Vector:
 def copy_into(target: Vector, values: Array) -> None:
     """target[:] = values, from the host to wherever `target` is."""
     if isinstance(target, np.ndarray):
-        target[:] = values
+        parallel.copy(target, values)
     else:
         target.copy_(target.new_tensor(values))
 
@@ -53,9 +58,25 @@ def chosen(u: Array, where: Array) -> Array:
 def put_into(target: Vector, where: Array, values: Array) -> None:
     """target[where] = values, from the host to wherever `target` is."""
     if isinstance(target, np.ndarray):
-        target[where] = values
+        parallel.in_parts(where.size, partial(_put_part, target, where, values), BLOCK)
     else:
         target[indices_like(target, where)] = target.new_tensor(values)
+
+
+def _put_part(target: Array, where: Array, values: Array, lo: int, hi: int) -> None:
+    put(target, where[lo:hi], values[lo:hi])
+
+
+def put(target: Array, where: Array, values: Array) -> None:
+    """target[where] = values.
+
+    A processor writes to places all over the memory one by one, but reads many at once: so the next
+    few are read before they are written to, which has them in its cache.
+    """
+    for at in range(0, where.size, PUT_AT_ONCE):
+        places = where[at : at + PUT_AT_ONCE]
+        chosen(target, places)
+        target[places] = values[at : at + PUT_AT_ONCE]
 
 
 def cast(u: Vector, precision: str) -> Vector:
@@ -132,11 +153,22 @@ def not_finite(u: Vector) -> Vector:
 
 def euclidean_norm(u: Vector) -> float:
     """The root of u.u; NaN or infinite if any element is, or if u.u overflows. One pass."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return math.sqrt(float(u @ u))
+    return math.sqrt(_squares(u))
 
 
 def is_finite(u: Vector) -> bool:
     """Whether no element is NaN or infinite and the norm does not overflow; one pass, no copy."""
+    return math.isfinite(_squares(u))
+
+
+def _squares(u: Vector) -> float:
+    """The sum of all squares; of a long array, of its parts in their order."""
+    if not isinstance(u, np.ndarray):
+        return float(u @ u)
+    return sum(parallel.in_parts(len(u), partial(_squares_of_part, u)))
+
+
+def _squares_of_part(u: Array, lo: int, hi: int) -> float:
     with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(float(u @ u)))
+        # Of two vectors, dot() lets go of the interpreter; @ does not.
+        return float(np.dot(u[lo:hi], u[lo:hi]))

@@ -10,6 +10,7 @@ from daemons.loop import Loop
 from daemons.worker.acks import Acks
 from daemons.worker.compute import ComputeThread
 from dlctl import registry
+from dlctl.compress import values
 from dlctl.roles.desk import COORDINATOR
 from dlctl.roles.effects import (
     BuildModel,
@@ -38,7 +39,7 @@ def serve(context: process.Context) -> int:
     loop.perform(RunEvaluation, thread.evaluate)
     loop.perform(Settled, acks.write)
     loop.stop_on_signals()
-    loop.chores.append(orphans.watch_parents(loop, context))
+    loop.chores += [orphans.watch_parents(loop, context), values.MEMORY.check]
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
     compressor = registry.load("compressors", job.compression.name)
     machine = Worker(

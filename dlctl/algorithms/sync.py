@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from dlctl import messages
+from dlctl import messages, parallel
 from dlctl.algorithms.base import (
     Algorithm,
     Fetch,
@@ -42,7 +42,7 @@ from dlctl.algorithms.base import (
 )
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, HELD, LATE, Array, Json
-from dlctl.optim.blocks import BLOCK, scratch
+from dlctl.parallel import BLOCK, scratch
 from dlctl.shards.base import Shard
 
 Accrues = Generator[NextGradient, Step | None, int]
@@ -175,11 +175,16 @@ class Barrier(ServerSide):
 
 def _weighted_sum(vectors: Sequence[Array], weights: Sequence[np.float32]) -> Array:
     """float32[n]; in the order of `vectors`, and in blocks that stay in the processor's cache."""
-    total, part = np.zeros(vectors[0].size, np.float32), scratch()
-    for lo in range(0, total.size, BLOCK):
-        into = total[lo : lo + BLOCK]
-        for vector, weight in zip(vectors, weights, strict=True):
-            into += np.multiply(vector[lo : lo + BLOCK], weight, out=part[: into.size])
+    total = np.zeros(vectors[0].size, np.float32)
+
+    def add(lo: int, hi: int) -> None:
+        for at in range(lo, hi, BLOCK):
+            cut = slice(at, min(at + BLOCK, hi))
+            into = total[cut]
+            for vector, weight in zip(vectors, weights, strict=True):
+                into += np.multiply(vector[cut], weight, out=scratch(into.size))
+
+    parallel.in_parts(total.size, add)
     return total
 
 

@@ -19,7 +19,8 @@ from annotated_types import Ge, Gt, Le
 
 from dlctl.config import STRICT
 from dlctl.messages import Json
-from dlctl.optim.blocks import Block, scratch
+from dlctl.optim.blocks import Block, Rule
+from dlctl.parallel import scratch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +50,14 @@ class Adagrad:
         self.eps = options.eps
         self.slots: Mapping[str, float] = {"sum": options.initial_accumulator}
         self.counters: Json = {}
-        self._scratch = scratch()
 
-    def update(self, blocks: Iterable[Block]) -> None:
+    def begin_update(self) -> Rule:
+        return self._step
+
+    def _step(self, blocks: Iterable[Block]) -> None:
         """One step of each element at its own rate."""
-        for w, g, (G,), w_next, (G_next,) in blocks:
-            step = self._scratch[: g.size]
+        for _, w, g, (G,), w_next, (G_next,) in blocks:
+            step = scratch(g.size)
             np.multiply(g, g, out=step)
             np.add(G, step, out=G_next)
             np.sqrt(G_next, out=step)

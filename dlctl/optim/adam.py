@@ -20,7 +20,8 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from dlctl.config import STRICT
 from dlctl.messages import Array, Json
-from dlctl.optim.blocks import Block, scratch
+from dlctl.optim.blocks import Block, Rule
+from dlctl.parallel import scratch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +57,18 @@ class Adam:
         self.weight_decay = options.weight_decay
         self.slots: Mapping[str, float] = {"mean": 0.0, "square": 0.0}
         self.counters: Json = {"updates": 0}
-        self._scratch = scratch()
 
-    def update(self, blocks: Iterable[Block]) -> None:
-        """One update; counts in `counters["updates"]` even if the push is empty."""
+    def begin_update(self) -> Rule:
+        """Counts in `counters["updates"]` even if the push is empty."""
         self.counters["updates"] += 1
         t = self.counters["updates"]
         rate = self.lr / (1 - self.beta1**t)
         root_of_bias = math.sqrt(1 - self.beta2**t)
-        for w, g, (m, v), w_next, (m_next, v_next) in blocks:
-            step = self._scratch[: g.size]
+        return lambda blocks: self._step(blocks, rate, root_of_bias)
+
+    def _step(self, blocks: Iterable[Block], rate: float, root_of_bias: float) -> None:
+        for _, w, g, (m, v), w_next, (m_next, v_next) in blocks:
+            step = scratch(g.size)
             self._mean(m, g, m_next, step)
             self._mean_square(v, g, v_next, step)
             np.sqrt(v_next, out=step)

@@ -7,11 +7,11 @@ blocks, of all elements or only of the pushed ones, and the shard keeps what it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 from dlctl.messages import Json
-from dlctl.optim.blocks import Block
+from dlctl.optim.blocks import Rule
 
 
 class Optimizer(Protocol):
@@ -27,12 +27,13 @@ class Optimizer(Protocol):
 
     def __init__(self, options: Any) -> None: ...
 
-    def update(self, blocks: Iterable[Block]) -> None:
-        """One update: go over all blocks, and write the next values of each.
+    def begin_update(self) -> Rule:
+        """One update begins: returns what is to be done to its blocks, for this update alone.
 
-        `w_next` may be `w` itself or hold anything; it is written in full. So is each of
-        `slots_next`, in the order of `slots`. Nothing is kept of a block, and nothing
-        of the shard's size is allocated. What an update does depends on the blocks, `lr` and
-        `counters` alone, so that it can be repeated to the last bit.
+        The rule writes `w_next`, which may be `w` itself or hold anything, in full, and so each of
+        `slots_next`, in the order of `slots`. It may be called in several threads, each with other
+        blocks; nothing is kept of a block, and nothing of the shard's size is allocated. What an
+        update does depends on the blocks, `lr` and `counters` alone, so that it can be repeated to
+        the last bit.
         """
         ...

@@ -4,26 +4,27 @@ A rule sees blocks of at most `BLOCK` elements: short enough that the temporarie
 passes stay in the processor's cache, so that memory is read and written about once per update.
 It reads the present values and writes the next ones: in place, or elsewhere where the present ones
 have to outlive the update. Of a dense push a block is a view. Of a sparse push it is a copy of the
-touched elements, written back afterwards; indices are unique, so none of them is lost.
+touched elements, written back afterwards; indices are unique, so none of them is lost. Of a large
+push several threads take blocks, and each goes over its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-import numpy as np
-
+from dlctl import parallel
 from dlctl.compress.base import Delta
 from dlctl.messages import Array
+from dlctl.parallel import BLOCK
 from dlctl.vector import chosen
-
-BLOCK = 64 * 1024
 
 
 class Block(NamedTuple):
     """Some elements of a shard; all arrays are float32 and of one length."""
 
+    at: int
+    """The place of the first of them among those of the push."""
     w: Array
     g: Array
     """Their gradient; not to be written."""
@@ -33,8 +34,16 @@ class Block(NamedTuple):
     slots_next: tuple[Array, ...]
 
     @staticmethod
-    def in_place(w: Array, g: Array, slots: tuple[Array, ...]) -> Block:
-        return Block(w, g, slots, w, slots)
+    def in_place(at: int, w: Array, g: Array, slots: tuple[Array, ...]) -> Block:
+        return Block(at, w, g, slots, w, slots)
+
+
+Rule = Callable[[Iterable[Block]], None]
+"""Goes over blocks of one update, and writes the next values of each; to be called with all of
+them, or in several threads, each with some.
+"""
+Cut = Callable[[int, int], Iterator[Block]]
+"""The blocks of those elements of a push that are in [lo, hi)."""
 
 
 def check_length(delta: Delta, size: int) -> None:
@@ -46,25 +55,32 @@ def check_length(delta: Delta, size: int) -> None:
     assert count == wanted, f"{count} values for {wanted} {of}"
 
 
-def blocks(w: Array, delta: Delta, slots: Mapping[str, Array]) -> Iterator[Block]:
+def go_over(delta: Delta, cut: Cut, rule: Rule) -> None:
+    """Have the rule go over all blocks of a push; a large one is shared by several threads."""
+    # Where single elements are looked up, a few of them take as long as many in a row.
+    part = parallel.PART if delta.indices is None else BLOCK
+    parallel.in_parts(delta.values.size, lambda lo, hi: rule(cut(lo, hi)), part)
+
+
+def update_in_place(w: Array, delta: Delta, slots: Mapping[str, Array], rule: Rule) -> None:
     """Everything that `delta` touches, block by block; what is changed in a block is kept."""
     check_length(delta, w.size)
-    count = delta.values.size
-    if delta.indices is None:
-        for lo in range(0, count, BLOCK):
-            cut = slice(lo, lo + BLOCK)
-            yield Block.in_place(
-                w[cut], delta.values[cut], tuple(slot[cut] for slot in slots.values())
-            )
-        return
-    for lo in range(0, count, BLOCK):
-        where = delta.indices[lo : lo + BLOCK]
-        touched = [chosen(array, where) for array in (w, *slots.values())]
-        yield Block.in_place(touched[0], delta.values[lo : lo + BLOCK], tuple(touched[1:]))
-        for array, part in zip((w, *slots.values()), touched, strict=True):
-            array[where] = part
+    arrays = (w, *slots.values())
+    where = delta.indices
 
+    def dense(lo: int, hi: int) -> Iterator[Block]:
+        for at in range(lo, hi, BLOCK):
+            cut = slice(at, min(at + BLOCK, hi))
+            w, *slots = (array[cut] for array in arrays)
+            yield Block.in_place(at, w, delta.values[cut], tuple(slots))
 
-def scratch() -> Array:
-    """A float32 block for a rule's temporaries."""
-    return np.empty(BLOCK, np.float32)
+    def sparse(lo: int, hi: int) -> Iterator[Block]:
+        assert where is not None
+        for at in range(lo, hi, BLOCK):
+            cut = slice(at, min(at + BLOCK, hi))
+            touched = [chosen(array, where[cut]) for array in arrays]
+            yield Block.in_place(at, touched[0], delta.values[cut], tuple(touched[1:]))
+            for array, part in zip(arrays, touched, strict=True):
+                array[where[cut]] = part
+
+    go_over(delta, dense if where is None else sparse, rule)

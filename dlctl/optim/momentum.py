@@ -16,7 +16,8 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from dlctl.config import STRICT
 from dlctl.messages import Array, Json
-from dlctl.optim.blocks import Block, scratch
+from dlctl.optim.blocks import Block, Rule
+from dlctl.parallel import scratch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +49,17 @@ class Momentum:
         self.weight_decay = options.weight_decay
         self.slots: Mapping[str, float] = {"momentum": 0.0}
         self.counters: Json = {}
-        self._scratch = scratch()
-        self._decayed = scratch()
 
-    def update(self, blocks: Iterable[Block]) -> None:
+    def begin_update(self) -> Rule:
+        return self._step
+
+    def _step(self, blocks: Iterable[Block]) -> None:
         """One step along the decayed sum."""
-        for w, pushed, (m,), w_next, (m_next,) in blocks:
+        for _, w, pushed, (m,), w_next, (m_next,) in blocks:
             g = self._with_decay(w, pushed)
             np.multiply(m, self.momentum, out=m_next)
             m_next += g
-            step = self._scratch[: g.size]
+            step = scratch(g.size)
             if self.nesterov:
                 np.multiply(m_next, self.momentum, out=step)
                 step += g
@@ -69,7 +71,7 @@ class Momentum:
     def _with_decay(self, w: Array, g: Array) -> Array:
         if not self.weight_decay:
             return g
-        decayed = self._decayed[: g.size]
+        decayed = scratch(g.size, 1)
         np.multiply(w, self.weight_decay, out=decayed)
         decayed += g
         return decayed

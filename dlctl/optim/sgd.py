@@ -11,7 +11,8 @@ from annotated_types import Ge, Gt, Le
 
 from dlctl.config import STRICT
 from dlctl.messages import Json
-from dlctl.optim.blocks import Block, scratch
+from dlctl.optim.blocks import Block, Rule
+from dlctl.parallel import scratch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +35,14 @@ class SGD:
         self.weight_decay = options.weight_decay
         self.slots: Mapping[str, float] = {}
         self.counters: Json = {}
-        self._scratch = scratch()
 
-    def update(self, blocks: Iterable[Block]) -> None:
+    def begin_update(self) -> Rule:
+        return self._step
+
+    def _step(self, blocks: Iterable[Block]) -> None:
         """w -= lr * (g + weight_decay * w)."""
-        for w, g, _, w_next, _ in blocks:
-            step = self._scratch[: g.size]
+        for _, w, g, _, w_next, _ in blocks:
+            step = scratch(g.size)
             if self.weight_decay:
                 np.multiply(w, self.weight_decay, out=step)
                 step += g

@@ -8,7 +8,7 @@ server is killed at, the next one finds the state of a commit, never anything be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from dlctl.compress.base import Delta
 from dlctl.errors import DlctlError
 from dlctl.messages import Array, Json
 from dlctl.optim.base import Optimizer
-from dlctl.optim.blocks import Block
+from dlctl.optim.blocks import Rule, check_length
 from dlctl.shards.history import Changes, History
 
 W = "w"
@@ -139,7 +139,7 @@ class Extras:
 
 
 class Storage(Protocol):
-    """The arrays of one shard. All of them are changed by `blocks` and `fill` only."""
+    """The arrays of one shard. All of them are changed by `update` and `fill` only."""
 
     survives: bool
     """Whether a commit outlives the process."""
@@ -159,8 +159,8 @@ class Storage(Protocol):
     @property
     def extras(self) -> Extras: ...
 
-    def blocks(self, delta: Delta) -> Iterator[Block]:
-        """What an update by `delta` works on, to the end: its changes are the shard's then."""
+    def update(self, delta: Delta, rule: Rule) -> None:
+        """Have `rule` go over all that `delta` touches; what it leaves is the shard's then."""
         ...
 
     def fill(self, vectors: Mapping[str, Array], extras: Extras | None) -> None:
@@ -235,8 +235,9 @@ class Shard:
 
     def apply(self, delta: Delta) -> None:
         """One update by the optimiser's rule. A sparse one costs O(its length)."""
-        blocks = self.storage.blocks(delta)
-        self.optimizer.update(self.history.watch(self.version + 1, delta, blocks))
+        check_length(delta, self.size)
+        rule = self.optimizer.begin_update()
+        self.storage.update(delta, self.history.watch(self.version + 1, delta, rule))
         self.version += 1
 
     def changes_since(self, version: int) -> Changes | None:

@@ -22,7 +22,7 @@ import numpy as np
 from dlctl.compress import indices
 from dlctl.compress.base import Delta
 from dlctl.messages import Array
-from dlctl.optim.blocks import Block
+from dlctl.optim.blocks import Block, Rule
 from dlctl.vector import chosen
 
 VERSIONS_MAX = 64
@@ -79,8 +79,8 @@ class History:
         self._updates.clear()
         self._total, self._values = 0, np.empty(0, np.float32)
 
-    def watch(self, version: int, delta: Delta, blocks: Iterable[Block]) -> Iterator[Block]:
-        """The blocks of the update by `delta` that makes `version`, on their way to an optimiser.
+    def watch(self, version: int, delta: Delta, rule: Rule) -> Rule:
+        """The rule of the update by `delta` that makes `version`, with an eye on what it leaves.
 
         Costs O(n) for n indices, however large the shard is; nothing if the delta is dense.
         """
@@ -89,21 +89,17 @@ class History:
         if not is_known or self._version != version - 1:
             self.forget()
         if where is None or not is_known:
-            yield from blocks
-            return
-        values, at = np.empty(where.size, np.float32), 0
-        for block in blocks:
-            yield block
-            values[at : at + block.w_next.size] = block.w_next
-            at += block.w_next.size
+            return rule
         self._version = version
-        self._values = values
+        self._values = np.empty(where.size, np.float32)
         # A copy: what has come lies in memory that is wanted back soon.
         positions = None if delta.positions is None else delta.positions.copy()
         self._updates.append(_Update(where.astype(self._dtype), positions))
         self._total += where.size
         while self._total > self._size // PART or len(self._updates) > VERSIONS_MAX:
             self._total -= self._updates.popleft().where.size
+        values = self._values
+        return lambda blocks: rule(_noting(blocks, values))
 
     def reaches(self, version: int) -> bool:
         """Whether what comes after `version` will be known."""
@@ -125,6 +121,13 @@ class History:
         positions = [update.packed(self._size) for update in updates]
         counts = tuple(update.where.size for update in updates)
         return Changes(_joined(values, np.float32), _joined(positions, np.uint8), counts)
+
+
+def _noting(blocks: Iterable[Block], values: Array) -> Iterator[Block]:
+    """The blocks; what an update leaves in them goes to its place in `values`."""
+    for block in blocks:
+        yield block
+        values[block.at : block.at + block.w_next.size] = block.w_next
 
 
 def _joined(parts: list[Array], dtype: type) -> Array:

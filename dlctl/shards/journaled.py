@@ -23,7 +23,7 @@ from dlctl.compress.base import Delta
 from dlctl.errors import DlctlError
 from dlctl.messages import Array, Json
 from dlctl.optim.base import Optimizer
-from dlctl.optim.blocks import Block, check_length
+from dlctl.optim.blocks import Rule, check_length
 from dlctl.shards import records
 from dlctl.shards.base import (
     Extras,
@@ -105,11 +105,11 @@ class Journaled(Memory):
         storage._write_base()
         return storage
 
-    def blocks(self, delta: Delta) -> Iterator[Block]:
+    def update(self, delta: Delta, rule: Rule) -> None:
         check_length(delta, self._spec.size)
         self._deltas.append(delta)
         self._updated = True
-        return super().blocks(delta)
+        super().update(delta, rule)
 
     def fill(self, vectors: Mapping[str, Array], extras: Extras | None) -> None:
         super().fill(vectors, extras)
@@ -248,7 +248,7 @@ class Journaled(Memory):
         if type(updates) is not list:
             raise Unusable(f"record {record.number} of its journal has no list of updates")
         for delta in self._deltas_of(record, list(map(_pair, updates))):
-            optimizer.update(super().blocks(delta))
+            super().update(delta, optimizer.begin_update())
             self._updated = True
         if optimizer.counters != state["counters"]:
             raise Unusable(f"record {record.number} of its journal does not come to what it says")

@@ -13,6 +13,7 @@ Nothing of the last commit is overwritten before the next one is whole; that is 
 
 The order of the stores of one thread is all that this relies on: the kernel shows them in that
 order to whoever maps the file after the process was killed. It says nothing about a power loss.
+Other threads that help with an update have ended their part of it before its commit begins.
 """
 
 from __future__ import annotations
@@ -23,13 +24,19 @@ from typing import Any
 
 import numpy as np
 
+from dlctl import parallel
 from dlctl.compress.base import Delta
 from dlctl.messages import Array, Json
 from dlctl.optim.base import Optimizer
-from dlctl.optim.blocks import BLOCK, Block, blocks, check_length
+from dlctl.optim.blocks import Block, Rule, check_length, go_over, update_in_place
+from dlctl.parallel import BLOCK
 from dlctl.shards import image
 from dlctl.shards.base import Extras, Point, Spec, Unusable, W, check_state, no_point
 from dlctl.shards.image import Commit, Form
+from dlctl.vector import put
+
+SCATTERED = 2 * BLOCK
+"""Elements that one thread scatters at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,20 +154,21 @@ class Mapped:
 
     # ------------------------------------------------------------ updates
 
-    def blocks(self, delta: Delta) -> Iterator[Block]:
+    def update(self, delta: Delta, rule: Rule) -> None:
         check_length(delta, self._form.size)
         self.catch_up()
         self._updated = True
         if self._redo is not None:
             self._go_dense()
         if self._is_dirty():
-            return self._in_place(delta)
-        if delta.indices is None:
-            return self._across(delta.values)
-        if delta.indices.size <= self._form.redo_max:
-            return self._gathering(delta, delta.indices)
-        self._go_dense()
-        return self._in_place(delta)
+            self._in_place(delta, rule)
+        elif delta.indices is None:
+            self._across(delta, rule)
+        elif delta.indices.size <= self._form.redo_max:
+            self._gather(delta, delta.indices, rule)
+        else:
+            self._go_dense()
+            self._in_place(delta, rule)
 
     def fill(self, vectors: Mapping[str, Array], extras: Extras | None) -> None:
         self.catch_up()
@@ -181,37 +189,44 @@ class Mapped:
     def _is_dirty(self) -> bool:
         return self._vectors is not self._views[self._newest.current]
 
-    def _in_place(self, delta: Delta) -> Iterator[Block]:
-        return blocks(
-            self._vectors[W], delta, {name: self._vectors[name] for name in self._form.slots}
-        )
+    def _in_place(self, delta: Delta, rule: Rule) -> None:
+        slots = {name: self._vectors[name] for name in self._form.slots}
+        update_in_place(self._vectors[W], delta, slots, rule)
 
-    def _across(self, gradient: Array) -> Iterator[Block]:
+    def _across(self, delta: Delta, rule: Rule) -> None:
         """A dense update on its way from one buffer to the other."""
         target = self._views[1 - self._newest.current]
         present, following = list(self._vectors.values()), list(target.values())
-        for lo in range(0, gradient.size, BLOCK):
-            cut = slice(lo, lo + BLOCK)
-            w, *slots = (array[cut] for array in present)
-            w_next, *slots_next = (array[cut] for array in following)
-            yield Block(w, gradient[cut], tuple(slots), w_next, tuple(slots_next))
-            self._point("block updated")
+
+        def across(lo: int, hi: int) -> Iterator[Block]:
+            for at in range(lo, hi, BLOCK):
+                cut = slice(at, min(at + BLOCK, hi))
+                w, *slots = (array[cut] for array in present)
+                w_next, *slots_next = (array[cut] for array in following)
+                yield Block(at, w, delta.values[cut], tuple(slots), w_next, tuple(slots_next))
+                self._point("block updated")
+
+        go_over(delta, across, rule)
         self._vectors = target
 
-    def _gathering(self, delta: Delta, where: Array) -> Iterator[Block]:
+    def _gather(self, delta: Delta, where: Array, rule: Rule) -> None:
         """A sparse update in a redo area. It reads no more than it touches."""
         area = 1 - self._area
         indices, values = self._areas[area].cut(where.size)
         indices[:] = where
         vectors = list(self._vectors.values())
-        for lo in range(0, where.size, BLOCK):
-            cut = slice(lo, lo + BLOCK)
-            chosen, parts = where[cut], [array[cut] for array in values]
-            for array, part in zip(vectors, parts, strict=True):
-                # The indices were checked on their way in; checking them again takes a copy.
-                np.take(array, chosen, out=part, mode="clip")
-            yield Block.in_place(parts[0], delta.values[cut], tuple(parts[1:]))
-            self._point("redo block written")
+
+        def gathered(lo: int, hi: int) -> Iterator[Block]:
+            for at in range(lo, hi, BLOCK):
+                cut = slice(at, min(at + BLOCK, hi))
+                chosen, parts = where[cut], [array[cut] for array in values]
+                for array, part in zip(vectors, parts, strict=True):
+                    # The indices were checked on their way in; checking them again takes a copy.
+                    np.take(array, chosen, out=part, mode="clip")
+                yield Block.in_place(at, parts[0], delta.values[cut], tuple(parts[1:]))
+                self._point("redo block written")
+
+        go_over(delta, gathered, rule)
         if where.size:
             self._redo = _Redo(area, where, values)
 
@@ -220,19 +235,22 @@ class Mapped:
         redo, self._redo = self._redo, None
         target = self._views[1 - self._newest.current]
         for source, copy in zip(self._vectors.values(), target.values(), strict=True):
-            copy[:] = source
+            parallel.copy(copy, source)
             self._point("vector copied")
         self._vectors = target
         if redo is not None:
             self._scatter(redo.where, redo.values)
 
     def _scatter(self, where: Array, values: list[Array]) -> None:
-        # Backwards: what was gathered last is still in the processor's cache.
-        for lo in reversed(range(0, where.size, BLOCK)):
-            cut = slice(lo, lo + BLOCK)
-            for array, new in zip(self._vectors.values(), values, strict=True):
-                array[where[cut]] = new[cut]
-                self._point("redo block scattered")
+        def scatter(lo: int, hi: int) -> None:
+            # Backwards: what was gathered last is still in the processor's cache.
+            for at in reversed(range(lo, hi, BLOCK)):
+                cut = slice(at, min(at + BLOCK, hi))
+                for array, new in zip(self._vectors.values(), values, strict=True):
+                    put(array, where[cut], new[cut])
+                    self._point("redo block scattered")
+
+        parallel.in_parts(where.size, scatter, SCATTERED)
 
     # ------------------------------------------------------------ commits
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from dlctl.compress.base import Delta
 from dlctl.messages import Array, Json
 from dlctl.optim.base import Optimizer
-from dlctl.optim.blocks import Block, blocks
+from dlctl.optim.blocks import Rule, update_in_place
 from dlctl.shards.base import Extras, Shard, Spec, Unusable, W
 
 
@@ -36,8 +36,8 @@ class Memory:
     def extras(self) -> Extras:
         return self._extras
 
-    def blocks(self, delta: Delta) -> Iterator[Block]:
-        return blocks(self.w, delta, self._slots)
+    def update(self, delta: Delta, rule: Rule) -> None:
+        update_in_place(self.w, delta, self._slots, rule)
 
     def fill(self, vectors: Mapping[str, Array], extras: Extras | None) -> None:
         for name, values in vectors.items():

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dlctl import registry
 from dlctl.compress.base import Delta
-from dlctl.optim.blocks import BLOCK
+from dlctl.parallel import BLOCK
 from dlctl.shards.memory import in_memory
 
 NAMES = registry.names("optimizers")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dlctl import registry
-from dlctl.optim.blocks import BLOCK
+from dlctl.parallel import BLOCK
 from dlctl.shards.base import Shard, Spec
 from dlctl.shards.image import Form
 from dlctl.shards.journaled import Journaled

@@ -6,9 +6,7 @@ that takes longer than to copy it.
 
 from __future__ import annotations
 
-import ctypes
 import sys
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,20 +14,8 @@ import numpy as np
 from dlctl.messages import Array
 
 FREE_MAX = 2
-KEEP_S = 10.0
-"""Then what nobody has used is given back."""
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_TRIM_BYTES, _MMAP_BYTES = 64 << 20, 32 << 20
-
-
-def keep_freed_memory() -> None:
-    """Have the C library use again what ZeroMQ and Python have freed, up to 64 MiB, before it goes
-    back to the kernel. A library without `mallopt` goes on as it does.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
+IDLE_CHECKS = 10
+"""After so many what nobody has used is given back."""
 
 
 class Recycled:
@@ -39,13 +25,13 @@ class Recycled:
         """free_max: pieces that are kept although nobody uses them."""
         self._free_max = free_max
         self._arrays: list[Array] = []
-        self._used_at = 0.0
+        self._idle_checks = 0
         self._next = 0
         """Where to look first."""
 
     def take(self, nbytes: int) -> Array:
         """uint8[nbytes] of any content, which nobody else has."""
-        self._used_at = time.monotonic()
+        self._idle_checks = 0
         at = self._find(nbytes)
         if at is None:
             free = self._free()
@@ -67,8 +53,9 @@ class Recycled:
         return None
 
     def check(self) -> None:
-        """A chore: give back what has not been of use for a while."""
-        if self._arrays and time.monotonic() - self._used_at > KEEP_S:
+        """To be called once a second: give back what has not been of use for a while."""
+        self._idle_checks += 1
+        if self._arrays and self._idle_checks > IDLE_CHECKS:
             self._drop(self._free())
 
     def _free(self) -> list[int]:

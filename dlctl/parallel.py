@@ -1,0 +1,83 @@
+"""Large vectors in several threads: numpy lets go of the interpreter while it computes.
+
+One core moves less memory than a machine can. What is done to each element by itself may be done in
+parts, in any order, and comes to the same to the last bit; what is summed is summed part by part in
+their order, however many threads there are.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
+from typing import TypeVar
+
+import numpy as np
+
+from dlctl.messages import Array
+
+T = TypeVar("T")
+PART = 1 << 20
+"""Elements of one part, which is gone through in their order: enough to wake a thread for."""
+BLOCK = 1 << 16
+"""Elements that stay in the processor's cache while several passes are made over them."""
+THREADS_MAX = 4
+"""More of them wait for memory."""
+
+
+def in_parts(size: int, work: Callable[[int, int], T], part: int = PART) -> list[T]:
+    """[work(lo, hi) for each part of range(size)], at least one; several at once if there are
+    several, so that no two may write to one place.
+
+    When this returns or raises, none is at work any more.
+    """
+    bounds = [(lo, min(lo + part, size)) for lo in range(0, size, part)] or [(0, size)]
+    if len(bounds) == 1 or threads() == 1:
+        return [work(lo, hi) for lo, hi in bounds]
+    futures = [_pool().submit(work, lo, hi) for lo, hi in bounds]
+    wait(futures)
+    return [future.result() for future in futures]
+
+
+def copy(target: Array, source: Array) -> None:
+    """target[:] = source, of one length."""
+
+    def copy_part(lo: int, hi: int) -> None:
+        target[lo:hi] = source[lo:hi]
+
+    in_parts(len(target), copy_part, PART * 4 // target.itemsize)
+
+
+@cache
+def threads() -> int:
+    """How many this process has for it: one for each core that it may use, up to a few."""
+    return min(THREADS_MAX, len(os.sched_getaffinity(0)))
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads(), "parallel")
+
+
+# A process that is forked off has none of the threads.
+os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+class _Scratch(threading.local):
+    def __init__(self) -> None:
+        self.arrays: dict[int, Array] = {}
+
+
+_scratch = _Scratch()
+
+
+def scratch(size: int, number: int = 0) -> Array:
+    """float32[size], at most `BLOCK`, of any content, for temporaries. It is this thread's own, and
+    the same memory whenever it asks for this number.
+    """
+    found = _scratch.arrays.get(number)
+    if found is None:
+        found = _scratch.arrays[number] = np.empty(BLOCK, np.float32)
+    return found[:size]

@@ -1,0 +1,142 @@
+"""Large vectors in several threads come to the same as in one, to the last bit."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlctl import parallel, registry
+from dlctl.compress.base import Delta
+from dlctl.compress.none import Dense, DenseOptions
+from dlctl.parallel import BLOCK, PART, in_parts
+from dlctl.shards.base import Shard, Spec
+from dlctl.shards.image import Form
+from dlctl.shards.mapped import Mapped
+from dlctl.shards.memory import InMemory
+from dlctl.vector import euclidean_norm, is_finite, put_into
+
+sys.path.insert(0, str(Path(__file__).parent / "shards"))
+from kept import dense, snapshot, sparse
+
+SIZE = 2 * PART + 17
+
+
+@pytest.fixture
+def use_threads(monkeypatch):
+    """Have so many, whatever this machine has."""
+
+    def use(count: int) -> None:
+        monkeypatch.setattr(parallel, "threads", lambda: count)
+        parallel._pool.cache_clear()
+
+    yield use
+    parallel._pool.cache_clear()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("size", [0, 1, 9, 10, 11, 35])
+def test_parts_cover_everything_once_and_their_results_come_in_order(use_threads, count, size):
+    use_threads(count)
+    bounds = in_parts(size, lambda lo, hi: (lo, hi), 10)
+    assert [i for lo, hi in bounds for i in range(lo, hi)] == [*range(size)]
+    assert len(bounds) == max(1, -(-size // 10))
+
+
+def test_what_fails_in_one_part_is_raised_when_no_other_is_at_work(use_threads):
+    use_threads(2)
+    second_is_at_work, ended = threading.Event(), []
+
+    def work(lo: int, hi: int) -> None:
+        if lo == 0:
+            assert second_is_at_work.wait(10)
+            raise ValueError("the first part")
+        second_is_at_work.set()
+        sum(range(1_000_000))
+        ended.append(lo)
+
+    with pytest.raises(ValueError, match="the first part"):
+        in_parts(2, work, 1)
+    assert ended == [1]
+
+
+def test_a_process_that_is_forked_off_has_threads_of_its_own(use_threads):
+    use_threads(2)
+    assert in_parts(2, lambda lo, hi: lo, 1) == [0, 1]
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if in_parts(2, lambda lo, hi: lo, 1) == [0, 1] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def updates() -> Iterator[Delta]:
+    yield dense(1, SIZE)
+    yield sparse(2, SIZE, 3 * BLOCK + 5)
+    yield sparse(3, SIZE, 2 * BLOCK)
+    yield dense(4, SIZE)
+    yield sparse(5, SIZE, SIZE // 2)
+
+
+@pytest.mark.parametrize("name", registry.names("optimizers"))
+@pytest.mark.parametrize("is_mapped", [False, True], ids=["in memory", "mapped"])
+def test_an_update_does_not_show_how_many_threads_have_made_it(use_threads, name, is_mapped):
+    def states(threads: int) -> Iterator[object]:
+        use_threads(threads)
+        kind = registry.load("optimizers", name)
+        optimizer = kind(kind.Options())
+        spec = Spec("run", 0, 0, SIZE, optimizer.slots)
+        buffer = bytearray(Form.of(spec, "boot").total_bytes) if is_mapped else None
+        storage = Mapped.create(buffer, spec, "boot") if is_mapped else InMemory().create(spec)
+        shard = Shard(optimizer, storage)
+        for number, delta in enumerate(updates()):
+            shard.apply(delta)
+            shard.commit({"number": number})
+            yield snapshot(shard)
+            changes = shard.changes_since(number)
+            yield changes and [changes.values.tobytes(), changes.positions.tobytes()]
+
+    one, three = list(states(1)), list(states(3))
+    assert one == three
+    assert any(isinstance(state, list) for state in one), "no update was remembered"
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_is_taken_is_all_of_it_and_leaves_zeros(use_threads, threads):
+    use_threads(threads)
+    u = np.random.default_rng(0).standard_normal(SIZE).astype(np.float32)
+    before = u.copy()
+    compressor = Dense(DenseOptions())
+    (taken,) = compressor.take(u).arrays
+    assert np.array_equal(taken, before)
+    assert not u.any()
+    compressor.take(u)
+    assert np.array_equal(taken, before), "the memory of a push was used again too early"
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_norm_is_the_same_with_any_number_of_threads(use_threads, threads):
+    u = np.random.default_rng(0).standard_normal(SIZE).astype(np.float32)
+    use_threads(1)
+    once = euclidean_norm(u)
+    use_threads(threads)
+    assert euclidean_norm(u) == once
+    assert once == pytest.approx(float(np.linalg.norm(u.astype(np.float64))), rel=1e-5)
+    for bad in (np.nan, np.inf):
+        u[-1] = bad
+        assert not is_finite(u)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_values_are_put_where_they_belong(use_threads, threads):
+    use_threads(threads)
+    where = sparse(0, SIZE, 3 * BLOCK + 5).indices
+    values = np.arange(where.size, dtype=np.float32)
+    target, expected = np.zeros(SIZE, np.float32), np.zeros(SIZE, np.float32)
+    put_into(target, where, values)
+    expected[where] = values
+    assert np.array_equal(target, expected)
