@@ -23,6 +23,8 @@ PART = 1 << 20
 """Elements of one part, which is gone through in their order: enough to wake a thread for."""
 BLOCK = 1 << 16
 """Elements that stay in the processor's cache while several passes are made over them."""
+PLACES = 1 << 13
+"""Elements anywhere in memory whose surroundings stay in the processor's cache."""
 THREADS_MAX = 4
 """More of them wait for memory."""
 
@@ -33,8 +35,10 @@ def in_parts(size: int, work: Callable[[int, int], T], part: int = PART) -> list
 
     When this returns or raises, none is at work any more.
     """
-    bounds = [(lo, min(lo + part, size)) for lo in range(0, size, part)] or [(0, size)]
-    if len(bounds) == 1 or threads() == 1:
+    if size <= part:
+        return [work(0, size)]
+    bounds = [(lo, min(lo + part, size)) for lo in range(0, size, part)]
+    if threads() == 1:
         return [work(lo, hi) for lo, hi in bounds]
     futures = [_pool().submit(work, lo, hi) for lo, hi in bounds]
     wait(futures)

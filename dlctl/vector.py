@@ -14,12 +14,10 @@ import numpy as np
 
 from dlctl import parallel
 from dlctl.messages import Array
-from dlctl.parallel import BLOCK
+from dlctl.parallel import BLOCK, PLACES
 
 Vector = Any
 """numpy.ndarray or torch.Tensor, 1-d, float."""
-PUT_AT_ONCE = 8192
-"""Elements whose surroundings of 64 bytes fit into the cache of a core."""
 
 
 def to_host(u: Vector) -> Array:
@@ -73,10 +71,10 @@ def put(target: Array, where: Array, values: Array) -> None:
     A processor writes to places all over the memory one by one, but reads many at once: so the next
     few are read before they are written to, which has them in its cache.
     """
-    for at in range(0, where.size, PUT_AT_ONCE):
-        places = where[at : at + PUT_AT_ONCE]
+    for at in range(0, where.size, PLACES):
+        places = where[at : at + PLACES]
         chosen(target, places)
-        target[places] = values[at : at + PUT_AT_ONCE]
+        target[places] = values[at : at + PLACES]
 
 
 def cast(u: Vector, precision: str) -> Vector:

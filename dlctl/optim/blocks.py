@@ -16,7 +16,7 @@ from typing import NamedTuple
 from dlctl import parallel
 from dlctl.compress.base import Delta
 from dlctl.messages import Array
-from dlctl.parallel import BLOCK
+from dlctl.parallel import BLOCK, PLACES
 from dlctl.vector import chosen
 
 
@@ -76,8 +76,8 @@ def update_in_place(w: Array, delta: Delta, slots: Mapping[str, Array], rule: Ru
 
     def sparse(lo: int, hi: int) -> Iterator[Block]:
         assert where is not None
-        for at in range(lo, hi, BLOCK):
-            cut = slice(at, min(at + BLOCK, hi))
+        for at in range(lo, hi, PLACES):
+            cut = slice(at, min(at + PLACES, hi))
             touched = [chosen(array, where[cut]) for array in arrays]
             yield Block.in_place(at, touched[0], delta.values[cut], tuple(touched[1:]))
             for array, part in zip(arrays, touched, strict=True):
