@@ -6,6 +6,7 @@ import logging
 import os
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,21 @@ def test_an_end_that_finds_no_room_is_an_end_and_the_log_says_so(tmp_path, monke
     monkeypatch.setattr(records, "FINISH_S", 0.0)
     assert LastMoments(tmp_path).finish() is None
     assert "the end of the run is not on record: database or disk is full" in caplog.text
+
+
+def test_of_what_waits_for_room_the_newest_history_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "ROWS_KEPT", 2)
+    last = LastMoments(tmp_path)
+    for number in range(3):
+        last.loop._performers[j.AddEvent](replace(LARGE, text=f"{number} {LARGE.text}"))
+    last.loop._performers[j.AddMetric](j.AddMetric("worker-0", 1, {}))
+    last.records._retry_at = 0.0
+    last.records.commit()
+    make_room(last.db)
+    assert last.finish() == "stopped"
+    with closing(RunDb(tmp_path, readonly=True)) as reader:
+        assert [event["text"][0] for event in reader.events()] == ["1", "2"]
+    assert steps_of(tmp_path, "worker-0") == []
 
 
 def test_nobody_is_told_of_an_epoch_that_cannot_be_put_on_record(tmp_path, caplog):
