@@ -33,7 +33,8 @@ def in_parts(size: int, work: Callable[[int, int], T], part: int = PART) -> list
     """[work(lo, hi) for each part of range(size)], at least one; several at once if there are
     several, so that no two may write to one place.
 
-    When this returns or raises, none is at work any more.
+    When this returns or raises, none is at work any more. `work` must not come here itself with
+    several parts: it would wait for its own thread.
     """
     if size <= part:
         return [work(0, size)]
@@ -47,6 +48,7 @@ def in_parts(size: int, work: Callable[[int, int], T], part: int = PART) -> list
 
 def copy(target: Array, source: Array) -> None:
     """target[:] = source, of one length."""
+    assert len(source) == len(target), f"{len(source)} elements for {len(target)}"
 
     def copy_part(lo: int, hi: int) -> None:
         target[lo:hi] = source[lo:hi]

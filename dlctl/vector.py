@@ -150,17 +150,19 @@ def not_finite(u: Vector) -> Vector:
 
 
 def euclidean_norm(u: Vector) -> float:
-    """The root of u.u; NaN or infinite if any element is, or if u.u overflows. One pass."""
+    """The root of u.u, in one pass; NaN or infinite if an element is, or if squares overflow."""
     return math.sqrt(_squares(u))
 
 
 def is_finite(u: Vector) -> bool:
-    """Whether no element is NaN or infinite and the norm does not overflow; one pass, no copy."""
+    """Whether the norm is: no element is NaN or infinite, no squares overflow. In one pass."""
     return math.isfinite(_squares(u))
 
 
 def _squares(u: Vector) -> float:
-    """The sum of all squares; of a long array, of its parts in their order."""
+    """The sum of all squares. Of a long array each part is summed up in the array's own precision,
+    and the parts in float64: the sum of all may be larger than that precision can express.
+    """
     if not isinstance(u, np.ndarray):
         return float(u @ u)
     return sum(parallel.in_parts(len(u), partial(_squares_of_part, u)))

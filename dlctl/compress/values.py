@@ -22,7 +22,7 @@ from dlctl.vector import Vector, cast, copy_into, host_view, to_host
 Precision = Literal["float32", "float16", "bfloat16"]
 
 MEMORY = Recycled(free_max=1)
-"""Of large dense pushes. A process that makes some checks it once a second."""
+"""For the values of large pushes. Whoever makes them for long calls its `check` once a second."""
 WIRE_DTYPES = (np.dtype("<f4"), np.dtype("<f2"), np.dtype("<u2"))
 _LARGEST = {"float32": 3.4028234663852886e38, "float16": 65504.0, "bfloat16": 255 * 2.0**120}
 

@@ -234,8 +234,8 @@ class Mapped:
         """Copy everything to the other buffer, with the update that waits in the redo area."""
         redo, self._redo = self._redo, None
         target = self._views[1 - self._newest.current]
-        for source, copy in zip(self._vectors.values(), target.values(), strict=True):
-            parallel.copy(copy, source)
+        for present, following in zip(self._vectors.values(), target.values(), strict=True):
+            parallel.copy(following, present)
             self._point("vector copied")
         self._vectors = target
         if redo is not None:
