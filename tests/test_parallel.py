@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import signal
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,9 +25,11 @@ from dlctl.shards.memory import InMemory
 from dlctl.vector import euclidean_norm, is_finite, put_into
 
 sys.path.insert(0, str(Path(__file__).parent / "shards"))
-from kept import dense, snapshot, sparse
+from kept import adagrad, created, dense, reopened, snapshot, sparse, spec_of
 
 SIZE = 2 * PART + 17
+AMID = {"block updated", "redo block written", "redo block scattered", "vector copied"}
+"""Points in the middle of an update of a mapped state."""
 
 
 @pytest.fixture
@@ -65,13 +70,24 @@ def test_what_fails_in_one_part_is_raised_when_no_other_is_at_work(use_threads):
     assert ended == [1]
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_process_that_is_forked_off_has_threads_of_its_own(use_threads):
     use_threads(2)
-    assert in_parts(2, lambda lo, hi: lo, 1) == [0, 1]
+    both_are_there = threading.Barrier(2)
+    in_parts(2, lambda lo, hi: both_are_there.wait(10), 1)
     child = os.fork()
     if child == 0:
+        signal.alarm(10)  # Nobody would ever do the work of threads that are not there.
         os._exit(0 if in_parts(2, lambda lo, hi: lo, 1) == [0, 1] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_what_is_longer_or_shorter_is_not_copied():
+    target = np.zeros(2, np.float32)
+    for length in (1, 3):
+        with pytest.raises(AssertionError, match=f"{length} elements for 2"):
+            parallel.copy(target, np.ones(length, np.float32))
+    assert not target.any()
 
 
 def updates() -> Iterator[Delta]:
@@ -103,6 +119,34 @@ def test_an_update_does_not_show_how_many_threads_have_made_it(use_threads, name
     one, three = list(states(1)), list(states(3))
     assert one == three
     assert any(isinstance(state, list) for state in one), "no update was remembered"
+
+
+def test_a_kill_while_several_threads_write_leaves_the_last_commit(use_threads):
+    """What is in the memory at a point of one thread, while the others go on, is what a kill
+    leaves there.
+    """
+    use_threads(3)
+    optimizer = adagrad()
+    spec = spec_of(optimizer, SIZE)
+    passed: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+    images, last = [], None
+
+    def point(name: str) -> None:
+        if last is not None and name in AMID and next(passed[name]) in (0, 2, 7):
+            images.append((name, bytes(buffer), last))
+
+    buffer, shard = created(optimizer, spec, point)
+    fits_a_redo_area = sparse(6, SIZE, 2 * BLOCK)
+    for number, delta in enumerate([fits_a_redo_area, *updates(), *[fits_a_redo_area] * 2]):
+        shard.apply(delta)
+        shard.commit({"number": number})
+        last = number, snapshot(shard)
+        passed.clear()
+    assert {name for name, _, _ in images} == AMID
+    for name, image, (number, state) in images:
+        found, meta = reopened(bytearray(image), adagrad(), spec)
+        assert meta == {"number": number}, name
+        assert snapshot(found) == state, name
 
 
 @pytest.mark.parametrize("threads", [1, 3])
