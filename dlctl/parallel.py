@@ -39,9 +39,10 @@ def in_parts(size: int, work: Callable[[int, int], T], part: int = PART) -> list
     if size <= part:
         return [work(0, size)]
     bounds = [(lo, min(lo + part, size)) for lo in range(0, size, part)]
-    if threads() == 1:
+    pool = _pool() if threads() > 1 else None
+    if pool is None:
         return [work(lo, hi) for lo, hi in bounds]
-    futures = [_pool().submit(work, lo, hi) for lo, hi in bounds]
+    futures = [pool.submit(work, lo, hi) for lo, hi in bounds]
     wait(futures)
     return [future.result() for future in futures]
 
@@ -63,8 +64,21 @@ def threads() -> int:
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads(), "parallel")
+def _pool() -> ThreadPoolExecutor | None:
+    """All of its threads, at work already: none has to be begun in the middle of something. None if
+    the limit of this user's processes leaves no room for them.
+    """
+    pool = ThreadPoolExecutor(threads(), "parallel")
+    all_there = threading.Barrier(threads() + 1)
+    try:
+        for _ in range(threads()):
+            pool.submit(all_there.wait)
+        all_there.wait()
+    except RuntimeError:
+        all_there.abort()
+        pool.shutdown(wait=False)
+        return None
+    return pool
 
 
 # A process that is forked off has none of the threads.

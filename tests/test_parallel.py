@@ -70,6 +70,27 @@ def test_what_fails_in_one_part_is_raised_when_no_other_is_at_work(use_threads):
     assert ended == [1]
 
 
+def test_where_no_more_threads_may_be_one_does_it_all(use_threads, monkeypatch):
+    """As with a limit of processes that is nearly reached: the first one begins, the second not."""
+    use_threads(2)
+    begun, start = [], threading.Thread.start
+
+    def begin(thread: threading.Thread) -> None:
+        begun.append(thread)
+        if len(begun) == 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", begin)
+    for _ in range(2):
+        assert in_parts(3, lambda lo, hi: (lo, threading.get_ident()), 1) == [
+            (lo, threading.get_ident()) for lo in range(3)
+        ]
+    assert len(begun) == 2
+    begun[0].join(10)
+    assert not begun[0].is_alive()
+
+
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_process_that_is_forked_off_has_threads_of_its_own(use_threads):
     use_threads(2)

@@ -176,14 +176,15 @@ class Records:
     def _on_snapshot(self, effect: j.Snapshot) -> None:
         # A reader can tell by it whether this is news of the coordinator that is there now.
         run = to_wall_clock(effect.run) | self.me | {"updated_by": self.me["pid_start"]}
+        names = {row["name"] for row in effect.daemons}
+        if names != self._names:
+            # What is still to be written of those who are gone is the last that is said of them.
+            self._history += [*self._overview, lambda: self._remove_daemons_but(names)]
+            self._names = names
         self._overview = [lambda: self.db.put_run(**run)]
         for row in effect.daemons:
             shown = to_wall_clock(row) | {"pid_start": self._starts.of(row)}
             self._overview.append(partial(self.db.put_daemon, row["name"], shown))
-        names = {row["name"] for row in effect.daemons}
-        if names != self._names:
-            self._names = names
-            self._history.append(lambda: self._remove_daemons_but(names))
 
     def _remove_daemons_but(self, names: set[str]) -> None:
         """Earlier there may have been more; those whose processes have ended are not shown."""

@@ -253,6 +253,17 @@ def test_a_daemon_that_the_job_no_longer_has_is_not_shown_but_counted_on(tmp_pat
         assert [shown["incarnation"] for shown in db.daemons()] == [3, 5]
 
 
+def test_a_daemon_that_came_again_and_was_removed_at_once_is_counted_on(tmp_path, record):
+    record(
+        j.Snapshot({}, (row("worker-0", 1), row("worker-1", 1))),
+        j.Snapshot({}, (row("worker-0", 1), row("worker-1", 2))),
+        j.Snapshot({}, (row("worker-0", 1),)),
+    )
+    with closing(RunDb(tmp_path)) as db:
+        assert [shown["name"] for shown in db.daemons()] == ["worker-0"]
+        assert read_past(tmp_path, db, {}).incarnations == {"worker-0": 1, "worker-1": 2}
+
+
 def test_a_daemon_that_is_still_there_stays_in_sight(tmp_path, record):
     record(j.Snapshot({}, ({**row("worker-1", 1), "pid": os.getpid()},)))
     record(j.Snapshot({}, (row("worker-0", 1),)))
