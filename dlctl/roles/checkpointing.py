@@ -88,15 +88,24 @@ class Checkpointing:
         self.last_error = ""
         self._number = number
         self._current: _Current | None = None
+        self._since = 0.0
+        """The newest attempt, or when the workers were let loose."""
         self._next_at: float | None = None
 
     @property
     def active(self) -> bool:
         return self._current is not None
 
-    def schedule(self, now: float) -> None:
-        """From now on a checkpoint every `every_s` seconds."""
-        self._next_at = now + self.every_s if self.every_s else None
+    def schedule(self, now: float, since_s: float = 0.0) -> None:
+        """From now on a checkpoint every `every_s` seconds, the next one so long after the newest
+        attempt, which was `since_s` ago.
+        """
+        self._since = now - since_s
+        self._next_at = max(now, self._since + self.every_s) if self.every_s else None
+
+    def since_s(self, now: float) -> float:
+        """How long the newest attempt is ago."""
+        return now - self._since
 
     def deadline(self) -> float | None:
         current = self._current

@@ -4,6 +4,7 @@ The state that decides what the coordinator does next lies in small pieces under
 
     keys                the fingerprint of the run key that the daemons were started with
     run                 state, reason, how long the workers have been at work
+    checkpoint          how long the newest attempt at one is ago
     work                steps, samples and loss; the size of the dataset; the newest evaluation
     layout              the model's tensors
     end                 how the run ends, once it does
@@ -76,6 +77,8 @@ class Memory:
         released_s = None if work.released_at is None else elapsed_s // ELAPSED_STEP_S
         yield "keys", of.arrivals.keyring.fingerprint
         yield "run", (of.state, of.reason, released_s)
+        if released_s is not None:
+            yield "checkpoint", of.checkpointing.since_s(now) // ELAPSED_STEP_S
         newest = of.evaluations.newest
         counts = (work.steps, work.samples, work.loss)
         yield "work", (*counts, work.dataset_samples, work.next, newest)
@@ -119,7 +122,8 @@ class Memory:
         if released_steps is not None:
             of.work.released_at = now - released_steps * ELAPSED_STEP_S
             of.arrivals.restore = ""
-            of.checkpointing.schedule(now)
+            since_s = values.get("checkpoint", 0.0) * ELAPSED_STEP_S + self.past.gone_s
+            of.checkpointing.schedule(now, since_s)
         gone = f", {self.past.gone_s:.0f} s after its last word" if self.past.gone_s else ""
         text = f"the coordinator is back{gone}: it goes on where it was"
         of.desk.event("recover", "coordinator", text)

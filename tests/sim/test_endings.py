@@ -37,6 +37,17 @@ def test_the_last_checkpoint_is_none_that_was_under_way_before(
     assert np.array_equal(saved_weights(outcome), outcome.weights)
 
 
+def test_coordinators_that_die_sooner_than_a_checkpoint_is_due_do_not_put_it_off_for_ever() -> None:
+    job = job_file(workers=2, epochs=1000.0, checkpoint_s=20.0)
+    simulation = Simulation(job, LeastSquares(samples=1024), compute=ComputeOptions(step_s=0.05))
+    for at_s in range(12, 96, 12):
+        simulation.at(at_s, lambda: simulation.world.kill("coordinator"))
+    simulation.request(100.0, "stop", STOP)
+    outcome = simulation.run()
+    in_time = [row for row in outcome.store.checkpoints.values() if not row["error"]]
+    assert 4 <= len(in_time) <= 6
+
+
 def test_a_stop_before_the_first_portion_is_done_saves_what_the_drain_completes() -> None:
     job = job_file(workers=2, portion_batches=8, epochs=100.0)
     simulation = Simulation(job, LeastSquares(samples=1024), compute=ComputeOptions(step_s=1.0))
