@@ -17,6 +17,7 @@ from dlctl.roles.effects import (
     Compute,
     LoadArrays,
     LoadBuffers,
+    LocateTask,
     RunEvaluation,
     SaveArrays,
     Settled,
@@ -37,6 +38,7 @@ def serve(context: process.Context) -> int:
     loop.perform(LoadBuffers, thread.load_buffers)
     loop.perform(Compute, thread.compute)
     loop.perform(RunEvaluation, thread.evaluate)
+    loop.perform(LocateTask, thread.locate)
     loop.perform(Settled, acks.write)
     loop.stop_on_signals()
     loop.chores += [orphans.watch_parents(loop, context), values.MEMORY.check]

@@ -11,6 +11,7 @@ to it then.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -30,10 +31,13 @@ from dlctl.roles.effects import (
     Computed,
     EvaluationRun,
     LoadBuffers,
+    LocateTask,
     ModelBuilt,
     RunEvaluation,
     TaskFailed,
 )
+
+log = logging.getLogger("dlctl")
 
 
 class ComputeThread:
@@ -43,7 +47,8 @@ class ComputeThread:
         self._replica: Any = None
         self._loader: Any = None
         self._work: queue.SimpleQueue[Callable[[], Event]] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="compute", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
+        self._thread.start()
 
     def build(self, effect: BuildModel) -> None:
         self._work.put(partial(self._build, effect))
@@ -56,6 +61,13 @@ class ComputeThread:
 
     def evaluate(self, effect: RunEvaluation) -> None:
         self._work.put(partial(self._evaluate, effect))
+
+    def locate(self, _: LocateTask) -> None:
+        """Write into the log where the task is that does not come back."""
+        from daemons.worker.whereabouts import whereabouts
+
+        place, stack = whereabouts(self._thread)
+        log.warning("the task has not come back; it is at %s", place, extra={"detail": stack})
 
     def _run(self) -> None:
         ours = np.geterr()

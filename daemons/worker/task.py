@@ -278,10 +278,10 @@ def _cut(report: traceback.TracebackException | None) -> None:
     names that file: how we came there helps nobody.
     """
     while report is not None:
-        kept = [frame for frame in report.stack if not _is_machinery(frame.filename)]
+        kept = without_machinery(report.stack)
         if not kept and not any(_is_of_imports(frame.filename) for frame in report.stack):
-            kept = list(report.stack)
-        report.stack = traceback.StackSummary.from_list(kept)
+            kept = report.stack
+        report.stack = kept
         _cut(report.__cause__)
         report = report.__context__
 
@@ -296,6 +296,12 @@ _LIBRARIES = tuple(
 )
 
 
+def without_machinery(stack: traceback.StackSummary) -> traceback.StackSummary:
+    return traceback.StackSummary.from_list(
+        [frame for frame in stack if not _is_machinery(frame.filename)]
+    )
+
+
 def _is_machinery(filename: str) -> bool:
     return _is_of_imports(filename) or filename.startswith(_MACHINERY)
 
@@ -307,6 +313,11 @@ def _is_of_imports(filename: str) -> bool:
 def _where(error: BaseException, stack: traceback.StackSummary) -> str | None:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
+    return innermost(stack)
+
+
+def innermost(stack: traceback.StackSummary) -> str | None:
+    """file:line of the innermost frame, of the user's own if there are any."""
     own = [frame for frame in stack if not frame.filename.startswith(_LIBRARIES)]
     frames = own or list(stack)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None

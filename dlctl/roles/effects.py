@@ -142,6 +142,11 @@ class RunEvaluation(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class LocateTask(Effect):
+    """The task does not come back: write into the log where it is. Nothing answers this."""
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationRun(Event):
     evaluation: int
     metrics: Json

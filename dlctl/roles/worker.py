@@ -35,6 +35,7 @@ from dlctl.roles.effects import (
     CoordinatorGone,
     EvaluationRun,
     LoadArrays,
+    LocateTask,
     ModelBuilt,
     TaskFailed,
 )
@@ -78,6 +79,8 @@ class Worker:
         """The last answer, in case it was lost."""
         self._save: m.Save | None = None
         """Asked for; done as soon as the residual holds nothing but what pushes have left."""
+        self._located = False
+        """It is in the log where the task is in a batch that takes too long."""
         self._report_at = 0.0
         self._reported_phase = ""
 
@@ -314,6 +317,9 @@ class Worker:
             metrics["stuck_s"] = round(stuck_s, 1)
             what = "in one evaluation" if phase == "evaluating" else "in one batch"
             phase = f"{what} for {stuck_s:.0f} s"
+            if not self._located:
+                self.desk.do(LocateTask())
+        self._located = "stuck_s" in metrics
         report = m.Report(
             self.birth.name, self.birth.incarnation, phase, self.waiting_for(), metrics
         )

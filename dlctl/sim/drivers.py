@@ -20,6 +20,7 @@ from dlctl.roles.effects import (
     Computed,
     EvaluationRun,
     LoadBuffers,
+    LocateTask,
     ModelBuilt,
     ProcessEnded,
     RunEvaluation,
@@ -88,6 +89,7 @@ class ComputeDriver:
         process.perform(Compute, self._compute)
         process.perform(RunEvaluation, self._evaluate)
         process.perform(Settled, self._settled)
+        process.perform(LocateTask, lambda _: None)  # There is no thread to look at.
 
     def _settled(self, effect: Settled) -> None:
         self._counts[effect.shard] = effect.count

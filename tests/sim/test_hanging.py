@@ -4,6 +4,8 @@ from typing import Any
 
 from simulated import job_file
 
+from dlctl.roles.effects import LocateTask
+from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import LeastSquares
 from dlctl.sim.simulation import Simulation
@@ -31,3 +33,21 @@ def test_a_worker_that_hangs_in_one_batch_is_called_slow_and_the_others_go_on():
     assert late["worker-0"][0] == "running"
     assert state == "degraded"
     assert step > early_step
+
+
+class Located(Checker):
+    """Whose log says where its task is."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def on_effect(self, process, effect):
+        if isinstance(effect, LocateTask):
+            self.names.append(process.name)
+
+
+def test_where_a_task_hangs_is_looked_for_once():
+    located = Located()
+    job = job_file(workers=2, seconds=100.0)
+    Simulation(job, LeastSquares(), compute=HUNG, checkers=(located,)).run()
+    assert located.names == ["worker-1"]
