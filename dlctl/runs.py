@@ -132,6 +132,17 @@ def held(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def beat_age_s(directory: Path, now: float) -> float | None:
+    """How long ago a coordinator has touched its lock; None if nobody ever had this run.
+
+    That takes no room on the disk: one that cannot write any more is still seen to work.
+    """
+    try:
+        return now - (directory / LOCK).stat().st_mtime
+    except OSError:
+        return None
+
+
 def log_path(directory: Path, name: str, incarnation: int) -> Path:
     """The log of one incarnation of a daemon; rotated parts have .1, .2 ... behind, older ones
     higher.

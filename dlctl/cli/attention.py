@@ -103,6 +103,9 @@ def unwell(snapshot: Snapshot) -> str:
         return f"{name} has not answered for {values.duration(snapshot.silent_s)}"
     if snapshot.state not in ("running", "checkpointing"):
         return f"{name} {report.became(snapshot.state)}"
+    if snapshot.unwritten_s is not None:
+        since = values.duration(snapshot.unwritten_s)
+        return f"{name} is {snapshot.state}, but cannot write its database for {since}"
     if snapshot.stale_s is not None:
         return f"what is known of {name} is {values.duration(snapshot.stale_s)} old"
     if run.get("checkpoint_error"):

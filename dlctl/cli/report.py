@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shlex
 import shutil
 import sqlite3
 from collections.abc import Mapping
@@ -144,12 +145,11 @@ def _labelled(snapshot: Snapshot) -> list[str]:
         since = _failing_since(snapshot)
         what = "the last one failed" if since is None else f"failing for {values.duration(since)}"
         lines.append(f"{bad} checkpoint  {what}: {text(run['checkpoint_error'])}")
-    if snapshot.is_live and (free := _free_bytes(snapshot.directory)) < FULL_BYTES:
-        place = console.escape(values.path(snapshot.directory.parent))
-        bad = console.style("!", fg="red")
-        lines.append(
-            f"{bad} disk        {place} has {values.size(free)} left; what is shown is old"
-        )
+    # As soon as nothing has been written for a while that is a trouble of the coordinator's.
+    if snapshot.is_live and snapshot.unwritten_s is None and (full := full_disk(snapshot)):
+        bad, step = console.style("!", fg="red"), console.escape(make_room(snapshot))
+        lines.append(f"{bad} disk        {console.escape(full)}: the run's database has no room")
+        lines.append(f"              next: {step}")
     return lines
 
 
@@ -182,6 +182,18 @@ def _failing_since(snapshot: Snapshot) -> float | None:
     failed = list(itertools.takewhile(lambda row: row.get("error"), reversed(rows)))
     began = values.number(failed[-1].get("at")) if len(failed) > 1 else None
     return None if began is None else snapshot.now - began
+
+
+def full_disk(snapshot: Snapshot) -> str:
+    """As in "runs has 0 B left"; "" if there is room to write what is going on."""
+    if (free := _free_bytes(snapshot.directory)) >= FULL_BYTES:
+        return ""
+    return f"{values.path(snapshot.directory.parent)} has {values.size(free)} left"
+
+
+def make_room(snapshot: Snapshot) -> str:
+    """What to do about a full disk."""
+    return f"make room there: df -h {shlex.quote(values.path(snapshot.directory.parent))}"
 
 
 def _free_bytes(directory: Path) -> float:

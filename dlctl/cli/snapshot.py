@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlctl import processes, rundb
+from dlctl import processes, rundb, runs
 from dlctl.errors import DlctlError
 from dlctl.names import HOME_AGENT
 
@@ -25,7 +25,7 @@ GONE = "gone"
 UNKNOWN = "unknown"
 """State of a daemon on another host that nobody has heard of."""
 SILENT = "silent"
-"""State of a coordinator whose process is there and does not write any more what goes on."""
+"""State of a coordinator whose process is there and stands still."""
 STALE_AFTER_S = 5.0
 PENDING_MAX_S = 10.0
 """How long a run may exist before its coordinator has written its pid."""
@@ -48,6 +48,8 @@ class Snapshot:
     now: float
     coordinator_pid: int | None = None
     """Of the living coordinator; None if there is none."""
+    beat_age_s: float | None = None
+    """How long ago the coordinator was seen to work, see `runs.beat_age_s`."""
 
     @property
     def run_id(self) -> str:
@@ -72,10 +74,25 @@ class Snapshot:
         """For how long the coordinator has said nothing although its process is there; None if that
         is not long. One that has just been started has yet to say its first word.
         """
+        unheard_s = self._unheard_s()
+        if unheard_s is None or self.beat_age_s is None:
+            return unheard_s
+        silent_s = min(unheard_s, self.beat_age_s)
+        return silent_s if silent_s > STALE_AFTER_S else None
+
+    @property
+    def unwritten_s(self) -> float | None:
+        """For how long a coordinator that works has not been able to write what goes on; None if it
+        can, or if nobody knows that it works.
+        """
+        return self._unheard_s() if self.silent_s is None else None
+
+    def _unheard_s(self) -> float | None:
+        """For how long the living coordinator has written nothing; None if that is not long."""
         if self.coordinator_pid is None or self.stale_s is None:
             return None
-        silent_s = min(self.stale_s, self.now - (self._coordinator_since() or 0.0))
-        return silent_s if silent_s > STALE_AFTER_S else None
+        unheard_s = min(self.stale_s, self.now - (self._coordinator_since() or 0.0))
+        return unheard_s if unheard_s > STALE_AFTER_S else None
 
     @property
     def is_current(self) -> bool:
@@ -108,7 +125,8 @@ class Snapshot:
                 return "stopping"
             writer = self.run.get("updated_by")
             is_heard = writer is None or writer == self.run.get("pid_start")
-            return "running" if self.is_current and is_heard else "starting"
+            is_at_work = self.is_current or self.unwritten_s is not None
+            return "running" if is_at_work and is_heard else "starting"
         if self.run.get("pid") is None:
             return "pending" if self.is_live else "stopped"
         return "stopped" if self.state in ENDED and not self.is_gone else GONE
@@ -144,7 +162,8 @@ def load(directory: Path) -> Snapshot:
     rows = [_in_truth(row, is_live) for row in rows]
     rows.sort(key=lambda row: natural(row["name"]))
     pid = run["pid"] if there else None
-    return Snapshot(directory, run, rows, state, reason, is_live, now, pid)
+    beat_age_s = runs.beat_age_s(directory, now)
+    return Snapshot(directory, run, rows, state, reason, is_live, now, pid, beat_age_s)
 
 
 def _truth(

@@ -12,6 +12,7 @@ from dlctl.cli import lives, nextstep, report, values
 from dlctl.cli.snapshot import (
     COORDINATOR,
     GONE,
+    READY,
     SILENT,
     STALE_AFTER_S,
     WITHOUT_PROCESS,
@@ -44,8 +45,13 @@ class Trouble(NamedTuple):
 
 
 def found(snapshot: Snapshot) -> list[Trouble]:
-    """Everybody who is not well, or has not been a moment ago; the coordinator first."""
+    """Everybody who is not well, or has not been a moment ago; the coordinator first.
+
+    As long as the coordinator cannot write, nobody knows that of the others.
+    """
     troubles = [*_coordinator(snapshot)]
+    if snapshot.unwritten_s is not None:
+        return troubles
     for row in snapshot.daemons:
         troubles += _daemon(snapshot, row)
     return troubles
@@ -83,6 +89,8 @@ def _coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
         if nextstep.has_agent(snapshot):
             text += f"; {_replaced(snapshot, runs.STILL_LIMITS)}"
         yield Trouble(COORDINATOR, text, nextstep.command(snapshot), heard_at, number)
+    elif snapshot.unwritten_s is not None:
+        yield _unwritten(snapshot, row, snapshot.unwritten_s)
     elif row["state"] == GONE:
         since = "" if heard_at is None else f" since {values.duration(snapshot.now - heard_at)}"
         text = f"is gone{since} (pid {snapshot.run.get('pid')})"
@@ -105,6 +113,19 @@ def _coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
             text = f"{known.takeover} {values.ago(at, snapshot.now)}"
             more = f"dlctl logs {COORDINATOR} --previous {job}"
             yield Trouble(COORDINATOR, text, more, at, number - 1, is_over=True, is_grave=False)
+
+
+def _unwritten(snapshot: Snapshot, row: Row, unwritten_s: float) -> Trouble:
+    """Of a coordinator that works and whose words do not reach the disk."""
+    written_at = values.number(row.get("updated_at"))
+    full = report.full_disk(snapshot)
+    text = f"cannot write the run's database{f': {full}' if full else ''}; what is shown is"
+    text += f" {values.duration(unwritten_s)} old ({values.clock(written_at, snapshot.now)})"
+    if snapshot.state in READY:
+        text += "; training goes on"
+    logs = f"dlctl logs {COORDINATOR} -l warning -j {snapshot.run_id}"
+    step = report.make_room(snapshot) if full else logs
+    return Trouble(COORDINATOR, text, step, written_at, incarnation(row))
 
 
 def _replaced(snapshot: Snapshot, limits: int = 1) -> str:

@@ -54,11 +54,13 @@ def causes(snapshot: Snapshot) -> list[Wait]:
     """The root causes of all waiting; [] if nobody waits.
 
     Without its coordinator nobody knows more of a run than that: sooner or later all wait for it.
+    Nor does anybody as long as it cannot write, although nobody waits for it then.
     """
     rows = {str(row["name"]): row for row in snapshot.daemons}
     known = _troubles(snapshot, rows)
     if COORDINATOR in known:
-        return [_alone(snapshot, known[COORDINATOR])]
+        alone = known[COORDINATOR]
+        return [alone if snapshot.unwritten_s is not None else _alone(snapshot, alone)]
     edges = dict(_edges(snapshot, rows, known))
     roots = [name for name in _targets(edges) if name not in edges]
     roots += [name for name in known if name not in roots and name not in edges]

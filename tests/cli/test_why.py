@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -10,6 +12,7 @@ import time
 import pytest
 from identity import ME, OF_ANOTHER_BOOT, identity
 
+from dlctl import runs
 from dlctl.cli import lives, troubles
 
 
@@ -225,6 +228,44 @@ def test_a_frozen_coordinator_is_not_answering_everywhere(run, dlctl_command):
     assert why.out.startswith(f"everybody waits for the coordinator: it {said}")
     assert f"next: kill -9 {frozen.pid}" in why.out
     assert said in failed.out
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "why", "step"),
+    [
+        (0, ": runs has 0 B left", "make room there: df -h runs"),
+        (10**12, "", "dlctl logs coordinator -l warning -j digits-7f3a"),
+    ],
+)
+def test_a_coordinator_that_works_and_cannot_write_is_not_silent(
+    run, dlctl_command, monkeypatch, free_bytes, why, step
+):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as at_work:
+        run.run(updated_at=time.time() - 44.4, **identity(at_work.pid)).daemon("agent-0", **ME)
+        worker(run, 0, waiting_for="server-0", waits_s=60, **(ME | {"pid_start": OF_ANOTHER_BOOT}))
+        (run.path / runs.LOCK).touch()
+        monkeypatch.setattr("dlctl.processes.age_s", lambda start: 100.0 if start else None)
+        usage = shutil.disk_usage(run.path)._replace(free=free_bytes)
+        monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+        status, why_, failed = (
+            dlctl_command(*command) for command in (["status"], ["why"], ["logs", "--failed"])
+        )
+        checked = dlctl_command("status", "--check")
+        os.utime(run.path / runs.LOCK, (time.time() - 22, time.time() - 22))
+        assert dlctl_command("why").out.startswith(
+            "everybody waits for the coordinator: it has not"
+        )
+        at_work.kill()
+    said = f"coordinator cannot write the run's database{why}; what is shown is 44s old ("
+    assert status.out.startswith("digits-7f3a  running  up")
+    assert status.out.count("! ") == 1, "nothing of the others, of whom nobody knows"
+    assert f"! {said}" in status.out
+    assert f"       next: {step}\n" in status.out
+    assert why_.out.startswith(said)
+    assert why_.out.endswith(f"); training goes on\n   next: {step}\n")
+    assert [said in line for line in failed.out.splitlines()] == [True]
+    assert "kill" not in status.out + why_.out + failed.out
+    assert (checked.code, "is running, but cannot write" in checked.err) == (3, True)
 
 
 def test_a_coordinator_that_has_yet_to_say_its_first_word_is_starting(run, dlctl_command):
