@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlctl import processes, rundb
+from dlctl import processes, rundb, silence
 from dlctl.errors import DlctlError, NotPermitted, TimedOut, Unreachable
 from dlctl.units import format_duration
 
@@ -221,12 +221,7 @@ class Question:
                 f"(state: {run.get('state', 'unknown')}); waited {waited}",
                 hint=f"dlctl logs coordinator -j {run_id}",
             )
-        return Unreachable(
-            f"the coordinator of {run_id} lives (pid {run.get('pid', 'unknown')}) but does not "
-            f"answer for {waited}",
-            where=self.address,
-            hint=f"dlctl logs coordinator -j {run_id}   |   dlctl stop --kill -j {run_id}",
-        )
+        return silence.mute(self.directory, run, waited, self.address)
 
 
 class Gone(Unreachable):
@@ -237,7 +232,7 @@ def _is_started_again(run: Result) -> bool:
     """Whether an agent is there that sees to it that there is a coordinator."""
     if run.get("state") in rundb.ENDED:
         return False
-    return bool(processes.living(row for row in run["daemons"] if row.get("role") == "agent"))
+    return silence.has_agent(run["daemons"])
 
 
 def _gone(directory: Path, run: Result) -> Gone:

@@ -13,7 +13,7 @@ from answering import coordinator, done
 from identity import ME, OF_ANOTHER_BOOT, identity
 
 from daemons.transport import Transport
-from dlctl import client, keys, processes
+from dlctl import client, keys, processes, runs
 from dlctl.errors import DlctlError, NotPermitted, RemoteProtocolError, TimedOut, Unreachable
 from dlctl.messages import Reply, Request
 
@@ -117,6 +117,25 @@ def test_a_coordinator_that_lives_but_is_mute_is_called_so(run_directory):
         with pytest.raises(Unreachable, match=r"lives .* does not answer for 0\.3s") as caught:
             client.ask(run.path, "stop", {}, 0.3)
     assert caught.value.where == address
+    assert (
+        caught.value.hint == f"kill -9 {ME['pid']}; dlctl recover -j digits-7f3a starts another one"
+    )
+
+
+def test_what_helps_against_a_mute_coordinator_loses_nothing(run_directory):
+    with coordinator(lambda q, n: []) as (address, _):
+        run = run_directory().run(control=address, **ME).daemon("agent-0", **ME)
+        with pytest.raises(Unreachable) as frozen:
+            client.ask(run.path, "set", {}, 0.1)
+        (run.path / runs.LOCK).touch()
+        with pytest.raises(Unreachable) as at_work:
+            client.ask(run.path, "set", {}, 0.1)
+    assert frozen.value.hint == (
+        f"it will be replaced after 30 s without a word; or: kill -9 {ME['pid']} has its agent "
+        "start another one at once, which goes on where it was: nothing is lost"
+    )
+    looks = "dlctl status -j digits-7f3a   |   dlctl logs coordinator -j digits-7f3a"
+    assert at_work.value.hint == looks, "it works: to kill it would help nobody"
 
 
 def test_a_coordinator_without_an_address_yet_is_waited_for_and_then_named(run_directory):

@@ -7,9 +7,9 @@ import shlex
 from contextlib import closing
 from typing import NamedTuple
 
-from dlctl import processes, rundb
+from dlctl import rundb, silence
 from dlctl.cli import otherhosts, pick, report, values
-from dlctl.cli.snapshot import Snapshot, read_job
+from dlctl.cli.snapshot import Snapshot
 
 _PLACE = re.compile(r"\(([^()\s][^()]*\.py:\d+)\)")
 
@@ -72,28 +72,9 @@ def without(snapshot: Snapshot, hosts: list[str]) -> str:
     return f"without: take {' and '.join(hosts)} out of {job_file(snapshot)}, then {then}"
 
 
-def silent_limit_s(snapshot: Snapshot) -> float:
-    """After how long without a word a process of this run is replaced."""
-    timeouts = read_job(snapshot.directory).get("timeouts")
-    found = values.number(timeouts.get("silent_s")) if isinstance(timeouts, dict) else None
-    if found is None:
-        from dlctl import config  # only here: it takes pydantic along
-
-        return config.Timeouts().silent_s
-    return found
-
-
-def has_agent(snapshot: Snapshot) -> bool:
-    """Whether somebody is there who starts the coordinator again."""
-    agents = [row for row in snapshot.daemons if row.get("role") == "agent"]
-    return bool(processes.living(agents))
-
-
 def _of_silent(snapshot: Snapshot) -> Step:
-    kill = f"kill -9 {snapshot.coordinator_pid}"
-    if has_agent(snapshot):
-        return Step(kill, "has its agent start another one at once, which goes on where it was")
-    return Step(f"{kill}; dlctl recover -j {snapshot.run_id}", "starts another one")
+    is_led = silence.has_agent(snapshot.daemons)
+    return Step(*silence.way(snapshot.run_id, snapshot.coordinator_pid, has_agent=is_led))
 
 
 def _mend(snapshot: Snapshot) -> str:

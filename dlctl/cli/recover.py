@@ -53,14 +53,15 @@ def command(
     Otherwise it resumes from its newest good checkpoint, and what is lost is said. A run that lives
     is left alone, and one that was stopped or has finished goes on with "dlctl start". Daemons of a
     living run that die are replaced by themselves. Other hosts are asked for what is there; the
-    exit code is 5 if one that is needed cannot be reached, and 1 if nothing is left to go on from.
+    exit code is 5 if one that is needed cannot be reached, or a coordinator that is there does not
+    answer (it is replaced by itself), and 1 if nothing is left to go on from.
     """
     limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
     if run is not None and job is not None and run != job:
         raise UsageError(f'the run is given twice: "{run}" and -j "{job}"')
     directory = pick.directory(run or job)
 
-    from dlctl.cli import belonging, recovering, recovery, withouthosts
+    from dlctl.cli import belonging, recovering, recovery
 
     belonging.check_database(directory)
     with nullcontext() if dry_run else belonging.claimed(directory):
@@ -74,10 +75,9 @@ def command(
         done = False
         step = _next(findings, from_checkpoint)
         data = {**recovery.as_data(findings), "next": step}
-        if findings.way in (recovery.NOTHING, recovery.AWAY):
+        if findings.way in (recovery.NOTHING, recovery.AWAY, recovery.SILENT):
             _give(data, as_json, done)
-            is_away = findings.way == recovery.AWAY
-            raise withouthosts.error(findings) if is_away else _nothing(findings)
+            raise _error(findings)
         if not dry_run:
             done = _act(findings, limit_s, from_checkpoint)
         elif not as_json:
@@ -88,7 +88,7 @@ def command(
 def _tell(findings: Findings, lines: list[str]) -> None:
     name = console.escape(findings.snapshot.run_id)
     console.out(f"{name}  {console.escape(findings.snapshot.state)}")
-    if findings.way not in ("healthy", "over"):
+    if findings.way not in ("healthy", "silent", "over"):
         for line in lines:
             console.out(f"  {line}")
         _tell_changes(findings.snapshot)
@@ -125,6 +125,9 @@ def _verdict(findings: Findings) -> str:
         quarantined = _quarantined(findings.snapshot)
         rest = f"; {', '.join(quarantined)} in quarantine" if quarantined else ""
         return f"lives       its coordinator works: there is nothing to recover{rest}"
+    if findings.way == "silent":
+        silent = values.duration(findings.snapshot.silent_s)
+        return f"silent      its coordinator has not answered for {silent}"
     if findings.way == "over":
         return f"over        {_how_to_start(findings.snapshot)}"
     if findings.way == "away":
@@ -188,6 +191,21 @@ def _how_to_start(snapshot: Snapshot) -> str:
 
     again = f"dlctl start {nextstep.job_file(snapshot)}"
     return f"it has {snapshot.state}: nothing to recover; {again} goes on"
+
+
+def _error(findings: Findings) -> DlctlError:
+    """Of findings that nothing can be done with now."""
+    from dlctl import silence
+    from dlctl.cli import withouthosts
+
+    if findings.way == "away":
+        return withouthosts.error(findings)
+    if findings.way == "nothing":
+        return _nothing(findings)
+    snapshot = findings.snapshot
+    run = {**snapshot.run, "daemons": snapshot.daemons}
+    lasts = values.duration(snapshot.silent_s)
+    return silence.mute(snapshot.directory, run, lasts, str(snapshot.directory))
 
 
 def _nothing(findings: Findings) -> DlctlError:

@@ -23,11 +23,11 @@ from dlctl.errors import DlctlError
 from dlctl.rundb import RunDb
 from dlctl.text import grave, plural
 
-HEALTHY, SUPERVISED, GO_ON, RESUME, OVER, NOTHING, AWAY = (
-    "healthy", "supervised", "go on", "resume", "over", "nothing", "away",
+HEALTHY, SILENT, SUPERVISED, GO_ON, RESUME, OVER, NOTHING, AWAY = (
+    "healthy", "silent", "supervised", "go on", "resume", "over", "nothing", "away",
 )  # fmt: skip
-"""It lives; its agent starts the coordinator again; the two ways; it has ended in order; none; none
-until its hosts can be reached."""
+"""It lives; its coordinator stands still; its agent starts the coordinator again; the two ways; it
+has ended in order; none; none until its hosts can be reached."""
 LAST_LINES = 3
 WITHOUT_A_WORD = "its log says nothing of it, as after SIGKILL or a power failure"
 Json = dict[str, Any]
@@ -37,7 +37,7 @@ Json = dict[str, Any]
 class Findings:
     snapshot: Snapshot
     way: str
-    """HEALTHY, SUPERVISED, GO_ON, RESUME, OVER, NOTHING or AWAY."""
+    """HEALTHY, SILENT, SUPERVISED, GO_ON, RESUME, OVER, NOTHING or AWAY."""
     causes: list[str]
     living: list[str]
     shards: list[Shard]
@@ -118,7 +118,7 @@ def _way(snapshot: Snapshot, obstacles: list[str], from_checkpoint: bool) -> str
         return OVER
     if snapshot.is_live:
         if has_coordinator(snapshot) or snapshot.run.get("pid") is None:
-            return HEALTHY
+            return HEALTHY if snapshot.silent_s is None else SILENT
         if not from_checkpoint and not obstacles:
             return SUPERVISED
     if from_checkpoint:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from dlctl import runs
+from dlctl import runs, silence
 from dlctl.cli import lives, nextstep, report, values
 from dlctl.cli.snapshot import (
     COORDINATOR,
@@ -86,7 +86,7 @@ def _coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
     if row["state"] == SILENT:
         silent = values.duration(snapshot.silent_s)
         text = f"has not answered for {silent} (pid {snapshot.coordinator_pid})"
-        if nextstep.has_agent(snapshot):
+        if silence.has_agent(snapshot.daemons):
             text += f"; {_replaced(snapshot, runs.STILL_LIMITS)}"
         yield Trouble(COORDINATOR, text, nextstep.command(snapshot), heard_at, number)
     elif snapshot.unwritten_s is not None:
@@ -129,8 +129,7 @@ def _unwritten(snapshot: Snapshot, row: Row, unwritten_s: float) -> Trouble:
 
 
 def _replaced(snapshot: Snapshot, limits: int = 1) -> str:
-    limit_s = limits * nextstep.silent_limit_s(snapshot)
-    return f"it will be replaced after {limit_s:g} s without a word"
+    return silence.replaced(limits * silence.limit_s(snapshot.directory))
 
 
 # ---------------------------------------------------------------- daemons

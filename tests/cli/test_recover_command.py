@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from types import SimpleNamespace
@@ -77,6 +78,23 @@ def test_a_living_run_is_left_alone(run_directory, dlctl_command):
     code, out, err = dlctl_command("recover")
     assert (code, err) == (0, "")
     assert "nothing to recover; worker-1 in quarantine" in out
+
+
+@pytest.mark.parametrize("arguments", [[], ["--dry-run"]])
+def test_a_coordinator_that_stands_still_is_not_said_to_work(
+    run_directory, dlctl_command, monkeypatch, arguments
+):
+    monkeypatch.setattr("dlctl.processes.age_s", lambda start: 100.0 if start else None)
+    run = run_directory().run(state="running", updated_at=time.time() - 22, **ME)
+    run.daemon("agent-0", **ME)
+    code, out, err = dlctl_command("recover", *arguments)
+    assert (code, out.splitlines()[1][:12]) == (5, "  silent    ")
+    assert "does not answer for 22" in err
+    assert "it will be replaced after 30 s without a word; or: kill -9 " in err
+    assert "which goes on where it was: nothing is lost" in err
+    data = json.loads(dlctl_command("recover", "--json", *arguments).out)
+    assert (data["way"], data["done"]) == ("silent", False)
+    assert data["next"].startswith("kill -9 ")
 
 
 @pytest.mark.parametrize("state", ["stopped", "finished"])

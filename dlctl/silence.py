@@ -1,0 +1,77 @@
+"""A coordinator that stands still: what becomes of it, and how to go on without a loss.
+
+One whose process is there and that answers nobody is ended sooner or later by its agent, which
+starts another one. Whoever does not want to wait ends it himself: what it has done is on record.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dlctl import processes, runs
+from dlctl.errors import Unreachable
+
+STILL_S = 5.0
+"""A coordinator that works touches its lock more often than that."""
+
+
+class Way(NamedTuple):
+    command: str
+    what: str
+    """What it does, as the rest of a sentence that begins with the command."""
+
+
+def way(run_id: str, pid: int | None, *, has_agent: bool) -> Way:
+    """What to do if one does not want to wait."""
+    kill = f"kill -9 {pid}"
+    if has_agent:
+        what = "has its agent start another one at once, which goes on where it was"
+        return Way(kill, f"{what}: nothing is lost")
+    return Way(f"{kill}; dlctl recover -j {run_id}", "starts another one")
+
+
+def replaced(limit_s: float) -> str:
+    return f"it will be replaced after {limit_s:g} s without a word"
+
+
+def limit_s(directory: Path) -> float:
+    """After how long without a word a process of this run is replaced."""
+    try:
+        found = json.loads((directory / "job.json").read_bytes())["timeouts"]["silent_s"]
+    except (OSError, ValueError, KeyError, TypeError):
+        found = None
+    if type(found) is int or type(found) is float:
+        return float(found)
+    from dlctl import config  # only here: it takes pydantic along
+
+    return config.Timeouts().silent_s
+
+
+def has_agent(daemons: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether somebody is there who starts the coordinator again."""
+    return bool(processes.living(row for row in daemons if row.get("role") == "agent"))
+
+
+def mute(directory: Path, run: Mapping[str, Any], lasts: str, where: str) -> Unreachable:
+    """Of a coordinator whose process is there and does not answer for, say, "15s"; `run` as in
+    `rundb.read`.
+    """
+    run_id, pid = directory.name, run.get("pid")
+    beat_age_s = runs.beat_age_s(directory, time.time())
+    if beat_age_s is not None and beat_age_s < STILL_S:  # it works: to kill it would help nobody
+        hint = f"dlctl status -j {run_id}   |   dlctl logs coordinator -j {run_id}"
+    else:
+        is_led = has_agent(run["daemons"])
+        hint = " ".join(way(run_id, pid, has_agent=is_led))
+        if is_led:
+            hint = f"{replaced(runs.STILL_LIMITS * limit_s(directory))}; or: {hint}"
+    return Unreachable(
+        f"the coordinator of {run_id} lives (pid {pid or 'unknown'}) but does not answer for "
+        f"{lasts}",
+        where=where,
+        hint=hint,
+    )
