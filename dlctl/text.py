@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+COORDINATOR_GONE = "the coordinator is gone: it is started again"
+"""What an agent writes into its log when it does that; `status` knows when that was long ago."""
 _HARMLESS_SPACES = "\u00a0\u202f\u3000"
 
 

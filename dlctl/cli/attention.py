@@ -10,7 +10,7 @@ from dlctl.cli.report import Row
 from dlctl.cli.snapshot import COORDINATOR, Snapshot
 from dlctl.cli.troubles import Trouble
 from dlctl.settings import AUTO
-from dlctl.text import grave
+from dlctl.text import COORDINATOR_GONE, grave
 
 LAST_LINES = 3
 _BIRTH = re.compile(r"INFO \w+ [\w-]+ starts, pid \d+")
@@ -57,7 +57,7 @@ def _trouble(snapshot: Snapshot, trouble: Trouble, row: Row) -> list[str]:
     mark = console.style("!", fg="red") if trouble.is_grave else "·"
     old = "; what is above is old" if is_silent else ""
     shown = [f"{mark} {console.escape(trouble.name)} {console.escape(trouble.what + old)}"]
-    shown += [f"       | {console.escape(word)}" for word in _last_words(row)]
+    shown += [f"       | {console.escape(word)}" for word in _last_words(snapshot, trouble, row)]
     if trouble.next and snapshot.is_live and not _is_told_by_the_run(snapshot, trouble):
         shown.append(f"       next: {console.escape(trouble.next)}")
     return shown
@@ -68,13 +68,16 @@ def _is_told_by_the_run(snapshot: Snapshot, trouble: Trouble) -> bool:
     return step is not None and step.command in trouble.next
 
 
-def _last_words(row: Row) -> list[str]:
-    """What the process that ended last has said last."""
-    last = row.get("last_exit")
-    words = last.get("last_lines") if isinstance(last, dict) else None
-    if not isinstance(last, dict) or not isinstance(words, list) or row.get("state") == "slow":
+def _last_words(snapshot: Snapshot, trouble: Trouble, row: Row) -> list[str]:
+    """What the process that is told of has said last, if it has ended."""
+    last = troubles.last_exit(row, trouble.incarnation)
+    words = last.get("last_lines") if last is not None else None
+    if last is None or not isinstance(words, list):
         return []
     said = [str(word) for word in words if not _BIRTH.fullmatch(str(word))]
+    if snapshot.coordinator["state"] == "running":
+        # It is there: that it was gone was long ago, and is nobody's cause.
+        said = [word for word in said if not word.endswith(COORDINATOR_GONE)]
     was_killed = (values.number(last.get("code")) or 0) < 0
     # What it said before that, while all was well, is no cause.
     return (grave(said) if was_killed else said)[-LAST_LINES:]

@@ -58,6 +58,7 @@ def of(events: Iterable[Mapping[str, Any]]) -> Lives:
         name, kind, text = event["daemon"], event["kind"], str(event["text"])
         if kind == "start" and (match := _START.match(text)):
             present[name] = int(match[1])
+            found.ends.pop((name, present[name]), None)  # of a run that was begun anew
         elif kind in ("exit", "stop") and (match := _END.match(text)):
             number = event["data"].get("incarnation", present.get(name))
             if type(number) is int:

@@ -46,8 +46,8 @@ def _end(snapshot: Snapshot, trouble: Trouble, known: Lives) -> tuple[float | No
     if end is not None:
         return end.at, f"ended: {end.how}"
     row = snapshot.daemon(trouble.name)
-    last = row.get("last_exit")
-    if row.get("state") != "slow" and isinstance(last, dict):
+    last = troubles.last_exit(row, trouble.incarnation)
+    if last is not None:
         return last.get("at"), f"ended: {report.exited(last)}"
     if trouble.what:
         return snapshot.now, f"{trouble.name} {trouble.what}"

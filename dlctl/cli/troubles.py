@@ -63,6 +63,15 @@ def incarnation(row: Row) -> int:
     return number if type(number) is int else 0
 
 
+def last_exit(row: Row, number: int) -> Row | None:
+    """How the process of this incarnation has ended, as its daemon's row says; None if it says that
+    of another one only, as that of a daemon which lives.
+    """
+    last = row.get("last_exit")
+    is_over = row.get("state") in WITHOUT_PROCESS or number < incarnation(row)
+    return last if isinstance(last, Mapping) and is_over else None
+
+
 def died(last: Row, now: float) -> str:
     """How the process before the present one ended, as in "was killed by SIGKILL 0.5s ago"."""
     how, colon, why = report.exited(last), "", ""

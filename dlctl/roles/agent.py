@@ -33,6 +33,7 @@ from dlctl.roles.effects import (
 )
 from dlctl.roles.lifeline import Lifeline
 from dlctl.roles.travelling import BytesRead, ReadBytes, RemoveCopy
+from dlctl.text import COORDINATOR_GONE
 
 RESTART_FIRST_S, RESTART_MAX_S = 0.5, 10.0
 """The coordinator is started again at once, or after the first pause if it lived shortly; with
@@ -203,7 +204,7 @@ class Agent:
         if self._restart_at is not None and self._restart_at <= now:
             self._restart_at = None
             self._restarts, self._restarted_at = self._restarts + 1, now
-            self.desk.note("warning", "the coordinator is gone: it is started again")
+            self.desk.note("warning", COORDINATOR_GONE)
             self.desk.do(RestartCoordinator())
         if not self._leaving and self._lifeline.is_over(now):
             self.desk.note("error", "no word from the coordinator for too long: ending")

@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from identity import ME, identity
+from identity import ME, OF_ANOTHER_BOOT, identity
 
 from dlctl.cli import console, following, logs, values
 from dlctl.cli.loglines import Printer
@@ -173,6 +173,24 @@ def test_failed_shows_the_present_life_of_a_daemon_that_hangs(run, dlctl_command
     ]
     assert "! worker-1 is slow: in one batch for 22 s" in dlctl_command("status").out
     assert dlctl_command("why").out.startswith("worker-1 is slow: in one batch for 22 s\n")
+
+
+@pytest.mark.parametrize("state", ["running", "gone"])
+def test_failed_does_not_take_the_end_of_an_earlier_life_for_that_of_the_present_one(
+    run, dlctl_command, state
+):
+    run.run(updated_at=time.time() + 60)
+    last = {"code": -9, "text": "gone; nobody saw how it ended", "at": AT, "last_lines": ["x"]}
+    there = ME if state == "running" else ME | {"pid_start": OF_ANOTHER_BOOT}
+    run.daemon(
+        "worker-1", incarnation=2, phase="computing", updated_at=time.time() - 3.1, last_exit=last,
+        **there,
+    )  # fmt: skip
+    first, end = shown(dlctl_command("logs", "--failed").out)
+    assert first == ("worker-1", "INFO  here again")
+    expected = "worker-1 has not answered for 3." if state == "running" else "worker-1 is gone (pid"
+    assert end[1].startswith(f"----  {expected}")
+    assert "| x" not in dlctl_command("status").out
 
 
 def test_failed_shows_a_dead_coordinator_and_not_everybody_else(run, dlctl_command):

@@ -12,6 +12,8 @@ import pytest
 from identity import ME, identity
 from remains import save
 
+from dlctl.text import COORDINATOR_GONE
+
 
 def training(run):
     """A run in full swing with one worker in trouble."""
@@ -169,6 +171,21 @@ def test_a_daemon_that_was_replaced_a_moment_ago_is_told_of(run_directory, dlctl
     assert "goes on" not in out, "what a process said before it was killed is not why"
     assert "next: dlctl logs server-0 --previous -j digits-7f3a" in out
     assert "· worker" not in out
+
+
+def test_that_the_coordinator_was_gone_once_is_no_cause_of_its_agents_end(
+    run_directory, dlctl_command
+):
+    run = run_directory().run(state="running", updated_at=time.time() + 60, **ME)
+    words = [f"WARNING {COORDINATOR_GONE}", "WARNING worker-0 is not there"]
+    last = {"code": -9, "text": "killed by SIGKILL", "at": time.time() - 3, "last_lines": words}
+    run.daemon("agent-0", incarnation=2, last_exit=last, **ME)
+    out = dlctl_command("status").out
+    assert "· agent-0 was killed by SIGKILL 3." in out
+    assert "       | WARNING worker-0 is not there\n" in out
+    assert COORDINATOR_GONE not in out
+    run.run(**gone())
+    assert COORDINATOR_GONE in dlctl_command("status").out, "it may have to do with it now"
 
 
 def test_checkpoints_that_keep_failing_are_told_with_the_time_since(run_directory, dlctl_command):
