@@ -31,6 +31,11 @@ def grave(lines: Iterable[str]) -> list[str]:
     return [line for line in lines if not line.startswith("INFO ")]
 
 
+def of_daemon(name: str, text: str) -> str:
+    """What happened to a daemon, as the coordinator's log has it."""
+    return text if name in text else f"{name}: {text}"
+
+
 def plural(count: int, noun: str) -> str:
     """As in "1 step", "2 steps", "12,345 steps"."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 Event = dict[str, Any]
-EVALUATION = "evaluation"
 KINDS = (
     "state", "start", "exit", "stop", "lost", "error", "silent", "late", "checkpoint", "quarantine",
-    "recover", "resumed", "scale", "restart", "set", EVALUATION,
+    "recover", "resumed", "scale", "restart", "set", lives.EVALUATION,
 )  # fmt: skip
 """What the coordinator writes. Others, of another version, are shown as well."""
 
@@ -106,7 +105,7 @@ def _is_news(event: Event, evaluations: bool) -> bool:
     """False for evaluations, unless they are wanted, and for changes that change nothing."""
     data = event["data"]
     is_same = event["kind"] == "scale" and data.get("before", 0) == data.get("after", 1)
-    return not is_same and (evaluations or event["kind"] != EVALUATION)
+    return not is_same and (evaluations or event["kind"] != lives.EVALUATION)
 
 
 def _follow(

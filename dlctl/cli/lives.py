@@ -13,10 +13,14 @@ from typing import Any, NamedTuple
 from dlctl.cli.snapshot import COORDINATOR
 from dlctl.errors import DlctlError
 from dlctl.rundb import RunDb
+from dlctl.text import of_daemon
 
 TAKEOVER = "recover"
 """The kind of event that tells of a coordinator which has taken the place of another one."""
-OF_A_DEAD_ONE = "has taken the place of a dead one"
+EVALUATION = "evaluation"
+"""The kind of event that tells how good the model was."""
+DIED = "died"
+"""How it comes to that, unless somebody has asked for it."""
 _START = re.compile(r"\S+ starts, incarnation (\d+)")
 _END = re.compile(r"\S+ ended: (.*)", re.DOTALL)
 
@@ -38,6 +42,8 @@ class Lives:
     """When that happened last."""
     takeover: str = ""
     """How it came to that, as the rest of a sentence about the coordinator."""
+    evaluations: set[str] = field(default_factory=set)
+    """What the coordinator's log says of them."""
 
 
 def load(directory: Path) -> Lives:
@@ -63,9 +69,11 @@ def of(events: Iterable[Mapping[str, Any]]) -> Lives:
             number = event["data"].get("incarnation", present.get(name))
             if type(number) is int:
                 found.ends[name, number] = End(event["at"], match[1])
+        elif kind == EVALUATION:
+            found.evaluations.add(of_daemon(name, text))
         elif kind == TAKEOVER:
             found.takeovers, found.taken_over_at = found.takeovers + 1, event["at"]
-            found.takeover, asked = asked or OF_A_DEAD_ONE, ""
+            found.takeover, asked = asked or DIED, ""
         elif kind == "restart" and name == COORDINATOR:
             asked = "was restarted on request"
         elif kind == "state" and text.startswith(("failed", "stopped")):

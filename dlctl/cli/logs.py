@@ -86,7 +86,8 @@ def command(
     "text" was written by the process itself (a traceback, a library's warning) and carries no time.
 
     With --failed, one daemon after the other: of each the life that ended badly, or the present one
-    of a daemon that is slow, silent or hangs; below it how it ended, or what is wrong.
+    of a daemon that is slow, silent or hangs; below it how it ended, or what is wrong. Evaluations
+    of the model are left out.
     """
     if follow and (previous or failed):
         raise UsageError("--follow goes on with the present; --previous and --failed are the past")

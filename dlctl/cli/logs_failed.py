@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from dlctl.cli import console, lives, logfiles, loglines, report, troubles
 from dlctl.cli.lives import Lives
@@ -23,12 +23,29 @@ def show(
     if not found:
         console.note(f"no daemon is in trouble: {snapshot.run_id} {report.became(snapshot.state)}")
     known = lives.load(snapshot.directory)
+    test = _but_evaluations(known.evaluations, wanted)
     files = logfiles.list_files(snapshot.directory)
     for trouble in found:
         own = [f for f in files.get(trouble.name, []) if f.incarnation == trouble.incarnation]
-        printer.show(logfiles.tail(own, limit, wanted))
+        printer.show(logfiles.tail(own, limit, test))
         at, text = _end(snapshot, trouble, known)
         printer.mark(trouble.name, at, text)
+
+
+def _but_evaluations(
+    evaluations: Collection[str], wanted: Callable[[Line], bool] | None
+) -> Callable[[Line], bool] | None:
+    """The test without what the coordinator has said of how good the model was: so many lines are
+    that, that they would be all there is to see.
+    """
+    if not evaluations:
+        return wanted
+
+    def test(line: Line) -> bool:
+        is_one = line.name == COORDINATOR and line.text in evaluations
+        return not is_one and (wanted is None or wanted(line))
+
+    return test
 
 
 def _found(snapshot: Snapshot) -> list[Trouble]:

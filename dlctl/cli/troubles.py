@@ -120,6 +120,7 @@ def _coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
         at = known.taken_over_at
         if at is not None and snapshot.now - at < RECENT_S:
             text = f"{known.takeover} {values.ago(at, snapshot.now)}"
+            text += "; the new one is at work" if known.takeover == lives.DIED else ""
             more = f"dlctl logs {COORDINATOR} --previous {job}"
             yield Trouble(COORDINATOR, text, more, at, number - 1, is_over=True, is_grave=False)
 

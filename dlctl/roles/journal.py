@@ -15,6 +15,7 @@ from typing import Any
 from dlctl.machine import Effect, Event, Exit
 from dlctl.messages import Json
 from dlctl.roles.desk import COORDINATOR, EXIT_RESTART, Desk
+from dlctl.text import of_daemon
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class History(Desk):
     def event(self, kind: str, daemon: str, text: str, **data: Any) -> None:
         """A line of the run's history, and of the coordinator's log."""
         level = "warning" if kind in WARNINGS else "info"
-        self.note(level, text if daemon in text else f"{daemon}: {text}")
+        self.note(level, of_daemon(daemon, text))
         self.do(AddEvent(kind, daemon, text, data))
 
     def leave(self, text: str) -> None:

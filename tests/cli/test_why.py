@@ -81,9 +81,9 @@ def test_a_server_that_is_started_again_is_the_root_of_all_who_wait_for_it(run, 
 @pytest.mark.parametrize(
     ("before", "how"),
     [
-        (("state", "", "running"), "has taken the place of a dead one"),
+        (("state", "", "running"), "died"),
         (("restart", "coordinator", "it has a new key"), "was restarted on request"),
-        (("restart", "worker-0", "worker-0 is restarted"), "has taken the place of a dead one"),
+        (("restart", "worker-0", "worker-0 is restarted"), "died"),
         (("state", "", "failed: a host is gone"), "was brought back"),
     ],
 )
@@ -94,6 +94,17 @@ def test_a_coordinator_is_said_to_be_dead_only_if_it_died(before, how):
         for at, (kind, daemon, text) in enumerate(rows)
     ]
     assert lives.of(events).takeover == how
+
+
+def test_a_coordinator_that_died_a_moment_ago_is_told_of_as_any_other_daemon(run, dlctl_command):
+    now = time.time()
+    run.run(incarnation=2, updated_by=ME["pid_start"])
+    run.event(now - 9, "state", "", "running").event(
+        now - 3, "recover", "coordinator", "it is back"
+    )
+    out = dlctl_command("status").out
+    assert "· coordinator died 3." in out
+    assert "s ago; the new one is at work\n" in out
 
 
 @pytest.mark.parametrize(
