@@ -25,13 +25,24 @@ class Way(NamedTuple):
     """What it does, as the rest of a sentence that begins with the command."""
 
 
-def way(run_id: str, pid: int | None, *, has_agent: bool) -> Way:
-    """What to do if one does not want to wait."""
-    kill = f"kill -9 {pid}"
-    if has_agent:
-        what = "has its agent start another one at once, which goes on where it was"
-        return Way(kill, f"{what}: nothing is lost")
-    return Way(f"{kill}; dlctl recover -j {run_id}", "starts another one")
+def way(directory: Path, run: Mapping[str, Any]) -> Way:
+    """What to do if one does not want to wait; `run` as in `rundb.read`."""
+    kill = f"kill -9 {run.get('pid')}"
+    if not has_agent(run["daemons"]):
+        return Way(f"{kill}; dlctl recover -j {directory.name}", "starts another one")
+    what = "has its agent start another one at once, which goes on"
+    if _has_written(directory, run):
+        return Way(kill, f"{what} where it was: nothing is lost")
+    return Way(kill, f"{what} with what this one could still write")
+
+
+def _has_written(directory: Path, run: Mapping[str, Any]) -> bool:
+    """Whether it could write what it did as long as it worked."""
+    now, written_at = time.time(), run.get("updated_at")
+    beat_age_s = runs.beat_age_s(directory, now)
+    if beat_age_s is None or not isinstance(written_at, int | float):
+        return True
+    return now - written_at - beat_age_s < STILL_S
 
 
 def replaced(limit_s: float) -> str:
@@ -65,9 +76,8 @@ def mute(directory: Path, run: Mapping[str, Any], lasts: str, where: str) -> Unr
     if beat_age_s is not None and beat_age_s < STILL_S:  # it works: to kill it would help nobody
         hint = f"dlctl status -j {run_id}   |   dlctl logs coordinator -j {run_id}"
     else:
-        is_led = has_agent(run["daemons"])
-        hint = " ".join(way(run_id, pid, has_agent=is_led))
-        if is_led:
+        hint = " ".join(way(directory, run))
+        if has_agent(run["daemons"]):
             hint = f"{replaced(runs.STILL_LIMITS * limit_s(directory))}; or: {hint}"
     return Unreachable(
         f"the coordinator of {run_id} lives (pid {pid or 'unknown'}) but does not answer for "

@@ -73,8 +73,8 @@ def without(snapshot: Snapshot, hosts: list[str]) -> str:
 
 
 def _of_silent(snapshot: Snapshot) -> Step:
-    is_led = silence.has_agent(snapshot.daemons)
-    return Step(*silence.way(snapshot.run_id, snapshot.coordinator_pid, has_agent=is_led))
+    run = {**snapshot.run, "daemons": snapshot.daemons}
+    return Step(*silence.way(snapshot.directory, run))
 
 
 def _mend(snapshot: Snapshot) -> str:

@@ -278,6 +278,7 @@ def as_data(snapshot: Snapshot) -> dict[str, Any]:
         "is_live": snapshot.is_live,
         "stale_s": snapshot.stale_s,
         "silent_s": snapshot.silent_s,
+        "unwritten_s": snapshot.unwritten_s,
         "directory": str(snapshot.directory),
         "slurm_job": slurm_job(snapshot) or None,
     }

@@ -234,7 +234,7 @@ def test_a_frozen_coordinator_is_not_answering_everywhere(run, dlctl_command):
     (row,) = (line for line in status.out.splitlines() if line.startswith("worker-0"))
     assert "80" not in row
     assert f"! coordinator {said} word; what is above is old\n" in status.out
-    assert f"  next        {helps}" in status.out
+    assert f"  next        {helps}, which goes on where it was: nothing is lost\n" in status.out
     assert "  not answering  " in listed.out
     assert why.out.startswith(f"everybody waits for the coordinator: it {said}")
     assert f"next: kill -9 {frozen.pid}" in why.out
@@ -266,6 +266,9 @@ def test_a_coordinator_that_works_and_cannot_write_is_not_silent(
         assert dlctl_command("why").out.startswith(
             "everybody waits for the coordinator: it has not"
         )
+        frozen = dlctl_command("status").out
+        assert "goes on with what this one could still write\n" in frozen
+        assert "nothing is lost" not in frozen
         at_work.kill()
     said = f"coordinator cannot write the run's database{why}; what is shown is 44s old ("
     assert status.out.startswith("digits-7f3a  running  up")
