@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from dlctl.cli.resuming import Good
     from dlctl.config import JobFile
 
-BEGIN, ALIVE, CHANGED, SECOND, FINISHED, ENDED, GO_ON, RESUME, AWAY = (
-    "begin", "alive", "changed", "second", "finished", "ended", "go on", "resume", "away",
+BEGIN, ALIVE, CHANGED, SECOND, FINISHED, ENDED, GO_ON, RESUME, AWAY, KEPT = (
+    "begin", "alive", "changed", "second", "finished", "ended", "go on", "resume", "away", "kept",
 )  # fmt: skip
 """A new run; it lives already; it lives with another content; --fresh while it lives; it has come
 to this same end; it has ended, and how it goes on is for `examined` and `with_checkpoint` to say:
-where it was; from a checkpoint; not until its hosts can be reached."""
+where it was; from a checkpoint; not until its hosts can be reached; not with another content, for
+all that it did is kept, and no checkpoint has any of it."""
 Json = dict[str, Any]
 
 
@@ -43,6 +44,11 @@ class Decision:
     checkpoint: Good | None = None
     damaged: list[str] = field(default_factory=list)
     """What is wrong with newer checkpoints than that."""
+
+    @property
+    def could_go_on(self) -> bool:
+        """Whether all that an ended run did is kept, so that `recover` loses nothing of it."""
+        return self.findings is not None and self.findings.way == "go on"
 
 
 def newest(file: Path, job: JobFile) -> Snapshot | None:
@@ -94,8 +100,8 @@ def examined(decision: Decision, *, ask_hosts: bool = True) -> Decision:
 
 
 def with_checkpoint(decision: Decision, job: JobFile, file: Path) -> Decision:
-    """RESUME with the newest good checkpoint, every byte of which is read; BEGIN if there never was
-    one; any other decision as it is.
+    """RESUME with the newest good checkpoint, every byte of which is read; without any KEPT if all
+    that the run did is there, else BEGIN; any other decision as it is.
 
     Raises DlctlError if all are damaged: whether they can be given up is for their owner to say;
     UsageError if the newest good one does not fit.
@@ -109,9 +115,9 @@ def with_checkpoint(decision: Decision, job: JobFile, file: Path) -> Decision:
     problems: list[str] = []
     good = checkpoints.newest_good(previous.directory, problems.append)
     if good is None and problems:
-        raise resuming.all_damaged(previous, problems, file)
+        raise resuming.all_damaged(decision, problems, file)
     if good is None:
-        return dataclasses.replace(decision, way=BEGIN)
+        return dataclasses.replace(decision, way=KEPT if decision.could_go_on else BEGIN)
     resuming.check_fits(previous, good, job)
     return dataclasses.replace(decision, way=RESUME, checkpoint=good, damaged=problems)
 
@@ -119,7 +125,7 @@ def with_checkpoint(decision: Decision, job: JobFile, file: Path) -> Decision:
 def refusal(decision: Decision) -> DlctlError | None:
     """Why nothing can be started; None if that can be."""
     previous = decision.previous
-    if previous is None or decision.way not in (SECOND, CHANGED, AWAY):
+    if previous is None or decision.way not in (SECOND, CHANGED, AWAY, KEPT):
         return None
     stop_it = f"dlctl stop -j {previous.run_id}"
     if decision.way == AWAY:
@@ -127,6 +133,10 @@ def refusal(decision: Decision) -> DlctlError | None:
 
         assert decision.findings is not None
         return withouthosts.error(decision.findings)
+    if decision.way == KEPT:
+        from dlctl.cli import resuming
+
+        return resuming.all_kept(decision)
     if decision.way == SECOND:
         text = f"{previous.run_id} still runs; --fresh begins a second run"
         return UsageError(text, hint=stop_it)

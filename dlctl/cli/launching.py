@@ -98,7 +98,7 @@ def _again(
     decision: Decision, previous: Snapshot, file: Path, job: JobFile, content: Json, head: str
 ) -> Launched:
     """Go on with a run that has ended, or has died; a new one if nothing is left of it."""
-    from dlctl.cli import recovering, recovery, resuming
+    from dlctl.cli import recovering, resuming
 
     belonging.check(previous)
     now = load(previous.directory)
@@ -113,18 +113,15 @@ def _again(
         console.note(console.escape(head))
         _tell_that_it_goes_on(previous, findings)
         return recovering.go_on(findings)
-    could_go_on = findings is not None and findings.way == recovery.GO_ON
-    if could_go_on:
-        console.warn(
-            f"the job file has changed: what came after the checkpoint of {previous.run_id} is "
-            "done again"
-        )
-    stop.clean_up(previous, stop.EXIT_S)
     decision = deciding.with_checkpoint(decision, job, file)
+    if refusal := deciding.refusal(decision):
+        raise refusal
+    resuming.warn_of_loss(decision)
+    stop.clean_up(previous, stop.EXIT_S)
     resuming.tell(decision)
     console.note(console.escape(head))
     if decision.checkpoint is None:
-        otherhosts.end(previous, 0.0, purge=not could_go_on)
+        otherhosts.end(previous, 0.0, purge=True)
         return _begin(file, job, content)
     price = resuming.cost(previous, findings, decision.checkpoint)
     return _resume(previous, file, job, content, decision.checkpoint[0], price)

@@ -88,7 +88,7 @@ def _checked(file: Path, job: JobFile) -> list[Finding]:
 def _out_json(
     file: Path, job: JobFile, decision: Decision, model: Model | None, faults: list[Finding]
 ) -> None:
-    from dlctl.cli import planning
+    from dlctl.cli import planning, resuming
 
     previous, good = decision.previous, decision.checkpoint
     changes = [{"change": text, "live": live} for text, live in planning.changes(decision)]
@@ -99,6 +99,7 @@ def _out_json(
         "run_id": previous.run_id if previous is not None else None,
         "state": previous.state if previous is not None else None,
         "checkpoint_step": good[1]["step"] if good is not None else None,
+        "done_again": resuming.steps_again(decision),
         "changes": changes,
         "model": model._asdict() if model is not None else None,
         "daemons": [row._asdict() for row in planning.placed(job, model)],
@@ -118,6 +119,8 @@ def _show(
     console.out(console.escape(planning.headline(decision)))
     for change, live in planning.changes(decision):
         console.out(console.escape(f"  {change}" + (f"   live: {live}" if live else "")))
+    for line in planning.price(decision):
+        console.out(console.escape(f"  {line}"))
     for problem in decision.damaged:
         console.warn(problem)
     console.out(f"\n{_table(job, planning.placed(job, model))}")

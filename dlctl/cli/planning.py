@@ -101,6 +101,12 @@ def headline(decision: Decision) -> str:
     if decision.way == deciding.RESUME and decision.checkpoint is not None:
         step = values.count(decision.checkpoint[1]["step"])
         return f"{run} ({state}) would resume from its checkpoint at step {step}"
+    if decision.way == deciding.KEPT and decision.findings is not None:
+        step = values.count(decision.findings.step)
+        return (
+            f"nothing: start refuses, because {run} ({state}) has no checkpoint, and would lose "
+            f"all of its {step} steps with the changed job file"
+        )
     if decision.way == deciding.GO_ON and decision.findings is not None:
         step = values.count(decision.findings.step)
         return f"{run} would go on where it was, at step {step}: nothing is lost"
@@ -114,6 +120,18 @@ def headline(decision: Decision) -> str:
         deciding.AWAY: f"{run} has failed; how it goes on, only its hosts know: --check asks them",
     }
     return texts[decision.way]
+
+
+def price(decision: Decision) -> list[str]:
+    """What of a run would be done again, and how nothing would be; a line each."""
+    from dlctl.cli import resuming
+
+    if decision.previous is None or decision.way not in (deciding.RESUME, deciding.KEPT):
+        return []
+    lines = [again] if (again := resuming.done_again(decision)) else []
+    if decision.could_go_on and (again or decision.way == deciding.KEPT):
+        lines.append(f"{resuming.LOSSLESS} {resuming.lossless(decision.previous)}")
+    return lines
 
 
 def is_change(decision: Decision) -> bool:

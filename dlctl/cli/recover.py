@@ -91,17 +91,32 @@ def _tell(findings: Findings, lines: list[str]) -> None:
     if findings.way not in ("healthy", "silent", "over"):
         for line in lines:
             console.out(f"  {line}")
-        _tell_changes(findings.snapshot)
+        _tell_changes(findings)
     console.out(f"  {console.escape(_verdict(findings))}", flush=True)
 
 
-def _tell_changes(snapshot: Snapshot) -> None:
+def _tell_changes(findings: Findings) -> None:
     from dlctl.cli import nextstep
 
-    if changed := _changes(snapshot):
+    if changed := _changes(findings.snapshot):
         says = ", ".join(changed[:CHANGES_SHOWN])
-        takes = f"dlctl start {nextstep.job_file(snapshot)} takes that, and recover does not"
+        start = f"dlctl start {nextstep.job_file(findings.snapshot)}"
+        takes = f"{start} takes that{_price_of_start(findings)}, and recover does not"
         console.out(f"  job file    {console.escape(f'says otherwise ({says}): {takes}')}")
+
+
+def _price_of_start(findings: Findings) -> str:
+    """What the changed job file costs a run that could go on as it is: it takes a checkpoint."""
+    from dlctl.cli import report
+
+    if findings.way not in ("go on", "supervised") or not findings.was_at_work:
+        return ""
+    saved = report.saved_step(findings.snapshot)
+    if saved is None:
+        steps = plural(findings.step, "step")
+        return f" only with --fresh (no checkpoint has any of its {steps})"
+    again = plural(max(0, findings.step - saved), "step")
+    return f" from the checkpoint at step {values.count(saved)} ({again} done again)"
 
 
 def _changes(snapshot: Snapshot) -> list[str]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Good = tuple[Path, dict[str, Any]]
 """A checkpoint and its manifest."""
+LOSSLESS = "nothing is lost with"
 
 
 def check_fits(previous: Snapshot, good: Good, job: JobFile) -> None:
@@ -47,16 +48,75 @@ def tell(decision: Decision) -> None:
     console.note(f"resumes {name} from step {step}; --fresh starts a new run")
 
 
-def all_damaged(previous: Snapshot, problems: list[str], file: Path) -> DlctlError:
+def warn_of_loss(decision: Decision) -> None:
+    """What is given up although all of it is kept, and how it would not be."""
+    if not decision.could_go_on or not (again := done_again(decision)):
+        return
+    assert decision.previous is not None
+    how = f"{LOSSLESS} {lossless(decision.previous)}"
+    console.warn(console.escape(f"the job file has changed: {again}; {how}"))
+
+
+def steps_again(decision: Decision) -> int:
+    """How many steps an ended run has done since the checkpoint that it would go back to."""
+    previous, good = decision.previous, decision.checkpoint
+    if previous is None or good is None:
+        return 0
+    seen = values.number(previous.run.get("step")) or 0.0
+    reached = int(seen) if decision.findings is None else decision.findings.step
+    return max(0, reached - int(good[1]["step"]))
+
+
+def done_again(decision: Decision) -> str:
+    """As in "26,160 steps after the checkpoint at step 30,000 are done again"; "" if none are."""
+    steps = steps_again(decision)
+    if not steps or decision.checkpoint is None:
+        return ""
+    saved, verb = values.count(decision.checkpoint[1]["step"]), "is" if steps == 1 else "are"
+    return f"{plural(steps, 'step')} after the checkpoint at step {saved} {verb} done again"
+
+
+def lossless(previous: Snapshot) -> str:
+    """How a run all of which is kept takes another job file, and loses nothing."""
+    from dlctl.cli import nextstep
+
+    name = previous.run_id
+    return (
+        f"dlctl recover -j {name} (it goes on with the old job file), then dlctl stop -j {name}, "
+        f"then dlctl start {nextstep.job_file(previous)}; some keys change live: dlctl set --list"
+    )
+
+
+def all_kept(decision: Decision) -> DlctlError:
+    """What to say if a run would have to be given up as a whole to take another job file."""
+    from dlctl.cli import nextstep
+
+    previous, findings = decision.previous, decision.findings
+    assert previous is not None
+    assert findings is not None
+    changes = "".join(f"\n  {change.text()}" for change in decision.changes)
+    return DlctlError(
+        f"the job file has changed, and {previous.run_id} has no checkpoint: all of its "
+        f"{plural(findings.step, 'step')} would be given up, which are kept{changes}",
+        where=str(previous.directory),
+        hint=f"{lossless(previous)}   |   to give them up: dlctl start --fresh "
+        f"{nextstep.job_file(previous)}",
+    )
+
+
+def all_damaged(decision: Decision, problems: list[str], file: Path) -> DlctlError:
     """What to say if a run has checkpoints, and none of them is good."""
+    previous = decision.previous
+    assert previous is not None
+    kept = f"{LOSSLESS} {lossless(previous)}   |   " if decision.could_go_on else ""
     count = len(checkpoints.finished(previous.directory))
     which = "its only checkpoint is" if count == 1 else f"all of its {count} checkpoints are"
     return DlctlError(
         f"{previous.run_id} cannot go on: {which} damaged\n"
         + "\n".join(f"  {problem}" for problem in problems),
         where=str(previous.directory),
-        hint=f"dlctl checkpoint verify -j {previous.run_id}   |   a new run: dlctl start --fresh "
-        f"{values.path(file)}",
+        hint=f"{kept}dlctl checkpoint verify -j {previous.run_id}   |   a new run: "
+        f"dlctl start --fresh {values.path(file)}",
     )
 
 

@@ -457,14 +457,63 @@ def test_start_goes_on_where_a_dead_run_was_if_nothing_is_lost(begun, job, dlctl
     assert begun.run()["incarnation"] == 2
 
 
-def test_start_with_another_content_begins_from_the_checkpoint_and_warns(
+def changed(job) -> None:
+    job.write_text(job.read_text().replace("lr = 0.1", "lr = 0.2"))
+
+
+def test_start_with_another_content_says_what_is_done_again_and_what_would_lose_nothing(
     begun, job, own_place, dlctl_command
 ):
-    job.write_text(job.read_text().replace("lr = 0.1", "lr = 0.2"))
+    (directory,) = (own_place / "runs").iterdir()
+    save(SimpleNamespace(path=directory), step=30, number=1)
+    changed(job)
+    again = "60 steps after the checkpoint at step 30 are done again"
+    lossless = (
+        f"nothing is lost with dlctl recover -j {directory.name} (it goes on with the old job "
+        f"file), then dlctl stop -j {directory.name}, then dlctl start job.toml"
+    )
+    told = dlctl_command("recover", "--dry-run").out
+    assert "job.toml takes that from the checkpoint at step 30 (60 steps done again), and" in told
+    planned = dlctl_command("plan", str(job)).out
+    assert (again in planned, lossless in planned) == (True, True)
+    assert json.loads(dlctl_command("plan", "--json", str(job)).out)["done_again"] == 60
     ended = dlctl_command("start", str(job))
     assert ended.code == 0, ended.err
-    assert "the job file has changed: what came after the checkpoint" in ended.err
-    assert len(list((own_place / "runs").iterdir())) == 2, "there was no checkpoint"
+    assert f"the job file has changed: {again}; {lossless}; some keys change live" in ended.err
+    assert begun.run()["resume"].endswith("000000000030-1")
+
+
+def test_where_no_checkpoint_is_good_what_is_kept_is_not_given_up_either(
+    begun, job, own_place, dlctl_command
+):
+    (directory,) = (own_place / "runs").iterdir()
+    saved = save(SimpleNamespace(path=directory), step=30, number=1)
+    (saved / "shard-0.safetensors").write_bytes(b"cut")
+    changed(job)
+    code, _, err = dlctl_command("start", str(job))
+    assert (code, "its only checkpoint is damaged" in err) == (1, True)
+    assert f"next: nothing is lost with dlctl recover -j {directory.name}" in err
+
+
+def test_start_with_another_content_does_not_give_up_a_run_that_has_no_checkpoint(
+    begun, job, own_place, dlctl_command
+):
+    changed(job)
+    (directory,) = (own_place / "runs").iterdir()
+    assert "only with --fresh (no checkpoint has any of its 90 steps)" in (
+        dlctl_command("recover", "--dry-run").out
+    )
+    planned = dlctl_command("plan", str(job)).out
+    assert "start refuses, because" in planned
+    assert f"nothing is lost with dlctl recover -j {directory.name}" in planned
+    code, _, err = dlctl_command("start", str(job))
+    assert (code, "has no checkpoint: all of its 90 steps would be given up" in err) == (1, True)
+    assert "optimizer.lr: 0.1 -> 0.2" in err
+    assert f"next: dlctl recover -j {directory.name}" in err
+    assert "to give them up: dlctl start --fresh job.toml" in err
+    assert (len(list((own_place / "runs").iterdir())), begun.memory()["work"][0]) == (1, 90)
+    assert dlctl_command("start", "--fresh", str(job)).code == 0
+    assert len(list((own_place / "runs").iterdir())) == 2
 
 
 def test_a_resume_that_cannot_be_written_leaves_a_run_that_can_go_on(begun, job, dlctl_command):
