@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlctl.cli import pick, values
+from dlctl.cli import moved, pick, values
 from dlctl.cli.changes import Change, differences, from_live
 from dlctl.cli.snapshot import Snapshot, read_job
 from dlctl.errors import DlctlError, UsageError
@@ -52,9 +52,11 @@ class Decision:
 
 
 def newest(file: Path, job: JobFile) -> Snapshot | None:
-    """The newest run of this job file under this name."""
-    same = pick.of_job(pick.job_file(file), job.job.name)
-    return same[-1] if same else None
+    """The newest run of this job file under this name, or one that was moved here with it."""
+    if same := pick.of_job(pick.job_file(file), job.job.name):
+        return same[-1]
+    found = moved.newest(file, job)
+    return None if found is None or moved.obstacle(found, file) else found
 
 
 def at_first(previous: Snapshot | None, content: Json, *, fresh: bool) -> Decision:

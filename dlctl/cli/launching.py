@@ -26,6 +26,7 @@ from dlctl.cli import (
     deciding,
     kept,
     lineage,
+    moved,
     otherhosts,
     pick,
     stop,
@@ -74,6 +75,11 @@ def launch(file: Path, *, fresh: bool) -> Launched:
         decision = deciding.at_first(previous, content, fresh=fresh)
         if refusal := deciding.refusal(decision):
             raise refusal
+        if previous is None and (told := moved.not_used(file, job)):
+            console.warn(console.escape(told))
+        if previous is not None and decision.way != deciding.BEGIN:
+            previous = _taken_over(previous, file)
+            decision = dataclasses.replace(decision, previous=previous)
         if previous is not None and decision.way in (deciding.ALIVE, deciding.FINISHED):
             _tell_nothing_to_start(decision.way, previous)
             return Launched(previous.directory, None)
@@ -149,6 +155,17 @@ def _begun(previous: Snapshot | None) -> Snapshot | None:
         time.sleep(POLL_S)
         previous = load(previous.directory)
     return previous
+
+
+def _taken_over(previous: Snapshot, file: Path) -> Snapshot:
+    """The same; one that came here with its job file belongs to that from now on."""
+    if not moved.of_another_place(previous, file):
+        return previous
+    with belonging.claimed(previous.directory), explained(previous.directory):
+        moved.take_over(previous, file)
+    told = f"{previous.run_id} {moved.made_for(previous)}: it belongs to this job file now"
+    console.note(console.escape(told))
+    return load(previous.directory)
 
 
 def _tell_nothing_to_start(way: str, previous: Snapshot) -> None:

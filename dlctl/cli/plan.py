@@ -53,12 +53,14 @@ def command(file: Path, fresh: bool, check: bool, is_detailed: bool, as_json: bo
     code is 1 if anything is in the way, as with `dlctl doctor`.
     """
     from dlctl import config, jobfile
-    from dlctl.cli import deciding, knownmodel, planning
+    from dlctl.cli import deciding, knownmodel, moved, planning
     from dlctl.health.findings import FAULT
 
     job = jobfile.load(file)
     content = json.loads(json.dumps(config.to_dict(job)))
     decision = deciding.at_first(deciding.newest(file, job), content, fresh=fresh)
+    if decision.previous is None and (told := moved.not_used(file, job)):
+        console.warn(console.escape(told))
     if decision.way == deciding.SECOND and (refusal := deciding.refusal(decision)):
         raise refusal
     decision = deciding.examined(decision, ask_hosts=check)
@@ -112,11 +114,13 @@ def _out_json(
 def _show(
     file: Path, job: JobFile, decision: Decision, model: Model | None, faults: list[Finding]
 ) -> None:
-    from dlctl.cli import doctor, planning
+    from dlctl.cli import doctor, moved, planning
     from dlctl.cli.validate import summary
 
     console.out(console.escape(summary(job)))
     console.out(console.escape(planning.headline(decision)))
+    if decision.previous is not None and moved.of_another_place(decision.previous, file):
+        console.out(console.escape(f"  it {moved.made_for(decision.previous)}"))
     for change, live in planning.changes(decision):
         console.out(console.escape(f"  {change}" + (f"   live: {live}" if live else "")))
     for line in planning.price(decision):

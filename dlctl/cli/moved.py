@@ -1,0 +1,98 @@
+"""Runs that lie beside a job file, and were made for one at another place.
+
+A run belongs to its job file by that one's path. When a project's directory is moved, its runs come
+with it: the newest of them is taken over if there is no doubt. Otherwise that it is there is said,
+for a new run begins then.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlctl import processes, rundb, runs
+from dlctl.cli import belonging, pick, values
+from dlctl.cli.snapshot import Snapshot
+from dlctl.errors import DlctlError
+
+if TYPE_CHECKING:
+    from dlctl.config import JobFile
+
+
+def newest(file: Path, job: JobFile) -> Snapshot | None:
+    """The newest run in the run directory of this job that is of its name and of a job file which
+    is not there any more, or that is a copy; None if there is none.
+
+    Another job file may well have runs of the same name here: these are its own.
+    """
+    parent = Path(os.path.abspath(file.parent / job.job.run_dir))
+    found = [d for d in parent.glob(f"{job.job.name}-*") if (d / rundb.FILE).is_file()]
+    strange = [
+        run
+        for run in pick.readable(d.resolve() for d in found)
+        if run.run.get("name") == job.job.name and _is_strange(run, file)
+    ]
+    return max(
+        strange, key=lambda run: (run.run.get("started_at") or 0.0, run.run_id), default=None
+    )
+
+
+def _is_strange(run: Snapshot, file: Path) -> bool:
+    old = run.run.get("job_file")
+    if not isinstance(old, str) or not old or old == pick.job_file(file):
+        return False
+    return not Path(old).exists() or bool(_doubt(run))
+
+
+def obstacle(run: Snapshot, file: Path) -> str:
+    """Why a run that `newest` has found cannot be taken over; "" if it can."""
+    old = Path(str(run.run.get("job_file")))
+    if doubt := _doubt(run):
+        return doubt
+    if old.name != file.name:
+        return f"to go on with it, call the job file {old.name} again"
+    return ""
+
+
+def _doubt(run: Snapshot) -> str:
+    """Why this may be a copy, or a run that lives; "" if it is neither."""
+    try:
+        belonging.check(run)
+        belonging.refuse_unknown_coordinator(run)
+    except DlctlError as error:
+        return error.message
+    if run.is_live or processes.living(run.daemons):
+        return f"processes of it live: dlctl stop -j {run.directory}"
+    return ""
+
+
+def of_another_place(run: Snapshot, file: Path) -> bool:
+    """Whether this run of a job file is to be taken over."""
+    return run.run.get("job_file") != pick.job_file(file)
+
+
+def made_for(run: Snapshot) -> str:
+    """Which job file a run that is taken over was of, as the rest of a sentence."""
+    return f"was made for {run.run.get('job_file')}, which is not there any more"
+
+
+def not_used(file: Path, job: JobFile) -> str:
+    """What to say before a new run begins although one lies here; "" if none does."""
+    run = newest(file, job)
+    if run is None or not (why := obstacle(run, file)):
+        return ""
+    where, old = values.path(run.directory), run.run.get("job_file")
+    return f"a run of this name lies in {where}, made for {old}; it is not used: {why}"
+
+
+def take_over(run: Snapshot, file: Path) -> None:
+    """From now on the run belongs to this job file. Raises OSError or sqlite3.Error.
+
+    Where it was when it was started stays on record: what its servers have kept may be older.
+    """
+    with closing(rundb.RunDb(run.directory)) as db:
+        db.put_run(job_file=pick.job_file(file))
+        db.commit()
+    runs.register(run.directory)

@@ -1,0 +1,91 @@
+"""A project's directory that was moved or copied: its runs come with it, or that is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from launched import the_run
+
+from dlctl import rundb
+
+
+@pytest.fixture
+def stopped(job, own_place, play, dlctl_command) -> dict:
+    """A run of the job that was stopped at step 50."""
+    play("start", "ready", "forever")
+    assert dlctl_command("start", "job.toml").code == 0
+    assert dlctl_command("stop").code == 0
+    return the_run(own_place)
+
+
+def moved(own_place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The whole project at another place, where we are now."""
+    place = own_place.with_name("elsewhere")
+    own_place.rename(place)
+    monkeypatch.chdir(place)
+    return place
+
+
+def test_a_run_that_was_moved_with_its_project_goes_on(
+    stopped, job, own_place, dlctl_command, monkeypatch
+):
+    place = moved(own_place, monkeypatch)
+    plan = json.loads(dlctl_command("plan", "job.toml", "--json").out)
+    assert (plan["way"], plan["run_id"]) == ("resume", stopped["run_id"])
+    was = f"was made for {job}, which is not there any more"
+    assert f"  it {was}\n" in dlctl_command("plan", "job.toml").out
+    assert the_run(place)["job_file"] == str(job), "only looked at"
+    code, _, err = dlctl_command("start", "job.toml")
+    assert code == 0, err
+    assert f"{stopped['run_id']} {was}: it belongs to this job file now" in err
+    assert f"resumes {stopped['run_id']} from step 50" in err
+    run = the_run(place)
+    assert (run["job_file"], run["step"]) == (str(place / "job.toml"), 50)
+    monkeypatch.chdir("/")
+    assert stopped["run_id"] in dlctl_command("ps").out
+    assert dlctl_command("stop").code == 0
+
+
+def test_a_copy_of_a_project_begins_anew_and_says_so(
+    stopped, job, own_place, dlctl_command, monkeypatch
+):
+    copy = own_place.with_name("copy")
+    shutil.copytree(own_place, copy)
+    monkeypatch.chdir(copy)
+    told = f"made for {job}; it is not used: this directory is a copy: the run is in "
+    assert told in dlctl_command("plan", "job.toml").err
+    code, _, err = dlctl_command("start", "job.toml")
+    assert (code, told in err) == (0, True)
+    assert f"a run of this name lies in runs/{stopped['run_id']}, " in err
+    assert len(list((copy / "runs").iterdir())) == 2
+    assert rundb.read(copy / "runs" / stopped["run_id"])["job_file"] == str(job)
+
+
+def test_a_run_of_a_job_file_that_was_renamed_is_named(stopped, job, dlctl_command):
+    job.rename(job.with_name("other.toml"))
+    err = dlctl_command("plan", "other.toml").err
+    assert "it is not used: to go on with it, call the job file job.toml again" in err
+
+
+def test_a_run_that_lives_is_not_taken_from_its_place(
+    stopped, job, own_place, dlctl_command, monkeypatch
+):
+    assert dlctl_command("start", "job.toml").code == 0
+    run = the_run(own_place)
+    place = moved(own_place, monkeypatch)
+    err = dlctl_command("plan", "job.toml").err
+    assert f"a run of this name lies in runs/{run['run_id']}, " in err
+    assert "it is not used: " in err
+    assert the_run(place)["job_file"] == str(job)
+    place.rename(own_place)
+    monkeypatch.chdir(own_place)
+    assert dlctl_command("stop").code == 0
+
+
+def test_runs_of_another_job_file_that_is_there_are_no_concern(stopped, job, dlctl_command):
+    other = job.with_name("other.toml")
+    other.write_text(job.read_text())
+    assert "lies in" not in dlctl_command("plan", "other.toml").err
