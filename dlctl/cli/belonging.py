@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dlctl import processes, rundb, runs
+from dlctl.cli import values
 from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import DlctlError
 
@@ -56,11 +57,7 @@ def check(snapshot: Snapshot) -> bool:
     directory = snapshot.directory
     run_id = snapshot.run.get("run_id")
     if isinstance(run_id, str) and run_id != directory.name:
-        raise DlctlError(
-            f'this is the run {run_id}, but its directory is called "{directory.name}"',
-            where=str(directory),
-            hint=f"mv {directory} {directory.parent / run_id}",
-        )
+        raise _under_another_name(directory, run_id)
     for name, other in _work_elsewhere(snapshot):
         raise _copy(directory, other, f"{name} lives and works in {other}")
     recorded = snapshot.run.get("place")
@@ -76,6 +73,28 @@ def check(snapshot: Snapshot) -> bool:
         if original.stat().st_ino == recorded.get("inode"):
             raise _copy(directory, original, f"the run is in {original}")
     return False
+
+
+def _under_another_name(directory: Path, run_id: str) -> DlctlError:
+    """A directory that was renamed can get its name back, unless the run is there as well."""
+    text = f'this is the run {run_id}, but its directory is called "{directory.name}"'
+    own = directory.parent / run_id
+    link = (runs.index_dir() / run_id).resolve()
+    for other in (own, link):
+        if (other / rundb.FILE).exists() and not other.samefile(directory):
+            where = values.path(other)
+            return DlctlError(
+                f"{text}: it is a copy, and the run is in {where}; {COPY}",
+                where=str(directory),
+                hint=f"dlctl status -j {other}",
+            )
+    if os.path.lexists(own):
+        return DlctlError(
+            f"{text}, and something else is in its place",
+            where=str(directory),
+            hint=f"ls -ld {own}",
+        )
+    return DlctlError(text, where=str(directory), hint=f"mv {directory} {own}")
 
 
 def _work_elsewhere(snapshot: Snapshot) -> Iterator[tuple[str, Path]]:

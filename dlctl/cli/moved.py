@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dlctl import processes, rundb, runs
 from dlctl.cli import belonging, pick, values
-from dlctl.cli.snapshot import Snapshot
+from dlctl.cli.snapshot import Snapshot, started
 from dlctl.errors import DlctlError
 
 if TYPE_CHECKING:
@@ -34,16 +34,14 @@ def newest(file: Path, job: JobFile) -> Snapshot | None:
         for run in pick.readable(d.resolve() for d in found)
         if run.run.get("name") == job.job.name and _is_strange(run, file)
     ]
-    return max(
-        strange, key=lambda run: (run.run.get("started_at") or 0.0, run.run_id), default=None
-    )
+    return max(strange, key=lambda run: (started(run.directory), run.run_id), default=None)
 
 
 def _is_strange(run: Snapshot, file: Path) -> bool:
     old = run.run.get("job_file")
     if not isinstance(old, str) or not old or old == pick.job_file(file):
         return False
-    return not Path(old).exists() or bool(_doubt(run))
+    return not Path(old).exists() or bool(_why_a_copy(run))
 
 
 def obstacle(run: Snapshot, file: Path) -> str:
@@ -58,13 +56,19 @@ def obstacle(run: Snapshot, file: Path) -> str:
 
 def _doubt(run: Snapshot) -> str:
     """Why this may be a copy, or a run that lives; "" if it is neither."""
+    if why := _why_a_copy(run):
+        return why
+    if run.is_live or processes.living(run.daemons):
+        return f"processes of it live: dlctl stop -j {run.directory}"
+    return ""
+
+
+def _why_a_copy(run: Snapshot) -> str:
     try:
         belonging.check(run)
         belonging.refuse_unknown_coordinator(run)
     except DlctlError as error:
         return error.message
-    if run.is_live or processes.living(run.daemons):
-        return f"processes of it live: dlctl stop -j {run.directory}"
     return ""
 
 

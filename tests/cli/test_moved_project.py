@@ -89,3 +89,6 @@ def test_runs_of_another_job_file_that_is_there_are_no_concern(stopped, job, dlc
     other = job.with_name("other.toml")
     other.write_text(job.read_text())
     assert "lies in" not in dlctl_command("plan", "other.toml").err
+    assert dlctl_command("start", "job.toml").code == 0
+    assert "lies in" not in dlctl_command("plan", "other.toml").err
+    assert dlctl_command("stop", "-j", "job.toml").code == 0

@@ -17,7 +17,7 @@ import pytest
 from identity import ME, identity
 from remains import keep, remember, save
 
-from dlctl import config, jobfile, rundb, states
+from dlctl import config, jobfile, rundb, runs, states
 from dlctl.cli import belonging, live
 from dlctl.cli.recovering import is_back, whom
 from dlctl.cli.snapshot import load
@@ -424,6 +424,25 @@ def test_a_directory_under_another_name_is_refused(dead, dlctl_command):
     dead.path.rename(other)
     ended = dlctl_command("recover", str(other))
     assert (ended.code, 'its directory is called "another-0000"' in ended.err) == (1, True)
+
+
+def test_a_copy_under_another_name_is_not_told_to_take_the_place_of_its_run(dead, dlctl_command):
+    remember(dead)
+    copy = dead.path.with_name("recover-copy1")
+    shutil.copytree(dead.path, copy)
+    for place in (dead.path, dead.path.parent.parent / dead.path.name):
+        dead.path.rename(place)
+        runs.register(place)
+        code, _, err = dlctl_command("recover", str(copy))
+        assert (code, "it is a copy, and the run is in " in err) == (1, True)
+        assert f"next: dlctl status -j {place}\n" in err
+        assert "mv " not in err
+        place.rename(dead.path)
+    runs.register(dead.path)
+    shutil.rmtree(dead.path)
+    dead.path.mkdir()
+    err = dlctl_command("recover", str(copy)).err
+    assert ("something else is in its place" in err, "mv " in err) == (True, False)
 
 
 # ---------------------------------------------------------------- start
