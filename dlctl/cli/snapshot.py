@@ -155,6 +155,8 @@ def load(directory: Path) -> Snapshot:
         raise DlctlError(
             f"cannot read the run's database: {error}", where=str(directory / rundb.FILE)
         ) from error
+    if isinstance(run.get("checkpoint"), Mapping):
+        run["checkpoint"] = _newest_there(directory, run["checkpoint"])
     now = time.time()
     there = processes.is_alive(run.get("pid"), run.get("pid_start"))
     state, reason, is_live = _truth(directory, run, now, has_coordinator=there)
@@ -164,6 +166,26 @@ def load(directory: Path) -> Snapshot:
     pid = run["pid"] if there else None
     beat_age_s = runs.beat_age_s(directory, now)
     return Snapshot(directory, run, rows, state, reason, is_live, now, pid, beat_age_s)
+
+
+def _newest_there(directory: Path, newest: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What is on record of the newest checkpoint; that of an older one if it has been removed since
+    (`checkpoint prune --damaged`). None if none is left.
+    """
+    from dlctl import checkpoints  # only here: most commands have no other use for it
+
+    path = newest.get("path")
+    if not isinstance(path, str) or Path(path).is_dir():
+        return newest
+    here = directory / checkpoints.FOLDER / Path(path).name
+    if here.is_dir():
+        return {**newest, "path": str(here)}  # The run has been moved.
+    if not (found := checkpoints.complete(directory)):
+        return None
+    data = checkpoints.read_manifest(found[-1])
+    nbytes = sum(part["nbytes"] for part in (*data["shards"], *data["workers"]))
+    kept = {key: data[key] for key in ("number", "step", "at")}
+    return {**kept, "path": str(found[-1]), "nbytes": nbytes, "error": ""}
 
 
 def _truth(

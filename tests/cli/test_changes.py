@@ -178,6 +178,7 @@ def test_the_live_settings_are_listed_without_any_run(own_place, dlctl_command):
 def stopping(run, process: subprocess.Popen, **end):
     """A coordinator in `process` that drains, saves, says so, and exits; `end`: the run then."""
     saved = {"step": 345, "path": "runs/x", "nbytes": 9}
+    Path("runs/x").mkdir(exist_ok=True)
     keys = {"state": "stopped", "step": 345, "checkpoint": saved, **end}
 
     def answer(q: Request, _: int) -> list[Reply]:

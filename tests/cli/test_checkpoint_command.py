@@ -114,6 +114,23 @@ def test_every_byte_is_checked(saved, dlctl_command):
     assert (data["checkpoints"][0]["ok"], len(data["checkpoints"][0]["problems"])) == (False, 1)
 
 
+def test_a_checkpoint_that_was_removed_is_not_shown_as_the_newest_one(run_directory, dlctl_command):
+    run = run_directory("digits-7f3a")
+    good, bad = save(run.path, 1000, 1), save(run.path, 2000, 2)
+    row = {"number": 2, "step": 2000, "path": str(bad), "at": time.time(), "nbytes": 9}
+    run.run(checkpoint=row, state="stopped", step=2000)
+    assert "  checkpoint  step 2,000, " in dlctl_command("status").out
+    (bad / "shard-1.safetensors").write_bytes(b"")
+    assert dlctl_command("checkpoint", "prune", "--damaged").code == 0
+    out = dlctl_command("status").out
+    assert "  checkpoint  saved at step 1,000, 1,000 steps before the end, 41s ago, " in out
+    assert "000000001000-1" in out
+    assert json.loads(dlctl_command("status", "--json").out)["checkpoint"]["path"] == str(good)
+    (good / "shard-1.safetensors").write_bytes(b"")
+    assert dlctl_command("checkpoint", "prune", "--damaged").code == 0
+    assert "  checkpoint  " not in dlctl_command("status").out
+
+
 def test_a_checkpoint_that_does_not_exist_is_named(saved, dlctl_command):
     unknown = dlctl_command("checkpoint", "verify", "9")
     assert unknown.code == 4

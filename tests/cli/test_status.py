@@ -18,6 +18,7 @@ from dlctl.text import COORDINATOR_GONE
 def training(run):
     """A run in full swing with one worker in trouble."""
     now = time.time()
+    (run.path / "ckpt/x").mkdir(parents=True)
     run.run(
         state="degraded",
         step=12345,
