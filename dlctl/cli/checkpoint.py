@@ -72,10 +72,7 @@ def _create(job: str | None, timeout: str, as_json: bool) -> None:
     limit_s = values.parse_duration(timeout, "--timeout")
     snapshot = pick.pick(job)
     if not snapshot.is_live:
-        raise DlctlError(
-            f"{snapshot.run_id} is {snapshot.state}: there is nothing new to save",
-            hint=f"dlctl checkpoint ls -j {snapshot.run_id}",
-        )
+        raise _down(snapshot)
     row = client.ask(snapshot.directory, "checkpoint", {}, limit_s)
     if row.get("error"):
         raise DlctlError(f"the checkpoint failed: {row['error']}", where=row.get("path"))
@@ -85,6 +82,24 @@ def _create(job: str | None, timeout: str, as_json: bool) -> None:
     path = console.escape(values.path(str(row.get("path", ""))))
     size, took = values.size(row.get("nbytes")), values.duration(row.get("seconds"))
     console.out(f"step {values.count(row.get('step'))}  {size} in {took}  {path}")
+
+
+def _down(snapshot: Snapshot) -> DlctlError:
+    """Nobody is there who could save; what a run that has failed did last may still be kept."""
+    from dlctl.cli import nextstep, report
+
+    step = values.number(snapshot.run.get("step")) or 0.0
+    if snapshot.state != "failed" or step <= (report.saved_step(snapshot) or 0):
+        return DlctlError(
+            f"{snapshot.run_id} is {snapshot.state}: there is nothing new to save",
+            hint=f"dlctl checkpoint ls -j {snapshot.run_id}",
+        )
+    goes_on = nextstep.of(snapshot)
+    return DlctlError(
+        f"{snapshot.run_id} is down ({snapshot.state}, at step {values.count(step)}): nobody is "
+        "there who could save it",
+        hint=goes_on.text() if goes_on is not None else nextstep.command(snapshot),
+    )
 
 
 @make_command(

@@ -465,6 +465,17 @@ def begun(job, play, own_place, dlctl_command) -> Iterator[RunDb]:
         yield db
 
 
+def test_a_run_that_is_down_is_not_saved_and_what_goes_on_with_it_is_said(
+    begun, own_place, dlctl_command
+):
+    code, _, err = dlctl_command("checkpoint")
+    run_id = begun.run()["run_id"]
+    assert (code, f"{run_id} is down (failed, at step 90): nobody" in err) == (1, True)
+    assert f"next: dlctl recover -j {run_id} goes on at step 90: nothing is lost" in err
+    save(SimpleNamespace(path=own_place / "runs" / run_id), step=90, number=1)
+    assert "there is nothing new to save" in dlctl_command("checkpoint").err
+
+
 def test_start_goes_on_where_a_dead_run_was_if_nothing_is_lost(begun, job, dlctl_command):
     status = dlctl_command("status").out
     assert "dlctl recover -j quick-" in status
