@@ -21,6 +21,8 @@ from dlctl.cli.snapshot import Snapshot
 from dlctl.rundb import RunDb
 
 KIND = "resumed"
+RESUMED, COST = "resumed from the ", ": "
+"""How the text of such an event begins; before what it costs to resume, if that is anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,13 @@ class Resume:
     """Number of the newest checkpoint that there was then, good or not."""
     terms: Mapping[str, int]
     """Worker -> the newest epoch that it had been given by then."""
+    told: str = ""
+    """As in "checkpoint at step 30: 60 steps are done again, because ..."; "" if none were."""
+
+    def is_after(self, worker: str, epoch: int) -> bool:
+        """Whether this epoch of a worker had begun by then; so it has also ended then."""
+        newest = self.terms.get(worker)
+        return newest is not None and epoch <= newest
 
 
 def record(db: RunDb, directory: Path, checkpoint: Path, told: str) -> None:
@@ -45,8 +54,8 @@ def record(db: RunDb, directory: Path, checkpoint: Path, told: str) -> None:
         "highest": max([checkpoints.highest_number(directory), *known]),
         "terms": db.terms(),
     }
-    text = f"resumed from the checkpoint at step {values.count(step)}"
-    db.add_event(time.time(), KIND, "", text + (f": {told}" if told else ""), data)
+    text = f"{RESUMED}checkpoint at step {values.count(step)}"
+    db.add_event(time.time(), KIND, "", text + (f"{COST}{told}" if told else ""), data)
 
 
 def skipped(directory: Path, checkpoint: Path) -> str:
@@ -71,17 +80,18 @@ def damaged(numbers: Sequence[int]) -> str:
 def resumes(snapshot: Snapshot) -> list[Resume]:
     """Every time that the run went on from a checkpoint, the newest one last."""
     with closing(RunDb(snapshot.directory, readonly=True)) as db:
-        data = [event["data"] for event in db.events() if event["kind"] == KIND]
-    found = [_resume(row) for row in data if isinstance(row, Mapping)]
+        events = [event for event in db.events() if event["kind"] == KIND]
+    found = [_resume(e["data"], str(e["text"])) for e in events if isinstance(e["data"], Mapping)]
     return [resume for resume in found if resume is not None]
 
 
-def _resume(data: Mapping[str, Any]) -> Resume | None:
+def _resume(data: Mapping[str, Any], text: str) -> Resume | None:
     """None for what another version may have written."""
     number, highest, terms = (data.get(key) for key in ("checkpoint", "highest", "terms"))
     if type(number) is not int or type(highest) is not int or not isinstance(terms, Mapping):
         return None
-    return Resume(number, highest, {k: v for k, v in terms.items() if type(v) is int})
+    told = text.removeprefix(RESUMED) if COST in text else ""
+    return Resume(number, highest, {k: v for k, v in terms.items() if type(v) is int}, told)
 
 
 def chain(found: Sequence[Resume]) -> list[Resume]:

@@ -81,9 +81,7 @@ class _Step:
     """By shard; [] if it has been removed since."""
 
     def is_after(self, record: AckRecord) -> bool:
-        """Whether this epoch had begun by then; so it has also ended then."""
-        newest = self.resume.terms.get(f"worker-{record.slot}")
-        return newest is not None and record.epoch <= newest
+        return self.resume.is_after(f"worker-{record.slot}", record.epoch)
 
     def fits(self, record: AckRecord) -> bool:
         """Whether the model was cut into as many shards then."""

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dlctl.cli import console, pick, values
+from dlctl.cli import console, lineage, pick, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import complete_runs, job_option, json_option
 from dlctl.errors import DlctlError, Partial, UsageError
 
 if TYPE_CHECKING:
+    from dlctl.cli.lineage import Resume
     from dlctl.cli.verdicts import Verdict, Witness
 
 HEADERS = ("WORKER", "INC", "EPOCH", "SERVER", "ACKNOWLEDGED", "RECORDED", "LOST")
@@ -53,10 +54,10 @@ def command(run: str | None, job: str | None, as_json: bool) -> None:
     elif found:
         rows = [_row(verdict) for verdict in found]
         console.out(console.table(HEADERS, rows, ("INC", "EPOCH", *HEADERS[4:])))
-    _conclude(snapshot.run_id, found)
+    _conclude(snapshot.run_id, found, lineage.resumes(snapshot))
 
 
-def _conclude(run_id: str, found: Sequence[Verdict]) -> None:
+def _conclude(run_id: str, found: Sequence[Verdict], resumes: Sequence[Resume]) -> None:
     """The headline. Raises DlctlError if something was lost, Partial if that is not known of all.
 
     What cannot be checked is no proof that nothing was lost, and must not read like one.
@@ -73,7 +74,8 @@ def _conclude(run_id: str, found: Sequence[Verdict]) -> None:
     if lost:
         more = f"; {unchecked:,} more could not be checked" if unchecked else ""
         raise DlctlError(
-            f"{run_id} has lost {acknowledged(lost)}{more}", hint=f"dlctl events -j {run_id}"
+            f"{run_id} has lost {acknowledged(lost)}{more}{_why_lost(found, resumes)}",
+            hint=f"dlctl events -j {run_id}",
         )
     if unchecked:
         raise Partial(
@@ -83,6 +85,25 @@ def _conclude(run_id: str, found: Sequence[Verdict]) -> None:
         )
     told = f"{acknowledged(pushes)}, none lost" if pushes else "no push was acknowledged so far"
     console.note(f"{console.escape(run_id)}: {told}")
+
+
+def _why_lost(found: Sequence[Verdict], resumes: Sequence[Resume]) -> str:
+    """When the run gave up what is lost, by its events; a line for each time, "" if in none.
+
+    A worker's epoch of before several such times has lost most by the oldest checkpoint.
+    """
+    lost: Counter[str] = Counter()
+    for verdict in found:
+        later = [r for r in resumes if r.told and r.is_after(verdict.worker, verdict.epoch)]
+        if verdict.lost and later:
+            back = min(later, key=lambda resume: resume.checkpoint)
+            lost[back.told] += verdict.lost
+    total = sum(verdict.lost or 0 for verdict in found)
+    lines = []
+    for told, count in lost.items():
+        share = "" if count == total else f"{count:,} of them: "
+        lines.append(f"\n  {share}the run went back to the {told}")
+    return "".join(lines)
 
 
 def acknowledged(count: int) -> str:

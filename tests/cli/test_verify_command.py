@@ -166,6 +166,25 @@ def resumed(run, checkpoint: Path, **terms: int) -> None:
     run.run(resume=str(checkpoint))
 
 
+def test_what_was_lost_because_the_run_went_back_is_said_to_be(run, dlctl_command):
+    older = save(run, step=30, number=1, deliveries=([0, 1, 40],))
+    acknowledge(run, 0, 1, 1, 50)
+    resumed(run, older, worker_0=1)
+    assert "went back" not in dlctl_command("verify").err, "it is not known to have given up any"
+    cost = "60 steps are done again, because server-0 is gone and has left no state"
+    lineage.record(run.db, run.path, older, cost)
+    run.db.commit()
+    keep(run, 0, version=3, deliveries=[[0, 1, 40], [0, 2, 7]])
+    acknowledge(run, 0, 2, 2, 7)
+    code, _, err = dlctl_command("verify")
+    assert (code, "has lost 10 acknowledged pushes\n" in err) == (1, True)
+    assert f"  the run went back to the checkpoint at step 30: {cost}\n" in err
+    acknowledge(run, 0, 2, 2, 9)
+    code, _, err = dlctl_command("verify")
+    assert (code, "has lost 12 acknowledged pushes\n" in err) == (1, True)
+    assert f"  10 of them: the run went back to the checkpoint at step 30: {cost}\n" in err
+
+
 def test_what_only_a_damaged_checkpoint_has_is_lost_before_anything_is_recovered(
     run, dlctl_command
 ):
