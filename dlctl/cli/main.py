@@ -127,7 +127,23 @@ def _show_usage_error(error: click.ClickException) -> None:
     if isinstance(error, NoArgsIsHelpError):
         console.note(error.format_message())
         return
-    console.error(UsageError(_in_our_words(error), hint=f"{path} --help"))
+    hint = _option_of_subcommand(error) or f"{path} --help"
+    console.error(UsageError(_in_our_words(error), hint=hint))
+
+
+def _option_of_subcommand(error: click.ClickException) -> str:
+    """As in "dlctl checkpoint create --timeout": an option that the group itself has not; "" if no
+    command of the group has it. Of dlctl itself none is looked for: it has too many.
+    """
+    context = getattr(error, "ctx", None)
+    if not isinstance(error, click.NoSuchOption) or context is None or context.parent is None:
+        return ""
+    group = context.command
+    for name in group.list_commands(context) if isinstance(group, LazyGroup) else ():
+        command = group.get_command(context, name)
+        if command and any(error.option_name in param.opts for param in command.params):
+            return f"{context.command_path} {name} {error.option_name}"
+    return ""
 
 
 def _in_our_words(error: click.ClickException) -> str:

@@ -79,7 +79,9 @@ def parse(text: str) -> int:
     if not 1 <= int(number) <= COUNT_MAX:
         raise UsageError(
             f"a run has 1 to {COUNT_MAX} workers, not {number}",
-            hint="dlctl stop ends the run and saves it",
+            hint=f"dlctl scale worker={COUNT_MAX} is the most"
+            if int(number)
+            else "dlctl stop ends the run and saves it",
         )
     return int(number)
 
