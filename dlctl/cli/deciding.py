@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlctl.cli import moved, pick, values
 from dlctl.cli.changes import Change, differences, from_live
-from dlctl.cli.snapshot import Snapshot, read_job
+from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import DlctlError, UsageError
 
 if TYPE_CHECKING:
@@ -59,11 +59,11 @@ def newest(file: Path, job: JobFile) -> Snapshot | None:
     return None if found is None or moved.obstacle(found, file) else found
 
 
-def at_first(previous: Snapshot | None, content: Json, *, fresh: bool) -> Decision:
+def at_first(previous: Snapshot | None, file: Path, content: Json, *, fresh: bool) -> Decision:
     """What can be said at once; `content` is that of the job file, resolved."""
     if previous is None:
         return Decision(BEGIN)
-    before = read_job(previous.directory)
+    before = moved.read_job(previous, file)
     changes = differences(before, content)
     decision = Decision(ENDED, previous, changes)
     if previous.is_live:

@@ -72,7 +72,7 @@ def launch(file: Path, *, fresh: bool) -> Launched:
     content: Json = json.loads(json.dumps(config.to_dict(job)))
     with _alone(file):
         previous = _begun(deciding.newest(file, job))
-        decision = deciding.at_first(previous, content, fresh=fresh)
+        decision = deciding.at_first(previous, file, content, fresh=fresh)
         if refusal := deciding.refusal(decision):
             raise refusal
         if previous is None and (told := moved.not_used(file, job)):

@@ -7,18 +7,21 @@ for a new run begins then.
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlctl import processes, rundb, runs
-from dlctl.cli import belonging, pick, values
+from dlctl.cli import belonging, pick, snapshot, values
 from dlctl.cli.snapshot import Snapshot, started
 from dlctl.errors import DlctlError
 
 if TYPE_CHECKING:
     from dlctl.config import JobFile
+
+JOB_MODE = 0o644
 
 
 def newest(file: Path, job: JobFile) -> Snapshot | None:
@@ -77,6 +80,17 @@ def of_another_place(run: Snapshot, file: Path) -> bool:
     return run.run.get("job_file") != pick.job_file(file)
 
 
+def read_job(run: Snapshot, file: Path) -> dict[str, Any]:
+    """The run's resolved job, with its task beside this job file if it lay beside its own."""
+    content = snapshot.read_job(run.directory)
+    old, job = Path(str(run.run.get("job_file"))).parent, content.get("job")
+    task = job.get("task") if isinstance(job, dict) else None
+    if not isinstance(task, str) or not task.startswith(f"{old}/"):
+        return content
+    moved = str(file.parent.resolve() / task.removeprefix(f"{old}/"))
+    return {**content, "job": {**content["job"], "task": moved}}
+
+
 def made_for(run: Snapshot) -> str:
     """Which job file a run that is taken over was of, as the rest of a sentence."""
     return f"was made for {run.run.get('job_file')}, which is not there any more"
@@ -96,6 +110,8 @@ def take_over(run: Snapshot, file: Path) -> None:
 
     Where it was when it was started stays on record: what its servers have kept may be older.
     """
+    content = json.dumps(read_job(run, file), indent=1).encode()
+    runs.write(run.directory / "job.json", content, JOB_MODE)
     with closing(rundb.RunDb(run.directory)) as db:
         db.put_run(job_file=pick.job_file(file))
         db.commit()

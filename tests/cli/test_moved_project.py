@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 from launched import the_run
 
 from dlctl import rundb
+from dlctl.rundb import RunDb
 
 
 @pytest.fixture
@@ -46,6 +49,30 @@ def test_a_run_that_was_moved_with_its_project_goes_on(
     assert (run["job_file"], run["step"]) == (str(place / "job.toml"), 50)
     monkeypatch.chdir("/")
     assert stopped["run_id"] in dlctl_command("ps").out
+    assert dlctl_command("stop").code == 0
+
+
+def test_a_run_that_died_before_it_was_moved_loses_nothing(
+    job, own_place, play, dlctl_command, monkeypatch
+):
+    play("start", "ready", "forever")
+    assert dlctl_command("start", "job.toml").code == 0
+    coordinator = psutil.Process(the_run(own_place)["pid"])
+    coordinator.kill()
+    psutil.wait_procs([coordinator], timeout=5)
+    (directory,) = (own_place / "runs").iterdir()
+    with closing(RunDb(directory)) as db:
+        db.put_run(step=90)
+        db.put_daemon("worker-0", {"name": "worker-0", "role": "worker", "state": "running"})
+        db.put_memory({"run": ["running", "", 3.0], "work": [90, 1, 0.5, 64, [0, 0], None]})
+        db.commit()
+    place = moved(own_place, monkeypatch)
+    plan = json.loads(dlctl_command("plan", "job.toml", "--json").out)
+    assert (plan["way"], plan["changes"]) == ("go on", [])
+    code, _, err = dlctl_command("start", "job.toml")
+    assert (code, "goes on where it was, at step 90: nothing is lost" in err) == (0, True), err
+    job_now = json.loads((place / "runs" / directory.name / "job.json").read_text())
+    assert job_now["job"]["task"] == f"{place}/train.py:task"
     assert dlctl_command("stop").code == 0
 
 
