@@ -36,7 +36,8 @@ def command(names: tuple[str, ...], timeout: str | None, no_wait: bool, job: str
 
     NAME is a daemon or a glob. A worker finishes its portion and its pushes first; a server goes on
     with its shard, so this needs durability = "process" or "disk"; agents and the coordinator find
-    what they have left. Nothing that was acknowledged is lost. Returns when all are at work.
+    what they have left. The coordinator comes last. Nothing that was acknowledged is lost. Returns
+    when all are at work.
     """
     if not names:
         raise UsageError("whom to restart? give NAME...", hint="dlctl status")
@@ -78,7 +79,8 @@ def _goal(before: Mapping[str, int]) -> arriving.Goal:
     def waiting(snapshot: Snapshot) -> list[str]:
         late = arriving.not_at_work({row["name"]: row for row in snapshot.daemons}, others)
         if COORDINATOR in before and not _answers(snapshot, before[COORDINATOR]):
-            late.append(f"{COORDINATOR} (starting)")
+            is_last = late and arriving.incarnation(snapshot.run) <= before[COORDINATOR]
+            late.append(f"{COORDINATOR} ({'comes last' if is_last else 'starting'})")
         return late
 
     return waiting

@@ -196,6 +196,7 @@ class Coordinator:
     def _advance(self, now: float) -> None:
         """What follows from the state as it is now."""
         self.rotation.advance(now)
+        self.scaling.handover.advance(now)
         if self.ending is None:
             self._advance_run(now)
         else:

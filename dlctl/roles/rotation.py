@@ -80,6 +80,7 @@ class Rotation:
             if not worker.leaving:
                 self.of.scaling.leave(worker, ROTATION, now)
         waits = self.of.checkpointing.active or not all(w.drained for w in at_work)
+        waits |= not self.of.scaling.handover.is_agent_there()
         if not waits or now >= self._until:
             self._is_renewing = True
             self.desk.event("keys", "", f"the run gets a new key, as {self._by} has asked for")
@@ -90,7 +91,8 @@ class Rotation:
         self._is_renewing = False
         if not event.error:
             self._answer("")
-            self.desk.leave("the coordinator is restarted, to begin with the new key")
+            why = "the coordinator is restarted, to begin with the new key"
+            self.of.scaling.handover.begin(why, {}, now)
             return
         self._answer(
             f"the new key could not be written, and the old one is in force: {event.error}"

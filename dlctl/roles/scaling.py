@@ -13,6 +13,7 @@ from dlctl import messages as m
 from dlctl.config import COUNT_MAX
 from dlctl.errors import DlctlError
 from dlctl.messages import Json
+from dlctl.roles.handover import Handover
 from dlctl.roles.journal import KillAgent
 from dlctl.roles.membership import Daemon
 
@@ -34,6 +35,7 @@ class Scaling:
         self.members = coordinator.members
         self._until: dict[str, float] = {}
         """Worker -> when it is killed, if it has not left in order by then."""
+        self.handover = Handover(coordinator)
 
     # ------------------------------------------------------------ what may be asked for
 
@@ -123,7 +125,8 @@ class Scaling:
             self.desk.ask(("shutdown", worker.name), worker.name, shutdown, now)
 
     def deadline(self) -> float | None:
-        return min(self._until.values(), default=None)
+        times = [*self._until.values(), self.handover.deadline()]
+        return min((t for t in times if t is not None), default=None)
 
     def on_deadline(self, now: float) -> None:
         for name in [name for name, until in self._until.items() if until <= now]:

@@ -102,10 +102,13 @@ class Verbs:
         self.of.clients.answer(request.request, True, "", result)
 
     def _restart(self, request: Request, now: float) -> None:
-        """The coordinator's own turn comes last: its successor goes on with everything else."""
+        """The coordinator's own turn comes last (`Handover`)."""
         names = [str(name) for name in request.arguments["names"]]
         others = [name for name in names if name != COORDINATOR]
+        daemons = self.of.members.daemons
+        before = {name: daemons[name].incarnation for name in others if name in daemons}
         self.of.scaling.restart(others, now)
         self.of.clients.answer(request.request, True, "", {"restarting": names})
         if COORDINATOR in names:
-            self.of.desk.leave("the coordinator is restarted on request")
+            why = "the coordinator is restarted on request"
+            self.of.scaling.handover.begin(why, before, now)

@@ -142,6 +142,16 @@ def test_restarted_daemons_are_waited_for_and_shown(run, dlctl_command):
     ]
 
 
+def test_a_coordinator_that_waits_for_the_others_is_said_to_come_last(run, dlctl_command):
+    with coordinator(lambda q, n: [done(q, restarting=q.arguments["names"])]) as (address, _):
+        run.run(control=address, incarnation=1)
+        late = dlctl_command("restart", "worker-1", "coordinator", "--timeout", "300ms")
+        alone = dlctl_command("restart", "coordinator", "--timeout", "300ms")
+    assert (late.code, "worker-1 (" in late.err) == (6, True)
+    assert "coordinator (comes last)" in late.err
+    assert "coordinator (starting)" in alone.err
+
+
 def test_a_quarantined_worker_is_waited_for_until_it_is_well_or_quarantined_again(
     run, dlctl_command
 ):

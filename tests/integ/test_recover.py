@@ -188,10 +188,11 @@ def test_workers_come_and_go_and_daemons_begin_anew_while_it_trains(place: Workp
     assert less.code == 0, less.err
     assert less.out == "workers  3 -> 1  (gone: worker-2, worker-1)\n"
     assert not place.daemon("worker-1")
-    again = place.dlctl("restart", "worker-0", "server-0", "coordinator")
+    again = place.dlctl("restart", "*")
     assert again.code == 0, again.err
     assert again.out.splitlines() == [
         "coordinator  incarnation 1 -> 2",
+        "agent-0      incarnation 1 -> 2",
         "server-0     incarnation 1 -> 2",
         "worker-0     incarnation 1 -> 2",
     ]
