@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from dlctl import checkpoints
-from dlctl.cli import checkpoint_choice, console, lineage, pick, values
+from dlctl.cli import checkpoint_choice, console, lineage, pick, report, values
+from dlctl.cli.countdown import Countdown
 from dlctl.cli.group import Entry, LazyGroup
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
@@ -73,9 +74,11 @@ def _create(job: str | None, timeout: str, as_json: bool) -> None:
     snapshot = pick.pick(job)
     if not snapshot.is_live:
         raise _down(snapshot)
-    row = client.ask(snapshot.directory, "checkpoint", {}, limit_s)
+    row = client.ask(snapshot.directory, "checkpoint", {}, limit_s, Countdown(limit_s))
     if row.get("error"):
         raise DlctlError(f"the checkpoint failed: {row['error']}", where=row.get("path"))
+    if text := report.without_residuals(row):
+        console.warn(f"the checkpoint is {text}")
     if as_json:
         console.out_json("dlctl.checkpoint/1", values.timed(row))
         return

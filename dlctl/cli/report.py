@@ -161,6 +161,15 @@ def _without(names: Any) -> list[str]:
     return [f"{bad} checkpoint  it is without what pushes of {whose} had left over (residual)"]
 
 
+def without_residuals(row: Row) -> str:
+    """As in "without the residual of worker-1", of a checkpoint's row; "" if nothing is missing."""
+    names = row.get("without")
+    if not isinstance(names, list) or not names:
+        return ""
+    what = "residual" if len(names) == 1 else "residuals"
+    return f"without the {what} of {console.escape(' and '.join(map(str, names)))}"
+
+
 def _overdue(snapshot: Snapshot) -> list[str]:
     """A checkpoint that is being made for long, and whom it waits for."""
     saving = snapshot.run.get("saving")

@@ -13,6 +13,7 @@ import click
 
 from dlctl import processes, runs
 from dlctl.cli import console, kept, nextstep, otherhosts, pick, report, values
+from dlctl.cli.countdown import Countdown
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
 from dlctl.cli.snapshot import Snapshot, load
@@ -28,8 +29,6 @@ MUTE_S = 3.0
 EXIT_S = 15.0
 """For the coordinator's own end, after it has said that all is done."""
 POLL_S = 0.05
-DRAINING = "draining"
-"""The phase that the grace is for."""
 KILLED = "killed by dlctl stop --kill"
 LOST = "the coordinator died while the run was being stopped"
 
@@ -167,6 +166,8 @@ def _tell(snapshot: Snapshot) -> None:
     row = snapshot.run.get("checkpoint")
     if isinstance(row, dict):
         console.note(f"checkpoint  {report.newest_checkpoint(snapshot)}")
+        if text := report.without_residuals(row):
+            console.warn(f"the checkpoint is {text}")
     if away := otherhosts.not_ended(snapshot):
         console.warn(
             f"{console.escape(', '.join(away))} could not be reached: what runs there ends by "
@@ -282,21 +283,3 @@ def record_end(directory: Path, state: str, reason: str) -> None:
             db.commit()
     except sqlite3.OperationalError as error:
         console.warn(f"cannot write the run's database: {error} ({directory})")
-
-
-class Countdown:
-    """Says for whom a stop waits, whenever that changes, and how long it waits for the workers."""
-
-    def __init__(self, grace_s: float) -> None:
-        self.until = time.monotonic() + grace_s
-        self.told: tuple[str, tuple[str, ...]] | None = None
-
-    def __call__(self, progress: Mapping[str, Any]) -> None:
-        """Take one progress report of the verb "stop": {"phase": text, "waiting": names}."""
-        phase = str(progress.get("phase", ""))
-        waiting = tuple(map(str, progress.get("waiting") or ()))
-        if not waiting or (phase, waiting) == self.told:
-            return
-        self.told = phase, waiting
-        left = f", {max(0.0, self.until - time.monotonic()):.0f}s left" if phase == DRAINING else ""
-        console.note(console.escape(f"{phase or 'stopping'}: {', '.join(waiting)}{left}"))

@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 
 SAVE_S_MAX = 120.0
 """Without an answer, or without any bytes of what is on its way from another host."""
+STUCK_S_MAX = 20.0
+"""The same, if only workers are waited for that say themselves that they are stuck in one batch."""
+GIVEN_UP_S_MAX = 5.0
+"""The same, if only workers are waited for that have not drained in time. One that hangs with all
+of its steps pushed can save nevertheless, and does so at once."""
 Finished = Callable[[Json], None]
 """Called with the checkpoint's row; its "error" is "" if it is complete."""
 
@@ -91,6 +96,7 @@ class Checkpointing:
         self._since = 0.0
         """The newest attempt, or when the workers were let loose."""
         self._next_at: float | None = None
+        self._given_up: set[str] = set()
 
     @property
     def active(self) -> bool:
@@ -111,16 +117,36 @@ class Checkpointing:
         current = self._current
         if current is None:
             return self._next_at
-        is_answered = current.directory and not current.missing and not current.coming
-        return None if is_answered else max(current.begun, current.heard_at) + SAVE_S_MAX
+        is_answered = current.directory and not self.late()
+        return (
+            None if is_answered else max(current.begun, current.heard_at) + self._limit_s(current)
+        )
+
+    def _limit_s(self, current: _Current) -> float:
+        late = [self.members.get(name) for name in current.missing]
+        if current.coming or not late:
+            return SAVE_S_MAX
+        if all(d is not None and d.name in self._given_up and not d.drained for d in late):
+            return GIVEN_UP_S_MAX
+        is_stuck = all(d is not None and (d.stuck or d.name in self._given_up) for d in late)
+        return STUCK_S_MAX if is_stuck else SAVE_S_MAX
+
+    def does_without_at(self) -> float | None:
+        """When those are given up that it waits for, if that is soon: they can hardly answer."""
+        current = self._current
+        is_soon = current is not None and self._limit_s(current) < SAVE_S_MAX
+        return self.deadline() if is_soon else None
 
     def is_due(self, now: float) -> bool:
         return self._current is None and self._next_at is not None and self._next_at <= now
 
-    def waiting(self) -> str:
+    def late(self) -> list[str]:
         """Whose file is not here yet."""
         current = self._current
-        return ", ".join(sorted(current.missing | current.coming.keys())) if current else ""
+        return sorted(current.missing | current.coming.keys()) if current else []
+
+    def waiting(self) -> str:
+        return ", ".join(self.late())
 
     def to_json(self) -> Json | None:
         """{"at": seconds, "waiting": names} of the one that is being made."""
@@ -215,6 +241,10 @@ class Checkpointing:
         else:
             current.without.add(name)
         self._complete_if_all(now)
+
+    def give_up(self, names: list[str]) -> None:
+        """These workers have not drained in time: they are not waited for so long again."""
+        self._given_up |= set(names)
 
     def on_host_gone(self, names: list[str], now: float) -> None:
         """The host of these is away: what a worker has saved there will not come, either."""

@@ -201,6 +201,7 @@ class Coordinator:
             self._advance_run(now)
         else:
             self._advance_ending(self.ending, now)
+        self.verbs.tell(now)
         self.overview.report_if_due(now)
 
     # ------------------------------------------------------------ starting
@@ -339,7 +340,7 @@ class Coordinator:
         self.change_state("stopping", reason, now)
         self.ending.begin(now)
         self.work.grant(now)
-        self.verbs.tell_stopping(False)
+        self.verbs.tell_stopping(False, now)
 
     def _save_last(self, now: float) -> None:
         """After the drain: what the workers had accrued is in the shards now."""
@@ -360,13 +361,13 @@ class Coordinator:
 
     def _advance_ending(self, end: Ending, now: float) -> None:
         if end.advance(now):
-            self.verbs.tell_stopping(False)
+            self.verbs.tell_stopping(False, now)
         if end.is_leaving() and self.state == "stopping":
             # All is done; what is still to come, the agents do by themselves.
             self.change_state(end.state, end.reason, now)
             self.overview.report(now)
         if end.step == ending.OVER:
-            self.verbs.tell_stopping(True)
+            self.verbs.tell_stopping(True, now)
             self.desk.do(Exit(1 if end.state == "failed" else 0, end.reason))
 
     # ------------------------------------------------------------ what is written down

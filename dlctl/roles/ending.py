@@ -169,8 +169,8 @@ class Ending:
         if self.step == SAVING:
             if self._save_again_at is not None:
                 return [f"another attempt: {self.checkpointing.last_error}"]
-            waiting = self.checkpointing.waiting() or "the manifest"
-            return [waiting] if self.checkpointing.active or not self._saved else []
+            waiting = self.checkpointing.late() or ["the manifest"]
+            return waiting if self.checkpointing.active or not self._saved else []
         if self.step == COLLECTING:
             return self.mirror.pending()
         return [d.name for d in self._leavers() if d.alive and self._may_say_so(d)]
@@ -226,8 +226,10 @@ class Ending:
                 if daemon.alive:
                     self._kill(daemon, 9, now)
             return False
-        pending = ", ".join(self.pending())
-        self.desk.event("late", "", f"{self.step}: gave up waiting for {pending}")
+        late = self.pending()
+        self.desk.event("late", "", f"{self.step}: gave up waiting for {', '.join(late)}")
+        if self.step == DRAINING:
+            self.checkpointing.give_up(late)
         return True
 
     def _finish_step(self) -> None:

@@ -96,6 +96,11 @@ class Daemon:
         """There is a process, as far as we know."""
         return self.state in ("starting", "running", "slow", "draining")
 
+    @property
+    def stuck(self) -> bool:
+        """Whether it says itself that it has been in one batch, or evaluation, for too long."""
+        return self.alive and "stuck_s" in self.metrics
+
     def begin(self, now: float) -> None:
         """A new incarnation is being started."""
         self.incarnation += 1

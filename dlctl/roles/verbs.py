@@ -17,6 +17,8 @@ from dlctl.roles.desk import COORDINATOR
 if TYPE_CHECKING:
     from dlctl.roles.coordinator import Coordinator
 
+TELL_EVERY_S = 1.0
+"""Between two lines about whom a command waits for."""
 ROWS_MAX = 8
 TEXT_MAX = 400
 
@@ -36,6 +38,10 @@ class Verbs:
     def __init__(self, coordinator: Coordinator) -> None:
         self.of = coordinator
         self._stop_requests: list[int] = []
+        self._save_requests: list[int] = []
+        self._told: tuple[Any, ...] = ()
+        """For whom whoever asks has been told to wait."""
+        self._tell_at = 0.0
 
     def table(self) -> dict[str, Verb]:
         return {
@@ -73,16 +79,48 @@ class Verbs:
         assert of.ending is not None
         if kill:
             of.ending.hurry(now)
-        self.tell_stopping(False)
+        self.tell_stopping(False, now)
 
-    def tell_stopping(self, done: bool) -> None:
+    def tell_stopping(self, done: bool, now: float) -> None:
         """Tell those who wait for the end how far it is."""
         end = self.of.ending
         assert end is not None
-        waiting = [] if done else end.pending()
-        for request in self._stop_requests:
-            result = {"phase": end.step, "waiting": waiting, "state": self.of.state}
+        pending = [] if done else end.pending()
+        self._tell(self._stop_requests, end.step, pending, now, done)
+
+    def tell(self, now: float) -> None:
+        """Tell those who wait for whom it is, as that changes; not at once of what is soon over."""
+        end, saving = self.of.ending, self.of.checkpointing
+        if end is not None and self._stop_requests:
+            if end.step != ending.OVER:
+                self._tell_news(self._stop_requests, end.step, end.pending(), now)
+        elif self._save_requests and saving.active:
+            self._tell_news(self._save_requests, ending.SAVING, saving.late(), now)
+
+    def _tell_news(self, requests: list[int], phase: str, names: list[str], now: float) -> None:
+        if names and now >= self._tell_at and self._key(phase, names) != self._told:
+            self._tell(requests, phase, names, now)
+
+    def _tell(
+        self, requests: list[int], phase: str, names: list[str], now: float, done: bool = False
+    ) -> None:
+        self._told, self._tell_at = self._key(phase, names), now + TELL_EVERY_S
+        waiting = [self._stuck(name) or name for name in names]
+        result: Json = {"phase": phase, "waiting": waiting, "state": self.of.state}
+        until = self.of.checkpointing.does_without_at() if phase == ending.SAVING else None
+        if until is not None:
+            result["left_s"] = max(0.0, until - now)
+        for request in requests:
             self.of.clients.answer(request, done, "", result)
+
+    def _key(self, phase: str, names: list[str]) -> tuple[Any, ...]:
+        """What is news if it changes; for how long somebody has been stuck is none."""
+        return phase, *((name, bool(self._stuck(name))) for name in names)
+
+    def _stuck(self, name: str) -> str:
+        """As in "worker-1 (in one batch for 57 s)"; "" if it is not."""
+        daemon = self.of.members.get(name)
+        return f"{name} ({daemon.phase})" if daemon is not None and daemon.stuck else ""
 
     def _set(self, request: Request, now: float) -> None:
         names, texts = list(request.arguments["names"]), dict(request.arguments["settings"])
@@ -95,7 +133,15 @@ class Verbs:
         of, number = self.of, request.request
         if of.state not in ("running", "degraded"):
             raise DlctlError(f"the run is {of.state}: there is nothing to save now")
-        of.begin_checkpoint(now, lambda row: of.clients.answer(number, True, row["error"], row))
+        if not self._save_requests:
+            self._told, self._tell_at = (), now + TELL_EVERY_S
+        self._save_requests.append(number)
+
+        def done(row: Json) -> None:
+            self._save_requests.remove(number)
+            of.clients.answer(number, True, row["error"], row)
+
+        of.begin_checkpoint(now, done)
 
     def _scale(self, request: Request, now: float) -> None:
         result = self.of.scaling.scale(int(request.arguments["workers"]), now)

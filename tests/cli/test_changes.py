@@ -236,6 +236,14 @@ def test_a_last_checkpoint_that_failed_without_an_older_one_says_so(run, dlctl_c
     assert "there is no older checkpoint" in ended.err
 
 
+def test_a_last_checkpoint_that_lacks_a_residual_says_so_in_the_end(run, dlctl_command):
+    saved = {"step": 345, "path": "runs/x", "nbytes": 9, "without": ["worker-1", "worker-2"]}
+    ended = stopped(run, dlctl_command, checkpoint=saved)
+    assert ended.code == 0
+    last = ended.err.splitlines()[-1]
+    assert last.endswith("the checkpoint is without the residuals of worker-1 and worker-2")
+
+
 def test_without_saving_an_earlier_failure_is_no_error_but_the_lag_is_told(run, dlctl_command):
     end = {"step": 346, "checkpoint_error": "server-0: disk full"}
     ended = stopped(run, dlctl_command, "--no-checkpoint", **end)
@@ -388,6 +396,29 @@ def test_a_checkpoint_that_failed_is_an_error(run, dlctl_command):
     assert (ended.code, "server-0: disk full" in ended.err) == (1, True)
     run.run(state="finished")
     assert dlctl_command("checkpoint").code == 1
+
+
+def test_whom_a_checkpoint_waits_for_and_does_without_is_said(run, dlctl_command):
+    row = {"step": 10, "path": "runs/x", "nbytes": 9, "seconds": 20.0, "error": ""}
+    waits = [
+        {"phase": "saving", "waiting": ["worker-0", "worker-1"]},
+        {"phase": "saving", "waiting": ["worker-1 (in one batch for 57 s)"], "left_s": 17.6},
+    ]
+
+    def answer(q: Request, _: int) -> list[Reply]:
+        on_the_way = [Reply(q.request, False, "", wait) for wait in waits]
+        return [*on_the_way, done(q, **row, without=["worker-1"])]
+
+    with coordinator(answer) as (address, _):
+        run.run(control=address)
+        code, out, err = dlctl_command("checkpoint", "create")
+    assert (code, out.startswith("step 10 ")) == (0, True)
+    told = err.splitlines()
+    assert told[:2] == [
+        "saving: worker-0, worker-1",
+        "saving: worker-1 (in one batch for 57 s); it does without in 18s",
+    ]
+    assert told[-1].endswith("the checkpoint is without the residual of worker-1")
 
 
 # ---------------------------------------------------------------- get, events, wait

@@ -2,9 +2,13 @@
 
 from typing import Any
 
-from simulated import job_file
+import pytest
+from simulated import Watcher, job_file
 
+from dlctl import messages as m
+from dlctl.roles.checkpointing import GIVEN_UP_S_MAX, STUCK_S_MAX
 from dlctl.roles.effects import LocateTask
+from dlctl.roles.ending import EXIT_S
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import LeastSquares
@@ -51,3 +55,64 @@ def test_where_a_task_hangs_is_looked_for_once():
     job = job_file(workers=2, seconds=100.0)
     Simulation(job, LeastSquares(), compute=HUNG, checkers=(located,)).run()
     assert located.names == ["worker-1"]
+
+
+TOPK = ("topk", {"density": 0.1})
+HANGS_S = 5.0
+
+
+def asked(verb: str, when_s: float, every: int = 8, **arguments: Any) -> tuple[Any, list[Any]]:
+    """A run of which worker-1 begins to hang, asked for `verb`; with what its coordinator has
+    answered, and when; what it repeats only once. every: a worker pushes every so many steps.
+    """
+    told, slow = Watcher(m.Reply), {1: 1.0}
+    method = ("downpour", {"push_every_steps": every})
+    job = job_file(
+        workers=2, seconds=300.0, portion_batches=100, compression=TOPK, algorithm=method
+    )
+    compute, problem = ComputeOptions(step_s=0.1, slow=slow), LeastSquares(samples=8192)
+    simulation = Simulation(job, problem, compute=compute, checkers=(told,))
+    simulation.at(HANGS_S, lambda: slow.update({1: 1e6}))
+    simulation.request(when_s, verb, arguments)
+    outcome = simulation.run()
+    answers = [(seconds, reply) for seconds, _, _, reply in told.sent]
+    before = [None, *(reply for _, reply in answers)]
+    return outcome, [a for a, old in zip(answers, before, strict=False) if a[1] != old]
+
+
+@pytest.mark.parametrize("when_s", [6.0, 30.0])
+def test_who_was_given_up_while_draining_is_hardly_waited_for_again(when_s: float) -> None:
+    outcome, told = asked("stop", when_s, checkpoint=True, grace_s=5.0)
+    assert outcome.state == "stopped"
+    assert outcome.seconds < when_s + 5.0 + GIVEN_UP_S_MAX + EXIT_S + 1.0
+    row = outcome.store.run["checkpoint"]
+    assert (row["error"], row["without"]) == ("", ["worker-1"])
+    said = [(reply.result["phase"], reply.result.get("waiting", [])) for _, reply in told]
+    saving = [name for phase, names in said if phase == "saving" for name in names]
+    assert "worker-1" in {name.partition(" ")[0] for name in saving}
+
+
+def test_a_worker_that_hangs_with_all_of_its_steps_pushed_saves_nevertheless() -> None:
+    outcome, _ = asked("stop", 30.0, 1, checkpoint=True, grace_s=5.0)
+    row = outcome.store.run["checkpoint"]
+    assert (row["error"], row["without"]) == ("", [])
+
+
+def test_a_checkpoint_waits_for_a_worker_that_is_stuck_for_a_short_time_and_names_it() -> None:
+    _, told = asked("checkpoint", 30.0)
+    replies = [(seconds, reply.result) for seconds, reply in told if not reply.done]
+    named = [result for _, result in replies if result.get("waiting")]
+    assert len(named) == 1, "for how long it is stuck is no news"
+    assert named[0]["waiting"][0].startswith("worker-1 (in one batch for 2")
+    assert 0.0 < named[0]["left_s"] < STUCK_S_MAX
+    seconds, last = next((seconds, reply) for seconds, reply in told if reply.done)
+    assert (last.error, last.result["without"]) == ("", ["worker-1"])
+    assert seconds < 30.0 + STUCK_S_MAX + 1.0
+
+
+def test_a_worker_that_is_not_stuck_yet_is_named_and_then_said_to_be_so() -> None:
+    _, told = asked("checkpoint", HANGS_S + 2.0)
+    named = [reply.result["waiting"] for _, reply in told if reply.result.get("waiting")]
+    assert named[0] == ["worker-1"]
+    assert named[1][0].startswith("worker-1 (in one batch for 1")
+    assert len(named) == 2
