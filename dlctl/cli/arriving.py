@@ -103,26 +103,29 @@ def incarnation(row: Row | None) -> int:
     return found if type(found) is int else 0
 
 
-def not_at_work(rows: Mapping[str, Row], before: Mapping[str, int]) -> list[str]:
+def not_at_work(snapshot: Snapshot, before: Mapping[str, int]) -> list[str]:
     """Those of `before` (name -> incarnation then) whose next incarnation is not at work yet."""
+    rows = {row["name"]: row for row in snapshot.daemons}
     late = []
     for name, old in before.items():
         row = rows.get(name)
         if row is None:
             late.append(f"{name} (not there yet)")
         elif incarnation(row) <= old or row.get("state") not in AT_WORK:
-            late.append(told(row))
+            late.append(told(row, snapshot.now))
     return late
 
 
-def told(row: Row) -> str:
-    """As in "worker-3 (importing torch)": no times, so that it changes with what is done only."""
+def told(row: Row, now: float) -> str:
+    """As in "worker-3 (importing torch)"; of one that hangs, when it is killed, as far as known."""
     name, state = console.escape(str(row["name"])), row.get("state")
     if state in ("stopped", "failed", "unknown"):
         return f"{name} (gone)"
     if state == "backoff":
         return f"{name} (is started again)"
-    return f"{name} ({report.text(row.get('phase')) or _unheard(state)})"
+    kill_at = values.number(row.get("kill_at")) if "stuck_s" in report.metrics(row) else None
+    then = "" if kill_at is None else f"; it is killed in {max(0.0, kill_at - now):.0f} s"
+    return f"{name} ({report.text(row.get('phase')) or _unheard(state)}{then})"
 
 
 def _unheard(state: Any) -> str:

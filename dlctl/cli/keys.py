@@ -193,7 +193,7 @@ def _goal(before: dict[str, int]) -> arriving.Goal:
     daemons = {name: number for name, number in before.items() if name != COORDINATOR}
 
     def waiting(snapshot: Snapshot) -> list[str]:
-        late = arriving.not_at_work({row["name"]: row for row in snapshot.daemons}, daemons)
+        late = arriving.not_at_work(snapshot, daemons)
         run = snapshot.run
         is_led = processes.is_alive(run.get("pid"), run.get("pid_start"))
         is_newer = arriving.incarnation(run) > before[COORDINATOR]

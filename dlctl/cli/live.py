@@ -7,6 +7,7 @@ what others wrote never passes through its markup.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -22,6 +23,14 @@ TELL_AFTER_S = 2.0
 BAR_WIDTH = 24
 BAR_MARGIN = 6
 """The spinner and the spaces between the columns."""
+
+
+_TIME = re.compile(r"(?<![\w-])\d[\d.,]* ?(?:ms|s|m|h|d)\b")
+
+
+def still(waiting: str) -> str:
+    """Whom a run waits for, without any times: what has to change to be news."""
+    return _TIME.sub("", waiting)
 
 
 class Progress(Protocol):
@@ -116,9 +125,9 @@ class Plain:
         now = time.monotonic()
         if not waiting and waited_s < TELL_AFTER_S:
             return
-        is_news = (state, waiting) != self._waiting
+        is_news = (state, still(waiting)) != self._waiting
         if is_news or now - self._told_at > WAIT_TOLD_EVERY_S:
-            self._waiting, self._told_at = (state, waiting), now
+            self._waiting, self._told_at = (state, still(waiting)), now
             whom = f"  waiting {report.waiting(waiting)}" if waiting else ""
             since = "" if is_news else f", {values.duration(waited_s)} so far"
             self.line(f"{console.escape(state)}{whom}{since}")
@@ -140,8 +149,8 @@ class Json(Plain):
     """The same as JSON lines, for programs that watch stderr."""
 
     def phase(self, state: str, waiting: str, waited_s: float) -> None:
-        if (state, waiting) != self._waiting:
-            self._waiting = state, waiting
+        if (state, still(waiting)) != self._waiting:
+            self._waiting = state, still(waiting)
             self._write({"state": state, "waiting": waiting, "waited_s": round(waited_s, 3)})
 
     def show(self, snapshot: Snapshot) -> None:

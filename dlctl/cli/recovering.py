@@ -145,7 +145,7 @@ def whom(snapshot: Snapshot) -> str:
         return "coordinator (starting)"
     late = _late(snapshot)
     causes = [row for row in late if not row.get("waiting_for")] or late
-    return ", ".join(arriving.told(row) for row in causes)
+    return ", ".join(arriving.told(row, snapshot.now) for row in causes)
 
 
 def _is_led(snapshot: Snapshot) -> bool:

@@ -77,7 +77,7 @@ def _goal(before: Mapping[str, int]) -> arriving.Goal:
     others = {name: number for name, number in before.items() if name != COORDINATOR}
 
     def waiting(snapshot: Snapshot) -> list[str]:
-        late = arriving.not_at_work({row["name"]: row for row in snapshot.daemons}, others)
+        late = arriving.not_at_work(snapshot, others)
         if COORDINATOR in before and not _answers(snapshot, before[COORDINATOR]):
             is_last = late and arriving.incarnation(snapshot.run) <= before[COORDINATOR]
             late.append(f"{COORDINATOR} ({'comes last' if is_last else 'starting'})")

@@ -103,8 +103,8 @@ def _goal(new: Mapping[str, int], leaving: Sequence[str]) -> arriving.Goal:
     def waiting(snapshot: Snapshot) -> list[str]:
         rows = {row["name"]: row for row in snapshot.daemons}
         return [
-            *arriving.not_at_work(rows, new),
-            *(arriving.told(rows[name]) for name in leaving if name in rows),
+            *arriving.not_at_work(snapshot, new),
+            *(arriving.told(rows[name], snapshot.now) for name in leaving if name in rows),
         ]
 
     return waiting

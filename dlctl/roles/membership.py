@@ -27,8 +27,8 @@ STATUS_UNKNOWN = -255
 
 _SHOWN = (
     "name", "role", "host", "agent", "pid", "state", "phase", "waiting_for", "waiting_since",
-    "incarnation", "restarts", "started_at", "retry_at", "given_up_at", "last_exit", "error",
-    "settings",
+    "incarnation", "restarts", "started_at", "retry_at", "given_up_at", "kill_at", "last_exit",
+    "error", "settings",
     "metrics",
 )  # fmt: skip
 LASTING = (
@@ -88,6 +88,8 @@ class Daemon:
     """Its host is away, and it is silent itself: nothing waits for it that can do without."""
     given_up_at: float | None = None
     """Of an agent that cannot be reached: when its host is, or was, given up."""
+    kill_at: float | None = None
+    """Of a worker that is to leave: when it is killed, if it has not left in order by then."""
     deaths_in_row: int = 0
     """Of processes that lived only shortly, the newest one included."""
 
@@ -105,7 +107,7 @@ class Daemon:
         """A new incarnation is being started."""
         self.incarnation += 1
         self.state, self.phase, self.waiting_for = "starting", "starting", ""
-        self.peer = self.pid = self.retry_at = self.waiting_since = None
+        self.peer = self.pid = self.retry_at = self.waiting_since = self.kill_at = None
         self.heard_at = self.started_at = now
         self.metrics, self.error = {}, ""
         self.address = ""

@@ -33,8 +33,6 @@ class Scaling:
         self.of = coordinator
         self.desk = coordinator.desk
         self.members = coordinator.members
-        self._until: dict[str, float] = {}
-        """Worker -> when it is killed, if it has not left in order by then."""
         self.handover = Handover(coordinator)
 
     # ------------------------------------------------------------ what may be asked for
@@ -105,7 +103,7 @@ class Scaling:
             self.on_drained(daemon, now)  # It has said so, and does not say it twice.
         elif daemon.role == "worker" and daemon.asked_for_data:
             daemon.state = "draining"
-            self._until[daemon.name] = now + self.of.job.timeouts.grace_s
+            daemon.kill_at = now + self.of.job.timeouts.grace_s
             self.desk.ask(("drain", daemon.name), daemon.name, m.Drain(why), now)
         else:
             self._kill(daemon, now)
@@ -118,27 +116,29 @@ class Scaling:
     def on_drained(self, worker: Daemon, now: float) -> None:
         """Everything of it is in the shards: it may exit."""
         if worker.leaving == ROTATION:
-            self._until.pop(worker.name, None)
+            worker.kill_at = None
         elif worker.leaving and self.of.ending is None:
-            self._until[worker.name] = now + self.of.job.timeouts.grace_s
+            worker.kill_at = now + self.of.job.timeouts.grace_s
             shutdown = m.Shutdown(worker.leaving)
             self.desk.ask(("shutdown", worker.name), worker.name, shutdown, now)
 
     def deadline(self) -> float | None:
-        times = [*self._until.values(), self.handover.deadline()]
+        times = [worker.kill_at for worker in self.members.of("worker")]
+        times += [self.handover.deadline()]
         return min((t for t in times if t is not None), default=None)
 
     def on_deadline(self, now: float) -> None:
-        for name in [name for name, until in self._until.items() if until <= now]:
-            del self._until[name]
-            worker = self.members.get(name)
-            if worker is not None and worker.leaving and worker.alive:
+        for worker in self.members.of("worker"):
+            if worker.kill_at is None or now < worker.kill_at:
+                continue
+            worker.kill_at, name = None, worker.name
+            if worker.leaving and worker.alive:
                 self.desk.event("late", name, f"{name} did not leave in time: it is killed")
                 self._kill(worker, now)
 
     def on_exit(self, daemon: Daemon, now: float) -> bool:
         """Whether this exit was asked for, so that it is no loss."""
-        self._until.pop(daemon.name, None)
+        daemon.kill_at = None
         self.desk.outstanding.drop(("drain", daemon.name))
         if not daemon.leaving or self.of.ending is not None:
             return False

@@ -325,11 +325,14 @@ def test_a_run_is_back_when_all_daemons_have_reported_to_the_new_coordinator(dea
 def test_a_wait_is_told_when_it_changes_and_not_when_time_passes(capsys):
     progress = live.Plain()
     for tenth in range(30):
-        late = "server-0 (starting)" if tenth < 20 else "worker-0 (importing torch)"
+        late = "server-0 (starting)" if tenth < 10 else "worker-0 (importing torch)"
+        if tenth >= 20:
+            late = f"worker-1 (in one batch for {tenth} s; it is killed in {50 - tenth} s)"
         progress.phase("recovering", late, tenth / 10)
     assert capsys.readouterr().err.splitlines() == [
         "recovering  waiting for server-0 (starting)",
         "recovering  waiting for worker-0 (importing torch)",
+        "recovering  waiting for worker-1 (in one batch for 20 s; it is killed in 30 s)",
     ]
 
 

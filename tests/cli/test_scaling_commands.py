@@ -152,6 +152,24 @@ def test_a_coordinator_that_waits_for_the_others_is_said_to_come_last(run, dlctl
     assert "coordinator (starting)" in alone.err
 
 
+def test_when_a_worker_is_killed_that_hangs_is_said_once(run, dlctl_command):
+    hangs = {"state": "draining", "phase": "in one batch for 57 s", "metrics": {"stuck_s": 57.0}}
+    run.daemon("worker-1", incarnation=1, kill_at=time.time() + 29.9, **hangs)
+    for answer, arguments in (
+        (lambda q, n: [done(q, restarting=q.arguments["names"])], ("restart", "worker-1")),
+        (
+            lambda q, n: [done(q, before=2, after=1, starting=[], leaving=["worker-1"])],
+            ("scale", "worker=1"),
+        ),
+    ):
+        with coordinator(answer) as (address, _):
+            run.run(control=address)
+            late = dlctl_command(*arguments, "--timeout", "300ms")
+        assert late.code == 6
+        assert late.err.count("waiting for worker-1") == 1
+        assert "worker-1 (in one batch for 57 s; it is killed in 30 s)" in late.err
+
+
 def test_a_quarantined_worker_is_waited_for_until_it_is_well_or_quarantined_again(
     run, dlctl_command
 ):

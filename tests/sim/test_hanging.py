@@ -116,3 +116,18 @@ def test_a_worker_that_is_not_stuck_yet_is_named_and_then_said_to_be_so() -> Non
     assert named[0] == ["worker-1"]
     assert named[1][0].startswith("worker-1 (in one batch for 1")
     assert len(named) == 2
+
+
+def test_a_worker_that_is_to_leave_and_hangs_has_a_time_at_which_it_is_killed() -> None:
+    """`status` shows it, so that whoever waits for the worker knows for how long at most."""
+    rows: list[dict[str, Any]] = []
+    job = job_file(workers=2, seconds=100.0, timeouts={"grace_s": 20.0})
+    simulation = Simulation(job, LeastSquares(), compute=HUNG)
+    simulation.request(30.0, "restart", {"names": ["worker-1"]})
+    for when_s in (29.0, 40.0, 52.0):
+        simulation.at(when_s, lambda: rows.append(dict(simulation.store.daemons["worker-1"])))
+    simulation.run()
+    before, leaving, after = rows
+    assert (before["kill_at"], after["kill_at"]) == (None, None)
+    assert leaving["kill_at"] - leaving["updated_at"] == pytest.approx(10.0, abs=2.0)
+    assert after["incarnation"] == before["incarnation"] + 1
