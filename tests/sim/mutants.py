@@ -548,10 +548,10 @@ def forgets_when_idle(patch: Patch) -> None:
     "LedgerChecker", "StalenessChecker", scenario="recovery", seeds=40,
 )  # fmt: skip
 def redo_is_replayed_twice(patch: Patch) -> None:
-    honest = Mapped._gathering
+    honest = Mapped._gather
 
-    def gathering(self, delta, where):
-        yield from honest(self, delta, where)
+    def gather(self, delta, where, rule):
+        honest(self, delta, where, rule)
         if self._redo is not None:
             for array, values in zip(self._vectors.values(), self._redo.values, strict=True):
                 values -= array[where]
@@ -568,6 +568,6 @@ def redo_is_replayed_twice(patch: Patch) -> None:
                 array[redo.where] += more
         return vectors
 
-    patch.setattr(Mapped, "_gathering", gathering)
+    patch.setattr(Mapped, "_gather", gather)
     patch.setattr(Mapped, "_scatter", scatter)
     patch.setattr(Mapped, "_now", now)
