@@ -1,8 +1,9 @@
 """Push, SGD and fetch against what a user would pick instead, with one worker and with four.
 
-Everybody is up at once, and they take turns. A push and the fetch behind it are on their way at
-once, as in one call of the others. Beside that: what a push costs the server when it has 64
-clients.
+Everybody is up at once, and they take turns; but for torch RPC and Ray, whose processes poll when
+it is not their turn and would take the cores from the others: each of them is measured by itself.
+A push and the fetch behind it are on their way at once, as in one call of the others. Beside that:
+what a push costs the server when it has 64 clients.
 """
 
 from __future__ import annotations
@@ -42,18 +43,25 @@ def measure(*, quick: bool) -> list[Figure]:
 
 def _against_peers(size: int, workers: int, rounds: int, repeats: int) -> list[Figure]:
     found: Rounds = {}
+    here = [method for method in METHODS if not method.why_not()]
+    by_themselves = [[method] for method in here if method.is_restless]
+    for crowd in ([method for method in here if not method.is_restless], *by_themselves):
+        found |= _in_turn(crowd, size, workers, rounds, repeats)
+    figures = [_of_method(method, size, workers, found) for method in METHODS]
+    return [*figures, _ours_to_zmq(size, workers, found)]
+
+
+def _in_turn(methods: list[Method], size: int, workers: int, rounds: int, repeats: int) -> Rounds:
+    found: Rounds = {}
     with ExitStack() as stack:
         crews = {
             method.name: stack.enter_context(crew(method, workers, size, repeats))
-            for method in METHODS
-            if not method.why_not()
+            for method in methods
         }
         for _ in range(rounds + 1):
             for name, its in crews.items():
                 found.setdefault(name, []).append(its.work())
-    found = {name: its[1:] for name, its in found.items()}
-    figures = [_of_method(method, size, workers, found) for method in METHODS]
-    return [*figures, _ours_to_zmq(size, workers, found)]
+    return {name: its[1:] for name, its in found.items()}
 
 
 def _of_method(method: Method, size: int, workers: int, found: Rounds) -> Figure:

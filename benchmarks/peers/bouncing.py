@@ -29,6 +29,8 @@ class Method:
     has_server: bool = True
     is_one_program: bool = False
     workers_min: int = 1
+    is_restless: bool = False
+    """Its processes are at work when it is not its turn: it is measured by itself."""
     needs: str = ""
 
     def why_not(self) -> str:
@@ -40,9 +42,9 @@ OURS, ZMQ = Method("dlctl", "dlctl"), Method("bare pyzmq", "pyzmq")
 METHODS = [
     OURS,
     ZMQ,
-    Method("torch RPC server", "rpc"),
+    Method("torch RPC server", "rpc", is_restless=True),
     Method("gloo all-reduce", "gloo", has_server=False, workers_min=2),
-    Method("Ray actor", "ray", is_one_program=True, needs="ray"),
+    Method("Ray actor", "ray", is_one_program=True, is_restless=True, needs="ray"),
 ]
 
 
