@@ -74,7 +74,6 @@ def _apply_alone(size: int, optimizer: str, quick: bool) -> Iterator[Figure]:
 def _update(shard: Shard, delta: Delta) -> None:
     shard.apply(delta)
     shard.commit(META)
-    shard.storage.catch_up()
 
 
 def _delta(size: int, compressor: str) -> Delta:

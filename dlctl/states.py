@@ -127,7 +127,10 @@ def _read_image(descriptor: int, run_id: str, shard: int) -> Json:
         raise Unusable(f"it is of shard {form.shard} of run {form.run_id}")
     if form.boot_id != boot_id():
         raise Unusable("it is of before a reboot: not all of it may have come to the disk")
-    state: Json = image.newest_commit(buffer, form).body["state"]
+    newest = image.newest_commit(buffer, form)
+    if not list(form.undo(buffer).pending(newest.number + 1, form.size)):
+        image.check_seal(buffer, form, newest)
+    state: Json = newest.body["state"]
     return state
 
 

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent / "shards"))
 from kept import adagrad, created, dense, reopened, snapshot, sparse, spec_of
 
 SIZE = 2 * PART + 17
-AMID = {"block updated", "redo block written", "redo block scattered", "vector copied"}
+AMID = {"block updated", "undo block written", "block scattered", "vector copied"}
 """Points in the middle of an update of a mapped state."""
 
 
@@ -157,8 +157,8 @@ def test_a_kill_while_several_threads_write_leaves_the_last_commit(use_threads):
             images.append((name, bytes(buffer), last))
 
     buffer, shard = created(optimizer, spec, point)
-    fits_a_redo_area = sparse(6, SIZE, 2 * BLOCK)
-    for number, delta in enumerate([fits_a_redo_area, *updates(), *[fits_a_redo_area] * 2]):
+    can_be_undone = sparse(6, SIZE, 2 * BLOCK)
+    for number, delta in enumerate([can_be_undone, *updates(), *[can_be_undone] * 2]):
         shard.apply(delta)
         shard.commit({"number": number})
         last = number, snapshot(shard)

@@ -119,11 +119,8 @@ class Shards:
 
 
 def _values(form: image.Form, buffer: mmap.mmap, commit: image.Commit) -> np.ndarray:
-    """float32[n] of one shard. What a sparse push has changed may stand beside it for a while."""
-    values = form.vectors(buffer, commit.current)["w"].copy()
-    where, changed = form.redo_area(buffer, commit.area).cut(commit.count)
-    values[where] = changed[0]
-    return values
+    """float32[n] of one shard. Of a sparse push some may be here already, and some not."""
+    return form.vectors(buffer, commit.current)["w"].copy()
 
 
 def _pushes(state: dict[str, Any]) -> int:

@@ -39,7 +39,6 @@ def serve(context: process.Context) -> int:
         registry.load("compressors", job.compression.name),
         storages,
     )
-    loop.after_events = machine.catch_up
     return loop.run(machine)
 
 

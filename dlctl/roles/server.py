@@ -112,11 +112,6 @@ class Server:
         times += [self._lifeline.deadline(), self._gathering.deadline()]
         return min((t for t in times if t is not None), default=None)
 
-    def catch_up(self) -> None:
-        """There is nothing else to do: do what may be put off."""
-        if self.serving is not None:
-            self.serving.shard.storage.catch_up()
-
     def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
         try:
             if peer != COORDINATOR:
@@ -286,7 +281,6 @@ class Server:
             self._saving.without_file(message, "the shard has no values yet")
             return
         serving, shard = self.serving, self.serving.shard
-        shard.storage.catch_up()
         arrays = {W: shard.w.copy()}
         arrays |= {f"slot.{n}": a.copy() for n, a in shard.slots.items()}
         if serving.buffers is not None:

@@ -315,7 +315,6 @@ class Serving:
         if fetch.have_generation == self.generation:
             changes = shard.changes_since(fetch.have_version)
         if changes is None:
-            shard.storage.catch_up()
             values, remembered = shard.w, shard.history.reaches(shard.version)
             self.rates.add("fetch_bytes", values.nbytes)
             self.desk.send(peer, m.Parameters(*of, values, remembered))

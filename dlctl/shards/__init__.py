@@ -2,7 +2,7 @@
 
     base.py       Shard: what a method and the server role see; Storage: what is behind it
     memory.py     "none": plain arrays, gone with the process
-    image.py      the bytes of a mapped state: header, commits, redo areas, two buffers
+    image.py      the bytes of a mapped state: header, commits, undo record, two buffers
     mapped.py     "process": the same arrays in a mapped file, every commit atomic under kill -9
     records.py    the bytes of a journal: one record per commit
     journaled.py  "disk": plain arrays, and every commit on the disk before it is acknowledged

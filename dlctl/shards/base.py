@@ -29,9 +29,9 @@ POINTS = (
     # of every storage
     "commit begun", "commit written",
     # of a mapped state
-    "state begun", "state created", "block updated", "redo block written", "vector copied",
-    "commit half written", "redo block scattered", "commit scattered", "vector filled",
-    "extras filled", "state sealed", "state copied",
+    "state begun", "state created", "block updated", "undo begun", "undo block written",
+    "block scattered", "vector copied", "commit half written", "vector filled", "extras filled",
+    "state sealed", "state copied",
     # of a journal
     "record written", "base written",
 )  # fmt: skip
@@ -146,9 +146,7 @@ class Storage(Protocol):
 
     @property
     def w(self) -> Array:
-        """float32[n], every update included. A view: valid until the next update or commit. A copy
-        if something was put off; to read it changes nothing.
-        """
+        """float32[n], every update included. A view: valid until the next update."""
         ...
 
     @property
@@ -169,12 +167,6 @@ class Storage(Protocol):
 
     def commit(self, state: Json) -> None:
         """Make all changes since the last commit survive, together with `state`."""
-        ...
-
-    def catch_up(self) -> None:
-        """Do what the last commit has put off: when nobody waits for an answer. It need not be
-        called; whatever needs it does it first.
-        """
         ...
 
     def resume(self, optimizer: Optimizer) -> Json:
@@ -242,11 +234,7 @@ class Shard:
 
     def changes_since(self, version: int) -> Changes | None:
         """What differs from an earlier version of this shard; None: that is not known."""
-        return self.history.since(version, self.version, self._read)
-
-    def _read(self) -> Array:
-        self.storage.catch_up()
-        return self.w
+        return self.history.since(version, self.version, self.w)
 
     def commit(self, meta: Json) -> None:
         """Make everything so far survive, with `meta`: what else has to be known to go on."""

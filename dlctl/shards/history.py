@@ -13,7 +13,7 @@ positions would take longer than all the rest.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -105,8 +105,8 @@ class History:
         """Whether what comes after `version` will be known."""
         return self._version == version
 
-    def since(self, base: int, version: int, read: Callable[[], Array]) -> Changes | None:
-        """What differs between `base` and the present `version`, whose parameters `read` returns.
+    def since(self, base: int, version: int, w: Array) -> Changes | None:
+        """What differs between `base` and the present `version`, whose parameters are `w`.
 
         None: it is not known, as `base` is too old, or newer than this shard has ever been.
         """
@@ -116,7 +116,6 @@ class History:
         updates = [*self._updates][len(self._updates) - steps :]
         values = [self._values] if updates else []
         if len(updates) > 1:
-            w = read()
             values = [*(chosen(w, update.where) for update in updates[:-1]), self._values]
         positions = [update.packed(self._size) for update in updates]
         counts = tuple(update.where.size for update in updates)

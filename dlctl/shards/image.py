@@ -3,11 +3,11 @@
     header        4096 bytes, written once: what the state is of, and its sizes; behind it, from
                   byte 3072 on, twice the number of the last commit that was written to its end
     commit 0, 1   written in turn; the valid one with the higher number is the state
-    redo 0, 1     new values of the elements that a sparse commit has touched, used in turn
+    undo          old values of the elements that a sparse update touches, until it is committed
     extras        averaged float64, constant float32
     buffer A, B   each: "w", then the slots, float32[n]; a commit says which of the two counts
 
-What is checked: header, commits and extras by CRC-32, a redo record by the sum of its 64-bit words
+What is checked: header, commits and extras by CRC-32, the undo record by sums of its 64-bit words
 (as fast as the memory; a CRC would cost a third of the update). The buffers have a CRC-32 only in
 a state that was closed in order; after a kill, a bit that flipped in a buffer is noticed only if
 it made a value NaN or infinite. A commit that a kill has cut short does not count, the one before
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -26,50 +27,95 @@ import numpy as np
 
 from dlctl.errors import DlctlError
 from dlctl.messages import Array, Json
+from dlctl.parallel import PLACES
 from dlctl.shards.base import Spec, Unusable, W
 from dlctl.shards.records import read_body
 
-FORMAT = 1
+FORMAT = 2
 MAGIC = b"dlctlSHD"
 PAGE = 4096
 DONE_AT = 3072
 COMMIT_BYTES_MIN = 16 * 1024
 COMMIT_BYTES_PER_WORKER = 64
-REDO_PART = 16
+UNDO_PART = 16
 """A delta of more than 1/16 of the shard is written to the other buffer instead: about as fast
-from there on, and smaller redo areas."""
+from there on, and a smaller undo record."""
 BUFFERS = 2
 _HEADER = struct.Struct("<8sII")
 """Magic, CRC-32 of the body, its length; the body is msgpack."""
-_COMMIT = struct.Struct("<IIQBB6xQQ")
-"""CRC-32 of what follows, bytes of the body, number, buffer, redo area, elements, their sum."""
+_COMMIT = struct.Struct("<IIQB7x")
+"""CRC-32 of what follows, bytes of the body, number, buffer."""
 _CRC_BYTES = 4
+_WORD = 2**64 - 1
+
+
+_IS_MARK = 1 << 63
+_SUM_MODULUS = 2**31 - 1
+"""No power of two is a multiple of it, so every flipped bit changes a sum."""
 
 
 @dataclass(frozen=True, slots=True)
-class RedoArea:
-    """Where a sparse update waits: each part has room for the largest one."""
+class Undo:
+    """What a sparse update has found where it writes, in blocks of `PLACES` elements.
 
+    A block is saved, then marked, and then overwritten. The record is of the update that becomes
+    one certain commit; when that is written it says nothing any more.
+    """
+
+    number: Array
+    """uint64[2]: of the commit that will be, and its complement."""
+    marks: Array
+    """uint64, for each block: how many elements it has and their sum; 0: it was not saved."""
     words: list[Array]
     """uint64: the parts below, in their order."""
     indices: Array
     values: list[Array]
     """float32, one part for each vector."""
 
-    def cut(self, count: int) -> tuple[Array, list[Array]]:
-        """(indices, the new values of each vector) of a record of `count` elements."""
-        return self.indices[:count], [values[:count] for values in self.values]
+    def begin(self, number: int) -> None:
+        """Nothing is saved yet of the update that becomes this commit."""
+        self.marks[:] = 0
+        self.number[:] = number, number ^ _WORD
 
-    def total(self, count: int) -> int:
-        """The sum of a record's 64-bit words, modulo 2**64: every flipped bit changes it.
+    def cut(self, lo: int, hi: int) -> tuple[Array, list[Array]]:
+        """(indices, the old values of each vector) of elements of the update."""
+        return self.indices[lo:hi], [values[lo:hi] for values in self.values]
 
-        Where a part ends within a word, the rest of that word is part of it: nobody writes there.
-        """
+    def mark(self, lo: int, hi: int) -> None:
+        """The block that begins at `lo` is saved: from now on it may be overwritten."""
+        self.marks[lo // PLACES] = self._mark(lo, hi)
+
+    def _mark(self, lo: int, hi: int) -> int:
+        """Where a part ends within a word, the rest of that word counts: nobody writes there."""
         total = 0
         for words, part in zip(self.words, (self.indices, *self.values), strict=True):
-            whole = -(-count * part.itemsize // 8)
-            total += int(np.add.reduce(words[:whole]))
-        return total % 2**64
+            begin, end = lo * part.itemsize // 8, -(-hi * part.itemsize // 8)
+            total += int(np.add.reduce(words[begin:end]))
+        return _IS_MARK | (total % 2**64 % _SUM_MODULUS) << 32 | hi - lo
+
+    def pending(self, number: int, size: int) -> Iterator[tuple[Array, list[Array]]]:
+        """(indices, old values) of each block to be put back, if commit `number` never came.
+
+        Raises Unusable if anything in it is damaged.
+        """
+        found, complement = self.number.tolist()
+        if found != complement ^ _WORD:
+            if self.marks.any():  # Otherwise a kill came between the two.
+                raise Unusable("its undo record is damaged")
+            return
+        if found > number:
+            raise Unusable(f"its newest commit is number {number - 1}; it had a later one")
+        if found < number:
+            return
+        for block in np.flatnonzero(self.marks).tolist():
+            mark, lo = int(self.marks[block]), block * PLACES
+            hi = lo + (mark & 0xFFFFFFFF)
+            if not lo < hi <= min(lo + PLACES, self.indices.size) or self._mark(lo, hi) != mark:
+                raise Unusable("its undo record is damaged")
+            indices, values = self.cut(lo, hi)
+            if not 0 <= int(indices.min()) <= int(indices.max()) < size:
+                raise Unusable("its undo record has elements beyond the shard")
+            yield indices, values
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +155,22 @@ class Form:
         return np.dtype("<u4" if self.size <= 2**32 else "<i8")
 
     @property
-    def redo_max(self) -> int:
-        """Elements that a redo record may have."""
-        return self.size // REDO_PART
+    def undo_max(self) -> int:
+        """Elements that a sparse update may have."""
+        return self.size // UNDO_PART
 
     # ------------------------------------------------------------ places
 
     def commit_at(self, which: int) -> int:
         return PAGE + which * self.commit_bytes
 
-    def redo_at(self, area: int) -> int:
-        return self.commit_at(2) + area * _whole_pages(sum(self._redo_parts()))
+    @property
+    def undo_at(self) -> int:
+        return self.commit_at(2)
 
     @property
     def extras_at(self) -> int:
-        return self.redo_at(2)
+        return self.undo_at + _whole_pages(sum(self._undo_parts()))
 
     def buffer_at(self, which: int) -> int:
         extras = 8 * self.averaged + 4 * self.constant
@@ -141,10 +188,12 @@ class Form:
     def _buffer_bytes(self) -> int:
         return len(self.names) * self._array_bytes
 
-    def _redo_parts(self) -> list[int]:
-        """Bytes that are set aside for the indices, and for the values of each vector."""
-        indices = _whole_words(self.index_dtype.itemsize * self.redo_max)
-        return [indices, *(_whole_words(4 * self.redo_max) for _ in self.names)]
+    def _undo_parts(self) -> list[int]:
+        """Bytes that are set aside for its number and marks, the indices, and the values of each
+        vector."""
+        marks = 8 * (2 + -(-self.undo_max // PLACES))
+        indices = _whole_words(self.index_dtype.itemsize * self.undo_max)
+        return [marks, indices, *(_whole_words(4 * self.undo_max) for _ in self.names)]
 
     # ------------------------------------------------------------ views
 
@@ -163,15 +212,17 @@ class Form:
             buffer, "<f4", self.constant, self.extras_at + averaged.nbytes
         )
 
-    def redo_area(self, buffer: Any, area: int) -> RedoArea:
-        """The views of one redo area, as large as a record may be."""
-        words: list[Array] = []
-        at = self.redo_at(area)
-        for size_bytes in self._redo_parts():
-            words.append(np.frombuffer(buffer, "<u8", size_bytes // 8, at))
+    def undo(self, buffer: Any) -> Undo:
+        parts: list[Array] = []
+        at = self.undo_at
+        for size_bytes in self._undo_parts():
+            parts.append(np.frombuffer(buffer, "<u8", size_bytes // 8, at))
             at += size_bytes
-        indices, *values = words
-        return RedoArea(words, indices.view(self.index_dtype), [v.view("<f4") for v in values])
+        marks, indices, *values = parts
+        return Undo(
+            marks[:2], marks[2:], parts[1:], indices.view(self.index_dtype),
+            [words.view("<f4") for words in values],
+        )  # fmt: skip
 
     def extras_crc(self, buffer: Any) -> int:
         averaged, constant = self.extras(buffer)
@@ -273,19 +324,12 @@ class Commit:
     """{"state": of the shard, "updated": whether anything came in since its values were set,
     "extras": their CRC-32 or None as long as there are none, "sealed": CRC-32 of the vectors or
     None}."""
-    area: int = 0
-    count: int = 0
-    """Elements of the redo record in `area` that belongs to this commit; 0: it has none."""
-    total: int = 0
-    """`RedoArea.total` of it."""
 
 
 def pack_commit(form: Form, commit: Commit) -> bytes:
     """The bytes of a commit. Raises DlctlError if it does not fit."""
     body: bytes = msgpack.packb(commit.body)
-    head = _COMMIT.pack(
-        0, len(body), commit.number, commit.current, commit.area, commit.count, commit.total
-    )
+    head = _COMMIT.pack(0, len(body), commit.number, commit.current)
     data = head[_CRC_BYTES:] + body
     if _CRC_BYTES + len(data) > form.commit_bytes:
         raise DlctlError(f"a commit has {len(data)} bytes; {form.commit_bytes} are set aside")
@@ -295,7 +339,7 @@ def pack_commit(form: Form, commit: Commit) -> bytes:
 def read_commit(buffer: Any, form: Form, which: int) -> Commit | None:
     """A commit, or None if it was never written to its end or is damaged."""
     place = memoryview(buffer)[form.commit_at(which) : form.commit_at(which + 1)]
-    crc, length, number, current, area, count, total = _COMMIT.unpack_from(place)
+    crc, length, number, current = _COMMIT.unpack_from(place)
     if number == 0 or _COMMIT.size + length > form.commit_bytes:
         return None
     if zlib.crc32(place[_CRC_BYTES : _COMMIT.size + length]) != crc:
@@ -304,8 +348,8 @@ def read_commit(buffer: Any, form: Form, which: int) -> Commit | None:
         body = read_body(place[_COMMIT.size : _COMMIT.size + length])
     except Unusable:
         return None
-    whole = number < 2**63 and current < BUFFERS and area < 2 and _is_body(body)
-    return Commit(number, current, body, area, count, total) if whole else None
+    whole = number < 2**63 and current < BUFFERS and _is_body(body)
+    return Commit(number, current, body) if whole else None
 
 
 def _is_body(body: Json) -> bool:
@@ -322,7 +366,7 @@ def done_mark(buffer: Any) -> Array:
 
 
 def newest_commit(buffer: Any, form: Form) -> Commit:
-    """The state that counts; its redo record, extras and seal checked. Raises Unusable."""
+    """The state that counts; its extras checked. Raises Unusable."""
     commits = [commit for i in (0, 1) if (commit := read_commit(buffer, form, i)) is not None]
     if not commits:
         raise Unusable("neither of its two commits is whole")
@@ -330,16 +374,17 @@ def newest_commit(buffer: Any, form: Form) -> Commit:
     done, again = done_mark(buffer).tolist()
     if done == again and newest.number < done:
         raise Unusable(f"its newest commit, number {done}, is damaged")
-    if newest.count > form.redo_max:
-        raise Unusable(f"its redo record is said to have {newest.count} elements")
-    if newest.count and form.redo_area(buffer, newest.area).total(newest.count) != newest.total:
-        raise Unusable("its redo record is damaged")
     if newest.body["extras"] not in (None, form.extras_crc(buffer)):
         raise Unusable("its averaged buffers or constants are damaged")
+    return newest
+
+
+def check_seal(buffer: Any, form: Form, newest: Commit) -> None:
+    """Raises Unusable if the vectors are not those that a state was closed with. What has to be put
+    back must have been."""
     sealed = newest.body["sealed"]
     if sealed is not None and sealed != form.vectors_crc(buffer, newest.current):
         raise Unusable("its vectors are damaged: they are not what they were when it was closed")
-    return newest
 
 
 def has_updates(buffer: Any, spec: Spec, boot_id: str) -> bool:

@@ -1,13 +1,12 @@
 """`durability = "process"`: the arrays of a shard in a mapped file, every commit atomic.
 
-Nothing of the last commit is overwritten before the next one is whole; that is all there is to it.
+Nothing of the last commit is lost before the next one is whole; that is all there is to it.
 
 - Dense: the next values are read from the buffer that counts and written into the other one. The
   commit says that the other one counts from now on.
-- Sparse: the touched elements are gathered into a redo area and changed there. The commit refers
-  to it; later they are scattered into the buffer that counts: before anybody looks at it again, or
-  when there is nothing else to do. Who opens the state scatters the redo record of the newest
-  commit again, which changes nothing if that was done before.
+- Sparse: what the touched elements are is saved in the undo record, block by block, before they are
+  changed in the buffer that counts. Who opens the state puts back what was saved for a commit that
+  never came; to do so twice changes nothing.
 - Without an update a commit is a few hundred bytes.
 - The extras have one place only: no commit refers to it before they are set, which is done once.
 
@@ -19,7 +18,6 @@ Other threads that help with an update have ended their part of it before its co
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,25 +27,10 @@ from dlctl.compress.base import Delta
 from dlctl.messages import Array, Json
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Block, Rule, check_length, go_over, update_in_place
-from dlctl.parallel import BLOCK
+from dlctl.parallel import BLOCK, PLACES
 from dlctl.shards import image
 from dlctl.shards.base import Extras, Point, Spec, Unusable, W, check_state, no_point
 from dlctl.shards.image import Commit, Form
-from dlctl.vector import put
-
-SCATTERED = 2 * BLOCK
-"""Elements that one thread scatters at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Redo:
-    """A sparse update that is not in the buffers yet."""
-
-    area: int
-    where: Array
-    """int64[count]: its elements, as the delta has them."""
-    values: list[Array]
-    """float32[count] for each vector: what they will be."""
 
 
 class Mapped:
@@ -64,12 +47,9 @@ class Mapped:
         self._use(buffer)
         self._vectors = self._views[newest.current]
         """The buffer that counts, or the other one while it has an update without a commit."""
-        self._area = newest.area
-        """The redo area that a commit may still refer to."""
-        self._redo: _Redo | None = None
-        """Of an update that is not committed."""
-        self._put_off: _Redo | None = None
-        """Of the newest commit, if it was not scattered yet."""
+        self._is_undoable = False
+        """Whether that buffer has an update that is not committed, and the undo record has what it
+        was before."""
         self._extras_crc: int | None = newest.body["extras"]
         self._updated = bool(newest.body.get("updated"))
 
@@ -77,7 +57,7 @@ class Mapped:
         """All views are of this buffer from now on."""
         form = self._form
         self._buffer = memoryview(buffer)
-        self._areas = [form.redo_area(buffer, area) for area in (0, 1)]
+        self._undo = form.undo(buffer)
         self._done = image.done_mark(buffer)
         self._views = [form.vectors(buffer, which) for which in range(image.BUFFERS)]
 
@@ -87,11 +67,12 @@ class Mapped:
         form = Form.of(spec, boot_id)
         view = memoryview(buffer)
         assert len(view) == form.total_bytes, f"{len(view)} bytes for {form.total_bytes}"
-        view[: form.redo_at(0)] = bytes(form.redo_at(0))
+        view[: form.undo_at] = bytes(form.undo_at)
         for name, array in form.vectors(buffer, 0).items():
             array[:] = spec.slots.get(name, 0.0)
         for extra in form.extras(buffer):
             extra[:] = 0
+        form.undo(buffer).begin(0)
         point("state begun")
         body = {"state": {}, "updated": False, "extras": None, "sealed": None}
         storage = Mapped(buffer, form, Commit(0, 0, body), point)
@@ -102,7 +83,7 @@ class Mapped:
 
     @staticmethod
     def reopen(buffer: Any, spec: Spec, boot_id: str, point: Point = no_point) -> Mapped:
-        """The state of the last commit, completed if need be.
+        """The state of the last commit; what came after it is undone.
 
         Raises Unusable if it is of another run, shard, size, format or boot, or damaged.
         """
@@ -110,11 +91,10 @@ class Mapped:
         image.check_is(form, Form.of(spec, boot_id))
         newest = image.newest_commit(buffer, form)
         storage = Mapped(buffer, form, newest, point)
-        if newest.count:
-            indices, values = storage._areas[newest.area].cut(newest.count)
-            if not 0 <= int(indices.min()) <= int(indices.max()) < form.size:
-                raise Unusable("its redo record has elements beyond the shard")
-            storage._scatter(indices.astype(np.int64), values)
+        for indices, values in storage._undo.pending(newest.number + 1, form.size):
+            for array, old in zip(storage._vectors.values(), values, strict=True):
+                array[indices] = old
+        image.check_seal(buffer, form, newest)
         for name, array in storage._vectors.items():
             if not _is_finite(array):
                 raise Unusable(f'its vector "{name}" has values that are not finite')
@@ -124,22 +104,11 @@ class Mapped:
 
     @property
     def w(self) -> Array:
-        return self._now()[W]
+        return self._vectors[W]
 
     @property
     def slots(self) -> Mapping[str, Array]:
-        now = self._now()
-        return {name: now[name] for name in self._form.slots}
-
-    def _now(self) -> Mapping[str, Array]:
-        """The vectors with every update; looking at them changes nothing."""
-        redo = self._redo or self._put_off
-        if redo is None:
-            return self._vectors
-        now = {name: array.copy() for name, array in self._vectors.items()}
-        for array, values in zip(now.values(), redo.values, strict=True):
-            array[redo.where] = values
-        return now
+        return {name: self._vectors[name] for name in self._form.slots}
 
     @property
     def extras(self) -> Extras:
@@ -156,22 +125,19 @@ class Mapped:
 
     def update(self, delta: Delta, rule: Rule) -> None:
         check_length(delta, self._form.size)
-        self.catch_up()
         self._updated = True
-        if self._redo is not None:
+        where = delta.indices
+        if not self._is_dirty():
+            if where is None:
+                self._across(delta, rule)
+                return
+            if where.size <= self._form.undo_max and not self._is_undoable:
+                self._undoable(delta, where, rule)
+                return
             self._go_dense()
-        if self._is_dirty():
-            self._in_place(delta, rule)
-        elif delta.indices is None:
-            self._across(delta, rule)
-        elif delta.indices.size <= self._form.redo_max:
-            self._gather(delta, delta.indices, rule)
-        else:
-            self._go_dense()
-            self._in_place(delta, rule)
+        update_in_place(self.w, delta, self.slots, rule)
 
     def fill(self, vectors: Mapping[str, Array], extras: Extras | None) -> None:
-        self.catch_up()
         self._updated = False
         if not self._is_dirty():
             self._go_dense()
@@ -189,10 +155,6 @@ class Mapped:
     def _is_dirty(self) -> bool:
         return self._vectors is not self._views[self._newest.current]
 
-    def _in_place(self, delta: Delta, rule: Rule) -> None:
-        slots = {name: self._vectors[name] for name in self._form.slots}
-        update_in_place(self._vectors[W], delta, slots, rule)
-
     def _across(self, delta: Delta, rule: Rule) -> None:
         """A dense update on its way from one buffer to the other."""
         target = self._views[1 - self._newest.current]
@@ -209,88 +171,67 @@ class Mapped:
         go_over(delta, across, rule)
         self._vectors = target
 
-    def _gather(self, delta: Delta, where: Array, rule: Rule) -> None:
-        """A sparse update in a redo area. It reads no more than it touches."""
-        area = 1 - self._area
-        indices, values = self._areas[area].cut(where.size)
-        indices[:] = where
-        vectors = list(self._vectors.values())
+    def _undoable(self, delta: Delta, where: Array, rule: Rule) -> None:
+        """A sparse update in the buffer that counts. Nothing else of it is read or written."""
+        undo, vectors = self._undo, list(self._vectors.values())
+        undo.begin(self._newest.number + 1)
+        self._point("undo begun")
 
-        def gathered(lo: int, hi: int) -> Iterator[Block]:
-            for at in range(lo, hi, BLOCK):
-                cut = slice(at, min(at + BLOCK, hi))
-                chosen, parts = where[cut], [array[cut] for array in values]
-                for array, part in zip(vectors, parts, strict=True):
+        def saved(lo: int, hi: int) -> Iterator[Block]:
+            room = [np.empty(min(PLACES, hi - lo), np.float32) for _ in vectors]
+            for at in range(lo, hi, PLACES):
+                end = min(at + PLACES, hi)
+                chosen, following = where[at:end], [array[: end - at] for array in room]
+                indices, present = undo.cut(at, end)
+                indices[:] = chosen
+                for array, old in zip(vectors, present, strict=True):
                     # The indices were checked on their way in; checking them again takes a copy.
-                    np.take(array, chosen, out=part, mode="clip")
-                yield Block.in_place(at, parts[0], delta.values[cut], tuple(parts[1:]))
-                self._point("redo block written")
+                    np.take(array, chosen, out=old, mode="clip")
+                self._point("undo block written")
+                undo.mark(at, end)
+                w, *slots = present
+                w_next, *slots_next = following
+                yield Block(at, w, delta.values[at:end], tuple(slots), w_next, tuple(slots_next))
+                for array, new in zip(vectors, following, strict=True):
+                    array[chosen] = new
+                    self._point("block scattered")
 
-        go_over(delta, gathered, rule)
-        if where.size:
-            self._redo = _Redo(area, where, values)
+        go_over(delta, saved, rule)
+        self._is_undoable = True
 
     def _go_dense(self) -> None:
-        """Copy everything to the other buffer, with the update that waits in the redo area."""
-        redo, self._redo = self._redo, None
+        """Copy everything to the other buffer."""
         target = self._views[1 - self._newest.current]
         for present, following in zip(self._vectors.values(), target.values(), strict=True):
             parallel.copy(following, present)
             self._point("vector copied")
         self._vectors = target
-        if redo is not None:
-            self._scatter(redo.where, redo.values)
-
-    def _scatter(self, where: Array, values: list[Array]) -> None:
-        def scatter(lo: int, hi: int) -> None:
-            # Backwards: what was gathered last is still in the processor's cache.
-            for at in reversed(range(lo, hi, BLOCK)):
-                cut = slice(at, min(at + BLOCK, hi))
-                for array, new in zip(self._vectors.values(), values, strict=True):
-                    put(array, where[cut], new[cut])
-                    self._point("redo block scattered")
-
-        parallel.in_parts(where.size, scatter, SCATTERED)
 
     # ------------------------------------------------------------ commits
 
     def commit(self, state: Json) -> None:
         self._point("commit begun")
-        self.catch_up()
-        redo, current = self._redo, self._newest.current
+        current = self._newest.current
         if self._is_dirty():
             current = 1 - current
         body = {"state": state, "updated": self._updated, "extras": self._extras_crc}
-        self._write({**body, "sealed": None}, current, redo)
+        self._write({**body, "sealed": None}, current)
+        self._is_undoable = False
         self._point("commit written")
-        if redo is not None:
-            self._area, self._redo, self._put_off = redo.area, None, redo
 
-    def catch_up(self) -> None:
-        redo, self._put_off = self._put_off, None
-        if redo is not None:
-            self._scatter(redo.where, redo.values)
-            self._point("commit scattered")
-
-    def _write(self, body: Json, current: int, redo: _Redo | None = None) -> None:
-        number = self._newest.number + 1
-        commit = Commit(number, current, body)
-        if redo is not None:
-            count = redo.where.size
-            total = self._areas[redo.area].total(count)
-            commit = Commit(number, current, body, redo.area, count, total)
+    def _write(self, body: Json, current: int) -> None:
+        commit = Commit(self._newest.number + 1, current, body)
         data = image.pack_commit(self._form, commit)
-        at, half = self._places[number % 2], len(data) // 2
+        at, half = self._places[commit.number % 2], len(data) // 2
         self._buffer[at : at + half] = data[:half]
         self._point("commit half written")
         self._buffer[at + half : at + len(data)] = data[half:]
-        self._done[:] = number
+        self._done[:] = commit.number
         self._newest = commit
 
     def close(self) -> None:
         """Seal the state: commit it once more, with a checksum of everything."""
-        self.catch_up()
-        if self._redo is not None or self._is_dirty():
+        if self._is_undoable or self._is_dirty():
             return  # An update that was never committed; the last commit is what counts.
         current = self._newest.current
         body = {**self._newest.body, "sealed": self._form.vectors_crc(self._buffer, current)}
@@ -310,7 +251,6 @@ class Mapped:
         The header comes last, as in `create`. What was seen through `w`, `slots` and `extras`
         stays what it was. Of the old buffer nothing is needed any more.
         """
-        self.catch_up()
         view, old = memoryview(buffer), self._buffer
         assert len(view) == len(old), f"{len(view)} bytes for {len(old)}"
         view[image.DONE_AT :] = old[image.DONE_AT :]
@@ -319,10 +259,6 @@ class Mapped:
         which = 0 if self._vectors is self._views[0] else 1
         self._use(buffer)
         self._vectors = self._views[which]
-        redo = self._redo
-        if redo is not None:
-            _, values = self._areas[redo.area].cut(redo.where.size)
-            self._redo = _Redo(redo.area, redo.where, values)
 
 
 def _is_finite(array: Array) -> bool:

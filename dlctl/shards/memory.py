@@ -48,9 +48,6 @@ class Memory:
     def commit(self, state: Json) -> None:
         """Nothing survives."""
 
-    def catch_up(self) -> None:
-        """Nothing was put off."""
-
     def resume(self, optimizer: Optimizer) -> Json:
         return {}
 

@@ -29,8 +29,6 @@ from dlctl.sim.timeline import Timeline
 
 SPINS_MAX = 3
 """Deadlines in a row that may lie in the past: beyond that the real loop would burn a core."""
-IDLE_S = 0.01
-"""From an event to there being nothing else to do: often enough more comes before."""
 LAST_LINES = 12
 
 
@@ -96,8 +94,6 @@ class Process:
         self.status: int | None = None
         """How it ended; None while it lives."""
         self.machine: Machine
-        self.after_events: Callable[[], None] | None = None
-        """Called when the events that have come are handled, as by the real loop."""
         self._clock_s = clock_s
         self._note = note
         self._performers: dict[type[Effect], Callable[[Any], None]] = {
@@ -112,7 +108,6 @@ class Process:
         self._missed: list[Event] = []
         self._timer: float | None = None
         self._spins = 0
-        self._will_rest = False
 
     def __str__(self) -> str:
         return f"{self.name}.{self.incarnation}"
@@ -155,11 +150,9 @@ class Process:
                 return
             self._performers[type(effect)](effect)
         if self.exit_code is not None:
-            self._rest()
             self.end(self.exit_code)
         elif self.alive:
             self._arm()
-            self._rest_soon()
 
     def _effects(self, event: Event, now: float) -> list[Effect]:
         """What the machine wants done; nothing, if this has been its end."""
@@ -172,21 +165,6 @@ class Process:
     def _crash(self, crash: Crashed) -> None:
         self._note(f"{self} crashes at {crash}")
         self.end(-9)
-
-    def _rest_soon(self) -> None:
-        if self.after_events is not None and not self._will_rest:
-            self._will_rest = True
-            self.timeline.after(IDLE_S, self._rest)
-
-    def _rest(self) -> None:
-        """There is nothing else to do."""
-        self._will_rest = False
-        if self.after_events is None or not self.alive or self.frozen:
-            return
-        try:
-            self.after_events()
-        except Crashed as crash:
-            self._crash(crash)
 
     def _admit(self, effect: Admit) -> None:
         self.admitted = effect.names
@@ -250,7 +228,6 @@ class Process:
             # Its deadline may have passed long ago, and it does not know yet what it has missed.
             self._timer = None
             self._arm()
-            self._rest_soon()
             missed, self._missed = self._missed, []
             for event in missed:
                 self.post(event)

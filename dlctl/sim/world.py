@@ -243,7 +243,7 @@ class World:
         address = f"sim://{birth.name}"
         self.network.listen(address, process)
         job = self.job
-        server = Server(
+        return Server(
             birth,
             job,
             address,
@@ -254,8 +254,6 @@ class World:
                 process, self.store.states, job.servers.durability, self.crash_points.hook(process)
             ),
         )
-        process.after_events = server.catch_up
-        return server
 
     def _worker(self, process: Process, birth: Birth) -> Machine:
         job = self.job

@@ -142,9 +142,9 @@ def make_run(tmp_path: Path) -> Iterator[MakeRun]:
 POINTS = [
     ("process", "none", "block updated:5"),
     ("process", "none", "commit half written:9"),
-    ("process", "topk", "redo block written:4"),
+    ("process", "topk", "undo block written:4"),
     ("process", "topk", "commit written:7"),
-    ("process", "topk", "redo block scattered:3"),
+    ("process", "topk", "block scattered:3"),
     ("disk", "topk", "commit begun:6"),
     ("disk", "none", "record written:4"),
     ("disk", "none", "base written:3"),

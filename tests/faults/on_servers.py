@@ -16,8 +16,8 @@ from .rows import Incident, Trial, row
 UNAVAILABLE_S_MAX = 2.0
 POINTS = ("block updated", "commit begun", "commit half written", "commit written")
 SPARSE_POINTS = (
-    "redo block written", "commit begun", "commit half written", "commit written",
-    "redo block scattered", "commit scattered",
+    "undo begun", "undo block written", "block scattered", "commit begun", "commit half written",
+    "commit written",
 )  # fmt: skip
 PASSES = (1000, 2000)
 """Some seconds of pushes."""

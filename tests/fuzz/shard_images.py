@@ -115,23 +115,21 @@ def _change_commit(random: Random, buffer: bytearray, another: bytearray) -> Non
         body = change_body(random, body, body)
     else:
         which = random.randrange(len(fields))
-        limit = 2**8 if which in (1, 2) else 2**64
+        limit = 2**8 if which == 1 else 2**64
         fields[which] = random.choice((0, 1, 2, 4, fields[which] + 1, 2**31, limit - 1)) % limit
     packed = head.pack(0, len(body), *fields)[4:] + body
     buffer[at : at + 4 + len(packed)] = struct.pack("<I", zlib.crc32(packed)) + packed
 
 
-def _change_redo(random: Random, buffer: bytearray, another: bytearray) -> None:
-    """A redo record with other elements and the right sum."""
-    at = FORM.commit_at(random.randrange(2))
-    commit = image.read_commit(buffer, FORM, 0 if at == FORM.commit_at(0) else 1)
-    if commit is None or not commit.count:
-        return
-    area = FORM.redo_area(buffer, commit.area)
-    area.indices[random.randrange(commit.count)] = random.choice((0, SIZE - 1, SIZE, 2**32 - 1))
-    commit.total = area.total(commit.count)
-    packed = image.pack_commit(FORM, commit)
-    buffer[at : at + len(packed)] = packed
+def _change_undo(random: Random, buffer: bytearray, another: bytearray) -> None:
+    """An undo record with the right sums, of elements that may not be there."""
+    undo = FORM.undo(buffer)
+    commits = [image.read_commit(buffer, FORM, which) for which in (0, 1)]
+    newest = max((commit.number for commit in commits if commit is not None), default=0)
+    undo.begin(newest + random.choice((0, 1, 1, 1, 2)))
+    count = random.randint(1, FORM.undo_max)
+    undo.indices[:count] = random.choices((0, 1, SIZE - 1, SIZE, 2**32 - 1), k=count)
+    undo.mark(0, count)
 
 
 def _change_vector(random: Random, buffer: bytearray, another: bytearray) -> None:
@@ -156,7 +154,7 @@ def _change_size(random: Random, buffer: bytearray, another: bytearray) -> None:
 
 
 _CHANGES = (
-    _change_header, _change_commit, _change_commit, _change_commit, _change_redo, _change_vector,
+    _change_header, _change_commit, _change_commit, _change_commit, _change_undo, _change_vector,
     _change_mark, _change_bytes, _change_size,
 )  # fmt: skip
 

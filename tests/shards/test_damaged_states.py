@@ -56,9 +56,9 @@ def test_a_state_of_before_a_reboot_is_refused():
 
 def test_a_state_of_another_format_is_refused(monkeypatch):
     with monkeypatch.context() as context:
-        context.setattr(image, "FORMAT", 2)
+        context.setattr(image, "FORMAT", 1)
         buffer = after()
-    assert reason(buffer) == "it has format 2, this dlctl reads format 1"
+    assert reason(buffer) == "it has format 1, this dlctl reads format 2"
 
 
 @pytest.mark.parametrize("left_bytes", [0, 100, 4096, 10_000, FORM.total_bytes - 1])
@@ -114,17 +114,63 @@ def test_two_damaged_commits_are_too_many():
     assert reason(buffer) == "neither of its two commits is whole"
 
 
-def test_every_flipped_bit_of_a_redo_record_is_found():
-    buffer = after(sparse(2, SIZE, 4))
-    commit = image.newest_commit(buffer, FORM)
-    area = FORM.redo_area(buffer, commit.area)
-    indices, values = area.cut(commit.count)
-    for part in (indices, *values):
+def killed_in_an_update(count=4):
+    """One commit, and a sparse update behind it that was never committed."""
+    buffer, shard = created(adagrad(), SPEC)
+    shard.apply(dense(1, SIZE))
+    shard.commit({"commits": 1})
+    before = snapshot(shard)
+    shard.apply(sparse(2, SIZE, count))
+    assert snapshot(shard) != before
+    return buffer, before
+
+
+def test_every_flipped_bit_of_an_undo_record_is_found():
+    buffer, before = killed_in_an_update()
+    undo = FORM.undo(buffer)
+    indices, values = undo.cut(0, 4)
+    for part in (undo.number, undo.marks, indices, *values):
         for at in range(part.nbytes):
-            part.view(np.uint8)[at] ^= 1 << at % 8
-            assert reason(buffer) == "its redo record is damaged"
-            part.view(np.uint8)[at] ^= 1 << at % 8
-    reopened(buffer, adagrad(), SPEC)
+            for bit in range(8):
+                part.view(np.uint8)[at] ^= 1 << bit
+                assert reason(buffer.copy()) == "its undo record is damaged"
+                part.view(np.uint8)[at] ^= 1 << bit
+    assert snapshot(reopened(buffer, adagrad(), SPEC)[0]) == before
+
+
+def test_an_undo_record_that_nobody_needs_any_more_is_not_looked_at():
+    buffer = after(sparse(2, SIZE, 4))
+    wanted = snapshot(reopened(buffer.copy(), adagrad(), SPEC)[0])
+    FORM.undo(buffer).values[0][0] += 1
+    assert snapshot(reopened(buffer, adagrad(), SPEC)[0]) == wanted
+
+
+def test_an_undo_record_for_elements_that_are_not_there_is_refused():
+    buffer, _ = killed_in_an_update()
+    undo = FORM.undo(buffer)
+    undo.indices[3] = SIZE
+    undo.mark(0, 4)
+    assert reason(buffer) == "its undo record has elements beyond the shard"
+
+
+def test_a_commit_that_is_gone_although_updates_came_behind_it_is_missed():
+    """Its damage would be noticed by the mark of its end, if that was not damaged as well."""
+    buffer, _ = killed_in_an_update()
+    newest = image.newest_commit(buffer, FORM).number
+    image.done_mark(buffer)[:] = 1, 2
+    buffer[FORM.commit_at(newest % 2) + 50] ^= 1
+    assert reason(buffer) == f"its newest commit is number {newest - 1}; it had a later one"
+
+
+def test_what_was_saved_is_put_back_before_the_seal_of_a_closed_state_is_looked_at():
+    buffer, shard = created(adagrad(), SPEC)
+    shard.apply(dense(1, SIZE))
+    shard.commit({"commits": 1})
+    shard.storage.close()
+    before = snapshot(shard)
+    next_one, _ = reopened(buffer, adagrad(), SPEC)
+    next_one.apply(sparse(2, SIZE, 4))
+    assert snapshot(reopened(buffer, adagrad(), SPEC)[0]) == before
 
 
 def test_damaged_extras_are_found():

@@ -22,13 +22,13 @@ from kept import (
 )
 
 from dlctl.optim.adam import Adam
-from dlctl.shards import mapped
+from dlctl.shards import image, mapped
 from dlctl.shards.base import POINTS, Extras, Shard, Unusable
 from dlctl.shards.mapped import Mapped
 
 SIZE = 64
-BLOCK = 3
-"""Instead of 65,536: a sparse update of a few elements has several blocks, too."""
+BLOCK, PLACES = 3, 2
+"""Instead of 65,536 and 8,192: an update of a few elements has several blocks, too."""
 SEEDS = st.integers(0, 1000)
 OPTIMIZERS = {"adagrad": adagrad, "adam": lambda: Adam(Adam.Options(lr=0.1))}
 
@@ -123,11 +123,6 @@ class KilledAnywhere(RuleBasedStateMachine):
         if killed:
             self.come_back()
 
-    @rule(kill_after=st.none() | st.integers(0, 6))
-    def there_is_nothing_else_to_do(self, kill_after):
-        if self.do(self.shard.storage.catch_up, kill_after):
-            self.come_back()
-
     @rule()
     def kill_between_two_steps(self):
         self.come_back()
@@ -146,6 +141,8 @@ class KilledAnywhere(RuleBasedStateMachine):
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     monkeypatch.setattr(mapped, "BLOCK", BLOCK)
+    for module in (mapped, image):
+        monkeypatch.setattr(module, "PLACES", PLACES)
 
 
 class TestKilledAnywhere(KilledAnywhere.TestCase):
@@ -191,8 +188,7 @@ def test_the_points_are_at_every_step_that_could_be_the_last():
     assert set(points()) <= set(POINTS)
     assert set(points()) == {
         "state begun", "commit half written", "state created", "block updated", "commit begun",
-        "commit written", "redo block written", "redo block scattered", "commit scattered",
-        "state sealed",
+        "commit written", "undo begun", "undo block written", "block scattered", "state sealed",
     }  # fmt: skip
 
 

@@ -38,6 +38,8 @@ from dlctl.roles.training import Training
 from dlctl.roles.work import Work
 from dlctl.roles.worker import Worker
 from dlctl.shards.history import History
+from dlctl.shards.image import Undo
+from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
 
 Patch = pytest.MonkeyPatch
@@ -532,42 +534,46 @@ def generation_is_not_raised(patch: Patch) -> None:
 
 
 @mutant(
-    "a server with nothing else to do forgets the update that it has put off", "AcksChecker",
-    scenario="downpour-topk",
+    "a sparse update is saved for undo only after it was made", "LedgerChecker",
+    "StalenessChecker", scenario="recovery", seeds=60,
 )  # fmt: skip
-def forgets_when_idle(patch: Patch) -> None:
-    def catch_up(self):
-        if self.serving is not None:
-            self.serving.shard.storage._put_off = None
+def saved_too_late(patch: Patch) -> None:
+    """Whoever comes after a kill between the two finds half of an update that nobody knows of."""
+    honest = Undo.mark
+    late: list[tuple[Undo, int, int]] = []
 
-    patch.setattr(Server, "catch_up", catch_up)
+    def mark(self, lo, hi):
+        late.append((self, lo, hi))
+
+    def write(self, body, current):
+        while late:
+            honest(*late.pop())
+        commits(self, body, current)
+
+    commits = Mapped._write
+    patch.setattr(Undo, "mark", mark)
+    patch.setattr(Mapped, "_write", write)
 
 
 @mutant(
-    "a redo record says how much to add, so that it counts twice when it is replayed",
-    "LedgerChecker", "StalenessChecker", scenario="recovery", seeds=40,
+    "what a sparse update has found is put back although the update was committed",
+    "AcksChecker", "LedgerChecker", "StalenessChecker", scenario="recovery", seeds=40,
+)  # fmt: skip
+def undone_after_its_commit(patch: Patch) -> None:
+    honest = Undo.pending
+    patch.setattr(Undo, "pending", lambda self, number, size: honest(self, number - 1, size))
+
+
+@mutant(
+    "every update in a journal is made twice when it is read", "LedgerChecker",
+    "StalenessChecker", "AcksChecker", scenario="recovery", seeds=40,
 )  # fmt: skip
 def redo_is_replayed_twice(patch: Patch) -> None:
-    honest = Mapped._gather
+    honest = Journaled._deltas_of
 
-    def gather(self, delta, where, rule):
-        honest(self, delta, where, rule)
-        if self._redo is not None:
-            for array, values in zip(self._vectors.values(), self._redo.values, strict=True):
-                values -= array[where]
+    def deltas_of(self, record, updates):
+        for delta in honest(self, record, updates):
+            yield delta
+            yield delta
 
-    def scatter(self, where, values):
-        for array, more in zip(self._vectors.values(), values, strict=True):
-            array[where] += more
-
-    def now(self):
-        vectors = {name: array.copy() for name, array in self._vectors.items()}
-        redo = self._redo or self._put_off
-        if redo is not None:
-            for array, more in zip(vectors.values(), redo.values, strict=True):
-                array[redo.where] += more
-        return vectors
-
-    patch.setattr(Mapped, "_gather", gather)
-    patch.setattr(Mapped, "_scatter", scatter)
-    patch.setattr(Mapped, "_now", now)
+    patch.setattr(Journaled, "_deltas_of", deltas_of)

@@ -69,8 +69,8 @@ def mixed_faults(seed: int) -> Faults:
 
 
 POINTS = (
-    "block updated", "vector copied", "redo block written", "redo block scattered",
-    "commit begun", "commit half written", "commit written", "commit scattered", "record written",
+    "block updated", "vector copied", "undo begun", "undo block written", "block scattered",
+    "commit begun", "commit half written", "commit written", "record written",
 )  # fmt: skip
 """Where a server may die within an update or a commit; see `dlctl.shards`."""
 

@@ -9,7 +9,7 @@ from dlctl.machine import DeadlineReached, Exit, Note, Received, Send
 from dlctl.messages import APPLIED, HELD, Ack, Drained, Heard, Initialise, Parameters, Push
 from dlctl.sim.network import Link, Network, NetworkOptions
 from dlctl.sim.problems import LeastSquares
-from dlctl.sim.process import IDLE_S, Crashed, Process, Spinning
+from dlctl.sim.process import Process, Spinning
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.timeline import Timeline
 
@@ -199,58 +199,6 @@ def test_a_machine_is_called_at_its_deadline_and_its_effects_are_done_in_order()
     ((at, _),) = pair.arrivals()
     assert at == pytest.approx(5.0005)
     assert (pair.client.status, pair.client.alive) == (3, False)
-
-
-def with_rests(pair: Pair) -> list[float]:
-    """When the listener had nothing else to do."""
-    rests: list[float] = []
-    pair.listener.after_events = lambda: rests.append(round(pair.timeline.now, 6))
-    return rests
-
-
-def test_what_may_be_put_off_is_done_once_when_all_that_has_come_is_handled():
-    pair = Pair(latency_s=0.0)
-    rests = with_rests(pair)
-    for at in (1.0, 1.0 + IDLE_S / 2, 2.0):
-        pair.timeline.at(at, lambda: pair.send(Heard()))
-    assert len(pair.arrivals()) == 3
-    assert rests == [1.0 + IDLE_S, 2.0 + IDLE_S]
-
-
-def test_who_is_frozen_does_it_after_that_and_who_exits_before():
-    class Leaver(Recorder):
-        def handle(self, event, now):
-            super().handle(event, now)
-            return [Exit(0, "enough")] if len(self.got) == 2 else []
-
-    pair = Pair(latency_s=0.0)
-    rests = with_rests(pair)
-    pair.listener.machine = Leaver()
-    pair.timeline.at(1.0, lambda: pair.send(Heard()))
-    pair.timeline.at(1.0 + IDLE_S / 2, pair.listener.freeze)
-    pair.timeline.at(2.0, pair.listener.thaw)
-    pair.timeline.at(3.0, lambda: pair.send(Heard()))
-    assert len(pair.arrivals()) == 2
-    assert rests == [2.0 + IDLE_S, 3.0]
-    assert pair.listener.status == 0
-
-
-def test_a_process_may_be_killed_before_and_in_the_middle_of_what_was_put_off():
-    def crash() -> None:
-        raise Crashed("the middle")
-
-    pair = Pair(latency_s=0.0)
-    pair.listener.after_events = crash
-    pair.send(Heard())
-    assert len(pair.arrivals()) == 1
-    assert pair.listener.status == -9
-
-    pair = Pair(latency_s=0.0)
-    rests = with_rests(pair)
-    pair.send(Heard())
-    pair.timeline.after(IDLE_S / 2, lambda: pair.listener.end(-9))
-    assert len(pair.arrivals()) == 1
-    assert rests == []
 
 
 # ---------------------------------------------------------------- what an outcome tells
