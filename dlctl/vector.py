@@ -62,19 +62,14 @@ def put_into(target: Vector, where: Array, values: Array) -> None:
 
 
 def _put_part(target: Array, where: Array, values: Array, lo: int, hi: int) -> None:
-    put(target, where[lo:hi], values[lo:hi])
-
-
-def put(target: Array, where: Array, values: Array) -> None:
-    """target[where] = values.
-
-    A processor writes to places all over the memory one by one, but reads many at once: so the next
-    few are read before they are written to, which has them in its cache.
+    """A processor writes to places all over the memory one by one, but reads many at once: so the
+    next few are read before they are written to, which has them in its cache.
     """
-    for at in range(0, where.size, PLACES):
-        places = where[at : at + PLACES]
+    for at in range(lo, hi, PLACES):
+        cut = slice(at, min(at + PLACES, hi))
+        places = where[cut]
         chosen(target, places)
-        target[places] = values[at : at + PLACES]
+        target[places] = values[cut]
 
 
 def cast(u: Vector, precision: str) -> Vector:

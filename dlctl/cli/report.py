@@ -138,7 +138,8 @@ def _labelled(snapshot: Snapshot) -> list[str]:
         lines.append(f"  evaluation  {shown} (at step {step})")
     if isinstance(run.get("checkpoint"), Mapping):
         lines.append(f"  checkpoint  {newest_checkpoint(snapshot)}")
-        lines += _without(run["checkpoint"].get("without"))
+        if missing := without_residuals(run["checkpoint"]):
+            lines.append(f"{console.style('!', fg='yellow')} checkpoint  it is {missing}")
     lines += _overdue(snapshot)
     if text(run.get("checkpoint_error")):
         bad = console.style("!", fg="red")
@@ -153,16 +154,10 @@ def _labelled(snapshot: Snapshot) -> list[str]:
     return lines
 
 
-def _without(names: Any) -> list[str]:
-    """Workers that have not saved what their pushes had left."""
-    if not isinstance(names, list) or not names:
-        return []
-    bad, whose = console.style("!", fg="yellow"), console.escape(" and ".join(map(str, names)))
-    return [f"{bad} checkpoint  it is without what pushes of {whose} had left over (residual)"]
-
-
 def without_residuals(row: Row) -> str:
-    """As in "without the residual of worker-1", of a checkpoint's row; "" if nothing is missing."""
+    """As in "without the residual of worker-1", which is what its pushes had left over, of a
+    checkpoint's row; "" if nothing is missing.
+    """
     names = row.get("without")
     if not isinstance(names, list) or not names:
         return ""

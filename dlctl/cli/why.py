@@ -53,9 +53,11 @@ def command(name: str | None, job: str | None, as_json: bool) -> None:
 def _lines(snapshot: Snapshot, found: list[Wait], chosen: list[str]) -> list[str]:
     run_id = console.escape(snapshot.run_id)
     if _waits_for_coordinator(found):
-        text = f"everybody waits for the {found[0].name}: it {found[0].what}"
-        if snapshot.unwritten_s is not None:
-            text = f"{found[0].name} {found[0].what}"
+        name, what = found[0].name, found[0].what
+        if snapshot.unwritten_s is not None:  # It works, and nobody waits for it.
+            text = f"{name} {what}"
+        else:
+            text = f"everybody waits for the {name}: it {what}"
         return [console.escape(text), *_next(found[0])]
     if not snapshot.is_live:
         return _ended(snapshot)

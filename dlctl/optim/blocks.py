@@ -57,14 +57,14 @@ def check_length(delta: Delta, size: int) -> None:
 
 def go_over(delta: Delta, cut: Cut, rule: Rule) -> None:
     """Have the rule go over all blocks of a push; a large one is shared by several threads."""
-    # Where single elements are looked up, a few of them take as long as many in a row.
+    # Where single elements are looked up, a few of them take as long as many in a row. Either way
+    # a part begins where a block does, so that no two threads have to do with one block.
     part = parallel.PART if delta.indices is None else BLOCK
     parallel.in_parts(delta.values.size, lambda lo, hi: rule(cut(lo, hi)), part)
 
 
 def update_in_place(w: Array, delta: Delta, slots: Mapping[str, Array], rule: Rule) -> None:
     """Everything that `delta` touches, block by block; what is changed in a block is kept."""
-    check_length(delta, w.size)
     arrays = (w, *slots.values())
     where = delta.indices
 

@@ -158,7 +158,9 @@ class Storage(Protocol):
     def extras(self) -> Extras: ...
 
     def update(self, delta: Delta, rule: Rule) -> None:
-        """Have `rule` go over all that `delta` touches; what it leaves is the shard's then."""
+        """Have `rule` go over all that `delta`, of the shard's length, touches; what it leaves is
+        the shard's then.
+        """
         ...
 
     def fill(self, vectors: Mapping[str, Array], extras: Extras | None) -> None:

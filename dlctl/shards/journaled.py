@@ -23,7 +23,7 @@ from dlctl.compress.base import Delta
 from dlctl.errors import DlctlError
 from dlctl.messages import Array, Json
 from dlctl.optim.base import Optimizer
-from dlctl.optim.blocks import Rule, check_length
+from dlctl.optim.blocks import Rule
 from dlctl.shards import records
 from dlctl.shards.base import (
     Extras,
@@ -106,7 +106,6 @@ class Journaled(Memory):
         return storage
 
     def update(self, delta: Delta, rule: Rule) -> None:
-        check_length(delta, self._spec.size)
         self._deltas.append(delta)
         self._updated = True
         super().update(delta, rule)

@@ -26,7 +26,7 @@ from dlctl import parallel
 from dlctl.compress.base import Delta
 from dlctl.messages import Array, Json
 from dlctl.optim.base import Optimizer
-from dlctl.optim.blocks import Block, Rule, check_length, go_over, update_in_place
+from dlctl.optim.blocks import Block, Rule, go_over, update_in_place
 from dlctl.parallel import BLOCK, PLACES
 from dlctl.shards import image
 from dlctl.shards.base import Extras, Point, Spec, Unusable, W, check_state, no_point
@@ -43,7 +43,7 @@ class Mapped:
         self._form = form
         self._point = point
         self._newest = newest
-        self._places = [form.commit_at(which) for which in (0, 1)]
+        self._commits_at = [form.commit_at(which) for which in (0, 1)]
         self._use(buffer)
         self._vectors = self._views[newest.current]
         """The buffer that counts, or the other one while it has an update without a commit."""
@@ -124,7 +124,6 @@ class Mapped:
     # ------------------------------------------------------------ updates
 
     def update(self, delta: Delta, rule: Rule) -> None:
-        check_length(delta, self._form.size)
         self._updated = True
         where = delta.indices
         if not self._is_dirty():
@@ -222,7 +221,7 @@ class Mapped:
     def _write(self, body: Json, current: int) -> None:
         commit = Commit(self._newest.number + 1, current, body)
         data = image.pack_commit(self._form, commit)
-        at, half = self._places[commit.number % 2], len(data) // 2
+        at, half = self._commits_at[commit.number % 2], len(data) // 2
         self._buffer[at : at + half] = data[:half]
         self._point("commit half written")
         self._buffer[at + half : at + len(data)] = data[half:]

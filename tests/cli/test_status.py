@@ -305,7 +305,7 @@ def test_a_last_checkpoint_without_a_residual_is_told_of_when_the_run_has_finish
     run = run_directory().run(state="finished", step=345, checkpoint=row | {"without": []})
     assert "residual" not in dlctl_command("status").out
     run.run(checkpoint=row | {"without": ["worker-1"]})
-    told = "! checkpoint  it is without what pushes of worker-1 had left over (residual)\n"
+    told = "! checkpoint  it is without the residual of worker-1\n"
     assert told in dlctl_command("status").out
 
 
