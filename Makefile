@@ -7,12 +7,13 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test soak fuzz lint faults hosts slurm rampage bench peers man clean install
 
+# Most modules of torch are never imported: compiling them all takes longer than installing them.
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PY) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade -c constraints.txt pip
-	$(BIN)/pip install -q -c constraints.txt -e '.[torch,examples]' --group dev
+	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[torch,examples]' --group dev
 	touch $@
 
 demo: install
