@@ -109,7 +109,7 @@ def _mapped(run_id: str, shard: int, path: Path) -> Kept:
         descriptor = os.open(path, READ_ONLY)
         try:
             in_use = _is_locked(descriptor)
-            state = _read_image(descriptor, run_id, shard)
+            state = _read_image(descriptor, run_id, shard, in_use)
         finally:
             os.close(descriptor)
     except (OSError, DlctlError) as error:
@@ -117,7 +117,8 @@ def _mapped(run_id: str, shard: int, path: Path) -> Kept:
     return _kept(shard, path, in_use, state)
 
 
-def _read_image(descriptor: int, run_id: str, shard: int) -> Json:
+def _read_image(descriptor: int, run_id: str, shard: int, in_use: bool) -> Json:
+    """Raises Unusable. in_use: a server has it, and may write to it while we read."""
     size_bytes = os.fstat(descriptor).st_size
     if not size_bytes:
         raise Unusable("it is empty")
@@ -127,6 +128,9 @@ def _read_image(descriptor: int, run_id: str, shard: int) -> Json:
         raise Unusable(f"it is of shard {form.shard} of run {form.run_id}")
     if form.boot_id != boot_id():
         raise Unusable("it is of before a reboot: not all of it may have come to the disk")
+    if in_use:
+        seen: Json = image.last_seen_commit(buffer, form).body["state"]
+        return seen
     newest = image.newest_commit(buffer, form)
     if not list(form.undo(buffer).pending(newest.number + 1, form.size)):
         image.check_seal(buffer, form, newest)

@@ -137,7 +137,7 @@ def claimed(directory: Path) -> Iterator[None]:
 
 def refuse_unknown_coordinator(snapshot: Snapshot) -> None:
     """Raises DlctlError if a coordinator holds this run that is not the one on record."""
-    if _has_unknown_coordinator(snapshot):
+    if has_unknown_coordinator(snapshot):
         raise DlctlError(
             f"a coordinator that is not on record holds {snapshot.run_id}",
             where=str(snapshot.directory / runs.LOCK),
@@ -145,7 +145,8 @@ def refuse_unknown_coordinator(snapshot: Snapshot) -> None:
         )
 
 
-def _has_unknown_coordinator(snapshot: Snapshot) -> bool:
+def has_unknown_coordinator(snapshot: Snapshot) -> bool:
+    """Whether somebody holds this run who is not on record, or was not when `snapshot` was made."""
     if processes.is_alive(snapshot.run.get("pid"), snapshot.run.get("pid_start")):
         return False
     try:

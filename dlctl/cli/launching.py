@@ -108,6 +108,8 @@ def _again(
 
     belonging.check(previous)
     now = load(previous.directory)
+    if belonging.has_unknown_coordinator(now):
+        now = recovering.wait_led(now)
     if now.is_live and now.run.get("pid") is not None:
         console.note(f"{console.escape(now.run_id)} has just been brought back")
         return Launched(now.directory, None)

@@ -44,7 +44,18 @@ def _is_strange(run: Snapshot, file: Path) -> bool:
     old = run.run.get("job_file")
     if not isinstance(old, str) or not old or old == pick.job_file(file):
         return False
-    return not Path(old).exists() or bool(_why_a_copy(run))
+    return not os.path.exists(old) or bool(_why_a_copy(run))
+
+
+def _unseen(old: Path) -> str:
+    """Why nobody can tell whether a job file is where it was; "" if that can be told."""
+    try:
+        old.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        return f"whether {old} is still there cannot be seen ({error.strerror})"
+    return ""
 
 
 def obstacle(run: Snapshot, file: Path) -> str:
@@ -52,6 +63,8 @@ def obstacle(run: Snapshot, file: Path) -> str:
     old = Path(str(run.run.get("job_file")))
     if doubt := _doubt(run):
         return doubt
+    if unseen := _unseen(old):
+        return unseen
     if old.name != file.name:
         return f"to go on with it, call the job file {old.name} again"
     return ""

@@ -67,8 +67,7 @@ def command(
     with nullcontext() if dry_run else belonging.claimed(directory):
         snapshot = load(directory)
         belonging.check(snapshot)
-        if snapshot.is_live and not recovery.has_coordinator(snapshot):
-            snapshot = recovering.wait_supervised(snapshot)
+        snapshot = recovering.wait_led(snapshot)
         findings = recovery.examine(snapshot, from_checkpoint=from_checkpoint)
         if not as_json:
             _tell(findings, recovery.lines(findings))

@@ -21,8 +21,8 @@ from dlctl.cli.snapshot import ENDED, Snapshot, load
 from dlctl.rundb import RunDb
 
 POLL_S = 0.1
-SUPERVISED_S = 5.0
-"""For an agent to start its coordinator again; then we do."""
+LED_S = 5.0
+"""For an agent to start its coordinator again, and for that to write down who it is."""
 WELL = ("running", "slow")
 Json = dict[str, Any]
 
@@ -117,15 +117,21 @@ def resume(findings: Findings, why: str = "") -> Launched:
         return Launched(directory, start_coordinator(directory))
 
 
-def wait_supervised(snapshot: Snapshot) -> Snapshot:
-    """Give the agent a moment to start its coordinator; returns the run as it is then."""
-    deadline = time.monotonic() + SUPERVISED_S
-    while snapshot.is_live and not recovery.has_coordinator(snapshot):
-        if time.monotonic() > deadline:
-            break
+def wait_led(snapshot: Snapshot) -> Snapshot:
+    """Give a coordinator that somebody has started, or is about to, a moment to be on record;
+    returns the run as it is then.
+    """
+    deadline = time.monotonic() + LED_S
+    while _is_led_soon(snapshot) and time.monotonic() <= deadline:
         time.sleep(POLL_S)
         snapshot = load(snapshot.directory)
     return snapshot
+
+
+def _is_led_soon(snapshot: Snapshot) -> bool:
+    """By what its agent starts, or has started in the moment in which both were killed."""
+    is_supervised = snapshot.is_live and not recovery.has_coordinator(snapshot)
+    return is_supervised or belonging.has_unknown_coordinator(snapshot)
 
 
 # ---------------------------------------------------------------- until it is back

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -30,6 +29,7 @@ from dlctl.messages import Array, Json
 from dlctl.parallel import PLACES
 from dlctl.shards.base import Spec, Unusable, W
 from dlctl.shards.records import read_body
+from dlctl.shards.undo import Undo
 
 FORMAT = 2
 MAGIC = b"dlctlSHD"
@@ -46,76 +46,6 @@ _HEADER = struct.Struct("<8sII")
 _COMMIT = struct.Struct("<IIQB7x")
 """CRC-32 of what follows, bytes of the body, number, buffer."""
 _CRC_BYTES = 4
-_WORD = 2**64 - 1
-
-
-_IS_MARK = 1 << 63
-_SUM_MODULUS = 2**31 - 1
-"""No power of two is a multiple of it, so every flipped bit changes a sum."""
-
-
-@dataclass(frozen=True, slots=True)
-class Undo:
-    """What a sparse update has found where it writes, in blocks of `PLACES` elements.
-
-    A block is saved, then marked, and then overwritten. The record is of the update that becomes
-    one certain commit; when that is written it says nothing any more.
-    """
-
-    number: Array
-    """uint64[2]: of the commit that will be, and its complement."""
-    marks: Array
-    """uint64, for each block: how many elements it has and their sum; 0: it was not saved."""
-    words: list[Array]
-    """uint64: the parts below, in their order."""
-    indices: Array
-    values: list[Array]
-    """float32, one part for each vector."""
-
-    def begin(self, number: int) -> None:
-        """Nothing is saved yet of the update that becomes this commit."""
-        self.marks[:] = 0
-        self.number[:] = number, number ^ _WORD
-
-    def cut(self, lo: int, hi: int) -> tuple[Array, list[Array]]:
-        """(indices, the old values of each vector) of elements of the update."""
-        return self.indices[lo:hi], [values[lo:hi] for values in self.values]
-
-    def mark(self, lo: int, hi: int) -> None:
-        """The block that begins at `lo` is saved: from now on it may be overwritten."""
-        self.marks[lo // PLACES] = self._mark(lo, hi)
-
-    def _mark(self, lo: int, hi: int) -> int:
-        """Where a part ends within a word, the rest of that word counts: nobody writes there."""
-        total = 0
-        for words, part in zip(self.words, (self.indices, *self.values), strict=True):
-            begin, end = lo * part.itemsize // 8, -(-hi * part.itemsize // 8)
-            total += int(np.add.reduce(words[begin:end]))
-        return _IS_MARK | (total % 2**64 % _SUM_MODULUS) << 32 | hi - lo
-
-    def pending(self, number: int, size: int) -> Iterator[tuple[Array, list[Array]]]:
-        """(indices, old values) of each block to be put back, if commit `number` never came.
-
-        Raises Unusable if anything in it is damaged.
-        """
-        found, complement = self.number.tolist()
-        if found != complement ^ _WORD:
-            if self.marks.any():  # Otherwise a kill came between the two.
-                raise Unusable("its undo record is damaged")
-            return
-        if found > number:
-            raise Unusable(f"its newest commit is number {number - 1}; it had a later one")
-        if found < number:
-            return
-        for block in np.flatnonzero(self.marks).tolist():
-            mark, lo = int(self.marks[block]), block * PLACES
-            hi = lo + (mark & 0xFFFFFFFF)
-            if not lo < hi <= min(lo + PLACES, self.indices.size) or self._mark(lo, hi) != mark:
-                raise Unusable("its undo record is damaged")
-            indices, values = self.cut(lo, hi)
-            if not 0 <= int(indices.min()) <= int(indices.max()) < size:
-                raise Unusable("its undo record has elements beyond the shard")
-            yield indices, values
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,10 +272,11 @@ def read_commit(buffer: Any, form: Form, which: int) -> Commit | None:
     crc, length, number, current = _COMMIT.unpack_from(place)
     if number == 0 or _COMMIT.size + length > form.commit_bytes:
         return None
-    if zlib.crc32(place[_CRC_BYTES : _COMMIT.size + length]) != crc:
+    data = bytes(place[_CRC_BYTES : _COMMIT.size + length])  # A server may write there just now.
+    if zlib.crc32(data) != crc:
         return None
     try:
-        body = read_body(place[_COMMIT.size : _COMMIT.size + length])
+        body = read_body(data[_COMMIT.size - _CRC_BYTES :])
     except Unusable:
         return None
     whole = number < 2**63 and current < BUFFERS and _is_body(body)
@@ -365,12 +296,27 @@ def done_mark(buffer: Any) -> Array:
     return np.frombuffer(buffer, "<u8", 2, DONE_AT)
 
 
-def newest_commit(buffer: Any, form: Form) -> Commit:
-    """The state that counts; its extras checked. Raises Unusable."""
-    commits = [commit for i in (0, 1) if (commit := read_commit(buffer, form, i)) is not None]
+def _whole_commits(buffer: Any, form: Form) -> list[Commit]:
+    return [commit for i in (0, 1) if (commit := read_commit(buffer, form, i)) is not None]
+
+
+def last_seen_commit(buffer: Any, form: Form) -> Commit:
+    """The newest one that is whole: of a state that a server writes nothing else can be said.
+
+    Raises Unusable.
+    """
+    commits = _whole_commits(buffer, form)
     if not commits:
         raise Unusable("neither of its two commits is whole")
-    newest = max(commits, key=lambda commit: commit.number)
+    return max(commits, key=lambda commit: commit.number)
+
+
+def newest_commit(buffer: Any, form: Form) -> Commit:
+    """The state that counts, of a server that is not there any more; its extras checked.
+
+    Raises Unusable.
+    """
+    newest = last_seen_commit(buffer, form)
     done, again = done_mark(buffer).tolist()
     if done == again and newest.number < done:
         raise Unusable(f"its newest commit, number {done}, is damaged")
@@ -395,5 +341,4 @@ def has_updates(buffer: Any, spec: Spec, boot_id: str) -> bool:
         return False
     if (form.run_id, form.shard, form.boot_id) != (spec.run_id, spec.shard, boot_id):
         return False
-    commits = [commit for i in (0, 1) if (commit := read_commit(buffer, form, i)) is not None]
-    return any(bool(commit.body.get("updated")) for commit in commits)
+    return any(bool(commit.body.get("updated")) for commit in _whole_commits(buffer, form))

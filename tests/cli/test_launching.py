@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
+from identity import ME
 from launched import JOB, attached, the_run
 
 from dlctl import processes, runs
+from dlctl.cli import recovering
 from dlctl.cli.changes import differences
+from dlctl.cli.snapshot import load
+from dlctl.rundb import RunDb
 
 
 def left_over(own_place: Path) -> list[str]:
@@ -185,6 +191,31 @@ def test_a_run_whose_coordinator_was_killed_goes_on(job, own_place, play, dlctl_
     psutil.wait_procs([coordinator], timeout=5)
     code, _, err = dlctl_command("start", "job.toml")
     assert (code, "from step 50" in err) == (0, True), err
+
+
+def test_a_coordinator_that_an_agent_has_started_just_now_is_not_joined_by_another(
+    job, own_place, play, dlctl_command, monkeypatch
+):
+    """It has the run already, and is not on record yet."""
+    play("start", "ready", "forever")
+    dlctl_command("start", "job.toml")
+    run = the_run(own_place)
+    coordinator = psutil.Process(run["pid"])
+    coordinator.kill()
+    psutil.wait_procs([coordinator], timeout=5)
+    directory = Path(run["directory"])
+
+    def arrives(directory):
+        with closing(RunDb(directory)) as db:
+            db.put_run(state="running", **ME)
+            db.commit()
+        return load(directory)
+
+    monkeypatch.setattr(recovering, "load", arrives)
+    with (directory / runs.LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, _, err = dlctl_command("start", "--no-wait", "job.toml")
+    assert (code, f"{directory.name} has just been brought back" in err) == (0, True), err
 
 
 def test_not_waiting_returns_at_once_and_quiet_prints_the_run_id(

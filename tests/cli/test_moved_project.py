@@ -97,6 +97,19 @@ def test_a_run_of_a_job_file_that_was_renamed_is_named(stopped, job, dlctl_comma
     assert "it is not used: to go on with it, call the job file job.toml again" in err
 
 
+def test_a_run_whose_job_file_cannot_be_seen_is_left_to_whom_it_belongs(
+    stopped, job, own_place, dlctl_command
+):
+    """Somebody else's home, of which this is a copy; root sees all but what cannot be there."""
+    hidden = f"/{'home' * 100}/job.toml"
+    with closing(RunDb(next(own_place.glob("runs/*-*")))) as db:
+        db.put_run(job_file=hidden)
+        db.commit()
+    code, out, err = dlctl_command("plan", "job.toml")
+    assert code == 0, err
+    assert f"whether {hidden} is still there cannot be seen (File name too long)" in out + err
+
+
 def test_a_run_that_lives_is_not_taken_from_its_place(
     stopped, job, own_place, dlctl_command, monkeypatch
 ):

@@ -18,7 +18,7 @@ from identity import ME, identity
 from remains import keep, remember, save
 
 from dlctl import config, jobfile, rundb, runs, states
-from dlctl.cli import belonging, live
+from dlctl.cli import belonging, live, recovering
 from dlctl.cli.recovering import is_back, whom
 from dlctl.cli.snapshot import load
 from dlctl.cli.stop import KILLED
@@ -357,7 +357,28 @@ def test_only_one_command_brings_a_run_back(dead, dlctl_command):
         assert look(dlctl_command)["way"] == "go on", "who only looks disturbs nobody"
 
 
-def test_a_coordinator_that_is_not_on_record_is_not_joined_by_another(dead, dlctl_command):
+def test_a_coordinator_that_an_agent_has_started_just_now_is_waited_for(
+    dead, dlctl_command, monkeypatch
+):
+    """It has the run already, and is not on record yet."""
+    remember(dead)
+
+    def arrives(directory):
+        dead.run(state="running", updated_at=time.time(), updated_by=ME["pid_start"], **ME)
+        return load(directory)
+
+    monkeypatch.setattr(recovering, "load", arrives)
+    with (dead.path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, out, err = dlctl_command("recover")
+    assert (code, err) == (0, "")
+    assert "nothing to recover" in out
+
+
+def test_a_coordinator_that_is_not_on_record_is_not_joined_by_another(
+    dead, dlctl_command, monkeypatch
+):
+    monkeypatch.setattr(recovering, "LED_S", 0.3)
     remember(dead)
     with (dead.path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -15,12 +15,13 @@ from daemons.server.statefile import StateFile
 from dlctl import states
 from dlctl.config import Servers
 from dlctl.errors import DlctlError, UsageError
+from dlctl.shards import image
 from dlctl.shards.base import Held, Shard, Unusable, no_point
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.memory import Memory
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
-from kept import adagrad, dense, spec_of
+from kept import adagrad, dense, sparse, spec_of
 
 SIZE = 1000
 SPEC = spec_of(adagrad(), SIZE)
@@ -246,6 +247,26 @@ def test_looking_changes_nothing_and_sees_a_server_at_work(run):
     assert (run / "state" / "shard-0.state").read_bytes() == before
     shard.apply(dense(2, SIZE))
     shard.commit(META)
+    let_go(files)
+
+
+def test_a_server_that_goes_on_while_it_is_looked_at_is_not_said_to_be_damaged(run, monkeypatch):
+    """It commits, and begins its next update, between two reads of who looks."""
+    files, shard = made(run / "state")
+    honest = image.read_commit
+
+    def read_commit(buffer, form, which):
+        found = honest(buffer, form, which)
+        for _ in range(3):
+            shard.apply(sparse(5, SIZE, 10))
+            shard.commit(META)
+        shard.apply(sparse(6, SIZE, 10))
+        return found
+
+    monkeypatch.setattr(image, "read_commit", read_commit)
+    (kept,) = states.kept(run, Servers())
+    assert (kept.in_use, kept.problem) == (True, "")
+    assert kept.version in range(1, 9), "what it was in the meantime"
     let_go(files)
 
 

@@ -22,7 +22,7 @@ from kept import (
 )
 
 from dlctl.optim.adam import Adam
-from dlctl.shards import image, mapped
+from dlctl.shards import image, mapped, undo
 from dlctl.shards.base import POINTS, Extras, Shard, Unusable
 from dlctl.shards.mapped import Mapped
 
@@ -141,7 +141,7 @@ class KilledAnywhere(RuleBasedStateMachine):
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     monkeypatch.setattr(mapped, "BLOCK", BLOCK)
-    for module in (mapped, image):
+    for module in (image, mapped, undo):
         monkeypatch.setattr(module, "PLACES", PLACES)
 
 

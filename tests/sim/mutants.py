@@ -38,9 +38,9 @@ from dlctl.roles.training import Training
 from dlctl.roles.work import Work
 from dlctl.roles.worker import Worker
 from dlctl.shards.history import History
-from dlctl.shards.image import Undo
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
+from dlctl.shards.undo import Undo
 
 Patch = pytest.MonkeyPatch
 
