@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 SAVE_S_MAX = 120.0
 """Without an answer, or without any bytes of what is on its way from another host."""
 STUCK_S_MAX = 20.0
-"""The same, if only workers are waited for that say themselves that they are stuck in one batch."""
+"""The same, if only workers are waited for that hang, as they say themselves, and do not save. One
+that hangs with all of its steps pushed can save nevertheless: it begins at once, and says so."""
 GIVEN_UP_S_MAX = 5.0
-"""The same, if only workers are waited for that have not drained in time. One that hangs with all
-of its steps pushed can save nevertheless, and does so at once."""
+"""The same, if these have been waited for before, while draining."""
 Finished = Callable[[Json], None]
 """Called with the checkpoint's row; its "error" is "" if it is complete."""
 
@@ -60,7 +60,7 @@ class _Current:
     coming: dict[str, str] = field(default_factory=dict)
     """Whose file is on its way from another host, and its name here."""
     heard_at: float = 0.0
-    """When bytes of any of these came."""
+    """When they were asked, or the newest answer came, or bytes of what is on its way."""
     saved: dict[str, m.Saved] = field(default_factory=dict)
     without: set[str] = field(default_factory=set)
     """Workers whose files will not come, although they had something to save."""
@@ -124,12 +124,10 @@ class Checkpointing:
 
     def _limit_s(self, current: _Current) -> float:
         late = [self.members.get(name) for name in current.missing]
-        if current.coming or not late:
+        hang = all(d is not None and d.hangs and not d.saves(current.number) for d in late)
+        if current.coming or not late or not hang:
             return SAVE_S_MAX
-        if all(d is not None and d.name in self._given_up and not d.drained for d in late):
-            return GIVEN_UP_S_MAX
-        is_stuck = all(d is not None and (d.stuck or d.name in self._given_up) for d in late)
-        return STUCK_S_MAX if is_stuck else SAVE_S_MAX
+        return GIVEN_UP_S_MAX if current.missing <= self._given_up else STUCK_S_MAX
 
     def does_without_at(self) -> float | None:
         """When those are given up that it waits for, if that is soon: they can hardly answer."""
@@ -168,7 +166,7 @@ class Checkpointing:
         if event.error:
             self._end(event.error, now)
             return
-        current.directory = event.directory
+        current.directory, current.heard_at = event.directory, now
         asked = self.members.of("server") + [
             d for d in self.members.of("worker")
             if d.alive and d.asked_for_data and not d.out_of_touch
@@ -186,6 +184,7 @@ class Checkpointing:
         if message.name not in current.missing:
             return
         current.missing.discard(message.name)
+        current.heard_at = now
         daemon = self.members.get(message.name)
         if message.error:
             self._fail(message.name, message.error)
@@ -201,7 +200,7 @@ class Checkpointing:
             self._fail(saved.name, "its file has another name than it should, or no checksum")
             return
         file = checkpoint_file(current.directory, saved.file)
-        current.coming[saved.name], current.heard_at = file, now
+        current.coming[saved.name] = file
         wanted = Wanted(file, saved.nbytes, saved.sha256)
         done = partial(self._on_fetched, current.number, saved, agent)
         self.transfers.fetch(agent, wanted, done, now, self._on_progress)

@@ -103,6 +103,15 @@ class Daemon:
         """Whether it says itself that it has been in one batch, or evaluation, for too long."""
         return self.alive and "stuck_s" in self.metrics
 
+    @property
+    def hangs(self) -> bool:
+        """Whether that is no evaluation which may still end."""
+        return self.stuck and self.metrics.get("hangs") is True
+
+    def saves(self, checkpoint: int) -> bool:
+        """Whether it says itself that it has begun to save: it does that even while it hangs."""
+        return self.metrics.get("checkpoint") == checkpoint
+
     def begin(self, now: float) -> None:
         """A new incarnation is being started."""
         self.incarnation += 1

@@ -28,6 +28,12 @@ class Saving:
         self._current: _Current | None = None
         self._answer: Saved | None = None
 
+    @property
+    def newest(self) -> int:
+        """Number of the newest checkpoint that is being saved here, or is answered; 0: of none."""
+        newest = self._current or self._answer
+        return newest.checkpoint if newest is not None else 0
+
     def is_new(self, save: Save) -> bool:
         """Whether to save now. A repeated request is answered here, an outdated one is dropped."""
         if self._answer is not None and save.checkpoint <= self._answer.checkpoint:

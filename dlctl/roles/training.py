@@ -41,7 +41,8 @@ LOSS_WEIGHT = 0.05
 BATCH_WEIGHT = 0.1
 """Of the newest batch in the running mean of the time for one."""
 STUCK_S_MIN, STUCK_BATCHES = 10.0, 10.0
-"""A batch that takes longer than both (seconds, and as many other batches) hangs in user code."""
+"""A batch that takes longer than both (seconds, and as many other batches) hangs in user code; an
+evaluation is told of, but may well take so long."""
 
 
 class Training:
@@ -134,7 +135,7 @@ class Training:
         self._paused = self._computing is None
         if self._paused:
             self.pacing.waits("", now)
-        self._busy_since = now
+            self._busy_since = now
         return self._paused
 
     def resume(self) -> None:

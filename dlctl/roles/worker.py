@@ -40,6 +40,7 @@ from dlctl.roles.effects import (
     TaskFailed,
 )
 from dlctl.roles.evaluation import Evaluation
+from dlctl.roles.evaluations import EVALUATE_S_MAX
 from dlctl.roles.gathering import Gathering
 from dlctl.roles.joining import Joining
 from dlctl.roles.lifeline import Lifeline
@@ -313,10 +314,12 @@ class Worker:
         self._report_at, self._reported_phase = now + REPORT_S, phase
         metrics = self.training.metrics(now) if self.training else {}
         metrics |= {"settings": self.live.values(), **self.outbox.waiting(now)}
+        metrics["checkpoint"] = self._saving.newest
         if self.training is not None and (stuck_s := self.training.stuck_s(now)):
             metrics["stuck_s"] = round(stuck_s, 1)
-            what = "in one evaluation" if phase == "evaluating" else "in one batch"
-            phase = f"{what} for {stuck_s:.0f} s"
+            evaluates = phase == "evaluating"
+            metrics["hangs"] = not evaluates or stuck_s > EVALUATE_S_MAX
+            phase = f"in one {'evaluation' if evaluates else 'batch'} for {stuck_s:.0f} s"
             if not self._located:
                 self.desk.do(LocateTask())
         self._located = "stuck_s" in metrics

@@ -48,7 +48,8 @@ class FilesDriver:
             self.process.post(ArraysSaved(effect.checkpoint, digest, nbytes, error))
 
         timeline = self.process.timeline
-        timeline.after(self.disk.save_s, lambda: done() if self.process.alive else None)
+        takes_s = self.disk.takes_s(self.process.name)
+        timeline.after(takes_s, lambda: done() if self.process.alive else None)
 
     def _write(self, effect: SaveArrays, arrays: Mapping[str, Array]) -> tuple[str, int]:
         if self._is_home:

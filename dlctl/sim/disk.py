@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 SAVE_S = 0.05
@@ -17,10 +17,16 @@ def _never() -> bool:
 class Disk:
     save_s: float = SAVE_S
     """From the order to save a file to its end."""
+    slow_s: Mapping[str, float] = field(default_factory=dict)
+    """Process -> the same, if its files take longer than those of the others."""
     full: int = 0
     """While this is not 0, no file can be written."""
     fails: Callable[[], bool] = field(default=_never)
     """Whether the next file meets an error for other reasons."""
+
+    def takes_s(self, name: str) -> float:
+        """How long a file of this process takes."""
+        return self.slow_s.get(name, self.save_s)
 
     def error(self) -> str:
         """The error that a file meets now, or ""."""

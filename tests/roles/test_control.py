@@ -144,6 +144,9 @@ def test_a_change_stays_with_the_name_for_its_next_incarnation() -> None:
 # ---------------------------------------------------------------- checkpoints
 
 
+SAVED_AT = 0.2
+
+
 class Saving:
     def __init__(self, every_s: float = 60.0) -> None:
         self.desk, self.members, self.rows = History(1.0), members(), []  # type: ignore[var-annotated]
@@ -160,7 +163,7 @@ class Saving:
     def saved(self, name: str, error: str = "") -> list[Effect]:
         state: dict[str, Any] = {"lo": 0, "hi": 2} if name.startswith("server") else {}
         file = "" if error else f"{name}.safetensors"
-        self.machine.on_saved(m.Saved(8, name, file, "hash", 10, state, error), 0.2)
+        self.machine.on_saved(m.Saved(8, name, file, "hash", 10, state, error), SAVED_AT)
         return self.desk.clear()
 
 
@@ -219,8 +222,8 @@ def test_a_checkpoint_without_a_residual_says_so_in_the_history_if_there_was_one
 ) -> None:
     saving = under_way("server-0", "worker-0")
     saving.machine.leaves_residuals = leaves_residuals
-    saving.machine.on_deadline(SAVE_S_MAX)
-    saving.machine.on_ended(CheckpointEnded(8, ""), SAVE_S_MAX)
+    saving.machine.on_deadline(SAVED_AT + SAVE_S_MAX)
+    saving.machine.on_ended(CheckpointEnded(8, ""), SAVED_AT + SAVE_S_MAX)
     told = [effect for effect in saving.desk.clear() if isinstance(effect, AddEvent)]
     expected = [("checkpoint", "worker-1")] if leaves_residuals else []
     assert [(event.kind, event.daemon) for event in told] == expected
@@ -243,14 +246,14 @@ def test_a_checkpoint_without_a_shard_is_none() -> None:
 
 def test_a_checkpoint_is_given_up_in_time_and_names_who_was_late() -> None:
     saving = under_way("worker-0")
-    saving.machine.on_deadline(SAVE_S_MAX)
+    saving.machine.on_deadline(SAVED_AT + SAVE_S_MAX)
     assert "server-0, worker-1" in saving.rows[0]["error"]
     assert len(saving.desk.outstanding) == 0
 
 
 def test_a_checkpoint_does_without_workers_that_push_too_seldom_to_save_in_time() -> None:
     saving = under_way("server-0", "worker-0")
-    saving.machine.on_deadline(SAVE_S_MAX)
+    saving.machine.on_deadline(SAVED_AT + SAVE_S_MAX)
     complete = next(e for e in saving.desk.clear() if isinstance(e, CompleteCheckpoint))
     assert [worker["name"] for worker in complete.manifest["workers"]] == ["worker-0"]
     assert len(saving.desk.outstanding) == 0

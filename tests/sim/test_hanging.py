@@ -61,17 +61,35 @@ TOPK = ("topk", {"density": 0.1})
 HANGS_S = 5.0
 
 
-def asked(verb: str, when_s: float, every: int = 8, **arguments: Any) -> tuple[Any, list[Any]]:
-    """A run of which worker-1 begins to hang, asked for `verb`; with what its coordinator has
-    answered, and when; what it repeats only once. every: a worker pushes every so many steps.
+def run_of_two(
+    every: int, slow: dict[int, float], evaluate_s: float = 0.0, epochs: float = 0.0
+) -> tuple[Simulation, Watcher]:
+    """With what its coordinator answers. every: a worker pushes every so many steps. epochs: it
+    evaluates every so many, for `evaluate_s` seconds.
     """
-    told, slow = Watcher(m.Reply), {1: 1.0}
-    method = ("downpour", {"push_every_steps": every})
+    told = Watcher(m.Reply)
     job = job_file(
-        workers=2, seconds=300.0, portion_batches=100, compression=TOPK, algorithm=method
-    )
-    compute, problem = ComputeOptions(step_s=0.1, slow=slow), LeastSquares(samples=8192)
-    simulation = Simulation(job, problem, compute=compute, checkers=(told,))
+        workers=2, seconds=300.0, portion_batches=100, compression=TOPK, evaluate_epochs=epochs,
+        algorithm=("downpour", {"push_every_steps": every}),
+    )  # fmt: skip
+    compute = ComputeOptions(step_s=0.1, slow=slow, evaluate_s=evaluate_s)
+    problem = LeastSquares(samples=8192)
+    return Simulation(job, problem, compute=compute, checkers=(told,)), told
+
+
+def asked(
+    verb: str,
+    when_s: float,
+    every: int = 8,
+    save_s: dict[str, float] | None = None,
+    **arguments: Any,
+) -> tuple[Any, list[Any]]:
+    """A run of which worker-1 begins to hang, asked for `verb`; with what its coordinator has
+    answered, and when; what it repeats only once. save_s: how long the files of some take.
+    """
+    slow = {1: 1.0}
+    simulation, told = run_of_two(every, slow)
+    simulation.world.disk.slow_s = save_s or {}
     simulation.at(HANGS_S, lambda: slow.update({1: 1e6}))
     simulation.request(when_s, verb, arguments)
     outcome = simulation.run()
@@ -96,6 +114,73 @@ def test_a_worker_that_hangs_with_all_of_its_steps_pushed_saves_nevertheless() -
     outcome, _ = asked("stop", 30.0, 1, checkpoint=True, grace_s=5.0)
     row = outcome.store.run["checkpoint"]
     assert (row["error"], row["without"]) == ("", [])
+
+
+@pytest.mark.parametrize("server_s", [0.1, 12.0])
+def test_a_last_checkpoint_waits_for_a_worker_that_is_writing(server_s: float) -> None:
+    """It hangs, and is given up while draining; but it saves, and its file is a large one."""
+    save_s = {"server-0": server_s, "worker-1": server_s + 15.0}
+    outcome, _ = asked("stop", 30.0, 1, save_s, checkpoint=True, grace_s=5.0)
+    row = outcome.store.run["checkpoint"]
+    assert (row["error"], row["without"]) == ("", [])
+    assert row["seconds"] > server_s + 15.0 > GIVEN_UP_S_MAX
+
+
+def test_a_checkpoint_waits_for_a_worker_that_is_writing() -> None:
+    _, told = asked("checkpoint", 30.0, 1, {"worker-1": 2 * STUCK_S_MAX})
+    last = next(reply for _, reply in told if reply.done)
+    assert (last.error, last.result["without"]) == ("", [])
+    assert last.result["seconds"] > 2 * STUCK_S_MAX
+
+
+def test_the_short_limit_counts_from_the_last_answer() -> None:
+    """While a server is waited for, nobody is given up; then who hangs has its time."""
+    outcome, _ = asked("stop", 30.0, 8, {"server-0": 12.0}, checkpoint=True, grace_s=5.0)
+    row = outcome.store.run["checkpoint"]
+    assert (row["error"], row["without"]) == ("", ["worker-1"])
+    assert row["seconds"] == pytest.approx(12.0 + GIVEN_UP_S_MAX, abs=1.0)
+
+
+def test_a_last_checkpoint_waits_for_a_worker_whose_batches_are_only_slow() -> None:
+    """It is given up while draining, and saves after its next push."""
+    simulation, _ = run_of_two(8, {1: 30.0})
+    simulation.request(30.0, "stop", {"checkpoint": True, "grace_s": 5.0})
+    row = simulation.run().store.run["checkpoint"]
+    assert (row["error"], row["without"]) == ("", [])
+    assert row["seconds"] > GIVEN_UP_S_MAX
+
+
+EVALUATE_S = 60.0
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments"), [("checkpoint", {}), ("stop", {"checkpoint": True, "grace_s": 5.0})]
+)
+def test_a_checkpoint_waits_for_a_worker_that_evaluates(
+    verb: str, arguments: dict[str, Any]
+) -> None:
+    simulation, told = run_of_two(8, {}, EVALUATE_S, epochs=0.2)
+    simulation.request(30.0, verb, arguments)
+    outcome = simulation.run()
+    said = [reply.result.get("waiting", []) for reply in told.messages()]
+    waited_for = {name for names in said for name in names}
+    assert any(name.startswith("worker-0 (in one evaluation for ") for name in waited_for)
+    row = outcome.store.checkpoints[1]
+    assert (row["error"], row["without"]) == ("", [])
+    manifest = outcome.store.manifests[row["path"]]
+    assert [part["name"] for part in manifest["workers"]] == ["worker-0", "worker-1"]
+    assert row["seconds"] > STUCK_S_MAX
+
+
+def test_a_worker_that_hangs_before_its_evaluation_is_called_slow_nevertheless() -> None:
+    slow = {0: 1.0, 1: 1.0}
+    simulation, _ = run_of_two(8, slow, epochs=0.2)
+    simulation.at(HANGS_S, lambda: slow.update({0: 1e6}))
+    rows: list[dict[str, Any]] = []
+    simulation.at(80.0, lambda: rows.append(dict(simulation.store.daemons["worker-0"])))
+    simulation.run()
+    assert rows[0]["state"] == "slow"
+    assert rows[0]["phase"].startswith("in one batch for 7")
 
 
 def test_a_checkpoint_waits_for_a_worker_that_is_stuck_for_a_short_time_and_names_it() -> None:
