@@ -9,7 +9,7 @@ since 1970 (UTC). Local disks only: SQLite's locks do not hold on NFS.
     event       what happened, in order
     metric      reports of the daemons: at most one row per daemon in 10 seconds
     checkpoint  every checkpoint that was begun, and how it ended
-    term        epochs and generations, written before they are handed out
+    term        epochs and generations, on the disk before they are handed out
     memory      what the next coordinator goes on with, should this one die (`roles/memory.py`)
 
 The row of a daemon that the job no longer has stays, as "removed": its incarnations are counted on
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ class RunDb:
                 _make(path)
             self._db = sqlite3.connect(f"file:{path}?mode={mode}", uri=True, timeout=10)
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            # Survives the end of any process; only terms have to survive more than that.
+            # Survives the end of any process; what has to survive more than that, see `sync`.
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
         except sqlite3.Error as error:
@@ -82,8 +82,16 @@ class RunDb:
         self._db.commit()
 
     def sync(self) -> None:
-        """What is committed survives a power failure from now on."""
-        self._db.execute("PRAGMA wal_checkpoint").fetchall()
+        """What is committed survives a power failure from now on. Raises sqlite3.OperationalError.
+
+        By one commit more, which changes nothing: a checkpoint of SQLite's log would pass over
+        what is newer than somebody's view of the database, and sync nothing of it.
+        """
+        self._db.execute("PRAGMA synchronous=FULL")
+        try:
+            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        finally:
+            self._db.execute("PRAGMA synchronous=NORMAL")
 
     def rollback(self) -> None:
         """Forget what was put since the last commit."""
@@ -161,19 +169,11 @@ class RunDb:
 
     # ------------------------------------------------------------ terms and memory
 
-    def put_term(self, name: str, term: int) -> None:
-        """Put and commit, so that it survives a power failure: a term is never given twice.
-
-        Raises sqlite3.OperationalError; what was put before is lost then, unless it was committed.
+    def put_terms(self, terms: Mapping[str, int]) -> None:
+        """Daemon -> its newest epoch or generation. None is ever given twice: before it is handed
+        out this has to be committed, and to survive a power failure (see `sync`).
         """
-        self.commit()
-        self._db.execute("PRAGMA synchronous=FULL")
-        try:
-            self._db.execute("INSERT OR REPLACE INTO term VALUES (?, ?)", (name, term))
-            self.commit()
-        finally:
-            self.rollback()
-            self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.executemany("INSERT OR REPLACE INTO term VALUES (?, ?)", [*terms.items()])
 
     def put_memory(self, values: dict[str, Any]) -> None:
         """None: forget the key."""

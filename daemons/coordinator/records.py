@@ -1,9 +1,9 @@
 """Performs what the coordinator writes down: rows in run.db, checkpoint directories, manifests.
 
-The machine's times are monotonic; here they become wall-clock times. A term is committed before
-its daemon is told of it, and what the next coordinator has to know before anything behind it is
-sent; the row of a checkpoint at once, too, if the database can be written. All other rows are
-committed when the events that have come are handled: a crash may lose the last ones, although
+The machine's times are monotonic; here they become wall-clock times. What the next coordinator has
+to know is committed before anything behind it is sent, and a term is on the disk before its daemon
+is told of it; the row of a checkpoint at once, too, if the database can be written. All other rows
+are committed when the events that have come are handled: a crash may lose the last ones, although
 messages of the same moment went out. An end in order loses none, see `finish`.
 """
 
@@ -53,8 +53,11 @@ class Records:
         """To be remembered, and not written yet."""
         self._terms: dict[str, int] = {}
         """Issued, and not on record yet."""
-        self._synced: set[str] = set()
-        """Servers of which it is on the disk that they have been in charge of a shard."""
+        self._served: set[str] = set()
+        """Servers that have been in charge of a shard."""
+        self._is_lasting = False
+        """Whether the terms on record, and those servers, are on the disk. Of what the coordinator
+        before this one wrote, nobody knows."""
         self._trouble = ""
         self._retry_at = 0.0
         self._metric_at: dict[str, float] = {}
@@ -76,25 +79,39 @@ class Records:
     # ------------------------------------------------------------ rows
 
     def commit(self) -> None:
-        """Write what has come. A full disk is no reason to stop training: it is tried again."""
-        if not self._has_news() or time.monotonic() < self._retry_at:
+        """Write what has come. A disk in trouble is no reason to stop training: it is tried again.
+
+        What is remembered of a daemon and its term come in one transaction: if the next coordinator
+        found one without the other, it would give a term twice. The sync comes behind it, so that
+        a disk that only fails at that does not keep anything from being remembered.
+        """
+        if (self._is_lasting and not self._has_news()) or time.monotonic() < self._retry_at:
             return
         try:
-            self.db.put_memory(self._memory)
-            for write in (*self._history, *self._metrics, *self._overview):
-                write()
-            self.db.commit()
+            self._write_rows()
+            if not self._is_lasting:
+                self.db.sync()
         except sqlite3.OperationalError as error:
             self._put_off(error)
             return
-        for written in (self._history, self._metrics, self._overview, self._memory):
-            written.clear()
+        self._is_lasting = True
         if self._trouble:
             log.warning("the run's database can be written again")
             self._trouble = ""
 
+    def _write_rows(self) -> None:
+        """All that there is to write, or nothing of it. Raises sqlite3.OperationalError."""
+        self.db.put_terms(self._terms)
+        self.db.put_memory(self._memory)
+        for write in (*self._history, *self._metrics, *self._overview):
+            write()
+        self.db.commit()
+        for written in (self._history, self._metrics, self._overview, self._memory, self._terms):
+            written.clear()
+
     def _has_news(self) -> bool:
-        return bool(self._history or self._metrics or self._overview or self._memory)
+        rows = self._history or self._metrics or self._overview
+        return bool(rows or self._memory or self._terms)
 
     def _put_off(self, error: sqlite3.OperationalError) -> None:
         self.db.rollback()
@@ -121,45 +138,30 @@ class Records:
             time.sleep(FINISH_RETRY_S)
 
     def _on_remember(self, effect: j.Remember) -> None:
-        self._memory[effect.key] = effect.value
-
-    def _on_send(self, effect: Send) -> None:
-        """Nobody learns of what is not on record. (While the disk is full, they do: training goes
-        on, and a coordinator that died just then would lease portions twice.)
-        """
-        if self._memory:
-            self._commit_memory()
-        if self._terms:
-            self._record_terms()
-        message = effect.message
-        if isinstance(message, Welcome) and message.name in self._terms:
-            return  # It asks again.
-        self.loop.transport.send(effect.peer, message)
-
-    def _commit_memory(self) -> None:
         """The next process of a shard begins it anew unless it is known that there was one before:
-        with a journal this has to be on the disk as well."""
-        served = {k for k, v in self._memory.items() if isinstance(v, dict) and v.get("has_served")}
-        self.commit()
-        if not self._memory and not served <= self._synced:
-            self.db.sync()
-            self._synced |= served
+        with a journal this has to be on the disk as well.
+        """
+        key, value = effect.key, effect.value
+        self._memory[key] = value
+        if isinstance(value, dict) and value.get("has_served") and key not in self._served:
+            self._served.add(key)
+            self._is_lasting = False
 
     def _on_term(self, effect: j.IssueTerm) -> None:
         self._terms[effect.name] = effect.term
-        self._record_terms()
+        self._is_lasting = False
 
-    def _record_terms(self) -> None:
-        """An epoch or generation that is not on record is not handed out."""
-        self.commit()
-        if time.monotonic() < self._retry_at:
-            return
-        try:
-            for name, term in list(self._terms.items()):
-                self.db.put_term(name, term)
-                del self._terms[name]
-        except sqlite3.OperationalError as error:
-            self._put_off(error)
+    def _on_send(self, effect: Send) -> None:
+        """Nobody learns of what is not on record. (While the disk is full, they do: training goes
+        on, and a coordinator that died just then would lease portions twice.) An epoch or
+        generation that may not be on the disk is not handed out at all.
+        """
+        if self._memory or not self._is_lasting:
+            self.commit()
+        message = effect.message
+        if isinstance(message, Welcome) and message.term and not self._is_lasting:
+            return  # It asks again.
+        self.loop.transport.send(effect.peer, message)
 
     def _on_event(self, effect: j.AddEvent) -> None:
         row = (time.time(), effect.kind, effect.daemon, effect.text, effect.data)

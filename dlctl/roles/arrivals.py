@@ -150,6 +150,14 @@ class Arrivals:
             self._terms[daemon.name] = daemon.term
             self.desk.do(IssueTerm(daemon.name, daemon.term))
 
+    def keep_term(self, daemon: Daemon) -> None:
+        """It is remembered that this daemon has been given its term: now it is on record as well,
+        and nobody else will get it.
+        """
+        if daemon.term > self._terms.get(daemon.name, 0):
+            self._terms[daemon.name] = daemon.term
+            self.desk.do(IssueTerm(daemon.name, daemon.term))
+
     def _welcome(self, daemon: Daemon, now: float) -> None:
         token, settings = b"", daemon.settings
         if daemon.role == "worker":

@@ -223,7 +223,7 @@ class Membership:
         names, self._removed = self._removed, []
         return names
 
-    def restore(self, name: str, lasting: Json, now: float) -> None:
+    def restore(self, name: str, lasting: Json, now: float) -> Daemon:
         """A daemon as another coordinator has known it; times begin anew."""
         daemon = Daemon(name, lasting["role"], lasting["index"], lasting["agent"])
         for key in LASTING:
@@ -232,6 +232,7 @@ class Membership:
         daemon.started_at = now if daemon.alive else None
         daemon.retry_at = now if daemon.state == "backoff" else None
         self.daemons[name] = daemon
+        return daemon
 
     def get(self, name: str, incarnation: int | None = None) -> Daemon | None:
         """A daemon by name; None if unknown, or if it is not this incarnation any more."""

@@ -151,7 +151,7 @@ class Memory:
         for key, value in values.items():
             kind, _, name = key.partition("/")
             if kind == "daemon":
-                of.members.restore(name, value, now)
+                of.arrivals.keep_term(of.members.restore(name, value, now))
         if "layout" in values:
             of.arrivals.keep_layout(Layout.from_rows(values["layout"]))
         steps, samples, loss, dataset_samples, next_, of.evaluations.newest = values["work"]

@@ -146,8 +146,8 @@ class Process:
         for effect in self._effects(event, now):
             for observer in self.observers:
                 observer.on_effect(self, effect)
-            if not self.alive:
-                return
+                if not self.alive:
+                    return
             self._performers[type(effect)](effect)
         if self.exit_code is not None:
             self.end(self.exit_code)

@@ -160,8 +160,7 @@ def damage(checkpoint: Path) -> None:
 
 def resumed(run, checkpoint: Path, **terms: int) -> None:
     """The run has gone back to this checkpoint; `terms`: epochs of workers that had begun."""
-    for name, term in terms.items():
-        run.db.put_term(name.replace("_", "-"), term)
+    run.db.put_terms({name.replace("_", "-"): term for name, term in terms.items()})
     lineage.record(run.db, run.path, checkpoint, "")
     run.run(resume=str(checkpoint))
 

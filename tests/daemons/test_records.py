@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fulldisk import LARGE, fill, make_room
 
 from daemons.coordinator import records
 from daemons.coordinator.past import read_past
 from daemons.loop import Loop
 from dlctl import checkpoints
-from dlctl import messages as m
-from dlctl.machine import Send
 from dlctl.manifest import MANIFEST
 from dlctl.names import HOME_AGENT
 from dlctl.roles import journal as j
@@ -103,32 +102,6 @@ def test_a_number_that_is_on_disk_only_is_not_given_again(tmp_path, record):
         assert read_past(tmp_path, db, {}).checkpoints == 5
 
 
-class Sent:
-    """Takes the place of the network."""
-
-    def __init__(self) -> None:
-        self.messages: list[m.Message] = []
-
-    def send(self, peer: str, message: m.Message) -> None:
-        self.messages.append(message)
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-LARGE = j.AddEvent("error", "", "x" * 10_000, {})
-"""Finds no room in a database that is full."""
-
-
-def fill(db: RunDb) -> None:
-    pages = db._db.execute("PRAGMA page_count").fetchone()[0]
-    db._db.execute(f"PRAGMA max_page_count = {pages}")
-
-
-def make_room(db: RunDb) -> None:
-    db._db.execute("PRAGMA max_page_count = 100000")
-
-
 class LastMoments:
     """The end of a run whose last event finds no room in the database."""
 
@@ -194,32 +167,6 @@ def test_of_what_waits_for_room_the_newest_history_is_kept(tmp_path, monkeypatch
     with closing(RunDb(tmp_path, readonly=True)) as reader:
         assert [event["text"][0] for event in reader.events()] == ["1", "2"]
     assert steps_of(tmp_path, "worker-0") == []
-
-
-def test_nobody_is_told_of_an_epoch_that_cannot_be_put_on_record(tmp_path, caplog):
-    """The worker asks again; when there is room, it gets the same epoch. The others train on."""
-    RunDb(tmp_path, create=True).close()
-    loop, db = Loop(), RunDb(tmp_path)
-    loop.transport.close()
-    loop.transport = sent = Sent()  # type: ignore[assignment]
-    writer = records.Records(tmp_path, db, loop)
-    perform = loop._performers
-    fill(db)
-    perform[j.AddEvent](LARGE)
-    perform[j.IssueTerm](j.IssueTerm("worker-0", 3))
-    welcome, other = m.Welcome("worker-0", 0, 3, b"token", {}), m.Heard()
-    perform[Send](Send(b"worker-0", welcome))
-    perform[Send](Send(b"worker-1", other))
-    assert sent.messages == [other]
-    assert "database or disk is full; training goes on" in caplog.text
-    with closing(RunDb(tmp_path, readonly=True)) as reader:
-        assert reader.terms() == {}
-        make_room(db)
-        writer._retry_at = 0.0
-        perform[Send](Send(b"worker-0", welcome))
-        assert sent.messages == [other, welcome]
-        assert reader.terms() == {"worker-0": 3}
-    db.close()
 
 
 def test_a_run_without_checkpoints_begins_at_none(tmp_path, record):
