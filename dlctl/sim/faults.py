@@ -119,7 +119,8 @@ class Injector:
         for count, plan in planned:
             for _ in range(count):
                 plan()
-        self.world.observers += [KillAt(self.world, moment) for moment in faults.moments]
+        # Before the checkers: what somebody was killed on the way to has not happened.
+        self.world.observers[:0] = [KillAt(self.world, moment) for moment in faults.moments]
         self.world.crash_points.armed += faults.points
         self.world.disk.fails = self._save_fails
         self.world.timeline.at(faults.heal_at_s, self._heal)
