@@ -8,7 +8,7 @@ from simulated import ACCOUNT, job_file, ledger_checkers
 from dlctl import config
 from dlctl.machine import Effect
 from dlctl.roles.desk import COORDINATOR
-from dlctl.roles.journal import KeyRenewed, Remember, RenewKey
+from dlctl.roles.journal import IssueTerm, KeyRenewed, Remember, RenewKey
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.keys import SimulatedKeys, public_of
@@ -71,7 +71,7 @@ class Die(Checker):
     def on_effect(self, process: Process, effect: Effect) -> None:
         if process.timeline.now < ROTATE_S or not process.name.startswith(COORDINATOR):
             return
-        if isinstance(effect, Remember):
+        if isinstance(effect, IssueTerm | Remember):
             return  # What is to be remembered of one event is written in one transaction.
         self.counts |= isinstance(effect, RenewKey)
         self.left -= self.counts
