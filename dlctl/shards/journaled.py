@@ -38,7 +38,7 @@ from dlctl.shards.base import (
 from dlctl.shards.memory import Memory, fresh
 from dlctl.shards.records import Bytes, Record
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Log(Protocol):
