@@ -1,7 +1,8 @@
 """The log of a shard on a disk: `durability = "disk"`. What returns here survives a power loss.
 
 After an error of write or fsync nobody knows what is on the disk, and asking the same file again
-may be answered with a lie. So every error ends the server, and the next one reads what is there.
+may be answered with a lie. So an error of a commit ends the server, and the next one reads what is
+there; after one of `put_back` the next commit writes everything to new files.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ class Watch:
                 _say_where(self._files.put_back())
             self._said = ""
         except (DlctlError, OSError) as error:
-            # As long as this process lives, the state does, and this can be tried again.
+            # As long as this process lives, the state does, and this can be tried again. What was
+            # begun and not finished is in nobody's way: a commit writes it all, or ends the server.
             self._say_once(_words(error))
 
     def _say_once(self, why: str) -> None:

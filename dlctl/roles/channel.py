@@ -30,6 +30,7 @@ from dlctl.messages import (
     SparseParameters,
 )
 from dlctl.roles.basis import Basis, Slice, answer_bytes, slice_in
+from dlctl.roles.deliveries import REACH
 from dlctl.roles.outstanding import Outstanding
 
 WINDOW = 4
@@ -118,7 +119,9 @@ class Channel:
     # ------------------------------------------------------------ pushing
 
     def has_room(self) -> bool:
-        return len(self._unsettled) < WINDOW
+        """Whether one more push may be on its way: the shard must still know what became of the
+        oldest one when that is sent again."""
+        return len(self._unsettled) < WINDOW and self.next_seq < self.settled() + REACH
 
     def unsettled(self) -> int:
         return len(self._unsettled)

@@ -5,27 +5,34 @@ expects. It takes strictly that one: an older number was taken before (acknowled
 applied again), a newer one means that something was lost on the way (nothing is applied, the worker
 sends it again). An older epoch is a process that has been replaced: fenced.
 
-What became of a number is kept for a while if it was anything but applied: who asks again, because
-the ack was lost, is told that, and not that it is in the shard.
+What became of a number is kept for as long as somebody may ask if it was anything but applied: who
+asks again, because the ack was lost, is told that, and not that it is in the shard.
 
 A push that a barrier holds is taken, but it is in this server's memory only. So what is kept with
 the shard (`to_json`) goes no further than the lowest held one: for the next server it is new again.
+
+All of it is in every commit, for which a mapped state has a certain room (`dlctl/shards/image.py`).
+So there is a limit to what is kept of a slot, whatever its worker does.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
 
-from dlctl.messages import APPLIED, DUPLICATE, FENCED, GAP, Push
+from dlctl.messages import APPLIED, DUPLICATE, FENCED, GAP, LATE, REFUSED, Push
 
 PAST_KEPT = 32
 """Epochs that have been replaced, of which it is still known how far they came."""
-FATES_KEPT = 16
-"""Of a slot; a worker has fewer pushes without an ack at any time."""
+REACH = 16
+"""Numbers of a slot whose fates are known. A worker's oldest push without an ack is no further
+behind its newest one, see `Channel.has_room`."""
+HELD_REACH = 4
+"""Numbers that are taken from a held one on; all methods that hold pushes wait sooner."""
 NEW = "new"
 UNKNOWN = "unknown"
+_FATES = (DUPLICATE, LATE, REFUSED)
+_ALL_FATES = 4**REACH - 1
 
 
 @dataclass(slots=True)
@@ -37,8 +44,11 @@ class _Slot:
     """Taken and not settled."""
     ahead: set[int] = field(default_factory=set)
     """Beyond `next_seq`, and settled by a server that held a lower one when it died."""
-    fates: dict[int, str] = field(default_factory=dict)
-    """Number -> LATE or REFUSED, of the newest ones that were not applied."""
+    dropped: int = 0
+    """The newest number that was not applied, if there is one."""
+    fates: int = 0
+    """Two bits each of `dropped` and the numbers before it, from the lowest ones on: an index into
+    `_FATES`."""
     row: list[int] = field(default_factory=list)
     """As in `to_json`; empty after a change."""
 
@@ -46,6 +56,23 @@ class _Slot:
         while self.next_seq in self.ahead:
             self.ahead.remove(self.next_seq)
             self.next_seq += 1
+
+    def drop(self, seq: int, outcome: str) -> None:
+        if not self.fates or seq >= self.dropped + REACH:
+            self.dropped, self.fates = seq, 0
+        elif seq > self.dropped:
+            self.fates = self.fates << 2 * (seq - self.dropped) & _ALL_FATES
+            self.dropped = seq
+        if seq > self.dropped - REACH:
+            self.fates |= _FATES.index(outcome) << 2 * (self.dropped - seq)
+
+    def fate(self, seq: int) -> str:
+        behind = self.dropped - seq
+        return _FATES[self.fates >> 2 * behind & 3] if 0 <= behind < REACH else DUPLICATE
+
+    def has_room(self) -> bool:
+        """Whether the next number may be taken."""
+        return not self.held or self.next_seq < min(self.held) + HELD_REACH
 
 
 class Deliveries:
@@ -87,7 +114,7 @@ class Deliveries:
             return FENCED
         if push.seq < known.next_seq or push.seq in known.ahead:
             return DUPLICATE
-        return NEW if push.seq == known.next_seq else GAP
+        return NEW if push.seq == known.next_seq and known.has_room() else GAP
 
     def take(self, push: Push) -> None:
         """The push that was judged NEW is being applied, held, or refused for good."""
@@ -112,13 +139,11 @@ class Deliveries:
         known.held.discard(seq)
         known.row = []
         if outcome != APPLIED:
-            known.fates[seq] = outcome
-            if len(known.fates) > FATES_KEPT:
-                del known.fates[min(known.fates)]
+            known.drop(seq, outcome)
 
     def fate(self, push: Push) -> str:
         """What became of a push that was judged DUPLICATE; that if it is in the shard."""
-        return self._slots[push.slot].fates.get(push.seq, DUPLICATE)
+        return self._slots[push.slot].fate(push.seq)
 
     def is_held(self, push: Push) -> bool:
         return self.is_current(push.slot, push.epoch) and push.seq in self._slots[push.slot].held
@@ -133,16 +158,12 @@ class Deliveries:
             known.row = known.row or _row(known)
         return [*self._past, *[known.row for known in self._slots.values()]]
 
-    def fates(self) -> list[tuple[int, int, str]]:
-        """[(slot, number, what became of it), ...] of what is not in the shard."""
-        return [
-            (slot, *fate)
-            for slot, known in self._slots.items()
-            if known.fates
-            for fate in known.fates.items()
-        ]
+    def fates(self) -> list[list[int]]:
+        """[[slot, newest number that is not in the shard, fates of it and of those before], ...]"""
+        slots = self._slots.values()
+        return [[known.slot, known.dropped, known.fates] for known in slots if known.fates]
 
-    def load(self, rows: list[list[int]], fates: list[list[Any]]) -> None:
+    def load(self, rows: list[list[int]], fates: list[list[int]]) -> None:
         """Go on where another server of this shard has left off."""
         newest = {row[0]: row for row in rows}
         self._past.extend(row for row in rows if row is not newest[row[0]])
@@ -150,8 +171,8 @@ class Deliveries:
             slot: _Slot(slot, epoch, next_seq, ahead=set(ahead))
             for slot, epoch, next_seq, *ahead in sorted(newest.values())
         }
-        for slot, seq, outcome in fates:
-            self._slots[slot].fates[seq] = outcome
+        for slot, dropped, mask in fates:
+            self._slots[slot].dropped, self._slots[slot].fates = dropped, mask
 
     def remember(self, rows: list[list[int]]) -> None:
         """What a checkpoint says of epochs of before: none of them will come back."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from dlctl import messages as m
 from dlctl.algorithms.base import Algorithm
 from dlctl.compress.base import Compressor
-from dlctl.config import JobFile
+from dlctl.config import COUNT_MAX, JobFile
 from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.flat import AVERAGED, CONSTANT, Layout
 from dlctl.machine import (
@@ -191,9 +191,9 @@ class Server:
         if index == 0:
             layout = Layout.from_bytes(message.layout)
             extras = {"averaged": layout.size(AVERAGED), "constant": layout.size(CONSTANT)}
-        workers = self.job.workers.count
+        # As many as `dlctl scale` may have, whatever the job says.
         return Spec(
-            self.birth.run_id, index, message.lo, message.hi, optimizer.slots, workers=workers,
+            self.birth.run_id, index, message.lo, message.hi, optimizer.slots, workers=COUNT_MAX,
             **extras,
         )  # fmt: skip
 

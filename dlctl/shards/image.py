@@ -31,12 +31,13 @@ from dlctl.shards.base import Spec, Unusable, W
 from dlctl.shards.records import read_body
 from dlctl.shards.undo import Undo
 
-FORMAT = 2
+FORMAT = 3
 MAGIC = b"dlctlSHD"
 PAGE = 4096
 DONE_AT = 3072
 COMMIT_BYTES_MIN = 16 * 1024
 COMMIT_BYTES_PER_WORKER = 64
+"""What is known of a slot has at most 62 bytes while its numbers are below 2^32."""
 UNDO_PART = 16
 """A delta of more than 1/16 of the shard is written to the other buffer instead: about as fast
 from there on, and a smaller undo record."""

@@ -38,14 +38,14 @@ from dlctl.shards.base import (
 from dlctl.shards.memory import Memory, fresh
 from dlctl.shards.records import Bytes, Record
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Log(Protocol):
     """The files of one shard: bases, and behind each a journal. What returns is on the disk.
 
-    Every method raises DlctlError, naming the file, if the disk does not do what it should; the
-    server must then end, because nobody knows what is on it.
+    Every method raises DlctlError, naming the file, if the disk does not do what it should. Nobody
+    knows then what is on it: only a new base may follow, or the end of the server.
     """
 
     where: str
@@ -85,6 +85,9 @@ class Journaled(Memory):
         self._deltas: list[Delta] = []
         """Updates since the last commit."""
         self._was_filled = False
+        self._is_doubtful = False
+        """Whether nobody knows what the log has of it: something was to be written, and the log has
+        not said that it is there. Then nothing is appended; a base says it all."""
         self._updated = False
         """Whether anything came in since the values were set."""
         self._state: Json = {}
@@ -120,7 +123,7 @@ class Journaled(Memory):
         self._point("commit begun")
         self._number += 1
         self._state = state
-        if self._was_filled:
+        if self._was_filled or self._is_doubtful:
             self._write_base()
         else:
             self._write_record()
@@ -132,17 +135,17 @@ class Journaled(Memory):
     def rewrite(self) -> None:
         """Write everything once more, into new files; the old ones may be gone.
 
-        An update that is not committed is written by its commit, and all the rest with it.
+        An update that is not committed is written by its commit, and all the rest with it. If this
+        fails, the caller may go on: the next commit writes all of it, or fails, too.
         """
-        if self._deltas:
-            self._was_filled = True
-        if not self._was_filled:
+        self._is_doubtful = True
+        if not self._deltas and not self._was_filled:
             self._number += 1
             self._write_base()
 
     def close(self) -> None:
         """Write one more record, behind which damage of the others can be told from a cut end."""
-        if self._deltas or self._was_filled or not self._journal_bytes:
+        if self._deltas or self._was_filled or self._is_doubtful or not self._journal_bytes:
             return
         self._number += 1
         with suppress(DlctlError):  # The last commit is what counts, and it is on the disk.
@@ -155,7 +158,9 @@ class Journaled(Memory):
             arrays += [values] if indices is None else [values, indices]
             updates.append([values.size, indices is not None])
         parts = records.pack(self._number, {"state": self._state, "updates": updates}, arrays)
+        self._is_doubtful = True
         self._log.append(parts)
+        self._is_doubtful = False
         self._journal_bytes += sum(map(len, parts))
         self._point("record written")
 
@@ -163,7 +168,9 @@ class Journaled(Memory):
         body = {**self._identity(), "state": self._state, "updated": self._updated}
         body["extras"] = [self.extras.averaged.size, self.extras.constant.size]
         arrays = [*self._vectors.values(), self.extras.averaged, self.extras.constant]
+        self._is_doubtful = True
         self._log.begin(self._number, records.pack(self._number, body, arrays))
+        self._is_doubtful = False
         self._journal_bytes = 0
         self._point("base written")
 

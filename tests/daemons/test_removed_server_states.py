@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -14,13 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemons.server import keeping, statefile, watching
+from daemons.server import disklog, keeping, statefile, watching
 from daemons.server.watching import Watch
 from dlctl import messages as m
 from dlctl import states
 from dlctl.config import Servers
+from dlctl.errors import DlctlError
 from dlctl.messages import APPLIED
 from dlctl.shards.base import Shard, no_point
+from dlctl.shards.journaled import Journaled
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
 from kept import adagrad, dense, plain, snapshot, spec_of
@@ -171,6 +174,101 @@ def test_if_it_cannot_be_put_back_that_is_said_once_and_tried_again(
     kept.push(3)
     kept.die()
     assert snapshot(kept.found()[0]) == snapshot(kept.model)
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    """The next write, or the next sync of a directory or of a journal, is refused by the disk."""
+    name = "writev" if at == "write" else "fsync"
+    real, left = getattr(os, name), [1]
+
+    def fails(descriptor: int, *rest: Any) -> Any:
+        place = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        is_it = {"write": True, "directory": place.is_dir(), "journal": "journal-" in place.name}
+        if left[0] and is_it[at]:
+            left[0] -= 1
+            if at == "write":
+                os.write(descriptor, bytes(rest[0][0])[:7])  # as much as there was room for
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, *rest)
+
+    monkeypatch.setattr(disklog.os, name, fails)
+
+
+@pytest.mark.parametrize("at", ["write", "directory", "journal"])
+@pytest.mark.parametrize("then", ["push", "push, push", "close", "watch", "nothing"])
+def test_a_log_that_could_not_be_put_back_at_first_loses_no_push(
+    make: MakeKept,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    at: str,
+    then: str,
+) -> None:
+    """All files are there again after the first attempt, so that there need not be a second one."""
+    monkeypatch.setattr(Journaled, "_state_bytes", lambda self: 10**6)  # no base by itself
+    kept = make("disk")
+    for number in range(3):
+        kept.push(number)
+    removals(kept)["lock"]()
+    fail_once(monkeypatch, at)
+    kept.watch()
+    assert "cannot be put back" in caplog.messages[-1]
+    for _ in range(then.count("push")):
+        number += 1
+        kept.push(number)
+    if then == "close":
+        kept.shard.storage.close()
+    if then == "watch":
+        kept.watch()
+    kept.die()
+    again, meta = kept.found()
+    assert (snapshot(again), meta) == (snapshot(kept.model), {"number": number})
+
+
+def test_a_log_that_could_not_be_put_back_and_is_not_there_is_put_back_later(
+    make: MakeKept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = make("disk")
+    kept.push(0)
+    shutil.rmtree(kept.place())
+    fail_once(monkeypatch, "write")
+    kept.watch()
+    assert "cannot be put back" in caplog.messages[-1]
+    kept.watch()
+    assert "nothing is lost" in caplog.messages[-1]
+    kept.die()
+    assert snapshot(kept.found()[0]) == snapshot(kept.model)
+
+
+def test_after_an_error_of_the_log_nothing_is_acknowledged_without_a_new_base(
+    make: MakeKept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if somebody catches the error and goes on: behind half a record none can be read."""
+    kept = make("disk")
+    kept.push(0)
+    for number in (1, 2):
+        with monkeypatch.context() as context:
+            fail_once(context, "write")
+            with pytest.raises(DlctlError, match="No space left"):
+                kept.push(number)
+    kept.push(3)
+    kept.push(4)
+    kept.die()
+    again, meta = kept.found()
+    assert (snapshot(again), meta) == (snapshot(kept.shard), {"number": 4})
+
+
+def test_after_an_error_of_the_log_an_end_in_order_writes_nothing_behind_half_a_record(
+    make: MakeKept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = make("disk")
+    kept.push(0)
+    fail_once(monkeypatch, "write")
+    with pytest.raises(DlctlError, match="No space left"):
+        kept.shard.commit({"number": 1})
+    kept.shard.storage.close()
+    kept.die()
+    again, meta = kept.found()
+    assert (snapshot(again), meta) == (snapshot(kept.model), {"number": 0})
 
 
 @pytest.mark.parametrize(("durability", "name"), [("process", "state"), ("disk", "lock")])

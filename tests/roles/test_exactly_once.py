@@ -25,7 +25,7 @@ from dlctl.messages import (
     Push,
 )
 from dlctl.roles.channel import WINDOW, Channel, Fenced, Identity
-from dlctl.roles.deliveries import NEW, UNKNOWN, Deliveries
+from dlctl.roles.deliveries import HELD_REACH, NEW, REACH, UNKNOWN, Deliveries
 from dlctl.roles.outbox import Outbox
 from dlctl.roles.outstanding import Outstanding
 from dlctl.roles.token import is_genuine, sign
@@ -150,6 +150,23 @@ def test_the_window_bounds_what_is_unsettled() -> None:
         talk.push()
     assert not talk.channel.has_room()
     talk.channel.on_ack(talk.ack(0), 0.1)
+    assert talk.channel.has_room()
+
+
+def test_no_push_is_on_its_way_of_which_the_shard_may_have_forgotten_what_became() -> None:
+    """The ack of the first one is lost, all others come."""
+    talk, deliveries = Talk(), Deliveries()
+    deliveries.join(0, 1)
+    while talk.channel.has_room():
+        seq = talk.channel.next_seq
+        talk.push()
+        deliveries.take(push(seq=seq))
+        deliveries.settle(0, 1, seq, REFUSED)
+        if seq:
+            talk.channel.on_ack(talk.ack(seq, REFUSED), 0.1)
+    assert talk.channel.next_seq == REACH
+    assert deliveries.fate(push(seq=0)) == REFUSED
+    talk.channel.on_ack(talk.ack(0, REFUSED), 0.2)
     assert talk.channel.has_room()
 
 
@@ -281,6 +298,50 @@ def test_what_was_dropped_is_not_called_a_duplicate_of_what_is_in_the_shard() ->
     for seq, outcome in enumerate((APPLIED, LATE, REFUSED)):
         deliveries.take(push(seq=seq))
         deliveries.settle(0, 1, seq, outcome)
-    next_server.load(deliveries.to_json(), [list(fate) for fate in deliveries.fates()])
+    next_server.load(deliveries.to_json(), deliveries.fates())
     for table in (deliveries, next_server):
         assert [table.fate(push(seq=seq)) for seq in range(3)] == [DUPLICATE, LATE, REFUSED]
+
+
+@given(st.lists(st.tuples(st.sampled_from((APPLIED, LATE, REFUSED, HELD)), st.integers(0, 40))))
+def test_what_became_of_the_newest_numbers_is_known_however_they_are_settled(
+    pushes: list[tuple[str, int]],
+) -> None:
+    """Each number is held, or settled at once; `jump` numbers that are applied come before it."""
+    deliveries, known, held = Deliveries(), dict[int, str](), list[int]()
+    deliveries.join(0, 1)
+    for outcome, jump in pushes:
+        for what in [*[APPLIED] * jump, outcome]:
+            seq = deliveries.next_seq(0)
+            if deliveries.judge(push(seq=seq)) == GAP:
+                assert seq == held[0] + HELD_REACH
+                known[held[0]] = LATE
+                deliveries.settle(0, 1, held.pop(0), LATE)
+            if deliveries.judge(push(seq=seq)) == GAP:
+                break
+            deliveries.take(push(seq=seq))
+            if what == HELD:
+                held.append(seq)
+                deliveries.hold(0, 1, seq)
+            else:
+                known[seq] = DUPLICATE if what == APPLIED else what
+                deliveries.settle(0, 1, seq, what)
+    again = Deliveries()
+    again.load(deliveries.to_json(), deliveries.fates())
+    for seq in range(max(0, deliveries.next_seq(0) - REACH), deliveries.next_seq(0)):
+        if seq not in held:
+            assert deliveries.fate(push(seq=seq)) == again.fate(push(seq=seq)) == known[seq]
+
+
+def test_behind_a_held_push_only_a_few_are_taken_until_it_is_settled() -> None:
+    """Their numbers are in every commit."""
+    deliveries = Deliveries()
+    deliveries.join(0, 1)
+    for seq in range(HELD_REACH):
+        assert deliveries.judge(push(seq=seq)) == NEW
+        deliveries.take(push(seq=seq))
+        deliveries.hold(0, 1, seq) if seq == 0 else deliveries.settle(0, 1, seq, LATE)
+    assert deliveries.judge(push(seq=HELD_REACH)) == GAP
+    assert deliveries.to_json() == [[0, 1, 0, *range(1, HELD_REACH)]]
+    deliveries.settle(0, 1, 0, APPLIED)
+    assert deliveries.judge(push(seq=HELD_REACH)) == NEW

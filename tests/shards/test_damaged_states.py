@@ -56,9 +56,9 @@ def test_a_state_of_before_a_reboot_is_refused():
 
 def test_a_state_of_another_format_is_refused(monkeypatch):
     with monkeypatch.context() as context:
-        context.setattr(image, "FORMAT", 1)
+        context.setattr(image, "FORMAT", 2)
         buffer = after()
-    assert reason(buffer) == "it has format 1, this dlctl reads format 2"
+    assert reason(buffer) == "it has format 2, this dlctl reads format 3"
 
 
 @pytest.mark.parametrize("left_bytes", [0, 100, 4096, 10_000, FORM.total_bytes - 1])
