@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from dlctl import acks, states
-from dlctl.config import Servers
+from dlctl.config import COUNT_MAX, Servers
 from dlctl.flat import slice_bounds
 from dlctl.shards.base import Spec
 from dlctl.shards.mapped import Mapped
 
 from . import ledger
-from .job import BLOCK_CELLS, SERVERS, WORKERS, Broken, Job
+from .job import BLOCK_CELLS, SERVERS, Broken, Job
 
 
 def spec(job: Job, shard: int) -> Spec:
     lo, hi = slice_bounds(SERVERS * job.options.cells, SERVERS, shard)
-    return Spec(job.directory.name, shard, lo, hi, {}, workers=WORKERS)
+    return Spec(job.directory.name, shard, lo, hi, {}, workers=COUNT_MAX)
 
 
 def files(job: Job) -> dict[int, bytes]:
