@@ -41,16 +41,19 @@ def all_runs() -> Iterator[Path]:
     """Directories of all known runs that still exist, oldest first."""
     index = index_dir()
     if index.is_dir():
-        links = sorted(index.iterdir(), key=lambda link: link.lstat().st_mtime)
+        known = (link for link in index.iterdir() if not link.name.startswith("."))
+        links = sorted(known, key=lambda link: link.lstat().st_mtime)
         yield from (link.resolve() for link in links if (link / "run.db").exists())
 
 
 def register(directory: Path) -> None:
+    """Have commands find this run from anywhere. It is known all the time if it was before."""
     index = index_dir()
     index.mkdir(parents=True, exist_ok=True)
-    link = index / directory.name
+    link = index / f".{directory.name}"
     link.unlink(missing_ok=True)
     link.symlink_to(directory.resolve())
+    link.replace(index / directory.name)
 
 
 def runtime_dir() -> Path:

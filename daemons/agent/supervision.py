@@ -114,6 +114,7 @@ class Supervision:
         try:
             run = rundb.read(self.directory)
             if run.get("state") in ENDED:
+                self._gone()
                 return
             if not processes.is_alive(run.get("pid"), run.get("pid_start")):
                 self._started = local.start_coordinator(self.directory)

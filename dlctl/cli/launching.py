@@ -107,7 +107,7 @@ def _again(
     from dlctl.cli import recovering, resuming
 
     belonging.check(previous)
-    now = load(previous.directory)
+    now = recovering.wait_over(load(previous.directory))
     if belonging.has_unknown_coordinator(now):
         now = recovering.wait_led(now)
     if now.is_live and now.run.get("pid") is not None:

@@ -68,6 +68,8 @@ def command(
         snapshot = load(directory)
         belonging.check(snapshot)
         snapshot = recovering.wait_led(snapshot)
+        if not dry_run:
+            snapshot = recovering.wait_over(snapshot)
         findings = recovery.examine(snapshot, from_checkpoint=from_checkpoint)
         if not as_json:
             _tell(findings, recovery.lines(findings))

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 
 from dlctl import runs
-from dlctl.cli import arriving, belonging, lineage, otherhosts, recovery, stop
+from dlctl.cli import arriving, belonging, console, lineage, otherhosts, recovery, stop
 from dlctl.cli.launching import (
     Launched,
     explained,
@@ -18,11 +18,15 @@ from dlctl.cli.launching import (
 )
 from dlctl.cli.recovery import Findings
 from dlctl.cli.snapshot import ENDED, Snapshot, load
+from dlctl.errors import DlctlError
 from dlctl.rundb import RunDb
 
 POLL_S = 0.1
 LED_S = 5.0
 """For an agent to start its coordinator again, and for that to write down who it is."""
+OVER_S = 60.0
+"""For a coordinator to end the daemons of its run, on hosts that are away, too."""
+TOLD_S = 1.0
 WELL = ("running", "slow")
 Json = dict[str, Any]
 
@@ -123,6 +127,30 @@ def wait_led(snapshot: Snapshot) -> Snapshot:
     """
     deadline = time.monotonic() + LED_S
     while _is_led_soon(snapshot) and time.monotonic() <= deadline:
+        time.sleep(POLL_S)
+        snapshot = load(snapshot.directory)
+    return snapshot
+
+
+def wait_over(snapshot: Snapshot) -> Snapshot:
+    """Give the coordinator of a run that has ended the time to leave; returns the run as it is
+    then. It has the run until then, and would write its own end over what comes next.
+
+    Raises DlctlError if it stays.
+    """
+    began, told = time.monotonic(), False
+    while snapshot.state in ENDED and (pid := snapshot.coordinator_pid) is not None:
+        waited_s = time.monotonic() - began
+        if waited_s > OVER_S:
+            raise DlctlError(
+                f"{snapshot.run_id} has {snapshot.state}, but its coordinator (pid {pid}) is still "
+                "there",
+                hint=f"dlctl stop --kill -j {snapshot.run_id}",
+            )
+        if waited_s > TOLD_S and not told:
+            told = True
+            name = console.escape(snapshot.run_id)
+            console.note(f"waiting for the coordinator of {name} to leave (pid {pid})")
         time.sleep(POLL_S)
         snapshot = load(snapshot.directory)
     return snapshot

@@ -218,6 +218,22 @@ def test_a_coordinator_that_an_agent_has_started_just_now_is_not_joined_by_anoth
     assert (code, f"{directory.name} has just been brought back" in err) == (0, True), err
 
 
+def test_a_start_waits_for_the_coordinator_of_a_run_that_has_just_finished(
+    job, own_place, play, dlctl_command
+):
+    """It would write its own end over the run that goes on."""
+    play("start", "ready", "finish_slowly")
+    dlctl_command("start", "job.toml")
+    assert dlctl_command("wait", "--for", "finished").code == 0
+    job.write_text(JOB.replace("epochs = 1", "epochs = 2"))
+    play("start", "ready", "forever")
+    code, _, err = dlctl_command("start", "job.toml")
+    assert (code, "resumes" in err) == (0, True), err
+    run = the_run(own_place)
+    assert (run["state"], run["step"]) == ("running", 100)
+    assert f"waiting for the coordinator of {run['run_id']} to leave (pid " in err
+
+
 def test_not_waiting_returns_at_once_and_quiet_prints_the_run_id(
     job, own_place, play, dlctl_command
 ):

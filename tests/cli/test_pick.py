@@ -7,10 +7,12 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from identity import ME, OF_ANOTHER_BOOT
 
+from dlctl import runs
 from dlctl.cli import pick
 from dlctl.cli.snapshot import load, natural
 from dlctl.errors import DlctlError, NotFound, UsageError
@@ -159,3 +161,22 @@ def test_daemons_that_have_yet_to_start_are_known_from_the_job(run_directory):
     names = list(load(run.path).roles())
     assert names[:3] == ["coordinator", "agent-0", "server-0"]
     assert names[-1] == "worker-10"
+
+
+def test_a_run_is_known_all_the_time_while_it_is_entered_anew(run_directory, monkeypatch):
+    """A command that brings it back may be killed at any moment."""
+    run = run_directory("a-0001").run(state="stopped")
+    seen = []
+    for name in ("unlink", "symlink_to", "replace"):
+        honest = getattr(Path, name)
+
+        def looks(path, *rest, honest=honest, **more):
+            try:
+                return honest(path, *rest, **more)
+            finally:
+                seen.append(list(runs.all_runs()))
+
+        monkeypatch.setattr(Path, name, looks)
+    runs.register(run.path)
+    assert seen == [[run.path]] * len(seen)
+    assert seen
