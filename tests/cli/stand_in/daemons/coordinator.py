@@ -101,7 +101,7 @@ class Coordinator:
         self.end("finished", "1 epoch")
 
     def finish_slowly(self) -> None:
-        """Its daemons take their time to leave; meanwhile it goes on to say that it has finished."""
+        """Its daemons take their time to leave; meanwhile it says again that it has finished."""
         self.save(100)
         until = time.monotonic() + 2.0
         while time.monotonic() < until:
