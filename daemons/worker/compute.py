@@ -12,6 +12,7 @@ to it then.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from daemons.loop import Loop
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError
 from dlctl.machine import Event
+from dlctl.messages import Array
 from dlctl.roles.effects import (
     BuffersLoaded,
     BuildModel,
@@ -36,6 +38,7 @@ from dlctl.roles.effects import (
     RunEvaluation,
     TaskFailed,
 )
+from dlctl.vector import Vector, is_finite
 
 log = logging.getLogger("dlctl")
 
@@ -46,6 +49,10 @@ class ComputeThread:
         self._job = job
         self._replica: Any = None
         self._loader: Any = None
+        self._averaged: Array = np.zeros(0)
+        """float64[n], the averaged buffers of the model before the next batch."""
+        self._told = False
+        """It is in the log that a good batch has left bad buffers."""
         self._work: queue.SimpleQueue[Callable[[], Event]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
         self._thread.start()
@@ -104,23 +111,42 @@ class ComputeThread:
         replica, self._loader, samples = build(self._job, effect.slot, processes)
         replica.reseed(effect.slot, effect.epoch)
         self._replica = replica
+        self._averaged = replica.averaged()
         return ModelBuilt(
             replica.layout.to_bytes(),
             samples,
             replica.parameters,
-            replica.averaged(),
+            self._averaged,
             replica.constant(),
         )
 
     def _load_buffers(self, effect: LoadBuffers) -> BuffersLoaded:
         self._replica.load_averaged(np.array(effect.averaged))
         self._replica.load_constant(np.array(effect.constant))
+        self._averaged = self._replica.averaged()
         return BuffersLoaded()
 
     def _compute(self, effect: Compute) -> Computed:
         batch = self._loader.batch(effect.data_epoch, effect.start, effect.stop, effect.number)
         loss, gradient = self._replica.gradient(batch)
-        return Computed(loss, gradient, self._replica.averaged())
+        if self._averaged.size:
+            self._keep_or_restore(loss, gradient)
+        return Computed(loss, gradient, self._averaged)
+
+    def _keep_or_restore(self, loss: float, gradient: Vector) -> None:
+        """Let a poisoned batch leave no trace in the buffers: a running mean that was NaN once is
+        NaN for ever. A batch may be good and its variance none in float32.
+        """
+        before, after = self._averaged, self._replica.averaged()
+        is_good = math.isfinite(loss) and is_finite(gradient)
+        # A mask may hold -inf for good; what was finite has to stay so.
+        if is_good and np.isfinite(after[np.isfinite(before)]).all():
+            self._averaged = after
+            return
+        self._replica.load_averaged(before)
+        if is_good and not self._told:
+            log.warning("after a batch the model's buffers were not finite: they stay as before it")
+            self._told = True
 
     def _evaluate(self, effect: RunEvaluation) -> EvaluationRun:
         averaged = np.array(effect.averaged, np.float64)

@@ -66,6 +66,8 @@ class Serving:
         """Messages of workers that had no effect."""
         self.deliveries = Deliveries()
         self.buffers: AveragedBuffers | None = None
+        self._told_of: dict[int, int] = {}
+        """Slot -> its last epoch whose buffers were refused with a word in the log."""
         self.constant = np.zeros(0, np.float32)
         self.rates = Rates("pushes", "push_bytes", "fetch_bytes", *_COUNTED.values())
         self.staleness = Staleness()
@@ -324,7 +326,11 @@ class Serving:
 
     def on_push_buffers(self, peer: Peer, message: m.PushBuffers) -> None:
         if self.buffers is not None and self._is_at_work(peer, message.slot, message.epoch):
-            self.buffers.push(message.slot, message.samples, message.values)
+            taken = self.buffers.push(message.slot, message.samples, message.values)
+            if not taken and self._told_of.get(message.slot) != message.epoch:
+                self._told_of[message.slot] = message.epoch
+                what = "its buffers do not fit or are not finite; those before stay"
+                self.desk.note("warning", f"worker-{message.slot}: {what}")
 
     def on_fetch_buffers(self, peer: Peer, message: m.FetchBuffers) -> None:
         if self.buffers is not None and self._is_at_work(peer, message.slot, message.epoch):

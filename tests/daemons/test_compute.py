@@ -15,7 +15,14 @@ from daemons.loop import Loop
 from daemons.worker.compute import ComputeThread
 from dlctl import config
 from dlctl.machine import Effect, Event, Exit, Started
-from dlctl.roles.effects import BuildModel, ModelBuilt, TaskFailed
+from dlctl.roles.effects import (
+    BuildModel,
+    Compute,
+    Computed,
+    LoadBuffers,
+    ModelBuilt,
+    TaskFailed,
+)
 
 TASK = """
     import asyncio
@@ -24,6 +31,14 @@ TASK = """
 
     class Odd(BaseException):
         pass
+
+    class Glitching(nn.Module):
+        def __init__(self, *factors):
+            super().__init__()
+            self.factors = iter(factors)
+
+        def forward(self, x):
+            return x * next(self.factors)
 
     def model():
         {model}
@@ -48,11 +63,13 @@ def prepared(tmp_path: Path, monkeypatch) -> Callable[[str], Loop]:
         path.write_text(dedent(TASK).format(model=model))
         job = config.JobFile(
             job=config.Job(name="odd", task=str(path)),
-            workers=config.Workers(count=1, device="cpu"),
+            workers=config.Workers(count=1, device="cpu", batch_size=4),
         )
         loop = Loop()
         thread = ComputeThread(loop, job)
         loop.perform(BuildModel, thread.build)
+        loop.perform(LoadBuffers, thread.load_buffers)
+        loop.perform(Compute, thread.compute)
         return loop
 
     return prepare
@@ -128,3 +145,31 @@ def test_what_numpy_shall_raise_in_the_task_it_does_not_raise_in_the_role(
 def test_a_good_model_is_built(build):
     (built,) = build("return nn.Linear(2, 1)")
     assert isinstance(built, ModelBuilt)
+
+
+VARIANCE_INFINITE = "torch.tensor([[1e25], [0.0], [0.0], [0.0]])"
+"""A batch whose loss and gradient are finite, and whose variance is not in float32."""
+
+
+@pytest.mark.parametrize("glitch", ["float('nan')", VARIANCE_INFINITE])
+def test_one_poisoned_batch_does_not_end_the_statistics(prepared, run_script, caplog, glitch):
+    """BatchNorm's running mean: 9 / 10 of what it was, and 1 / 10 of the batch's."""
+    body = f"return nn.Sequential(Glitching(1.0, {glitch}, 2.0), nn.BatchNorm1d(2))"
+    steps = [Compute(0, 0, 4, 0)] * 3
+    with caplog.at_level(logging.WARNING):
+        events = run_script(prepared(body), BuildModel(0, 1), *steps, awaited=4)
+    first, glitched, last = [event for event in events if isinstance(event, Computed)]
+    assert first.averaged[:2].tolist() == pytest.approx([0.1, 0.1])
+    assert np.isfinite(glitched.averaged).all()
+    assert np.isfinite(last.averaged).all()
+    assert last.averaged.tolist() == pytest.approx([0.29, 0.29, 0.81, 0.81, 2.0])
+    assert len(caplog.records) == (glitch == VARIANCE_INFINITE), "the role tells of a NaN"
+
+
+def test_after_a_poisoned_batch_the_loaded_statistics_are_there_again(prepared, run_script):
+    body = "return nn.Sequential(Glitching(float('nan')), nn.BatchNorm1d(2))"
+    loaded = np.array([3.0, 4.0, 5.0, 6.0, 7.0])
+    script = [BuildModel(0, 1), LoadBuffers(loaded, np.zeros(0)), Compute(0, 0, 4, 0)]
+    _, _, computed = run_script(prepared(body), *script, awaited=3)
+    assert not np.isfinite(computed.loss)
+    assert computed.averaged.tolist() == loaded.tolist()

@@ -213,6 +213,17 @@ def test_buffers_are_the_initial_ones_until_replicas_push_theirs_again() -> None
     assert buffers.averaged.tolist() == [5, 6]
 
 
+def test_a_worker_whose_buffers_are_refused_is_named_once() -> None:
+    life = at_work(Keeping())
+    told = []
+    for slot, epoch in ((0, 1), (1, 1), (1, 2)):
+        life.join(slot, epoch)
+        for _ in range(3):
+            effects = life.tell(m.PushBuffers(slot, epoch, 8, np.full(2, np.nan)), b"worker")
+            told += [effect.text for effect in effects if isinstance(effect, Note)]
+    assert [text.partition(":")[0] for text in told] == ["worker-0", "worker-1", "worker-1"]
+
+
 def test_an_epoch_that_has_joined_fences_the_one_before_it_after_a_restart_too() -> None:
     keeping = Keeping()
     at_work(keeping).join(epoch=2)
