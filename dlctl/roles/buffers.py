@@ -26,20 +26,24 @@ class AveragedBuffers:
         return int(self._initial.size)
 
     def push(self, slot: int, samples: int, values: Array) -> bool:
-        """A replica's buffers after `samples` samples; False if they do not fit or are poison."""
+        """A replica's buffers after `samples` samples; False if they do not fit or are poison.
+
+        Of one that has computed nothing they say nothing, and what was known of the slot stays.
+        """
         if values.size != self.size or not np.isfinite(values[self._finite]).all():
             return False
-        self._latest[slot] = (samples, values)
+        if samples > 0:
+            self._latest[slot] = (samples, values)
         return True
 
     def average(self) -> Array:
-        """float64[n]: the initial values until a replica has pushed."""
+        """float64[n]: the initial values until a replica has computed and pushed."""
         if not self._latest:
             return self._initial
         rows = [self._latest[slot] for slot in sorted(self._latest)]
-        total = sum(samples for samples, _ in rows) or 1
+        total = sum(samples for samples, _ in rows)
         mean = np.zeros(self.size)
         for samples, values in rows:
-            mean += values * (samples / total if total > 1 else 1 / len(rows))
+            mean += values * (samples / total)
         busiest = max(rows, key=lambda row: row[0])[1]
         return np.where(self._floating, mean, busiest)

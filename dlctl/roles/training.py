@@ -239,8 +239,8 @@ class Training:
             self._push_buffers()
 
     def _push_buffers(self) -> None:
-        if self._averaged.size:
-            me, samples = self.identity, self.rates.total["samples"]
+        me, samples = self.identity, self.rates.total["samples"]
+        if self._averaged.size and samples:  # without: those of a new model, not the run's
             buffers = m.PushBuffers(me.slot, me.epoch, samples, self._averaged)
             self.desk.send(self.channels[0].peer, buffers)
 

@@ -84,6 +84,31 @@ def test_averaged_buffers_go_on_after_a_resume() -> None:
     assert float(after["averaged"][0]) > counted > 0
 
 
+@pytest.mark.parametrize("algorithm", ["sync", "local-sgd"])
+def test_averaged_buffers_stay_as_they_were_until_somebody_has_computed(algorithm: str) -> None:
+    """Who joins a barrier in a run that goes on pushes before it has computed anything."""
+    first = Simulation(
+        job_file(workers=2, epochs=20.0, algorithm=(algorithm, {})), WithBuffers(samples=256)
+    ).run()
+    pushes = Watcher(m.Push)
+    again = Simulation(
+        job_file(workers=2, epochs=40.0, algorithm=(algorithm, {})),
+        WithBuffers(samples=256),
+        store=first.store,
+        compute=ComputeOptions(step_s=1000.0),
+        checkers=(pushes,),
+    )
+    again.request(10.0, "stop", STOP | {"grace_s": 5.0})
+    outcome = again.run()
+    assert {push.samples for push in pushes.messages()} == {0}
+    assert outcome.store.run["checkpoint"]["number"] == 2
+    before, after = (
+        outcome.store.files[outcome.store.checkpoints[number]["path"]]["shard-0.safetensors"]
+        for number in (1, 2)
+    )
+    assert after["averaged"].tolist() == before["averaged"].tolist() != [1.0]
+
+
 def test_a_residual_outlives_a_worker_that_dies_before_it_comes_to_work() -> None:
     topk = ("topk", {"density": 0.1})
     first = Simulation(job_file(workers=2, epochs=5.0, compression=topk), LeastSquares()).run()
