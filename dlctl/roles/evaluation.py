@@ -10,6 +10,7 @@ from dlctl import messages as m
 from dlctl.roles.desk import Desk
 from dlctl.roles.effects import RunEvaluation
 from dlctl.roles.fetching import Fetched
+from dlctl.roles.joining import buffers_key
 from dlctl.roles.training import Training
 
 
@@ -25,7 +26,7 @@ class Evaluation:
         fetched = training.fetcher.start(0, now, whole=True)
         me, first = training.identity, training.channels[0]
         request = m.FetchBuffers(me.slot, me.epoch, fetched.request)
-        training.desk.ask("buffers", first.peer, request, now)
+        training.desk.ask(buffers_key(fetched.request), first.peer, request, now)
         return Evaluation(number, fetched)
 
     def advance(self, training: Training, desk: Desk, now: float) -> None:

@@ -19,6 +19,11 @@ REJOIN_S = 0.1
 """Between two looks whether another worker has initialised a shard."""
 
 
+def buffers_key(request: int) -> tuple[str, int]:
+    """Of a question for the buffers: an answer that was late is not one to the next question."""
+    return "buffers", request
+
+
 class Joining:
     def __init__(self, desk: Desk, birth: Birth) -> None:
         self.desk = desk
@@ -125,7 +130,7 @@ class Joining:
         if self.has_buffers():
             self._phase = "loading the buffers"
             request = m.FetchBuffers(me.slot, me.epoch, 0)
-            self.desk.ask("buffers", "server-0", request, now, self._buffers_bytes())
+            self.desk.ask(buffers_key(0), "server-0", request, now, self._buffers_bytes())
 
     def _buffers_bytes(self) -> int:
         assert self.model is not None
@@ -135,12 +140,15 @@ class Joining:
         return bool(self._buffers_bytes())
 
     def on_buffers(self, message: m.Buffers, now: float) -> bool:
-        """False if nobody waits for them. Raises RemoteProtocolError if they do not fit."""
+        """False if nobody waits for them, or only for newer ones.
+
+        Raises RemoteProtocolError if they do not fit.
+        """
         assert self.model is not None
         sizes = (message.averaged.size, message.constant.size)
         if sizes != (self.model.averaged.size, self.model.constant.size):
             raise RemoteProtocolError(f"it has {sizes} averaged and constant values")
-        return self.desk.outstanding.done("buffers", now) is not None
+        return self.desk.outstanding.done(buffers_key(message.request), now) is not None
 
     def load(self, message: m.Buffers) -> None:
         self.desk.do(LoadBuffers(message.averaged, message.constant))

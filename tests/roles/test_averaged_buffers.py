@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from dlctl.flat import AVERAGED, Entry, Layout
+from dlctl import messages as m
+from dlctl import registry
+from dlctl.compress.none import Dense
+from dlctl.config import Job, JobFile
+from dlctl.flat import AVERAGED, TRAINED, Entry, Layout
+from dlctl.machine import Event, Received, Send, Started
 from dlctl.roles.buffers import AveragedBuffers
+from dlctl.roles.desk import COORDINATOR, Birth
+from dlctl.roles.effects import (
+    BuffersLoaded,
+    EvaluationRun,
+    LoadBuffers,
+    ModelBuilt,
+    RunEvaluation,
+)
+from dlctl.roles.worker import Worker
 
 LAYOUT = Layout(
     (Entry("mean", AVERAGED, (1,), "float32"), Entry("batches", AVERAGED, (1,), "int64"))
@@ -33,3 +49,74 @@ def test_a_single_sample_counts_as_one(buffers: AveragedBuffers) -> None:
     assert buffers.average().tolist() == [8.0, 9.0]
     buffers.push(1, 3, np.array([0.0, 1.0]))
     assert buffers.average().tolist() == [2.0, 1.0]
+
+
+# ---------------------------------------------------------------- which answer counts
+
+
+class Asking:
+    """A worker of a model with one parameter and one buffer, and what others say to it."""
+
+    def __init__(self) -> None:
+        birth = Birth("run-1", "worker", "worker-0", 1, 1, "here", "0")
+        job = JobFile(job=Job(name="asking", task="train.py:task"))
+        algorithm = registry.load("algorithms", "downpour")
+        self.worker = Worker(birth, job, algorithm, Dense(Dense.Options()))
+        self.sent: list[m.Message] = []
+        self.loaded: list[list[float]] = []
+        self.ran: list[list[float]] = []
+        layout = Layout(
+            (Entry("w", TRAINED, (1,), "float32"), Entry("mean", AVERAGED, (1,), "float32"))
+        )
+        self.tell(Started())
+        self.says(COORDINATOR, m.Welcome("worker-0", 0, 1, b"", {}))
+        self.tell(
+            ModelBuilt(layout.to_bytes(), 8, np.zeros(1, "f4"), np.zeros(1), np.zeros(0, "f4"))
+        )
+        self.says(COORDINATOR, m.Topology(("ipc://x",), ("key",), False, ""))
+        self.says("server-0", m.Joined(0, 1, 5, 0, 1, True, 0))
+
+    def tell(self, event: Event) -> None:
+        for effect in self.worker.handle(event, 0.0):
+            match effect:
+                case Send(_, message):
+                    self.sent.append(message)
+                case LoadBuffers(averaged, _):
+                    self.loaded.append(averaged.tolist())
+                case RunEvaluation(averaged=averaged):
+                    self.ran.append(averaged.tolist())
+
+    def says(self, peer: str, message: m.Message) -> None:
+        self.tell(Received(peer, message))
+
+    def answer(self, request: int, mean: float) -> None:
+        self.says("server-0", m.Buffers(request, np.array([mean]), np.zeros(0, "f4")))
+
+    def asked(self, kind: type) -> Any:
+        """The newest question of this type."""
+        return [message for message in self.sent if isinstance(message, kind)][-1]
+
+    def evaluate(self, number: int) -> int:
+        """Begin one, with its parameters there. Returns the number of its question for buffers."""
+        self.says(COORDINATOR, m.Evaluate(number))
+        request = self.asked(m.Fetch).request
+        self.says("server-0", m.Parameters(0, 1, request, 5, np.ones(1, "f4")))
+        return int(self.asked(m.FetchBuffers).request)
+
+
+def test_an_answer_to_an_earlier_question_is_not_taken_for_that_of_a_later_one() -> None:
+    """Every question is asked twice here, and its second answer comes late."""
+    worker = Asking()
+    joining = worker.asked(m.FetchBuffers).request
+    worker.answer(joining, 1.0)
+    worker.tell(BuffersLoaded())
+    first = worker.evaluate(1)
+    worker.answer(joining, 1.0)
+    assert worker.ran == []
+    worker.answer(first, 2.0)
+    assert worker.ran == [[2.0]]
+    worker.tell(EvaluationRun(1, {}))
+    second = worker.evaluate(2)
+    worker.answer(first, 2.0)
+    worker.answer(second, 3.0)
+    assert (worker.loaded, worker.ran) == ([[1.0]], [[2.0], [3.0]])
