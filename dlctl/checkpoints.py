@@ -41,6 +41,7 @@ EXTRAS = {AVERAGED: "F64", CONSTANT: "F32"}
 """What the first shard has besides: dtypes as `tensorfile` names them."""
 _NAME = re.compile(r"(\d{12,})-(\d+)")
 _IGNORE: Callable[[str], None] = lambda problem: None  # noqa: E731
+_ALL: Callable[[int], bool] = lambda number: True  # noqa: E731
 # ---------------------------------------------------------------- writing
 
 
@@ -309,23 +310,36 @@ def prune(
     keep: int,
     trusted: Path | None = None,
     on_problem: Callable[[str], None] = _IGNORE,
+    counts: Callable[[int], bool] = _ALL,
 ) -> list[Path]:
     """Remove all but the newest `keep` complete checkpoints, and what older attempts left behind.
 
     The newest good one stays in any case. `trusted` is a checkpoint that the caller has just
-    written and need not be hashed again to be called good. A directory that cannot be removed stays
-    too; `on_problem` hears why. Returns what was removed.
+    written and need not be hashed again to be called good. Those whose numbers do not count, as the
+    run has left them for an older one, take the place of none that does. A directory that cannot be
+    removed stays, too; `on_problem` hears why. Returns what was removed.
     """
-    old = superfluous(run_directory, keep, trusted)
+    old = superfluous(run_directory, keep, trusted, counts)
     return [directory for directory in old if remove(directory, on_problem)]
 
 
-def superfluous(run_directory: Path, keep: int, trusted: Path | None = None) -> list[Path]:
-    """What `prune` would remove. One that is being written is newer than all that are complete."""
+def superfluous(
+    run_directory: Path,
+    keep: int,
+    trusted: Path | None = None,
+    counts: Callable[[int], bool] = _ALL,
+) -> list[Path]:
+    """What `prune` would remove. One that is being written is newer than all that are complete.
+
+    What the run has left was damaged then, but nobody has asked for its end: it stays for as long
+    as if it counted, so there are twice `keep` at the most.
+    """
     good = newest_good(run_directory) if trusted is None else (trusted, None)
     if good is None:
         return []
-    kept = {good[0].name, *(directory.name for directory in complete(run_directory)[-keep:])}
+    readable = complete(run_directory)
+    counted = [directory for directory in readable if counts(number(directory)[0])]
+    kept = {good[0].name, *(path.name for path in (*readable[-keep:], *counted[-keep:]))}
     return [
         directory
         for directory in _candidates(run_directory)

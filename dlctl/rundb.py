@@ -134,13 +134,17 @@ class RunDb:
         row = (at, kind, daemon, text, json.dumps(data))
         self._db.execute("INSERT INTO event (at, kind, daemon, text, data) VALUES (?,?,?,?,?)", row)
 
-    def events(self, after: int = 0) -> Iterator[dict[str, Any]]:
-        query = "SELECT id, at, kind, daemon, text, data FROM event WHERE id > ? ORDER BY id"
-        for id_, at, kind, daemon, text, data in self._db.execute(query, (after,)):
+    def events(self, after: int = 0, kind: str = "") -> Iterator[dict[str, Any]]:
+        """Those behind the one with the id `after`; only of one kind, if it is given."""
+        query = (
+            "SELECT id, at, kind, daemon, text, data FROM event"
+            " WHERE id > ? AND ? IN ('', kind) ORDER BY id"
+        )
+        for id_, at, of_kind, daemon, text, data in self._db.execute(query, (after, kind)):
             yield {
                 "id": id_,
                 "at": at,
-                "kind": kind,
+                "kind": of_kind,
                 "daemon": daemon,
                 "text": text,
                 "data": json.loads(data),

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from daemons.loop import Loop
-from dlctl import checkpoints, processes
+from dlctl import branches, checkpoints, processes
 from dlctl.errors import DlctlError
 from dlctl.machine import Send
 from dlctl.manifest import SCHEMA
@@ -223,10 +223,15 @@ class Records:
         self.loop.post(j.CheckpointEnded(effect.number, error))
 
     def _prune(self, newest: Path, keep: int) -> None:
-        """The new checkpoint is good whatever becomes of the old ones."""
+        """The new checkpoint is good whatever becomes of the old ones.
+
+        Damaged ones that the run went back from must not take the places of the good ones.
+        """
         try:
-            checkpoints.prune(self.directory, keep, trusted=newest, on_problem=log.warning)
-        except (DlctlError, OSError) as error:
+            branch = branches.chain(branches.resumes(self.db))
+            counts = partial(branches.is_of_branch, branch=branch)
+            checkpoints.prune(self.directory, keep, newest, log.warning, counts)
+        except (DlctlError, OSError, sqlite3.Error) as error:
             log.warning("cannot remove old checkpoints: %s", error)
 
 

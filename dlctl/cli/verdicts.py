@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlctl import acks, checkpoints, placement
+from dlctl import acks, branches, checkpoints, placement
 from dlctl.acks import AckRecord
+from dlctl.branches import Resume
 from dlctl.cli import lineage, remains
-from dlctl.cli.lineage import Resume
 from dlctl.cli.snapshot import Snapshot
 from dlctl.config import JobFile
 from dlctl.names import HOME_AGENT
@@ -104,7 +104,7 @@ def judge(snapshot: Snapshot) -> tuple[list[Verdict], list[Witness]]:
     """
     records = acks.read_all(snapshot.directory)
     resumes = lineage.resumes(snapshot)
-    own = lineage.of_branch(snapshot, lineage.chain(resumes))
+    own = lineage.of_branch(snapshot, branches.chain(resumes))
     witnesses, last = _witnesses(snapshot, own)
     terms: dict[str, int] = {}
     for record in records:
@@ -252,7 +252,7 @@ def _steps(snapshot: Snapshot, resumes: Sequence[Resume]) -> list[_Step]:
     paths = {checkpoints.number(path)[0]: path for path in found}
     return [
         _Step(resume, _tables(paths[resume.checkpoint]) if resume.checkpoint in paths else [])
-        for resume in lineage.chain(resumes)
+        for resume in branches.chain(resumes)
     ]
 
 

@@ -14,7 +14,7 @@ from dlctl.cli.options import complete_runs, job_option, json_option
 from dlctl.errors import DlctlError, Partial, UsageError
 
 if TYPE_CHECKING:
-    from dlctl.cli.lineage import Resume
+    from dlctl.branches import Resume
     from dlctl.cli.verdicts import Verdict, Witness
 
 HEADERS = ("WORKER", "INC", "EPOCH", "SERVER", "ACKNOWLEDGED", "RECORDED", "LOST")

@@ -11,9 +11,9 @@ import pytest
 from identity import ME
 from remains import acknowledge, keep, save
 
-from dlctl import config, states
+from dlctl import branches, config, states
+from dlctl.branches import Resume
 from dlctl.cli import lineage
-from dlctl.cli.lineage import Resume
 from dlctl.cli.verdicts import recorded_pushes, table_of
 from dlctl.launch import ssh
 
@@ -230,11 +230,11 @@ def test_a_branch_that_the_run_came_back_to_counts_again():
     """From 2 back to 1, which led to 3; then on from 2, because 3 was damaged, and 2 mended."""
     back_to_1 = Resume(1, 2, {})
     back_to_2 = Resume(2, 3, {})
-    branch = lineage.chain([back_to_1, back_to_2])
+    branch = branches.chain([back_to_1, back_to_2])
     assert branch == [back_to_2]
-    assert [lineage.is_of_branch(number, branch) for number in (1, 2, 3, 4)] == [1, 1, 0, 1]
-    branch = lineage.chain([back_to_1])
-    assert [lineage.is_of_branch(number, branch) for number in (1, 2, 3, 4)] == [1, 0, 1, 1]
+    assert [branches.is_of_branch(number, branch) for number in (1, 2, 3, 4)] == [1, 1, 0, 1]
+    branch = branches.chain([back_to_1])
+    assert [branches.is_of_branch(number, branch) for number in (1, 2, 3, 4)] == [1, 0, 1, 1]
 
 
 def test_a_model_that_was_cut_into_other_slices_is_judged_by_the_checkpoint_of_then(

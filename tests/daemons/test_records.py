@@ -17,6 +17,7 @@ from daemons.coordinator import records
 from daemons.coordinator.past import read_past
 from daemons.loop import Loop
 from dlctl import checkpoints
+from dlctl.cli import lineage
 from dlctl.manifest import MANIFEST
 from dlctl.names import HOME_AGENT
 from dlctl.roles import journal as j
@@ -71,6 +72,55 @@ def test_an_old_checkpoint_that_cannot_be_removed_does_not_spoil_the_new_one(
     assert ended.error == ""
     assert f"{stuck}: cannot remove this checkpoint" in caplog.text
     assert checkpoints.newest_good(tmp_path)[0].name == "000000000020-2"
+
+
+def spoil(directory: Path) -> None:
+    """Flip a bit of a checkpoint's shard."""
+    shard = directory / "shard-0.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+
+
+def go_back(run_directory: Path) -> None:
+    """Resume from the newest good checkpoint, as `recover` and `start` do."""
+    good = checkpoints.newest_good(run_directory)
+    assert good is not None
+    with closing(RunDb(run_directory)) as db:
+        lineage.record(db, run_directory, good[0], "")
+        db.commit()
+
+
+def numbers(run_directory: Path) -> list[int]:
+    return [checkpoints.number(path)[0] for path in checkpoints.finished(run_directory)]
+
+
+def test_damaged_checkpoints_take_the_place_of_no_good_one(tmp_path, record):
+    """The run went back to 4, because 5 and 6 were damaged: these go as soon as if they counted."""
+    for number in range(1, 7):
+        save(record, number, keep=4)
+    for damaged in checkpoints.finished(tmp_path)[-2:]:
+        spoil(damaged)
+    go_back(tmp_path)
+    found = []
+    for number in (7, 8, 9):
+        save(record, number, keep=3)
+        found.append(numbers(tmp_path))
+    assert found == [[3, 4, 5, 6, 7], [4, 6, 7, 8], [7, 8, 9]]
+
+
+def test_without_the_database_no_old_checkpoint_is_removed(tmp_path, record, monkeypatch, caplog):
+    """Nobody knows then which of them count."""
+
+    def events(*_: Any, **__: Any) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    save(record, 1)
+    monkeypatch.setattr(RunDb, "events", events)
+    with caplog.at_level(logging.WARNING):
+        assert save(record, 2).error == ""
+    assert "cannot remove old checkpoints: disk I/O error" in caplog.text
+    assert numbers(tmp_path) == [1, 2]
 
 
 def test_whatever_pruning_raises_the_checkpoint_is_good(record, monkeypatch, caplog):
