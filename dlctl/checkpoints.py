@@ -79,9 +79,14 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> tuple[str, int]:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Make the checkpoint complete. Its files must all be written. Raises DlctlError."""
+    """Make the checkpoint complete. Raises DlctlError, also if a file is not there, or has another
+    size: who wrote it was told so, but it may have been removed since.
+    """
     path = directory / MANIFEST
     data = serialise(manifest, str(path))
+    if problems := _part_problems(directory, manifest, hashes=False):
+        problem = problems[0].removeprefix(f"{directory}/")
+        raise DlctlError(f"cannot be completed: {problem}", where=str(directory))
     with _replacing(path) as file:
         file.write(data)
 
@@ -192,10 +197,7 @@ def verify(directory: Path, *, hashes: bool = True) -> list[str]:
         manifest = read_manifest(directory)
     except DlctlError as error:
         return [f"{error.where}: {error.message}"]
-    problems = _gaps(directory, manifest)
-    for part in (*manifest["shards"], *manifest["workers"]):
-        if part["file"]:
-            problems += _file_problems(directory / part["file"], part, hashes)
+    problems = _gaps(directory, manifest) + _part_problems(directory, manifest, hashes)
     if hashes and not problems:
         problems += _tensor_problems(directory, manifest)
     return problems
@@ -226,6 +228,14 @@ def _gaps(directory: Path, manifest: Manifest) -> list[str]:
     if end != manifest["size"]:
         return [f"{directory}: the shards end at {end}, the model at {manifest['size']}"]
     return []
+
+
+def _part_problems(directory: Path, manifest: Manifest, hashes: bool) -> list[str]:
+    problems = []
+    for part in (*manifest["shards"], *manifest["workers"]):
+        if part["file"]:
+            problems += _file_problems(directory / part["file"], part, hashes)
+    return problems
 
 
 def _file_problems(path: Path, part: Mapping[str, Any], hashes: bool) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from daemons.mirrored import sizes
 from dlctl import checkpoints
 from dlctl.roles.arrivals import Past
-from dlctl.roles.memory import has_released
+from dlctl.roles.memory import has_released, newest_checkpoint
 from dlctl.rundb import RunDb
 
 
@@ -17,18 +17,20 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
     remembered. Raises DlctlError if it is unreadable. `agents`: those that are there, with
     their incarnations.
 
-    A coordinator may have died between a checkpoint and its row, so the disk is asked as well: no
-    number is ever given twice. Of the checkpoint that the run went on from nothing is needed any
+    A coordinator may have died between a checkpoint and its row, and the next one between removing
+    that and making its own, so the disk and the memory are asked as well: no number is ever given
+    twice. Of the checkpoint that the run went on from nothing is needed any
     more when all are at work; it may have been removed by then.
     """
     memory, heard_at = db.memory(), db.run().get("updated_at")
     restore = "" if has_released(memory) else db.run().get("resume") or ""
     manifest = checkpoints.read_manifest(Path(restore)) if restore else {}
+    remembered = newest_checkpoint(memory)
     numbers = [row["number"] for row in db.checkpoints()]
     return Past(
         terms=db.terms(),
         incarnations=db.incarnations(),
-        checkpoints=max([*numbers, checkpoints.highest_number(directory)]),
+        checkpoints=max([*numbers, checkpoints.highest_number(directory), remembered]),
         restore=restore,
         manifest=manifest,
         memory=memory,

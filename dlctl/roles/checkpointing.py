@@ -91,7 +91,7 @@ class Checkpointing:
         self.leaves_residuals = leaves_residuals
         self.newest: Json | None = None
         self.last_error = ""
-        self._number = number
+        self.number = number
         self._current: _Current | None = None
         self._since = 0.0
         """The newest attempt, or when the workers were let loose."""
@@ -153,9 +153,9 @@ class Checkpointing:
     def begin(self, step: int, manifest: Json, now: float, listener: Finished | None) -> None:
         """Begin a checkpoint, or join the one that is under way."""
         if self._current is None:
-            self._number += 1
-            self._current = _Current(self._number, step, now, manifest)
-            self.desk.do(BeginCheckpoint(self._number, step))
+            self.number += 1
+            self._current = _Current(self.number, step, now, manifest)
+            self.desk.do(BeginCheckpoint(self.number, step))
         if listener is not None:
             self._current.listeners.append(listener)
 

@@ -5,6 +5,7 @@ The state that decides what the coordinator does next lies in small pieces under
     keys                the fingerprint of the run key that the daemons were started with
     run                 state, reason, how long the workers have been at work
     checkpoint          how long the newest attempt at one is ago
+    checkpoints         its number
     work                steps, samples and loss; the size of the dataset; the newest evaluation
     layout              the model's tensors
     end                 how the run ends, once it does
@@ -44,6 +45,14 @@ def has_released(memory: Json) -> bool:
     from was needed for has been done.
     """
     return "run" in memory and memory["run"][2] is not None
+
+
+def newest_checkpoint(memory: Json) -> int:
+    """Number of the newest checkpoint that anybody has been asked to save; 0 if it knows of none.
+
+    Servers may still answer to it when neither its directory nor a row is there.
+    """
+    return int(memory.get("checkpoints", 0))
 
 
 class Memory:
@@ -87,6 +96,7 @@ class Memory:
             yield "end", (end.state, end.reason, end.grace_s, end.is_shutting_down())
         if of.arrivals.layout is not None and "layout" not in self._known:
             yield "layout", of.arrivals.layout.to_rows()
+        yield "checkpoints", of.checkpointing.number
         yield "numbers", (of.evaluations.number, of.changes.number, of.arrivals.guest_lists)
         for slot in self._answered_slots - work.answered.keys():
             yield f"answer/{slot}", None

@@ -15,7 +15,7 @@ import numpy as np
 
 from dlctl.messages import Array, Json
 from dlctl.roles.arrivals import Past
-from dlctl.roles.memory import has_released
+from dlctl.roles.memory import has_released, newest_checkpoint
 
 MANIFEST = "manifest.json"
 
@@ -92,7 +92,7 @@ class Store:
         return Past(
             terms=dict(self.terms),
             incarnations={name: row["incarnation"] for name, row in self.daemons.items()},
-            checkpoints=max(self.checkpoints, default=0),
+            checkpoints=max([*self.checkpoints, newest_checkpoint(memory)]),
             restore=restore,
             manifest=json.loads(json.dumps(self.manifests[restore])) if restore else {},
             memory=memory,

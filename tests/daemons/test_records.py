@@ -7,10 +7,12 @@ import os
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from fulldisk import LARGE, fill, make_room
 
 from daemons.coordinator import records
@@ -150,6 +152,45 @@ def test_a_number_that_is_on_disk_only_is_not_given_again(tmp_path, record):
         assert read_past(tmp_path, db, {}).checkpoints == 3
         checkpoints.create(tmp_path, 50, 5)
         assert read_past(tmp_path, db, {}).checkpoints == 5
+
+
+def test_a_number_that_servers_know_is_not_given_again_when_nothing_else_is_left_of_it(
+    tmp_path, record, monkeypatch
+):
+    """They would answer for files that the coordinator removed which died before it made its own
+    directory.
+    """
+    record(j.RecordCheckpoint(4, {"number": 4}))
+    record(j.Remember("checkpoints", 5), j.BeginCheckpoint(5, 50), awaited=1)
+
+    def create(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "create", create)
+    (begun,) = record(j.BeginCheckpoint(6, 60), awaited=1)
+    assert begun.error.endswith("No space left on device")
+    assert [*(tmp_path / "ckpt").iterdir()] == []
+    with closing(RunDb(tmp_path)) as db:
+        assert read_past(tmp_path, db, {}).checkpoints == 5
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, partial(os.truncate, length=80)])
+@pytest.mark.parametrize("kind", ["shards", "workers"])
+def test_a_checkpoint_without_a_file_that_was_said_to_be_saved_is_not_complete(
+    tmp_path, record, kind, damage
+):
+    save(record, 1)
+    (begun,) = record(j.BeginCheckpoint(2, 20), awaited=1)
+    directory = Path(begun.directory)
+    made = manifest(2, directory)
+    residual = {"residual": np.ones(2)}
+    sha256, nbytes = checkpoints.write_arrays(directory / "worker-0.safetensors", residual)
+    worker = {"name": "worker-0", "file": "worker-0.safetensors", "sha256": sha256}
+    made["workers"] = [{**worker, "nbytes": nbytes, "state": {}}]
+    damage(directory / made[kind][0]["file"])
+    (ended,) = record(j.CompleteCheckpoint(2, str(directory), made, 1), awaited=1)
+    assert ended.error.startswith(f"cannot be completed: {made[kind][0]['file']}: ")
+    assert numbers(tmp_path) == [1], "the old one stays"
 
 
 class LastMoments:
