@@ -279,6 +279,11 @@ def number(directory: Path) -> tuple[int, int]:
     return int(number), int(step)
 
 
+def of_run(run_directory: Path, path: str) -> Path:
+    """Where a checkpoint of this run is that had this path, perhaps before the run was moved."""
+    return run_directory / FOLDER / Path(path).name
+
+
 def highest_number(run_directory: Path) -> int:
     """The number of the newest checkpoint on disk, complete or not; 0 if there is none."""
     return max((number(directory)[0] for directory in _candidates(run_directory)), default=0)

@@ -20,18 +20,19 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
     A coordinator may have died between a checkpoint and its row, and the next one between removing
     that and making its own, so the disk and the memory are asked as well: no number is ever given
     twice. Of the checkpoint that the run went on from nothing is needed any
-    more when all are at work; it may have been removed by then.
+    more when all are at work; it may have been removed by then. Until then the run may be moved.
     """
     memory, heard_at = db.memory(), db.run().get("updated_at")
-    restore = "" if has_released(memory) else db.run().get("resume") or ""
-    manifest = checkpoints.read_manifest(Path(restore)) if restore else {}
+    resume = "" if has_released(memory) else db.run().get("resume")
+    restore = checkpoints.of_run(directory, resume) if resume else None
+    manifest = checkpoints.read_manifest(restore) if restore else {}
     remembered = newest_checkpoint(memory)
     numbers = [row["number"] for row in db.checkpoints()]
     return Past(
         terms=db.terms(),
         incarnations=db.incarnations(),
         checkpoints=max([*numbers, checkpoints.highest_number(directory), remembered]),
-        restore=restore,
+        restore=str(restore or ""),
         manifest=manifest,
         memory=memory,
         agents=agents,

@@ -177,7 +177,7 @@ def _newest_there(directory: Path, newest: Mapping[str, Any]) -> Mapping[str, An
     path = newest.get("path")
     if not isinstance(path, str) or Path(path).is_dir():
         return newest
-    here = directory / checkpoints.FOLDER / Path(path).name
+    here = checkpoints.of_run(directory, path)
     if here.is_dir():
         return {**newest, "path": str(here)}  # The run has been moved.
     if not (found := checkpoints.complete(directory)):

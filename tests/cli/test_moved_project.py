@@ -76,6 +76,31 @@ def test_a_run_that_died_before_it_was_moved_loses_nothing(
     assert dlctl_command("stop").code == 0
 
 
+def test_a_run_that_died_while_it_resumed_and_was_moved_goes_on(
+    stopped, own_place, dlctl_command, monkeypatch
+):
+    """Before all its workers were at work it needs the checkpoint, and it knows the old path."""
+    assert dlctl_command("start", "job.toml").code == 0
+    died_resuming(own_place)
+    place = moved(own_place, monkeypatch)
+    code, _, err = dlctl_command("start", "job.toml")
+    assert (code, "goes on where it was, at step 50" in err) == (0, True), err
+    assert the_run(place)["step"] == 50
+    assert dlctl_command("stop").code == 0
+
+
+def died_resuming(own_place: Path) -> None:
+    """Kill the coordinator, and have it remember that not all were at work yet."""
+    coordinator = psutil.Process(the_run(own_place)["pid"])
+    coordinator.kill()
+    psutil.wait_procs([coordinator], timeout=5)
+    (directory,) = (own_place / "runs").iterdir()
+    with closing(RunDb(directory)) as db:
+        db.put_run(state="starting", ready_at=None)
+        db.put_memory({"run": ["starting", "", None], "work": [50, 1, 0.5, 64, [0, 0], None]})
+        db.commit()
+
+
 def test_a_copy_of_a_project_begins_anew_and_says_so(
     stopped, job, own_place, dlctl_command, monkeypatch
 ):

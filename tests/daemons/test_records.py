@@ -174,6 +174,24 @@ def test_a_number_that_servers_know_is_not_given_again_when_nothing_else_is_left
         assert read_past(tmp_path, db, {}).checkpoints == 5
 
 
+def test_a_run_that_is_moved_while_it_resumes_finds_its_checkpoint(tmp_path, record):
+    """It was killed before all were at work, so the checkpoint is needed; they are told of it."""
+    save(record, 1)
+    record(j.Remember("run", ["starting", "", None]))
+    (saved,) = checkpoints.complete(tmp_path)
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    for name in ("run.db", "ckpt"):
+        (tmp_path / name).rename(place / name)
+    with closing(RunDb(place)) as db:
+        db.put_run(resume=str(saved))
+        past = read_past(place, db, {})
+        assert past.restore == str(place / "ckpt" / saved.name)
+        assert past.manifest["step"] == 10
+        db.put_memory({"run": ["running", "", 0.0]})
+        assert (read_past(place, db, {}).restore, read_past(place, db, {}).manifest) == ("", {})
+
+
 @pytest.mark.parametrize("damage", [Path.unlink, partial(os.truncate, length=80)])
 @pytest.mark.parametrize("kind", ["shards", "workers"])
 def test_a_checkpoint_without_a_file_that_was_said_to_be_saved_is_not_complete(

@@ -123,7 +123,9 @@ class Coordinator:
 
     def resumed_step(self) -> int:
         resume = self.db.run()["resume"]
-        return checkpoints.read_manifest(Path(resume))["step"] if resume else 0
+        if not resume:
+            return 0
+        return checkpoints.read_manifest(checkpoints.of_run(self.directory, resume))["step"]
 
     def serve(self, timeout_ms: int | None) -> None:
         """Wait for "stop"; then save, say so and end."""
