@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,6 +87,23 @@ def _why_a_copy(run: Snapshot) -> str:
     except DlctlError as error:
         return error.message
     return ""
+
+
+def job_file_now(run: Snapshot) -> Path | None:
+    """The job file of a run that was moved with its project, at its new place; None if it was not,
+    or if there is any doubt. It is as far from the run as it was.
+    """
+    old, place = Path(str(run.run.get("job_file"))), run.run.get("place")
+    if not isinstance(place, Mapping) or os.path.lexists(old):
+        return None
+    before, here = Path(str(place.get("path"))), run.directory.resolve()
+    if old.parent not in before.parents:
+        return None
+    inner = before.relative_to(old.parent).parts
+    if here.parts[-len(inner) :] != inner:
+        return None
+    file = here.parents[len(inner) - 1] / old.name
+    return file if file.is_file() and not obstacle(run, file) else None
 
 
 def of_another_place(run: Snapshot, file: Path) -> bool:

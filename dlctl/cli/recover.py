@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from contextlib import nullcontext
@@ -80,10 +81,28 @@ def command(
             _give(data, as_json, done)
             raise _error(findings)
         if not dry_run:
+            findings = _taken_over(findings)
             done = _act(findings, limit_s, from_checkpoint)
         elif not as_json:
             console.out(f"  next        {console.escape(step)}")
         _give(data, as_json, done)
+
+
+def _taken_over(findings: Findings) -> Findings:
+    """The same; a run that was moved with its project belongs to the job file beside it from now
+    on: its task is not where it was.
+    """
+    from dlctl.cli import moved
+    from dlctl.cli.launching import explained
+
+    run = findings.snapshot
+    if findings.way not in ("go on", "resume") or (file := moved.job_file_now(run)) is None:
+        return findings
+    with explained(run.directory):
+        moved.take_over(run, file)
+    told = f"{run.run_id} {moved.made_for(run)}: it belongs to {values.path(file)} now"
+    console.note(console.escape(told))
+    return dataclasses.replace(findings, snapshot=load(run.directory))
 
 
 def _tell(findings: Findings, lines: list[str]) -> None:

@@ -89,6 +89,38 @@ def test_a_run_that_died_while_it_resumed_and_was_moved_goes_on(
     assert dlctl_command("stop").code == 0
 
 
+@pytest.mark.parametrize("option", [[], ["--from-checkpoint"]])
+def test_a_run_that_died_and_was_moved_is_brought_back_with_its_task_of_now(
+    stopped, job, own_place, dlctl_command, monkeypatch, option
+):
+    assert dlctl_command("start", "job.toml").code == 0
+    died_resuming(own_place)
+    place = moved(own_place, monkeypatch)
+    assert dlctl_command("recover", "--dry-run", "-j", stopped["run_id"]).code == 0
+    assert the_run(place)["job_file"] == str(job), "only looked at"
+    code, _, err = dlctl_command("recover", *option, "-j", f"runs/{stopped['run_id']}")
+    assert code == 0, err
+    told = f"was made for {job}, which is not there any more: it belongs to job.toml now"
+    assert told in err
+    assert (the_run(place)["job_file"], the_run(place)["step"]) == (str(place / "job.toml"), 50)
+    job_now = json.loads((place / "runs" / stopped["run_id"] / "job.json").read_text())
+    assert job_now["job"]["task"] == f"{place}/train.py:task"
+    assert dlctl_command("stop").code == 0
+
+
+def test_a_run_that_was_moved_without_its_job_file_keeps_its_task(
+    stopped, job, own_place, dlctl_command, monkeypatch
+):
+    assert dlctl_command("start", "job.toml").code == 0
+    died_resuming(own_place)
+    place = moved(own_place, monkeypatch)
+    (place / "job.toml").unlink()
+    code, _, err = dlctl_command("recover", "-j", f"runs/{stopped['run_id']}")
+    assert (code, "belongs to" in err) == (0, False), err
+    assert the_run(place)["job_file"] == str(job)
+    assert dlctl_command("stop", "-j", f"runs/{stopped['run_id']}").code == 0
+
+
 def died_resuming(own_place: Path) -> None:
     """Kill the coordinator, and have it remember that not all were at work yet."""
     coordinator = psutil.Process(the_run(own_place)["pid"])
