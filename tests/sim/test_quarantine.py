@@ -21,17 +21,19 @@ every_barrier = pytest.mark.parametrize("method", BARRIERS, ids=["sync", "local-
 
 
 class BadHost(LeastSquares):
-    """What slot 1 computes is of no use: NaN, or finite and far too large."""
+    """What slot 1 computes is of no use: NaN, or finite and far too large, in `where` of it."""
 
-    def __init__(self, value: float) -> None:
+    def __init__(self, value: float, where: slice = slice(None)) -> None:
         super().__init__()
         self.value = value
+        self.where = where
         self.is_mended = False
 
     def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
         loss, gradient = super().gradient(w, batch)
         if batch.slot == 1 and not self.is_mended:
-            gradient = np.full_like(gradient, self.value)
+            gradient = np.zeros_like(gradient)
+            gradient[self.where] = self.value
         return loss, gradient
 
 
@@ -51,6 +53,18 @@ def test_one_poisoned_worker_is_quarantined_and_the_others_finish(value: float, 
     assert np.isfinite(outcome.weights).all()
     workers = [p for p in outcome.world.processes if p.name == "worker-1"]
     assert len(workers) == 1, "it was not replaced"
+
+
+@pytest.mark.parametrize("method", [("downpour", {}), ("sync", {})], ids=["downpour", "sync"])
+def test_refusals_by_one_of_two_servers_only_are_in_a_row_too(method) -> None:
+    """Of one layer that explodes the other server never hears: it takes every push."""
+    problem = BadHost(HUGE, where=slice(6, None))
+    job = job_file(workers=3, servers=2, algorithm=method, epochs=40.0)
+    outcome = Simulation(job, problem, compute=STEPS).run(600.0)
+    assert (outcome.state, outcome.left_behind) == ("finished", [])
+    (told,) = outcome.store.texts("quarantine")
+    assert told.startswith("worker-1 is quarantined: 3 pushes in a row were refused")
+    assert refused(outcome)["server-0"] == 0
 
 
 def test_a_quarantined_worker_comes_back_when_it_is_asked_for() -> None:
