@@ -26,7 +26,7 @@ import numpy as np
 from dlctl import messages
 from dlctl.compress.base import Delta
 from dlctl.config import Choice
-from dlctl.messages import Array
+from dlctl.messages import REFUSED, Array
 from dlctl.shards.base import Shard
 from dlctl.vector import Vector, copy_into, to_host, zeros_like
 
@@ -150,7 +150,7 @@ class WorkerSide(ABC):
 
 
 class Outcome(NamedTuple):
-    """What became of one push; `kind` is one of APPLIED, HELD, LATE (`messages.Ack`)."""
+    """What became of one push; `kind` is one of APPLIED, HELD, LATE, REFUSED (`messages.Ack`)."""
 
     slot: int
     epoch: int
@@ -158,6 +158,8 @@ class Outcome(NamedTuple):
     kind: str
     staleness: int = 0
     """Updates that came between the version the gradient was of and this one, on this shard."""
+    reason: str = ""
+    """Of a push that was refused."""
 
 
 class ServerSide(ABC):
@@ -174,6 +176,13 @@ class ServerSide(ABC):
     @abstractmethod
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
         """A push that is new, in order and finite. It must be among the outcomes, once."""
+
+    def left_out(self, push: messages.Push, reason: str) -> list[Outcome]:
+        """A push that is new and in order, and poison: it has come, but nothing of it may be used.
+
+        It must be among the outcomes, once, as REFUSED or first as HELD; with the reason.
+        """
+        return [Outcome(push.slot, push.epoch, push.seq, REFUSED, reason=reason)]
 
     def waits_for(self) -> frozenset[int]:
         """The slots without whose pushes nothing goes on; empty while nobody waits."""

@@ -12,6 +12,9 @@ whatever the order of arrival. Rules:
 - a replica without data takes part with 0 samples, so that nobody waits for it;
 - a push for a step that is over is LATE and dropped, never mixed into a later one; so is a second
   one of a replica for the same step;
+- a push that was refused takes part in its step without samples and without a gradient: who has
+  made it waits for the next step, too. It is settled with the others of its step, so that a server
+  that takes this one's place gets it again, and knows that it has come;
 - a replica that dies is no member any more; one that joins counts from its first push on, because
   shards may stand at different steps when it joins. Its first pushes have 0 samples;
 - a shard whose server dies goes on at the step where it was, and knows from which step on it counts
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,7 +44,7 @@ from dlctl.algorithms.base import (
     dense,
 )
 from dlctl.compress.base import Delta
-from dlctl.messages import APPLIED, HELD, LATE, Array, Json
+from dlctl.messages import APPLIED, HELD, LATE, REFUSED, Array, Json
 from dlctl.parallel import BLOCK, scratch
 from dlctl.shards.base import Shard
 
@@ -84,6 +87,18 @@ class Replica(WorkerSide):
         return clock
 
 
+class Held(NamedTuple):
+    push: messages.Push
+    gradient: Array | None
+    """Dense; None: it was refused."""
+    reason: str = ""
+    """Why it was refused."""
+
+    def outcome(self, kind: str) -> Outcome:
+        push = self.push
+        return Outcome(push.slot, push.epoch, push.seq, kind, reason=self.reason)
+
+
 class Barrier(ServerSide):
     """Holds the pushes of step t until all who are due have come."""
 
@@ -94,18 +109,32 @@ class Barrier(ServerSide):
         """Whether `_due_from` is of an earlier server, and the members are not known yet."""
         self._due_from: dict[int, int | None] = {}
         """The first step that counts a slot; None: not before it has pushed."""
-        self._held: dict[tuple[int, int], tuple[messages.Push, Array]] = {}
-        """(clock, slot) -> a push and its dense gradient."""
+        self._held: dict[tuple[int, int], Held] = {}
+        """(clock, slot) -> a push."""
 
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
-        if self._due_from.get(push.slot) is None:
-            # From now on this shard waits for it, also if it comes too late this time.
-            self._due_from[push.slot] = max(push.clock, self.shard.version)
-        if push.clock < self.shard.version or (push.clock, push.slot) in self._held:
+        if not self._is_in_time(push):
             return [Outcome(push.slot, push.epoch, push.seq, LATE)]
-        gradient = dense(delta, self.shard.size)
-        self._held[push.clock, push.slot] = (push, gradient)
-        return [Outcome(push.slot, push.epoch, push.seq, HELD), *self._complete()]
+        return self._hold(Held(push, dense(delta, self.shard.size)))
+
+    def left_out(self, push: messages.Push, reason: str) -> list[Outcome]:
+        if not self._is_in_time(push):
+            return super().left_out(push, reason)
+        return self._hold(Held(push, None, reason))
+
+    def _is_in_time(self, push: messages.Push) -> bool:
+        """Whether a push is for this step or a later one, and the first one of its replica for it.
+
+        In time or not, its replica counts from now on.
+        """
+        if self._due_from.get(push.slot) is None:
+            self._due_from[push.slot] = max(push.clock, self.shard.version)
+        is_over = push.clock < self.shard.version
+        return not is_over and (push.clock, push.slot) not in self._held
+
+    def _hold(self, held: Held) -> list[Outcome]:
+        self._held[held.push.clock, held.push.slot] = held
+        return [held.outcome(HELD), *self._complete()]
 
     def joined(self, slot: int) -> list[Outcome]:
         if self.shard.version > 0 or self._held:
@@ -164,13 +193,14 @@ class Barrier(ServerSide):
     def _update(self, clock: int) -> list[Outcome]:
         slots = sorted(slot for (c, slot) in self._held if c == clock)
         held = [self._held.pop((clock, slot)) for slot in slots]
-        samples = sum(push.samples for push, _ in held)
+        used = [(h.gradient, h.push.samples) for h in held if h.gradient is not None]
+        samples = sum(n for _, n in used)
         if samples:
-            shares = [np.float32(push.samples / samples) for push, _ in held]
-            self.shard.apply(Delta(_weighted_sum([gradient for _, gradient in held], shares)))
+            shares = [np.float32(n / samples) for _, n in used]
+            self.shard.apply(Delta(_weighted_sum([gradient for gradient, _ in used], shares)))
         else:
             self.shard.version += 1
-        return [Outcome(push.slot, push.epoch, push.seq, APPLIED) for push, _ in held]
+        return [h.outcome(REFUSED if h.gradient is None else APPLIED) for h in held]
 
 
 def _weighted_sum(vectors: Sequence[Array], weights: Sequence[np.float32]) -> Array:

@@ -24,7 +24,9 @@ class Poison:
         self.reason = ""
         """Of the server that refused last."""
         self._batches: deque[tuple[int, str]] = deque(maxlen=BATCHES_KEPT)
-        self._refused = -1
+        self._refused: set[int] = set()
+        """Pushes that a shard has refused and that not all shards have answered."""
+        self._newest_refused = -1
 
     def computed(self, step: int, where: str) -> None:
         """A gradient that is finite, of the batch `where`."""
@@ -36,18 +38,20 @@ class Poison:
         self.steps_in_row += 1
         self.last = what
 
-    def applied(self, number: int) -> None:
-        """A shard has taken this push; it still counts as refused if another one did not."""
-        if number > self._refused:
-            self.pushes_in_row = 0
-
     def refused(self, number: int, reason: str, first_step: int, last_step: int) -> None:
         """A shard has refused this push, of these steps; counted once, however many shards do."""
-        if number <= self._refused:
+        if number in self._refused:
             return
-        self._refused = number
+        self._refused.add(number)
+        self._newest_refused = max(number, self._newest_refused)
         self.pushes += 1
         self.pushes_in_row += 1
         self.reason = reason
         names = [where for step, where in self._batches if first_step <= step <= last_step]
         self.last = ", ".join(names[-8:]) or f"steps {first_step} to {last_step}"
+
+    def settled(self, number: int) -> None:
+        """All shards have answered this push; if one has refused it, it does not end the row."""
+        self._refused.discard(number)
+        if number > self._newest_refused:
+            self.pushes_in_row = 0

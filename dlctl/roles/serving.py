@@ -2,10 +2,11 @@
 
 A push passes, in this order: which epoch (fencing), whose connection (only the one that has shown
 the token of the epoch), which number (exactly once), what (sizes and indices within the shard,
-every value finite), and only then the method's server side, which applies
-it, holds it in a barrier or drops it. Then all of it is committed: shard, numbers and whatever the
-method has to know; only then the ack goes out. What is in no commit was never acknowledged, so a
-server that takes this one's place gets it again.
+every value finite), and only then the method's server side, which applies it, holds it in a barrier
+or drops it. Of poison the server side is only told that it has come: others may wait for it. Then
+all of it is committed: shard, numbers and whatever the method has to know; only then the ack goes
+out. What is in no commit was never acknowledged, so a server that takes this one's place gets it
+again.
 """
 
 from __future__ import annotations
@@ -213,36 +214,32 @@ class Serving:
         elif not self._is_at_work(peer, push.slot, push.epoch):
             return
         elif verdict == NEW:
-            self._take(peer, push)
+            self._take(push)
         else:
             self._count(verdict)
             if not (verdict == DUPLICATE and self.deliveries.is_held(push)):
                 fate = self.deliveries.fate(push) if verdict == DUPLICATE else verdict
                 self._ack(peer, push.seq, fate, slot=push.slot)
 
-    def _take(self, peer: Peer, push: m.Push) -> None:
+    def _take(self, push: m.Push) -> None:
         try:
             delta = self._expand(push.delta)
         except RemoteProtocolError as error:
-            self._refuse(peer, push, error.message)
+            self._refuse(push, error.message)
             return
         self.deliveries.take(push)
         self.rates.add("pushes", 1)
         self._settle(self.side.push(push, delta))
 
-    def _refuse(self, peer: Peer, push: m.Push, why: str) -> None:
+    def _refuse(self, push: m.Push, why: str) -> None:
         """Poison: it never comes into the shard, and its number is used up."""
         reason = (
             f"refused a push of worker-{push.slot} (epoch {push.epoch}, number {push.seq}, "
             f"steps {push.first_step}..{push.last_step}): {why}"
         )
-        self.deliveries.take(push)
-        self.deliveries.settle(push.slot, push.epoch, push.seq, REFUSED)
-        self._count(REFUSED)
-        self._refused[push.slot] += 1
-        self.commit()
         self.desk.note("warning", reason)
-        self._ack(peer, push.seq, REFUSED, reason=reason, slot=push.slot)
+        self.deliveries.take(push)
+        self._settle(self.side.left_out(push, reason))
 
     def _expand(self, packed: m.Packed) -> Delta:
         """The delta of a push. Raises RemoteProtocolError for anything that must not get in."""
@@ -262,11 +259,13 @@ class Serving:
 
         at_once: something else has changed, too; commit also if nothing was settled.
         """
-        for slot, epoch, seq, kind, _ in outcomes:
+        for slot, epoch, seq, kind, *_ in outcomes:
             if kind == HELD:
                 self.deliveries.hold(slot, epoch, seq)
             else:
                 self.deliveries.settle(slot, epoch, seq, kind)
+            if kind == REFUSED:
+                self._refused[slot] += 1
         if at_once or any(outcome.kind != HELD for outcome in outcomes):
             self.commit()
         for outcome in outcomes:
@@ -276,7 +275,7 @@ class Serving:
             elif outcome.kind != HELD:
                 self._count(outcome.kind)
             if peer is not None and self.deliveries.is_current(outcome.slot, outcome.epoch):
-                self._ack(peer, outcome.seq, outcome.kind, outcome.staleness, slot=outcome.slot)
+                self._ack(peer, *outcome[2:], slot=outcome.slot)
         self._answer_held_fetches()
 
     def _count(self, verdict: str) -> None:

@@ -259,11 +259,10 @@ class Training:
             self.poison.refused(ack.seq, ack.reason, *self._steps_of[ack.seq])
             what = f"server-{ack.shard} refused a push ({self.poison.last}): {ack.reason}"
             self.desk.note("warning", what)
-        else:
-            self.poison.applied(ack.seq)
         self._unsettled[ack.seq] -= 1
         if not self._unsettled[ack.seq]:
             del self._unsettled[ack.seq], self._steps_of[ack.seq]
+            self.poison.settled(ack.seq)
             self.pacing.settled(ack.seq, now)
             self._report_done(self.portions.settled(ack.seq), now)
 

@@ -110,11 +110,11 @@ def no_gaps(patch: Patch) -> None:
 def ack_before_apply(patch: Patch) -> None:
     honest = Serving._take
 
-    def take(self, peer, push):
+    def take(self, push):
         if push.seq % 5 != 3:
-            return honest(self, peer, push)
+            return honest(self, push)
         self.deliveries.take(push)
-        return self._ack(peer, push.seq, APPLIED, slot=push.slot)
+        return self._ack(self._peers[push.slot], push.seq, APPLIED, slot=push.slot)
 
     patch.setattr(Serving, "_take", take)
 
@@ -187,8 +187,8 @@ def mean_of_means(patch: Patch) -> None:
     honest = Barrier._update
 
     def update(self, clock):
-        for key, (push, gradient) in list(self._held.items()):
-            self._held[key] = (push, gradient * np.float32(1.25))
+        for key, held in list(self._held.items()):
+            self._held[key] = held._replace(gradient=held.gradient * np.float32(1.25))
         return honest(self, clock)
 
     patch.setattr(Barrier, "_update", update)

@@ -4,34 +4,42 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simulated import job_file
+from simulated import job_file, ledger_checkers
 
-from dlctl.messages import Array
+from dlctl.messages import HELD, Ack, Array
+from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import Batch, LeastSquares
+from dlctl.sim.faults import Faults
+from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.problems import Batch, LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
 
 STEPS = ComputeOptions(step_s=0.02)
+HUGE = 1e12
+BARRIERS = [("sync", {}), ("local-sgd", {}), ("local-sgd", {"overlap": True})]
+every_barrier = pytest.mark.parametrize("method", BARRIERS, ids=["sync", "local-sgd", "overlap"])
 
 
 class BadHost(LeastSquares):
-    """What slot 1 computes is of no use: NaN, or finite and far too large."""
+    """What slot 1 computes is of no use: NaN, or finite and far too large, in `where` of it."""
 
-    def __init__(self, value: float) -> None:
+    def __init__(self, value: float, where: slice = slice(None)) -> None:
         super().__init__()
         self.value = value
+        self.where = where
         self.is_mended = False
 
     def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
         loss, gradient = super().gradient(w, batch)
         if batch.slot == 1 and not self.is_mended:
-            gradient = np.full_like(gradient, self.value)
+            gradient = np.zeros_like(gradient)
+            gradient[self.where] = self.value
         return loss, gradient
 
 
 @pytest.mark.parametrize(
     ("value", "why"),
-    [(np.nan, "not finite for 5 steps in a row"), (1e12, "3 pushes in a row were refused")],
+    [(np.nan, "not finite for 5 steps in a row"), (HUGE, "3 pushes in a row were refused")],
     ids=["nan", "huge"],
 )
 def test_one_poisoned_worker_is_quarantined_and_the_others_finish(value: float, why: str) -> None:
@@ -45,6 +53,18 @@ def test_one_poisoned_worker_is_quarantined_and_the_others_finish(value: float, 
     assert np.isfinite(outcome.weights).all()
     workers = [p for p in outcome.world.processes if p.name == "worker-1"]
     assert len(workers) == 1, "it was not replaced"
+
+
+@pytest.mark.parametrize("method", [("downpour", {}), ("sync", {})], ids=["downpour", "sync"])
+def test_refusals_by_one_of_two_servers_only_are_in_a_row_too(method) -> None:
+    """Of one layer that explodes the other server never hears: it takes every push."""
+    problem = BadHost(HUGE, where=slice(6, None))
+    job = job_file(workers=3, servers=2, algorithm=method, epochs=40.0)
+    outcome = Simulation(job, problem, compute=STEPS).run(600.0)
+    assert (outcome.state, outcome.left_behind) == ("finished", [])
+    (told,) = outcome.store.texts("quarantine")
+    assert told.startswith("worker-1 is quarantined: 3 pushes in a row were refused")
+    assert refused(outcome)["server-0"] == 0
 
 
 def test_a_quarantined_worker_comes_back_when_it_is_asked_for() -> None:
@@ -63,3 +83,122 @@ def test_a_quarantined_worker_comes_back_when_it_is_asked_for() -> None:
     row = outcome.store.daemons["worker-1"]
     assert (row["incarnation"], row["restarts"], row["error"]) == (2, 1, "")
     assert row["metrics"]["step"] > 50
+
+
+# ---------------------------------------------------------------- what a barrier is left without
+
+
+class Explodes(LeastSquares):
+    """Some gradients, (slot, number), are finite and far too large, in `where` of the vector."""
+
+    def __init__(self, *which: tuple[int, int], where: slice = slice(None)) -> None:
+        super().__init__()
+        self.which = which
+        self.where = where
+
+    def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
+        loss, gradient = super().gradient(w, batch)
+        if (batch.slot, batch.number) in self.which:
+            gradient[self.where] = HUGE
+        return loss, gradient
+
+
+class KilledWhileItHolds(Checker):
+    """A server that holds the place of a push that it has refused dies, once, as it says so."""
+
+    def __init__(self) -> None:
+        self.killed = 0
+
+    def on_effect(self, process, effect) -> None:
+        message = getattr(effect, "message", None)
+        if not isinstance(message, Ack) or message.outcome != HELD or self.killed:
+            return
+        if any(held.reason for held in process.machine.serving.side._held.values()):
+            self.killed += 1
+            process.timeline.after(0.0, lambda: process.end(-9))
+
+
+def refused(outcome) -> dict[str, int]:
+    """Server -> pushes that it has refused."""
+    names = [name for name in outcome.store.daemons if name.startswith("server-")]
+    servings = {name: outcome.world.machine(name).serving for name in names}
+    return {name: sum(serving._refused.values()) for name, serving in sorted(servings.items())}
+
+
+@every_barrier
+def test_one_whose_pushes_are_all_refused_does_not_hold_up_a_barrier(method) -> None:
+    job = job_file(workers=3, servers=2, algorithm=method, epochs=40.0)
+    outcome = Simulation(job, BadHost(HUGE), compute=STEPS).run(600.0)
+    assert (outcome.state, outcome.left_behind) == ("finished", [])
+    (told,) = outcome.store.texts("quarantine")
+    assert told.startswith("worker-1 is quarantined: 3 pushes in a row were refused")
+    assert np.isfinite(outcome.weights).all()
+
+
+@pytest.mark.parametrize("method", BARRIERS[:2], ids=["sync", "local-sgd"])
+@pytest.mark.parametrize("who", [[1], [0, 1]], ids=["one", "all"])
+def test_a_step_goes_on_without_the_pushes_that_were_refused(method, who) -> None:
+    problem = Explodes(*((slot, 1) for slot in who))
+    rate = 0.1 if method[0] == "sync" else 1.0
+    job = job_file(
+        workers=2, servers=2, algorithm=method, optimizer=("sgd", {"lr": rate}), epochs=40.0
+    )
+    outcome = Simulation(job, problem, compute=STEPS).run(600.0)
+    assert (outcome.state, outcome.left_behind) == ("finished", [])
+    assert refused(outcome) == {"server-0": len(who), "server-1": len(who)}
+    assert not outcome.store.texts("quarantine")
+    assert np.allclose(outcome.weights, problem.solution, atol=0.1)
+
+
+def test_a_step_goes_on_where_only_one_of_two_servers_has_refused_a_push() -> None:
+    problem = Explodes((1, 1), where=slice(6, None))
+    job = job_file(workers=2, servers=2, algorithm=("sync", {}), epochs=20.0)
+    outcome = Simulation(job, problem, compute=STEPS).run(600.0)
+    assert (outcome.state, outcome.left_behind) == ("finished", [])
+    assert refused(outcome) == {"server-0": 0, "server-1": 1}
+    assert np.allclose(outcome.weights, problem.solution, atol=0.1)
+
+
+def test_a_server_that_dies_while_a_step_waits_refuses_the_push_again() -> None:
+    problem, killer = Explodes((1, 1)), KilledWhileItHolds()
+    job = job_file(workers=2, algorithm=("sync", {}), epochs=20.0)
+    slow = ComputeOptions(step_s=0.02, slow={0: 5.0})
+    outcome = Simulation(job, problem, compute=slow, checkers=(killer,)).run(600.0)
+    assert (outcome.state, outcome.left_behind, killer.killed) == ("finished", [], 1)
+    assert refused(outcome) == {"server-0": 1}
+    assert np.allclose(outcome.weights, problem.solution, atol=0.1)
+
+
+class HugeNowAndThen(Ledger):
+    """An account in which every fifth gradient of slot 1 is far too large on the last shard."""
+
+    def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
+        loss, gradient = super().gradient(w, batch)
+        if batch.slot == 1 and batch.number % 5 == 4:
+            gradient[-self.cells :] *= np.float32(HUGE)
+        return loss, gradient
+
+
+def test_every_sound_gradient_counts_exactly_once_beside_refused_ones() -> None:
+    """The cells of one step add up to 1, whoever was left out of it."""
+    left_out = 0
+    for seed in range(6):
+        problem = HugeNowAndThen(shards=2)
+        job = job_file(
+            workers=3, servers=2, algorithm=("sync", {}), optimizer=("sgd", {"lr": 1.0}),
+            batch_size=4, epochs=4.0, seed=seed,
+        )  # fmt: skip
+        outcome = Simulation(
+            job, problem, seed,
+            network=NetworkOptions(link=Link(jitter_s=0.002, loss=0.03, duplicate=0.05)),
+            compute=STEPS,
+            faults=Faults(server_kills=2, kills=1, from_s=0.3, heal_at_s=3.0),
+            checkers=ledger_checkers(
+                problem, 4, once=False, averages=True, shares=True, heal_at_s=3.0
+            ),
+        ).run(600.0)  # fmt: skip
+        assert outcome.state == "finished", seed
+        numbers = refused(outcome)
+        assert numbers["server-0"] == 0
+        left_out += numbers["server-1"]
+    assert left_out > 0
