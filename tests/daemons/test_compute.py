@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
 
@@ -15,7 +15,7 @@ from daemons.loop import Loop
 from daemons.worker.compute import ComputeThread
 from dlctl import config
 from dlctl.machine import Effect, Event, Exit, Started
-from dlctl.roles.effects import BuildModel, ModelBuilt, TaskFailed
+from dlctl.roles.effects import BuildModel, Compute, Computed, ModelBuilt, TaskFailed
 
 TASK = """
     import asyncio
@@ -28,8 +28,12 @@ TASK = """
     def model():
         {model}
 
+    class Random(list):
+        def __getitem__(self, index):
+            return torch.rand(2)
+
     def dataset():
-        return [torch.ones(2)] * 4
+        return Random(range(4))
 
     def loss(model, batch):
         return model(batch).mean()
@@ -37,29 +41,35 @@ TASK = """
 
 
 @pytest.fixture
-def prepared(tmp_path: Path, monkeypatch) -> Callable[[str], Loop]:
+def prepared(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., Loop]]:
     """A loop with a real computing thread for a task with this body of model()."""
     import sys
 
     monkeypatch.setattr(sys, "path", list(sys.path))
+    threads: list[ComputeThread] = []
 
-    def prepare(model: str) -> Loop:
+    def prepare(model: str, loader_processes: int = 0) -> Loop:
         path = tmp_path / "odd_task.py"
         path.write_text(dedent(TASK).format(model=model))
         job = config.JobFile(
             job=config.Job(name="odd", task=str(path)),
-            workers=config.Workers(count=1, device="cpu"),
+            workers=config.Workers(count=1, device="cpu", loader_processes=loader_processes),
         )
         loop = Loop()
         thread = ComputeThread(loop, job)
+        threads.append(thread)
         loop.perform(BuildModel, thread.build)
+        loop.perform(Compute, thread.compute)
         return loop
 
-    return prepare
+    yield prepare
+    for thread in threads:
+        if thread._loader is not None:
+            thread._loader.close()
 
 
 @pytest.fixture
-def build(prepared: Callable[[str], Loop], run_script: Callable[..., list[Event]]) -> Callable:
+def build(prepared: Callable[..., Loop], run_script: Callable[..., list[Event]]) -> Callable:
     """The answer of the thread to `BuildModel`, with this body of model()."""
 
     def build_model(model: str, times: int = 1) -> list[Event]:
@@ -128,3 +138,21 @@ def test_what_numpy_shall_raise_in_the_task_it_does_not_raise_in_the_role(
 def test_a_good_model_is_built(build):
     (built,) = build("return nn.Linear(2, 1)")
     assert isinstance(built, ModelBuilt)
+
+
+# torch starts its loaders with fork where Python does; newer Pythons remark that threads are about.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@pytest.mark.parametrize("loader_processes", [0, 1])
+def test_a_dataset_that_draws_gives_each_epoch_of_a_slot_something_else(
+    prepared, run_script, loader_processes
+):
+    def loss(slot: int, epoch: int) -> float:
+        loop = prepared("return nn.Linear(2, 1)", loader_processes)
+        effects = BuildModel(slot, epoch), Compute(0, 0, 4, 0)
+        _, computed = run_script(loop, *effects, awaited=2)
+        assert isinstance(computed, Computed)
+        return computed.loss
+
+    losses = [loss(0, 1), loss(1, 1), loss(0, 2)]
+    assert len(set(losses)) == 3
+    assert loss(1, 1) == losses[1]
