@@ -110,6 +110,7 @@ class ComputeThread:
         processes = self._job.workers.loader_processes
         replica, self._loader, samples = build(self._job, effect.slot, processes)
         replica.reseed(effect.slot, effect.epoch)
+        self._loader.reseed(effect.slot, effect.epoch)
         self._replica = replica
         self._averaged = replica.averaged()
         return ModelBuilt(

@@ -50,9 +50,19 @@ class PortionLoader:
         self._orders: dict[int, Any] = {}
         self._guarded = _Guarded(dataset, collate)
         self._batches = _Batches()
+        # One of its own, or every portion would shift the replica's dropout.
+        self._dice = torch.Generator().manual_seed(seed)
         self._loader = self._with(processes) if processes else None
         self._stream: Iterator[Any] = iter(())
         self._next: tuple[int, int, int, int] | None = None
+
+    def reseed(self, slot: int, epoch: int) -> None:
+        """Before the first batch: have the processes draw what belongs to this epoch of this slot.
+
+        The order of the samples follows from the seed alone, and does not change.
+        """
+        sequence = np.random.SeedSequence([self._seed, slot, epoch])
+        self._dice.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
 
     def batch(self, data_epoch: int, start: int, stop: int, number: int) -> Any:
         """Batch `number` (from 0) of samples [start, stop), cut by `slice_bounds`.
@@ -90,8 +100,7 @@ class PortionLoader:
             persistent_workers=True,
             timeout=LOADING_S_MAX,
             worker_init_fn=_leave_signals_to_the_worker,
-            # One of its own, or every portion would shift the replica's dropout.
-            generator=torch.Generator().manual_seed(self._seed),
+            generator=self._dice,
         )
 
     def _restart(self, data_epoch: int, start: int, stop: int, number: int) -> None:

@@ -81,7 +81,10 @@ class Replica:
         return vector, bound
 
     def reseed(self, slot: int, epoch: int) -> None:
-        """From now on draw what belongs to this epoch of this slot (dropout, augmentation)."""
+        """From now on draw what belongs to this epoch of this slot (dropout, augmentation).
+
+        Processes that load the data draw for themselves: `PortionLoader.reseed`.
+        """
         sequence = np.random.SeedSequence([self.seed, slot, epoch])
         _seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
 
@@ -230,10 +233,13 @@ class Replica:
         ]
         modes = [(module, module.training) for module in self.model.modules()]
         devices = [self.device] if self.device.type == "cuda" else []
+        dice, numpy_dice = random.getstate(), np.random.get_state()
         try:
             with torch.random.fork_rng(devices=devices), torch.no_grad():
                 yield
         finally:
+            random.setstate(dice)
+            np.random.set_state(numpy_dice)
             self._vector.copy_(vector)
             for parameter, view in self._bound:
                 if parameter.dtype is torch.float32:

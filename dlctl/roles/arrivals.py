@@ -25,7 +25,10 @@ from dlctl.roles.keyring import Keyring
 from dlctl.roles.membership import Daemon, Membership
 from dlctl.roles.token import sign
 from dlctl.settings import parse
+from dlctl.text import plural
 
+RESTORES_MAX = 3
+"""Processes of a worker, all dead before the run was at work, that were to restore its residual."""
 FRESH = "start with --fresh to begin a new run"
 
 
@@ -70,6 +73,8 @@ class Arrivals:
         self.restore = past.restore
         """Until all are at work: who comes later has nothing in that checkpoint, and it may have
         been removed."""
+        self._without: set[str] = set()
+        """Workers whose residuals are given up."""
         self.layout: Layout | None = None
         self._bytes = b""
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
@@ -249,8 +254,24 @@ class Arrivals:
                 self.desk.send(worker.name, self._topology(worker, addresses))
 
     def _topology(self, worker: Daemon, addresses: tuple[str, ...]) -> m.Topology:
-        """Residuals are restored once: a replacement must not add what was pushed since then."""
+        """Until all are at work nobody has pushed anything: then a replacement restores again what
+        the one before it has restored.
+        """
         initialise = worker.index == 0 and not self.restore
         keys = tuple(self.keyring.public(server.name) for server in self.members.of("server"))
-        restore = "" if worker.has_worked else self.restore
+        restore = "" if self._restores_in_vain(worker) else self.restore
         return m.Topology(addresses, keys, initialise, restore)
+
+    def _restores_in_vain(self, worker: Daemon) -> bool:
+        """Whether the last attempt that a worker has is better made without its residual."""
+        tries = min(RESTORES_MAX, self.job.workers.restarts_max)
+        if not self.restore or not 0 < tries <= worker.deaths_in_row:
+            return False
+        if worker.name not in self._without:
+            self._without.add(worker.name)
+            died = plural(worker.deaths_in_row, "time")
+            text = (
+                f"what {worker.name} had not pushed is lost: it died {died} before it was at work"
+            )
+            self.desk.event("lost", worker.name, text)
+        return True

@@ -247,14 +247,14 @@ class Coordinator:
             return
         worker.heard(peer, now)
         if not worker.asked_for_data:
-            worker.asked_for_data = worker.has_worked = True
+            worker.asked_for_data = True
             worker.state = "running" if self.ending is None else worker.state
             self.tell_members()
         self.work.on_request(message, now)
 
     def _advance_run(self, now: float) -> None:
         if self.state == "starting":
-            if all(w.asked_for_data for w in self.members.of("worker")):
+            if all(w.asked_for_data and w.state != "backoff" for w in self.members.of("worker")):
                 self.change_state("running", "", now)
                 self.tell_members()
                 self.work.release(now)

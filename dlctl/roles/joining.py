@@ -37,6 +37,8 @@ class Joining:
         """Set while another worker has to initialise the shards."""
         self.is_complete = False
         """Every shard is joined and the buffers are asked for, or there are none."""
+        self.restoring = False
+        """The residual of before is on its way."""
 
     def phase(self) -> str:
         """While a server does not answer: where it should be. Nobody else can see that."""
@@ -152,6 +154,14 @@ class Joining:
 
     def load(self, message: m.Buffers) -> None:
         self.desk.do(LoadBuffers(message.averaged, message.constant))
+
+    def restores(self) -> str:
+        """The checkpoint that has this worker's residual; "" if there is none."""
+        return self.topology.restore if self.topology is not None else ""
+
+    def begin_to_restore(self) -> None:
+        self.restoring = True
+        self._phase = "loading what it had not pushed"
 
     def on_deadline(self, now: float) -> None:
         if self.rejoin_at is not None and self.rejoin_at <= now:

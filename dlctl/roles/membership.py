@@ -73,7 +73,7 @@ class Daemon:
     registered: bool = False
     model_ready: bool = False
     has_worked: bool = False
-    """An incarnation of this execution has come to work, with the residual of before."""
+    """An incarnation of this agent has registered: its host may come back."""
     has_served: bool = False
     """A process of this shard has been in charge of it: the next one goes on with its state."""
     asked_for_data: bool = False

@@ -79,7 +79,8 @@ class Worker:
         self._evaluated: m.Evaluated | None = None
         """The last answer, in case it was lost."""
         self._save: m.Save | None = None
-        """Asked for; done as soon as the residual holds nothing but what pushes have left."""
+        """Asked for; done as soon as the residual is here, with nothing but what pushes have left.
+        """
         self._located = False
         """It is in the log where the task is in a batch that takes too long."""
         self._report_at = 0.0
@@ -122,7 +123,7 @@ class Worker:
             case ArraysSaved():
                 self._saving.on_saved(event)
             case BuffersLoaded() if self.training is None:
-                self._begin()
+                self._restore_or_begin()
             case EvaluationRun(number, metrics):
                 self._on_evaluated(number, metrics)
             case TaskFailed(error, detail):
@@ -193,24 +194,33 @@ class Worker:
         if self.training is not None:
             self.training.on_joined_again(message.shard, now)
         elif self.joining.is_complete and not self.joining.has_buffers():
+            self._restore_or_begin()
+
+    def _restore_or_begin(self) -> None:
+        """Who asks for data has its residual: the run takes up its work when all have asked. Before
+        that nobody saves, and the next process of a worker that dies is told to restore it again.
+        """
+        if self.joining.restores():
+            if not self.joining.restoring:
+                self.joining.begin_to_restore()
+                self._gathering.load(LoadArrays(self.joining.restores()))
+        else:
             self._begin()
 
     def _begin(self) -> None:
         """Put the method to work."""
-        model, identity, topology = self.joining.model, self.joining.identity, self.joining.topology
+        model, identity = self.joining.model, self.joining.identity
         assert model is not None
         assert identity is not None
-        assert topology is not None
         side = self.algorithm.worker(self.options, model.parameters, identity.slot)
         self.compressor.reseed(self.job.job.seed, identity.slot, identity.epoch)
         self.training = Training(
             self.desk, identity, self.joining.channels, self.outbox, side, self.compressor,
             self.job.workers.batch_size, self.job.data.lease_ahead_s, model.averaged,
         )  # fmt: skip
-        if topology.restore:
-            self._gathering.load(LoadArrays(topology.restore))
 
     def _on_restored(self, arrays: Any) -> None:
+        self._begin()
         assert self.training is not None
         side, saved = self.training.side, arrays.get("residual")
         if saved is not None and saved.size == len(side.residual):
@@ -249,7 +259,7 @@ class Worker:
     def _on_save(self, message: m.Save, now: float) -> None:
         if not self._saving.is_new(message):
             return
-        if self.training is None:
+        if self.training is None and not self.joining.restores():
             self._saving.without_file(message, "")
         else:
             self._save = message

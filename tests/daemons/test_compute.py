@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
 
@@ -43,8 +43,12 @@ TASK = """
     def model():
         {model}
 
+    class Random(list):
+        def __getitem__(self, index):
+            return torch.rand(2)
+
     def dataset():
-        return [torch.ones(2)] * 4
+        return Random(range(4))
 
     def loss(model, batch):
         return model(batch).mean()
@@ -52,31 +56,38 @@ TASK = """
 
 
 @pytest.fixture
-def prepared(tmp_path: Path, monkeypatch) -> Callable[[str], Loop]:
+def prepared(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., Loop]]:
     """A loop with a real computing thread for a task with this body of model()."""
     import sys
 
     monkeypatch.setattr(sys, "path", list(sys.path))
+    threads: list[ComputeThread] = []
 
-    def prepare(model: str) -> Loop:
+    def prepare(model: str, loader_processes: int = 0) -> Loop:
         path = tmp_path / "odd_task.py"
         path.write_text(dedent(TASK).format(model=model))
         job = config.JobFile(
             job=config.Job(name="odd", task=str(path)),
-            workers=config.Workers(count=1, device="cpu", batch_size=4),
+            workers=config.Workers(
+                count=1, device="cpu", batch_size=4, loader_processes=loader_processes
+            ),
         )
         loop = Loop()
         thread = ComputeThread(loop, job)
+        threads.append(thread)
         loop.perform(BuildModel, thread.build)
         loop.perform(LoadBuffers, thread.load_buffers)
         loop.perform(Compute, thread.compute)
         return loop
 
-    return prepare
+    yield prepare
+    for thread in threads:
+        if thread._loader is not None:
+            thread._loader.close()
 
 
 @pytest.fixture
-def build(prepared: Callable[[str], Loop], run_script: Callable[..., list[Event]]) -> Callable:
+def build(prepared: Callable[..., Loop], run_script: Callable[..., list[Event]]) -> Callable:
     """The answer of the thread to `BuildModel`, with this body of model()."""
 
     def build_model(model: str, times: int = 1) -> list[Event]:
@@ -173,3 +184,21 @@ def test_after_a_poisoned_batch_the_loaded_statistics_are_there_again(prepared, 
     _, _, computed = run_script(prepared(body), *script, awaited=3)
     assert not np.isfinite(computed.loss)
     assert computed.averaged.tolist() == loaded.tolist()
+
+
+# torch starts its loaders with fork where Python does; newer Pythons remark that threads are about.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@pytest.mark.parametrize("loader_processes", [0, 1])
+def test_a_dataset_that_draws_gives_each_epoch_of_a_slot_something_else(
+    prepared, run_script, loader_processes
+):
+    def loss(slot: int, epoch: int) -> float:
+        loop = prepared("return nn.Linear(2, 1)", loader_processes)
+        effects = BuildModel(slot, epoch), Compute(0, 0, 4, 0)
+        _, computed = run_script(loop, *effects, awaited=2)
+        assert isinstance(computed, Computed)
+        return computed.loss
+
+    losses = [loss(0, 1), loss(1, 1), loss(0, 2)]
+    assert len(set(losses)) == 3
+    assert loss(1, 1) == losses[1]

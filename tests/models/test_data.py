@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import random
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -98,6 +99,33 @@ def test_leaving_a_portion_in_its_middle_does_no_harm(loader):
     data = loader(range(1000))
     data.batch(0, 0, 1000, 0)
     assert data.batch(0, 500, 504, 0).tolist() == order_of(0, 1000)[500:504]
+
+
+class Augmented:
+    """A sample is its index, and a number of each source that an augmentation may draw from."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> list[float]:
+        return [float(index), float(torch.rand(())), random.random(), np.random.random()]
+
+
+@pytest.mark.parametrize("loader", [1], indirect=True, ids=["one_process"])
+def test_each_epoch_of_a_slot_has_an_augmentation_of_its_own(loader):
+    def drawn(slot: int, epoch: int) -> tuple[list[int], list[list[float]]]:
+        data = loader(Augmented(), collate=list)
+        data.reseed(slot, epoch)
+        samples = [data.batch(2, lo, lo + 4, 0) for lo in (0, 4)]
+        rows = list(zip(*chain(*samples), strict=True))
+        return [int(index) for index in rows[0]], rows[1:]
+
+    others = [drawn(0, 1), drawn(1, 1), drawn(0, 2)]
+    assert all(order == order_of(2)[:8] for order, _ in others)
+    for source in range(3):
+        numbers = [values[source] for _, values in others]
+        assert len(set(chain(*numbers))) == 3 * 8, "no two are alike"
+    assert drawn(1, 1) == others[1]
 
 
 def test_batches_are_made_by_the_task_s_collate_if_it_has_one(loader):

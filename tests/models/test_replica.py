@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -283,6 +285,31 @@ def test_a_failing_evaluation_restores_everything(task_of):
     assert replica.model.training
     replica.parameters[:] = 5.0
     assert replica.model[0].weight[0, 0].item() == 5.0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_evaluation_that_seeds_everything_does_not_change_what_training_draws(task_of, fails):
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        torch.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        if fails:
+            raise RuntimeError("no test set")
+        return {"drawn": float(np.random.random()) + random.random() + float(torch.rand(()))}
+
+    def draw() -> tuple[float, float, float]:
+        return float(torch.rand(())), float(np.random.random()), random.random()
+
+    def drawn(evaluates: bool) -> list[tuple[float, float, float]]:
+        replica = replica_of(task_of(evaluate=evaluate))
+        replica.reseed(0, 1)
+        before = draw()
+        if evaluates:
+            with pytest.raises(TaskError) if fails else nullcontext():
+                replica.evaluate(replica.parameters, replica.averaged())
+        return [before, draw()]
+
+    assert drawn(evaluates=True) == drawn(evaluates=False)
 
 
 def test_evaluation_sees_the_given_values_and_read_only_arrays_are_fine(task_of):

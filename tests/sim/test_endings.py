@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import numpy as np
 import pytest
 from simulated import Watcher, job_file
 
 from dlctl import messages as m
 from dlctl import registry
-from dlctl.machine import Received, Started
+from dlctl.machine import Received, Send, Started
 from dlctl.roles.desk import Birth
+from dlctl.roles.effects import LoadArrays
 from dlctl.roles.server import Server
-from dlctl.sim import drivers
+from dlctl.sim import arrays, drivers
+from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.problems import LeastSquares, WithBuffers, layout_of
 from dlctl.sim.simulation import Outcome, Simulation
+from dlctl.sim.store import Store
 
 STOP = {"checkpoint": True, "grace_s": 30.0}
 
@@ -118,6 +123,68 @@ def test_a_residual_outlives_a_worker_that_dies_before_it_comes_to_work() -> Non
     simulation.at(0.15, lambda: simulation.world.kill("worker-1"))
     assert simulation.run().state == "finished"
     assert {message.restore for message in told.messages()} != {""}
+    assert all(message.restore for message in told.messages())
+
+
+def topk_run(epochs: float, store: Store | None = None, *checkers: Checker) -> Simulation:
+    job = job_file(workers=2, epochs=epochs, compression=("topk", {"density": 0.1}))
+    return Simulation(job, LeastSquares(), store=store, checkers=checkers)
+
+
+def saved_residuals(store: Store) -> list[np.ndarray]:
+    files = store.files[store.newest()]
+    return [files[f"worker-{i}.safetensors"]["residual"] for i in (0, 1)]
+
+
+class StopsWhileRestoring(Checker):
+    """The run is stopped soon after a worker has begun to load what it had not pushed."""
+
+    simulation: Simulation
+    stopped = False
+
+    def on_effect(self, process: Any, effect: Any) -> None:
+        if isinstance(effect, LoadArrays) and process.name == "worker-1" and not self.stopped:
+            self.stopped = True
+            self.simulation.request(process.timeline.now + 2.0, "stop", STOP)
+
+
+def test_a_stop_while_residuals_are_on_their_way_loses_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = topk_run(5.0).run().store
+    before = saved_residuals(store)
+    monkeypatch.setattr(arrays, "LOAD_S", 5.0)
+    stops = StopsWhileRestoring()
+    stops.simulation = simulation = topk_run(1000.0, store, stops)
+    assert simulation.run().state == "stopped"
+    assert stops.stopped
+    assert np.abs(before).max(axis=1).min() > 0
+    np.testing.assert_array_equal(saved_residuals(store), before)
+
+
+class DiesAfterAsking(Checker):
+    """worker-1 dies when it has asked for data, and worker-0 is late."""
+
+    simulation: Simulation
+    killed: ClassVar[dict[type, str]] = {m.ModelReady: "worker-0", m.LeaseRequest: "worker-1"}
+
+    def __init__(self) -> None:
+        self.left = dict(self.killed)
+
+    def on_effect(self, process: Any, effect: Any) -> None:
+        message = effect.message if isinstance(effect, Send) else None
+        if self.left.get(type(message)) == process.name:
+            del self.left[type(message)]
+            world = self.simulation.world
+            world.timeline.after(0.02, lambda: world.kill(process.name))
+
+
+def test_a_residual_outlives_a_worker_that_dies_before_the_others_have_come_to_work() -> None:
+    store = topk_run(5.0).run().store
+    told, dies = Watcher(m.Topology), DiesAfterAsking()
+    dies.simulation = simulation = topk_run(6.0, store, told, dies)
+    assert simulation.run().state == "finished"
+    assert not dies.left
     assert all(message.restore for message in told.messages())
 
 

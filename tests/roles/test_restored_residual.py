@@ -1,0 +1,89 @@
+"""A worker that goes on with what it had not pushed before: it does nothing without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dlctl import config
+from dlctl import messages as m
+from dlctl.algorithms.downpour import DOWNPOUR
+from dlctl.compress.topk import TopK
+from dlctl.machine import Effect, Event, Received, Send, Started
+from dlctl.roles.desk import COORDINATOR, Birth
+from dlctl.roles.effects import ArraysLoaded, LoadArrays, ModelBuilt, SaveArrays
+from dlctl.roles.worker import Worker
+
+SIZE = 4
+RESIDUAL = np.arange(1, SIZE + 1, dtype=np.float32)
+JOB = config.JobFile(
+    job=config.Job(name="alone", task="none", seed=0, stop=config.Stop(epochs=1.0)),
+    algorithm=config.Choice(name="downpour"),
+    compression=config.Choice(name="topk", options={"density": 0.5}),
+)
+
+
+class Play:
+    """The only worker of a run with one server; `done` is all that it has ever wanted done."""
+
+    def __init__(self) -> None:
+        birth = Birth("run", "worker", "worker-0", 1, 1, "host", "1")
+        compressor = TopK(TopK.Options(density=0.5))
+        self.worker = Worker(birth, JOB, DOWNPOUR, compressor)
+        self.done: list[Effect] = []
+        self.happens(Started())
+        self.told(m.Welcome("worker-0", 0, 1, b"", {}))
+        none = np.zeros(0)
+        self.happens(ModelBuilt(b"", 8, np.zeros(SIZE, np.float32), none, none))
+        self.told(m.Topology(("address",), ("",), False, "ckpt/000000000120-3"))
+
+    def happens(self, event: Event) -> None:
+        self.done += self.worker.handle(event, 0.0)
+
+    def told(self, message: m.Message, peer: str = COORDINATOR) -> None:
+        self.happens(Received(peer, message))
+
+    def joined(self, generation: int = 1) -> None:
+        self.told(m.Joined(0, generation, 0, 0, SIZE, True, 0), "server-0")
+
+    def of(self, kind: type) -> list[Any]:
+        """The effects, or messages, of a type."""
+        return [
+            what
+            for effect in self.done
+            for what in (effect, effect.message if isinstance(effect, Send) else None)
+            if isinstance(what, kind)
+        ]
+
+
+def test_who_is_drained_and_saved_before_its_residual_has_come_saves_it_when_it_is_there() -> None:
+    play = Play()
+    play.joined()
+    assert play.of(LoadArrays) == [LoadArrays("ckpt/000000000120-3")]
+    play.told(m.Drain("stopped"))
+    play.told(m.Save(4, "ckpt/000000000120-4"))
+    play.told(m.Save(4, "ckpt/000000000120-4"))
+    assert play.of(SaveArrays) == play.of(m.Saved) == []
+    play.happens(ArraysLoaded({"residual": RESIDUAL}, {}))
+    (save,) = play.of(SaveArrays)
+    np.testing.assert_array_equal(save.arrays["residual"], RESIDUAL)
+
+
+def test_nothing_is_asked_for_before_the_residual_has_come() -> None:
+    """Who has asked for data is taken for one that has all it needs."""
+    play = Play()
+    play.joined()
+    assert play.of(m.LeaseRequest) == []
+    assert play.worker.phase() == "loading what it had not pushed"
+    play.happens(ArraysLoaded({"residual": RESIDUAL}, {}))
+    assert len(play.of(m.LeaseRequest)) == 1
+
+
+def test_a_server_that_is_joined_again_meanwhile_does_not_let_it_begin() -> None:
+    play = Play()
+    play.joined()
+    play.told(m.Moved(0, 2, "elsewhere", ""))
+    play.joined(generation=2)
+    assert len(play.of(LoadArrays)) == 1
+    assert play.of(m.LeaseRequest) == []
