@@ -48,11 +48,12 @@ TASK = """
             return torch.rand(2)
 
     def dataset():
-        return Random(range(4))
+        return {dataset}
 
     def loss(model, batch):
         return model(batch).mean()
     """
+ONES = "[torch.ones(2)] * 4"
 
 
 @pytest.fixture
@@ -63,9 +64,9 @@ def prepared(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., Loop]]:
     monkeypatch.setattr(sys, "path", list(sys.path))
     threads: list[ComputeThread] = []
 
-    def prepare(model: str, loader_processes: int = 0) -> Loop:
+    def prepare(model: str, dataset: str = ONES, loader_processes: int = 0) -> Loop:
         path = tmp_path / "odd_task.py"
-        path.write_text(dedent(TASK).format(model=model))
+        path.write_text(dedent(TASK).format(model=model, dataset=dataset))
         job = config.JobFile(
             job=config.Job(name="odd", task=str(path)),
             workers=config.Workers(
@@ -193,7 +194,7 @@ def test_a_dataset_that_draws_gives_each_epoch_of_a_slot_something_else(
     prepared, run_script, loader_processes
 ):
     def loss(slot: int, epoch: int) -> float:
-        loop = prepared("return nn.Linear(2, 1)", loader_processes)
+        loop = prepared("return nn.Linear(2, 1)", "Random(range(4))", loader_processes)
         effects = BuildModel(slot, epoch), Compute(0, 0, 4, 0)
         _, computed = run_script(loop, *effects, awaited=2)
         assert isinstance(computed, Computed)
