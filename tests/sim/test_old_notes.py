@@ -14,6 +14,7 @@ from dlctl.sim.checkers import (
     LedgerChecker,
     LivenessChecker,
     NothingLeft,
+    SamplesChecker,
     TermsChecker,
 )
 from dlctl.sim.drivers import ComputeOptions
@@ -92,3 +93,20 @@ def test_one_that_was_waited_for_when_the_disk_became_full_is_replaced(name):
 @pytest.mark.parametrize("name", ["worker-1", "server-0"])
 def test_one_that_dies_while_there_is_no_coordinator_is_replaced(name):
     run((2.1, name), (DIES_AT_S, COORDINATOR), (DIES_AT_S + 0.2, name))
+
+
+@pytest.mark.parametrize("dies_at_s", [2.5, 4.0, 5.5])
+def test_a_portion_that_is_done_and_said_to_be_leased_is_not_waited_for(dies_at_s):
+    problem, epochs = Ledger(shards=2, cells=800), 8
+    job = job_file(
+        2, 2, optimizer=ACCOUNT, batch_size=4, portion_batches=2, epochs=float(epochs),
+        timeouts={"resend_s": 0.3},
+    )  # fmt: skip
+    checkers = (SamplesChecker(problem.samples, epochs, once=False), NothingLeft())
+    simulation = Simulation(job, problem, compute=ComputeOptions(step_s=0.1), checkers=checkers)
+    disk = simulation.world.disk
+    simulation.at(FULL_S, lambda: setattr(disk, "full", 1))
+    simulation.at(FREE_S, lambda: setattr(disk, "full", 0))
+    simulation.at(dies_at_s, lambda: simulation.world.kill(COORDINATOR))
+    outcome = simulation.run(100.0)
+    assert outcome.state == "finished", outcome.reason
