@@ -1,7 +1,8 @@
 """The agent role: starts and ends the daemons of one host, and says when one has ended.
 
 It decides nothing: which incarnation runs, and when a dead one is replaced, is the coordinator's
-business. Its reports say which daemons live here, so that a coordinator which was away finds out.
+business. Its reports say which daemons live here, so that a coordinator which was away finds out;
+and one that asks for what has ended, or never was here, is told so: its notes may be old.
 An agent that takes the place of a dead one adopts its daemons; one whose coordinator has died
 starts that again. If nothing is heard of the coordinator for long, the agent ends what is here, so
 that nothing is left running on a host whose run is gone.
@@ -32,6 +33,7 @@ from dlctl.roles.effects import (
     StartProcess,
 )
 from dlctl.roles.lifeline import Lifeline
+from dlctl.roles.membership import STATUS_UNKNOWN
 from dlctl.roles.travelling import BytesRead, ReadBytes, RemoveCopy
 from dlctl.text import COORDINATOR_GONE
 
@@ -58,7 +60,12 @@ class ProcessStarted(Event):
 class _Child:
     incarnation: int
     pid: int = 0
-    alive: bool = True
+    exited: m.ProcessExited | None = None
+    """How it ended; None while it lives."""
+
+    @property
+    def alive(self) -> bool:
+        return self.exited is None
 
 
 class Agent:
@@ -136,9 +143,9 @@ class Agent:
                 self._welcomed = True
                 self.desk.outstanding.done("register", now)
             case m.Spawn():
-                self._on_spawn(message)
-            case m.Kill(name, incarnation, signal):
-                self.desk.do(SignalProcess(name, incarnation, signal))
+                self._on_spawn(message, now)
+            case m.Kill():
+                self._on_kill(message, now)
             case m.ExitNoted(name, incarnation):
                 self.desk.outstanding.done(("exit", name, incarnation), now)
             case m.ReadFile():
@@ -158,12 +165,14 @@ class Agent:
                 # Another agent has taken this one's place, and its daemons with it.
                 self.desk.do(Exit(EXIT_FENCED, reason))
 
-    def _on_spawn(self, message: m.Spawn) -> None:
+    def _on_spawn(self, message: m.Spawn, now: float) -> None:
         if self._leaving:
             return  # It would only have to be ended again.
         child = self._children.get(message.name)
         if child is not None and child.incarnation >= message.incarnation:
-            if child.pid:
+            if child.exited is not None:
+                self._tell_exit(child.exited, now)
+            elif child.pid:
                 self.desk.send(COORDINATOR, m.Spawned(message.name, child.incarnation, child.pid))
             return
         if child is not None and child.alive:
@@ -172,14 +181,30 @@ class Agent:
         start = StartProcess(message.name, message.role, message.incarnation, message.secret)
         self.desk.do(start)
 
+    def _on_kill(self, message: m.Kill, now: float) -> None:
+        """Whoever has nobody to kill says so: the coordinator would wait for that end for ever."""
+        name, incarnation = message.name, message.incarnation
+        child = self._children.get(name)
+        if child is None or (not child.alive and child.incarnation < incarnation):
+            self._tell_exit(m.ProcessExited(name, incarnation, STATUS_UNKNOWN, (), ""), now)
+        elif child.exited is not None:
+            self._tell_exit(child.exited, now)
+        # Also one that another has taken the place of may not have gone yet.
+        self.desk.do(SignalProcess(name, incarnation, message.signal))
+
     def _on_ended(self, event: ProcessEnded, now: float) -> None:
-        child = self._children.get(event.name)
-        if child is not None and child.incarnation == event.incarnation:
-            child.alive = False
         exited = m.ProcessExited(
             event.name, event.incarnation, event.status, event.last_lines, event.cause
         )
-        self.desk.ask(("exit", event.name, event.incarnation), COORDINATOR, exited, now)
+        child = self._children.get(event.name)
+        if child is not None and child.incarnation == event.incarnation:
+            child.exited = exited
+        self._tell_exit(exited, now)
+
+    def _tell_exit(self, exited: m.ProcessExited, now: float) -> None:
+        """Until it is noted."""
+        key = ("exit", exited.name, exited.incarnation)
+        self.desk.ask(key, COORDINATOR, exited, now)
 
     def _leave(self, reason: str, now: float) -> None:
         if not self._leaving:

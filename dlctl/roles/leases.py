@@ -43,6 +43,8 @@ class PortionPool:
     """Data epoch -> its portions that are done."""
     _complete: set[int] = field(default_factory=set)
     """Data epochs of which all portions are done."""
+    _doubtful: set[tuple[int, int]] = field(default_factory=set)
+    """Leased by another coordinator, whose notes may have been old: they may be done."""
     done_count: int = 0
     _changed: dict[tuple[int, int], None] = field(default_factory=dict)
     """Portions of which something has changed, in order."""
@@ -92,9 +94,17 @@ class PortionPool:
 
     def release(self, slot: int) -> list[tuple[int, int]]:
         """The worker of `slot` is gone: its portions that are not done go back."""
-        back = sorted(key for key, owner in self._leased.items() if owner == slot)
+        return self._take_back([key for key, owner in self._leased.items() if owner == slot])
+
+    def release_doubtful(self, slot: int) -> list[tuple[int, int]]:
+        """The worker of `slot` does not work on what it is said to have: that goes back."""
+        return self._take_back([key for key in self._doubtful if self._leased.get(key) == slot])
+
+    def _take_back(self, keys: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        back = sorted(keys)
         for key in back:
             del self._leased[key]
+            self._doubtful.discard(key)
             self._changed[key] = None
         self._returned = sorted(self._returned + back)
         return back
@@ -170,6 +180,7 @@ class PortionPool:
                 self._returned.append(key)
             else:
                 self._leased[key] = slot
+        self._doubtful = set(self._leased)
         self._returned.sort()
         self._next = next_
         self._changed = {}

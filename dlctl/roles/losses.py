@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 DEATHS_MAX = 20
 """Of a server or an agent in a row, each soon after its start: no restart mends that."""
+UNSEEN_MAX = 10_000
+"""Incarnations of a daemon that an agent may know of, and no coordinator that is left."""
 SLOW_S_MAX = 5.0
 """Without a word from a daemon after which `status` calls it slow; at the latest."""
 
@@ -129,15 +131,23 @@ class Losses:
         """What an agent says that lives on its host, against what we believe.
 
         Exits are reported one by one, and repeated until they are noted. This is for what no agent
-        has seen: daemons that died while there was none, and such as nobody wants any more.
+        has seen: daemons that died while there was none, and such as nobody wants any more. And for
+        what no coordinator remembers: processes that one before this had started when its notes
+        could not be written.
         """
         if not isinstance(children, dict):
             return
         for name, incarnation in children.items():
+            if not isinstance(incarnation, int):
+                continue
             known = self.members.get(name)
             is_ours = known is not None and known.agent == agent.name
-            if known is None or not is_ours or known.incarnation > incarnation:
-                self.desk.send(agent.name, m.Kill(name, incarnation, 9))
+            if known is not None and is_ours and self._is_unseen(known, incarnation):
+                known.incarnation = incarnation
+                self.on_exit(ProcessEnded(name, incarnation, STATUS_UNKNOWN, ()), now)
+            elif known is not None and is_ours and known.incarnation == incarnation:
+                continue
+            self.desk.send(agent.name, m.Kill(name, incarnation, 9))
         for daemon in self.members.hosted_by(agent):
             if not daemon.alive or daemon.pid is None:
                 continue
@@ -148,11 +158,24 @@ class Losses:
                 unseen = ProcessEnded(daemon.name, daemon.incarnation, STATUS_UNKNOWN, ())
                 self.on_exit(unseen, now)
 
+    def _is_unseen(self, daemon: Daemon, incarnation: int) -> bool:
+        """Whether its agent speaks of a newer process than the one on record.
+
+        Nobody has been given its epoch or generation: that is on record together with its process,
+        or it is not handed out. But its number is used.
+        """
+        newer = incarnation - daemon.incarnation
+        if newer > UNSEEN_MAX:
+            raise RemoteProtocolError("nobody has started so many")
+        return newer > 0
+
     def on_exited(self, peer: Peer, message: m.ProcessExited, now: float) -> None:
         """An agent's word about one of its daemons; repeated until it is noted."""
         daemon = self.members.get(message.name)
         if daemon is not None and self.members.agent_of(daemon).peer not in (peer, None):
             raise RemoteProtocolError("it has no business with this daemon")
+        if daemon is not None and self._is_unseen(daemon, message.incarnation):
+            daemon.incarnation = message.incarnation
         self.desk.send(peer, m.ExitNoted(message.name, message.incarnation))
         self.on_exit(
             ProcessEnded(

@@ -159,8 +159,14 @@ class Scaling:
             self.of.tell_members()
 
     def go_on(self, now: float) -> None:
-        """Ask those again who were leaving when another coordinator was there."""
+        """Ask those again who were leaving when another coordinator was there.
+
+        And those that were drained for an end of the run which is over, and have outlived it: on a
+        host that was away then. They take no more work.
+        """
         for daemon in list(self.members.daemons.values()):
+            if daemon.alive and (daemon.drained or daemon.state == "draining"):
+                daemon.leaving = daemon.leaving or RESTART
             if daemon.leaving:
                 # A change of keys that was not finished is begun anew by whoever has asked for it.
                 self.leave(daemon, REMOVAL if daemon.leaving == REMOVAL else RESTART, now)

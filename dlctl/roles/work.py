@@ -19,6 +19,8 @@ from dlctl.roles.leases import PortionPool, Range
 from dlctl.roles.membership import Membership
 from dlctl.roles.target import Target
 
+DOUBT_S = 10.0
+"""A worker that has asked for data for so long, in vain, has none that it works on."""
 LOSS_WEIGHT = 0.1
 """Of the newest portion in the running mean of the loss."""
 
@@ -43,6 +45,8 @@ class Work:
         self.answered: dict[int, m.Lease] = {}
         """Slot -> its newest lease, in case its request is repeated."""
         self._pending: dict[int, m.LeaseRequest] = {}
+        self._in_vain_since: dict[int, float] = {}
+        """Slot -> since when it has asked, because it has no data, and has not got any."""
         self._evaluated_epochs = 0.0
 
     # ------------------------------------------------------------ the dataset
@@ -175,7 +179,22 @@ class Work:
             if taken is None and self.driving is not None and not self.stopped:
                 continue
             del self._pending[slot]
+            if taken is None and not request.ahead and not self.stopped:
+                taken = self._doubtful(slot, now)
+            else:
+                self._in_vain_since.pop(slot, None)
             self._answer(slot, request, taken)
+
+    def _doubtful(self, slot: int, now: float) -> Range | None:
+        """What is only said to be leased to a worker that has nothing to do.
+
+        A coordinator that could not write its notes may have been told that it is done.
+        """
+        since = self._in_vain_since.setdefault(slot, now)
+        if now - since < DOUBT_S or not self.pool.release_doubtful(slot):
+            return None
+        del self._in_vain_since[slot]
+        return self.pool.take(slot)
 
     def _answer(self, slot: int, request: m.LeaseRequest, taken: Range | None) -> None:
         lease = m.Lease(request.request, *((0, 0, 0, 0) if taken is None else _wire(taken)))
@@ -186,6 +205,7 @@ class Work:
         """The worker of a slot has died: number of portions that are leased again."""
         self._pending.pop(slot, None)
         self.answered.pop(slot, None)
+        self._in_vain_since.pop(slot, None)
         if self._pool is None:
             return 0
         back = self.pool.release(slot)

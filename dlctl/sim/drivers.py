@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dlctl.flat import AVERAGED, CONSTANT
-from dlctl.messages import Array
+from dlctl.machine import Send
+from dlctl.messages import Array, Welcome
 from dlctl.names import HOME_AGENT
 from dlctl.roles import journal as j
 from dlctl.roles.agent import ProcessStarted
@@ -29,7 +30,7 @@ from dlctl.roles.effects import (
     StartProcess,
 )
 from dlctl.roles.membership import STATUS_UNKNOWN
-from dlctl.sim.disk import SAVE_S
+from dlctl.sim.disk import SAVE_S, Disk
 from dlctl.sim.problems import Batch, Problem, batch_rows
 from dlctl.sim.process import Process
 from dlctl.sim.store import Store
@@ -181,7 +182,12 @@ class ChildrenDriver:
 
 
 class RecordsDriver:
-    """What the coordinator writes down, and the agents that it places or finds."""
+    """What the coordinator writes down, and the agents that it places or finds.
+
+    While the disk is full its notes are kept back, and are lost with it; it goes on, as
+    `daemons/coordinator/records.py` does. Epochs and generations come on record with them, and
+    until then nobody is given one.
+    """
 
     def __init__(
         self,
@@ -191,6 +197,7 @@ class RecordsDriver:
         note: Callable[[str], None],
         wall_s: Callable[[], float],
         unreachable: Collection[str],
+        disk: Disk,
     ) -> None:
         """`unreachable`: agents on whose hosts nothing can be started."""
         self.process = process
@@ -199,10 +206,14 @@ class RecordsDriver:
         self.note = note
         self.wall_s = wall_s
         self.unreachable = unreachable
+        self.disk = disk
+        self._notes: list[j.Remember | j.IssueTerm] = []
+        """Not on record yet."""
         self._agents: dict[str, Process] = {}
         for kind, how in (
-            (j.IssueTerm, self._issue),
-            (j.Remember, self._remember),
+            (Send, self._send),
+            (j.IssueTerm, self._note),
+            (j.Remember, self._note),
             (j.AddEvent, self._event),
             (j.AddMetric, self._metric),
             (j.Snapshot, self._snapshot),
@@ -214,6 +225,28 @@ class RecordsDriver:
             (j.KillAgent, self._kill),
         ):
             process.perform(kind, how)
+
+    def _note(self, effect: j.Remember | j.IssueTerm) -> None:
+        self._notes.append(effect)
+        self._commit()
+
+    def _send(self, effect: Send) -> None:
+        self._commit()
+        message = effect.message
+        if isinstance(message, Welcome) and message.term and self._notes:
+            return  # It asks again.
+        self.process.network.send(self.process, effect.peer, message)
+
+    def _commit(self) -> None:
+        """Put on record what has been noted, all of it or nothing."""
+        if self.disk.full:
+            return
+        notes, self._notes = self._notes, []
+        for note in notes:
+            if isinstance(note, j.IssueTerm):
+                self._issue(note)
+            else:
+                self._remember(note)
 
     def _remember(self, effect: j.Remember) -> None:
         """What the next coordinator of this run has to know; None: nothing any more."""

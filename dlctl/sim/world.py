@@ -150,7 +150,7 @@ class World:
         process.machine = Coordinator(RUN_ID, self.job, keys, algorithm, past)
         process.ended = self._coordinator_ended
         records = RecordsDriver(
-            process, self.store, self.spawn, self.note, self.wall_s, self.unreachable
+            process, self.store, self.spawn, self.note, self.wall_s, self.unreachable, self.disk
         )
         hostfiles.coordinate(process, self.store, self.disk)
         for agent in self.children("agent"):

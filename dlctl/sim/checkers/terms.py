@@ -15,6 +15,9 @@ class TermsChecker(Checker):
 
     def __init__(self) -> None:
         self._newest: dict[str, int] = {}
+        self._given: dict[str, int] = {}
+        """The newest that a process has got: while the disk is full others may be lost, and come
+        again."""
         self._owners: dict[tuple[str, int], int] = {}
         """(name, term) -> the incarnation that was given it."""
         self._serving: dict[int, int] = {}
@@ -26,7 +29,7 @@ class TermsChecker(Checker):
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         if isinstance(effect, IssueTerm):
-            if effect.term <= self._newest.get(effect.name, 0):
+            if effect.term <= self._given.get(effect.name, 0):
                 raise self.broken(f"{effect} is not new")
             self._newest[effect.name] = effect.term
         if not isinstance(effect, Send):
@@ -42,6 +45,8 @@ class TermsChecker(Checker):
     def on_message(self, process: Process, peer: Peer, message: m.Message) -> None:
         if isinstance(message, m.Join | m.Push):
             self._workers[process, peer] = (message.slot, message.epoch)
+        elif isinstance(message, m.Welcome) and message.term:
+            self._on_welcomed(process, message)
 
     def _on_joined(self, server: Process, peer: Peer, joined: m.Joined) -> None:
         shard = joined.shard
@@ -63,6 +68,10 @@ class TermsChecker(Checker):
             return
         if welcome.term != self._newest.get(welcome.name):
             raise self.broken(f"term {welcome.term} of {welcome.name} is not on record")
-        owner = self._owners.setdefault((welcome.name, welcome.term), client.incarnation)
-        if owner != client.incarnation:
-            raise self.broken(f"term {welcome.term} of {welcome.name} is given to two processes")
+
+    def _on_welcomed(self, process: Process, welcome: m.Welcome) -> None:
+        name, term = welcome.name, welcome.term
+        self._given[name] = max(term, self._given.get(name, 0))
+        owner = self._owners.setdefault((name, term), process.incarnation)
+        if owner != process.incarnation:
+            raise self.broken(f"term {term} of {name} is given to two processes")

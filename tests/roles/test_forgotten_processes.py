@@ -1,0 +1,70 @@
+"""An agent that knows more than its coordinator: the notes of that are old, and nobody waits."""
+
+from __future__ import annotations
+
+from dlctl import messages as m
+from dlctl.machine import Effect, Received, Send
+from dlctl.roles.agent import Agent, ProcessStarted
+from dlctl.roles.desk import COORDINATOR, Birth
+from dlctl.roles.effects import ProcessEnded, SignalProcess, StartProcess
+from dlctl.roles.membership import STATUS_UNKNOWN
+
+SPAWN_5 = m.Spawn("worker-1", "worker", 5, "")
+
+
+def agent() -> Agent:
+    return Agent(Birth("run-1", "agent", "agent-0", 1, 1, "here", "0"), 1.0)
+
+
+def told(one: Agent, message: m.Message) -> list[Effect]:
+    return one.handle(Received(COORDINATOR, message), 1.0)
+
+
+def exits(effects: list[Effect]) -> list[tuple[str, int, int]]:
+    """(name, incarnation, status) of each end that is reported."""
+    sent = [e.message for e in effects if isinstance(e, Send)]
+    return [(e.name, e.incarnation, e.status) for e in sent if isinstance(e, m.ProcessExited)]
+
+
+def with_dead_child(status: int) -> Agent:
+    """Its worker-1.5 has died, and a coordinator that is gone has noted that."""
+    one = agent()
+    assert StartProcess("worker-1", "worker", 5, "") in told(one, SPAWN_5)
+    one.handle(ProcessStarted("worker-1", 5, 77), 1.0)
+    one.handle(ProcessEnded("worker-1", 5, status, ()), 1.0)
+    told(one, m.ExitNoted("worker-1", 5))
+    assert not one.desk.outstanding
+    return one
+
+
+def test_an_agent_says_so_if_there_is_nobody_to_kill() -> None:
+    one = agent()
+    assert exits(told(one, m.Kill("worker-1", 4, 9))) == [("worker-1", 4, STATUS_UNKNOWN)]
+    assert ("exit", "worker-1", 4) in one.desk.outstanding, "until it is noted"
+
+
+def test_an_agent_that_is_to_kill_the_dead_says_how_they_ended() -> None:
+    one = with_dead_child(-11)
+    assert exits(told(one, m.Kill("worker-1", 5, 9))) == [("worker-1", 5, -11)]
+    assert exits(told(one, m.Kill("worker-1", 4, 9))) == [("worker-1", 5, -11)]
+    assert exits(told(one, m.Kill("worker-1", 6, 9))) == [("worker-1", 6, STATUS_UNKNOWN)]
+
+
+def test_whoever_lives_is_killed_and_reported_when_it_has_ended() -> None:
+    one = agent()
+    told(one, SPAWN_5)
+    one.handle(ProcessStarted("worker-1", 5, 77), 1.0)
+    effects = told(one, m.Kill("worker-1", 5, 9))
+    assert effects == [SignalProcess("worker-1", 5, 9)]
+
+
+def test_a_process_that_has_ended_is_not_said_to_be_started() -> None:
+    one = with_dead_child(-9)
+    for incarnation in (4, 5):
+        effects = told(one, m.Spawn("worker-1", "worker", incarnation, ""))
+        assert exits(effects) == [("worker-1", 5, -9)]
+        assert not [e for e in effects if isinstance(e, StartProcess)]
+        assert not [e for e in effects if isinstance(e, Send) and isinstance(e.message, m.Spawned)]
+    assert StartProcess("worker-1", "worker", 6, "") in told(
+        one, m.Spawn("worker-1", "worker", 6, "")
+    )

@@ -1,0 +1,112 @@
+"""Coordinators whose notes are older than what their agents know: the disk was full when those
+before them decided, and they died before it could be written again.
+"""
+
+from __future__ import annotations
+
+import pytest
+from simulated import ACCOUNT, job_file
+
+from dlctl.roles.desk import COORDINATOR
+from dlctl.sim.checkers import (
+    AcksChecker,
+    Book,
+    LedgerChecker,
+    LivenessChecker,
+    NothingLeft,
+    SamplesChecker,
+    TermsChecker,
+)
+from dlctl.sim.drivers import ComputeOptions
+from dlctl.sim.problems import Ledger
+from dlctl.sim.simulation import Outcome, Simulation
+
+SECONDS, LOOK_S = 24.0, 20.0
+FULL_S, FREE_S = 2.0, 6.0
+DIES_AT_S = 4.0
+
+
+def check_that_all_are_at_work(simulation: Simulation) -> None:
+    """What the coordinator believes, against the processes that there are."""
+    daemons = simulation.world.coordinator.machine.members.daemons
+    assert {name: daemon.state for name, daemon in daemons.items()} == dict.fromkeys(
+        daemons, "running"
+    )
+    newest = {name: simulation.world.process(name) for name in daemons}
+    assert all(process.alive for process in newest.values())
+    assert {name: process.incarnation for name, process in newest.items()} == {
+        name: daemon.incarnation for name, daemon in daemons.items()
+    }
+
+
+def run(*kills: tuple[float, str]) -> Outcome:
+    """`kills`: (seconds, name) while the disk is full; the coordinator is one of them."""
+    problem = Ledger(shards=2, cells=800)
+    job = job_file(
+        2, 2, optimizer=ACCOUNT, batch_size=4, portion_batches=2, seconds=SECONDS,
+        timeouts={"resend_s": 0.3, "silent_s": 6.0, "ready_s": 6.0},
+    )  # fmt: skip
+    book = Book(problem)
+    checkers = (
+        book, LedgerChecker(book), AcksChecker(book), TermsChecker(),
+        LivenessChecker(FREE_S), NothingLeft(),
+    )  # fmt: skip
+    simulation = Simulation(job, problem, compute=ComputeOptions(step_s=0.1), checkers=checkers)
+    world = simulation.world
+
+    def fill(full: int) -> None:
+        world.disk.full = full
+
+    def kill(name: str) -> None:
+        assert name in world.living()
+        world.kill(name)
+
+    simulation.at(FULL_S, lambda: fill(1))
+    simulation.at(FREE_S, lambda: fill(0))
+    simulation.at(LOOK_S, lambda: check_that_all_are_at_work(simulation))
+    for when_s, name in kills:
+        simulation.at(when_s, lambda name=name: kill(name))
+    outcome = simulation.run(200.0)
+    assert outcome.state == "finished", outcome.reason
+    return outcome
+
+
+@pytest.mark.parametrize("name", ["worker-1", "server-0", "server-1"])
+@pytest.mark.parametrize("before_s", [0.01, 0.1, 0.3, 1.0, 1.9])
+def test_a_process_that_no_coordinator_remembers_is_replaced(name, before_s):
+    run((DIES_AT_S - before_s, name), (DIES_AT_S, COORDINATOR))
+
+
+@pytest.mark.parametrize("name", ["worker-1", "server-0"])
+@pytest.mark.parametrize("again_s", [0.01, 0.2, 0.5, 1.0, 1.5])
+def test_one_that_was_started_twice_since_the_last_note_is_replaced(name, again_s):
+    """The newest is dead, and that is noted: no report of the agent's names it any more."""
+    run((2.1, name), (2.3 + again_s, name), (DIES_AT_S, COORDINATOR))
+
+
+@pytest.mark.parametrize("name", ["worker-1", "server-0"])
+def test_one_that_was_waited_for_when_the_disk_became_full_is_replaced(name):
+    """On record: a pause before the next process, whose number is used by the time it is begun."""
+    run((1.3, name), (1.7, name), (3.4, name), (DIES_AT_S, COORDINATOR))
+
+
+@pytest.mark.parametrize("name", ["worker-1", "server-0"])
+def test_one_that_dies_while_there_is_no_coordinator_is_replaced(name):
+    run((2.1, name), (DIES_AT_S, COORDINATOR), (DIES_AT_S + 0.2, name))
+
+
+@pytest.mark.parametrize("dies_at_s", [2.5, 4.0, 5.5])
+def test_a_portion_that_is_done_and_said_to_be_leased_is_not_waited_for(dies_at_s):
+    problem, epochs = Ledger(shards=2, cells=800), 8
+    job = job_file(
+        2, 2, optimizer=ACCOUNT, batch_size=4, portion_batches=2, epochs=float(epochs),
+        timeouts={"resend_s": 0.3},
+    )  # fmt: skip
+    checkers = (SamplesChecker(problem.samples, epochs, once=False), NothingLeft())
+    simulation = Simulation(job, problem, compute=ComputeOptions(step_s=0.1), checkers=checkers)
+    disk = simulation.world.disk
+    simulation.at(FULL_S, lambda: setattr(disk, "full", 1))
+    simulation.at(FREE_S, lambda: setattr(disk, "full", 0))
+    simulation.at(dies_at_s, lambda: simulation.world.kill(COORDINATOR))
+    outcome = simulation.run(100.0)
+    assert outcome.state == "finished", outcome.reason
