@@ -66,6 +66,11 @@ class Portions:
         current = self.current.batches - self.current.next_number if self.current else 0
         return current + self._batches_upcoming
 
+    def not_done(self) -> int:
+        """Portions at hand, or of which not everything is settled."""
+        own = len(self.upcoming) + len(self._computed) + (self.current is not None)
+        return own + sum(len(portions) for portions in self._pushed.values())
+
     def wants_more_ahead(self, batch_s: float) -> bool:
         """Whether less than `ahead_s` of work is at hand. batch_s: for a batch; 0: unknown."""
         return 0 < self.batches_left() * batch_s < self.ahead_s

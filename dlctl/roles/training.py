@@ -379,6 +379,7 @@ class Training:
             values["staleness_mean"] = round(self.staleness_sum / self.staleness_number, 2)
         values["repeated"] = self.desk.outstanding.repeated
         values["refused"] = self.poison.pushes
+        values["portions"] = self.portions.not_done()
         values["nonfinite_steps"] = self.poison.steps
         return values
 

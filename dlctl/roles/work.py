@@ -186,12 +186,14 @@ class Work:
             self._answer(slot, request, taken)
 
     def _doubtful(self, slot: int, now: float) -> Range | None:
-        """What is only said to be leased to a worker that has nothing to do.
+        """What is only said to be leased to a worker that has nothing to do, by its own word.
 
         A coordinator that could not write its notes may have been told that it is done.
         """
         since = self._in_vain_since.setdefault(slot, now)
-        if now - since < DOUBT_S or not self.pool.release_doubtful(slot):
+        worker = self.members.get(f"worker-{slot}")
+        is_idle = worker is not None and worker.metrics.get("portions") == 0
+        if not is_idle or now - since < DOUBT_S or not self.pool.release_doubtful(slot):
             return None
         del self._in_vain_since[slot]
         return self.pool.take(slot)

@@ -110,3 +110,19 @@ def test_a_portion_that_is_done_and_said_to_be_leased_is_not_waited_for(dies_at_
     simulation.at(dies_at_s, lambda: simulation.world.kill(COORDINATOR))
     outcome = simulation.run(100.0)
     assert outcome.state == "finished", outcome.reason
+
+
+def test_a_batch_that_takes_long_is_not_given_to_somebody_else():
+    """With true notes and nothing else to do: every sample is taken once."""
+    problem, epochs = Ledger(shards=2, cells=48), 2
+    job = job_file(
+        2, 2, optimizer=ACCOUNT, batch_size=4, portion_batches=2, epochs=float(epochs),
+        timeouts={"resend_s": 0.3},
+    )  # fmt: skip
+    checkers = (SamplesChecker(problem.samples, epochs, once=True), NothingLeft())
+    compute = ComputeOptions(step_s=35.0)
+    simulation = Simulation(job, problem, compute=compute, checkers=checkers)
+    for again_s in range(20, 2000, 90):
+        simulation.at(float(again_s), lambda: simulation.world.kill(COORDINATOR))
+    outcome = simulation.run(4000.0)
+    assert outcome.state == "finished", outcome.reason
