@@ -19,8 +19,8 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
 
     A coordinator may have died between a checkpoint and its row, and the next one between removing
     that and making its own, so the disk and the memory are asked as well: no number is ever given
-    twice. Of the checkpoint that the run went on from nothing is needed any
-    more when all are at work; it may have been removed by then. Until then the run may be moved.
+    twice. Of the checkpoint that the run went on from nothing is needed any more when all are at
+    work; it may have been removed by then. Until then the run may be moved.
     """
     memory, heard_at = db.memory(), db.run().get("updated_at")
     resume = "" if has_released(memory) else db.run().get("resume")

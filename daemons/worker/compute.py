@@ -38,7 +38,7 @@ from dlctl.roles.effects import (
     RunEvaluation,
     TaskFailed,
 )
-from dlctl.vector import Vector, is_finite
+from dlctl.vector import is_finite
 
 log = logging.getLogger("dlctl")
 
@@ -130,16 +130,16 @@ class ComputeThread:
     def _compute(self, effect: Compute) -> Computed:
         batch = self._loader.batch(effect.data_epoch, effect.start, effect.stop, effect.number)
         loss, gradient = self._replica.gradient(batch)
+        finite = math.isfinite(loss) and is_finite(gradient)
         if self._averaged.size:
-            self._keep_or_restore(loss, gradient)
-        return Computed(loss, gradient, self._averaged)
+            self._keep_or_restore(is_good=finite)
+        return Computed(loss, gradient, self._averaged, finite)
 
-    def _keep_or_restore(self, loss: float, gradient: Vector) -> None:
+    def _keep_or_restore(self, *, is_good: bool) -> None:
         """Let a poisoned batch leave no trace in the buffers: a running mean that was NaN once is
         NaN for ever. A batch may be good and its variance none in float32.
         """
         before, after = self._averaged, self._replica.averaged()
-        is_good = math.isfinite(loss) and is_finite(gradient)
         # A mask may hold -inf for good; what was finite has to stay so.
         if is_good and np.isfinite(after[np.isfinite(before)]).all():
             self._averaged = after

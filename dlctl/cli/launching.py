@@ -163,11 +163,20 @@ def _taken_over(previous: Snapshot, file: Path) -> Snapshot:
     """The same; one that came here with its job file belongs to that from now on."""
     if not moved.of_another_place(previous, file):
         return previous
-    with belonging.claimed(previous.directory), explained(previous.directory):
-        moved.take_over(previous, file)
-    told = f"{previous.run_id} {moved.made_for(previous)}: it belongs to this job file now"
+    with belonging.claimed(previous.directory):
+        return take_over(previous, file)
+
+
+def take_over(run: Snapshot, file: Path) -> Snapshot:
+    """Have a run that was moved with its project belong to this job file, and say so.
+
+    Raises DlctlError if it cannot be written.
+    """
+    with explained(run.directory):
+        moved.take_over(run, file)
+    told = f"{run.run_id} {moved.made_for(run)}: it belongs to {values.path(file)} now"
     console.note(console.escape(told))
-    return load(previous.directory)
+    return load(run.directory)
 
 
 def _tell_nothing_to_start(way: str, previous: Snapshot) -> None:

@@ -92,17 +92,12 @@ def _taken_over(findings: Findings) -> Findings:
     """The same; a run that was moved with its project belongs to the job file beside it from now
     on: its task is not where it was.
     """
-    from dlctl.cli import moved
-    from dlctl.cli.launching import explained
+    from dlctl.cli import launching, moved
 
     run = findings.snapshot
     if findings.way not in ("go on", "resume") or (file := moved.job_file_now(run)) is None:
         return findings
-    with explained(run.directory):
-        moved.take_over(run, file)
-    told = f"{run.run_id} {moved.made_for(run)}: it belongs to {values.path(file)} now"
-    console.note(console.escape(told))
-    return dataclasses.replace(findings, snapshot=load(run.directory))
+    return dataclasses.replace(findings, snapshot=launching.take_over(run, file))
 
 
 def _tell(findings: Findings, lines: list[str]) -> None:

@@ -152,16 +152,18 @@ class Arrivals:
     def _issue_term(self, daemon: Daemon) -> None:
         if daemon.role != "agent":
             daemon.term = self._terms.get(daemon.name, 0) + 1
-            self._terms[daemon.name] = daemon.term
-            self.desk.do(IssueTerm(daemon.name, daemon.term))
+            self._put_on_record(daemon)
 
     def keep_term(self, daemon: Daemon) -> None:
         """It is remembered that this daemon has been given its term: now it is on record as well,
         and nobody else will get it.
         """
         if daemon.term > self._terms.get(daemon.name, 0):
-            self._terms[daemon.name] = daemon.term
-            self.desk.do(IssueTerm(daemon.name, daemon.term))
+            self._put_on_record(daemon)
+
+    def _put_on_record(self, daemon: Daemon) -> None:
+        self._terms[daemon.name] = daemon.term
+        self.desk.do(IssueTerm(daemon.name, daemon.term))
 
     def _welcome(self, daemon: Daemon, now: float) -> None:
         token, settings = b"", daemon.settings
@@ -259,19 +261,21 @@ class Arrivals:
         """
         initialise = worker.index == 0 and not self.restore
         keys = tuple(self.keyring.public(server.name) for server in self.members.of("server"))
-        restore = "" if self._restores_in_vain(worker) else self.restore
+        restore = self.restore
+        if restore and self._restores_in_vain(worker):
+            self._give_up_residual(worker)
+            restore = ""
         return m.Topology(addresses, keys, initialise, restore)
 
     def _restores_in_vain(self, worker: Daemon) -> bool:
         """Whether the last attempt that a worker has is better made without its residual."""
         tries = min(RESTORES_MAX, self.job.workers.restarts_max)
-        if not self.restore or not 0 < tries <= worker.deaths_in_row:
-            return False
-        if worker.name not in self._without:
-            self._without.add(worker.name)
-            died = plural(worker.deaths_in_row, "time")
-            text = (
-                f"what {worker.name} had not pushed is lost: it died {died} before it was at work"
-            )
-            self.desk.event("lost", worker.name, text)
-        return True
+        return 0 < tries <= worker.deaths_in_row
+
+    def _give_up_residual(self, worker: Daemon) -> None:
+        if worker.name in self._without:
+            return
+        self._without.add(worker.name)
+        died = plural(worker.deaths_in_row, "time")
+        text = f"what {worker.name} had not pushed is lost: it died {died} before it was at work"
+        self.desk.event("lost", worker.name, text)

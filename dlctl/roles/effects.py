@@ -130,6 +130,8 @@ class Computed(Event):
     """float32[d], of the mean loss; valid until the next `Compute`."""
     averaged: Array
     """float64[n], the buffers after this step."""
+    is_finite: bool
+    """Whether the loss and the gradient are: what is not gets no further."""
 
 
 @dataclass(frozen=True, slots=True)

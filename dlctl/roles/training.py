@@ -9,7 +9,6 @@ ends.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from dlctl import messages as m
@@ -34,7 +33,7 @@ from dlctl.roles.outbox import Outbox
 from dlctl.roles.pacing import FETCH, PUSH, Pacing
 from dlctl.roles.poison import Poison
 from dlctl.roles.portions import Portion, Portions
-from dlctl.vector import is_finite, zeros_like
+from dlctl.vector import zeros_like
 
 LOSS_WEIGHT = 0.05
 """Of the newest loss in the running mean that is reported."""
@@ -322,7 +321,7 @@ class Training:
         took_s = now - self._busy_since
         self._batch_s += (BATCH_WEIGHT if self._batch_s else 1.0) * (took_s - self._batch_s)
         announced, self._announced = self._announced, False
-        if math.isfinite(event.loss) and is_finite(event.gradient):
+        if event.is_finite:
             start, stop = portion.batch_range(number)
             self.poison.computed(self.steps, _where(portion, number))
             self._accept(event, portion, stop - start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -34,6 +35,7 @@ from dlctl.sim.disk import SAVE_S, Disk
 from dlctl.sim.problems import Batch, Problem, batch_rows
 from dlctl.sim.process import Process
 from dlctl.sim.store import Store
+from dlctl.vector import is_finite
 
 SPAWN_S = 0.05
 REAP_S = 0.001
@@ -136,7 +138,8 @@ class ComputeDriver:
         self.computed += 1
         loss, self._gradient[:] = self.problem.gradient(self.parameters, batch)
         self._averaged = self.problem.averaged(self._averaged, batch)
-        self.process.post(Computed(loss, self._gradient, self._averaged))
+        finite = math.isfinite(loss) and is_finite(self._gradient)
+        self.process.post(Computed(loss, self._gradient, self._averaged, finite))
 
     def _evaluate(self, effect: RunEvaluation) -> None:
         ran = EvaluationRun(effect.evaluation, self.problem.evaluate(effect.parameters))

@@ -43,7 +43,7 @@ def test_a_run_that_was_moved_with_its_project_goes_on(
     assert the_run(place)["job_file"] == str(job), "only looked at"
     code, _, err = dlctl_command("start", "job.toml")
     assert code == 0, err
-    assert f"{stopped['run_id']} {was}: it belongs to this job file now" in err
+    assert f"{stopped['run_id']} {was}: it belongs to job.toml now" in err
     assert f"resumes {stopped['run_id']} from step 50" in err
     run = the_run(place)
     assert (run["job_file"], run["step"]) == (str(place / "job.toml"), 50)

@@ -95,15 +95,20 @@ def test_one_that_dies_while_there_is_no_coordinator_is_replaced(name):
     run((2.1, name), (DIES_AT_S, COORDINATOR), (DIES_AT_S + 0.2, name))
 
 
-@pytest.mark.parametrize("dies_at_s", [2.5, 4.0, 5.5])
-def test_a_portion_that_is_done_and_said_to_be_leased_is_not_waited_for(dies_at_s):
-    problem, epochs = Ledger(shards=2, cells=800), 8
+def begun(cells: int, epochs: int, step_s: float, *, once: bool) -> Simulation:
+    """A run to the end of its epochs; `once`: every sample is taken once."""
+    problem = Ledger(shards=2, cells=cells)
     job = job_file(
         2, 2, optimizer=ACCOUNT, batch_size=4, portion_batches=2, epochs=float(epochs),
         timeouts={"resend_s": 0.3},
     )  # fmt: skip
-    checkers = (SamplesChecker(problem.samples, epochs, once=False), NothingLeft())
-    simulation = Simulation(job, problem, compute=ComputeOptions(step_s=0.1), checkers=checkers)
+    checkers = (SamplesChecker(problem.samples, epochs, once=once), NothingLeft())
+    return Simulation(job, problem, compute=ComputeOptions(step_s=step_s), checkers=checkers)
+
+
+@pytest.mark.parametrize("dies_at_s", [2.5, 4.0, 5.5])
+def test_a_portion_that_is_done_and_said_to_be_leased_is_not_waited_for(dies_at_s):
+    simulation = begun(cells=800, epochs=8, step_s=0.1, once=False)
     disk = simulation.world.disk
     simulation.at(FULL_S, lambda: setattr(disk, "full", 1))
     simulation.at(FREE_S, lambda: setattr(disk, "full", 0))
@@ -113,15 +118,8 @@ def test_a_portion_that_is_done_and_said_to_be_leased_is_not_waited_for(dies_at_
 
 
 def test_a_batch_that_takes_long_is_not_given_to_somebody_else():
-    """With true notes and nothing else to do: every sample is taken once."""
-    problem, epochs = Ledger(shards=2, cells=48), 2
-    job = job_file(
-        2, 2, optimizer=ACCOUNT, batch_size=4, portion_batches=2, epochs=float(epochs),
-        timeouts={"resend_s": 0.3},
-    )  # fmt: skip
-    checkers = (SamplesChecker(problem.samples, epochs, once=True), NothingLeft())
-    compute = ComputeOptions(step_s=35.0)
-    simulation = Simulation(job, problem, compute=compute, checkers=checkers)
+    """With true notes and nothing else to do."""
+    simulation = begun(cells=48, epochs=2, step_s=35.0, once=True)
     for again_s in range(20, 2000, 90):
         simulation.at(float(again_s), lambda: simulation.world.kill(COORDINATOR))
     outcome = simulation.run(4000.0)
