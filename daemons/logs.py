@@ -1,8 +1,9 @@
 """JSON lines: one object per event, written to standard error, which is the daemon's log file.
 
-The file belongs to this process alone (the launcher opened it for appending), so this process also
+The file belongs to this process (the launcher opened it for appending), so this process also
 rotates it: the file is renamed and its descriptors are pointed at a new one. Raw output of
-libraries and of a crashing interpreter lands in the same file, between the JSON lines.
+libraries and of a crashing interpreter lands in the same file, between the JSON lines. So do the
+lines of processes that it forks, as those that load data: they follow it to the new file.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 FILE_BYTES_MAX = 50_000_000
 FILES_KEPT = 5
 LINE_CHARS_MAX = 16 * 1024
+_APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
 _PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -46,18 +48,29 @@ class JsonLines(logging.Formatter):
 
 
 class Rotating(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to descriptor 2; moves it to a new file when the present one is full."""
+    """Writes to descriptor 2; moves it to a new file when the present one is full.
+
+    A process that was forked off never renames a file: its own descriptor still points at the full
+    one after that has been renamed, and each line of it would push the newer ones back once more.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(sys.stderr)
         self.path = path
+        self._owner = os.getpid()
+        self._file = _identity(os.fstat(2))
+        """Where descriptor 2 points, as far as we have done that; a fork inherits it."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if os.getpid() != self._owner:
+            self._follow()
         super().emit(record)
         self.rotate_if_full()
 
     def rotate_if_full(self) -> None:
         """Also called now and then by `Loop`: raw output fills the file as well."""
+        if os.getpid() != self._owner:
+            return
         self.acquire()
         try:
             if os.fstat(2).st_size >= FILE_BYTES_MAX and self.path.exists():
@@ -69,10 +82,25 @@ class Rotating(logging.StreamHandler):  # type: ignore[type-arg]
 
     def _rotate(self) -> None:
         push_back(self.path)
-        new = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._move(os.open(self.path, _APPENDING | os.O_CREAT, 0o644))
+
+    def _follow(self) -> None:
+        """Point a fork's descriptors at the present file, if the one that it writes was renamed."""
+        try:
+            if _identity(os.fstat(2)) == self._file != _identity(self.path.stat()):
+                self._move(os.open(self.path, _APPENDING))
+        except OSError:  # just being rotated, say; the line goes into the old file
+            return
+
+    def _move(self, new: int) -> None:
         for descriptor in (1, 2):
             os.dup2(new, descriptor)
         os.close(new)
+        self._file = _identity(os.fstat(2))
+
+
+def _identity(info: os.stat_result) -> tuple[int, int]:
+    return info.st_dev, info.st_ino
 
 
 def push_back(path: Path) -> None:

@@ -75,3 +75,59 @@ def test_raw_output_alone_makes_the_log_turn_over(tmp_path):
     lines = lines_after(tmp_path / "log", "import json\n" + dedent(story))
     assert lines == ["in the new file"]
     assert "x" * 2000 in (tmp_path / "log.1").read_text()
+
+
+def test_processes_that_load_data_lose_no_line_of_a_log_that_turns_over(tmp_path):
+    """With the file's five parts far from full, each line of everybody is in one of them."""
+    story = """
+        logs.FILE_BYTES_MAX = 20_000
+        turned, said = [os.pipe() for _ in range(4)], [os.pipe() for _ in range(4)]
+        for n in range(4):
+            if os.fork() == 0:
+                for i in range(20):
+                    print(f"loader {n} before {i}")
+                os.write(said[n][1], b"x")
+                os.read(turned[n][0], 1)
+                for i in range(20):
+                    print(f"loader {n} after {i}")
+                os._exit(0)
+        for reader, _ in said:
+            os.read(reader, 1)
+        inode = os.stat(path).st_ino
+        while os.stat(path).st_ino == inode:
+            print("x" * 1000)
+        for _, writer in turned:
+            os.write(writer, b"x")
+        for _ in range(4):
+            assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+        print("end")
+        """
+    lines = lines_after(tmp_path / "log", story)
+    assert lines[-1] == "end"
+    assert len(lines) == 81, "they follow to the new file"
+    older = (tmp_path / "log.1").read_text().splitlines()
+    said = Counter(json.loads(line)["msg"] for line in older if "loader" in line)
+    said += Counter(lines[:-1])
+    whole = [
+        f"loader {n} {when} {i}"
+        for n in range(4)
+        for when in ("before", "after")
+        for i in range(20)
+    ]
+    assert said == Counter(whole)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "log.1"]
+
+
+def test_a_full_log_is_turned_over_only_by_the_process_that_it_belongs_to(tmp_path):
+    story = """
+        logs.FILE_BYTES_MAX = 1000
+        if os.fork() == 0:
+            for i in range(8):
+                print(f"{i} " + "x" * 1000)
+            os._exit(0)
+        os.wait()
+        print("mine")
+        """
+    assert lines_after(tmp_path / "log", story) == []
+    older = [json.loads(line)["msg"] for line in (tmp_path / "log.1").read_text().splitlines()]
+    assert [line.split()[0] for line in older] == [*map(str, range(8)), "mine"]
