@@ -33,7 +33,8 @@ def boot_id() -> str:
 
 
 def start_of(pid: int) -> str | None:
-    """When the process with this pid began, as "BOOT:TICKS"; None if there is no such process.
+    """When the process with this pid began, as "BOOT:TICKS"; None if there is no such process, or
+    it is one of somebody else's that the kernel hides.
 
     Together with the pid that says for ever which process it is, whatever becomes of the clock. A
     zombie still has it.
@@ -65,13 +66,17 @@ def is_alive(pid: Any, start: Any) -> bool:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """What the kernel says of a process, behind its name; [] if there is none.
+    """What the kernel says of a process, behind its name; [] if there is none, or none of ours.
 
     The name stands in parentheses and may hold spaces and parentheses itself.
     """
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
+        return []
+    except PermissionError:
+        # /proc is mounted with hidepid=1, and this is somebody else's process. The one that we ask
+        # for, which was ours, has ended, or nobody would have its pid.
         return []
 
 
@@ -115,7 +120,7 @@ def command_line(pid: Any, start: Any) -> list[str]:
     """What this process was started with; [] if it is gone."""
     words = b""
     if is_alive(pid, start):
-        with suppress(FileNotFoundError, ProcessLookupError):
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes()
     # Another one may have got its pid meanwhile.
     if not words or not is_alive(pid, start):

@@ -116,3 +116,34 @@ def test_the_command_line_is_as_it_was_given():
     with started(*words) as process:
         found = processes.command_line(*identity(process.pid).values())
     assert found == [sys.executable, "-c", *words]
+
+
+HIDDEN = """
+import os, subprocess, sys
+from pathlib import Path
+from dlctl import processes
+from dlctl.launch import local
+sleeper = subprocess.Popen(["sleep", "60"])
+row = {"name": "worker-0", "pid": sleeper.pid, "pid_start": processes.start_of(sleeper.pid)}
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+try:
+    Path(f"/proc/{sleeper.pid}/stat").read_bytes()
+    sys.exit("nothing is hidden")
+except PermissionError:
+    pass
+print(processes.start_of(sleeper.pid), processes.living([row]), processes.end([row], 0.0))
+print(processes.command_line(row["pid"], row["pid_start"]), list(local.living(Path("/"))))
+print(processes.is_alive(os.getpid(), processes.start_of(os.getpid())))
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount /proc anew")
+def test_where_processes_of_others_are_hidden_they_are_none_of_ours():
+    script = 'mount -t proc -o hidepid=1 proc /proc && exec "$@"'
+    words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script, "sh"]
+    command = [*words, sys.executable, "-c", HIDDEN]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["None [] ([], [])", "[] []", "True"]
