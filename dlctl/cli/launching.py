@@ -7,7 +7,6 @@ If anything goes wrong on the way, nothing is left: no directory, no link, no pr
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import os
 import secrets
@@ -27,6 +26,7 @@ from dlctl.cli import (
     kept,
     lineage,
     moved,
+    onlyone,
     otherhosts,
     pick,
     stop,
@@ -63,14 +63,15 @@ def launch(file: Path, *, fresh: bool) -> Launched:
     """Start the coordinator of a job, or find out that there is nothing to start.
 
     Raises UsageError for a job file that is not valid or differs from its run that still lives,
-    and DlctlError if the run directory cannot be made or the process not be started.
+    TimedOut if another command does not come to an end of starting it, and DlctlError if the run
+    directory cannot be made or the process not be started.
     """
     from dlctl import config, jobfile
     from dlctl.cli.validate import summary
 
     job = jobfile.load(file)
     content: Json = json.loads(json.dumps(config.to_dict(job)))
-    with _alone(file):
+    with onlyone.starting(file):
         previous = _begun(deciding.newest(file, job))
         decision = deciding.at_first(previous, file, content, fresh=fresh)
         if refusal := deciding.refusal(decision):
@@ -90,14 +91,6 @@ def launch(file: Path, *, fresh: bool) -> Launched:
             return _begin(file, job, content)
         with belonging.claimed(previous.directory):
             return _again(decision, previous, file, job, content, summary(job))
-
-
-@contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """Only one command at a time starts this job: the other one then finds that it runs."""
-    with file.open("rb") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
 
 
 def _again(

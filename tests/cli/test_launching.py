@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import stat
 import subprocess
 import sys
 from contextlib import closing
@@ -16,9 +18,10 @@ from identity import ME
 from launched import JOB, attached, the_run
 
 from dlctl import processes, runs
-from dlctl.cli import recovering
+from dlctl.cli import onlyone, recovering
 from dlctl.cli.changes import differences
 from dlctl.cli.snapshot import load
+from dlctl.errors import TimedOut
 from dlctl.rundb import RunDb
 
 
@@ -375,6 +378,44 @@ def test_two_commands_at_once_start_one_run(job, own_place, play):
         ids = {process.communicate()[0].strip() for process in (one, other)}
     assert ids == {the_run(own_place)["run_id"]}
     psutil.Process(the_run(own_place)["pid"]).kill()
+
+
+def test_a_job_is_started_by_a_lock_that_network_file_systems_grant(
+    job, own_place, play, dlctl_command, monkeypatch
+):
+    """There is none here. They grant an exclusive lock only for a file that is open for writing,
+    and somebody's lock on the job file is nobody's business."""
+    flock = fcntl.flock
+
+    def on_network(file, operation):
+        descriptor = file if isinstance(file, int) else file.fileno()
+        is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)  # local even there
+        access = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+        if operation & fcntl.LOCK_EX and access == os.O_RDONLY and not is_directory:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(file, operation)
+
+    play("start", "ready", "forever")
+    monkeypatch.setattr(fcntl, "flock", on_network)
+    with job.open("rb") as stream:
+        flock(stream, fcntl.LOCK_SH)
+        assert dlctl_command("start", "job.toml").code == 0
+    assert list((runs.index_dir().parent / "locks").iterdir()) == []
+
+
+def test_who_waits_for_another_start_of_the_job_says_so_and_not_for_ever(job, capsys):
+    holder = rf"\(pid {os.getpid()} on .*\) has been starting"
+    with (
+        onlyone.starting(job),
+        pytest.raises(TimedOut, match=holder),
+        onlyone.starting(job.parent / "." / job.name, timeout_s=0.01),
+    ):
+        raise AssertionError
+    told = capsys.readouterr().err
+    assert f"waiting for another command that starts this job (pid {os.getpid()} on" in told
+    with onlyone.starting(job, timeout_s=0.0):
+        assert onlyone.lock_path(job).exists()
+    assert not onlyone.lock_path(job).exists()
 
 
 def test_differences_are_named_as_in_the_job_file():
