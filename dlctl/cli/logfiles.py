@@ -243,6 +243,8 @@ class _Tail:
     def read(self) -> list[Line]:
         lines = self._read_open()
         while (newer := self._successor()) is not None:
+            # Something may have come before it was renamed, and after we had read it.
+            lines += self._read_open()
             self.stream.close()
             self.stream = newer
             self.inode = os.fstat(newer.fileno()).st_ino

@@ -214,6 +214,24 @@ def test_following_goes_on_through_rotation_and_misses_nothing(run_directory, fo
     assert follower.rest() == []
 
 
+def test_what_comes_right_before_a_rotation_is_followed_too(run_directory, follow, monkeypatch):
+    """It comes when the open file has been read, and the next one is looked for."""
+    run = run_directory()
+    path = run.log("worker-0", 1, "1")
+    follower = follow(run, "worker-0", last=None)
+    successor, turns = logfiles._Tail._successor, iter("23")
+
+    def after_a_rotation(tail):
+        if turn := next(turns, ""):
+            run.log("worker-0", 1, f"{turn} before")
+            path.rename(path.with_name(f"{path.name}.{4 - int(turn)}"))
+            run.log("worker-0", 1, f"{turn} after")
+        return successor(tail)
+
+    monkeypatch.setattr(logfiles._Tail, "_successor", after_a_rotation)
+    assert texts(follower.poll()) == ["1", "2 before", "2 after", "3 before", "3 after"]
+
+
 def test_following_goes_on_through_restarts_and_waits_for_late_comers(run_directory, follow):
     run = run_directory()
     follower = follow(run, "worker-0", "worker-1")
