@@ -24,7 +24,7 @@ from daemons.host.look import SHARED_MEMORY, free_bytes, versions
 from daemons.host.requests import Request, check, field, full_path, root
 from dlctl import runs
 from dlctl.errors import DlctlError
-from dlctl.launch.commands import kill_group
+from dlctl.launch.commands import LATE, kill_group, wait
 
 TORCH_S = 90.0
 """For `import torch`, which may come over a network the first time."""
@@ -155,13 +155,16 @@ def _gpu() -> dict[str, Any]:
     if shutil.which(SMI[0]) is None:
         return {"has_tool": False, "devices": [], "problem": ""}
     try:
-        said = subprocess.run(SMI, capture_output=True, text=True, timeout=SMI_S)
-    except (OSError, subprocess.SubprocessError) as error:
+        said = wait(SMI, SMI_S)
+    except OSError as error:
         return {"has_tool": True, "devices": [], "problem": f"nvidia-smi: {error}"}
-    lines = [line.strip() for line in said.stdout.splitlines() if line.strip()]
-    if said.returncode:
-        words = (said.stderr.strip() or said.stdout.strip())[:WORDS_CHARS_MAX]
-        return {"has_tool": True, "devices": [], "problem": words or f"exit {said.returncode}"}
+    lines = [line.strip() for line in said.out.splitlines() if line.strip()]
+    if said.status == LATE:
+        problem = f"nvidia-smi does not answer in {SMI_S:.0f} s"
+        return {"has_tool": True, "devices": [], "problem": problem}
+    if said.status:
+        words = (said.err.strip() or said.out.strip())[:WORDS_CHARS_MAX]
+        return {"has_tool": True, "devices": [], "problem": words or f"exit {said.status}"}
     return {"has_tool": True, "devices": lines, "problem": ""}
 
 

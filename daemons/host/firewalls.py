@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from typing import Any
+
+from dlctl.launch import commands
 
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 """Not in everybody's PATH."""
@@ -54,7 +55,7 @@ def _read(tool: str, *arguments: str) -> str | None:
     if path is None:
         return None
     try:
-        said = subprocess.run([path, *arguments], capture_output=True, text=True, timeout=READ_S)
-    except (OSError, subprocess.SubprocessError):
+        said = commands.wait([path, *arguments], READ_S)
+    except OSError:
         return None
-    return said.stdout if said.returncode == 0 else None
+    return said.out if said.status == 0 else None

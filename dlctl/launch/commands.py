@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-OUTPUT_BYTES_MAX = 256 * 1024
+OUTPUT_BYTES_MAX = 4 << 20
+"""Of a large cluster `sinfo` names all nodes."""
 LATE = -1001
 """A status that no process has: it was killed after its time was up."""
 
@@ -104,15 +105,14 @@ def wait_for_any(fds: Iterable[int], timeout_s: float) -> None:
 
 
 def wait(argv: Sequence[str], timeout_s: float) -> Said:
-    """Run a command to its end, for those who may wait. Raises OSError."""
-    with subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        try:
-            out, err = process.communicate(timeout=timeout_s)
-            status = process.returncode
-        except subprocess.TimeoutExpired:
-            process.kill()
-            out, err = process.communicate()
-            status = LATE
-    return Said(status, out.decode(errors="replace"), err.decode(errors="replace"))
+    """Run a command to its end, for those who may wait. Raises OSError.
+
+    Neither it nor what it has started is waited for any longer, as a command may be a wrapper: when
+    the time is up all of that is killed, and what outlives its end keeps nobody.
+    """
+    command = Command(argv, timeout_s)
+    try:
+        wait_for_any([command.pidfd], timeout_s)
+    finally:
+        said = command.said()
+    return said

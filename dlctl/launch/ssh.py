@@ -24,7 +24,7 @@ from dlctl.launch.answers import (
     Answer,
     read,
 )
-from dlctl.launch.commands import in_memory, kill_group
+from dlctl.launch.commands import LATE, in_memory, kill_group, wait
 from dlctl.launch.sshwords import address_argv, argv, control_path, python_words
 
 WORDS_BYTES_MAX = 64 * 1024
@@ -200,10 +200,11 @@ def address_of(host: Host) -> str:
     Raises DlctlError if ssh does not say it.
     """
     try:
-        said = subprocess.run(
-            address_argv(host), capture_output=True, text=True, check=True, timeout=ADDRESS_S
-        )
-    except (OSError, subprocess.SubprocessError) as error:
+        said = wait(address_argv(host), ADDRESS_S)
+    except OSError as error:
         raise DlctlError(f"ssh does not say where {host.ssh} is: {error}") from error
-    keys = dict(line.partition(" ")[::2] for line in said.stdout.splitlines())
+    if said.status:
+        why = f"no answer in {ADDRESS_S:.0f} s" if said.status == LATE else said.last_line()
+        raise DlctlError(f"ssh does not say where {host.ssh} is: {why or f'exit {said.status}'}")
+    keys = dict(line.partition(" ")[::2] for line in said.out.splitlines())
     return keys.get("hostname", host.ssh.rpartition("@")[2])

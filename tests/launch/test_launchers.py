@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import select
+import signal
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -12,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from dlctl import config
+from dlctl import config, processes
 from dlctl.config import Host, Node
 from dlctl.errors import DlctlError, Unreachable
-from dlctl.launch import base, remote, slurm, slurmcalls, slurmfiles
+from dlctl.launch import base, commands, remote, slurm, slurmcalls, slurmfiles
+from dlctl.launch.ssh import address_of
 from dlctl.rundb import RunDb
 
 RUN_ID = "digits-7f3a"
@@ -115,6 +118,35 @@ def test_one_whose_newer_start_has_failed_at_once_is_not_waited_for_either(
     ssh.kill("agent-1")
     assert [(ended.incarnation, ended.status) for ended in told] == [(2, None)] * 2
     assert "Permission denied" in str(told[0].error)
+
+
+# ---------------------------------------------------------------- a command of theirs
+
+
+@pytest.mark.parametrize("end", ["wait", "exit 3"])
+def test_a_wrapper_whose_child_goes_on_is_not_waited_for_longer_than_its_time(
+    tools: Path, tmp_path: Path, end: str
+) -> None:
+    """The child has the wrapper's output open, too, and nobody tells it to end."""
+    put(tools, "wrapper", f"/bin/sleep 60 &\necho $! > {tmp_path}/child\necho said\n{end}")
+    began = time.monotonic()
+    said = commands.wait(["wrapper"], 1.0)
+    assert time.monotonic() - began < 30.0
+    child = int((tmp_path / "child").read_text())
+    assert said == (commands.LATE if end == "wait" else 3, "said\n", "")
+    if end == "wait":
+        row = {"pid": child, "pid_start": processes.start_of(child)}
+        assert processes.wait([row], 10.0) == [], "it is killed with its wrapper"
+    else:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_what_ssh_says_of_a_host_or_why_it_does_not(tools: Path) -> None:
+    put(tools, "ssh", "echo user ann; echo hostname h1.example")
+    assert address_of(Host(ssh="h1")) == "h1.example"
+    put(tools, "ssh", "echo Bad configuration option: prot >&2; exit 255")
+    with pytest.raises(DlctlError, match="does not say where h1 is: Bad configuration option"):
+        address_of(Host(ssh="h1"))
 
 
 # ---------------------------------------------------------------- Slurm
