@@ -247,7 +247,8 @@ class Slurm:
     memory: str = ""
     """Memory of each node, as sbatch takes it: "16G"; "0" is all of it."""
     extra: tuple[str, ...] = ()
-    """More options of sbatch, one text each: ["--exclusive", "--reservation=lab"]."""
+    """More options of sbatch, one text each, without quotes of their own: ["--exclusive",
+    "--comment=for ann"]."""
     requeue: bool = False
     """Whether Slurm may queue the job again when it was preempted, or a node has failed. The run
     waits meanwhile, and goes on if its shards are still on their nodes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ REQUEUE = "--requeue"
 LOG = "job.log"
 SCRIPT = "job.sh"
 ATTEMPT = "${SLURM_RESTART_COUNT:-0}"
+_ODD = re.compile(r"[^A-Za-z0-9_@%+=:,./-]")
 _BODY = """
 cd /
 places={directory}
@@ -67,9 +69,21 @@ def _options(asked: Slurm, name: str, directory: Path) -> list[str]:
         "open-mode": "append",
         "chdir": "/",
     }
-    options = [f"--{key}={shlex.quote(str(value))}" for key, value in given.items() if value]
+    options = [f"--{key}={_quoted(str(value))}" for key, value in given.items() if value]
     options += ["--no-kill", "--requeue" if asked.requeue else "--no-requeue"]
-    return [*options, *asked.extra]
+    for option in asked.extra:
+        name, equals, value = option.partition("=")
+        options.append(f"{name}{equals}{_quoted(value)}")
+    return options
+
+
+def _quoted(value: str) -> str:
+    """As sbatch reads it, which is not as a shell does: it takes a backslash for an escape in all
+    quotes, and older ones take # for the begin of a comment there.
+    """
+    if not _ODD.search(value):
+        return value
+    return '"' + re.sub(r'["\\#]', r"\\\g<0>", value) + '"'
 
 
 def minutes(time: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +26,7 @@ SCRIPT = """\
 #SBATCH --partition=dl
 #SBATCH --time=91
 #SBATCH --account=physics
-#SBATCH --constraint='gpu&ib'
+#SBATCH --constraint="gpu&ib"
 #SBATCH --cpus-per-task=8
 #SBATCH --gpus-per-node=2
 #SBATCH --mem=16G
@@ -95,6 +94,52 @@ def test_what_is_not_asked_for_is_left_to_slurm() -> None:
     ]  # fmt: skip
 
 
+def read_by_sbatch(line: str) -> list[str]:
+    """The options of a line behind #SBATCH, as `sbatch` takes it apart."""
+    found, text, quote, escaped = [], "", "", False
+    for character in f"{line} ":
+        if escaped or (quote and character not in (quote, "\\")):
+            text, escaped = text + character, False
+        elif character == "\\":
+            escaped = True
+        elif character in ("'", '"'):
+            quote = "" if quote else character
+        elif character == "#":
+            break
+        elif character.isspace():
+            found += [text] if text else []
+            text = ""
+        else:
+            text += character
+    assert not quote, "it refuses that"
+    return found
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a b",
+        "for ann # and bob",
+        "it's",
+        'a "b"',
+        "back\\slash",
+        "\\",
+        'it\'s \\ a "b" #',
+        "50%",
+        "ö",
+        "",
+    ],
+)
+def test_whatever_an_option_of_sbatch_holds_sbatch_reads_it_so(value: str) -> None:
+    asked = Slurm(nodes=1, extra=("--exclusive", f"--comment={value}", "--mail-type=END"))
+    script = slurmscript.render(asked, "x", Path("/it's\\here"))
+    lines = [line for line in script.splitlines() if line.startswith("#SBATCH")]
+    options = [option for line in lines for option in read_by_sbatch(line.removeprefix("#SBATCH"))]
+    assert len(options) == len(lines)
+    assert options[-3:] == list(asked.extra)
+    assert f"--output=/it's\\here/{slurmscript.LOG}" in options
+
+
 @pytest.mark.parametrize("name", ["a b", "it's", 'a"b', "100%", "$(id)", "a;b", "ö", "-n"])
 def test_whatever_the_directory_is_called_the_shell_runs_one_command_with_it(
     tmp_path: Path, name: str
@@ -112,7 +157,9 @@ def test_whatever_the_directory_is_called_the_shell_runs_one_command_with_it(
     words = ended.stdout.splitlines()
     assert words[-5:] == [sys.executable, "-P", "-m", "daemons.host.keep", str(directory)]
     assert ended.returncode == 0
-    assert f"--output={shlex.quote(str(directory / 'job.log').replace('%', '%%'))}" in script
+    output = next(line for line in script.splitlines() if line.startswith("#SBATCH --output="))
+    read = read_by_sbatch(output.removeprefix("#SBATCH"))
+    assert read == [f"--output={directory / 'job.log'}".replace("%", "%%")]
 
 
 def test_the_script_writes_a_notice_at_the_signal_and_waits_on(tmp_path: Path) -> None:
