@@ -7,7 +7,7 @@ the same text again. What `format_value` prints, `parse` reads back to the same 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from dlctl.errors import UsageError
@@ -80,6 +80,18 @@ def find(key: str) -> Setting:
         meant = did_you_mean(key, SETTINGS)
         raise UsageError(f'no live setting is called "{key}"; {meant}', hint="dlctl set --list")
     return SETTINGS[key]
+
+
+def require(name: str, reported: Any, keys: Iterable[str]) -> None:
+    """Raises UsageError if a worker has not one of these, by what it says of its settings; whoever
+    has not said anything yet may have them all.
+    """
+    for key in keys:
+        if isinstance(reported, Mapping) and key not in reported:
+            raise UsageError(
+                f"{name} has no {key}: neither its method nor its compressor has it",
+                hint=f"dlctl get {name}   shows what it has",
+            )
 
 
 def format_value(key: str, value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -11,7 +12,7 @@ import click
 
 from dlctl.cli import console, following, lives, logfiles, pick, report, values
 from dlctl.cli.group import command as make_command
-from dlctl.cli.options import job_option, json_option
+from dlctl.cli.options import Tail, job_option, json_option
 from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import UsageError
 from dlctl.rundb import RunDb
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 Event = dict[str, Any]
+TAIL = 50
 KINDS = (
     "state", "start", "exit", "stop", "lost", "error", "silent", "late", "checkpoint", "quarantine",
     "recover", "resumed", "scale", "restart", "set", lives.EVALUATION,
@@ -48,7 +50,7 @@ def _complete_kinds(
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=pick.complete_daemons)
 @click.option("-f", "--follow", is_flag=True, help="Wait for more until the job ends.")
 @click.option(
-    "-n", "--tail", "limit", default=50, metavar="N", help="Show the last N.  [default: 50]"
+    "-n", "--tail", "tail", type=Tail("events"), help='Last N, or "all" (50; with --since: all).'
 )
 @click.option("--since", metavar="TIME", help='Only later ones: "10m" ago or an ISO time.')
 @click.option(
@@ -65,7 +67,7 @@ def _complete_kinds(
 def command(
     names: tuple[str, ...],
     follow: bool,
-    limit: int,
+    tail: int | None,
     since: str | None,
     kinds: tuple[str, ...],
     evaluations: bool,
@@ -95,10 +97,17 @@ def command(
         found = list(db.events())
         last = found[-1]["id"] if found else 0
         shown = [event for event in found if wanted(event)]
-        _print(shown[-limit:] if limit > 0 and since is None else shown, as_json)
+        _print(shown[len(shown) - min(_limit(tail, since), len(shown)) :], as_json)
         if follow:
             with following.leaving(snapshot, "dlctl events -f"):
                 _follow(snapshot, db, last, wanted, as_json)
+
+
+def _limit(tail: int | None, since: str | None) -> int:
+    """How many of the last ones are shown."""
+    if tail is None:
+        return TAIL if since is None else sys.maxsize
+    return sys.maxsize if tail == Tail.ALL else tail
 
 
 def _is_news(event: Event, evaluations: bool) -> bool:

@@ -12,7 +12,7 @@ from dlctl.cli import following, logfiles, loglines, logs_failed, pick
 from dlctl.cli.events import moment
 from dlctl.cli.group import command as make_command
 from dlctl.cli.logfiles import Line, LogFile
-from dlctl.cli.options import job_option, json_option
+from dlctl.cli.options import Tail, job_option, json_option
 from dlctl.cli.snapshot import GONE, Snapshot
 from dlctl.errors import NotFound, UsageError
 
@@ -20,19 +20,6 @@ TAIL = 100
 TAIL_OF_FAILED = 40
 ENDED_DAEMON = ("backoff", "failed", "stopped", "quarantined", GONE)
 Wanted = Callable[[Line], bool] | None
-
-
-class _Tail(click.ParamType):  # type: ignore[type-arg]
-    name = "N"
-
-    def convert(self, value: object, param: object, ctx: object) -> int:
-        """A number of lines; "all" is -1."""
-        if value == "all":
-            return -1
-        text = str(value)
-        if not text.isascii() or not text.isdigit():
-            raise UsageError(f'"{text}" is neither a number of lines nor "all"')
-        return int(text)
 
 
 @make_command(
@@ -49,7 +36,7 @@ class _Tail(click.ParamType):  # type: ignore[type-arg]
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=pick.complete_daemons)
 @click.option("-f", "--follow", is_flag=True, help="Wait for more until the job ends.")
 @click.option(
-    "-n", "--tail", "tail", type=_Tail(), help='Last N lines of each daemon, or "all" (100).'
+    "-n", "--tail", "tail", type=Tail("lines"), help='Last N lines of each daemon, or "all" (100).'
 )
 @click.option("--since", metavar="TIME", help='Only later lines: "10m" ago or an ISO time.')
 @click.option("--until", metavar="TIME", help="Only earlier lines.")
@@ -166,7 +153,7 @@ def _daemons(snapshot: Snapshot, names: Sequence[str], roles: Sequence[str]) -> 
 def _limit(tail: int | None, failed: bool, since: str | None) -> int | None:
     """Lines per daemon; None: all of them."""
     if tail is not None:
-        return None if tail < 0 else tail
+        return None if tail == Tail.ALL else tail
     if failed:
         return TAIL_OF_FAILED
     return TAIL if since is None else None

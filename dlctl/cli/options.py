@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dlctl.cli import console
+from dlctl.errors import UsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -15,6 +16,24 @@ F = TypeVar("F")
 COLORS = ("auto", "always", "never")
 PROGRESS_STYLES = ("auto", "tty", "plain", "json", "quiet")
 _META = "dlctl.console"
+
+
+class Tail(click.ParamType):  # type: ignore[type-arg]
+    """How many of the last ones of something: a number, or "all", which is `ALL`."""
+
+    name = "N"
+    ALL = -1
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def convert(self, value: object, param: object, ctx: object) -> int:
+        if value == "all":
+            return self.ALL
+        text = str(value)
+        if not text.isascii() or not text.isdigit():
+            raise UsageError(f'"{text}" is neither a number of {self.what} nor "all"')
+        return int(text)
 
 
 def job_option(function: F) -> F:

@@ -57,10 +57,13 @@ def command(arguments: tuple[str, ...], show_list: bool, timeout_s: str, job: st
     limit_s = values.parse_duration(timeout_s, "--timeout")
     rows: list[list[str]] = []
     missing: set[str] = set()
-    for daemons, assigned in _requests(snapshot, names, wanted).items():
-        _ask(snapshot, list(daemons), assigned, limit_s, rows, missing)
-    if rows:
-        console.out("\n".join(_aligned(rows)))
+    requests = _requests(snapshot, names, wanted)
+    try:
+        for daemons, assigned in requests.items():
+            _ask(snapshot, list(daemons), assigned, limit_s, rows, missing)
+    finally:  # What is set stays so, whatever becomes of the others.
+        if rows:
+            console.out("\n".join(_aligned(rows)))
     if missing:
         raise Partial(
             f"no answer from {', '.join(sorted(missing))}; it is in force when they come back",
@@ -113,7 +116,11 @@ def _refuse_what_is_not_live(key: str, value: str, job: str | None) -> None:
 def _requests(
     snapshot: Snapshot, names: Sequence[str], wanted: Mapping[str, str]
 ) -> dict[tuple[str, ...], dict[str, str]]:
-    """Daemons -> their settings: a glob means those of its daemons that have the setting."""
+    """Daemons -> their settings: a glob means those of its daemons that have the setting.
+
+    They are asked one after the other, so what one of them would refuse is refused here: all is
+    set or nothing, as far as is known. Raises UsageError.
+    """
     roles = snapshot.roles()
     chosen = pick.match_daemons(names, roles)
     requests: dict[tuple[str, ...], dict[str, str]] = {}
@@ -123,6 +130,10 @@ def _requests(
             if not any(fnmatchcase(one, name) for one in having):
                 owners = " and ".join(f"{role}s" for role in settings.SETTINGS[key].roles)
                 raise UsageError(f"{name} has no {key}: it is a setting of {owners}")
+        for name in having:
+            if roles[name] == "worker":
+                reported = report.metrics(snapshot.daemon(name)).get("settings")
+                settings.require(name, reported, [key])
         requests.setdefault(tuple(having), {})[key] = value
     return requests
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dlctl import messages as m
-from dlctl.errors import DlctlError, UsageError
+from dlctl.errors import DlctlError
 from dlctl.messages import Json
 from dlctl.roles.journal import History
 from dlctl.roles.membership import Membership
-from dlctl.settings import parse
+from dlctl.settings import parse, require
 
 ANSWER_S_MAX = 5.0
 Answered = Callable[[Json], None]
@@ -40,21 +40,12 @@ class Changes:
         for name in names:
             if name not in self.members.daemons:
                 raise DlctlError(f"this run has no {name:.80}")
-            self._check_has(name, values)
+            daemon = self.members.daemons[name]
+            if daemon.role == "worker":
+                require(name, daemon.metrics.get("settings"), values)
         shown = " ".join(f"{key}={text}" for key, text in texts.items())
         self.desk.event("set", ", ".join(names), f"set {shown}")
         self.begin(names, values, now, answered)
-
-    def _check_has(self, name: str, values: Json) -> None:
-        """As far as a worker has said what it has. Raises UsageError."""
-        daemon = self.members.daemons[name]
-        has = daemon.metrics.get("settings") if daemon.role == "worker" else None
-        for key in values:
-            if isinstance(has, dict) and key not in has:
-                raise UsageError(
-                    f"{name} has no {key}: neither its method nor its compressor has it",
-                    hint=f"dlctl get {name}   shows what it has",
-                )
 
     def begin(self, names: list[str], values: Json, now: float, answered: Answered) -> None:
         """Set `values` on daemons; `answered` gets {"changes": [...], "missing": [names]}."""

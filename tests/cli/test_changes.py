@@ -91,6 +91,28 @@ def test_without_names_every_daemon_that_has_the_setting_is_meant(run, dlctl_com
     ]
 
 
+def test_what_one_daemon_does_not_have_is_refused_before_any_other_is_changed(run, dlctl_command):
+    run.daemon("worker-0", metrics={"settings": {"push": None, "density": 0.01}})
+    run.daemon("worker-1", metrics={"settings": {"push": None}})
+    with coordinator(change) as (address, heard):
+        run.run(control=address)
+        ended = dlctl_command("set", "lr=0.01", "density=0.1")
+        assert (ended.code, heard) == (2, [])
+        assert "worker-1 has no density: neither its method nor its compressor has it" in ended.err
+        assert dlctl_command("set", "lr=0.01", "push=off").code == 0
+
+
+def test_what_was_set_is_shown_although_the_rest_was_refused(run, dlctl_command):
+    def first_only(q: Request, n: int) -> list[Reply]:
+        return change(q, n) if n == 1 else [Reply(q.request, True, "this run has no worker-1", {})]
+
+    with coordinator(first_only) as (address, _):
+        run.run(control=address)
+        code, out, err = dlctl_command("set", "lr=0.01", "push=off")
+    assert (code, "this run has no worker-1" in err) == (1, True)
+    assert out.splitlines() == ["server-0  lr  - -> 0.01  applied in 3.2 ms"]
+
+
 @pytest.mark.parametrize("names", [["*"], []])
 def test_the_coordinator_is_not_among_those_whose_log_level_is_set(run, dlctl_command, names):
     with coordinator(change) as (address, heard):
@@ -461,6 +483,29 @@ def test_events_are_shown_in_order_and_chosen(run, dlctl_command):
     ]  # fmt: skip
     run.run(state="finished")
     assert dlctl_command("events", "-f").code == 0
+
+
+def test_so_many_events_are_shown_as_are_asked_for(run, dlctl_command):
+    for second in range(60):
+        run.event(1.75e9 + second, "state", "", f"number {second}")
+
+    def shown(*arguments: str) -> list[int]:
+        code, out, _ = dlctl_command("events", *arguments)
+        assert code == 0
+        return [int(line.split()[-1]) for line in out.splitlines()]
+
+    since = ("--since", "2025-06-15T15:06:45Z")
+    assert shown() == [*range(10, 60)]
+    assert shown(*since) == [*range(5, 60)], "all of them"
+    assert shown(*since, "-n", "2") == [58, 59]
+    assert shown("-n", "all") == [*range(60)]
+    assert shown("-n", "0") == shown(*since, "-n", "0") == []
+    for number in ("-1", "some"):
+        ended = dlctl_command("events", "-n", number)
+        assert (ended.code, f'"{number}" is neither a number of events nor' in ended.err) == (
+            2,
+            True,
+        )
 
 
 def test_events_leave_out_evaluations_and_changes_that_change_nothing(run, dlctl_command):
