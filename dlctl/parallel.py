@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from dlctl import cores
 from dlctl.messages import Array
 
 T = TypeVar("T")
@@ -60,7 +61,7 @@ def copy(target: Array, source: Array) -> None:
 @cache
 def threads() -> int:
     """How many this process has for it: one for each core that it may use, up to a few."""
-    return min(THREADS_MAX, len(os.sched_getaffinity(0)))
+    return min(THREADS_MAX, cores.usable())
 
 
 @cache

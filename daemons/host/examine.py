@@ -22,7 +22,7 @@ import psutil
 from daemons.host.firewalls import firewall
 from daemons.host.look import SHARED_MEMORY, free_bytes, versions
 from daemons.host.requests import Request, check, field, full_path, root
-from dlctl import runs
+from dlctl import cores, runs
 from dlctl.errors import DlctlError
 from dlctl.launch.commands import LATE, kill_group, wait
 
@@ -63,7 +63,7 @@ def examine(request: Request) -> dict[str, Any]:
             "shm": _room(SHARED_MEMORY),
             "open_files_max": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             "memory": _memory(),
-            "cores": len(os.sched_getaffinity(0)),
+            "cores": cores.usable(),
             "gpu": _gpu(),
             "addresses": _addresses(),
             "firewall": firewall(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ import torch
 from daemons.worker.data import PortionLoader
 from daemons.worker.replica import Replica, choose_device
 from daemons.worker.task import load_task
+from dlctl import cores
 from dlctl.config import JobFile
 
 
@@ -47,4 +47,4 @@ def build(job: JobFile, slot: int, processes: int) -> Built:
 
 def _fair_share(workers: int) -> int:
     """Threads of torch for each of the workers on this machine."""
-    return max(1, len(os.sched_getaffinity(0)) // workers)
+    return max(1, cores.usable() // workers)

@@ -1,0 +1,82 @@
+"""How many cores this process may use: those that it may run on, and what its cgroups let it have.
+
+A container with a quota of two cores runs on all of a machine's: whoever begins a thread on each of
+them is stopped for most of the time.
+
+    /sys/fs/cgroup/.../cpu.max                      "200000 100000", or "max 100000"  (version 2)
+    /sys/fs/cgroup/cpu/.../cpu.cfs_quota_us         "200000", or "-1"                 (version 1)
+    /sys/fs/cgroup/cpu/.../cpu.cfs_period_us        "100000"
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+MOUNTS_V1 = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
+MOUNTS_V2 = ("", "unified")
+
+
+def usable() -> int:
+    """At least one."""
+    return within(len(os.sched_getaffinity(0)), quotas(Path("/")))
+
+
+def within(cores: int, quotas: Iterable[float]) -> int:
+    """The fewest of `cores` and of all quotas. Part of a core is one: something may run on it."""
+    return max(1, min([cores, *map(math.ceil, quotas)]))
+
+
+def quotas(root: Path) -> Iterator[float]:
+    """Those of this process's cgroups and of all above them, in cores, as far as they can be seen.
+
+    `root`: where /proc and /sys are. In a container the paths in /proc may be those of the host,
+    while its own cgroup is mounted as the top: so what is not there is looked for above.
+    """
+    mounts = root / "sys/fs/cgroup"
+    for version, path in groups(_text(root / "proc/self/cgroup")):
+        for mount in MOUNTS_V1 if version == 1 else MOUNTS_V2:
+            group = mounts / mount / path
+            while group.is_relative_to(mounts / mount):
+                yield from _quota(group, version)
+                group = group.parent
+
+
+def groups(text: str) -> Iterator[tuple[int, str]]:
+    """(version, path without its first slash) of those in /proc/PID/cgroup that may limit cores."""
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if ".." in path.split("/"):  # Of another cgroup namespace.
+            path = ""
+        if not controllers and colon:
+            yield 2, path.lstrip("/")
+        elif "cpu" in controllers.split(","):
+            yield 1, path.lstrip("/")
+
+
+def quota(allowed: str, period: str) -> float | None:
+    """Cores, of two numbers in the same unit; None if that is no limit, or no number."""
+    try:
+        cores = int(allowed) / int(period)
+    except (ValueError, ZeroDivisionError):
+        return None
+    return cores if cores > 0 else None
+
+
+def _quota(group: Path, version: int) -> Iterator[float]:
+    if version == 2:
+        allowed, _, period = _text(group / "cpu.max").strip().partition(" ")
+    else:
+        allowed, period = (_text(group / f"cpu.cfs_{what}_us") for what in ("quota", "period"))
+    if (found := quota(allowed, period)) is not None:
+        yield found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
