@@ -8,6 +8,15 @@ from collections.abc import Iterable
 
 COORDINATOR_GONE = "the coordinator is gone: it is started again"
 """What an agent writes into its log when it does that; `status` knows when that was long ago."""
+KILLED = "killed by dlctl stop --kill"
+"""Why a run has ended, whether its coordinator says so or the command."""
+_EXITS = {
+    70: "a bug in dlctl",
+    75: "fenced: replaced by a newer process",
+    76: "to be started again",
+    79: "nothing that it computes can be used",
+}
+"""What the exit codes of daemons mean, which their commands do not have."""
 _HARMLESS_SPACES = "\u00a0\u202f\u3000"
 
 
@@ -34,6 +43,11 @@ def grave(lines: Iterable[str]) -> list[str]:
 def of_daemon(name: str, text: str) -> str:
     """What happened to a daemon, as the coordinator's log has it."""
     return text if name in text else f"{name}: {text}"
+
+
+def describe_code(code: int) -> str:
+    """Of a process that has exited by itself, as in "exit 75 (fenced: ...)"."""
+    return f"exit {code}" + (f" ({_EXITS[code]})" if code in _EXITS else "")
 
 
 def plural(count: int, noun: str) -> str:

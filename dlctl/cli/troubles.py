@@ -209,9 +209,10 @@ def _host_away(snapshot: Snapshot, agent: Row, given_up_at: float) -> Trouble:
 
 def _quarantined(snapshot: Snapshot, row: Row) -> str:
     error, last = row.get("error"), row.get("last_exit")
-    why = f": {error}" if isinstance(error, str) and error else ""
-    ended = f" ({report.exited(last)} {values.ago(last.get('at'), snapshot.now)})" if last else ""
-    return f"is quarantined{why}{ended}"
+    ago = values.ago(last.get("at"), snapshot.now) if last else ""
+    if isinstance(error, str) and error:  # Its exit says less.
+        return f"is quarantined: {error}" + (f" ({ago})" if ago else "")
+    return "is quarantined" + (f": {report.exited(last)} {ago}" if last else "")
 
 
 def _gone(snapshot: Snapshot, row: Row) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from dlctl import units
 from dlctl.errors import UsageError
+from dlctl.text import describe_code
 from dlctl.units import format_duration, short_rate, short_size
 
 NOTHING = "-"
@@ -116,7 +117,7 @@ def exit_in_words(code: Any) -> str:
     if type(code) is not int:
         return "ended"
     if code >= 0:
-        return f"exit {code}"
+        return describe_code(code)
     try:
         name = signal.Signals(-code).name
     except ValueError:

@@ -15,8 +15,9 @@ REPORT_S = 1.0
 """Between two reports of a daemon."""
 EXIT_FENCED = 75
 """A process that found out that another one has taken its place."""
-EXIT_POISONED = 77
-"""A worker that computes nothing that can be used: it is not to be replaced by itself."""
+EXIT_POISONED = 79
+"""A worker that computes nothing that can be used: it is not to be replaced by itself. No exit code
+of a command, as 77 is (`dlctl.errors`), for people read both; `dlctl.text` has the words."""
 EXIT_RESTART = 76
 """A coordinator that wants to be started again; its run goes on meanwhile."""
 

@@ -15,6 +15,7 @@ from typing import Any
 from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.names import HOME_AGENT
+from dlctl.text import describe_code
 
 BACKOFF_S = {"agent": (0.5, 2.0), "server": (0.1, 2.0), "worker": (0.5, 30.0)}
 """The first and the longest pause before another start. Everybody waits for a server."""
@@ -170,7 +171,7 @@ def describe_exit(status: int, cause: str = "") -> str:
     if status == STATUS_UNKNOWN:
         return "gone; nobody saw how it ended"
     if status >= 0:
-        return f"exit {status}" + (" (fenced: replaced by a newer process)" if status == 75 else "")
+        return describe_code(status)
     name = _SIGNALS.get(-status, f"signal {-status}")
     return f"killed by {name}" + (f" ({cause})" if cause else "")
 

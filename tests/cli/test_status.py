@@ -149,10 +149,15 @@ def test_a_quarantined_worker_is_shown_with_its_reason_and_the_way_back(
     run_directory, dlctl_command
 ):
     run = run_directory().run(state="degraded", updated_at=time.time(), **ME)
-    last = {"code": 77, "text": "exit 77", "at": time.time() - 9, "last_lines": ["ERROR a NaN"]}
+    last = {
+        "code": 79,
+        "text": "exit 79 (...)",
+        "at": time.time() - 9,
+        "last_lines": ["ERROR a NaN"],
+    }
     run.daemon("worker-1", state="quarantined", error="20 steps with a NaN", last_exit=last)
     out = dlctl_command("status").out
-    assert "! worker-1 is quarantined: 20 steps with a NaN (exit 77 9." in out
+    assert "! worker-1 is quarantined: 20 steps with a NaN (9." in out
     assert "| ERROR a NaN" in out
     assert "next: dlctl restart worker-1 -j digits-7f3a" in out
     run.run(state="failed")

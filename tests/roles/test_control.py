@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from dlctl import messages as m
-from dlctl.errors import UsageError
+from dlctl.errors import NotPermitted, UsageError
 from dlctl.flat import AVERAGED, Entry, Layout
 from dlctl.machine import Effect, Send
 from dlctl.names import HOME_AGENT
 from dlctl.roles.buffers import AveragedBuffers
 from dlctl.roles.changes import ANSWER_S_MAX, Changes
 from dlctl.roles.checkpointing import SAVE_S_MAX, Checkpointing
+from dlctl.roles.desk import EXIT_FENCED, EXIT_POISONED, EXIT_RESTART
 from dlctl.roles.journal import (
     AddEvent,
     BeginCheckpoint,
@@ -86,6 +87,9 @@ def test_exits_are_told_in_words() -> None:
     assert describe_exit(-9) == "killed by SIGKILL"
     assert describe_exit(-9, "out of memory") == "killed by SIGKILL (out of memory)"
     assert "fenced" in describe_exit(75)
+    assert describe_exit(EXIT_POISONED).endswith("(nothing that it computes can be used)")
+    assert describe_exit(EXIT_RESTART).endswith("(to be started again)")
+    assert NotPermitted.exit_code not in (EXIT_FENCED, EXIT_POISONED, EXIT_RESTART)
     assert describe_exit(-62) == "killed by signal 62"
 
 
@@ -180,7 +184,9 @@ def under_way(*saved: str) -> Saving:
 def test_a_checkpoint_is_complete_when_its_manifest_is_written() -> None:
     saving = Saving()
     assert saving.begin() == [BeginCheckpoint(8, 100)]
+    assert saving.machine.at_work_on() == "a directory for the checkpoint"
     assert sent_to(saving.begun()) == ["server-0", "worker-0", "worker-1"]
+    assert saving.machine.at_work_on() == "the manifest"
     assert saving.saved("server-0") + saving.saved("worker-0") == []
     (complete,) = saving.saved("worker-1")
     assert isinstance(complete, CompleteCheckpoint)
