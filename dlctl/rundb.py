@@ -103,6 +103,14 @@ class RunDb:
         rows = [(key, json.dumps(value)) for key, value in values.items()]
         self._db.executemany("INSERT OR REPLACE INTO run VALUES (?, ?)", rows)
 
+    def put_end(self, state: str, reason: str, at: float) -> None:
+        """The run is over, and no coordinator says so: here and among the events, for this reason.
+
+        It says so itself, when there is one, as "stopping" and then as `state`.
+        """
+        self.put_run(state=state, reason=reason, waiting="", ended_at=at)
+        self.add_event(at, "state", "", f"{state}: {reason}", {})
+
     def run(self) -> dict[str, Any]:
         return {k: json.loads(v) for k, v in self._db.execute("SELECT key, value FROM run")}
 

@@ -8,7 +8,6 @@ import os
 import sqlite3
 import time
 from pathlib import Path
-from typing import Any
 
 from daemons import orphans, process
 from daemons.coordinator.agents import Agents
@@ -46,7 +45,7 @@ def coordinate(context: process.Context) -> int:
     except DlctlError as error:
         is_over = not _has_agent(directory)
         if is_over:
-            _write_end(db, state="failed", reason=process.in_words(error), ended_at=time.time())
+            _write_end(db, process.in_words(error))
         raise
     finally:
         if is_over:
@@ -103,9 +102,9 @@ def _has_agent(directory: Path) -> bool:
     return any(daemon.role == "agent" for daemon in local.living(directory))
 
 
-def _write_end(db: RunDb, **keys: Any) -> None:
+def _write_end(db: RunDb, reason: str) -> None:
     try:
-        db.put_run(**keys)
+        db.put_end("failed", reason, time.time())
         db.commit()
     except sqlite3.OperationalError as error:  # the disk is full; the log may say it
         log.error("cannot write the run's database: %s", error)

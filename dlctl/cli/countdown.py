@@ -20,11 +20,11 @@ def _given_up_in(progress: Mapping[str, Any]) -> str:
 
 class Countdown:
     """Says for whom a command waits, whenever that changes, and how long a stop waits for the
-    workers.
+    workers; nothing of that if they are killed.
     """
 
-    def __init__(self, grace_s: float) -> None:
-        self.until = time.monotonic() + grace_s
+    def __init__(self, grace_s: float | None) -> None:
+        self.until = None if grace_s is None else time.monotonic() + grace_s
         self.told: tuple[str, tuple[str, ...]] | None = None
 
     def __call__(self, progress: Mapping[str, Any]) -> None:
@@ -34,6 +34,7 @@ class Countdown:
         if not waiting or (phase, waiting) == self.told:
             return
         self.told = phase, waiting
-        left = f", {max(0.0, self.until - time.monotonic()):.0f}s left" if phase == DRAINING else ""
-        left = _given_up_in(progress) or left
+        left = _given_up_in(progress)
+        if self.until is not None and phase == DRAINING and not left:
+            left = f", {max(0.0, self.until - time.monotonic()):.0f}s left"
         console.note(console.escape(f"{phase or 'stopping'}: {', '.join(waiting)}{left}"))

@@ -115,7 +115,7 @@ def _record_death(launched: Launched) -> None:
         with suppress(subprocess.TimeoutExpired):
             # The kernel shows a process as ended a moment before it says how.
             how = values.exit_in_words(launched.process.wait(DEATH_S))
-            db.put_run(state="failed", reason=f"the coordinator died while it started: {how}")
+            db.put_end("failed", f"the coordinator died while it started: {how}", time.time())
             db.commit()
 
 

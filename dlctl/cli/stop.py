@@ -19,7 +19,7 @@ from dlctl.cli.options import job_option
 from dlctl.cli.snapshot import Snapshot, load
 from dlctl.errors import DlctlError, Partial, TimedOut, Unreachable
 from dlctl.rundb import RunDb
-from dlctl.text import plural
+from dlctl.text import KILLED, plural
 
 GRACE = "30s"
 SAVE_S = 600.0
@@ -29,7 +29,6 @@ MUTE_S = 3.0
 EXIT_S = 15.0
 """For the coordinator's own end, after it has said that all is done."""
 POLL_S = 0.05
-KILLED = "killed by dlctl stop --kill"
 LOST = "the coordinator died while the run was being stopped"
 
 
@@ -119,7 +118,8 @@ def stop(
     limit_s = MUTE_S if kill else grace_s + SAVE_S
     away: list[str] = []
     try:
-        client.ask(snapshot.directory, "stop", arguments, limit_s, Countdown(grace_s))
+        countdown = Countdown(None if kill else grace_s)
+        client.ask(snapshot.directory, "stop", arguments, limit_s, countdown)
     except client.Gone:
         console.note("the coordinator is gone; ending what it left behind")
         state, reason = ("stopped", KILLED) if kill else ("failed", LOST)
@@ -276,7 +276,7 @@ def record_end(directory: Path, state: str, reason: str) -> None:
     try:
         with closing(RunDb(directory)) as db:
             if db.run().get("state") != state:
-                db.put_run(state=state, reason=reason, waiting="", ended_at=time.time())
+                db.put_end(state, reason, time.time())
             for row in db.daemons():
                 if not processes.is_alive(row.get("pid"), row.get("pid_start")):
                     db.put_daemon(row["name"], {**row, "state": "stopped", "pid": None})

@@ -143,6 +143,13 @@ class Checkpointing:
         current = self._current
         return sorted(current.missing | current.coming.keys()) if current else []
 
+    def at_work_on(self) -> str:
+        """What is being made while nobody's file is waited for: before they are asked, and after
+        the last one has come.
+        """
+        has_directory = self._current is not None and self._current.directory
+        return "the manifest" if has_directory else "a directory for the checkpoint"
+
     def waiting(self) -> str:
         return ", ".join(self.late())
 

@@ -19,6 +19,7 @@ from dlctl.roles.evaluations import EVALUATE_S_MAX, Evaluations
 from dlctl.roles.journal import History, KillAgent
 from dlctl.roles.membership import Daemon, Membership
 from dlctl.roles.mirror import Mirror
+from dlctl.text import KILLED
 
 DRAINING, EVALUATING, SAVING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER = (
     "draining", "evaluating", "saving", "shutting down", "collecting", "leaving", "over",
@@ -38,10 +39,10 @@ STOPPED_BY = {
 """What a stop request may say about where it comes from, and what the run then says for ever."""
 
 
-def stop_reason(origin: object) -> str:
+def stop_reason(origin: object, *, kill: bool = False) -> str:
     """Why a run was stopped. A client chooses from what we know; its own words go nowhere."""
     known = STOPPED_BY.get(origin) if isinstance(origin, str) else None
-    return known or "stopped by dlctl stop"
+    return known or (KILLED if kill else "stopped by dlctl stop")
 
 
 class Ending:
@@ -169,8 +170,9 @@ class Ending:
         if self.step == SAVING:
             if self._save_again_at is not None:
                 return [f"another attempt: {self.checkpointing.last_error}"]
-            waiting = self.checkpointing.late() or ["the manifest"]
-            return waiting if self.checkpointing.active or not self._saved else []
+            if self._saved and not self.checkpointing.active:
+                return []
+            return self.checkpointing.late() or [self.checkpointing.at_work_on()]
         if self.step == COLLECTING:
             return self.mirror.pending()
         return [d.name for d in self._leavers() if d.alive and self._may_say_so(d)]

@@ -73,19 +73,22 @@ class Verbs:
         grace_s = float(arguments.get("grace_s", of.job.timeouts.grace_s))
         if not 0.0 <= grace_s < math.inf:
             raise ValueError(f"grace_s is {grace_s}")
-        self._stop_requests.append(request.request)
-        reason = ending.stop_reason(arguments.get("origin"))
+        reason = ending.stop_reason(arguments.get("origin"), kill=kill)
         of.end("stopped", reason, now, bool(save) and not kill, grace_s)
         assert of.ending is not None
         if kill:
             of.ending.hurry(now)
+        # From here on: nobody is to hear of steps that were passed over.
+        self._stop_requests.append(request.request)
         self.tell_stopping(False, now)
 
     def tell_stopping(self, done: bool, now: float) -> None:
         """Tell those who wait for the end how far it is."""
         end = self.of.ending
         assert end is not None
-        pending = [] if done else end.pending()
+        # Whose files a checkpoint waits for is known in a moment.
+        soon = end.step == ending.SAVING and not self.of.checkpointing.late()
+        pending = [] if done or soon else end.pending()
         self._tell(self._stop_requests, end.step, pending, now, done)
 
     def tell(self, now: float) -> None:

@@ -295,6 +295,11 @@ def test_not_saving_and_killing_are_passed_on(run, dlctl_command):
         assert (heard[0].arguments["checkpoint"], heard[0].arguments["kill"]) == (False, expected)
 
 
+def test_who_kills_is_not_told_of_a_time_that_is_left(run, dlctl_command):
+    ended = stopped(run, dlctl_command, "--kill")
+    assert ended.err.splitlines()[:2] == ["draining: worker-0, worker-1", "draining: worker-1"]
+
+
 def test_stopping_a_stopped_job_is_no_error(run, dlctl_command):
     run.run(state="stopped")
     ended = dlctl_command("stop")
@@ -356,6 +361,7 @@ def test_a_coordinator_that_dies_while_it_stops_is_cleaned_up_after(
             ended = dlctl_command("stop", "--grace", "5s")
     assert ended.code == 1
     assert "the coordinator is gone; ending what it left behind" in ended.err
+    assert "failed: the coordinator died while the run was being st" in dlctl_command("events").out
     assert "ended worker-0" in ended.err
     assert "has ended, but not in order" in ended.err
 
@@ -379,6 +385,9 @@ def test_kill_takes_a_mute_coordinator_and_its_daemons_by_itself(run, dlctl_comm
         assert db.run()["state"] == "stopped", "an agent starts the coordinator of any other run"
         assert db.run()["reason"] == "killed by dlctl stop --kill"
         assert [(row["state"], row["pid"]) for row in db.daemons()] == [("stopped", None)]
+        assert [event["text"] for event in db.events(kind="state")] == [
+            "stopped: killed by dlctl stop --kill"
+        ]
 
 
 def test_daemons_that_outlive_their_coordinators_orderly_end_are_ended(run, dlctl_command):

@@ -273,6 +273,7 @@ def test_a_coordinator_that_dies_at_once_is_quoted(job, own_place, play, dlctl_c
     assert "did not start: the coordinator died while it started: exit 1" in err
     assert "RuntimeError: there is no such task" in err
     assert the_run(own_place)["state"] == "failed"
+    assert "failed: the coordinator died while it started: exit 1" in dlctl_command("events").out
 
 
 def test_a_daemon_that_fails_while_starting_is_quoted(job, own_place, play, dlctl_command):

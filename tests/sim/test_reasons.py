@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
-from simulated import job_file
+from simulated import Watcher, job_file
 
 from dlctl import messages as m
 from dlctl.machine import Note
@@ -32,6 +33,7 @@ PORT = "cannot listen on tcp://127.0.0.1:7001: Address already in use; choose an
         ({"origin": "timeout"}, "stopped by dlctl run: it was not ready within --timeout"),
         ({"origin": "\x1b[2Jfinished"}, "stopped by dlctl stop"),
         ({"origin": ["SIGINT"]}, "stopped by dlctl stop"),
+        ({"origin": "command", "kill": True}, "killed by dlctl stop --kill"),
     ],
 )
 def test_a_stop_is_recorded_with_who_asked_for_it_and_never_in_a_strangers_words(
@@ -41,6 +43,31 @@ def test_a_stop_is_recorded_with_who_asked_for_it_and_never_in_a_strangers_words
     simulation.request(2.0, "stop", STOP | origin)
     outcome = simulation.run()
     assert (outcome.state, outcome.reason) == ("stopped", reason)
+    assert outcome.store.texts("state")[-2:] == [f"stopping: {reason}", f"stopped: {reason}"]
+
+
+def told_of_a_stop(**arguments: Any) -> list[tuple[str, list[str]]]:
+    """What whoever asks hears, of each phase and of whom it waits for."""
+    told = Watcher(m.Reply)
+    simulation = Simulation(job_file(epochs=1000.0), LeastSquares(), checkers=(told,))
+    simulation.world.disk.slow_s = {"server-0": 3.0}
+    simulation.request(2.0, "stop", STOP | arguments)
+    simulation.run()
+    replies = [reply.result for reply in told.messages() if "waiting" in reply.result]
+    told_of = [(result["phase"], result["waiting"]) for result in replies]
+    return [key for key, _ in itertools.groupby(told_of)]
+
+
+def test_whoever_stops_a_run_hears_whose_files_are_waited_for_and_of_no_manifest_before() -> None:
+    saving = [names for phase, names in told_of_a_stop() if phase == "saving"]
+    assert saving[:2] == [[], ["server-0"]]
+
+
+def test_whoever_kills_a_run_hears_of_no_step_that_is_passed_over() -> None:
+    assert told_of_a_stop()[0][0] == "draining"
+    phases = [phase for phase, _ in told_of_a_stop(kill=True)]
+    assert phases[0] == "shutting down"
+    assert not {"draining", "saving"} & set(phases)
 
 
 @pytest.mark.parametrize(
