@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dlctl import runs
@@ -48,7 +48,8 @@ def starting(file: Path, timeout_s: float = HELD_S) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # What stays is empty of meaning, and locked by nobody.
+            path.unlink()
         os.close(descriptor)
 
 
