@@ -158,7 +158,7 @@ class Transport:
             self.gatekeeper.admit(names)
 
     def check(self) -> None:
-        """A chore: try again where we were refused. Raises RuntimeError if nobody can be let in any
+        """A chore: try again where libzmq does not. Raises RuntimeError if nobody can be let in any
         more.
         """
         if self.gatekeeper is not None and not self.gatekeeper.is_alive():
@@ -168,7 +168,7 @@ class Transport:
         self._copies.check()
         if self.crowd is not None:
             self.crowd.check()
-        for target in self._handshakes.take_refused():
+        for target in self._handshakes.take_ended():
             self.connect(*target)
 
     def connect(self, peer: str, address: str, key: str = "") -> None:
@@ -185,6 +185,7 @@ class Transport:
         socket.setsockopt(zmq.IPV6, int("[" in address))
         if key:
             socket.setsockopt(zmq.CURVE_SERVERKEY, key.encode())
+        if address.startswith("tcp:"):
             self._handshakes.watch(socket, Target(peer, address, key))
         socket.connect(address)
         self._dealers[peer] = socket
