@@ -25,7 +25,9 @@ SURE_S = 0.1
 _FAILED = {
     int(zmq.Event.HANDSHAKE_FAILED_AUTH): "it does not know our key",
     int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL): "it has another key than it should",
-    int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL): "it has another key than it should",
+    int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL): (
+        "it has another key than it should, or was not told yet who may come"
+    ),
 }
 _NO_KEYS = "what listens there is none of ours"
 """Where a connection has no keys."""
