@@ -2,6 +2,10 @@
 
 A thread of its own answers, so that a busy daemon does not keep anybody waiting. Without an answer
 nobody gets in (`ZAP_ENFORCE_DOMAIN`); so if this thread ended, the daemon has to end, too.
+
+A connection may choose what the listener calls it, also what libzmq is going to call another one by
+itself; if that one comes, libzmq ends the process. Nobody knows these numbers of 32 bits, but one
+who comes often enough meets them; so a key may come only so often.
 """
 
 from __future__ import annotations
@@ -19,6 +23,12 @@ ADDRESS = "inproc://zeromq.zap.01"
 DOMAIN = b"dlctl"
 STOP = "inproc://gatekeeper-stop"
 VERSION = b"1.0"
+WELCOME, LATER, UNKNOWN = (b"200", b"OK"), (b"300", b"later"), (b"400", b"unknown key")
+"""Who hears "later" tries again by itself."""
+COMINGS_MAX, COMINGS_PER_S = 256.0, 10.0
+"""Connections that one key may begin: at once, and in the long run. An honest one needs a few, or a
+few for each page of a large status.
+"""
 QUIET_S = 60.0
 """Between two lines in the log about one source."""
 SOURCES_MAX = 256
@@ -26,11 +36,29 @@ SOURCES_MAX = 256
 log = logging.getLogger(__name__)
 
 
+class Comings:
+    """How often each key comes."""
+
+    def __init__(self) -> None:
+        self._left: dict[bytes, tuple[float, float]] = {}
+        """Name -> (how often it may still come, when that was so)."""
+
+    def takes(self, name: bytes, now: float) -> bool:
+        """Somebody comes with this name's key; False if that is too often."""
+        left, at = self._left.get(name, (COMINGS_MAX, now))
+        left = min(COMINGS_MAX, left + (now - at) * COMINGS_PER_S)
+        is_taken = left >= 1.0
+        self._left[name] = (left - is_taken, now)
+        return is_taken
+
+
 class Gatekeeper:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.refused = 0
         """Connections that were not let in."""
-        self._names: Mapping[bytes, bytes] = {}
+        self._names: Mapping[bytes, bytes] | None = None
+        """None: nobody has said yet who may come."""
+        self._comings = Comings()
         self._said: dict[str, float] = {}
         self._questions = context.socket(zmq.REP)
         self._questions.setsockopt(zmq.LINGER, 0)
@@ -73,20 +101,24 @@ class Gatekeeper:
     def _answer(self, question: list[bytes]) -> list[bytes]:
         """RFC 27: version, request id, status, text, user id, metadata."""
         request = question[1] if len(question) > 1 else b""
-        name = self._name(question)
-        if name is None:
-            self.refused += 1
-            self._tell(question[3].decode(errors="replace") if len(question) > 3 else "?")
-            return [VERSION, request, b"400", b"unknown key", b"", b""]
-        return [VERSION, request, b"200", b"OK", name, b""]
+        names = self._names
+        name = _name(question, names or {})
+        if names is None:
+            status = LATER
+        elif name is None:
+            status = UNKNOWN
+            source = question[3].decode(errors="replace") if len(question) > 3 else "?"
+            self._tell(source, f"refused a connection from {source}: its key is not known here")
+        elif not self._comings.takes(name, time.monotonic()):
+            status = LATER
+            who = name.decode()
+            self._tell(who, f"refused a connection of {who}: it comes again and again")
+        else:
+            return [VERSION, request, *WELCOME, name, b""]
+        self.refused += 1
+        return [VERSION, request, *status, b"", b""]
 
-    def _name(self, question: list[bytes]) -> bytes | None:
-        match question:
-            case [_, _, domain, _, _, b"CURVE", key] if domain == DOMAIN:
-                return self._names.get(key)
-        return None
-
-    def _tell(self, source: str) -> None:
+    def _tell(self, source: str, text: str) -> None:
         """At most once a minute for each source: whoever knocks must not fill the disk."""
         now = time.monotonic()
         if now - self._said.get(source, -QUIET_S) < QUIET_S:
@@ -94,4 +126,11 @@ class Gatekeeper:
         if len(self._said) >= SOURCES_MAX:
             self._said.clear()
         self._said[source] = now
-        log.warning("refused a connection from %s: its key is not known here", source)
+        log.warning("%s", text)
+
+
+def _name(question: list[bytes], names: Mapping[bytes, bytes]) -> bytes | None:
+    match question:
+        case [_, _, domain, _, _, b"CURVE", key] if domain == DOMAIN:
+            return names.get(key)
+    return None

@@ -1,7 +1,8 @@
-"""Connections that are refused: libzmq says nothing, so here it is said, and tried again.
+"""Connections that are refused, or end: libzmq says nothing, so here it is said, and tried again.
 
 A peer that is not there yet, or does not know our key yet, is no news for a while; after `SAY_S` it
-is. Whom a gatekeeper has refused, libzmq never connects again: that takes a new socket.
+is. Where a gatekeeper has refused us, or what came was no message (a bit had flipped in the length
+of a frame), libzmq never connects again: that takes a new socket.
 """
 
 from __future__ import annotations
@@ -19,12 +20,22 @@ from daemons import monitors
 SAY_S = 3.0
 """For so long it is refused before it is said; then again every `AGAIN_S`."""
 AGAIN_S = 60.0
+SURE_S = 0.1
+"""Much sooner after the end of a connection libzmq says that it goes on by itself, if it does."""
 _FAILED = {
     int(zmq.Event.HANDSHAKE_FAILED_AUTH): "it does not know our key",
     int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL): "it has another key than it should",
-    int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL): "it has another key than it should",
+    int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL): (
+        "it has another key than it should, or was not told yet who may come"
+    ),
 }
-_EVENTS = sum(_FAILED) | int(zmq.Event.HANDSHAKE_SUCCEEDED)
+_NO_KEYS = "what listens there is none of ours"
+"""Where a connection has no keys."""
+_ENDED = int(zmq.Event.DISCONNECTED)
+_SUCCEEDED = int(zmq.Event.HANDSHAKE_SUCCEEDED)
+_GOES_ON = {int(zmq.Event.CONNECT_RETRIED), _SUCCEEDED}
+"""libzmq connects again by itself, or has done it."""
+_EVENTS = sum(_FAILED) | _ENDED | sum(_GOES_ON)
 
 log = logging.getLogger(__name__)
 Socket = zmq.Socket[bytes]
@@ -51,7 +62,8 @@ class Handshakes:
         self.poller = poller
         self._by_monitor: dict[Socket, tuple[Socket, Target]] = {}
         self._refusals: dict[str, _Refusals] = {}
-        self._refused: dict[str, Target] = {}
+        self._ended: dict[str, tuple[Target, float]] = {}
+        """Whose connection libzmq does not begin again, as far as we know, and since when."""
 
     def watch(self, socket: Socket, target: Target) -> None:
         monitor = monitors.monitor(socket, _EVENTS)
@@ -63,7 +75,7 @@ class Handshakes:
             if watched is socket:
                 self.poller.unregister(monitor)
                 del self._by_monitor[monitor]
-                self._refused.pop(target.peer, None)
+                self._ended.pop(target.peer, None)
                 monitors.stop(socket, monitor)
 
     def look(self, monitor: Socket) -> bool:
@@ -75,20 +87,28 @@ class Handshakes:
             self._take(target, int(recv_monitor_message(monitor)["event"]))
         return True
 
-    def take_refused(self) -> list[Target]:
+    def take_ended(self) -> list[Target]:
         """Who has to be connected again, with a new socket."""
-        targets, self._refused = [*self._refused.values()], {}
+        latest = time.monotonic() - SURE_S
+        targets = [target for target, since in self._ended.values() if since <= latest]
+        for target in targets:
+            del self._ended[target.peer]
         return targets
 
     def _take(self, target: Target, event: int) -> None:
-        if event not in _FAILED:
+        if event in _GOES_ON:  # Another socket would lose what is on its way.
+            self._ended.pop(target.peer, None)
+        else:
+            self._ended.setdefault(target.peer, (target, time.monotonic()))
+        if event == _SUCCEEDED:
             self._refusals.pop(target.peer, None)
-            return
-        self._refused[target.peer] = target
+        elif event in _FAILED:
+            self._note_refusal(target, _FAILED[event] if target.key else _NO_KEYS)
+
+    def _note_refusal(self, target: Target, why: str) -> None:
         now = time.monotonic()
         found = self._refusals.setdefault(target.peer, _Refusals(now, now + SAY_S))
         if now >= found.say_at:
             found.say_at = now + AGAIN_S
             where, seconds = f"{target.peer} at {target.address}", now - found.since
-            why = _FAILED[event]
             log.warning("%s has refused every connection for %.0f s: %s", where, seconds, why)

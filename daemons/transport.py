@@ -158,7 +158,7 @@ class Transport:
             self.gatekeeper.admit(names)
 
     def check(self) -> None:
-        """A chore: try again where we were refused. Raises RuntimeError if nobody can be let in any
+        """A chore: try again where libzmq does not. Raises RuntimeError if nobody can be let in any
         more.
         """
         if self.gatekeeper is not None and not self.gatekeeper.is_alive():
@@ -168,7 +168,7 @@ class Transport:
         self._copies.check()
         if self.crowd is not None:
             self.crowd.check()
-        for target in self._handshakes.take_refused():
+        for target in self._handshakes.take_ended():
             self.connect(*target)
 
     def connect(self, peer: str, address: str, key: str = "") -> None:
@@ -185,6 +185,7 @@ class Transport:
         socket.setsockopt(zmq.IPV6, int("[" in address))
         if key:
             socket.setsockopt(zmq.CURVE_SERVERKEY, key.encode())
+        if address.startswith("tcp:"):
             self._handshakes.watch(socket, Target(peer, address, key))
         socket.connect(address)
         self._dealers[peer] = socket
@@ -218,18 +219,16 @@ class Transport:
         """Send to who has connected to us, unless too much is waiting for it already."""
         if self._router is None:
             return
-        kind, largest = type(message).__name__, max(frames, key=len)
-        is_large = len(largest) >= ZERO_COPY_BYTES
-        nbytes = sum(map(len, frames)) if is_large else 0
-        if is_large and not self.unread.has_room(peer, nbytes):
-            log.debug("dropped %s: its receiver does not read", kind)
+        nbytes = self.unread.counts(peer, frames)
+        if nbytes and not self.unread.has_room(peer, nbytes):
+            log.debug("dropped %s: its receiver does not read", type(message).__name__)
             return
         try:
             tracker = self._send(
-                self._router, peer, frames, borrowed=message.borrows, track=is_large
+                self._router, peer, frames, borrowed=message.borrows, track=nbytes > 0
             )
         except zmq.ZMQError as error:
-            log.debug("dropped %s for %r: %s", kind, peer, error)
+            log.debug("dropped %s for %r: %s", type(message).__name__, peer, error)
             return
         if tracker is not None:
             self.unread.add(peer, tracker, nbytes)
@@ -247,7 +246,7 @@ class Transport:
         large and goes elsewhere. Raises ZMQError; what is sent then is no whole.
 
         borrowed: the frames are somebody's who will change them; what leaves is a copy.
-        track: returns what says when the last of its large frames has left our memory.
+        track: returns what says when it has left our memory.
         """
         parts, loan = self.bulk.outgoing(peer, frames, socket in self._local)
         to = connections.address(peer)
@@ -256,7 +255,7 @@ class Transport:
             for part in parts:
                 if borrowed and loan is None:
                     part = [self._copied(frame) for frame in part]
-                newest = _send_frames(socket, [*to, *part], track) or newest
+                newest = _send_frames(socket, [*to, *part], track and loan is None) or newest
         except zmq.ZMQError:
             if loan is not None:
                 loan.cancel()
@@ -364,17 +363,22 @@ class Transport:
 def _send_frames(
     socket: zmq.Socket[bytes], frames: wire.Frames, track: bool = False
 ) -> zmq.MessageTracker | None:
-    """One multipart message. Raises ZMQError for all of it or for nothing."""
-    tracker = None
+    """One multipart message. Raises ZMQError for all of it or for nothing.
+
+    track: returns what says when its last frame has left our memory.
+    """
+    tracker: zmq.MessageTracker | None = None
     last = len(frames) - 1
     for i, frame in enumerate(frames):
-        flags = _LAST if i == last else _MORE
-        if len(frame) < ZERO_COPY_BYTES:
-            socket.send(frame, flags)
+        flags, is_tracked = _LAST if i == last else _MORE, track and i == last
+        if len(frame) >= ZERO_COPY_BYTES:
+            tracker = socket.send(frame, flags, copy=False, track=is_tracked)
+        elif is_tracked:  # What is small may be somebody's who will change it.
+            own = zmq.Frame(bytes(frame), track=True, copy=False)
+            tracker = socket.send(own, flags, copy=False, track=True)
         else:
-            sent = socket.send(frame, flags, copy=False, track=track)
-            tracker = sent if track else None
-    return tracker
+            socket.send(frame, flags)
+    return tracker if track else None
 
 
 def _holder(address: str) -> str:

@@ -136,10 +136,13 @@ class Question:
 
     def _check_handshakes(self) -> None:
         """Raises NotPermitted if whoever is at the address has refused us again and again."""
+        from zmq import Event
+        from zmq.utils.monitor import recv_monitor_message
+
         now = time.monotonic()
         while self.monitor is not None and self.monitor.poll(0):
-            self.monitor.recv_multipart()
-            self.refused_since = self.refused_since or now
+            is_in = recv_monitor_message(self.monitor)["event"] == Event.HANDSHAKE_SUCCEEDED
+            self.refused_since = None if is_in else self.refused_since or now
         if self.refused_since is not None and now - self.refused_since > REFUSED_S:
             raise NotPermitted(
                 f"whoever listens there has not the key of {self.directory.name}, or does not "
@@ -171,7 +174,7 @@ class Question:
         socket.curve_serverkey = coordinator.encode()
         socket.curve_publickey, socket.curve_secretkey = (key.encode() for key in mine)
         events = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
-        events |= zmq.Event.HANDSHAKE_FAILED_AUTH
+        events |= zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_SUCCEEDED
         self.monitor = socket.get_monitor_socket(events)
         self.refused_since = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
@@ -11,6 +12,7 @@ import pytest
 import zmq
 from answering import coordinator, done
 from identity import ME, OF_ANOTHER_BOOT, identity
+from proxies import Proxy, cut_in_the_middle
 
 from daemons.transport import Transport
 from dlctl import client, keys, processes, runs
@@ -207,4 +209,42 @@ def test_a_coordinator_with_another_key_is_not_asked_and_said_so(run_directory):
         heard = [m for source, _ in listener.poller.poll(0) for m in listener.receive(source)]
         assert not heard, "and nothing was heard there"
     finally:
+        listener.close()
+
+
+def test_a_broken_handshake_is_no_wrong_key(run_directory, monkeypatch):
+    """The next one succeeds, and the coordinator has much to do before it answers."""
+    monkeypatch.setattr(client, "REFUSED_S", 0.3)
+    monkeypatch.setattr(client, "RESEND_S", 0.1)
+    ring = keys.CurveKeys(b"a" * 32)
+    run = run_directory()
+    key = run.path / keys.FILE
+    key.write_bytes(b"a" * 32)
+    key.chmod(0o600)
+    listener = Transport(zmq.Poller(), ring.secret("coordinator"))
+    address = listener.listen("tcp://127.0.0.1:*")
+    listener.admit({ring.public("client"): "client"})
+    proxy = Proxy(int(address.rpartition(":")[2]), cut_in_the_middle)
+    asked = []
+
+    def serve() -> None:
+        while not asked or asked[-1] is not None:
+            for source, _ in listener.poller.poll(1000):
+                for peer, question, _ in listener.receive(source):
+                    asked.append(question)
+                    if len(asked) >= 10:
+                        listener.send(peer, done(question, new=1))
+                        asked.append(None)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        run.run(
+            state="running", control=proxy.address, control_key=ring.public("coordinator"), **ME
+        )
+        assert client.ask(run.path, "get", {}, 20) == {"new": 1}
+        thread.join()
+        assert proxy.connections == 2
+    finally:
+        proxy.close()
         listener.close()

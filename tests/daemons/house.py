@@ -19,13 +19,16 @@ HEARD = m.Drained(GUEST)
 
 
 class House:
-    """A listening daemon that has let one guest's key in."""
+    """A listening daemon; `names`: who may come, None: that was not said yet."""
 
-    def __init__(self, names: dict[str, str], **options) -> None:
+    def __init__(
+        self, names: dict[str, str] | None, address: str = "tcp://127.0.0.1:*", **options
+    ) -> None:
         self.poller = zmq.Poller()
         self.transport = Transport(self.poller, KEYS.secret(HERE))
-        self.address = self.transport.listen("tcp://127.0.0.1:*", **options)
-        self.transport.admit(names)
+        self.address = self.transport.listen(address, **options)
+        if names is not None:
+            self.transport.admit(names)
 
     @property
     def port(self) -> int:

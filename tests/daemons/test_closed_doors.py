@@ -14,7 +14,7 @@ import pytest
 import zmq
 from house import COME_S, GUEST, HEARD, HERE, KEYS, House, finds_the_house_open, guest
 
-from daemons import handshakes
+from daemons import connections, gatekeeper, handshakes
 from daemons.transport import Transport
 from dlctl import messages as m
 from dlctl import wire
@@ -26,12 +26,18 @@ IDLE = 400
 
 
 @contextmanager
-def plain(address: str) -> Iterator[zmq.Socket[bytes]]:
-    """A connection without any key."""
-    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-        dealer.linger = 0
-        dealer.connect(address)
-        yield dealer
+def place() -> Iterator[int]:
+    """A port of ours at which nobody listens yet."""
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+def introduce(dealer: zmq.Socket[bytes], name: str) -> None:
+    """Give a socket the keys of `name`."""
+    dealer.curve_serverkey = KEYS.public(HERE).encode()
+    dealer.curve_publickey, dealer.curve_secretkey = (k.encode() for k in KEYS.pair(name))
 
 
 # ---------------------------------------------------------------- who gets in
@@ -41,11 +47,90 @@ def test_a_guest_is_heard_under_the_name_of_its_key(house):
     assert finds_the_house_open(house)
 
 
-def test_who_has_no_key_gets_nowhere(house):
-    with plain(house.address) as dealer:
+def test_who_has_no_key_gets_nowhere():
+    """Its words wait before there is a door: of one who is refused libzmq takes none any more."""
+    with place() as port, zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        refusals = dealer.get_monitor_socket(zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
+        dealer.connect(f"tcp://127.0.0.1:{port}")
         dealer.send_multipart(wire.encode(HEARD))
-        assert house.hears(SILENCE_S) == []
-        assert finds_the_house_open(house)
+        house = House({KEYS.public(GUEST): GUEST}, f"tcp://127.0.0.1:{port}")
+        try:
+            assert refusals.poll(COME_S * 1000), "it has come to the door"
+            assert house.hears(SILENCE_S) == []
+            assert finds_the_house_open(house)
+        finally:
+            house.transport.close()
+            dealer.disable_monitor()
+            refusals.close()
+
+
+def test_who_comes_before_it_is_said_who_may_come_tries_again_and_gets_in():
+    """By itself, over the same socket: it is not sent away for good."""
+    house = House(None)
+    try:
+        with guest(house) as transport:
+            socket = transport._dealers[HERE]
+            transport.send(HERE, HEARD)
+            house.until(lambda: house.transport.turned_away > 0, COME_S)
+            house.transport.admit({KEYS.public(GUEST): GUEST})
+            assert house.hears(COME_S) == [(HEARD, GUEST)]
+            assert transport._dealers[HERE] is socket
+    finally:
+        house.transport.close()
+
+
+def test_a_key_that_comes_again_and_again_waits_and_the_others_do_not(monkeypatch, caplog):
+    monkeypatch.setattr(gatekeeper, "COMINGS_MAX", 5.0)
+    monkeypatch.setattr(gatekeeper, "COMINGS_PER_S", 1.0)
+    house = House({KEYS.public(GUEST): GUEST, KEYS.public(STRANGER): STRANGER})
+    try:
+        with caplog.at_level(logging.WARNING), ExitStack() as many:
+            for _ in range(20):
+                many.enter_context(guest(house)).send(HERE, HEARD)
+            house.until(lambda: house.transport.turned_away > 0, COME_S)
+            assert caplog.text.count(f"refused a connection of {GUEST}: it comes again") == 1
+            with guest(house, STRANGER) as other:
+                other.send(HERE, m.Drained(STRANGER))
+                heard = house.hears(COME_S, 6)
+                assert (m.Drained(STRANGER), STRANGER) in heard
+        assert finds_the_house_open(house), "it has only to wait"
+    finally:
+        house.transport.close()
+
+
+def test_a_key_may_come_so_often_at_once_and_so_often_in_the_long_run():
+    comings = gatekeeper.Comings()
+    most = int(gatekeeper.COMINGS_MAX)
+    assert [comings.takes(b"worker-0", 0.0) for _ in range(2 * most)].count(True) == most
+    assert comings.takes(b"worker-1", 0.0)
+    times = [step / 100 for step in range(1, 10_001)]
+    late = [comings.takes(b"worker-0", now) for now in times].count(True)
+    assert late == pytest.approx(100.0 * gatekeeper.COMINGS_PER_S, rel=0.01)
+
+
+@pytest.mark.parametrize("who", [GUEST, STRANGER])
+def test_who_calls_itself_as_another_connection_is_called_gets_nothing_of_it(who):
+    """A key's own connections are no exception."""
+    house = House({KEYS.public(GUEST): GUEST, KEYS.public(STRANGER): STRANGER})
+    try:
+        with guest(house) as transport, zmq.Context() as context:
+            transport.send(HERE, HEARD)
+            peer = house.comes(COME_S)
+            with context.socket(zmq.DEALER) as dealer:
+                dealer.linger, [dealer.routing_id] = 0, connections.address(peer)
+                introduce(dealer, who)
+                dealer.connect(house.address)
+                for _ in range(3):
+                    dealer.send_multipart(wire.encode(m.Drained(who)))
+                assert house.hears(SILENCE_S) == [], "it is not heard, either"
+                house.transport.send(peer, HEARD)
+                assert house.is_heard_by(transport, COME_S)
+                assert not dealer.poll(SILENCE_S * 1000)
+                transport.send(HERE, HEARD)
+                assert house.hears(COME_S) == [(HEARD, GUEST)]
+    finally:
+        house.transport.close()
 
 
 def test_an_unknown_key_gets_nowhere_and_is_told_once(house, caplog):
@@ -72,8 +157,9 @@ def test_a_key_is_known_from_the_moment_that_it_is_admitted(house):
         look_until(transport, is_heard)
 
 
-def test_without_a_word_of_who_may_come_nobody_does():
-    house = House({})
+@pytest.mark.parametrize("names", [None, {}])
+def test_without_a_word_of_who_may_come_nobody_does(names):
+    house = House(names)
     try:
         with guest(house) as transport:
             transport.send(HERE, HEARD)
@@ -184,8 +270,7 @@ def test_a_message_of_a_hundred_thousand_frames_is_read_and_thrown_away(house):
 
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
-        dealer.curve_serverkey = KEYS.public(HERE).encode()
-        dealer.curve_publickey, dealer.curve_secretkey = (k.encode() for k in KEYS.pair(GUEST))
+        introduce(dealer, GUEST)
         dealer.connect(house.address)
         before = psutil.Process().memory_info().rss
         sender = threading.Thread(target=dealer.send_multipart, args=([b""] * 100_000,))
@@ -202,8 +287,7 @@ def test_a_message_of_a_hundred_thousand_frames_is_read_and_thrown_away(house):
 def test_what_is_not_ours_is_counted_with_the_name_of_its_sender(house, caplog):
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
-        dealer.curve_serverkey = KEYS.public(HERE).encode()
-        dealer.curve_publickey, dealer.curve_secretkey = (k.encode() for k in KEYS.pair(GUEST))
+        introduce(dealer, GUEST)
         dealer.connect(house.address)
         for header in (b"\xdd\xff\xff\xff\xff", b"\x91" * 50_000, b"", os.urandom(64)):
             dealer.send_multipart([header])
