@@ -236,7 +236,8 @@ class BatchRequest:
     gradient sums into the vector "accrued".
 
     Resumed with (sum of losses, samples) when every portion is in "accrued" of every shard, once.
-    The sum is infinite if the loss or the gradient of any batch was not finite.
+    The sum is infinite if the loss or the gradient of any batch was not finite, or a shard has
+    refused a portion: then it is not in "accrued".
     """
 
     clock: int

@@ -38,10 +38,11 @@ Rules:
 Where the paper says nothing: m, the line search and its c1 are ours. The first step along a
 steepest descent is min(1, 1 / |g|_1), as in torch.optim.LBFGS. If g.d >= 0, or no step along d goes
 down, the pairs are forgotten and d = -g. A loss that is not finite is a point too far, unless a
-worker meets `workers.nonfinite_steps_max` such batches in a row. Every push holds one portion; the
-paper sends after "every few", but a shard could not take one out of several again, and larger
-portions come to the same. The last portions of slow replicas are not given to others besides
-(backup copies) so far.
+worker meets `workers.nonfinite_steps_max` such batches in a row. So is one where a shard refuses a
+push, since g lacks that portion there, unless `workers.refused_pushes_max` of a worker's are
+refused in a row. Every push holds one portion; the paper sends after "every few", but a shard could
+not take one out of several again, and larger portions come to the same. The last portions of slow
+replicas are not given to others besides (backup copies) so far.
 
 The loss must be a function of the parameters alone: no dropout, no batch normalisation in training.
 """
@@ -188,7 +189,7 @@ class LBFGS(CoordinatorSide):
     def drive(self) -> Drives:
         self.loss = yield from self._evaluate()
         if not math.isfinite(self.loss):
-            return "the loss or the gradient of the initial parameters is not finite"
+            return "the loss or the gradient of the initial parameters is not finite, or refused"
         yield VectorRequest("copy", "w", "x")
         yield VectorRequest("copy", ACCRUED, "g")
         while self.iteration < self.options.iterations:

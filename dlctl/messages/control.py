@@ -178,7 +178,9 @@ class Lease(Message):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PortionDone(Message):
-    """All gradients of a portion are in acknowledged pushes. `loss_sum` is over its samples."""
+    """All gradients of a portion are in acknowledged pushes. `loss_sum` is over its samples; it is
+    infinite if the last of these pushes was refused.
+    """
 
     slot: int
     epoch: int

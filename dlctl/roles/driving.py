@@ -64,8 +64,8 @@ class Driving:
     def on_portion(self, done: m.PortionDone, now: float) -> None:
         """A portion of the batch is done, for the first time."""
         start, stop = self.pool.bounds(done.portion)
-        is_whole = done.samples == stop - start
-        self._losses[done.portion] = done.loss_sum if is_whole else math.inf
+        is_good = done.samples == stop - start and math.isfinite(done.loss_sum)
+        self._losses[done.portion] = done.loss_sum if is_good else math.inf
         if self.pool.is_finished():
             total = sum(self._losses[portion] for portion in sorted(self._losses))
             self._resume((total, self.pool.samples), now)

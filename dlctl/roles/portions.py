@@ -6,6 +6,7 @@ dead worker had computed and not pushed is leased to another one.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -104,6 +105,13 @@ class Portions:
         if self._computed:
             self._pushed.setdefault(number, []).extend(self._computed)
             self._computed = []
+
+    def refused(self, number: int) -> None:
+        """A shard has left out push `number`: what ends with it is not in all of them, and has no
+        loss. Who needs the gradient of a whole batch takes it for a point too far.
+        """
+        for portion in self._pushed.get(number, ()):
+            portion.loss_sum = math.inf
 
     def settled(self, number: int) -> list[Portion]:
         """Push `number` is settled on every shard: the portions that are done now."""

@@ -256,6 +256,7 @@ class Training:
         self.staleness_number += 1
         if ack.outcome == m.REFUSED:
             self.poison.refused(ack.seq, ack.reason, *self._steps_of[ack.seq])
+            self.portions.refused(ack.seq)
             what = f"server-{ack.shard} refused a push ({self.poison.last}): {ack.reason}"
             self.desk.note("warning", what)
         self._unsettled[ack.seq] -= 1

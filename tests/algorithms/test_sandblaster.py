@@ -312,7 +312,7 @@ def test_a_search_in_vain_is_repeated_straight_down_before_it_ends():
 def test_a_start_without_a_loss_is_the_end():
     function = Function(lambda w: np.nan, lambda w: w, [1.0])
     reason = drive(LBFGS(Options()), function.shards, function)
-    assert reason == "the loss or the gradient of the initial parameters is not finite"
+    assert reason == "the loss or the gradient of the initial parameters is not finite, or refused"
 
 
 def numbers_only(value):

@@ -193,6 +193,24 @@ def test_a_batch_with_a_gradient_that_is_not_finite_is_a_point_too_far():
     assert 3.0 < np.abs(outcome.weights).sum() <= 4.0
 
 
+class Precipice(LeastSquares):
+    """Beyond a line a row's gradient is larger than any server takes; its loss is quite small."""
+
+    def gradient(self, w, batch):
+        loss, gradient = super().gradient(w, batch)
+        is_beyond = 7 in batch.rows and float(np.abs(w).sum()) > 4.0
+        return loss, gradient * np.float32(1e12 if is_beyond else 1.0)
+
+
+def test_a_batch_of_which_a_portion_is_refused_is_a_point_too_far():
+    """Its loss alone would be good, and its gradient lacks a portion on the shards that refused."""
+    precipice = Precipice(samples=233, size=12)
+    assert np.abs(precipice.solution).sum() > 4.0
+    outcome = Simulation(job(), precipice, checkers=(NothingLeft(),)).run()
+    assert outcome.state == "finished"
+    assert 3.0 < np.abs(outcome.weights).sum() <= 4.0
+
+
 def test_the_time_that_the_job_gives_is_its_end():
     outcome, _ = run(iterations=10_000, seconds=3.0)
     assert (outcome.state, outcome.reason) == ("finished", "3 seconds are over")
