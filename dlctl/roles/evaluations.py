@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 from dlctl import messages as m
 from dlctl.messages import Json
-from dlctl.roles.desk import Desk
+from dlctl.roles.journal import History
 from dlctl.roles.membership import Membership
 
 EVALUATE_S_MAX = 600.0
 
 
 class Evaluations:
-    def __init__(self, desk: Desk, members: Membership) -> None:
+    def __init__(self, desk: History, members: Membership) -> None:
         self.desk = desk
         self.members = members
         self.newest: Json | None = None
@@ -35,12 +37,15 @@ class Evaluations:
         return bool(self.worker) and now >= self._begun + EVALUATE_S_MAX
 
     def on_evaluated(self, message: m.Evaluated, step: int, now: float) -> Json | None:
-        """The metrics, if this is the answer that is waited for."""
-        if not self.worker or message.evaluation != self.number:
+        """The metrics that are finite, if this is the answer that is waited for."""
+        if not self.worker or (message.name, message.evaluation) != (self.worker, self.number):
             return None
         self.desk.outstanding.done("evaluate", now)
         self.worker = ""
-        metrics = {k: v for k, v in message.metrics.items() if isinstance(v, int | float)}
+        numbers = {k: v for k, v in message.metrics.items() if isinstance(v, int | float)}
+        metrics = {k: v for k, v in numbers.items() if math.isfinite(v)}
+        if odd := ", ".join(sorted(f"{key:.80}" for key in numbers.keys() - metrics.keys())):
+            self.desk.event("evaluation", message.name, f"step {step}: not finite: {odd}")
         if metrics:
             self.newest = metrics | {"step": step}
         return metrics

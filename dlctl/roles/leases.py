@@ -44,7 +44,8 @@ class PortionPool:
     _complete: set[int] = field(default_factory=set)
     """Data epochs of which all portions are done."""
     _doubtful: set[tuple[int, int]] = field(default_factory=set)
-    """Leased by another coordinator, whose notes may have been old: they may be done."""
+    """Leased or taken back by another coordinator, whose notes may have been old: they may be done,
+    or somebody else's."""
     done_count: int = 0
     _changed: dict[tuple[int, int], None] = field(default_factory=dict)
     """Portions of which something has changed, in order."""
@@ -62,6 +63,7 @@ class PortionPool:
         if key is None:
             return None
         self._leased[key] = slot
+        self._doubtful.discard(key)
         self._changed[key] = None
         epoch, index = key
         return Range(epoch, index, *self.bounds(index))
@@ -104,10 +106,14 @@ class PortionPool:
         back = sorted(keys)
         for key in back:
             del self._leased[key]
-            self._doubtful.discard(key)
             self._changed[key] = None
         self._returned = sorted(self._returned + back)
         return back
+
+    def may_finish(self, slot: int, data_epoch: int, portion: int) -> bool:
+        """Whether a portion can be done by `slot`: it has it, or nobody knows for sure who has."""
+        key = (data_epoch, portion)
+        return key in self._doubtful or self._leased.get(key) == slot
 
     def finish(self, data_epoch: int, portion: int) -> bool:
         """A portion is done. False if it was done before, or is none of ours."""
@@ -115,6 +121,7 @@ class PortionPool:
         if self._is_done(key) or not self._was_given(key):
             return False
         self._leased.pop(key, None)
+        self._doubtful.discard(key)
         if key in self._returned:
             self._returned.remove(key)
         self._mark(key)
@@ -180,7 +187,7 @@ class PortionPool:
                 self._returned.append(key)
             else:
                 self._leased[key] = slot
-        self._doubtful = set(self._leased)
+        self._doubtful = {*self._leased, *self._returned}
         self._returned.sort()
         self._next = next_
         self._changed = {}

@@ -170,10 +170,16 @@ class Losses:
         return newer > 0
 
     def on_exited(self, peer: Peer, message: m.ProcessExited, now: float) -> None:
-        """An agent's word about one of its daemons; repeated until it is noted."""
+        """An agent's word about one of its daemons; repeated until it is noted.
+
+        What one says of a daemon that has become another one's changes nothing any more.
+        """
         daemon = self.members.get(message.name)
         if daemon is not None and self.members.agent_of(daemon).peer not in (peer, None):
-            raise RemoteProtocolError("it has no business with this daemon")
+            if not self._is_an_agent(peer):  # Perhaps it is: that its next report will tell.
+                raise RemoteProtocolError("it has no business with this daemon")
+            self.desk.send(peer, m.ExitNoted(message.name, message.incarnation))
+            return
         if daemon is not None and self._is_unseen(daemon, message.incarnation):
             daemon.incarnation = message.incarnation
         self.desk.send(peer, m.ExitNoted(message.name, message.incarnation))
@@ -183,6 +189,9 @@ class Losses:
             ),
             now,
         )
+
+    def _is_an_agent(self, peer: Peer) -> bool:
+        return any(agent.peer == peer for agent in self.members.of("agent"))
 
     def on_exit(self, end: ProcessEnded, now: float) -> None:
         name = end.name

@@ -11,7 +11,7 @@ from typing import Any
 from dlctl import messages as m
 from dlctl.algorithms.base import CoordinatorSide
 from dlctl.config import JobFile
-from dlctl.errors import DlctlError
+from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.messages import Json
 from dlctl.roles.desk import Desk
 from dlctl.roles.driving import Driving
@@ -223,19 +223,36 @@ class Work:
     # ------------------------------------------------------------ what is done
 
     def on_portion_done(self, done: m.PortionDone, now: float) -> bool:
-        """True if this is news. Steps and samples are counted here, once per portion."""
-        if self._pool is None or not self.pool.finish(done.data_epoch, done.portion):
+        """True if this is news. Steps and samples are counted here, once per portion.
+
+        Raises RemoteProtocolError for more of them than the portion has.
+        """
+        key = done.data_epoch, done.portion
+        if self._pool is None or not self.pool.may_finish(done.slot, *key):
             return False
+        self._check(done)
+        self.pool.finish(*key)
         self.steps += done.steps
         self.samples += done.samples
         self.side.steps_done = self.steps
         if done.samples:
-            loss = done.loss_sum / done.samples
-            self.loss = loss if self.loss is None else self.loss + LOSS_WEIGHT * (loss - self.loss)
+            self._take_loss(done.loss_sum / done.samples)
         if self.driving is not None:
             self.driving.on_portion(done, now)
         self.grant(now)
         return True
+
+    def _check(self, done: m.PortionDone) -> None:
+        start, stop = self.pool.bounds(done.portion)
+        batches = -(-(stop - start) // self.job.workers.batch_size)
+        if done.steps > batches or done.samples > stop - start:
+            said = f"{done.steps} steps and {done.samples} samples"
+            raise RemoteProtocolError(f"{said} of a portion of {batches} and {stop - start}")
+
+    def _take_loss(self, loss: float) -> None:
+        """Into the running mean, unless that would be no number any more: it is written down."""
+        mean = loss if self.loss is None else self.loss + LOSS_WEIGHT * (loss - self.loss)
+        self.loss = mean if math.isfinite(mean) else self.loss
 
     def enough(self, now: float) -> str:
         """Why the run has finished; "" if it has not."""

@@ -1,0 +1,120 @@
+"""Workers and agents that say what cannot be: they are believed as far as it can, no further."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from simulated import ACCOUNT, job_file, ledger_checkers
+
+from dlctl import messages as m
+from dlctl.config import Host
+from dlctl.machine import Effect, Note, Received, Send
+from dlctl.roles.desk import COORDINATOR
+from dlctl.sim.drivers import ComputeOptions
+from dlctl.sim.problems import Ledger
+from dlctl.sim.simulation import Simulation
+from dlctl.sim.world import World
+
+
+def in_the_middle() -> Simulation:
+    """Of a run whose portions are of 16 samples in 2 batches."""
+    problem = Ledger(shards=2, samples=128, cells=300)
+    job = job_file(2, 2, optimizer=ACCOUNT, batch_size=8, portion_batches=2, epochs=2.0)
+    checkers = ledger_checkers(problem, 2, once=True)
+    compute = ComputeOptions(step_s=0.05, spread=0.0)
+    simulation = Simulation(job, problem, compute=compute, checkers=checkers)
+    assert simulation.run(0.9).state == ""
+    return simulation
+
+
+def tell(world: World, message: m.Message, peer: Any) -> list[Effect]:
+    process = world.process(COORDINATOR)
+    return process.machine.handle(Received(peer, message), process.clock())
+
+
+def held(work: Any, slot: int) -> m.PortionDone:
+    """What the worker of a slot may say is done."""
+    taken = work.pool.take(slot)
+    return m.PortionDone(slot, 1, taken.data_epoch, taken.portion, 2, 16, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("absurd", "why"),
+    [
+        ({"steps": 2**62}, "4611686018427387904 steps and 16 samples of a portion of 2 and 16"),
+        ({"steps": 3}, "3 steps and 16 samples of a portion of 2 and 16"),
+        ({"samples": 17}, "2 steps and 17 samples of a portion of 2 and 16"),
+    ],
+)
+def test_more_steps_or_samples_than_a_portion_has_are_refused(absurd, why):
+    world = in_the_middle().world
+    work = world.machine(COORDINATOR).work
+    done, before = held(work, 0), (work.steps, work.samples, work.loss)
+    effects = tell(world, replace(done, **absurd), b"x")
+    notes = [effect.text for effect in effects if isinstance(effect, Note)]
+    assert [note.endswith(why) for note in notes] == [True]
+    assert not [effect for effect in effects if isinstance(effect, Send)], "it is not noted"
+    assert (work.steps, work.samples, work.loss) == before
+    tell(world, done, b"x")
+    assert (work.steps, work.samples) == (before[0] + 2, before[1] + 16)
+
+
+@pytest.mark.parametrize("loss_sum", [math.nan, math.inf, -math.inf, 1.7e308])
+def test_no_loss_makes_the_mean_of_all_something_else_than_a_number(loss_sum):
+    world = in_the_middle().world
+    work = world.machine(COORDINATOR).work
+    for sign in (1.0, -1.0, 1.0):
+        before = work.steps
+        tell(world, replace(held(work, 0), loss_sum=sign * loss_sum, samples=1), b"x")
+        assert work.steps == before + 2
+        assert math.isfinite(work.loss)
+
+
+def test_a_portion_of_somebody_else_is_not_done():
+    simulation = in_the_middle()
+    work = simulation.world.machine(COORDINATOR).work
+    steps = work.steps
+    for epoch in range(2):
+        for portion in range(8):
+            if not work.pool.may_finish(0, epoch, portion):
+                said = m.PortionDone(0, 1, epoch, portion, 2, 16, 4.0)
+                tell(simulation.world, said, b"x")
+    assert work.steps == steps
+    assert simulation.run().state == "finished"
+
+
+HOSTS = (Host(ssh="h1"), Host(ssh="h2"), Host(ssh="h3"))
+
+
+def test_what_an_agent_says_of_a_daemon_that_is_not_its_own_any_more_is_answered_and_forgotten():
+    problem = Ledger(shards=1, samples=512, cells=300)
+    job = job_file(
+        4, 1, optimizer=ACCOUNT, batch_size=8, portion_batches=2, epochs=2.0, hosts=HOSTS
+    )
+    simulation = Simulation(job, problem, compute=ComputeOptions(step_s=0.2))
+    world = simulation.world
+    reports: list[int] = []
+
+    def ask() -> None:
+        """It has no such child, and says so until that is noted."""
+        agent = world.process("agent-2")
+        assert world.process("worker-3").agent == "agent-3"
+        for effect in agent.machine.handle(
+            Received(COORDINATOR, m.Kill("worker-3", 1, 9)), agent.clock()
+        ):
+            if isinstance(effect, Send):
+                world.network.send(agent, effect.peer, effect.message)
+
+    def look() -> None:
+        waiting = [key for key, _, _ in world.machine("agent-2").desk.outstanding.waiting()]
+        reports.append(len([key for key in waiting if key[0] == "exit"]))
+
+    simulation.at(3.0, ask)
+    simulation.at(6.0, look)
+    outcome = simulation.run()
+    assert reports == [0]
+    assert outcome.state == "finished"
+    assert [str(p) for p in world.processes if p.name == "worker-3"] == ["worker-3.1"]
