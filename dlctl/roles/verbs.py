@@ -13,6 +13,7 @@ from dlctl.messages import Json, Request
 from dlctl.roles import ending
 from dlctl.roles.clients import Look, Verb
 from dlctl.roles.desk import COORDINATOR
+from dlctl.roles.shortening import shortened
 
 if TYPE_CHECKING:
     from dlctl.roles.coordinator import Coordinator
@@ -20,18 +21,8 @@ if TYPE_CHECKING:
 TELL_EVERY_S = 1.0
 """Between two lines about whom a command waits for."""
 ROWS_MAX = 8
-TEXT_MAX = 400
-
-
-def shortened(value: Any) -> Any:
-    """The same JSON without the logs' last lines, its texts at most `TEXT_MAX` characters long."""
-    if isinstance(value, str):
-        return value[:TEXT_MAX]
-    if isinstance(value, (list, tuple)):
-        return [shortened(item) for item in value]
-    if isinstance(value, dict):
-        return {key: shortened(item) for key, item in value.items() if key != "last_lines"}
-    return value
+ROW_BYTES, RUN_BYTES = 5_000, 12_000
+"""Room in an answer for one daemon, and for the run: together less than a header may have."""
 
 
 class Verbs:
@@ -63,8 +54,9 @@ class Verbs:
         """
         run, rows = self.of.overview.seen(now)
         first = int(request.arguments.get("first", 0))
-        shown = [shortened(row) for row in rows[first : first + ROWS_MAX]]
-        run = {"run_id": self.of.arrivals.run_id, "name": self.of.job.job.name} | shortened(run)
+        shown = [shortened(row, ROW_BYTES) for row in rows[first : first + ROWS_MAX]]
+        of_job = {"run_id": self.of.arrivals.run_id, "name": self.of.job.job.name}
+        run = of_job | shortened(run, RUN_BYTES)
         return {"now": now, "run": run, "daemons": shown, "of": len(rows)}
 
     def _stop(self, request: Request, now: float) -> None:

@@ -10,6 +10,7 @@ import pytest
 from simulated import ACCOUNT, job_file, ledger_checkers
 
 from dlctl import messages as m
+from dlctl import wire
 from dlctl.config import Host
 from dlctl.machine import Effect, Note, Received, Send
 from dlctl.roles.desk import COORDINATOR
@@ -84,6 +85,20 @@ def test_a_portion_of_somebody_else_is_not_done():
                 tell(simulation.world, said, b"x")
     assert work.steps == steps
     assert simulation.run().state == "finished"
+
+
+@pytest.mark.parametrize(
+    "metrics", [{f"metric {n}": "x" * 50 for n in range(900)}, {"a": {"b": {"c": {"d": {"e": 1}}}}}]
+)
+def test_a_report_with_too_much_in_it_does_not_keep_anybody_from_reading_the_status(metrics):
+    world = in_the_middle().world
+    for name in ("worker-0", "worker-1"):
+        report = m.Report(name, 1, "computing", "", metrics)
+        tell(world, wire.decode(wire.encode(report)), name.encode())
+    effects = tell(world, m.Request(7, "status", {}), b"a reader")
+    (reply,) = [e.message for e in effects if isinstance(e, Send) and e.peer == b"a reader"]
+    read = wire.decode(wire.encode(reply))
+    assert [row["name"] for row in read.result["daemons"]] == list(world.store.daemons)
 
 
 HOSTS = (Host(ssh="h1"), Host(ssh="h2"), Host(ssh="h3"))
