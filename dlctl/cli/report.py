@@ -173,7 +173,9 @@ def _overdue(snapshot: Snapshot) -> list[str]:
         return []
     bad, took = console.style("!", fg="yellow"), values.duration(snapshot.now - since)
     whom = text(saving.get("waiting")) if isinstance(saving, Mapping) else ""
-    return [f"{bad} checkpoint  overdue: begun {took} ago, waits for {whom or 'the disk'}"]
+    until = values.number(saving.get("gives_up_at")) if isinstance(saving, Mapping) else None
+    left = f", {values.duration(until - snapshot.now)} at most" if until is not None else ""
+    return [f"{bad} checkpoint  overdue: begun {took} ago, waits for {whom or 'the disk'}{left}"]
 
 
 def _failing_since(snapshot: Snapshot) -> float | None:

@@ -21,6 +21,7 @@ from dlctl import messages as m
 from dlctl.config import JobFile
 from dlctl.messages import Json
 from dlctl.names import HOME_AGENT
+from dlctl.roles.evaluations import EVALUATE_S_MAX
 from dlctl.roles.journal import (
     BeginCheckpoint,
     CheckpointBegun,
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from dlctl.roles.coordinator import Coordinator
 
 SAVE_S_MAX = 120.0
-"""Without an answer, or without any bytes of what is on its way from another host."""
+"""Without an answer, or without any bytes of what is on its way from another host. A worker that
+evaluates, as it says itself, has so long when it has ended that, or when it had to end it."""
 STUCK_S_MAX = 20.0
 """The same, if only workers are waited for that hang, as they say themselves, and do not save. One
 that hangs with all of its steps pushed can save nevertheless: it begins at once, and says so."""
@@ -61,6 +63,8 @@ class _Current:
     """Whose file is on its way from another host, and its name here."""
     heard_at: float = 0.0
     """When they were asked, or the newest answer came, or bytes of what is on its way."""
+    evaluated_at: float = 0.0
+    """When a worker that is waited for said last that it evaluates."""
     saved: dict[str, m.Saved] = field(default_factory=dict)
     without: set[str] = field(default_factory=set)
     """Workers whose files will not come, although they had something to save."""
@@ -117,10 +121,10 @@ class Checkpointing:
         current = self._current
         if current is None:
             return self._next_at
-        is_answered = current.directory and not self.late()
-        return (
-            None if is_answered else max(current.begun, current.heard_at) + self._limit_s(current)
-        )
+        if current.directory and not self.late():
+            return None
+        since = max(current.begun, current.heard_at, current.evaluated_at)
+        return since + self._limit_s(current)
 
     def _limit_s(self, current: _Current) -> float:
         late = [self.members.get(name) for name in current.missing]
@@ -129,11 +133,27 @@ class Checkpointing:
             return SAVE_S_MAX
         return GIVEN_UP_S_MAX if current.missing <= self._given_up else STUCK_S_MAX
 
+    def _evaluates(self, current: _Current) -> bool:
+        """Whether only workers are waited for, and one of them cannot save before it has ended an
+        evaluation.
+        """
+        late = [d for d in map(self.members.get, current.missing) if d is not None]
+        return all(d.role == "worker" for d in late) and any(d.evaluates for d in late)
+
+    def _gives_up_at(self, current: _Current) -> float | None:
+        """When those are given up that it waits for, at the latest."""
+        until = self.deadline()
+        if until is not None and self._evaluates(current):
+            return max(until, current.begun + EVALUATE_S_MAX + SAVE_S_MAX)
+        return until
+
     def does_without_at(self) -> float | None:
-        """When those are given up that it waits for, if that is soon: they can hardly answer."""
+        """When those are given up that it waits for, if they can hardly answer, or not before."""
         current = self._current
-        is_soon = current is not None and self._limit_s(current) < SAVE_S_MAX
-        return self.deadline() if is_soon else None
+        if current is None:
+            return None
+        is_usual = self._limit_s(current) == SAVE_S_MAX and not self._evaluates(current)
+        return None if is_usual else self._gives_up_at(current)
 
     def is_due(self, now: float) -> bool:
         return self._current is None and self._next_at is not None and self._next_at <= now
@@ -154,8 +174,11 @@ class Checkpointing:
         return ", ".join(self.late())
 
     def to_json(self) -> Json | None:
-        """{"at": seconds, "waiting": names} of the one that is being made."""
-        return {"at": self._current.begun, "waiting": self.waiting()} if self._current else None
+        """{"at": seconds, "waiting": names, "gives_up_at": seconds or None} of a present one."""
+        if self._current is None:
+            return None
+        until = self._gives_up_at(self._current)
+        return {"at": self._current.begun, "waiting": self.waiting(), "gives_up_at": until}
 
     def begin(self, step: int, manifest: Json, now: float, listener: Finished | None) -> None:
         """Begin a checkpoint, or join the one that is under way."""
@@ -263,8 +286,13 @@ class Checkpointing:
             self.on_gone(name, now)
 
     def on_deadline(self, now: float) -> None:
-        current, until = self._current, self.deadline()
-        if current is None or until is None or now < until:
+        current = self._current
+        if current is None:
+            return
+        if now < current.begun + EVALUATE_S_MAX and self._evaluates(current):
+            current.evaluated_at = now
+        until = self.deadline()
+        if until is None or now < until:
             return
         late = current.missing | current.coming.keys()
         if current.directory and all(name.startswith("worker") for name in late):

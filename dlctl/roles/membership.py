@@ -109,6 +109,11 @@ class Daemon:
         """Whether that is no evaluation which may still end."""
         return self.stuck and self.metrics.get("hangs") is True
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether it says itself that it does, and not for so long that nothing will come of it."""
+        return self.alive and (self.phase == "evaluating" or self.metrics.get("hangs") is False)
+
     def saves(self, checkpoint: int) -> bool:
         """Whether it says itself that it has begun to save: it does that even while it hangs."""
         return self.metrics.get("checkpoint") == checkpoint

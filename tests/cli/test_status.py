@@ -299,8 +299,11 @@ def test_a_checkpoint_that_takes_long_says_whom_it_waits_for(run_directory, dlct
     run.run(saving={"at": time.time() - 3, "waiting": "worker-1"})
     assert "overdue" not in dlctl_command("status").out
     run.run(saving={"at": time.time() - 22.4, "waiting": "worker-1"})
-    expected = "! checkpoint  overdue: begun 22s ago, waits for worker-1\n"
-    assert expected in dlctl_command("status").out
+    expected = "! checkpoint  overdue: begun 22s ago, waits for worker-1"
+    assert f"{expected}\n" in dlctl_command("status").out
+    until = {"gives_up_at": time.time() + 95.7}
+    run.run(saving={"at": time.time() - 22.4, "waiting": "worker-1", **until})
+    assert f"{expected}, 1m35s at most\n" in dlctl_command("status").out
 
 
 def test_a_last_checkpoint_without_a_residual_is_told_of_when_the_run_has_finished(

@@ -16,6 +16,7 @@ from dlctl.roles.buffers import AveragedBuffers
 from dlctl.roles.changes import ANSWER_S_MAX, Changes
 from dlctl.roles.checkpointing import SAVE_S_MAX, Checkpointing
 from dlctl.roles.desk import EXIT_FENCED, EXIT_POISONED, EXIT_RESTART
+from dlctl.roles.evaluations import EVALUATE_S_MAX
 from dlctl.roles.journal import (
     AddEvent,
     BeginCheckpoint,
@@ -264,6 +265,29 @@ def test_a_checkpoint_does_without_workers_that_push_too_seldom_to_save_in_time(
     assert [worker["name"] for worker in complete.manifest["workers"]] == ["worker-0"]
     assert len(saving.desk.outstanding) == 0
     assert saving.machine.deadline() is None
+
+
+def test_who_says_for_ever_that_it_evaluates_is_given_up_when_that_was_said() -> None:
+    saving = under_way("server-0", "worker-0")
+    saving.members.daemons["worker-1"].phase = "evaluating"
+    latest = EVALUATE_S_MAX + SAVE_S_MAX
+    for second in range(1, int(latest) - 1):
+        saving.machine.on_deadline(float(second))
+        assert saving.machine.to_json() == {"at": 0.0, "waiting": "worker-1", "gives_up_at": latest}
+        assert saving.machine.does_without_at() == latest
+    saving.machine.on_deadline(latest)
+    assert saving.machine.late() == []
+    assert [e for e in saving.desk.clear() if isinstance(e, CompleteCheckpoint)]
+
+
+def test_an_evaluation_gives_a_server_no_more_time() -> None:
+    saving = under_way("worker-0")
+    saving.members.daemons["worker-1"].phase = "evaluating"
+    for second in range(1, 1 + int(SAVED_AT + SAVE_S_MAX)):
+        saving.machine.on_deadline(float(second))
+    assert saving.rows == []
+    saving.machine.on_deadline(SAVED_AT + SAVE_S_MAX)
+    assert "server-0, worker-1" in saving.rows[0]["error"]
 
 
 def test_checkpoints_come_at_the_set_interval_or_not_at_all() -> None:

@@ -6,9 +6,10 @@ import pytest
 from simulated import Watcher, job_file
 
 from dlctl import messages as m
-from dlctl.roles.checkpointing import GIVEN_UP_S_MAX, STUCK_S_MAX
+from dlctl.roles.checkpointing import GIVEN_UP_S_MAX, SAVE_S_MAX, STUCK_S_MAX
 from dlctl.roles.effects import LocateTask
 from dlctl.roles.ending import EXIT_S
+from dlctl.roles.evaluations import EVALUATE_S_MAX
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import LeastSquares
@@ -150,18 +151,20 @@ def test_a_last_checkpoint_waits_for_a_worker_whose_batches_are_only_slow() -> N
     assert row["seconds"] > GIVEN_UP_S_MAX
 
 
-EVALUATE_S = 60.0
-
-
+@pytest.mark.parametrize("evaluate_s", [60.0, SAVE_S_MAX + 80.0])
 @pytest.mark.parametrize(
     ("verb", "arguments"), [("checkpoint", {}), ("stop", {"checkpoint": True, "grace_s": 5.0})]
 )
 def test_a_checkpoint_waits_for_a_worker_that_evaluates(
-    verb: str, arguments: dict[str, Any]
+    verb: str, arguments: dict[str, Any], evaluate_s: float
 ) -> None:
-    simulation, told = run_of_two(8, {}, EVALUATE_S, epochs=0.2)
+    simulation, told = run_of_two(8, {}, evaluate_s, epochs=0.2)
     simulation.request(30.0, verb, arguments)
+    rows: list[dict[str, Any]] = []
+    simulation.at(40.0, lambda: rows.append(dict(simulation.store.run)))
     outcome = simulation.run()
+    left_s = rows[0]["saving"]["gives_up_at"] - rows[0]["updated_at"]
+    assert 0.0 < EVALUATE_S_MAX + SAVE_S_MAX - left_s < 11.0
     said = [reply.result.get("waiting", []) for reply in told.messages()]
     waited_for = {name for names in said for name in names}
     assert any(name.startswith("worker-0 (in one evaluation for ") for name in waited_for)
@@ -170,6 +173,7 @@ def test_a_checkpoint_waits_for_a_worker_that_evaluates(
     manifest = outcome.store.manifests[row["path"]]
     assert [part["name"] for part in manifest["workers"]] == ["worker-0", "worker-1"]
     assert row["seconds"] > STUCK_S_MAX
+    assert row["seconds"] < evaluate_s + 5.0, "no longer than it has to"
 
 
 def test_a_worker_that_hangs_before_its_evaluation_is_called_slow_nevertheless() -> None:
