@@ -1,5 +1,5 @@
 """Takes whole files that come from another host: beside their places first, and into them when
-they are known to be right.
+they are known to be right. And looks whether those that were saved here are.
 
 Bytes are written by the loop, a piece at a time; flushing and hashing takes longer, and a thread
 does it. A crash at any moment leaves the file whole, or not there.
@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from daemons.loop import Loop
-from dlctl.roles.travelling import DiscardFile, FileSealed, SealFile, TakeBytes
+from dlctl import checkpoints
+from dlctl.roles.travelling import CheckFile, DiscardFile, FileSealed, SealFile, TakeBytes
 
 
 class Incoming:
@@ -27,6 +28,7 @@ class Incoming:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="incoming")
         loop.perform(TakeBytes, self._take)
         loop.perform(SealFile, self._seal)
+        loop.perform(CheckFile, self._check)
         loop.perform(DiscardFile, lambda effect: self._discard(effect.file))
 
     def _beside(self, file: str) -> Path:
@@ -62,6 +64,17 @@ class Incoming:
         if descriptor is None:
             return  # It could not be written, and that was said.
         self._thread.submit(self._check_and_place, effect, descriptor)
+
+    def _check(self, effect: CheckFile) -> None:
+        self._thread.submit(self._look_at, effect)
+
+    def _look_at(self, effect: CheckFile) -> None:
+        path = self.root / effect.file
+        try:
+            problems = checkpoints.file_problems(path, effect.nbytes, effect.sha256)
+        except Exception as failure:
+            problems = [f"a bug in dlctl: {type(failure).__name__}: {failure}"]
+        self.loop.post(FileSealed(effect.file, "; ".join(problems)))
 
     def _check_and_place(self, effect: SealFile, descriptor: int) -> None:
         try:

@@ -234,20 +234,24 @@ def _part_problems(directory: Path, manifest: Manifest, hashes: bool) -> list[st
     problems = []
     for part in (*manifest["shards"], *manifest["workers"]):
         if part["file"]:
-            problems += _file_problems(directory / part["file"], part, hashes)
+            sha256 = part["sha256"] if hashes else None
+            problems += file_problems(directory / part["file"], part["nbytes"], sha256)
     return problems
 
 
-def _file_problems(path: Path, part: Mapping[str, Any], hashes: bool) -> list[str]:
+def file_problems(path: Path, nbytes: int, sha256: str | None) -> list[str]:
+    """What is wrong with one file, a sentence; [] if nothing. sha256: None to look at its size
+    only.
+    """
     try:
         size_bytes = path.lstat().st_size
         if not path.is_file() or path.is_symlink():
             return [f"{path}: not a plain file"]
-        if size_bytes != part["nbytes"]:
-            how = "cut off" if size_bytes < part["nbytes"] else "too long"
-            return [f"{path}: {how}: it has {size_bytes} bytes, the manifest says {part['nbytes']}"]
-        if hashes and _sha256(path) != part["sha256"]:
-            return [f"{path}: its SHA-256 is not the one in the manifest"]
+        if size_bytes != nbytes:
+            how = "cut off" if size_bytes < nbytes else "too long"
+            return [f"{path}: {how}: it has {size_bytes} bytes, and should have {nbytes}"]
+        if sha256 is not None and _sha256(path) != sha256:
+            return [f"{path}: its SHA-256 is not the one that it should have"]
     except FileNotFoundError:
         return [f"{path}: missing"]
     except OSError as error:

@@ -186,7 +186,7 @@ def test_one_flipped_bit_anywhere_is_found(tmp_path, file, where):
     path = save(tmp_path) / f"{file}.safetensors"
     flip(path, where)
     assert checkpoints.verify(path.parent) == [
-        f"{path}: its SHA-256 is not the one in the manifest"
+        f"{path}: its SHA-256 is not the one that it should have"
     ]
 
 

@@ -7,7 +7,8 @@ pushes between a shard's copy and its own is in neither file. After a drain, as 
 stop, nothing is on the way and the files fit together exactly.
 
 What was saved on another host counts when it has come to this one, whole and durably (`Transfers`);
-then it is removed there.
+then it is removed there. What a worker has saved beside the coordinator counts when that has looked
+at it: a checkpoint that is called complete takes the places of older ones.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlctl import messages as m
-from dlctl.config import JobFile
 from dlctl.messages import Json
 from dlctl.names import HOME_AGENT
+from dlctl.roles.contents import part_of
 from dlctl.roles.evaluations import EVALUATE_S_MAX
 from dlctl.roles.journal import (
     BeginCheckpoint,
@@ -33,9 +34,6 @@ from dlctl.roles.journal import (
 from dlctl.roles.membership import Membership
 from dlctl.roles.transfers import Transfers
 from dlctl.roles.travelling import Wanted, checkpoint_file, saved_file
-
-if TYPE_CHECKING:
-    from dlctl.roles.coordinator import Coordinator
 
 SAVE_S_MAX = 120.0
 """Without an answer, or without any bytes of what is on its way from another host. A worker that
@@ -189,6 +187,12 @@ class Checkpointing:
         if listener is not None:
             self._current.listeners.append(listener)
 
+    def on_event(self, event: CheckpointBegun | CheckpointEnded, now: float) -> None:
+        if isinstance(event, CheckpointBegun):
+            self.on_begun(event, now)
+        elif self._current is not None and self._current.number == event.number:
+            self._end(event.error, now)
+
     def on_begun(self, event: CheckpointBegun, now: float) -> None:
         current = self._current
         if current is None or current.number != event.number:
@@ -218,38 +222,58 @@ class Checkpointing:
         daemon = self.members.get(message.name)
         if message.error:
             self._fail(message.name, message.error)
-        elif message.file and daemon is not None and daemon.agent != HOME_AGENT:
-            self._fetch(current, message, daemon.agent, now)
-        else:
+        elif not message.file:
             current.saved[message.name] = message
+        else:
+            self._look_at(current, message, daemon.agent if daemon else HOME_AGENT, now)
         self._complete_if_all(now)
 
-    def _fetch(self, current: _Current, saved: m.Saved, agent: str, now: float) -> None:
-        """Have a file come from the host where it was saved."""
+    def _look_at(self, current: _Current, saved: m.Saved, agent: str, now: float) -> None:
+        """Have a file come from the host where it was saved, or have it looked at here; but a
+        server is believed.
+        """
         if saved.file != saved_file(saved.name) or not saved.sha256:
-            self._fail(saved.name, "its file has another name than it should, or no checksum")
+            error = "its file has another name than it should, or no checksum"
+            self._refuse(current, saved.name, error)
+            return
+        if agent == HOME_AGENT and saved.name.startswith("server"):
+            current.saved[saved.name] = saved
             return
         file = checkpoint_file(current.directory, saved.file)
         current.coming[saved.name] = file
-        wanted = Wanted(file, saved.nbytes, saved.sha256)
-        done = partial(self._on_fetched, current.number, saved, agent)
-        self.transfers.fetch(agent, wanted, done, now, self._on_progress)
+        done = partial(self._on_file, current.number, saved, agent)
+        if agent == HOME_AGENT:
+            self.transfers.check(file, saved.nbytes, saved.sha256, done)
+        else:
+            wanted = Wanted(file, saved.nbytes, saved.sha256)
+            self.transfers.fetch(agent, wanted, done, now, self._on_progress)
 
     def _on_progress(self, now: float) -> None:
         if self._current is not None:
             self._current.heard_at = now
 
-    def _on_fetched(self, number: int, saved: m.Saved, agent: str, error: str, now: float) -> None:
+    def _on_file(self, number: int, saved: m.Saved, agent: str, error: str, now: float) -> None:
         current = self._current
         if current is None or current.number != number:
             return
-        file = current.coming.pop(saved.name)
-        if error:
+        file, current.heard_at = current.coming.pop(saved.name), now
+        if error and agent == HOME_AGENT:
+            self._refuse(current, saved.name, error)
+        elif error:
             self._fail(saved.name, f"its file did not come from {agent}: {error}")
         else:
             current.saved[saved.name] = saved
-            self.desk.send(agent, m.FileTaken(file))
+            if agent != HOME_AGENT:
+                self.desk.send(agent, m.FileTaken(file))
         self._complete_if_all(now)
+
+    def _refuse(self, current: _Current, name: str, error: str) -> None:
+        """What was saved is not what it should be: without a worker's file it can be done."""
+        if name.startswith("server"):
+            self._fail(name, error)
+        else:
+            self.desk.note("warning", f"the checkpoint does without {name}: {error}")
+            current.without.add(name)
 
     def _fail(self, name: str, error: str) -> None:
         """The first error counts; the others are awaited before the checkpoint ends with it."""
@@ -317,8 +341,8 @@ class Checkpointing:
         manifest = current.manifest | {
             "number": current.number,
             "step": current.step,
-            "shards": [_part(s) for s in self._saved("server")],
-            "workers": [_part(s) for s in self._saved("worker") if s.file],
+            "shards": [part_of(s) for s in self._saved("server")],
+            "workers": [part_of(s) for s in self._saved("worker") if s.file],
         }
         self.desk.do(CompleteCheckpoint(current.number, current.directory, manifest, self.keep))
 
@@ -331,10 +355,6 @@ class Checkpointing:
         assert self._current is not None
         found = (self._current.saved.get(d.name) for d in self.members.of(role))
         return [saved for saved in found if saved is not None]
-
-    def on_ended(self, event: CheckpointEnded, now: float) -> None:
-        if self._current is not None and self._current.number == event.number:
-            self._end(event.error, now)
 
     def _end(self, error: str, now: float) -> None:
         current, self._current = self._current, None
@@ -362,33 +382,3 @@ class Checkpointing:
         self.schedule(now)
         for listener in current.listeners:
             listener(row)
-
-
-def leaves_residuals(job: JobFile) -> bool:
-    """Whether a push leaves anything to the next one."""
-    choice = job.compression
-    return choice.name != "none" or choice.options.get("values", "float32") != "float32"
-
-
-def manifest_of(coordinator: Coordinator) -> Json:
-    """What a checkpoint that begins now says of its run."""
-    of, layout = coordinator, coordinator.arrivals.layout
-    assert layout is not None
-    return {
-        "run_id": of.arrivals.run_id,
-        "job": of.job.job.name,
-        "samples": of.work.samples,
-        "layout": layout.to_rows(),
-        "size": layout.size(),
-        "algorithm": of.job.algorithm.name,
-        "optimizer": of.job.optimizer.name,
-        "data": of.work.to_json(),
-        "evaluation": of.evaluations.newest,
-    }
-
-
-def _part(saved: m.Saved) -> Json:
-    part: Json = {"name": saved.name, "file": saved.file, "sha256": saved.sha256}
-    part |= {"nbytes": saved.nbytes, "state": saved.state}
-    lo_hi = {key: saved.state[key] for key in ("lo", "hi") if key in saved.state}
-    return part | lo_hi

@@ -36,8 +36,9 @@ from dlctl.messages import Json
 from dlctl.roles import ending
 from dlctl.roles.arrivals import Arrivals, Past
 from dlctl.roles.changes import Changes
-from dlctl.roles.checkpointing import Checkpointing, leaves_residuals, manifest_of
+from dlctl.roles.checkpointing import Checkpointing
 from dlctl.roles.clients import Clients
+from dlctl.roles.contents import leaves_residuals, manifest_of
 from dlctl.roles.doors import CLIENT, READER, Doors, keys_of
 from dlctl.roles.effects import AgentWaits, HostsTaken, ProcessEnded
 from dlctl.roles.ending import Ending
@@ -108,10 +109,8 @@ class Coordinator:
                 self.losses.on_exit(event, now)
             case AgentWaits() | HostsTaken():
                 self.hosts.on_event(event, now)
-            case CheckpointBegun():
-                self.checkpointing.on_begun(event, now)
-            case CheckpointEnded():
-                self.checkpointing.on_ended(event, now)
+            case CheckpointBegun() | CheckpointEnded():
+                self.checkpointing.on_event(event, now)
             case BytesRead() | FileSealed() | MirrorFailed():
                 self.files.on_event(event, now)
             case KeyRenewed():

@@ -1,4 +1,5 @@
 """Whole files on their way from one host to another, piece by piece, asked for by who wants them.
+Or only looked at, where they are here already.
 
 A lost piece is asked for again, a repeated one is dropped: pieces may come in any order. Few are
 under way at once, and they are small on a slow link, so that what else goes over it (reports, for
@@ -16,6 +17,7 @@ from dlctl.roles.desk import Desk
 from dlctl.roles.outstanding import Outstanding
 from dlctl.roles.travelling import (
     BYTES_MAX,
+    CheckFile,
     DiscardFile,
     FileSealed,
     RequestNumbers,
@@ -77,6 +79,15 @@ class Transfers:
         if wanted.nbytes == 0:
             self._seal(self._under_way[wanted.file])
         self._ask_more(peer, now)
+
+    def check(self, file: str, nbytes: int, sha256: str, done: Done) -> None:
+        """Look at a file that somebody on this host has put into its place: as if it had come."""
+        wanted = Wanted(file, nbytes, sha256)
+        nothing_to_ask = nbytes
+        self._under_way[file] = _Transfer(
+            "", wanted, done, lambda now: None, nbytes, nothing_to_ask
+        )
+        self.desk.do(CheckFile(file, nbytes, sha256))
 
     def cancel(self, file: str) -> None:
         """Nobody wants this file any more; nothing happens if it is not under way."""

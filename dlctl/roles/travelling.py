@@ -102,6 +102,17 @@ class SealFile(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class CheckFile(Effect):
+    """See whether a file that is in its place has this size and checksum; answered by
+    `FileSealed`.
+    """
+
+    file: str
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class DiscardFile(Effect):
     """Nothing comes of a file: remove what was taken of it."""
 
@@ -110,7 +121,7 @@ class DiscardFile(Effect):
 
 @dataclass(frozen=True, slots=True)
 class FileSealed(Event):
-    """A file is in its place, or cannot be put there; then also an answer to `TakeBytes`."""
+    """A file is in its place and right, or not; then also an answer to `TakeBytes`."""
 
     file: str
     error: str

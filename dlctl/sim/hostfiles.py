@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 
 from dlctl.messages import FileData
 from dlctl.roles import travelling as t
@@ -155,7 +156,15 @@ def coordinate(process: Process, store: Store, disk: Disk) -> None:
     """Everything about files of other hosts that the coordinator's process can do."""
     OutgoingDriver(process, in_store(store), lambda file: None)
     IncomingDriver(process, disk, into_store(store))
+    process.perform(t.CheckFile, partial(_check, process, in_store(store)))
     MirrorDriver(process, store.mirrored, disk)
+
+
+def _check(process: Process, find: Find, effect: t.CheckFile) -> None:
+    content = find(effect.file) or b""
+    is_right = (len(content), sha256(content)) == (effect.nbytes, effect.sha256)
+    error = "" if is_right else f"{effect.file}: its SHA-256 is not the one that it should have"
+    process.post(t.FileSealed(effect.file, error), SAVE_S)
 
 
 def write(content: bytearray, offset: int, data: bytes) -> None:

@@ -37,6 +37,7 @@ from dlctl.roles.transfers import Transfers
 from dlctl.roles.travelling import (
     BYTES_MAX,
     NOT_THERE,
+    CheckFile,
     FileSealed,
     FilesMissing,
     SealFile,
@@ -242,6 +243,27 @@ def test_where_there_is_no_room_the_file_fails_in_words_and_nothing_is_left(tmp_
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert event.error == f"cannot write {tmp_path / SHARD}: File too large"
     assert list((tmp_path / SHARD).parent.iterdir()) == []
+
+
+def looked_at(directory: Path, run_script, nbytes: int, sha256: str) -> str:
+    loop = Loop()
+    Incoming(loop, directory)
+    return sealed(loop, run_script, CheckFile(SHARD, nbytes, sha256)).error
+
+
+def test_a_file_that_is_here_is_right_or_said_to_be_wrong(tmp_path, run_script):
+    data, path = os.urandom(1000), tmp_path / SHARD
+    path.parent.mkdir(parents=True)
+    path.write_bytes(data)
+    assert looked_at(tmp_path, run_script, 1000, hashed(data)) == ""
+    assert "SHA-256" in looked_at(tmp_path, run_script, 1000, hashed(b"another"))
+    assert "SHA-256" in looked_at(tmp_path, run_script, 1000, "")
+    assert "cut off" in looked_at(tmp_path, run_script, 1001, hashed(data))
+    assert path.read_bytes() == data
+    path.unlink()
+    assert looked_at(tmp_path, run_script, 1000, hashed(data)) == f"{path}: missing"
+    os.mkfifo(path)
+    assert looked_at(tmp_path, run_script, 0, hashed(b"")) == f"{path}: not a plain file"
 
 
 # ---------------------------------------------------------------- between two processes

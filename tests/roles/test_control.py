@@ -10,7 +10,7 @@ import pytest
 from dlctl import messages as m
 from dlctl.errors import NotPermitted, UsageError
 from dlctl.flat import AVERAGED, Entry, Layout
-from dlctl.machine import Effect, Send
+from dlctl.machine import Effect, Note, Send
 from dlctl.names import HOME_AGENT
 from dlctl.roles.buffers import AveragedBuffers
 from dlctl.roles.changes import ANSWER_S_MAX, Changes
@@ -27,6 +27,7 @@ from dlctl.roles.journal import (
 )
 from dlctl.roles.membership import BACKOFF_S, Membership, describe_exit
 from dlctl.roles.transfers import Transfers
+from dlctl.roles.travelling import CheckFile, FileSealed, saved_file
 
 
 def members() -> Membership:
@@ -162,14 +163,24 @@ class Saving:
         return self.desk.clear()
 
     def begun(self, error: str = "") -> list[Effect]:
-        self.machine.on_begun(CheckpointBegun(8, "" if error else "/ckpt", error), 0.1)
+        self.machine.on_event(CheckpointBegun(8, "" if error else "/ckpt", error), 0.1)
         return self.desk.clear()
 
-    def saved(self, name: str, error: str = "") -> list[Effect]:
+    def saved(self, name: str, error: str = "", damage: str = "") -> list[Effect]:
+        """`error`: what it says itself. damage: what is wrong with its file, as who looks at it
+        says.
+        """
         state: dict[str, Any] = {"lo": 0, "hi": 2} if name.startswith("server") else {}
-        file = "" if error else f"{name}.safetensors"
+        file = "" if error else saved_file(name)
         self.machine.on_saved(m.Saved(8, name, file, "hash", 10, state, error), SAVED_AT)
-        return self.desk.clear()
+        return self.looked_at(damage)
+
+    def looked_at(self, damage: str = "") -> list[Effect]:
+        effects = self.desk.clear()
+        for check in [effect for effect in effects if isinstance(effect, CheckFile)]:
+            effects.remove(check)
+            self.machine.transfers.on_sealed(FileSealed(check.file, damage), SAVED_AT)
+        return [*effects, *self.desk.clear()]
 
 
 def under_way(*saved: str) -> Saving:
@@ -194,7 +205,7 @@ def test_a_checkpoint_is_complete_when_its_manifest_is_written() -> None:
     assert [shard["name"] for shard in complete.manifest["shards"]] == ["server-0"]
     assert complete.manifest["shards"][0]["hi"] == 2
     assert saving.rows == []
-    saving.machine.on_ended(CheckpointEnded(8, ""), 0.3)
+    saving.machine.on_event(CheckpointEnded(8, ""), 0.3)
     assert saving.rows[0]["error"] == ""
     assert saving.machine.newest == saving.rows[0]
 
@@ -230,7 +241,7 @@ def test_a_checkpoint_without_a_residual_says_so_in_the_history_if_there_was_one
     saving = under_way("server-0", "worker-0")
     saving.machine.leaves_residuals = leaves_residuals
     saving.machine.on_deadline(SAVED_AT + SAVE_S_MAX)
-    saving.machine.on_ended(CheckpointEnded(8, ""), SAVED_AT + SAVE_S_MAX)
+    saving.machine.on_event(CheckpointEnded(8, ""), SAVED_AT + SAVE_S_MAX)
     told = [effect for effect in saving.desk.clear() if isinstance(effect, AddEvent)]
     expected = [("checkpoint", "worker-1")] if leaves_residuals else []
     assert [(event.kind, event.daemon) for event in told] == expected
@@ -288,6 +299,51 @@ def test_an_evaluation_gives_a_server_no_more_time() -> None:
     assert saving.rows == []
     saving.machine.on_deadline(SAVED_AT + SAVE_S_MAX)
     assert "server-0, worker-1" in saving.rows[0]["error"]
+
+
+def test_a_checkpoint_does_without_a_file_of_a_worker_that_is_not_what_it_says() -> None:
+    saving = under_way("server-0", "worker-0")
+    effects = saving.saved("worker-1", damage="worker-1.safetensors: its SHA-256 is another one")
+    (note,) = [effect for effect in effects if isinstance(effect, Note)]
+    assert note.text.startswith("the checkpoint does without worker-1: worker-1.safetensors: its")
+    (complete,) = [effect for effect in effects if isinstance(effect, CompleteCheckpoint)]
+    assert [worker["name"] for worker in complete.manifest["workers"]] == ["worker-0"]
+    saving.machine.on_event(CheckpointEnded(8, ""), 0.3)
+    assert (saving.rows[0]["error"], saving.rows[0]["without"]) == ("", ["worker-1"])
+
+
+@pytest.mark.parametrize("name", ["worker-1", "server-0"])
+@pytest.mark.parametrize(
+    ("file", "sha256"),
+    [("worker-0.safetensors", "hash"), ("../x", "hash"), ("manifest.json", "hash"), ("own", "")],
+)
+def test_a_file_with_another_name_is_left_out_or_ends_the_checkpoint(
+    name: str, file: str, sha256: str
+) -> None:
+    saving = under_way(*({"server-0", "worker-0", "worker-1"} - {name}))
+    file = saved_file(name) if file == "own" else file
+    saving.machine.on_saved(m.Saved(8, name, file, sha256, 10, {}, ""), SAVED_AT)
+    effects = saving.looked_at()
+    if name.startswith("worker"):
+        (complete,) = [effect for effect in effects if isinstance(effect, CompleteCheckpoint)]
+        assert [worker["name"] for worker in complete.manifest["workers"]] == ["worker-0"]
+    else:
+        assert saving.rows[0]["error"].startswith("server-0: its file has another name")
+
+
+def test_a_checkpoint_is_not_complete_before_what_workers_have_saved_is_looked_at() -> None:
+    saving = under_way("server-0", "worker-0")
+    saved = m.Saved(8, "worker-1", saved_file("worker-1"), "hash", 10, {}, "")
+    saving.machine.on_saved(saved, SAVED_AT)
+    (check,) = saving.desk.clear()
+    assert check == CheckFile("ckpt/ckpt/worker-1.safetensors", 10, "hash")
+    assert saving.machine.late() == ["worker-1"]
+    assert saving.machine.deadline() == SAVED_AT + SAVE_S_MAX
+    saving.machine.on_gone("worker-1", SAVED_AT)
+    saving.machine.transfers.on_sealed(FileSealed(check.file, ""), SAVED_AT)
+    (complete,) = saving.desk.clear()
+    assert isinstance(complete, CompleteCheckpoint)
+    assert [worker["name"] for worker in complete.manifest["workers"]] == ["worker-0", "worker-1"]
 
 
 def test_checkpoints_come_at_the_set_interval_or_not_at_all() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,8 +14,9 @@ from dlctl import wire
 from dlctl.config import Host
 from dlctl.machine import Effect, Note, Received, Send
 from dlctl.roles.desk import COORDINATOR
+from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.problems import Ledger
+from dlctl.sim.problems import LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.world import World
 
@@ -99,6 +100,40 @@ def test_a_report_with_too_much_in_it_does_not_keep_anybody_from_reading_the_sta
     (reply,) = [e.message for e in effects if isinstance(e, Send) and e.peer == b"a reader"]
     read = wire.decode(wire.encode(reply))
     assert [row["name"] for row in read.result["daemons"]] == list(world.store.daemons)
+
+
+@dataclass
+class SavesSomethingElse(Checker):
+    """What worker-1 says of each file that it saves is wrong."""
+
+    wrong: dict[str, Any]
+    said: int = 0
+
+    def on_effect(self, process: Any, effect: Effect) -> None:
+        message = effect.message if isinstance(effect, Send) else None
+        if process.name == "worker-1" and isinstance(message, m.Saved):
+            self.said += 1
+            for key, value in self.wrong.items():
+                object.__setattr__(message, key, value)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"sha256": "0" * 64}, {"nbytes": 3}, {"file": "shard-0.safetensors"}, {"sha256": ""}]
+)
+def test_no_checkpoint_is_complete_with_a_file_that_is_not_what_its_worker_says(wrong):
+    lies = SavesSomethingElse(wrong)
+    job = job_file(2, 1, compression=("topk", {"density": 0.1}), checkpoint_s=1.0, epochs=8.0)
+    simulation = Simulation(job, LeastSquares(), checkers=(lies,))
+    outcome = simulation.run()
+    store = outcome.store
+    assert outcome.state == "finished"
+    assert lies.said >= 2
+    assert store.manifests
+    for directory, manifest in store.manifests.items():
+        assert store.verify(directory) == []
+        assert [part["name"] for part in manifest["workers"]] == ["worker-0"]
+    rows = list(store.checkpoints.values())
+    assert [(row["error"], row["without"]) for row in rows] == [("", ["worker-1"])] * len(rows)
 
 
 HOSTS = (Host(ssh="h1"), Host(ssh="h2"), Host(ssh="h3"))
