@@ -117,8 +117,9 @@ class Supervision:
                 self._gone()
                 return
             if not processes.is_alive(run.get("pid"), run.get("pid_start")):
-                self._started = local.start_coordinator(self.directory)
-                run = rundb.read(self.directory)
+                self._started = local.start_coordinator(self.directory, may_be_full=True)
+                pid = self._started.pid
+                run = {"pid": pid, "pid_start": processes.start_of(pid)}
             self._watch(run.get("pid"), run.get("pid_start"))
         except (DlctlError, sqlite3.Error, OSError) as error:
             log.error("cannot start the coordinator: %s", error)

@@ -77,8 +77,16 @@ def _lead(context: process.Context, db: RunDb, lock: int) -> int:
     agents = Agents(context, loop, control, keyring.public(COORDINATOR))
     started_at = (before.get("started_at") if is_successor else None) or time.time()
     key = keyring.public(COORDINATOR)
-    db.put_run(control=control, control_key=key, started_at=started_at, **records.me)
-    db.commit()
+    incarnation = context.birth.incarnation
+    on_record = records.begin(
+        control=control, control_key=key, started_at=started_at, incarnation=incarnation
+    )
+    if not on_record and not is_successor:
+        # Nobody is there yet whose work would be lost, and nobody could find us.
+        raise DlctlError(
+            f"cannot write the run's database: {records.trouble}", where=str(directory),
+            hint="free some space there, then start it again",
+        )  # fmt: skip
     past = read_past(directory, db, agents.adopt())
     algorithm = registry.load("algorithms", job.algorithm.name)
     code = loop.run(Coordinator(directory.name, job, keyring, algorithm, past))

@@ -23,7 +23,7 @@ from dlctl import branches, checkpoints, processes
 from dlctl.errors import DlctlError
 from dlctl.machine import Send
 from dlctl.manifest import SCHEMA
-from dlctl.messages import Json, Welcome
+from dlctl.messages import Json
 from dlctl.names import HOME_AGENT
 from dlctl.roles import journal as j
 from dlctl.rundb import RunDb
@@ -58,7 +58,8 @@ class Records:
         self._is_lasting = False
         """Whether the terms on record, and those servers, are on the disk. Of what the coordinator
         before this one wrote, nobody knows."""
-        self._trouble = ""
+        self.trouble = ""
+        """Why the database cannot be written; "" while it can."""
         self._retry_at = 0.0
         self._metric_at: dict[str, float] = {}
         self._names: set[str] = set()
@@ -78,6 +79,15 @@ class Records:
 
     # ------------------------------------------------------------ rows
 
+    def begin(self, **run: Any) -> bool:
+        """Say who leads the run now. Returns whether that is written: on a full disk it waits for
+        room, like all else.
+        """
+        row = run | self.me
+        self._history.append(lambda: self.db.put_run(**row))
+        self.commit()
+        return not self._has_news()
+
     def commit(self) -> None:
         """Write what has come. A disk in trouble is no reason to stop training: it is tried again.
 
@@ -95,9 +105,9 @@ class Records:
             self._put_off(error)
             return
         self._is_lasting = True
-        if self._trouble:
+        if self.trouble:
             log.warning("the run's database can be written again")
-            self._trouble = ""
+            self.trouble = ""
 
     def _write_rows(self) -> None:
         """All that there is to write, or nothing of it. Raises sqlite3.OperationalError."""
@@ -118,9 +128,9 @@ class Records:
         del self._history[:-ROWS_KEPT]
         self._metrics.clear()
         self._retry_at = time.monotonic() + RETRY_S
-        if not self._trouble:
+        if not self.trouble:
             log.error("cannot write the run's database: %s; training goes on", error)
-        self._trouble = str(error)
+        self.trouble = str(error)
 
     def finish(self) -> None:
         """Write what is left at the end of the run: whoever reads the rows takes a run without it
@@ -133,7 +143,7 @@ class Records:
             if not self._has_news():
                 return
             if time.monotonic() >= until:
-                log.error("the end of the run is not on record: %s", self._trouble)
+                log.error("the end of the run is not on record: %s", self.trouble)
                 return
             time.sleep(FINISH_RETRY_S)
 
@@ -153,15 +163,14 @@ class Records:
 
     def _on_send(self, effect: Send) -> None:
         """Nobody learns of what is not on record. (While the disk is full, they do: training goes
-        on, and a coordinator that died just then would lease portions twice.) An epoch or
-        generation that may not be on the disk is not handed out at all.
+        on, and a coordinator that died just then would lease portions twice.) What must not be
+        forgotten at all is not handed out before it is on the disk.
         """
         if self._memory or not self._is_lasting:
             self.commit()
-        message = effect.message
-        if isinstance(message, Welcome) and message.term and not self._is_lasting:
+        if j.waits_for_record(effect.message) and not self._is_lasting:
             return  # It asks again.
-        self.loop.transport.send(effect.peer, message)
+        self.loop.transport.send(effect.peer, effect.message)
 
     def _on_event(self, effect: j.AddEvent) -> None:
         row = (time.time(), effect.kind, effect.daemon, effect.text, effect.data)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
@@ -26,21 +27,35 @@ from dlctl.rundb import RunDb
 log = logging.getLogger("dlctl")
 
 
-def start_coordinator(directory: Path) -> subprocess.Popen[bytes]:
-    """Start the coordinator of a prepared run directory, and put on record which process it is."""
+def start_coordinator(directory: Path, *, may_be_full: bool = False) -> subprocess.Popen[bytes]:
+    """Start the coordinator of a prepared run directory, and put on record which process it is.
+
+    may_be_full: it takes the place of one that has died, and works without a record of it until
+    there is room on the disk: it puts itself there then.
+    """
     with closing(RunDb(directory)) as db:
         incarnation = db.run().get("incarnation", 0) + 1
-        db.put_run(incarnation=incarnation)
-        db.commit()
+        _put_run(db, may_be_full, incarnation=incarnation)
         process = start(directory, "coordinator", "coordinator", incarnation, "")
         try:
-            db.put_run(pid=process.pid, pid_start=processes.start_of(process.pid))
-            db.commit()
+            pid_start = processes.start_of(process.pid)
+            _put_run(db, may_be_full, pid=process.pid, pid_start=pid_start)
         except BaseException:
             process.kill()
             process.wait()
             raise
     return process
+
+
+def _put_run(db: RunDb, may_be_full: bool, **values: Any) -> None:
+    try:
+        db.put_run(**values)
+        db.commit()
+    except sqlite3.OperationalError as error:
+        db.rollback()
+        if not may_be_full:
+            raise
+        log.warning("cannot write the run's database: %s; the coordinator starts without", error)
 
 
 def start(

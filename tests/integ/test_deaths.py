@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 from contextlib import closing
 
@@ -274,3 +275,41 @@ def test_a_worker_that_outgrows_its_memory_is_said_to_have_done_so(place: Workpl
     assert last["text"] == "killed by SIGKILL (out of memory: limit 64 MiB)"
     assert f"worker-0 ended: {last['text']}" in place.events("exit")
     assert "out of memory: limit 64 MiB" in place.dlctl("status", "-j", str(directory)).out
+
+
+def _cannot_write(pid: int, bytes_max: int) -> None:
+    """From now on no file of a process, nor of those that it starts, grows beyond this size."""
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (bytes_max, hard))
+
+
+def _coordinators(place: Workplace) -> list[psutil.Process]:
+    return [p for p in place.processes() if "daemons.coordinator" in p.cmdline()]
+
+
+def test_a_coordinator_that_begins_on_a_full_disk_leads_the_run_and_waits_for_room(
+    place: Workplace,
+) -> None:
+    place.task(pause_s=SLOW_S)
+    counts = place.count_samples()
+    place.job(stop=ENDLESS, workers=2)
+    place.start()
+    place.until_step(20)
+    agent, before = place.pid("agent-0"), place.pid("coordinator")
+    _cannot_write(agent, 4096)  # Not one page of the database.
+    os.kill(before, signal.SIGKILL)
+    log = place.directory / "logs" / "coordinator.2.jsonl"
+    said = "cannot write the run's database"
+    place.until("it says why", lambda: log.exists() and said in log.read_text())
+    _cannot_write(agent, resource.RLIM_INFINITY)
+    (leader,) = _coordinators(place)
+    counted = counts().total()
+    place.until("training goes on", lambda: counts().total() > counted + 6_000)
+    assert _coordinators(place) == [leader], "it was not started again"
+    assert place.run()["pid"] == before, "it is not on record yet"
+    _cannot_write(leader.pid, resource.RLIM_INFINITY)
+    place.until("it is on record", lambda: place.run()["pid"] == leader.pid)
+    place.until_step(place.run()["step"] + 20)
+    assert place.run()["incarnation"] == 2
+    assert place.dlctl("stop").code == 0
+    place.nothing_left()
