@@ -29,7 +29,8 @@ are mixed, theta_i = alpha theta_i + (1 - alpha) theta; here no step is weakened
 twice. No replica gets further ahead than a round.
 
 Everything else is as in `sync`: who takes part, who is waited for, and that a push for a round that
-is over is dropped. A replica without data in the middle of a round pushes what it has.
+is over is dropped. A replica without data in the middle of a round pushes what it has. One whose
+steps have become infinite pushes nothing of that round, and goes on from what it fetches.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from dlctl.algorithms import sync
 from dlctl.algorithms.base import Algorithm, Fetch, NextGradient, Push, Requests
 from dlctl.config import Choice
 from dlctl.messages import Array
-from dlctl.vector import Vector, copy_of
+from dlctl.vector import Vector, copy_of, is_finite
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,6 +67,8 @@ class Replica(sync.Replica):
         """A push is out, and this replica has gone on without its mean."""
         self._left = parameters[:0]
         """What of the residual is no step since that push: what it has left there."""
+        self._is_lost = False
+        """The steps of this round so far are dropped: they were infinite when the mean came."""
 
     def run(self) -> Requests:
         clock = yield from self._join()
@@ -74,15 +77,27 @@ class Replica(sync.Replica):
             if self._is_ahead and self.fetched_clock <= clock:
                 yield Fetch(wait=True, clock_min=clock + 1)
             self._is_ahead, clock = False, self.fetched_clock
+            samples = self._of_use(samples)
             yield Push(self.residual if samples else None, samples, clock)
             if samples and self.options.overlap:
                 self._is_ahead, self._left = True, copy_of(self.residual)
             yield Fetch(wait=not self._is_ahead, clock_min=clock + 1)
 
+    def _of_use(self, samples: int) -> int:
+        """Of the samples of a round, those that can be pushed: none, if it has gone astray."""
+        if self._is_lost:
+            self._is_lost, samples = False, 0
+        elif not (is_finite(self.residual) and is_finite(self.parameters)):
+            self.residual[:] = samples = 0
+        return samples
+
     def placed(self, lo: int, hi: int) -> None:
-        if self._is_ahead:
-            self.parameters[lo:hi] += self._left[lo:hi]
-            self.parameters[lo:hi] -= self.residual[lo:hi]
+        if not self._is_ahead:
+            return
+        if not is_finite(self.residual):
+            self.residual[:], self._is_lost = self._left, True
+        self.parameters[lo:hi] += self._left[lo:hi]
+        self.parameters[lo:hi] -= self.residual[lo:hi]
 
     def restore(self, residual: Array) -> None:
         """It may come late; then it is no step of this round, either."""
@@ -95,6 +110,8 @@ class Replica(sync.Replica):
         steps = samples = 0
         while steps < self.options.local_steps:
             computed = yield NextGradient()
+            if self._is_lost:
+                self._is_lost, steps, samples = False, 0, 0
             if computed is None:
                 break
             way = computed.gradient

@@ -43,6 +43,8 @@ STUCK_S_MIN, STUCK_BATCHES = 10.0, 10.0
 """A batch that takes longer than both (seconds, and as many other batches) hangs in user code; an
 evaluation is told of, but may well take so long."""
 
+ASTRAY = "a replica's own steps have become infinite"
+
 
 class Training:
     def __init__(
@@ -201,6 +203,9 @@ class Training:
             return False, None
         vector = request.vector if request.vector is not None else zeros_like(self.side.parameters)
         number = self.channels[0].next_seq
+        if request.vector is None and self.has_unpushed_steps():
+            self.poison.refused(number, ASTRAY, self._steps_pushed, self.steps - 1)
+            self.desk.note("warning", f"not pushed ({self.poison.last}): {ASTRAY}")
         for c in self.channels:
             self._push_slice(c, vector[c.lo : c.hi], request)
         self._unsettled[number] = len(self.channels)

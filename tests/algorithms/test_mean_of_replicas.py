@@ -1,6 +1,7 @@
 """Local SGD with several replicas, against the loop of the paper (Stich 2019, Alg. 1)."""
 
 import numpy as np
+import pytest
 from by_hand import Player, Shards
 
 from dlctl.algorithms.base import Data, Step
@@ -148,3 +149,77 @@ def test_nobody_gets_a_whole_round_ahead():
     go_on(everybody)
     assert len(everybody[0].todo) == BATCHES - 4
     assert everybody[0].samples_pushed == 2
+
+
+# ---------------------------------------------------------------- steps that explode
+
+HUGE = np.float32(1e30)
+"""Finite, and no shard could take it."""
+
+
+def explodes(parameters, batch):
+    """The step of the batch "bad" leads nowhere, and all that are computed there, too."""
+    if batch == "bad" or np.abs(parameters).max() > 1e10:
+        return Step(np.full(SIZE, HUGE), 1, 1.0)
+    return gradient(parameters, batch)
+
+
+def give_bad(player: Player) -> None:
+    player.gradient = explodes
+    player.todo.append((Data(0, 0, False), "bad"))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_explodes_in_a_round_pushes_nothing_of_it_and_goes_on_from_the_mean(overlap):
+    shards, everybody = replicas(steps=2, overlap=overlap)
+    player, *others = everybody
+    give(player, 0, 1)
+    give_bad(player)
+    for other in others:
+        give(other, 0, 2)
+    go_on(everybody)
+    theta = round_of(np.ones(SIZE), [range(0), range(2), range(2)])
+    np.testing.assert_allclose(shards.whole(), theta, rtol=1e-5)
+    np.testing.assert_allclose(player.parameters, theta, rtol=1e-5)
+    assert player.samples_pushed == 0
+    for other in everybody:
+        give(other, 2, 4)
+    go_on(everybody)
+    assert [p.samples_pushed for p in everybody] == [2, 4, 4]
+    np.testing.assert_allclose(shards.whole(), round_of(theta, [range(2, 4)] * REPLICAS), rtol=1e-5)
+
+
+def test_who_explodes_while_the_mean_is_under_way_drops_these_steps_when_it_comes():
+    shards, everybody = replicas(steps=4, overlap=True)
+    player, *others = everybody
+    give(player, 0, 5)
+    give_bad(player)
+    go_on([player])
+    assert np.abs(player.parameters).max() > 1e10
+    for other in others:
+        give(other, 0, 4)
+    go_on(everybody)
+    theta = round_of(np.ones(SIZE), [range(4)] * REPLICAS)
+    np.testing.assert_allclose(player.parameters, theta, rtol=1e-5)
+    for other in everybody:
+        give(other, 4, 8)
+    go_on(everybody)
+    assert [p.samples_pushed for p in everybody] == [8, 8, 8]
+    np.testing.assert_allclose(shards.whole(), round_of(theta, [range(4, 8)] * REPLICAS), rtol=1e-5)
+
+
+def test_who_has_exploded_and_waits_for_the_mean_pushes_none_of_it():
+    """It is a whole round ahead: the steps are dropped when all of them are made."""
+    shards, everybody = replicas(steps=2, overlap=True)
+    player, *others = everybody
+    give(player, 0, 3)
+    give_bad(player)
+    go_on([player])
+    assert not player.todo
+    for other in others:
+        give(other, 0, 4)
+    go_on(everybody)
+    assert [p.samples_pushed for p in everybody] == [2, 4, 4]
+    assert shards.shards[0].version == 2
+    assert np.abs(shards.whole()).max() < 10
+    np.testing.assert_allclose(player.parameters, shards.whole(), rtol=1e-5)

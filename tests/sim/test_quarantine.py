@@ -67,6 +67,20 @@ def test_refusals_by_one_of_two_servers_only_are_in_a_row_too(method) -> None:
     assert refused(outcome)["server-0"] == 0
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_only_makes_infinite_steps_is_quarantined_although_it_pushes_none(overlap) -> None:
+    """Each of its gradients is finite, and all that it does in a round is not."""
+    problem = BadHost(1.5e19, where=slice(1))
+    method = ("local-sgd", {"local_lr": 0.1, "overlap": overlap})
+    job = job_file(workers=3, servers=2, algorithm=method, epochs=40.0)
+    outcome = Simulation(job, problem, compute=STEPS).run(600.0)
+    assert (outcome.state, outcome.left_behind) == ("finished", [])
+    (told,) = outcome.store.texts("quarantine")
+    assert "3 pushes in a row were refused: a replica's own steps have become infinite" in told
+    assert sum(refused(outcome).values()) == 0
+    assert np.abs(outcome.weights).max() < 100.0
+
+
 def test_a_quarantined_worker_comes_back_when_it_is_asked_for() -> None:
     problem = BadHost(np.nan)
     job = job_file(workers=2, nonfinite_steps_max=5, epochs=400.0)
