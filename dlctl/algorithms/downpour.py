@@ -29,7 +29,9 @@ n == 0" is "n steps after the last time" here; for one that does not change it i
 
 `push_before_fetch` moves the pushes by one step: to n_push - 1, 2 n_push - 1 ... In the paper's
 order a replica that pushes and fetches every n steps goes on from parameters without its own last
-n - 1 steps, because they are pushed a step later.
+n - 1 steps, because they are pushed a step later. Nothing is left out then if n_push divides
+n_fetch and `overlap` is false: else steps are computed between a push and the fetch that follows
+it, or while it is under way.
 
 Where the paper says nothing: fetched parameters are put in place between two steps, before the
 local step of the gradient that was being computed. `overlap = false` waits for every fetch instead;
@@ -79,8 +81,9 @@ class Options:
     """Steps that one replica makes alone before the others are released."""
     push_before_fetch: bool = False
     """Push at the end of the step before a fetch, and not of the one that begins with it: what is
-    fetched then holds all that this replica has computed. The first push holds n_push gradients.
-    For long intervals; in the paper it is false."""
+    fetched then holds all that this replica has computed, if push_every_steps divides
+    fetch_every_steps and `overlap` is false. The first push holds n_push gradients. For long
+    intervals; in the paper it is false."""
     overlap: bool = True
     """Compute while fetches are under way; false: wait for each fetch."""
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 def command(file: Path, as_json: bool) -> None:
     """Check a job file offline; report every problem.
 
-    Nothing is started and the task is not imported. Exits with 2 if the file is not valid.
+    Nothing is started and the task is not imported. Exits with 2 if the file is not valid. What is
+    valid and will not do what it says is a warning.
     """
     from dlctl import jobfile
     from dlctl.config import to_dict
@@ -38,11 +39,15 @@ def command(file: Path, as_json: bool) -> None:
     except jobfile.JobFileError as error:
         if as_json:
             problems = [problem.to_dict() for problem in error.problems]
-            _out_json(file, {"valid": False, "problems": problems, "job": None})
+            _out_json(file, {"valid": False, "problems": problems, "warnings": [], "job": None})
         raise
     if as_json:
-        _out_json(file, {"valid": True, "problems": [], "job": to_dict(job)})
-    elif not console.is_quiet():
+        doubts = jobfile.doubts(job)
+        _out_json(file, {"valid": True, "problems": [], "warnings": doubts, "job": to_dict(job)})
+        return
+    for doubt in jobfile.doubts(job):
+        console.warn(doubt)
+    if not console.is_quiet():
         console.out(f"{console.escape(str(file))} is valid: {summary(job)}")
 
 

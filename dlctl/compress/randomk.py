@@ -47,7 +47,8 @@ class RandomKOptions:
     live."""
     values: Precision = "float32"
     """Precision of the values that travel. "float16" and "bfloat16" halve the bytes; what the
-    rounding takes away stays with the worker and goes into a later push."""
+    rounding takes away stays with the worker and goes into a later push; with `unbiased` nothing
+    does, so that only "float32" is taken."""
     unbiased: bool = False
     """Multiplies what is sent by one over the probability of its being drawn, about 1 / density, so
     that a push is right on average, and throws away what is not sent: without error feedback. With

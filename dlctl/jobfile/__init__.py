@@ -5,6 +5,7 @@
     schema.py     document -> dataclasses unknown keys, types, ranges
     checks.py     what types cannot say   names, rates, targets, the task's file, cross checks
     problems.py   faults -> JobFileError  all of them at once, each with its line
+    doubtful.py   what is valid           and will not do what it says
 
 Nothing of the job is imported or started here, and torch is not needed.
 """
@@ -21,6 +22,7 @@ from dlctl import registry
 from dlctl.config import Choice, JobFile
 from dlctl.errors import UsageError
 from dlctl.jobfile import checks, reading, schema
+from dlctl.jobfile.doubtful import doubts as doubts
 from dlctl.jobfile.positions import find_keys
 from dlctl.jobfile.problems import Fault as Fault
 from dlctl.jobfile.problems import JobFileError as JobFileError

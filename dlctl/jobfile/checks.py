@@ -37,6 +37,7 @@ def check(document: dict[str, Any], directory: Path) -> Iterator[Fault]:
     yield from _check_ports(document)
     yield from _check_encryption(document)
     yield from _check_target_is_looked_at(document)
+    yield from _check_unbiased(document)
     yield from hosts.check(document)
     yield from slurm.check(document)
 
@@ -143,3 +144,16 @@ def _check_target_is_looked_at(document: dict[str, Any]) -> Iterator[Fault]:
     every = get(document, path)
     if get(document, ("job", "stop", "target")) is not None and every == 0:
         yield Fault(path, "must be > 0 to notice that job.stop.target is reached")
+
+
+def _check_unbiased(document: dict[str, Any]) -> Iterator[Fault]:
+    """What is sent is multiplied by 1 / density: float16 ends at 65,504, and all that 16 bits round
+    off would be lost, because nothing waits for a later push.
+    """
+    section = partial(get, document)
+    is_unbiased = section(("compression", "name")) == "randomk"
+    is_unbiased &= section(("compression", "unbiased")) is True
+    precision = section(("compression", "values"))
+    if is_unbiased and precision in ("float16", "bfloat16"):
+        message = 'must be "float32" with unbiased = true: 16 bits are not right on average'
+        yield Fault(("compression", "values"), message, "remove it, or remove unbiased")

@@ -493,6 +493,44 @@ def test_a_target_that_nobody_looks_at_is_refused(folder: Path) -> None:
     assert "job.stop.target" in only_problem(folder, text).message
 
 
+@pytest.mark.parametrize("values", ["float16", "bfloat16"])
+def test_what_is_to_be_right_on_average_is_not_rounded_to_16_bits(
+    folder: Path, values: str
+) -> None:
+    random = '[compression]\nname = "randomk"\nunbiased = true\n'
+    problem = only_problem(folder, f'{MINIMAL}{random}values = "{values}"\n')
+    assert (
+        problem.message
+        == 'must be "float32" with unbiased = true: 16 bits are not right on average'
+    )
+    jobfile.load(written(folder, f'{MINIMAL}{random}values = "float32"\n'))
+    waits = random.replace("true", "false")
+    jobfile.load(written(folder, f'{MINIMAL}{waits}values = "{values}"\n'))
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ("push_every_steps = 4\nfetch_every_steps = 8", "overlap is true"),
+        (
+            "push_every_steps = 4\nfetch_every_steps = 6\noverlap = false",
+            "4 steps between pushes do not divide 6 between fetches",
+        ),
+        ("push_every_steps = 4\nfetch_every_steps = 8\noverlap = false", ""),
+        ('push_every_steps = "auto"\nfetch_every_steps = 8\noverlap = false', ""),
+    ],
+    ids=["overlap", "no-divisor", "kept", "auto"],
+)
+def test_a_push_before_a_fetch_that_leaves_steps_out_is_doubted(
+    folder: Path, keys: str, why: str
+) -> None:
+    text = f'{MINIMAL}[algorithm]\nname = "downpour"\n{keys}\n'
+    assert jobfile.doubts(jobfile.load(written(folder, text))) == []
+    doubts = jobfile.doubts(jobfile.load(written(folder, f"{text}push_before_fetch = true\n")))
+    assert len(doubts) == bool(why)
+    assert all(why in doubt for doubt in doubts)
+
+
 @pytest.mark.parametrize("task", ["train.py", "train:task", ":task", "train.py:", "train.py:a b"])
 def test_a_task_is_a_file_and_a_name_in_it(folder: Path, task: str) -> None:
     problem = only_problem(folder, f'[job]\nname = "a"\ntask = "{task}"\n')

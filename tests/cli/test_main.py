@@ -359,6 +359,21 @@ def test_validate_as_json_has_the_whole_job(
     assert read["job"]["algorithm"]["options"]["fetch_every_steps"] == 1
 
 
+def test_validate_warns_of_what_is_valid_and_will_not_do_what_it_says(
+    own_place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (own_place / "train.py").touch()
+    method = '[algorithm]\nname = "downpour"\npush_before_fetch = true\n'
+    (own_place / "job.toml").write_text(f'[job]\nname = "a"\ntask = "train.py:task"\n{method}')
+    assert main.run(["validate", "job.toml"]) == 0
+    said = capsys.readouterr()
+    assert "job.toml is valid" in said.out
+    assert "push_before_fetch: what is fetched lacks steps" in said.err
+    assert main.run(["validate", "--json", "job.toml"]) == 0
+    (warning,) = json.loads(capsys.readouterr().out)["warnings"]
+    assert warning in said.err.replace("\n", " ")
+
+
 def test_validate_as_json_lists_problems_and_still_exits_with_2(
     own_place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

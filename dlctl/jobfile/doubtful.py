@@ -1,0 +1,25 @@
+"""What a job file asks for and will not get: valid, and worth a word."""
+
+from __future__ import annotations
+
+from dlctl.config import JobFile
+
+
+def doubts(job: JobFile) -> list[str]:
+    """One sentence each."""
+    return [text for text in [_push_before_fetch(job)] if text]
+
+
+def _push_before_fetch(job: JobFile) -> str:
+    options = job.algorithm.options
+    if not options.get("push_before_fetch"):
+        return ""
+    why = []
+    if options.get("overlap"):
+        why.append("overlap is true, and steps are made while a fetch is under way")
+    push, fetch = options.get("push_every_steps"), options.get("fetch_every_steps")
+    if isinstance(push, int) and isinstance(fetch, int) and fetch % push:
+        why.append(f"{push} steps between pushes do not divide {fetch} between fetches")
+    if not why:
+        return ""
+    return f"push_before_fetch: what is fetched lacks steps of its own replica: {'; '.join(why)}"
