@@ -1,10 +1,10 @@
 """The k largest elements by a threshold that a sample suggests: many times faster than `topk`.
 
-This is the selection of Deep Gradient Compression (Lin et al., ICLR 2018, section 3 and its code):
-the threshold is a quantile of a strided sample with a random start, adapted until between 0.8 k and
-1.3 k elements reach it, and what is selected is cut to k. Two things are added. The threshold that
-the last push ended with is tried first, and residuals change slowly: most pushes are one pass over
-memory. And more than 1.3 k elements need no second pass: the k largest of them are the k largest.
+This is the selection of Deep Gradient Compression (Lin et al., ICLR 2018, section 5, and its code):
+the threshold is a quantile of a strided sample with a random start, lowered until at least 0.8 k
+elements reach it, and if more than k do, the k largest of those are taken. One thing is added: the
+threshold that the last push ended with is tried first, and residuals change slowly, so that most
+pushes are one pass over memory.
 
 So what travels is never the wrong elements: the n elements sent are the n largest, 0.8 k <= n <= k
 unless fewer are not zero, and for every u of d elements
