@@ -3,7 +3,8 @@
 The job comes as JSON on standard input; with --checkpoint DIR the gradient is at the parameters of
 that checkpoint, without at the model's initial ones. The task is loaded as by a worker, and so are
 the samples: those that the first batches of the run consist of. OUTPUT becomes a .npy file with a
-float32 vector: the sum of their gradients, of which the servers' slices are what is pushed.
+float32 vector: the sum of their gradients, of which the servers' slices are what is pushed; of
+local SGD the sum of a replica's own steps.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def gradient(job: JobFile, checkpoint: Path | None) -> Array:
     """float32[d]: summed over as many batches as one push sums, of the job's first portion; with
-    "auto" as many as it begins with, which is one.
+    "auto" as many as it begins with, which is one. With `local_steps`, the way that these go.
 
     Raises TaskError for what is wrong with the task, also if the gradient is not finite, and
     DlctlError if the checkpoint is of another model.
@@ -62,9 +63,13 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
     samples = min(in_all, batches * job.workers.batch_size)
     batches = -(-samples // job.workers.batch_size)
     total = np.zeros(replica.layout.size(), np.float32)
+    rate = options["local_lr"] if "local_steps" in options else None
     for number in range(batches):
         step = replica.gradient(loader.batch(0, 0, samples, number))
-        total += to_host(step.gradient)
+        way = step.gradient if rate is None else rate * step.gradient
+        if rate is not None:
+            replica.parameters -= way
+        total += to_host(way)
         if not (math.isfinite(step.loss) and is_finite(total)):
             raise TaskError(
                 f"batch {number} has the loss {step.loss:g} and a gradient that is not finite, or "

@@ -46,10 +46,10 @@ def command(job: str | None, as_json: bool) -> None:
     """List the compressors of pushes; measure them on a job.
 
     With --job the task is loaded in a process of its own, and the gradient that one push of a
-    worker sums up is computed: at the newest good checkpoint of a run, or at the initial values of
-    a job file. Every compressor gets the slices of the job's servers, three times with error
-    feedback. The job's own compressor has the keys of the job; the others have their defaults, and
-    the job's density if it says one.
+    worker sums up is computed, or with local SGD the steps that a replica makes for one: from the
+    newest good checkpoint of a run, or from the initial values of a job file. Every compressor gets
+    the slices of the job's servers, three times with error feedback. The job's own compressor has
+    the keys of the job; the others have their defaults, and the job's density if it says one.
 
     RATIO is how many times fewer bytes than dense float32 the third push has, ERROR is
     |u - Q(u)| / |u| of it, and TAKE is the time for it on one core. ERROR is no verdict: what is

@@ -67,9 +67,14 @@ def test_with_automatic_pushes_it_is_that_of_one_batch_as_in_the_first_push(job:
     assert gradient(job(every="auto"), None).tolist() == [1.5] * 3
 
 
-def test_replicas_that_step_alone_push_a_round_of_batches(job: Job) -> None:
-    alone = config.Choice(name="local-sgd", options={"local_steps": 2, "local_lr": 0.1})
-    assert gradient(job(algorithm=alone), None).tolist() == [1.5 + 5.5] * 3
+def test_replicas_that_step_alone_push_the_steps_of_a_round(job: Job) -> None:
+    """Of the squares the second gradient, 63 times the sum of the weights, is where the first step
+    leads to: there it is 3 - 0.63.
+    """
+    alone = config.Choice(name="local-sgd", options={"local_steps": 2, "local_lr": 0.01})
+    assert np.allclose(gradient(job(algorithm=alone), None), 0.01 * (1.5 + 5.5))
+    steps = gradient(job(".square()", algorithm=alone), None)
+    assert np.allclose(steps, 0.01 * (7 * 3 + 63 * 2.37))
 
 
 @pytest.mark.parametrize("loss", [" / 0", " * 1e30", " * float('nan')", ".sub(1e30).square()"])
