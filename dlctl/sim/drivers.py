@@ -6,12 +6,13 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from dlctl.flat import AVERAGED, CONSTANT
-from dlctl.machine import Send
-from dlctl.messages import Array, Welcome
+from dlctl.machine import Exit, Send
+from dlctl.messages import Array
 from dlctl.names import HOME_AGENT
 from dlctl.roles import journal as j
 from dlctl.roles.agent import ProcessStarted
@@ -31,7 +32,7 @@ from dlctl.roles.effects import (
     StartProcess,
 )
 from dlctl.roles.membership import STATUS_UNKNOWN
-from dlctl.sim.disk import SAVE_S, Disk
+from dlctl.sim.disk import NO_SPACE, SAVE_S, Disk
 from dlctl.sim.problems import Batch, Problem, batch_rows
 from dlctl.sim.process import Process
 from dlctl.sim.store import Store
@@ -187,9 +188,9 @@ class ChildrenDriver:
 class RecordsDriver:
     """What the coordinator writes down, and the agents that it places or finds.
 
-    While the disk is full its notes are kept back, and are lost with it; it goes on, as
+    While the disk is full its rows are kept back, and are lost with it; it goes on, as
     `daemons/coordinator/records.py` does. Epochs and generations come on record with them, and
-    until then nobody is given one.
+    until then nobody is given one. An end in order waits for room: here, room comes in time.
     """
 
     def __init__(
@@ -210,13 +211,18 @@ class RecordsDriver:
         self.wall_s = wall_s
         self.unreachable = unreachable
         self.disk = disk
-        self._notes: list[j.Remember | j.IssueTerm] = []
+        self._rows: list[Callable[[], None]] = []
         """Not on record yet."""
+        self._served: set[str] = set()
+        """Servers that have been in charge of a shard."""
+        self._is_lasting = False
+        """Whether the terms that were issued, and those servers, are on record."""
         self._agents: dict[str, Process] = {}
         for kind, how in (
             (Send, self._send),
-            (j.IssueTerm, self._note),
-            (j.Remember, self._note),
+            (Exit, self._exit),
+            (j.IssueTerm, self._issue),
+            (j.Remember, self._remember),
             (j.AddEvent, self._event),
             (j.AddMetric, self._metric),
             (j.Snapshot, self._snapshot),
@@ -229,55 +235,84 @@ class RecordsDriver:
         ):
             process.perform(kind, how)
 
-    def _note(self, effect: j.Remember | j.IssueTerm) -> None:
-        self._notes.append(effect)
-        self._commit()
-
     def _send(self, effect: Send) -> None:
         self._commit()
-        message = effect.message
-        if isinstance(message, Welcome) and message.term and self._notes:
+        if j.waits_for_record(effect.message) and not self._is_lasting:
             return  # It asks again.
-        self.process.network.send(self.process, effect.peer, message)
+        self.process.network.send(self.process, effect.peer, effect.message)
+
+    def _exit(self, effect: Exit) -> None:
+        self._write_rows()
+        self.process.leave(effect)
+
+    # ------------------------------------------------------------ rows
+
+    def _keep(self, write: Callable[[], None]) -> None:
+        self._rows.append(write)
+        self._commit()
 
     def _commit(self) -> None:
-        """Put on record what has been noted, all of it or nothing."""
-        if self.disk.full:
-            return
-        notes, self._notes = self._notes, []
-        for note in notes:
-            if isinstance(note, j.IssueTerm):
-                self._issue(note)
-            else:
-                self._remember(note)
+        """Put on record what there is to write, all of it or nothing."""
+        if not self.disk.full:
+            self._write_rows()
+
+    def _write_rows(self) -> None:
+        rows, self._rows = self._rows, []
+        for write in rows:
+            write()
+        self._is_lasting = True
 
     def _remember(self, effect: j.Remember) -> None:
         """What the next coordinator of this run has to know; None: nothing any more."""
-        if effect.value is None:
-            self.store.memory.pop(effect.key, None)
-        else:
-            self.store.memory[effect.key] = json.loads(json.dumps(effect.value))
+        key, value = effect.key, json.loads(json.dumps(effect.value))
+        if isinstance(value, dict) and value.get("has_served") and key not in self._served:
+            self._served.add(key)
+            self._is_lasting = False
+
+        def write() -> None:
+            if value is None:
+                self.store.memory.pop(key, None)
+            else:
+                self.store.memory[key] = value
+
+        self._keep(write)
 
     def _issue(self, effect: j.IssueTerm) -> None:
-        self.store.terms[effect.name] = effect.term
-        self.store.issued.append((effect.name, effect.term))
+        self._is_lasting = False
+
+        def write() -> None:
+            self.store.terms[effect.name] = effect.term
+            self.store.issued.append((effect.name, effect.term))
+
+        self._keep(write)
 
     def _event(self, effect: j.AddEvent) -> None:
         json.dumps(effect.data)
         self.note(f"event {effect.kind} {effect.daemon}: {effect.text}")
         row = (self.process.timeline.now, effect.kind, effect.daemon, effect.text)
-        self.store.events.append(row)
-        self.store.stamps.append(self.wall_s())
+        stamp = self.wall_s()
+
+        def write() -> None:
+            self.store.events.append(row)
+            self.store.stamps.append(stamp)
+
+        self._keep(write)
 
     def _metric(self, effect: j.AddMetric) -> None:
         json.dumps(effect.values)
-        now = self.process.timeline.now
-        self.store.metrics.append((now, effect.daemon, effect.step, effect.values))
+        row = (self.process.timeline.now, effect.daemon, effect.step, effect.values)
+        self._keep(partial(self.store.metrics.append, row))
 
     def _snapshot(self, effect: j.Snapshot) -> None:
-        json.dumps([effect.run, effect.daemons])
-        self.store.run |= effect.run
-        self.store.daemons |= {row["name"]: row for row in effect.daemons}
+        run, daemons = json.loads(json.dumps([effect.run, effect.daemons]))
+        self._keep(partial(self.store.run.update, run))
+        self._keep(partial(self.store.daemons.update, {row["name"]: row for row in daemons}))
+
+    def _checkpoint(self, effect: j.RecordCheckpoint) -> None:
+        row = json.loads(json.dumps(effect.value))
+        self._keep(partial(self.store.checkpoints.update, {effect.number: row}))
+
+    # ------------------------------------------------------------ checkpoints and keys
 
     def _begin(self, effect: j.BeginCheckpoint) -> None:
         directory = f"ckpt/{effect.step:012d}-{effect.number}"
@@ -285,6 +320,9 @@ class RecordsDriver:
         self.process.post(j.CheckpointBegun(effect.number, directory, ""))
 
     def _complete(self, effect: j.CompleteCheckpoint) -> None:
+        if self.disk.full:
+            self.process.post(j.CheckpointEnded(effect.number, NO_SPACE), SAVE_S)
+            return
         self.store.manifests[effect.directory] = json.loads(json.dumps(effect.manifest))
         kept = sorted(self.store.manifests, key=lambda d: int(self.store.manifests[d]["number"]))
         for directory in kept[: -effect.keep]:
@@ -292,10 +330,10 @@ class RecordsDriver:
             del self.store.files[directory]
         self.process.post(j.CheckpointEnded(effect.number, ""), SAVE_S)
 
-    def _checkpoint(self, effect: j.RecordCheckpoint) -> None:
-        self.store.checkpoints[effect.number] = json.loads(json.dumps(effect.value))
-
     def _renew_key(self, effect: j.RenewKey) -> None:
+        if self.disk.full:
+            self.process.post(j.KeyRenewed(NO_SPACE))
+            return
         self.store.key_number += 1
         self.process.post(j.KeyRenewed(""))
 

@@ -70,6 +70,9 @@ class Faults:
     full_disks: int = 0
     """Times in which no file can be written."""
     full_disk_s: float = 2.0
+    forgotten: int = 0
+    """Times in which no file can be written, and the coordinator is killed in the midst of each:
+    what it has noted since the disk was full is lost."""
     slow_disks: int = 0
     """Times in which a file takes `slow_save_s`."""
     slow_disk_s: float = 2.0
@@ -99,7 +102,7 @@ class Injector:
 
     def begin(self) -> None:
         faults = self.faults
-        planned: list[tuple[int, Callable[[], None]]] = [
+        planned: list[tuple[int, Callable[[], object]]] = [
             (faults.kills, lambda: self._kill(self._workers)),
             (faults.freezes, lambda: self._freeze(self._workers + self._servers)),
             (faults.cuts, self._cut),
@@ -115,6 +118,7 @@ class Injector:
             (faults.full_disks, self._fill_disk),
             (faults.slow_disks, self._slow_disk),
             (faults.clock_jumps, self._jump),
+            (faults.forgotten, self._forget),
         ]
         for count, plan in planned:
             for _ in range(count):
@@ -153,12 +157,14 @@ class Injector:
         begin: Callable[[], None],
         end: Callable[[], None],
         name: str = "",
-    ) -> None:
-        """Plan something that lasts."""
+    ) -> tuple[float, float]:
+        """Plan something that lasts; returns from when to when."""
         begun_s = self._when()
         ends = begun_s + longest_s * self.world.fault_rng.random()
+        ends_s = min(float(ends), self.faults.heal_at_s)
         self._at(begun_s, kind, begin, name)
-        self.world.timeline.at(min(float(ends), self.faults.heal_at_s), end)
+        self.world.timeline.at(ends_s, end)
+        return begun_s, ends_s
 
     # ------------------------------------------------------------ processes
 
@@ -250,13 +256,18 @@ class Injector:
 
     # ------------------------------------------------------------ disks and clocks
 
-    def _fill_disk(self) -> None:
+    def _fill_disk(self) -> tuple[float, float]:
         disk = self.world.disk
 
         def fill(by: int) -> None:
             disk.full += by
 
-        self._while("full disk", self.faults.full_disk_s, lambda: fill(1), lambda: fill(-1))
+        return self._while("full disk", self.faults.full_disk_s, lambda: fill(1), lambda: fill(-1))
+
+    def _forget(self) -> None:
+        full_s = self._fill_disk()
+        dies_s = float(self.world.fault_rng.uniform(*full_s))
+        self._at(dies_s, "forgotten", lambda: self.world.kill(COORDINATOR), COORDINATOR)
 
     def _slow_disk(self) -> None:
         disk, slow_s = self.world.disk, self.faults.slow_save_s

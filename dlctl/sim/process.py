@@ -103,7 +103,7 @@ class Process:
             Hush: lambda e: note(f"{self} does not hear {e.name} for {e.for_s:g} s"),
             Note: self._write,
             Configure: lambda e: note(f"{self} sets {e.key} {e.value}"),
-            Exit: self._exit,
+            Exit: self.leave,
         }
         self._missed: list[Event] = []
         self._timer: float | None = None
@@ -175,7 +175,8 @@ class Process:
         self.log += f"{line}\n".encode()
         self.last_lines.append(line)
 
-    def _exit(self, effect: Exit) -> None:
+    def leave(self, effect: Exit) -> None:
+        """End in order, once all effects of this event are performed."""
         self._note(f"{self} exits {effect.code}: {effect.reason}")
         self.log += f"INFO exit {effect.code}: {effect.reason}\n".encode()
         self.exit_code = effect.code

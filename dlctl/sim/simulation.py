@@ -75,7 +75,10 @@ class Simulation:
         )
         self.checkers = checkers
         self.world.observers += checkers
-        self._past = past if past is not None else self.store.past()
+        if past is None:
+            past = self.store.past()
+            self.store.states.clear()  # As `dlctl start`: it goes on from a checkpoint, or anew.
+        self._past = past
         self.injector = Injector(self.world, faults or Faults())
         self._requests = 0
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from dlctl.messages import Array
 from dlctl.optim.base import Optimizer
-from dlctl.shards.base import Held, Point, Spec, Storage, Unusable, no_point
-from dlctl.shards.image import Form
+from dlctl.shards.base import Held, Point, Spec, Storage, Unusable, no_point, not_replaced
+from dlctl.shards.image import Form, has_updates
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import Memory, fresh
@@ -75,10 +75,11 @@ class KeptStates:
         if self.durability == "none":
             return Memory(fresh(spec.size, spec.slots))
         kept = self._take(spec)
-        kept.image = kept.log = None
         if self.durability == "disk":
-            kept.log = MemoryLog()
+            kept.log = kept.log or MemoryLog()
             return Journaled.create(kept.log, spec, self.point)
+        if kept.image is not None and has_updates(kept.image, spec, BOOT_ID):
+            raise not_replaced(spec, "the simulated memory")
         kept.image = bytearray(Form.of(spec, BOOT_ID).total_bytes)
         return Mapped.create(kept.image, spec, BOOT_ID, self.point)
 

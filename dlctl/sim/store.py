@@ -92,7 +92,7 @@ class Store:
         return Past(
             terms=dict(self.terms),
             incarnations={name: row["incarnation"] for name, row in self.daemons.items()},
-            checkpoints=max([*self.checkpoints, newest_checkpoint(memory)]),
+            checkpoints=max([*self.checkpoints, *self._numbers(), newest_checkpoint(memory)]),
             restore=restore,
             manifest=json.loads(json.dumps(self.manifests[restore])) if restore else {},
             memory=memory,
@@ -102,6 +102,10 @@ class Store:
             },
             agents=dict(agents or {}),
         )
+
+    def _numbers(self) -> list[int]:
+        """Of the checkpoints that have a directory."""
+        return [int(directory.rpartition("-")[2]) for directory in self.files]
 
 
 def packed(arrays: Mapping[str, Array]) -> bytes:

@@ -100,6 +100,23 @@ def recovery_faults(seed: int) -> Faults:
     )  # fmt: skip
 
 
+def forgetting_faults(seed: int) -> Faults:
+    """Coordinators that die while the disk is full, and others that find it full: what those before
+    them have decided is not on record. Whoever they decide about dies, too.
+    """
+    dice = np.random.default_rng([seed, 4])
+
+    def up_to(most: int) -> int:
+        return int(dice.integers(0, most + 1))
+
+    return Faults(
+        forgotten=1 + up_to(1), full_disks=up_to(1), full_disk_s=4.0, coordinator_kills=up_to(1),
+        kills=1 + up_to(2), server_kills=up_to(2), freezes=up_to(1), ghosts=up_to(1),
+        cuts=up_to(1), resets=up_to(1), slow_disks=up_to(1), freeze_s=1.2, ghost_s=1.2, cut_s=1.2,
+        from_s=0.9 if seed % 4 else 0.0, heal_at_s=HEAL_AT_S,
+    )  # fmt: skip
+
+
 # ---------------------------------------------------------------- the ledger
 
 
@@ -110,6 +127,7 @@ def _ledger(
     epochs: int = 4,
     averages: bool = False,
     shares: bool = False,
+    forgets: bool = False,
     more: Callable[[Ledger], Checker] | None = None,
     durabilities: tuple[str, ...] = ("process", "process", "process", "disk", "none"),
     **options: object,
@@ -121,8 +139,9 @@ def _ledger(
         durability=durabilities[seed % len(durabilities)], timeouts=TIMEOUTS, **options,
     )  # fmt: skip
     checkers = ledger_checkers(
-        problem, epochs, once=False, averages=averages, shares=shares, heal_at_s=HEAL_AT_S
-    )
+        problem, epochs, once=False, averages=averages, shares=shares, forgets=forgets,
+        heal_at_s=HEAL_AT_S,
+    )  # fmt: skip
     checkers += (more(problem),) if more is not None else ()
     return Simulation(
         job, problem, seed, network=poor_network(seed), compute=COMPUTE, faults=faults,
@@ -190,6 +209,18 @@ def sync_recovery(seed: int) -> Simulation:
     )  # fmt: skip
 
 
+def full_disks(seed: int) -> Simulation:
+    """The coordinator's notes are older than what its agents, workers and servers know."""
+    method = (
+        ("downpour", {"push_every_steps": 1 + seed // 2 % 2}), ("local-sgd", {"local_steps": 2, "local_lr": 1.0}),
+        ("downpour", {"warmstart_steps": 6}), ("sync", {}),
+    )[seed % 4]  # fmt: skip
+    return _ledger(
+        seed, forgetting_faults(seed), forgets=True, averages=method[0] != "downpour",
+        shares=method[0] == "sync", durabilities=("process", "process", "disk"), algorithm=method,
+    )  # fmt: skip
+
+
 # ---------------------------------------------------------------- a method with one right result
 
 
@@ -237,5 +268,6 @@ SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "sandblaster": sandblaster,
     "recovery": recovery,
     "sync-recovery": sync_recovery,
+    "full-disks": full_disks,
 }
 """Name -> seed -> a run that has not begun."""

@@ -83,10 +83,11 @@ def ledger_checkers(
     once: bool,
     averages: bool = False,
     shares: bool = False,
+    forgets: bool = False,
     heal_at_s: float = 10.0,
 ) -> tuple[Checker, ...]:
     """Everything that must be true of a run of `problem`; `averages`: the method is a barrier;
-    `shares`: of single gradients.
+    `shares`: of single gradients; `forgets`: the coordinator's notes may be old.
     """
     book = Book(problem)
     return (
@@ -95,7 +96,7 @@ def ledger_checkers(
         AcksChecker(book),
         TermsChecker(),
         SamplesChecker(problem.samples, epochs, once=once),
-        LeasesChecker(problem.samples, epochs),
+        LeasesChecker(problem.samples, epochs, forgets=forgets),
         FetchesChecker(),
         *(() if averages else (StalenessChecker(book),)),
         LivenessChecker(heal_at_s),

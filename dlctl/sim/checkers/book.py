@@ -62,6 +62,8 @@ class Book(Checker):
         self._numbers: defaultdict[tuple[int, int, int, int], list[int]] = defaultdict(list)
         """(slot, epoch, data epoch, start) -> numbers of the gradients of this portion."""
         self._computed: defaultdict[Process, int] = defaultdict(int)
+        self._portions: dict[tuple[int, int, int, int], Done] = {}
+        """The same -> the newest portion of it that was called done."""
         self._starts: dict[tuple[int, int], int] = {}
         """(data epoch, portion) -> where it starts."""
 
@@ -146,7 +148,15 @@ class Book(Checker):
             self.dropped.add(key)
 
     def _portion(self, process: Process, done: m.PortionDone) -> Done:
+        """A message that is sent again speaks of the same gradients, although the portion may have
+        been leased again to the same worker meanwhile.
+        """
         start = self._starts[done.data_epoch, done.portion]
-        numbers = self._numbers[done.slot, done.epoch, done.data_epoch, start]
-        authors = self.problem.authors
-        return Done(process, done, tuple(authors[done.slot, done.epoch, n] for n in numbers))
+        key = (done.slot, done.epoch, done.data_epoch, start)
+        known = self._portions.get(key)
+        if known is None or known.message is not done:
+            numbers = self._numbers[key]
+            mine, numbers[:] = numbers[: done.steps], numbers[done.steps :]
+            cells = tuple(self.problem.authors[*key[:2], number] for number in mine)
+            known = self._portions[key] = Done(process, done, cells)
+        return known

@@ -60,13 +60,15 @@ def _has_it(holder: Process | None) -> bool:
 class LeasesChecker(Checker):
     """A portion has one living holder until it is noted as done, and none after that (who is given
     up does not count, it is fenced); the portions that are noted cover the data epochs that a
-    finished run was asked for.
+    finished run was asked for. If the coordinator `forgets`, because it dies while the disk is
+    full, only that is asked: the next one may lease again what it knows nothing of.
     """
 
-    def __init__(self, samples: int, epochs: int = 0) -> None:
+    def __init__(self, samples: int, epochs: int = 0, *, forgets: bool = False) -> None:
         self.samples = samples
         self.epochs = epochs
         """0: the method has no epochs."""
+        self.forgets = forgets
         self._holders: dict[tuple[int, int], Process] = {}
         self._ranges: dict[tuple[int, int], tuple[int, int]] = {}
         self._noted: set[tuple[int, int]] = set()
@@ -91,6 +93,7 @@ class LeasesChecker(Checker):
 
     def _on_lease(self, coordinator: Process, peer: Peer, lease: m.Lease) -> None:
         key = (lease.data_epoch, lease.portion)
+        self._ranges[key] = (lease.start, lease.stop)
         assert isinstance(peer, bytes)
         client = coordinator.network.client(peer)
         if not isinstance(client, Process):
@@ -98,13 +101,14 @@ class LeasesChecker(Checker):
         if (client, lease.request) in self._answered:
             return  # The same answer again, to a question that came again.
         self._answered.add((client, lease.request))
+        if self.forgets:
+            return
         if key in self._noted:
             raise self.broken(f"portion {key} is done, and leased to {client}")
         holder = self._holders.get(key)
         if holder not in (None, client) and _has_it(holder):
             raise self.broken(f"portion {key} is leased to {client}, and {holder} has it")
         self._holders[key] = client
-        self._ranges[key] = (lease.start, lease.stop)
 
     def at_end(self, world: World) -> None:
         if world.store.run.get("state") != "finished":
