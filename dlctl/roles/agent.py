@@ -109,7 +109,7 @@ class Agent:
                 self._lifeline.heard(now)
                 if self._children:
                     self.desk.note("info", f"adopts {', '.join(sorted(self._children))}")
-                self.desk.ask("register", COORDINATOR, self.birth.register(), now)
+                self._register(now)
             case StopRequested(reason):
                 self._leave(reason, now)
             case DeadlineReached():
@@ -125,6 +125,9 @@ class Agent:
         times += [self._lifeline.deadline()] if not self._leaving else []
         times += [self._report_at] if self._welcomed else []
         return min((t for t in times if t is not None), default=None)
+
+    def _register(self, now: float) -> None:
+        self.desk.ask("register", COORDINATOR, self.birth.register(), now)
 
     def _there(self) -> dict[str, int]:
         """Name -> incarnation of those that live, or whose end the coordinator has not noted."""
@@ -231,6 +234,8 @@ class Agent:
             self._restarts, self._restarted_at = self._restarts + 1, now
             self.desk.note("warning", COORDINATOR_GONE)
             self.desk.do(RestartCoordinator())
+            # The next one may know nothing of us: the disk may have been full when we came.
+            self._register(now)
         if not self._leaving and self._lifeline.is_over(now):
             self.desk.note("error", "no word from the coordinator for too long: ending")
             self._leave("the coordinator is gone", now)

@@ -245,10 +245,7 @@ class Coordinator:
             self.desk.send(peer, m.Dismiss(f"worker-{message.slot} has been replaced"))
             return
         worker.heard(peer, now)
-        if not worker.asked_for_data:
-            worker.asked_for_data = True
-            worker.state = "running" if self.ending is None else worker.state
-            self.tell_members()
+        self.reports.is_at_work(worker)
         self.work.on_request(message, now)
 
     def _advance_run(self, now: float) -> None:
@@ -349,7 +346,7 @@ class Coordinator:
     def _on_drained(self, peer: Peer, message: m.Drained, now: float) -> None:
         self.desk.outstanding.done(("drain", message.name), now)
         worker = self.members.get(message.name)
-        if worker is None:
+        if worker is None or worker.peer != peer:
             return
         if worker.drained:  # It still waits for its orders.
             self.desk.do(*self.desk.outstanding.resend_now(("shutdown", worker.name), now))

@@ -95,15 +95,10 @@ class PortionPool:
         return (portion - long_ones) * steps + long_ones * long_steps
 
     def release(self, slot: int) -> list[tuple[int, int]]:
-        """The worker of `slot` is gone: its portions that are not done go back."""
-        return self._take_back([key for key, owner in self._leased.items() if owner == slot])
-
-    def release_doubtful(self, slot: int) -> list[tuple[int, int]]:
-        """The worker of `slot` does not work on what it is said to have: that goes back."""
-        return self._take_back([key for key in self._doubtful if self._leased.get(key) == slot])
-
-    def _take_back(self, keys: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        back = sorted(keys)
+        """The worker of `slot` is gone, or does not work on what it is said to have: its portions
+        that are not done go back.
+        """
+        back = sorted(key for key, owner in self._leased.items() if owner == slot)
         for key in back:
             del self._leased[key]
             self._changed[key] = None

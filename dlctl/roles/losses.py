@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
-from dlctl.roles.desk import EXIT_POISONED
+from dlctl.roles.desk import EXIT_FENCED, EXIT_POISONED
 from dlctl.roles.effects import ProcessEnded
 from dlctl.roles.journal import KillAgent
 from dlctl.roles.membership import STATUS_UNKNOWN, Daemon
@@ -245,8 +245,10 @@ class Losses:
     def _has_state(self, server: Daemon) -> bool:
         """Whether the next process of this shard can go on where this one was."""
         assert server.last_exit is not None
-        # One that gave up by itself before it ever served would do the same again.
-        may_serve = server.has_served or server.last_exit["code"] < 0
+        # One that gave up by itself before it ever served would do the same again. We may have sent
+        # it away because nobody remembered that it had been started.
+        code = server.last_exit["code"]
+        may_serve = server.has_served or code < 0 or code == EXIT_FENCED
         return self.of.keeps_shards() and may_serve and not server.error
 
     def _lose_agent(self, agent: Daemon, end: ProcessEnded, now: float) -> None:

@@ -190,6 +190,9 @@ class Memory:
             daemon.state, daemon.retry_at = "backoff", now
         elif daemon.alive and daemon.pid is None:
             of.arrivals.ask_spawn(daemon, now)
+        elif daemon.alive:
+            # Its agent may have told of its end, and been answered, when that could not be written.
+            daemon.agent_incarnation = 0
         if daemon.alive and daemon.role == "server" and daemon.address:
             of.arrivals.tell_moved(daemon, now)
         if daemon.alive and daemon.settings:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dlctl import messages as m
 from dlctl.machine import Peer
 from dlctl.roles.journal import AddMetric
+from dlctl.roles.membership import Daemon
 
 if TYPE_CHECKING:
     from dlctl.roles.coordinator import Coordinator
@@ -35,10 +36,19 @@ class Reports:
             return
         if daemon.role == "server":
             of.tell_members(daemon)
+        elif report.metrics.get("portions"):
+            self.is_at_work(daemon)  # Although nobody remembers that it has asked for data.
         if of.state in ("running", "degraded"):
             step = report.metrics.get("step") or report.metrics.get("version")
             step = step if isinstance(step, int) and step < 2**63 else 0
             self.desk.do(AddMetric(report.name, step, report.metrics))
+
+    def is_at_work(self, worker: Daemon) -> None:
+        """A worker has asked for data: it takes part."""
+        if not worker.asked_for_data:
+            worker.asked_for_data = True
+            worker.state = "running" if self.of.ending is None else worker.state
+            self.of.tell_members()
 
     def on_evaluated(self, message: m.Evaluated, now: float) -> None:
         """Metrics of an evaluation; they may end the run."""

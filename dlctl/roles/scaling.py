@@ -114,7 +114,11 @@ class Scaling:
         self.desk.ask(("kill", daemon.name), daemon.agent, kill, now)
 
     def on_drained(self, worker: Daemon, now: float) -> None:
-        """Everything of it is in the shards: it may exit."""
+        """Everything of it is in the shards: it may exit. And if nobody has asked it to drain, then
+        a coordinator did of whose decision nothing is on record: it takes no more work.
+        """
+        if self.of.ending is None:
+            worker.leaving = worker.leaving or RESTART
         if worker.leaving == ROTATION:
             worker.kill_at = None
         elif worker.leaving and self.of.ending is None:

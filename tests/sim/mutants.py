@@ -32,6 +32,7 @@ from dlctl.roles.journal import IssueTerm
 from dlctl.roles.leases import PortionPool, Range
 from dlctl.roles.memory import Memory
 from dlctl.roles.outstanding import Outstanding
+from dlctl.roles.scaling import Scaling
 from dlctl.roles.server import Server
 from dlctl.roles.serving import Serving
 from dlctl.roles.training import Training
@@ -577,3 +578,20 @@ def redo_is_replayed_twice(patch: Patch) -> None:
             yield delta
 
     patch.setattr(Journaled, "_deltas_of", deltas_of)
+
+
+# ---------------------------------------------------------------- notes that were lost
+
+
+@mutant(
+    "a worker that has drained for a coordinator that nobody remembers is waited for",
+    "LivenessChecker", scenario="full-disks", seeds=30,
+)  # fmt: skip
+def drained_for_nobody(patch: Patch) -> None:
+    honest = Scaling.on_drained
+
+    def on_drained(self, worker, now):
+        if worker.leaving:
+            honest(self, worker, now)
+
+    patch.setattr(Scaling, "on_drained", on_drained)

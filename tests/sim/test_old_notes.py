@@ -5,6 +5,8 @@ before them decided, and they died before it could be written again.
 from __future__ import annotations
 
 import pytest
+from scenarios import full_disks
+from seeds import finish
 from simulated import ACCOUNT, job_file
 
 from dlctl.roles.desk import COORDINATOR
@@ -124,3 +126,19 @@ def test_a_batch_that_takes_long_is_not_given_to_somebody_else():
         simulation.at(float(again_s), lambda: simulation.world.kill(COORDINATOR))
     outcome = simulation.run(4000.0)
     assert outcome.state == "finished", outcome.reason
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(22, id="workers-drained-for-an-end-that-nobody-remembers"),
+        pytest.param(44, id="an-exit-that-was-noted-and-is-not-on-record"),
+        pytest.param(87, id="a-shard-that-has-served-and-nobody-remembers-it"),
+        pytest.param(216, id="an-agent-that-registered-and-is-not-on-record"),
+        pytest.param(303, id="workers-at-work-that-are-said-not-to-have-begun"),
+        pytest.param(372, id="a-server-that-is-sent-away-before-it-has-served"),
+    ],
+)
+def test_what_is_not_on_record_is_found_out_again(seed):
+    """Each of these runs stood still for good, or failed, before that was mended."""
+    finish(full_disks(seed))
