@@ -212,7 +212,8 @@ def sync_recovery(seed: int) -> Simulation:
 def full_disks(seed: int) -> Simulation:
     """The coordinator's notes are older than what its agents, workers and servers know."""
     method = (
-        ("downpour", {"push_every_steps": 1 + seed // 2 % 2}), ("local-sgd", {"local_steps": 2, "local_lr": 1.0}),
+        ("downpour", {"push_every_steps": 1 + seed // 2 % 2}),
+        ("local-sgd", {"local_steps": 2, "local_lr": 1.0}),
         ("downpour", {"warmstart_steps": 6}), ("sync", {}),
     )[seed % 4]  # fmt: skip
     return _ledger(

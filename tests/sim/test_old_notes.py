@@ -97,6 +97,11 @@ def test_one_that_dies_while_there_is_no_coordinator_is_replaced(name):
     run((2.1, name), (DIES_AT_S, COORDINATOR), (DIES_AT_S + 0.2, name))
 
 
+@pytest.mark.parametrize("dies_at_s", [1.0, 2.1, 2.9])
+def test_an_agent_that_no_coordinator_remembers_is_gone_on_with(dies_at_s):
+    run((dies_at_s, "agent-0"), (DIES_AT_S, COORDINATOR))
+
+
 def begun(cells: int, epochs: int, step_s: float, *, once: bool) -> Simulation:
     """A run to the end of its epochs; `once`: every sample is taken once."""
     problem = Ledger(shards=2, cells=cells)
@@ -115,6 +120,15 @@ def test_a_portion_that_is_done_and_said_to_be_leased_is_not_waited_for(dies_at_
     simulation.at(FULL_S, lambda: setattr(disk, "full", 1))
     simulation.at(FREE_S, lambda: setattr(disk, "full", 0))
     simulation.at(dies_at_s, lambda: simulation.world.kill(COORDINATOR))
+    outcome = simulation.run(100.0)
+    assert outcome.state == "finished", outcome.reason
+
+
+def test_a_portion_that_its_worker_never_got_is_not_waited_for():
+    """Two coordinators have answered one question, and the worker has taken the other answer."""
+    simulation = begun(cells=800, epochs=8, step_s=0.1, once=True)
+    world = simulation.world
+    simulation.at(FULL_S, lambda: world.coordinator.machine.work.pool.take(0))
     outcome = simulation.run(100.0)
     assert outcome.state == "finished", outcome.reason
 
