@@ -47,25 +47,41 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-class Rotating(logging.StreamHandler):  # type: ignore[type-arg]
+class Rotating(logging.Handler):
     """Writes to descriptor 2; moves it to a new file when the present one is full.
+
+    Not through `sys.stderr`: that has a lock which nobody renews in a process that is forked off
+    while another thread writes there, and its first line would wait for ever.
 
     A process that was forked off never renames a file: its own descriptor still points at the full
     one after that has been renamed, and each line of it would push the newer ones back once more.
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(sys.stderr)
+        super().__init__()
         self.path = path
         self._owner = os.getpid()
         self._file = _identity(os.fstat(2))
         """Where descriptor 2 points, as far as we have done that; a fork inherits it."""
+        self._is_torn = False
+        """There was room for the beginning of a line only."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if os.getpid() != self._owner:
-            self._follow()
-        super().emit(record)
-        self.rotate_if_full()
+        try:
+            if os.getpid() != self._owner:
+                self._follow()
+            self._write(self.format(record))
+            self.rotate_if_full()
+        except Exception:
+            self.handleError(record)
+
+    def _write(self, line: str) -> None:
+        """Raises OSError if there is no room."""
+        text = ("\n" if self._is_torn else "") + line + "\n"
+        left = memoryview(text.encode(errors="backslashreplace"))
+        while left:
+            left = left[os.write(2, left) :]
+            self._is_torn = bool(left)
 
     def rotate_if_full(self) -> None:
         """Also called now and then by `Loop`: raw output fills the file as well."""
@@ -138,10 +154,15 @@ class _Printed(io.TextIOBase):
 
     def __init__(self, stream: str) -> None:
         self._stream = stream
+        self._here = threading.local()
+        self._begin()
+        # Another thread may be writing when a process is forked off, which has only this one.
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
         self._begun: dict[int, str] = {}
         """Thread -> the beginning of a line that it has not ended yet."""
-        self._lock = threading.Lock()
-        self._here = threading.local()
 
     def write(self, text: str) -> int:
         if getattr(self._here, "busy", False):

@@ -8,6 +8,7 @@ NFS refuses to lock a file that is not open for writing, and a job file may not 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -25,6 +26,12 @@ HELD_S = 600.0
 """For another command: it may be checking a large checkpoint, or waiting for daemons to end."""
 TELL_S = 1.0
 POLL_S = 0.05
+NO_ROOM = "free some space there"
+NO_LOCKS = (
+    "have this directory writable, and where files can be locked; XDG_STATE_HOME says where it is, "
+    "and with it by which names runs are found"
+)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -43,7 +50,7 @@ def starting(file: Path, timeout_s: float = HELD_S) -> Iterator[None]:
         raise DlctlError(
             f"cannot lock the job: {error.strerror or error}",
             where=str(path),
-            hint="set XDG_STATE_HOME to a directory of yours in which files can be locked",
+            hint=NO_ROOM if error.errno in _FULL else NO_LOCKS,
         ) from error
     try:
         yield
@@ -76,8 +83,9 @@ def _lock(path: Path, file: Path, timeout_s: float) -> int:
                 hint="dlctl ps",
             )
         time.sleep(POLL_S)
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"pid {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    with suppress(OSError):  # On a full disk nobody is told who has it.
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"pid {os.getpid()} on {socket.gethostname()}".encode(), 0)
     return descriptor
 
 

@@ -7,7 +7,7 @@ from dlctl.config import JobFile
 
 def doubts(job: JobFile) -> list[str]:
     """One sentence each."""
-    return [text for text in [_push_before_fetch(job)] if text]
+    return [text for text in [_push_before_fetch(job), _slurm_extra(job)] if text]
 
 
 def _push_before_fetch(job: JobFile) -> str:
@@ -23,3 +23,13 @@ def _push_before_fetch(job: JobFile) -> str:
     if not why:
         return ""
     return f"push_before_fetch: what is fetched lacks steps of its own replica: {'; '.join(why)}"
+
+
+def _slurm_extra(job: JobFile) -> str:
+    for option in job.slurm.extra:
+        _, _, value = option.partition("=")
+        if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
+            return (
+                f"[slurm] extra: the quotes in {option} become part of its value; none are needed"
+            )
+    return ""

@@ -17,6 +17,8 @@ OUTPUT_BYTES_MAX = 4 << 20
 """Of a large cluster `sinfo` names all nodes."""
 LATE = -1001
 """A status that no process has: it was killed after its time was up."""
+KILLED_S_MAX = 1.0
+"""For one that was killed to end."""
 
 
 class Said(NamedTuple):
@@ -62,7 +64,10 @@ class Command:
         has_ended = self._popen.poll() is not None
         if not has_ended:
             kill_group(self._popen)
-        status = self._popen.wait()
+        # One that stands in the kernel (a driver, a dead file server) does not even end by that.
+        status = LATE
+        with suppress(subprocess.TimeoutExpired):
+            status = self._popen.wait(KILLED_S_MAX)
         os.close(self.pidfd)
         out, err = (os.pread(file, OUTPUT_BYTES_MAX, 0) for file in self._files)
         self._close_files()

@@ -83,3 +83,10 @@ def test_nodes_must_be_given_and_hosts_must_not(load):
         load('[slurm]\nnodes = 2\n[[hosts]]\nssh = "h1"\n')
     with pytest.raises(jobfile.JobFileError, match="without encryption only this machine"):
         load('[slurm]\nnodes = 2\n[network]\nencryption = "none"\n')
+
+
+def test_quotes_around_a_whole_value_are_doubted(load):
+    text = "[slurm]\nnodes = 2\nextra = ['--comment=\"two words\"']\n"
+    (doubt,) = jobfile.doubts(load(text))
+    assert 'the quotes in --comment="two words" become part of its value' in doubt
+    assert jobfile.doubts(load(text.replace('"', ""))) == []

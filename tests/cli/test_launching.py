@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -427,3 +428,16 @@ def test_differences_are_named_as_in_the_job_file():
         "job.stop.epochs: 1 -> none",
         "job.stop.steps: none -> 5",
     ]
+
+
+def test_a_full_disk_keeps_no_start_from_being_the_only_one(job):
+    """Only the words of who has the lock are missing then."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with onlyone.starting(job):
+        pass  # Its directory is there.
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        with onlyone.starting(job):
+            assert onlyone.lock_path(job).read_text() == ""
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

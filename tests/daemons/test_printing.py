@@ -12,6 +12,8 @@ from collections import Counter
 from pathlib import Path
 from textwrap import dedent
 
+import pytest
+
 START = """
     import logging, os, sys, threading
     from pathlib import Path
@@ -131,3 +133,54 @@ def test_a_full_log_is_turned_over_only_by_the_process_that_it_belongs_to(tmp_pa
     assert lines_after(tmp_path / "log", story) == []
     older = [json.loads(line)["msg"] for line in (tmp_path / "log.1").read_text().splitlines()]
     assert [line.split()[0] for line in older] == [*map(str, range(8)), "mine"]
+
+
+def test_a_fork_logs_although_other_threads_were_at_it(tmp_path):
+    """Their locks are held in the fork for ever: one prints, and one waits in the kernel, as on a
+    slow disk, until its line is taken.
+    """
+    story = """
+        import signal
+        def held():
+            with sys.stdout._lock:
+                holds.set()
+                done.wait()
+        def stuck():
+            logging.getLogger("dlctl").info("y" * 100_000)
+        holds, done = threading.Event(), threading.Event()
+        there, (reader, writer) = os.dup(2), os.pipe()
+        os.dup2(writer, 2)
+        threads = [threading.Thread(target=work, daemon=True) for work in (held, stuck)]
+        for thread in threads: thread.start()
+        holds.wait()
+        os.read(reader, 1)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            os.dup2(there, 2)
+            print("from the fork")
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        os.dup2(there, 2)
+        os.close(writer)
+        while os.read(reader, 1 << 16): pass
+        done.set()
+        for thread in threads: thread.join()
+        """
+    assert lines_after(tmp_path / "log", story)[0] == "from the fork"
+
+
+def test_a_line_for_which_there_was_no_room_does_not_spoil_the_next_one(tmp_path):
+    story = """
+        import resource
+        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, most))
+        print("x" * 200)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        print("there is room again")
+        """
+    with pytest.raises(json.JSONDecodeError):
+        lines_after(tmp_path / "log", story)
+    torn, whole = (tmp_path / "log").read_text().splitlines()
+    assert len(torn) == 100
+    assert json.loads(whole)["msg"] == "there is room again"
