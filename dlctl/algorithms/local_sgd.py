@@ -30,7 +30,8 @@ twice. No replica gets further ahead than a round.
 
 Everything else is as in `sync`: who takes part, who is waited for, and that a push for a round that
 is over is dropped. A replica without data in the middle of a round pushes what it has. One whose
-steps have become infinite pushes nothing of that round, and goes on from what it fetches.
+steps become infinite ends its round there: it pushes nothing of it, waits for the mean of the
+others and goes on from that. Gradients that are not finite are left out, as in every method.
 """
 
 from __future__ import annotations
@@ -67,8 +68,6 @@ class Replica(sync.Replica):
         """A push is out, and this replica has gone on without its mean."""
         self._left = parameters[:0]
         """What of the residual is no step since that push: what it has left there."""
-        self._is_lost = False
-        """The steps of this round so far are dropped: they were infinite when the mean came."""
 
     def run(self) -> Requests:
         clock = yield from self._join()
@@ -77,27 +76,15 @@ class Replica(sync.Replica):
             if self._is_ahead and self.fetched_clock <= clock:
                 yield Fetch(wait=True, clock_min=clock + 1)
             self._is_ahead, clock = False, self.fetched_clock
-            samples = self._of_use(samples)
             yield Push(self.residual if samples else None, samples, clock)
             if samples and self.options.overlap:
                 self._is_ahead, self._left = True, copy_of(self.residual)
             yield Fetch(wait=not self._is_ahead, clock_min=clock + 1)
 
-    def _of_use(self, samples: int) -> int:
-        """Of the samples of a round, those that can be pushed: none, if it has gone astray."""
-        if self._is_lost:
-            self._is_lost, samples = False, 0
-        elif not (is_finite(self.residual) and is_finite(self.parameters)):
-            self.residual[:] = samples = 0
-        return samples
-
     def placed(self, lo: int, hi: int) -> None:
-        if not self._is_ahead:
-            return
-        if not is_finite(self.residual):
-            self.residual[:], self._is_lost = self._left, True
-        self.parameters[lo:hi] += self._left[lo:hi]
-        self.parameters[lo:hi] -= self.residual[lo:hi]
+        if self._is_ahead:
+            self.parameters[lo:hi] += self._left[lo:hi]
+            self.parameters[lo:hi] -= self.residual[lo:hi]
 
     def restore(self, residual: Array) -> None:
         """It may come late; then it is no step of this round, either."""
@@ -107,11 +94,15 @@ class Replica(sync.Replica):
             self._left += self.residual - before
 
     def _accrue(self) -> sync.Accrues:
+        """A round's steps; as soon as they are infinite, none of them and 0 samples.
+
+        What this replica would compute with is of no use then, nor are slices of a mean that have
+        been placed: steps that are dropped here stand on top of them. So no step follows until all
+        slices were fetched again.
+        """
         steps = samples = 0
         while steps < self.options.local_steps:
             computed = yield NextGradient()
-            if self._is_lost:
-                self._is_lost, steps, samples = False, 0, 0
             if computed is None:
                 break
             way = computed.gradient
@@ -120,6 +111,9 @@ class Replica(sync.Replica):
             self.residual += way
             steps += 1
             samples += computed.samples
+            if not is_finite(self.residual):
+                self.residual[:] = self._left if self._is_ahead else 0
+                return 0
         return samples
 
 

@@ -179,7 +179,7 @@ class Lease(Message):
 @dataclass(frozen=True, slots=True, repr=False)
 class PortionDone(Message):
     """All gradients of a portion are in acknowledged pushes. `loss_sum` is over its samples; it is
-    infinite if the last of these pushes was refused.
+    infinite if the last of these pushes was refused, or empty because the steps were infinite.
     """
 
     slot: int

@@ -43,7 +43,7 @@ STUCK_S_MIN, STUCK_BATCHES = 10.0, 10.0
 """A batch that takes longer than both (seconds, and as many other batches) hangs in user code; an
 evaluation is told of, but may well take so long."""
 
-ASTRAY = "a replica's own steps have become infinite"
+ASTRAY = "a replica's own steps have become infinite; a smaller local_lr may help"
 
 
 class Training:
@@ -203,15 +203,14 @@ class Training:
             return False, None
         vector = request.vector if request.vector is not None else zeros_like(self.side.parameters)
         number = self.channels[0].next_seq
-        if request.vector is None and self.has_unpushed_steps():
-            self.poison.refused(number, ASTRAY, self._steps_pushed, self.steps - 1)
-            self.desk.note("warning", f"not pushed ({self.poison.last}): {ASTRAY}")
+        steps = self._steps_of[number] = self._steps_pushed, max(self.steps - 1, 0)
         for c in self.channels:
-            self._push_slice(c, vector[c.lo : c.hi], request)
+            self._push_slice(c, vector[c.lo : c.hi], request, steps)
         self._unsettled[number] = len(self.channels)
         self.pacing.pushed(number, now)
-        self._steps_of[number] = (self._steps_pushed, max(self.steps - 1, 0))
         self.portions.pushed(number)
+        if request.vector is None and self.has_unpushed_steps():
+            self._refused(number, ASTRAY, "not pushed")
         self._steps_pushed = self.steps
         self.leasing.told_no_data = False
         self._push_buffers()
@@ -223,12 +222,9 @@ class Training:
             return False
         return all(c.joined and c.has_room() for c in self.channels)
 
-    def _push_slice(self, c: Channel, u: Any, request: Push) -> None:
+    def _push_slice(self, c: Channel, u: Any, request: Push, steps: tuple[int, int]) -> None:
         delta = self.compressor.take(u, c.shard)
-        last_step = max(self.steps - 1, 0)
-        push = c.push(
-            self._steps_pushed, last_step, request.samples, request.clock, delta, request.portion
-        )
+        push = c.push(*steps, request.samples, request.clock, delta, request.portion)
         self.rates.add("push_bytes", delta.nbytes)
         self.outbox.queue("push", c.push_key(push.seq), c.peer, push, delta.nbytes)
 
@@ -260,16 +256,19 @@ class Training:
         self.staleness_sum += ack.staleness
         self.staleness_number += 1
         if ack.outcome == m.REFUSED:
-            self.poison.refused(ack.seq, ack.reason, *self._steps_of[ack.seq])
-            self.portions.refused(ack.seq)
-            what = f"server-{ack.shard} refused a push ({self.poison.last}): {ack.reason}"
-            self.desk.note("warning", what)
+            self._refused(ack.seq, ack.reason, f"server-{ack.shard} refused a push")
         self._unsettled[ack.seq] -= 1
         if not self._unsettled[ack.seq]:
             del self._unsettled[ack.seq], self._steps_of[ack.seq]
             self.poison.settled(ack.seq)
             self.pacing.settled(ack.seq, now)
             self._report_done(self.portions.settled(ack.seq), now)
+
+    def _refused(self, number: int, reason: str, what: str) -> None:
+        """Of this push a shard gets nothing."""
+        self.poison.refused(number, reason, *self._steps_of[number])
+        self.portions.refused(number)
+        self.desk.note("warning", f"{what} ({self.poison.last}): {reason}")
 
     # ------------------------------------------------------------ data
 

@@ -189,27 +189,33 @@ def test_who_explodes_in_a_round_pushes_nothing_of_it_and_goes_on_from_the_mean(
     np.testing.assert_allclose(shards.whole(), round_of(theta, [range(2, 4)] * REPLICAS), rtol=1e-5)
 
 
-def test_who_explodes_while_the_mean_is_under_way_drops_these_steps_when_it_comes():
+def test_who_explodes_while_the_mean_is_under_way_sits_out_the_round():
     shards, everybody = replicas(steps=4, overlap=True)
     player, *others = everybody
     give(player, 0, 5)
     give_bad(player)
+    give(player, 8, BATCHES)
     go_on([player])
     assert np.abs(player.parameters).max() > 1e10
+    assert len(player.todo) == 4, "no step is made from there"
+    theta = np.ones(SIZE)
+    for first, slots in ((0, everybody), (4, others)):
+        for other in others:
+            give(other, first, first + 4)
+        go_on(everybody)
+        mine = range(first, first + 4) if player in slots else range(0)
+        theta = round_of(theta, [mine, *[range(first, first + 4)] * 2])
+        np.testing.assert_allclose(shards.whole(), theta, rtol=1e-5)
     for other in others:
-        give(other, 0, 4)
+        give(other, 8, BATCHES)
     go_on(everybody)
-    theta = round_of(np.ones(SIZE), [range(4)] * REPLICAS)
-    np.testing.assert_allclose(player.parameters, theta, rtol=1e-5)
-    for other in everybody:
-        give(other, 4, 8)
-    go_on(everybody)
-    assert [p.samples_pushed for p in everybody] == [8, 8, 8]
-    np.testing.assert_allclose(shards.whole(), round_of(theta, [range(4, 8)] * REPLICAS), rtol=1e-5)
+    assert [p.samples_pushed for p in everybody] == [8, 12, 12]
+    theta = round_of(theta, [range(8, BATCHES)] * REPLICAS)
+    np.testing.assert_allclose(shards.whole(), theta, rtol=1e-5)
 
 
 def test_who_has_exploded_and_waits_for_the_mean_pushes_none_of_it():
-    """It is a whole round ahead: the steps are dropped when all of them are made."""
+    """It is a whole round ahead: the last of its steps is the bad one."""
     shards, everybody = replicas(steps=2, overlap=True)
     player, *others = everybody
     give(player, 0, 3)

@@ -2,13 +2,17 @@
 
 import numpy as np
 import pytest
-from simulated import job_file, rows_in_order
+from simulated import ACCOUNT, Watcher, job_file, rows_in_order
 
 from dlctl import jobfile
 from dlctl.compress.base import Delta
+from dlctl.messages import Array, PortionDone
 from dlctl.optim.momentum import Momentum
 from dlctl.shards.memory import in_memory
-from dlctl.sim.problems import Batch, LeastSquares
+from dlctl.sim.checkers import OwnStepsChecker
+from dlctl.sim.drivers import ComputeOptions
+from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.problems import Batch, LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
 
 NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
@@ -53,6 +57,54 @@ def test_steps_of_one_and_a_mean_are_synchronous_sgd():
     sync = job_file(**alone, algorithm=("sync", {}), optimizer=("sgd", {"lr": 0.1}))
     weights = [Simulation(job, problem).run().weights for job in (local, sync)]
     assert np.allclose(*weights, rtol=0, atol=1e-6)
+
+
+# ---------------------------------------------------------------- steps that become infinite
+
+
+class GoesAstray(Ledger):
+    """An account in which one step of worker-1, by its number, is infinite; its gradient is not."""
+
+    def __init__(self, servers: int, number: int) -> None:
+        super().__init__(shards=servers)
+        self.number = number
+        self.largest = 0.0
+        """Of the parameters that a gradient was computed with."""
+
+    def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
+        loss, gradient = super().gradient(w, batch)
+        self.largest = max(self.largest, float(np.abs(w).max()))
+        if batch.slot == 1 and batch.number == self.number:
+            gradient *= np.float32(1e19)
+        return loss, gradient
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("number", range(8, 16))
+def test_wherever_in_a_round_a_step_becomes_infinite_the_replica_goes_on_without_it(
+    servers, number
+):
+    """Before, between and after the slices of the mean that it does not wait for: the last of them
+    takes as long as five of a round's eight steps.
+    """
+    problem, told = GoesAstray(servers, number), Watcher(PortionDone)
+    method = {"local_steps": 8, "local_lr": 4.0, "overlap": True}
+    job = job_file(
+        workers=3, servers=servers, batch_size=2, algorithm=("local-sgd", method),
+        optimizer=ACCOUNT, epochs=8.0,
+    )  # fmt: skip
+    late = {(f"server-{servers - 1}", "worker-1"): Link(latency_s=0.1)}
+    outcome = Simulation(
+        job, problem, network=NetworkOptions(links=late), compute=ComputeOptions(step_s=0.02),
+        checkers=(OwnStepsChecker(problem), told),
+    ).run(600.0)  # fmt: skip
+    assert (outcome.state, outcome.left_behind) == ("finished", [])
+    assert problem.largest < 100.0, "no step is made where that one has led"
+    metrics = outcome.store.daemons["worker-1"]["metrics"]
+    assert metrics["step"] > 32
+    assert metrics["refused"] == 1
+    losses = [done.loss_sum for done in told.messages("worker-1")]
+    assert (np.inf in losses) == (number >= 11), "whether a portion has ended in the lost round"
 
 
 # ---------------------------------------------------------------- the job file
