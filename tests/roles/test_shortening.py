@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlctl import messages as m
@@ -75,6 +75,7 @@ ANY = st.recursive(
 )
 
 
+@settings(deadline=None, max_examples=20)
 @given(st.dictionaries(st.text(), ANY))
 def test_any_report_fits_beside_others(metrics: dict[str, Any]) -> None:
     rows = [row(metrics | {"more": metrics}, LONG)] * ROWS_MAX
