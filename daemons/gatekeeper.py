@@ -26,8 +26,7 @@ VERSION = b"1.0"
 WELCOME, LATER, UNKNOWN = (b"200", b"OK"), (b"300", b"later"), (b"400", b"unknown key")
 """Who hears "later" tries again by itself."""
 COMINGS_MAX, COMINGS_PER_S = 256.0, 10.0
-"""Connections that one key may begin: at once, and in the long run. An honest one needs a few, or a
-few for each page of a large status.
+"""Connections that one key may begin: at once, and in the long run. An honest one needs a few.
 """
 QUIET_S = 60.0
 """Between two lines in the log about one source."""

@@ -53,11 +53,16 @@ def ask(
     """
     import zmq
 
-    from dlctl.messages import Request
-
-    request = Request(random.SystemRandom().getrandbits(REQUEST_BITS), verb, arguments)
+    request = request_of(verb, arguments)
     with closing(Question(directory, request, timeout_s, zmq.Context())) as question:
         return answer(question, on_progress)
+
+
+def request_of(verb: str, arguments: dict[str, Any]) -> Request:
+    """One with a number that nobody else has."""
+    from dlctl.messages import Request
+
+    return Request(random.SystemRandom().getrandbits(REQUEST_BITS), verb, arguments)
 
 
 def answer(question: Question, on_progress: Callable[[Result], None] | None = None) -> Result:

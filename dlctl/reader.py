@@ -8,19 +8,23 @@ another port: a run that is stopped and started again may have one.
 from __future__ import annotations
 
 import json
-import random
 import time
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlctl import client, keys
-from dlctl.client import MUTE_S, REQUEST_BITS, Question, Result
+from dlctl.client import MUTE_S, Question, Result
 from dlctl.errors import DlctlError, NotPermitted, Unreachable
-from dlctl.messages import Request
+
+if TYPE_CHECKING:
+    from dlctl.messages import Request
 
 FILE_BYTES_MAX = 4096
 SCHEMA = "dlctl.reader/1"
+Ask = Callable[[str, dict[str, Any]], Result]
+"""(Verb, arguments) -> the coordinator's answer. Raises as `client.answer` does."""
 RENEWED = "ask the owner of the run for new ones: dlctl keys rotate, and dlctl keys reader FILE"
 
 
@@ -55,15 +59,18 @@ def load(path: Path) -> ReaderKey:
 def status(key: ReaderKey, timeout_s: float = MUTE_S) -> Result:
     """{"run": keys of the run, "daemons": rows}, with times as this machine's clock has them.
 
-    Raises Unreachable if nobody answers, and NotPermitted if whoever does has other keys.
+    Raises Unreachable if nobody answers within `timeout_s` seconds, to each of the questions that
+    it takes, and NotPermitted if whoever does has other keys.
     """
     daemons: list[Any] = []
-    while True:
-        asked_at = time.time()
-        result = _ask(key, "status", {"first": len(daemons)}, timeout_s)
-        daemons += (of_clock(row, asked_at - result["now"]) for row in result["daemons"])
-        if len(daemons) >= result["of"] or not result["daemons"]:
-            return {"run": of_clock(result["run"], asked_at - result["now"]), "daemons": daemons}
+    with asking(key, timeout_s) as ask:
+        while True:
+            asked_at = time.time()
+            result = ask("status", {"first": len(daemons)})
+            offset_s = asked_at - result["now"]
+            daemons += (of_clock(row, offset_s) for row in result["daemons"])
+            if len(daemons) >= result["of"] or not result["daemons"]:
+                return {"run": of_clock(result["run"], offset_s), "daemons": daemons}
 
 
 def of_clock(value: Any, offset_s: float) -> Any:
@@ -80,21 +87,31 @@ def of_clock(value: Any, offset_s: float) -> Any:
     return moved
 
 
-def _ask(key: ReaderKey, verb: str, arguments: dict[str, Any], timeout_s: float) -> Result:
+@contextmanager
+def asking(key: ReaderKey, timeout_s: float) -> Iterator[Ask]:
+    """One connection for as many questions as there are: a key may come only so often."""
     import zmq
 
-    number = random.SystemRandom().getrandbits(REQUEST_BITS)
-    with closing(_FromAfar(key, Request(number, verb, arguments), timeout_s, zmq.Context())) as it:
-        return client.answer(it)
+    with closing(_FromAfar(key, timeout_s, zmq.Context())) as question:
+
+        def ask(verb: str, arguments: dict[str, Any]) -> Result:
+            question.begin(client.request_of(verb, arguments))
+            return client.answer(question)
+
+        yield ask
 
 
 class _FromAfar(Question):
     """Of the coordinator nothing is known but where it is, and its key."""
 
-    def __init__(self, key: ReaderKey, request: Request, timeout_s: float, context: Any) -> None:
-        super().__init__(Path(key.run), request, timeout_s, context)
+    def __init__(self, key: ReaderKey, timeout_s: float, context: Any) -> None:
+        super().__init__(Path(key.run), client.request_of("status", {}), timeout_s, context)
         self.key_file = key
         self._connect(key.address, None, key.coordinator)
+
+    def begin(self, request: Request) -> None:
+        """Ask this next, over the connection that there is."""
+        self.request, self.began_at, self.answered = request, time.monotonic(), False
 
     def _check(self) -> None:
         try:

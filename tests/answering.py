@@ -1,4 +1,6 @@
-"""A control socket that answers what a test says: the coordinator's side of `dlctl.client`."""
+"""A control socket that answers what a test says: the coordinator's side of `dlctl.client`, without
+keys, and with them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from contextlib import contextmanager
 
 import zmq
 
+from daemons.transport import Transport
 from dlctl import wire
+from dlctl.keys import CurveKeys
 from dlctl.messages import Reply, Request
 
 Replies = list[Reply | list[bytes]]
@@ -48,6 +52,38 @@ def coordinator(
             stop.send(b"")
             thread.join()
         context.destroy(linger=0)
+
+
+RUN_KEY = b"a" * 32
+RING = CurveKeys(RUN_KEY)
+
+
+@contextmanager
+def coordinator_with_keys(
+    answer: Callable[[Request], list[Reply]], *names: str
+) -> Iterator[tuple[str, Transport]]:
+    """One that lets these in; no names: it was not told yet who may come."""
+    listener = Transport(zmq.Poller(), RING.secret("coordinator"))
+    address = listener.listen("tcp://127.0.0.1:*")
+    if names:
+        listener.admit({RING.public(name): name for name in names})
+    is_over = threading.Event()
+
+    def serve() -> None:
+        while not is_over.is_set():
+            for source, _ in listener.poller.poll(50):
+                for peer, request, _ in listener.receive(source):
+                    for reply in answer(request):
+                        listener.send(peer, reply)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield address, listener
+    finally:
+        is_over.set()
+        thread.join()
+        listener.close()
 
 
 def done(request: Request, **result) -> Reply:

@@ -85,8 +85,9 @@ def a_reader_looks_on_and_can_change_nothing(place: Workplace, file: Path) -> No
     assert abs(said["run"]["updated_at"] - time.time()) < 60
     key = reader.load(file)
     for verb in ("stop", "scale", "set", "checkpoint", "rotate"):
-        with pytest.raises(NotPermitted, match=f'may not ask for "{verb}"'):
-            reader._ask(key, verb, {"kill": True}, 10.0)
+        refused = pytest.raises(NotPermitted, match=f'may not ask for "{verb}"')
+        with refused, reader.asking(key, 10.0) as ask:
+            ask(verb, {"kill": True})
     assert place.run()["state"] == "running"
     other = key._replace(secret=keys.CurveKeys(b"?" * 32).secret("reader"))
     with pytest.raises(NotPermitted, match="server key mismatch"):
