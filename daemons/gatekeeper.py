@@ -19,15 +19,20 @@ from collections.abc import Mapping
 import zmq
 from zmq.utils import z85
 
+from dlctl.roles.doors import COME_LATER
+
 ADDRESS = "inproc://zeromq.zap.01"
 DOMAIN = b"dlctl"
 STOP = "inproc://gatekeeper-stop"
 VERSION = b"1.0"
-WELCOME, LATER, UNKNOWN = (b"200", b"OK"), (b"300", b"later"), (b"400", b"unknown key")
-"""Who hears "later" tries again by itself."""
-COMINGS_MAX, COMINGS_PER_S = 256.0, 10.0
-"""Connections that one key may begin: at once, and in the long run. An honest one needs a few.
+WELCOME, UNKNOWN = (b"200", b"OK"), (b"400", b"unknown key")
+LATER = (str(COME_LATER).encode(), b"later")
+UNDECIDED_S = 2.0
+"""For so long whoever comes is kept waiting if nobody has said yet who may come: less than a
+handshake may take.
 """
+COMINGS_MAX, COMINGS_PER_S = 256.0, 10.0
+"""Connections that one key may begin: at once, and in the long run. An honest one needs a few."""
 QUIET_S = 60.0
 """Between two lines in the log about one source."""
 SOURCES_MAX = 256
@@ -57,6 +62,8 @@ class Gatekeeper:
         """Connections that were not let in."""
         self._names: Mapping[bytes, bytes] | None = None
         """None: nobody has said yet who may come."""
+        self._decided = threading.Event()
+        """It was said, or will not be said any more."""
         self._comings = Comings()
         self._said: dict[str, float] = {}
         self._questions = context.socket(zmq.REP)
@@ -72,6 +79,7 @@ class Gatekeeper:
     def admit(self, names: Mapping[str, str]) -> None:
         """From now on only these may connect: public key as text -> name. Safe from any thread."""
         self._names = {z85.decode(key): name.encode() for key, name in names.items()}
+        self._decided.set()
 
     def is_alive(self) -> bool:
         return self._thread.is_alive()
@@ -79,6 +87,7 @@ class Gatekeeper:
     def close(self) -> None:
         if self._thread.is_alive():
             self._stop.send(b"")
+            self._decided.set()
             self._thread.join()
         for socket in (self._questions, self._stopped, self._stop):
             socket.close(linger=0)
@@ -86,6 +95,10 @@ class Gatekeeper:
     # ------------------------------------------------------------ in the thread
 
     def _serve(self) -> None:
+        # Who comes a moment too early gets in when it may, and not when it has come again.
+        while not self._decided.wait(UNDECIDED_S):
+            while self._questions.poll(0) and not self._decided.is_set():
+                self._answer_next()
         poller = zmq.Poller()
         poller.register(self._questions, zmq.POLLIN)
         poller.register(self._stopped, zmq.POLLIN)
@@ -93,9 +106,12 @@ class Gatekeeper:
             ready = dict(poller.poll())
             if self._stopped in ready:
                 return
-            # Only libzmq can ask here. Whatever goes wrong, the next one must get an answer.
-            with contextlib.suppress(zmq.ZMQError):
-                self._questions.send_multipart(self._answer(self._questions.recv_multipart()))
+            self._answer_next()
+
+    def _answer_next(self) -> None:
+        # Only libzmq can ask here. Whatever goes wrong, the next one must get an answer.
+        with contextlib.suppress(zmq.ZMQError):
+            self._questions.send_multipart(self._answer(self._questions.recv_multipart()))
 
     def _answer(self, question: list[bytes]) -> list[bytes]:
         """RFC 27: version, request id, status, text, user id, metadata."""

@@ -16,6 +16,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from daemons import monitors
+from dlctl.roles.doors import COME_LATER
 
 SAY_S = 3.0
 """For so long it is refused before it is said; then again every `AGAIN_S`."""
@@ -25,10 +26,9 @@ SURE_S = 0.1
 _FAILED = {
     int(zmq.Event.HANDSHAKE_FAILED_AUTH): "it does not know our key",
     int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL): "it has another key than it should",
-    int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL): (
-        "it has another key than it should, or was not told yet who may come"
-    ),
+    int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL): "it has another key than it should",
 }
+_LATER = "too many connections of our key have come to it, or it was not told yet who may come"
 _NO_KEYS = "what listens there is none of ours"
 """Where a connection has no keys."""
 _ENDED = int(zmq.Event.DISCONNECTED)
@@ -84,7 +84,8 @@ class Handshakes:
             return False
         _, target = self._by_monitor[monitor]
         while monitor.poll(0):
-            self._take(target, int(recv_monitor_message(monitor)["event"]))
+            news = recv_monitor_message(monitor)
+            self._take(target, int(news["event"]), int(news["value"]))
         return True
 
     def take_ended(self) -> list[Target]:
@@ -95,7 +96,7 @@ class Handshakes:
             del self._ended[target.peer]
         return targets
 
-    def _take(self, target: Target, event: int) -> None:
+    def _take(self, target: Target, event: int, value: int) -> None:
         if event in _GOES_ON:  # Another socket would lose what is on its way.
             self._ended.pop(target.peer, None)
         else:
@@ -103,7 +104,8 @@ class Handshakes:
         if event == _SUCCEEDED:
             self._refusals.pop(target.peer, None)
         elif event in _FAILED:
-            self._note_refusal(target, _FAILED[event] if target.key else _NO_KEYS)
+            why = _FAILED[event] if value != COME_LATER else _LATER
+            self._note_refusal(target, why if target.key else _NO_KEYS)
 
     def _note_refusal(self, target: Target, why: str) -> None:
         now = time.monotonic()

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,19 @@ def answer(question: Question, on_progress: Callable[[Result], None] | None = No
             on_progress(reply.result)
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusals:
+    """Connections that failed one after the other, as we heard of them."""
+
+    since: float
+    latest: float
+    is_final: bool
+    """After the latest one libzmq does not try again."""
+
+    def are_no_accident(self, now: float) -> bool:
+        return (now if self.is_final else self.latest) - self.since > REFUSED_S
+
+
 class Question:
     """One request on its way: the socket, the coordinator's address, the time that is left."""
 
@@ -92,7 +106,9 @@ class Question:
         self.context = context
         self.socket: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
-        self.refused_since: float | None = None
+        self.refusals: _Refusals | None = None
+        self.is_put_off = False
+        """When we came for the last time, we heard that we should come later."""
         self.address = ""
         self.pid: int | None = None
         self.key = ""
@@ -140,15 +156,20 @@ class Question:
             raise _gone(self.directory, run) if is_gone else self._too_late(run, waited_s)
 
     def _check_handshakes(self) -> None:
-        """Raises NotPermitted if whoever is at the address has refused us again and again."""
-        from zmq import Event
+        """Come again if we are to come later: libzmq does not.
+
+        Raises NotPermitted if whoever is at the address has refused us again and again.
+        """
         from zmq.utils.monitor import recv_monitor_message
 
-        now = time.monotonic()
+        now, comes_again = time.monotonic(), False
         while self.monitor is not None and self.monitor.poll(0):
-            is_in = recv_monitor_message(self.monitor)["event"] == Event.HANDSHAKE_SUCCEEDED
-            self.refused_since = None if is_in else self.refused_since or now
-        if self.refused_since is not None and now - self.refused_since > REFUSED_S:
+            news = recv_monitor_message(self.monitor)
+            self._note_handshake(int(news["event"]), int(news["value"]), now)
+            comes_again = self.is_put_off
+        if comes_again:
+            self._connect(self.address, self.pid, self.key)
+        if self.refusals is not None and self.refusals.are_no_accident(now):
             raise NotPermitted(
                 f"whoever listens there has not the key of {self.directory.name}, or does not "
                 "know ours: server key mismatch",
@@ -156,11 +177,28 @@ class Question:
                 hint=f"dlctl status -j {self.directory.name}",
             )
 
+    def _note_handshake(self, event: int, value: int, now: float) -> None:
+        from zmq import Event
+
+        from dlctl.roles.doors import COME_LATER
+
+        is_told = event == Event.HANDSHAKE_FAILED_AUTH
+        self.is_put_off = is_told and value == COME_LATER
+        if event == Event.HANDSHAKE_SUCCEEDED or self.is_put_off:
+            self.refusals = None
+        else:
+            is_final = is_told or event == Event.HANDSHAKE_FAILED_PROTOCOL
+            since = self.refusals.since if self.refusals is not None else now
+            self.refusals = _Refusals(since, now, is_final)
+
     def _connect(self, address: str, pid: int | None, key: str) -> None:
         import zmq
 
         if self.socket is not None:
+            self.socket.disable_monitor()
             self.socket.close(linger=0)
+        if self.monitor is not None:
+            self.monitor.close()
         self.address, self.pid, self.key, self.answered = address, pid, key, False
         self.socket = self.monitor = None
         if address:
@@ -181,7 +219,7 @@ class Question:
         events = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
         events |= zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_SUCCEEDED
         self.monitor = socket.get_monitor_socket(events)
-        self.refused_since = None
+        self.refusals = None
 
     def _own_keys(self) -> keys.Pair:
         from dlctl import keys
@@ -229,7 +267,18 @@ class Question:
                 f"(state: {run.get('state', 'unknown')}); waited {waited}",
                 hint=f"dlctl logs coordinator -j {run_id}",
             )
-        return silence.mute(self.directory, run, waited, self.address)
+        return self._kept_out() or silence.mute(self.directory, run, waited, self.address)
+
+    def _kept_out(self) -> Unreachable | None:
+        """Why nobody has answered, if that is because we may not come in now."""
+        if not self.is_put_off:
+            return None
+        return Unreachable(
+            f"the coordinator of {self.directory.name} does not let us in now: too many "
+            "connections of this key have come to it, or it was not told yet who may come",
+            where=self.address,
+            hint="try again in a minute, with fewer at a time",
+        )
 
 
 class Gone(Unreachable):

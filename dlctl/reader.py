@@ -120,7 +120,7 @@ class _FromAfar(Question):
             error.hint = "its keys may be new ones; ask the owner: dlctl keys reader FILE"
             raise
         if time.monotonic() - self.began_at >= self.timeout_s:
-            raise Unreachable(
+            raise self._kept_out() or Unreachable(
                 f"nobody answers for {self.key_file.run} for {self.timeout_s:.0f} s",
                 where=self.address,
                 hint="is the run live, and can this address be reached from here?",

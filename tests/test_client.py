@@ -10,10 +10,11 @@ import time
 import psutil
 import pytest
 import zmq
-from answering import coordinator, done
+from answering import RING, RUN_KEY, coordinator, coordinator_with_keys, done
 from identity import ME, OF_ANOTHER_BOOT, identity
 from proxies import Proxy, cut_in_the_middle
 
+from daemons import gatekeeper
 from daemons.transport import Transport
 from dlctl import client, keys, processes, runs
 from dlctl.errors import DlctlError, NotPermitted, RemoteProtocolError, TimedOut, Unreachable
@@ -248,3 +249,59 @@ def test_a_broken_handshake_is_no_wrong_key(run_directory, monkeypatch):
     finally:
         proxy.close()
         listener.close()
+
+
+@pytest.fixture
+def keyed_run(run_directory):
+    """The path of a run whose coordinator is at this address and has the key of `answering`."""
+
+    def keyed(address: str):
+        run = run_directory()
+        key = run.path / keys.FILE
+        key.write_bytes(RUN_KEY)
+        key.chmod(0o600)
+        run.run(state="running", control=address, control_key=RING.public("coordinator"), **ME)
+        return run.path
+
+    return keyed
+
+
+def test_who_comes_too_often_goes_on_trying_and_gets_in(keyed_run, monkeypatch):
+    monkeypatch.setattr(gatekeeper, "COMINGS_MAX", 1.0)
+    monkeypatch.setattr(gatekeeper, "COMINGS_PER_S", 0.6)
+    monkeypatch.setattr(client, "RESEND_S", 0.1)
+    with coordinator_with_keys(lambda q: [done(q, new=1)], "client") as (address, listener):
+        run = keyed_run(address)
+        assert client.ask(run, "set", {}, 5) == {"new": 1}
+        began_at = time.monotonic()
+        assert client.ask(run, "set", {}, 10) == {"new": 1}
+        assert listener.turned_away > 0
+        assert time.monotonic() - began_at < 2.9, "it was told at once"
+
+
+def test_who_comes_too_often_for_too_long_hears_that_and_nothing_of_keys(keyed_run, monkeypatch):
+    monkeypatch.setattr(gatekeeper, "COMINGS_MAX", 0.0)
+    monkeypatch.setattr(gatekeeper, "COMINGS_PER_S", 0.0)
+    monkeypatch.setattr(client, "REFUSED_S", 0.2)
+    monkeypatch.setattr(client, "RESEND_S", 0.1)
+    monkeypatch.setattr(client, "MUTE_S", 1.0)
+    with (
+        coordinator_with_keys(lambda q: [done(q)], "client") as (address, _),
+        pytest.raises(Unreachable, match="too many connections of this key") as told,
+    ):
+        client.ask(keyed_run(address), "set", {}, 60)
+    assert (told.value.where, told.value.exit_code) == (address, 5)
+    assert (told.value.hint or "").startswith("try again")
+
+
+def test_a_coordinator_that_was_not_told_yet_who_may_come_has_no_wrong_key(keyed_run, monkeypatch):
+    monkeypatch.setattr(gatekeeper, "UNDECIDED_S", 0.2)
+    monkeypatch.setattr(client, "REFUSED_S", 0.2)
+    monkeypatch.setattr(client, "RESEND_S", 0.1)
+    with coordinator_with_keys(lambda q: [done(q, new=1)]) as (address, listener):
+        names = {RING.public("client"): "client"}
+        thread = threading.Timer(1.2, listener.admit, [names])
+        thread.start()
+        assert client.ask(keyed_run(address), "get", {}, 20) == {"new": 1}
+        thread.join()
+        assert listener.turned_away > 0

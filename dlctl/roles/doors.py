@@ -27,6 +27,10 @@ READER = "reader"
 """Somebody who may look on: `dlctl keys reader`."""
 READABLE = frozenset({"status"})
 """The requests that change nothing."""
+COME_LATER = 500
+"""What a listener says to whom it may let in soon. RFC 27 has a 300 for that, of which libzmq tells
+nobody; and it may hold the connection for as long as a handshake may take.
+"""
 OFFENCES_MAX = 3
 WORKER, SERVER, AGENT = "worker", "server", "agent"
 _DAEMONS = frozenset({WORKER, SERVER, AGENT})

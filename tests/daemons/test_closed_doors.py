@@ -65,17 +65,36 @@ def test_who_has_no_key_gets_nowhere():
             refusals.close()
 
 
-def test_who_comes_before_it_is_said_who_may_come_tries_again_and_gets_in():
-    """By itself, over the same socket: it is not sent away for good."""
+def test_who_comes_before_it_is_said_who_may_come_is_in_as_soon_as_that_is_said():
+    """It waits at the door: to send it away, and have it come again, takes three seconds."""
     house = House(None)
     try:
         with guest(house) as transport:
             socket = transport._dealers[HERE]
             transport.send(HERE, HEARD)
+            assert house.hears(SILENCE_S) == []
+            house.transport.admit({KEYS.public(GUEST): GUEST})
+            assert house.hears(2.0) == [(HEARD, GUEST)]
+            assert house.transport.turned_away == 0
+            assert transport._dealers[HERE] is socket
+    finally:
+        house.transport.close()
+
+
+def test_who_comes_much_earlier_than_that_comes_again_and_is_not_kept(monkeypatch):
+    """What waits at the door takes memory."""
+    monkeypatch.setattr(gatekeeper, "UNDECIDED_S", 0.1)
+    house = House(None)
+    try:
+        with guest(house) as transport:
             house.until(lambda: house.transport.turned_away > 0, COME_S)
             house.transport.admit({KEYS.public(GUEST): GUEST})
-            assert house.hears(COME_S) == [(HEARD, GUEST)]
-            assert transport._dealers[HERE] is socket
+
+            def is_heard() -> bool:
+                transport.send(HERE, HEARD)
+                return (HEARD, GUEST) in house.hears(0.1)
+
+            look_until(transport, is_heard)
     finally:
         house.transport.close()
 
@@ -193,6 +212,23 @@ def look_until(transport: Transport, seen: Callable[[], bool]) -> None:
         transport.check()  # As the loop does every second.
         for source, _ in transport.poller.poll(100):
             list(transport.receive(source))
+
+
+def test_a_guest_who_comes_too_often_is_told_so_and_comes_again(house, caplog, monkeypatch):
+    monkeypatch.setattr(handshakes, "SAY_S", 0.3)
+    monkeypatch.setattr(gatekeeper, "COMINGS_MAX", 0.0)
+    monkeypatch.setattr(gatekeeper, "COMINGS_PER_S", 0.0)
+    with caplog.at_level(logging.WARNING), guest(house) as transport:
+        look_until(transport, lambda: "too many connections of our key" in caplog.text)
+        assert "does not know our key" not in caplog.text
+        monkeypatch.setattr(gatekeeper, "COMINGS_MAX", 9.0)
+        monkeypatch.setattr(gatekeeper, "COMINGS_PER_S", 9.0)
+
+        def is_heard() -> bool:
+            transport.send(HERE, HEARD)
+            return (HEARD, GUEST) in house.hears(0.1)
+
+        look_until(transport, is_heard)
 
 
 def test_an_end_with_a_key_does_not_speak_to_one_without():
