@@ -90,6 +90,9 @@ class Handshakes:
 
     def take_ended(self) -> list[Target]:
         """Who has to be connected again, with a new socket."""
+        # What ended may go on since: there was time for it while the daemon did something else.
+        for monitor in self._by_monitor:
+            self.look(monitor)
         latest = time.monotonic() - SURE_S
         targets = [target for target, since in self._ended.values() if since <= latest]
         for target in targets:

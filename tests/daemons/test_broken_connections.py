@@ -4,6 +4,7 @@ good as new. Real sockets, with a proxy between them.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,10 @@ import pytest
 import zmq
 from house import COME_S, GUEST, HEARD, HERE, House, guest
 from proxies import Change, Proxy, cut_in_the_middle
+from zmq.utils.monitor import recv_monitor_message
 
+from daemons import handshakes
+from daemons.handshakes import Handshakes, Target
 from daemons.transport import Transport
 from dlctl import messages as m
 from dlctl.machine import Peer
@@ -165,3 +169,25 @@ def test_a_connection_that_succeeds_after_a_broken_handshake_is_kept(house: Hous
             list(transport.receive(source))
         transport.check()
         assert transport._dealers[HERE] is socket
+
+
+def test_that_a_connection_goes_on_is_seen_before_it_is_replaced(monkeypatch) -> None:
+    """libzmq said so just after we had read of its end, and the loop had much else to do."""
+    monkeypatch.setattr(handshakes, "SURE_S", 0.0)
+    watched, target = Handshakes(zmq.Poller()), Target(HERE, "", "")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        watched.watch(dealer, target)
+        [(monitor, _)] = watched.poller.sockets
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            dealer.connect(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
+            listener.accept()[0].close()
+            ended = False
+            while not ended:
+                assert monitor.poll(COME_S * 1000)
+                news = recv_monitor_message(monitor)
+                ended = news["event"] == zmq.Event.DISCONNECTED
+                watched._take(target, int(news["event"]), int(news["value"]))
+            assert monitor.poll(COME_S * 1000), "it goes on"
+            assert watched.take_ended() == []
+        watched.forget(dealer)
