@@ -1,7 +1,8 @@
 """The agent beside the coordinator sees to it that there is one.
 
-Which process that is stands in the run's database. When it has ended although the run has not, it
-is started again. Two at once do no harm: the lock on the run directory lets only one of them work.
+Which process that is stands in the run's database; one that began on a full disk is known by its
+command line. When it has ended although the run has not, it is started again. Two at once do no
+harm: the lock on the run directory lets only one of them work.
 A coordinator that stands still (it is stopped, or hangs) holds that lock: it is killed. That it
 works is seen from the time of the lock file, which it touches every second, and not from messages:
 a link that fails is no reason to kill it.
@@ -16,7 +17,9 @@ import signal
 import sqlite3
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from daemons import orphans
 from daemons.loop import Loop
@@ -50,9 +53,20 @@ class Supervision:
         loop.perform(RestartCoordinator, self._restart)
 
     def begin(self) -> None:
-        """Watch the process that is on record."""
-        run = rundb.read(self.directory)
-        self._watch(run.get("pid"), run.get("pid_start"))
+        """Watch the coordinator that there is."""
+        self._watch(*self._present(rundb.read(self.directory)))
+
+    def _present(self, run: Mapping[str, Any]) -> tuple[int | None, str | None]:
+        """The pid and start of the process that is on record. If that has ended, of another one
+        that is there: it could not be put on record, or not yet. The oldest one leads the run: who
+        comes later does not get the lock, and ends.
+        """
+        pid, start = run.get("pid"), run.get("pid_start")
+        if processes.is_alive(pid, start):
+            return pid, start
+        others = [each for each in local.living(self.directory) if each.role == "coordinator"]
+        oldest = max(others, key=lambda each: processes.age_s(each.start) or 0.0, default=None)
+        return (None, None) if oldest is None else (oldest.pid, oldest.start)
 
     def _watch(self, pid: int | None, start: str | None) -> None:
         pidfd = processes.hold(pid, start)
@@ -116,11 +130,11 @@ class Supervision:
             if run.get("state") in ENDED:
                 self._gone()
                 return
-            if not processes.is_alive(run.get("pid"), run.get("pid_start")):
+            pid, start = self._present(run)
+            if pid is None:
                 self._started = local.start_coordinator(self.directory, may_be_full=True)
-                pid = self._started.pid
-                run = {"pid": pid, "pid_start": processes.start_of(pid)}
-            self._watch(run.get("pid"), run.get("pid_start"))
+                pid, start = self._started.pid, processes.start_of(self._started.pid)
+            self._watch(pid, start)
         except (DlctlError, sqlite3.Error, OSError) as error:
             log.error("cannot start the coordinator: %s", error)
             self.loop.post(CoordinatorGone())

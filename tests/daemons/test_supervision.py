@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from daemons.agent.supervision import Supervision
 from daemons.loop import Loop
+from dlctl import processes
 from dlctl.config import Servers
+from dlctl.launch import local
 from dlctl.machine import DeadlineReached, Exit, Started, StopRequested
-from dlctl.roles.effects import RestartCoordinator
+from dlctl.roles.effects import CoordinatorGone, RestartCoordinator
 from dlctl.rundb import RunDb
 
 LIMIT_S = 5.0
@@ -29,6 +35,8 @@ class Restarts:
                 return [RestartCoordinator()]
             case StopRequested(reason):
                 return [Exit(0, reason)]
+            case CoordinatorGone():
+                return [Exit(0, "it is gone")]
             case DeadlineReached():
                 return [Exit(1, "nobody said anything")]
         return []
@@ -48,3 +56,48 @@ def test_a_run_that_somebody_has_ended_meanwhile_gets_no_coordinator_and_its_age
     loop = Loop()
     Supervision(tmp_path, loop, still_s=10.0, servers=Servers())
     assert loop.run(Restarts()) == 0
+
+
+@pytest.fixture
+def unrecorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The second coordinator of a run, which does nothing; on record is the first, a dead one."""
+    package = tmp_path / "code" / "daemons"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "coordinator.py").write_text("import signal\nsignal.pause()\n")
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    with closing(RunDb(tmp_path, create=True)) as db:
+        db.put_run(state="running", incarnation=1, pid=os.getpid(), pid_start="before:1")
+        db.commit()
+    (tmp_path / "lock").touch()
+    process = local.start(tmp_path, "coordinator", "coordinator", 2, "")
+    yield process
+    processes.end([each.row() for each in local.living(tmp_path)], 0.0)
+    process.wait()
+
+
+def test_a_coordinator_that_is_not_on_record_is_killed_when_it_stands_still(tmp_path, unrecorded):
+    loop = Loop()
+    supervision = Supervision(tmp_path, loop, still_s=0.0, servers=Servers())
+    supervision.begin()
+    supervision.look()
+    assert unrecorded.poll() is None
+    supervision.look()
+    unrecorded.wait(LIMIT_S)
+
+    class Listens(Restarts):
+        def handle(self, event, now):
+            return [] if isinstance(event, Started) else super().handle(event, now)
+
+    assert loop.run(Listens()) == 0, "it is seen to end"
+
+
+def test_beside_a_coordinator_that_is_not_on_record_no_other_is_started(tmp_path, unrecorded):
+    loop = Loop()
+    Supervision(tmp_path, loop, still_s=10.0, servers=Servers())
+    loop.chores.append(unrecorded.kill)
+    assert loop.run(Restarts()) == 0, "it is seen to end"
+    with closing(RunDb(tmp_path)) as db:
+        assert db.run()["incarnation"] == 1
