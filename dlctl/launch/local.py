@@ -187,7 +187,8 @@ class Local:
     def _ended(self, name: str, agent: _Agent) -> None:
         self.watcher.unwatch(agent.pidfd)
         os.close(agent.pidfd)
-        if self._running.get(name) is agent:
-            del self._running[name]
         status = agent.popen.wait() if agent.popen is not None else None
+        if self._running.get(name) is not agent:
+            return  # Another one has its place, perhaps with the same number.
+        del self._running[name]
         self.tell(base.Ended(name, agent.incarnation, status))

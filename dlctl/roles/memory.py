@@ -162,6 +162,7 @@ class Memory:
             kind, _, name = key.partition("/")
             if kind == "daemon":
                 of.arrivals.keep_term(of.members.restore(name, value, now))
+        self._find_agent(now)
         if "layout" in values:
             of.arrivals.keep_layout(Layout.from_rows(values["layout"]))
         steps, samples, loss, dataset_samples, next_, of.evaluations.newest = values["work"]
@@ -174,6 +175,16 @@ class Memory:
                 of.work.answered[int(key.removeprefix("answer/"))] = m.Lease(*value)
                 self._known[key] = value  # So that it is forgotten if that is done at once.
         self._answered_slots = set(of.work.answered)
+
+    def _find_agent(self, now: float) -> None:
+        """The agent on this machine may be a newer process than the one on record: it was begun
+        when that could not be written. It goes on, and registers as if it had just been started.
+        """
+        agent = self.of.members.daemons[HOME_AGENT]
+        newest = self.past.agents.get(agent.name, 0)
+        if newest > agent.incarnation:
+            agent.incarnation = newest - 1
+            agent.begin(now)
 
     def _look_after(self, daemon: Daemon, is_ending: bool, now: float) -> None:
         """Do again what may have been lost on its way; agents tell what has become of the rest."""

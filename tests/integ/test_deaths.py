@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import signal
+from collections.abc import Callable
 from contextlib import closing
 
 import psutil
@@ -311,5 +312,50 @@ def test_a_coordinator_that_begins_on_a_full_disk_leads_the_run_and_waits_for_ro
     place.until("it is on record", lambda: place.run()["pid"] == leader.pid)
     place.until_step(place.run()["step"] + 20)
     assert place.run()["incarnation"] == 2
+    assert place.dlctl("stop").code == 0
+    place.nothing_left()
+
+
+def _agents(place: Workplace) -> list[psutil.Process]:
+    return [p for p in place.processes() if "daemons.agent" in p.cmdline()]
+
+
+def test_an_agent_and_a_coordinator_that_are_on_no_record_find_each_other(
+    place: Workplace,
+) -> None:
+    """The disk is full all the time, and each of them dies after the other."""
+    place.task(pause_s=SLOW_S)
+    counts = place.count_samples()
+    place.job(stop=ENDLESS, workers=2)
+    place.start()
+    place.until_step(20)
+    agent, before = place.pid("agent-0"), place.pid("coordinator")
+
+    def another(of: Callable[[Workplace], list[psutil.Process]], pid: int) -> psutil.Process:
+        os.kill(pid, signal.SIGKILL)
+        place.until("another one", lambda: [p.pid for p in of(place) if p.pid != pid])
+        (process,) = (p for p in of(place) if p.pid != pid)
+        return process
+
+    def go_on() -> None:
+        counted = counts().total()
+        place.until("training goes on", lambda: counts().total() > counted + 6_000)
+
+    _cannot_write(agent, 4096)
+    second = another(_coordinators, before)
+    go_on()
+    second_agent = another(_agents, agent)
+    go_on()
+    assert _coordinators(place) == [second], "no other is started beside it"
+    assert _agents(place) == [second_agent]
+    third = another(_coordinators, second.pid)
+    go_on()
+    assert _agents(place) == [second_agent], "it is gone on with"
+    assert place.run()["pid"] == before, "nobody is on record yet"
+    _cannot_write(third.pid, resource.RLIM_INFINITY)
+    _cannot_write(second_agent.pid, resource.RLIM_INFINITY)
+    place.until("it is on record", lambda: place.run()["pid"] == third.pid)
+    place.until("its agent, too", lambda: place.pid("agent-0") == second_agent.pid)
+    place.until_step(place.run()["step"] + 20)
     assert place.dlctl("stop").code == 0
     place.nothing_left()

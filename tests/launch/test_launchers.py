@@ -17,7 +17,7 @@ import pytest
 from dlctl import config, processes
 from dlctl.config import Host, Node
 from dlctl.errors import DlctlError, Unreachable
-from dlctl.launch import base, commands, remote, slurm, slurmcalls, slurmfiles
+from dlctl.launch import base, commands, local, remote, slurm, slurmcalls, slurmfiles
 from dlctl.launch.ssh import address_of
 from dlctl.rundb import RunDb
 
@@ -80,6 +80,31 @@ def put(tools: Path, command: str, script: str, mode: int = 0o755) -> None:
 
 def order(name: str, incarnation: int = 1) -> base.Order:
     return base.Order(name, incarnation, "tcp://127.0.0.1:1", base.NO_CREDENTIALS)
+
+
+# ---------------------------------------------------------------- this machine
+
+
+def test_of_two_with_one_number_only_the_end_of_the_one_that_is_wanted_is_told(
+    directory: Path, told: list[base.Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody remembered that the first had been started."""
+    package = tmp_path / "code" / "daemons"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "agent.py").write_text("import signal\nsignal.pause()\n")
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    watcher = Watcher()
+    here = local.Local(directory, {}, watcher, told.append)
+    here.start(order("agent-0"))
+    (first,) = local.living(directory)
+    here.start(order("agent-0"))
+    watcher.turn_until(lambda: len(watcher._watched) == 1)
+    assert not processes.is_alive(first.pid, first.start)
+    assert told == []
+    here.kill("agent-0")
+    watcher.turn_until(lambda: bool(told))
+    assert told == [base.Ended("agent-0", 1, -signal.SIGKILL)]
 
 
 # ---------------------------------------------------------------- ssh

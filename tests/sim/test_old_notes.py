@@ -102,6 +102,13 @@ def test_an_agent_that_no_coordinator_remembers_is_gone_on_with(dies_at_s):
     run((dies_at_s, "agent-0"), (DIES_AT_S, COORDINATOR))
 
 
+@pytest.mark.parametrize("dies_at_s", [2.1, 2.9])
+def test_an_agent_that_lives_is_not_begun_again_because_no_coordinator_remembers_it(dies_at_s):
+    world = run((dies_at_s, "agent-0"), (DIES_AT_S, COORDINATOR)).world
+    agents = [p.incarnation for p in world.processes if p.name == "agent-0"]
+    assert agents == [1, 2]
+
+
 def begun(cells: int, epochs: int, step_s: float, *, once: bool) -> Simulation:
     """A run to the end of its epochs; `once`: every sample is taken once."""
     problem = Ledger(shards=2, cells=cells)
