@@ -64,7 +64,8 @@ class Records:
         self._metric_at: dict[str, float] = {}
         self._names: set[str] = set()
         self.me: Json = {"pid": os.getpid(), "pid_start": processes.start_of(os.getpid())}
-        """Written again and again: another process, started by mistake, may have put itself there.
+        """With what `begin` is told. Written again and again: another process, started by mistake,
+        may have put itself there; and of what waits for room only the newest is kept.
         """
         loop.perform(Send, self._on_send)
         loop.perform(j.Remember, self._on_remember)
@@ -83,8 +84,8 @@ class Records:
         """Say who leads the run now. Returns whether that is written: on a full disk it waits for
         room, like all else.
         """
-        row = run | self.me
-        self._history.append(lambda: self.db.put_run(**row))
+        self.me |= run
+        self._history.append(lambda: self.db.put_run(**self.me))
         self.commit()
         return not self._has_news()
 

@@ -278,6 +278,27 @@ def test_of_what_waits_for_room_the_newest_history_is_kept(tmp_path, monkeypatch
     assert steps_of(tmp_path, "worker-0") == []
 
 
+def test_who_leads_the_run_is_on_record_however_much_has_waited_for_room_since(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(records, "ROWS_KEPT", 2)
+    last = LastMoments(tmp_path)
+    last.records.begin(control="ipc://here", control_key="key", started_at=1.0, incarnation=2)
+    for _ in range(3):
+        last.loop._performers[j.AddEvent](LARGE)
+    last.records._retry_at = 0.0
+    last.records.commit()
+    assert last.records.trouble != ""
+    make_room(last.db)
+    last.loop._performers[j.Snapshot](j.Snapshot({"state": "stopped"}, ()))
+    assert last.finish() == "stopped"
+    with closing(RunDb(tmp_path, readonly=True)) as reader:
+        run = reader.run()
+    expected = {"control": "ipc://here", "control_key": "key", "started_at": 1.0, "incarnation": 2}
+    assert {key: run.get(key) for key in expected} == expected
+    assert run["pid"] == os.getpid()
+
+
 def test_a_run_without_checkpoints_begins_at_none(tmp_path, record):
     with closing(RunDb(tmp_path)) as db:
         assert read_past(tmp_path, db, {}).checkpoints == 0
