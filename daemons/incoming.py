@@ -2,20 +2,32 @@
 they are known to be right. And looks whether those that were saved here are.
 
 Bytes are written by the loop, a piece at a time; flushing and hashing takes longer, and a thread
-does it. A crash at any moment leaves the file whole, or not there.
+does it, file by file; as long as it reads, it says so. A crash at any moment leaves the file whole,
+or not there.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 from daemons.loop import Loop
 from dlctl import checkpoints
-from dlctl.roles.travelling import CheckFile, DiscardFile, FileSealed, SealFile, TakeBytes
+from dlctl.hashing import Progress, sha256_of
+from dlctl.roles.travelling import (
+    CheckFile,
+    DiscardFile,
+    FileSealed,
+    SealFile,
+    StillReading,
+    TakeBytes,
+)
+
+READING_S = 1.0
+"""How often the thread says that it still reads."""
 
 
 class Incoming:
@@ -71,14 +83,28 @@ class Incoming:
     def _look_at(self, effect: CheckFile) -> None:
         path = self.root / effect.file
         try:
-            problems = checkpoints.file_problems(path, effect.nbytes, effect.sha256)
+            problems = checkpoints.file_problems(
+                path, effect.nbytes, effect.sha256, self._progress()
+            )
         except Exception as failure:
             problems = [f"a bug in dlctl: {type(failure).__name__}: {failure}"]
         self.loop.post(FileSealed(effect.file, "; ".join(problems)))
 
+    def _progress(self) -> Progress:
+        """For a file that the thread begins with now."""
+        said_at = time.monotonic()
+
+        def reads() -> None:
+            nonlocal said_at
+            if time.monotonic() - said_at >= READING_S:
+                said_at = time.monotonic()
+                self.loop.post(StillReading())
+
+        return reads
+
     def _check_and_place(self, effect: SealFile, descriptor: int) -> None:
         try:
-            error = self._placed(effect, descriptor)
+            error = self._placed(effect, descriptor, self._progress())
         except OSError as failure:
             error = f"cannot write {self.root / effect.file}: {failure.strerror}"
         except Exception as failure:
@@ -88,7 +114,7 @@ class Incoming:
                 self._beside(effect.file).unlink()
         self.loop.post(FileSealed(effect.file, error))
 
-    def _placed(self, effect: SealFile, descriptor: int) -> str:
+    def _placed(self, effect: SealFile, descriptor: int, progress: Progress) -> str:
         """What is wrong with the file, or "" if it is in its place."""
         path = self.root / effect.file
         with os.fdopen(descriptor, "r+b") as file:
@@ -96,7 +122,7 @@ class Incoming:
             size_bytes = os.fstat(file.fileno()).st_size
             if size_bytes != effect.nbytes:
                 return f"{size_bytes} bytes have come, and {effect.nbytes} were saved there"
-            found = hashlib.file_digest(file, "sha256").hexdigest() if effect.sha256 else ""
+            found = sha256_of(file, effect.nbytes, progress) if effect.sha256 else ""
         if found != effect.sha256:
             return "what has come is not what was saved there: its SHA-256 is another one"
         self._beside(effect.file).replace(path)

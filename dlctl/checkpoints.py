@@ -27,6 +27,7 @@ from typing import IO, TYPE_CHECKING, Any
 from dlctl import tensorfile
 from dlctl.errors import DlctlError
 from dlctl.flat import AVERAGED, CONSTANT
+from dlctl.hashing import Progress, no_progress, sha256_of
 from dlctl.manifest import MANIFEST, Manifest, layout, parse, serialise
 
 if TYPE_CHECKING:
@@ -239,9 +240,11 @@ def _part_problems(directory: Path, manifest: Manifest, hashes: bool) -> list[st
     return problems
 
 
-def file_problems(path: Path, nbytes: int, sha256: str | None) -> list[str]:
+def file_problems(
+    path: Path, nbytes: int, sha256: str | None, progress: Progress = no_progress
+) -> list[str]:
     """What is wrong with one file, a sentence; [] if nothing. sha256: None to look at its size
-    only.
+    only. progress: called all the time while it is read.
     """
     try:
         size_bytes = path.lstat().st_size
@@ -250,18 +253,15 @@ def file_problems(path: Path, nbytes: int, sha256: str | None) -> list[str]:
         if size_bytes != nbytes:
             how = "cut off" if size_bytes < nbytes else "too long"
             return [f"{path}: {how}: it has {size_bytes} bytes, and should have {nbytes}"]
-        if sha256 is not None and _sha256(path) != sha256:
-            return [f"{path}: its SHA-256 is not the one that it should have"]
+        if sha256 is not None:
+            with path.open("rb") as file:
+                if sha256_of(file, nbytes, progress) != sha256:
+                    return [f"{path}: its SHA-256 is not the one that it should have"]
     except FileNotFoundError:
         return [f"{path}: missing"]
     except OSError as error:
         return [f"{path}: {tensorfile.why(error, path)}"]
     return []
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # ---------------------------------------------------------------- which ones there are

@@ -36,8 +36,9 @@ from dlctl.roles.transfers import Transfers
 from dlctl.roles.travelling import Wanted, checkpoint_file, saved_file
 
 SAVE_S_MAX = 120.0
-"""Without an answer, or without any bytes of what is on its way from another host. A worker that
-evaluates, as it says itself, has so long when it has ended that, or when it had to end it."""
+"""Without an answer, or without any bytes of what is on its way from another host, or looked at
+here. A worker that evaluates, as it says itself, has so long when it has ended that, or when it had
+to end it."""
 STUCK_S_MAX = 20.0
 """The same, if only workers are waited for that hang, as they say themselves, and do not save. One
 that hangs with all of its steps pushed can save nevertheless: it begins at once, and says so."""
@@ -60,7 +61,8 @@ class _Current:
     coming: dict[str, str] = field(default_factory=dict)
     """Whose file is on its way from another host, and its name here."""
     heard_at: float = 0.0
-    """When they were asked, or the newest answer came, or bytes of what is on its way."""
+    """When they were asked, or the newest answer came, or bytes of what is on its way or looked at.
+    """
     evaluated_at: float = 0.0
     """When a worker that is waited for said last that it evaluates."""
     saved: dict[str, m.Saved] = field(default_factory=dict)
@@ -243,7 +245,7 @@ class Checkpointing:
         current.coming[saved.name] = file
         done = partial(self._on_file, current.number, saved, agent)
         if agent == HOME_AGENT:
-            self.transfers.check(file, saved.nbytes, saved.sha256, done)
+            self.transfers.check(file, saved.nbytes, saved.sha256, done, self._on_progress)
         else:
             wanted = Wanted(file, saved.nbytes, saved.sha256)
             self.transfers.fetch(agent, wanted, done, now, self._on_progress)

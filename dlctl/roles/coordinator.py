@@ -54,7 +54,7 @@ from dlctl.roles.overview import Overview
 from dlctl.roles.reports import Reports
 from dlctl.roles.rotation import Rotation
 from dlctl.roles.scaling import Scaling
-from dlctl.roles.travelling import BytesRead, FileSealed, MirrorFailed
+from dlctl.roles.travelling import BytesRead, FileSealed, MirrorFailed, StillReading
 from dlctl.roles.verbs import Verbs
 from dlctl.roles.work import Work
 
@@ -111,7 +111,7 @@ class Coordinator:
                 self.hosts.on_event(event, now)
             case CheckpointBegun() | CheckpointEnded():
                 self.checkpointing.on_event(event, now)
-            case BytesRead() | FileSealed() | MirrorFailed():
+            case BytesRead() | FileSealed() | StillReading() | MirrorFailed():
                 self.files.on_event(event, now)
             case KeyRenewed():
                 self.rotation.on_renewed(event, now)

@@ -14,6 +14,7 @@ from dlctl.roles.travelling import (
     FileSealed,
     MirrorFailed,
     ReadBytes,
+    StillReading,
 )
 
 
@@ -27,12 +28,16 @@ class HostFiles:
         self.transfers = Transfers(desk)
         self.mirror = Mirror(desk, members)
 
-    def on_event(self, event: BytesRead | FileSealed | MirrorFailed, now: float) -> None:
+    def on_event(
+        self, event: BytesRead | FileSealed | StillReading | MirrorFailed, now: float
+    ) -> None:
         match event:
             case BytesRead(peer, answer):
                 self.desk.send(peer, answer)
             case FileSealed():
                 self.transfers.on_sealed(event, now)
+            case StillReading():
+                self.transfers.on_reading(now)
             case MirrorFailed():
                 self.mirror.on_failed(event)
 

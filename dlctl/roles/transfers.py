@@ -34,7 +34,7 @@ QUICK_S, SLOW_S = 0.25, 1.0
 Done = Callable[[str, float], None]
 """Called with ("" or what is wrong, now)."""
 Progress = Callable[[float], None]
-"""Called with the present time when bytes have come."""
+"""Called with the present time when bytes have come, or have been read to check them."""
 
 
 @dataclass(slots=True)
@@ -80,13 +80,11 @@ class Transfers:
             self._seal(self._under_way[wanted.file])
         self._ask_more(peer, now)
 
-    def check(self, file: str, nbytes: int, sha256: str, done: Done) -> None:
+    def check(self, file: str, nbytes: int, sha256: str, done: Done, progress: Progress) -> None:
         """Look at a file that somebody on this host has put into its place: as if it had come."""
         wanted = Wanted(file, nbytes, sha256)
         nothing_to_ask = nbytes
-        self._under_way[file] = _Transfer(
-            "", wanted, done, lambda now: None, nbytes, nothing_to_ask
-        )
+        self._under_way[file] = _Transfer("", wanted, done, progress, nbytes, nothing_to_ask)
         self.desk.do(CheckFile(file, nbytes, sha256))
 
     def cancel(self, file: str) -> None:
@@ -140,6 +138,12 @@ class Transfers:
         else:
             del self._under_way[event.file]
             transfer.done("", now)
+
+    def on_reading(self, now: float) -> None:
+        """All that have come wait for one reader: whichever file it is at, they get on."""
+        for transfer in self._under_way.values():
+            if transfer.is_complete():
+                transfer.progress(now)
 
     def _seal(self, transfer: _Transfer) -> None:
         wanted, nbytes = transfer.wanted, transfer.nbytes or 0

@@ -129,6 +129,13 @@ class FileSealed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StillReading(Event):
+    """Files are checked and sealed one after the other, and that takes long: more of one has been
+    read since this was said last.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class FilesMissing(Event):
     """Answer to `LoadArrays` on another host: these have to be fetched before it can be done."""
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from manifests import whole
 
-from daemons import logs
+from daemons import incoming, logs
 from daemons.files import Away, Files, files_of
 from daemons.incoming import Incoming
 from daemons.loop import Loop
@@ -25,6 +25,7 @@ from dlctl import checkpoints, keys
 from dlctl import messages as m
 from dlctl.errors import DlctlError
 from dlctl.flat import TRAINED, Entry, Layout
+from dlctl.hashing import PIECE_BYTES, sha256_of
 from dlctl.launch.base import HOST_FILE
 from dlctl.machine import DeadlineReached, Exit, Received, Send
 from dlctl.names import HOME_AGENT
@@ -41,6 +42,7 @@ from dlctl.roles.travelling import (
     FileSealed,
     FilesMissing,
     SealFile,
+    StillReading,
     TakeBytes,
     TakeLog,
     Wanted,
@@ -264,6 +266,34 @@ def test_a_file_that_is_here_is_right_or_said_to_be_wrong(tmp_path, run_script):
     assert looked_at(tmp_path, run_script, 1000, hashed(data)) == f"{path}: missing"
     os.mkfifo(path)
     assert looked_at(tmp_path, run_script, 0, hashed(b"")) == f"{path}: not a plain file"
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 5])
+def test_while_a_file_is_read_the_thread_says_so(tmp_path, run_script, monkeypatch, pieces):
+    monkeypatch.setattr(incoming, "READING_S", 0.0)
+    data = os.urandom(pieces * PIECE_BYTES)
+    reads = [StillReading()] * pieces
+    loop = Loop()
+    Incoming(loop, tmp_path)
+    taken = TakeBytes(SHARD, 0, data), SealFile(SHARD, len(data), hashed(data))
+    assert run_script(loop, *taken, awaited=pieces + 1) == [*reads, FileSealed(SHARD, "")]
+    loop = Loop()
+    Incoming(loop, tmp_path)
+    check = CheckFile(SHARD, len(data), hashed(data))
+    assert run_script(loop, check, awaited=pieces + 1) == [*reads, FileSealed(SHARD, "")]
+
+
+def test_of_a_file_that_grows_no_more_is_read_than_it_should_have(tmp_path):
+    path = tmp_path / "worker-0.safetensors"
+    path.write_bytes(b"x" * (PIECE_BYTES + 1))
+    growing = path.open("rb")
+    with growing, path.open("ab") as file:
+
+        def grow() -> None:
+            file.write(b"x" * PIECE_BYTES)
+            file.flush()
+
+        assert sha256_of(growing, PIECE_BYTES + 1, grow) == hashed(b"x" * (PIECE_BYTES + 1))
 
 
 # ---------------------------------------------------------------- between two processes

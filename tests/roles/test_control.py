@@ -346,6 +346,24 @@ def test_a_checkpoint_is_not_complete_before_what_workers_have_saved_is_looked_a
     assert [worker["name"] for worker in complete.manifest["workers"]] == ["worker-0", "worker-1"]
 
 
+def test_a_file_that_is_long_looked_at_is_waited_for_as_long_as_it_is_read() -> None:
+    """Also by those whose turn it is not yet."""
+    saving = under_way("server-0")
+    for name in ("worker-0", "worker-1"):
+        saved = m.Saved(8, name, saved_file(name), "hash", 10, {}, "")
+        saving.machine.on_saved(saved, SAVED_AT)
+    saving.desk.clear()
+    read_at = SAVED_AT
+    for _ in range(5):
+        read_at += SAVE_S_MAX - 1.0
+        saving.machine.on_deadline(read_at)
+        saving.machine.transfers.on_reading(read_at)
+    assert saving.machine.late() == ["worker-0", "worker-1"]
+    assert saving.machine.deadline() == read_at + SAVE_S_MAX
+    saving.machine.on_deadline(read_at + SAVE_S_MAX)
+    assert saving.machine.late() == []
+
+
 def test_checkpoints_come_at_the_set_interval_or_not_at_all() -> None:
     machine, never = Saving().machine, Saving(every_s=0).machine
     machine.schedule(10.0)

@@ -14,6 +14,7 @@ from dlctl.machine import Received, Send, Started
 from dlctl.roles.desk import Birth
 from dlctl.roles.effects import LoadArrays
 from dlctl.roles.server import Server
+from dlctl.roles.travelling import CheckFile, FileSealed, StillReading
 from dlctl.sim import arrays, drivers
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
@@ -40,6 +41,30 @@ def test_the_last_checkpoint_is_none_that_was_under_way_before(
     outcome = simulation.run()
     assert outcome.store.run["checkpoint"]["step"] == outcome.store.run["step"]
     assert np.array_equal(saved_weights(outcome), outcome.weights)
+
+
+@pytest.mark.parametrize(("reads", "without"), [(True, []), (False, ["worker-0", "worker-1"])])
+def test_the_last_checkpoint_waits_for_files_that_a_slow_disk_reads_and_not_for_one_that_hangs(
+    reads: bool, without: list[str]
+) -> None:
+    """Each worker's file is read for 600 s, one after the other."""
+    job = job_file(workers=2, epochs=2.0, compression=("topk", {"density": 0.1}))
+    simulation = Simulation(job, LeastSquares(), compute=ComputeOptions(step_s=0.05))
+    free_at = 0.0
+
+    def look(effect: CheckFile) -> None:
+        nonlocal free_at
+        coordinator, now = simulation.world.coordinator, simulation.world.timeline.now
+        begins_at, free_at = max(now, free_at), max(now, free_at) + 600.0
+        for second in range(0, 600, 100) if reads else ():
+            coordinator.post(StillReading(), begins_at + second - now)
+        coordinator.post(FileSealed(effect.file, ""), free_at - now)
+
+    simulation.at(0.5, lambda: simulation.world.coordinator.perform(CheckFile, look))
+    outcome = simulation.run()
+    assert outcome.state == "finished"
+    assert [row["without"] for row in outcome.store.checkpoints.values()] == [without]
+    assert (outcome.seconds > 1200.0) == reads
 
 
 def test_coordinators_that_die_sooner_than_a_checkpoint_is_due_do_not_put_it_off_for_ever() -> None:

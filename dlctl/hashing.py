@@ -1,0 +1,28 @@
+"""The checksum of a file, read piece by piece: who waits for that of a large one hears of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import IO
+
+PIECE_BYTES = 1 << 18
+Progress = Callable[[], None]
+"""Called whenever a piece has been read."""
+
+
+def no_progress() -> None:
+    """Nobody wants to hear of it."""
+
+
+def sha256_of(file: IO[bytes], nbytes: int, progress: Progress = no_progress) -> str:
+    """SHA-256 (hexadecimal) of the next `nbytes` bytes of a file, or of as many as there are.
+
+    One that grows all the time comes to an end, too. Raises OSError.
+    """
+    digest, left = hashlib.sha256(), nbytes
+    while piece := file.read(min(left, PIECE_BYTES)):
+        digest.update(piece)
+        left -= len(piece)
+        progress()
+    return digest.hexdigest()
