@@ -344,10 +344,10 @@ class Coordinator:
             self.begin_checkpoint(now, None)
 
     def _on_drained(self, peer: Peer, message: m.Drained, now: float) -> None:
-        self.desk.outstanding.done(("drain", message.name), now)
         worker = self.members.get(message.name)
         if worker is None or worker.peer != peer:
             return
+        self.desk.outstanding.done(("drain", message.name), now)
         if worker.drained:  # It still waits for its orders.
             self.desk.do(*self.desk.outstanding.resend_now(("shutdown", worker.name), now))
             return

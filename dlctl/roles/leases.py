@@ -44,8 +44,8 @@ class PortionPool:
     _complete: set[int] = field(default_factory=set)
     """Data epochs of which all portions are done."""
     _doubtful: set[tuple[int, int]] = field(default_factory=set)
-    """Leased or taken back by another coordinator, whose notes may have been old: they may be done,
-    or somebody else's."""
+    """Leased or taken back by another coordinator, whose notes may have been old, or taken back
+    from one that lives: they may be done, or somebody else's."""
     done_count: int = 0
     _changed: dict[tuple[int, int], None] = field(default_factory=dict)
     """Portions of which something has changed, in order."""
@@ -95,14 +95,20 @@ class PortionPool:
         return (portion - long_ones) * steps + long_ones * long_steps
 
     def release(self, slot: int) -> list[tuple[int, int]]:
-        """The worker of `slot` is gone, or does not work on what it is said to have: its portions
-        that are not done go back.
-        """
+        """The worker of `slot` is gone: its portions that are not done go back."""
         back = sorted(key for key, owner in self._leased.items() if owner == slot)
         for key in back:
             del self._leased[key]
             self._changed[key] = None
         self._returned = sorted(self._returned + back)
+        return back
+
+    def doubt(self, slot: int) -> list[tuple[int, int]]:
+        """The worker of `slot` lives and does not work on what it is said to have: that goes back,
+        but whoever says that it is done is believed.
+        """
+        back = self.release(slot)
+        self._doubtful.update(back)
         return back
 
     def may_finish(self, slot: int, data_epoch: int, portion: int) -> bool:

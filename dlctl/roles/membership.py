@@ -59,7 +59,11 @@ class Daemon:
     peer: Peer | None = None
     """The connection that its last message came over."""
     heard_at: float = 0.0
+    reported_at: float = 0.0
+    """When it last said what it does."""
     started_at: float | None = None
+    held_up_at: float = 0.0
+    """When it could last do nothing but wait until the run's database can be written."""
     restarts: int = 0
     retry_at: float | None = None
     last_exit: Json | None = None
@@ -136,6 +140,7 @@ class Daemon:
         if waiting_for != self.waiting_for:
             self.waiting_since = now if waiting_for else None
         self.phase, self.waiting_for = phase, waiting_for
+        self.reported_at = now
 
     def ended(self, status: int, last_lines: tuple[str, ...], now: float, cause: str = "") -> None:
         lived_s = now - (self.started_at or now)

@@ -147,6 +147,10 @@ class Outstanding:
         """(key, peer, since) of everything that has no answer yet."""
         return ((key, item.peer, item.first_sent) for key, item in self._items.items())
 
+    def count(self, kind: str) -> int:
+        """How many have no answer yet of those whose keys are (kind, ...)."""
+        return sum(isinstance(key, tuple) and key[0] == kind for key in self._items)
+
     def __contains__(self, key: Hashable) -> bool:
         return key in self._items
 

@@ -36,8 +36,9 @@ class Reports:
             return
         if daemon.role == "server":
             of.tell_members(daemon)
-        elif report.metrics.get("portions"):
-            self.is_at_work(daemon)  # Although nobody remembers that it has asked for data.
+        elif "step" in report.metrics:
+            # It trains, although nobody remembers that it has asked for data.
+            self.is_at_work(daemon)
         if of.state in ("running", "degraded"):
             step = report.metrics.get("step") or report.metrics.get("version")
             step = step if isinstance(step, int) and step < 2**63 else 0

@@ -163,8 +163,7 @@ class Training:
 
     def busy(self) -> bool:
         """Whether something of this replica is not settled yet."""
-        keys = (key for key, _, _ in self.desk.outstanding.waiting())
-        return bool(self._unsettled) or any(_kind(key) == "portion" for key in keys)
+        return bool(self._unsettled) or self.desk.outstanding.count("portion") > 0
 
     # ------------------------------------------------------------ fetch
 
@@ -383,7 +382,8 @@ class Training:
             values["staleness_mean"] = round(self.staleness_sum / self.staleness_number, 2)
         values["repeated"] = self.desk.outstanding.repeated
         values["refused"] = self.poison.pushes
-        values["portions"] = self.portions.not_done()
+        # Who says that it has none has been told that all which it has done is noted.
+        values["portions"] = self.portions.not_done() + self.desk.outstanding.count("portion")
         values["nonfinite_steps"] = self.poison.steps
         return values
 

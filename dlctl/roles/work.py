@@ -186,15 +186,18 @@ class Work:
             self._answer(slot, request, taken)
 
     def _doubtful(self, slot: int, now: float) -> Range | None:
-        """What is only said to be leased to a worker that has nothing to do, by its own word.
+        """What is only said to be leased to a worker that has nothing to do, by its own word: since
+        it began to ask in vain, and all of what it said about that.
 
         A coordinator that could not write its notes may have been told that it is done, or may have
         given something else to the same question.
         """
-        since = self._in_vain_since.setdefault(slot, now)
         worker = self.members.get(f"worker-{slot}")
-        is_idle = worker is not None and worker.metrics.get("portions") == 0
-        if not is_idle or now - since < DOUBT_S or not self.pool.release(slot):
+        if worker is None or worker.metrics.get("portions") != 0:
+            self._in_vain_since.pop(slot, None)
+            return None
+        since = self._in_vain_since.setdefault(slot, now)
+        if worker.reported_at <= since or now - since < DOUBT_S or not self.pool.doubt(slot):
             return None
         del self._in_vain_since[slot]
         return self.pool.take(slot)

@@ -1,0 +1,83 @@
+"""What is said late, or to a coordinator that does not remember why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from simulated import ACCOUNT, job_file, ledger_checkers
+
+from dlctl import messages as m
+from dlctl.machine import Received
+from dlctl.roles.desk import COORDINATOR
+from dlctl.roles.membership import Daemon
+from dlctl.sim.drivers import ComputeOptions
+from dlctl.sim.problems import Ledger
+from dlctl.sim.simulation import Simulation
+
+
+def in_the_middle(**options: Any) -> Simulation:
+    problem = Ledger(shards=2, samples=128, cells=300)
+    job = job_file(2, 2, optimizer=ACCOUNT, batch_size=8, portion_batches=2, **options)
+    compute = ComputeOptions(step_s=0.05, spread=0.0)
+    checkers = ledger_checkers(problem, 2, once=True)
+    simulation = Simulation(job, problem, compute=compute, checkers=checkers)
+    assert simulation.run(0.9).state == ""
+    return simulation
+
+
+def tell(simulation: Simulation, message: m.Message, peer: Any) -> None:
+    """The coordinator hears this; what it wants done about it is not done."""
+    process = simulation.world.process(COORDINATOR)
+    process.machine.handle(Received(peer, message), process.clock())
+
+
+def known(simulation: Simulation, name: str) -> Daemon:
+    return simulation.world.machine(COORDINATOR).members.daemons[name]
+
+
+def test_a_process_that_was_replaced_does_not_answer_for_the_new_one():
+    """It says that it has drained, and the new one has not got the order yet."""
+    simulation = in_the_middle()
+    coordinator = simulation.world.machine(COORDINATOR)
+    worker = known(simulation, "worker-0")
+    coordinator.scaling.restart(["worker-0"], simulation.world.process(COORDINATOR).clock())
+    tell(simulation, m.Drained("worker-0"), b"another connection")
+    assert not worker.drained
+    assert ("drain", "worker-0") in coordinator.desk.outstanding
+    tell(simulation, m.Drained("worker-0"), worker.peer)
+    assert worker.drained
+    assert ("drain", "worker-0") not in coordinator.desk.outstanding
+
+
+@pytest.mark.parametrize(
+    ("metrics", "works"), [({"step": 0, "portions": 0}, True), ({"checkpoint": 0}, False)]
+)
+def test_who_says_that_it_trains_takes_part_although_nobody_remembers_it(metrics, works):
+    """Behind a barrier it may have no data left, and asks for none."""
+    simulation = in_the_middle()
+    worker = known(simulation, "worker-0")
+    worker.asked_for_data, worker.state = False, "starting"
+    tell(simulation, m.Report("worker-0", 1, "fetching", "server-0", metrics), worker.peer)
+    assert (worker.asked_for_data, worker.state == "running") == (works, works)
+
+
+def test_what_a_worker_said_before_it_asked_in_vain_does_not_prove_that_it_has_nothing():
+    """Its newer reports may wait to be read: the coordinator was frozen, or the link broke."""
+    simulation = in_the_middle()
+    work, worker = simulation.world.machine(COORDINATOR).work, known(simulation, "worker-0")
+    leased = []
+    while taken := work.pool.take(0):
+        leased.append(taken)
+    now = simulation.world.process(COORDINATOR).clock()
+
+    def ask(request: int, after_s: float) -> m.Lease:
+        work.on_request(m.LeaseRequest(0, worker.term, 1000 + request, False), now + after_s)
+        return work.answered[0]
+
+    worker.metrics, worker.reported_at = {"portions": 0}, now
+    assert [ask(number, 10.0 * number).stop for number in range(1, 4)] == [0, 0, 0]
+    worker.reported_at = now + 31.0
+    assert ask(4, 32.0).stop > 0
+    *_, last = leased
+    assert work.pool.may_finish(0, last.data_epoch, last.portion), "it may come late all the same"
