@@ -19,8 +19,10 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
 
     A coordinator may have died between a checkpoint and its row, and the next one between removing
     that and making its own, so the disk and the memory are asked as well: no number is ever given
-    twice. Of the checkpoint that the run went on from nothing is needed any more when all are at
-    work; it may have been removed by then. Until then the run may be moved.
+    twice. Daemons that live may know of more: of what they were asked to save on a full disk, once
+    a second at most, there is no memory, and the directory may have been removed for the next one.
+    Of the checkpoint that the run went on from nothing is needed any more when all are at work; it
+    may have been removed by then. Until then the run may be moved.
     """
     memory, heard_at = db.memory(), db.run().get("updated_at")
     resume = "" if has_released(memory) else db.run().get("resume")
@@ -28,14 +30,16 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
     manifest = checkpoints.read_manifest(restore) if restore else {}
     remembered = newest_checkpoint(memory)
     numbers = [row["number"] for row in db.checkpoints()]
+    newest = max([*numbers, checkpoints.highest_number(directory), remembered])
+    gone_s = max(0.0, time.time() - heard_at) if memory and heard_at else 0.0
     return Past(
         terms=db.terms(),
         incarnations=db.incarnations(),
-        checkpoints=max([*numbers, checkpoints.highest_number(directory), remembered]),
+        checkpoints=newest + (int(gone_s) if agents else 0),
         restore=str(restore or ""),
         manifest=manifest,
         memory=memory,
         agents=agents,
         logs=sizes(directory),
-        gone_s=max(0.0, time.time() - heard_at) if memory and heard_at else 0.0,
+        gone_s=gone_s,
     )

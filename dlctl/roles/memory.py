@@ -168,7 +168,9 @@ class Memory:
         steps, samples, loss, dataset_samples, next_, of.evaluations.newest = values["work"]
         portions = {key: v for key, v in values.items() if key.startswith("portion/")}
         of.work.go_on(steps, samples, loss, dataset_samples, (next_[0], next_[1]), portions)
-        of.evaluations.number, of.changes.number, of.arrivals.guest_lists = values["numbers"]
+        of.evaluations.number, of.changes.number, of.arrivals.guest_lists = (
+            _unused(number, now) for number in values["numbers"]
+        )
         of.files.mirror.go_on(values, self.past.logs)
         for key, value in values.items():
             if key.startswith("answer/"):
@@ -208,6 +210,14 @@ class Memory:
             of.arrivals.tell_moved(daemon, now)
         if daemon.alive and daemon.settings:
             of.changes.begin([daemon.name], daemon.settings, now, lambda rows: None)
+
+
+def _unused(number: int, now: float) -> int:
+    """From here on: numbers that no coordinator before this one has given out, on record or not.
+
+    All of them are on this machine, and none gives out a thousand in a second.
+    """
+    return max(number, int(now * 1000))
 
 
 def _jsonable(value: Any) -> Any:

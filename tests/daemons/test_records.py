@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import time
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -171,6 +172,15 @@ def test_a_number_that_servers_know_is_not_given_again_when_nothing_else_is_left
     assert begun.error.endswith("No space left on device")
     assert [*(tmp_path / "ckpt").iterdir()] == []
     with closing(RunDb(tmp_path)) as db:
+        assert read_past(tmp_path, db, {}).checkpoints == 5
+
+
+def test_a_number_that_daemons_may_know_from_a_full_disk_is_not_given_again(tmp_path, record):
+    """Nothing is written for 90 s, the coordinator dies, and those whom it asked live."""
+    record(j.Remember("checkpoints", 5))
+    with closing(RunDb(tmp_path)) as db:
+        db.put_run(updated_at=time.time() - 90.0)
+        assert 5 + 90 <= read_past(tmp_path, db, {"agent-0": 1}).checkpoints < 5 + 100
         assert read_past(tmp_path, db, {}).checkpoints == 5
 
 
