@@ -26,6 +26,7 @@ from dlctl.manifest import SCHEMA
 from dlctl.messages import Json
 from dlctl.names import HOME_AGENT
 from dlctl.roles import journal as j
+from dlctl.roles.effects import Unwritten
 from dlctl.rundb import RunDb
 
 log = logging.getLogger("dlctl")
@@ -108,7 +109,7 @@ class Records:
         self._is_lasting = True
         if self.trouble:
             log.warning("the run's database can be written again")
-            self.trouble = ""
+            self._tell("")
 
     def _write_rows(self) -> None:
         """All that there is to write, or nothing of it. Raises sqlite3.OperationalError."""
@@ -131,7 +132,13 @@ class Records:
         self._retry_at = time.monotonic() + RETRY_S
         if not self.trouble:
             log.error("cannot write the run's database: %s; training goes on", error)
-        self.trouble = str(error)
+        self._tell(str(error))
+
+    def _tell(self, trouble: str) -> None:
+        """The machine has to know whether anybody can be given a term."""
+        if trouble != self.trouble:
+            self.trouble = trouble
+            self.loop.post(Unwritten(trouble))
 
     def finish(self) -> None:
         """Write what is left at the end of the run: whoever reads the rows takes a run without it

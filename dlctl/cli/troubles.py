@@ -26,6 +26,7 @@ QUIET_S = 2.5
 """Daemons report once a second: one of which nothing is heard for longer is worth a word."""
 STUCK_REPORT_S = 1.5
 """One that is slow and does not say why is slow because nothing is heard of it for so long."""
+NEEDED = ("server", "worker")
 Row = Mapping[str, Any]
 
 
@@ -132,10 +133,22 @@ def _unwritten(snapshot: Snapshot, row: Row, unwritten_s: float) -> Trouble:
     text = f"cannot write the run's database{f': {full}' if full else ''}; what is shown is"
     text += f" {values.duration(unwritten_s)} old ({values.clock(written_at, snapshot.now)})"
     if snapshot.state in READY:
-        text += "; training goes on"
+        text += _training(snapshot)
     logs = f"dlctl logs {COORDINATOR} -l warning -j {snapshot.run_id}"
     step = report.make_room(snapshot) if full else logs
     return Trouble(COORDINATOR, text, step, written_at, incarnation(row))
+
+
+def _training(snapshot: Snapshot) -> str:
+    """Whether it goes on. Whoever died since then has no next process at work before that can be
+    put on record; nobody can do without a server, nor all without any worker.
+    """
+    rows = {role: [r for r in snapshot.daemons if r.get("role") == role] for role in NEEDED}
+    gone = {role: [str(r["name"]) for r in rows[role] if r.get("state") == GONE] for role in NEEDED}
+    workers = gone["worker"] if len(gone["worker"]) == len(rows["worker"]) else []
+    if missing := " and ".join([*gone["server"], *workers]):
+        return f"; training waits for {missing}, whose next process begins when this is written"
+    return "; training goes on"
 
 
 def _replaced(snapshot: Snapshot, limits: int = 1) -> str:

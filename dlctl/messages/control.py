@@ -135,7 +135,7 @@ class Report(Message):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Heard(Message):
-    """For each report: the coordinator is there."""
+    """For each report, and if a daemon registers again: the coordinator is there."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

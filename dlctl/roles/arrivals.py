@@ -141,7 +141,10 @@ class Arrivals:
         # As the user knows it, if he has chosen it.
         daemon.host = self._hosts[daemon.agent] or message.host
         daemon.pid = message.pid
-        if not daemon.registered:
+        if daemon.registered:
+            # Its welcome may have to wait until its term is on record; it is to hear of us.
+            self.desk.send(daemon.name, m.Heard())
+        else:
             daemon.registered = True
             self._issue_term(daemon)
         self._welcome(daemon, now)

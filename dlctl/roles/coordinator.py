@@ -40,7 +40,7 @@ from dlctl.roles.checkpointing import Checkpointing
 from dlctl.roles.clients import Clients
 from dlctl.roles.contents import leaves_residuals, manifest_of
 from dlctl.roles.doors import CLIENT, READER, Doors, keys_of
-from dlctl.roles.effects import AgentWaits, HostsTaken, ProcessEnded
+from dlctl.roles.effects import AgentWaits, HostsTaken, ProcessEnded, Unwritten
 from dlctl.roles.ending import Ending
 from dlctl.roles.evaluations import Evaluations
 from dlctl.roles.hostfiles import HostFiles
@@ -115,6 +115,8 @@ class Coordinator:
                 self.files.on_event(event, now)
             case KeyRenewed():
                 self.rotation.on_renewed(event, now)
+            case Unwritten(error):
+                self.losses.unwritten = error
             case Started():
                 self._start(now)
             case StopRequested(reason):
@@ -257,8 +259,7 @@ class Coordinator:
                 self.arrivals.restore = ""
                 self.checkpointing.schedule(now)
             elif now - self.started_at > self.job.timeouts.ready_s:
-                waiting = self.overview.unready()
-                self.end("failed", f"not ready in time; waiting for {waiting}", now)
+                self.end("failed", self.overview.not_ready(), now)
         elif self.state in ("running", "degraded"):
             self._update_health(now)
             if reason := self.work.enough(now):

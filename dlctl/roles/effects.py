@@ -12,6 +12,17 @@ from dlctl.machine import Effect, Event
 from dlctl.messages import Array, Json
 from dlctl.vector import Vector
 
+# ---------------------------------------------------------------- what is on record (coordinator)
+
+
+@dataclass(frozen=True, slots=True)
+class Unwritten(Event):
+    """The run's database cannot be written from now on, or it can again."""
+
+    error: str
+    """Why it cannot; "": it can."""
+
+
 # ---------------------------------------------------------------- borrowed hosts (coordinator)
 
 

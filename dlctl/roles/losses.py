@@ -52,6 +52,8 @@ class Losses:
         self.members = coordinator.members
         self.limit_s = coordinator.job.timeouts.silent_s
         self.slow_s = min(SLOW_S_MAX, self.limit_s / 2)
+        self.unwritten = ""
+        """Why the run's database cannot be written; "" while it can."""
         self._looked_at = 0.0
         self._was_cut_off = False
 
@@ -89,9 +91,15 @@ class Losses:
         return len(known) > 1 and all(now - d.heard_at > self.slow_s for d in known)
 
     def _watch_start(self, daemon: Daemon, now: float) -> None:
-        """A replacement that does not come to work: the first start has a deadline of its own."""
-        ready_s = self.of.job.timeouts.ready_s
-        late = daemon.started_at is not None and now - daemon.started_at > ready_s
+        """A replacement that does not come to work: the first start has a deadline of its own.
+
+        As long as nothing can be put on record, it gets no epoch or generation, or waits for
+        somebody who gets none: that is not its fault.
+        """
+        if self.unwritten and daemon.registered:
+            daemon.held_up_at = now
+        ready_s, begun = self.of.job.timeouts.ready_s, daemon.started_at
+        late = begun is not None and now - max(begun, daemon.held_up_at) > ready_s
         if late and daemon.state == "starting" and self.of.work.released_at is not None:
             daemon.started_at = now
             self._kill(daemon, f"not at work after {ready_s:.0f} s ({daemon.phase})", now)

@@ -81,6 +81,12 @@ class Overview:
             doing.setdefault(daemon.phase or daemon.state, []).append(daemon.name)
         return ", ".join(f"{', '.join(names)} ({what})" for what, names in doing.items())
 
+    def not_ready(self) -> str:
+        """Why a run fails that has not come to work in time."""
+        text = f"not ready in time; waiting for {self.unready()}"
+        error = self.of.losses.unwritten
+        return f"{text}; the run's database cannot be written: {error}" if error else text
+
     def _rates(self, now: float) -> tuple[float | None, float | None]:
         """Steps and samples per second; None while there is nothing to measure."""
         work = self.of.work

@@ -30,6 +30,7 @@ from dlctl.roles.effects import (
     Settled,
     SignalProcess,
     StartProcess,
+    Unwritten,
 )
 from dlctl.roles.membership import STATUS_UNKNOWN
 from dlctl.sim.disk import NO_SPACE, SAVE_S, Disk
@@ -217,6 +218,7 @@ class RecordsDriver:
         """Servers that have been in charge of a shard."""
         self._is_lasting = False
         """Whether the terms that were issued, and those servers, are on record."""
+        self._trouble = ""
         self._agents: dict[str, Process] = {}
         for kind, how in (
             (Send, self._send),
@@ -253,7 +255,11 @@ class RecordsDriver:
 
     def _commit(self) -> None:
         """Put on record what there is to write, all of it or nothing."""
-        if not self.disk.full:
+        trouble = NO_SPACE if self.disk.full else ""
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self.process.post(Unwritten(trouble))
+        if not trouble:
             self._write_rows()
 
     def _write_rows(self) -> None:

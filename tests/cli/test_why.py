@@ -254,6 +254,7 @@ def test_a_coordinator_that_works_and_cannot_write_is_not_silent(
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as at_work:
         run.run(updated_at=time.time() - 44.4, **identity(at_work.pid)).daemon("agent-0", **ME)
         worker(run, 0, waiting_for="server-0", waits_s=60, **(ME | {"pid_start": OF_ANOTHER_BOOT}))
+        worker(run, 1, **ME)
         (run.path / runs.LOCK).touch()
         monkeypatch.setattr("dlctl.processes.age_s", lambda start: 100.0 if start else None)
         usage = shutil.disk_usage(run.path)._replace(free=free_bytes)
@@ -280,6 +281,29 @@ def test_a_coordinator_that_works_and_cannot_write_is_not_silent(
     assert [said in line for line in failed.out.splitlines()] == [True]
     assert "kill" not in status.out + why_.out + failed.out
     assert (checked.code, "is running, but cannot write" in checked.err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("dead", "said"),
+    [
+        (["worker-1"], "training goes on"),
+        (["server-0", "worker-1"], "training waits for server-0, whose next process begins"),
+        (["worker-0", "worker-1"], "training waits for worker-0 and worker-1, whose next process"),
+    ],
+)
+def test_who_dies_while_nothing_can_be_written_is_waited_for_if_all_need_it(
+    run, dlctl_command, monkeypatch, dead, said
+):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as at_work:
+        run.run(updated_at=time.time() - 44.4, **identity(at_work.pid)).daemon("agent-0", **ME)
+        for name in ("server-0", "worker-0", "worker-1"):
+            run.daemon(name, **(ME | ({"pid_start": OF_ANOTHER_BOOT} if name in dead else {})))
+        (run.path / runs.LOCK).touch()
+        monkeypatch.setattr("dlctl.processes.age_s", lambda start: 100.0 if start else None)
+        status = dlctl_command("status").out
+        at_work.kill()
+    assert f"; {said}" in status
+    assert ("training goes on" in status) == (said == "training goes on")
 
 
 def test_a_coordinator_that_has_yet_to_say_its_first_word_is_starting(run, dlctl_command):

@@ -15,6 +15,7 @@ from daemons.loop import Loop
 from dlctl import messages as m
 from dlctl.machine import Effect, Send
 from dlctl.roles import journal as j
+from dlctl.roles.effects import Unwritten
 from dlctl.rundb import RunDb
 
 
@@ -88,6 +89,7 @@ def test_nobody_is_told_of_an_epoch_that_cannot_be_put_on_record(tmp_path, caplo
     perform[Send](Send(b"worker-1", other))
     assert sent.messages == [other]
     assert "database or disk is full; training goes on" in caplog.text
+    assert [*loop._posted] == [Unwritten("database or disk is full")]
     with closing(RunDb(tmp_path, readonly=True)) as reader:
         assert reader.terms() == {}
         make_room(db)
@@ -95,6 +97,7 @@ def test_nobody_is_told_of_an_epoch_that_cannot_be_put_on_record(tmp_path, caplo
         perform[Send](Send(b"worker-0", welcome))
         assert sent.messages == [other, welcome]
         assert reader.terms() == {"worker-0": 3}
+    assert loop._posted[-1] == Unwritten("")
     db.close()
 
 

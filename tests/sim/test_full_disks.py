@@ -1,0 +1,136 @@
+"""What has to be on record first waits for room on the disk, for as long as it takes: nobody is
+blamed for that, and what somebody else has said meanwhile is not taken for its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from simulated import ACCOUNT, Watcher, job_file
+
+from dlctl import messages as m
+from dlctl.roles.desk import COORDINATOR
+from dlctl.sim.checkers import AcksChecker, Book, LedgerChecker, NothingLeft, TermsChecker
+from dlctl.sim.drivers import ComputeOptions
+from dlctl.sim.faults import Faults
+from dlctl.sim.problems import Ledger
+from dlctl.sim.simulation import Outcome, Simulation
+
+FULL_S, DEATH_S = 2.0, 2.5
+LONG_S, SHORT_S = 720.0, 60.0
+"""Until when the disk is full: longer than anybody waits without a word, and not."""
+
+
+def begun(full_until_s: float, *watchers: Watcher, **options: object) -> Simulation:
+    problem = Ledger(shards=2, cells=2000)
+    job = job_file(
+        2, 2, optimizer=ACCOUNT, batch_size=4, portion_batches=2, restarts_max=8,
+        timeouts={"resend_s": 0.3, "silent_s": 6.0, "ready_s": 5.0}, **options,
+    )  # fmt: skip
+    book = Book(problem)
+    checkers = (book, LedgerChecker(book), AcksChecker(book), TermsChecker(), NothingLeft())
+    simulation = Simulation(
+        job, problem, compute=ComputeOptions(step_s=1.0), checkers=(*checkers, *watchers),
+        faults=Faults(heal_at_s=full_until_s),
+    )  # fmt: skip
+    disk = simulation.world.disk
+    simulation.at(FULL_S, lambda: setattr(disk, "full", 1))
+    return simulation
+
+
+def kill(simulation: Simulation, when_s: float, name: str) -> None:
+    simulation.at(when_s, lambda: simulation.world.kill(name))
+
+
+def states(simulation: Simulation) -> dict[str, tuple[str, int]]:
+    """Daemon -> (its state as the coordinator knows it, its incarnation)."""
+    daemons = simulation.world.machine(COORDINATOR).members.daemons
+    return {name: (daemon.state, daemon.incarnation) for name, daemon in daemons.items()}
+
+
+def finish(simulation: Simulation, until_s: float) -> Outcome:
+    outcome = simulation.run(until_s)
+    assert outcome.state == "finished", outcome.reason
+    return outcome
+
+
+@pytest.mark.parametrize("name", ["worker-1", "server-0"])
+def test_who_comes_while_the_disk_is_full_waits_for_room_and_is_not_killed(name):
+    simulation = begun(LONG_S, seconds=LONG_S + 20.0)
+    kill(simulation, DEATH_S, name)
+    found = []
+    simulation.at(LONG_S - 0.5, lambda: found.append(states(simulation)))
+    simulation.at(LONG_S + 10.0, lambda: found.append(states(simulation)))
+    outcome = finish(simulation, LONG_S + 100.0)
+    assert found[0][name] == ("starting", 2)
+    assert found[1][name] == ("running", 2)
+    assert outcome.store.texts("silent") == []
+
+
+def test_one_that_waits_for_room_and_stands_still_is_killed_all_the_same():
+    simulation = begun(SHORT_S, seconds=SHORT_S + 20.0)
+    kill(simulation, DEATH_S, "worker-1")
+    simulation.at(10.0, lambda: simulation.world.freeze("worker-1"))
+    outcome = finish(simulation, SHORT_S + 100.0)
+    assert outcome.store.texts("silent") == ["worker-1: no word for 6 s: it is killed"]
+
+
+def test_one_that_hangs_when_there_is_room_again_is_killed_after_the_usual_time():
+    simulation = begun(SHORT_S, seconds=SHORT_S + 30.0)
+    kill(simulation, DEATH_S, "worker-1")
+    simulation.at(SHORT_S - 0.1, lambda: simulation.world.network.cut(COORDINATOR, "worker-1"))
+    simulation.at(SHORT_S + 9.0, lambda: simulation.world.network.heal(COORDINATOR, "worker-1"))
+    outcome = finish(simulation, SHORT_S + 100.0)
+    (killed,) = [row for row in outcome.store.events if row[1] == "silent"]
+    assert killed[3].startswith("worker-1: not at work after 5 s")
+    assert SHORT_S + 4.9 < killed[0] < SHORT_S + 8.0
+
+
+def test_a_first_start_that_waits_for_room_says_so_when_its_time_is_over():
+    simulation = begun(SHORT_S, epochs=1.0)
+    simulation.at(0.01, lambda: setattr(simulation.world.disk, "full", 1))
+    outcome = simulation.run(100.0)
+    assert outcome.state == "failed"
+    assert outcome.reason.startswith("not ready in time; waiting for server-0, server-1, worker-0")
+    assert outcome.reason.endswith(
+        "; the run's database cannot be written: no space left on device"
+    )
+
+
+# ---------------------------------------------------------------- numbers that are known by others
+
+
+def numbers(watcher: Watcher, field: str, before: Callable[[float], bool]) -> list[int]:
+    return [getattr(sent, field) for at_s, _, _, sent in watcher.sent if before(at_s)]
+
+
+def test_a_worker_that_is_added_after_a_full_disk_is_let_in_by_all_servers():
+    """Lists of guests were made for a server that asked again and again, and none is on record;
+    that its process was started is.
+    """
+    simulation = begun(SHORT_S, seconds=30.0)
+    kill(simulation, FULL_S - 0.02, "server-0")
+    kill(simulation, SHORT_S - 2.0, COORDINATOR)
+    scaled = simulation.request(SHORT_S + 5.0, "scale", {"workers": 3})
+    found = []
+    simulation.at(SHORT_S + 20.0, lambda: found.append(states(simulation)))
+    finish(simulation, SHORT_S + 100.0)
+    assert simulation.world.process("server-0").incarnation == 2
+    assert scaled.reply is not None
+    assert scaled.reply.result["starting"] == ["worker-2"]
+    assert found[0]["worker-2"] == ("running", 1)
+
+
+def test_no_evaluation_after_a_full_disk_has_the_number_of_one_that_is_not_on_record():
+    asked, answered = Watcher(m.Evaluate), Watcher(m.Evaluated)
+    simulation = begun(SHORT_S, asked, answered, seconds=SHORT_S + 30.0, evaluate_epochs=1.0)
+    dies_s = SHORT_S - 1.0
+    kill(simulation, dies_s, COORDINATOR)
+    finish(simulation, SHORT_S + 100.0)
+    old = set(numbers(asked, "evaluation", lambda at_s: at_s < dies_s))
+    new = set(numbers(asked, "evaluation", lambda at_s: at_s > dies_s))
+    assert len(old) > 1
+    assert len(new) > 1
+    assert max(old) < min(new)
+    assert {sent.evaluation for sent in answered.messages()} == old | new
