@@ -8,7 +8,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
@@ -286,8 +286,16 @@ def _cannot_write(pid: int, bytes_max: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (bytes_max, hard))
 
 
+def _those_of(place: Workplace, role: str) -> list[psutil.Process]:
+    found = []
+    for process in place.processes():
+        with suppress(psutil.NoSuchProcess):  # It is just ending.
+            found += [process] * (f"daemons.{role}" in process.cmdline())
+    return found
+
+
 def _coordinators(place: Workplace) -> list[psutil.Process]:
-    return [p for p in place.processes() if "daemons.coordinator" in p.cmdline()]
+    return _those_of(place, "coordinator")
 
 
 def test_a_coordinator_that_begins_on_a_full_disk_leads_the_run_and_waits_for_room(
@@ -331,7 +339,7 @@ def _leader(place: Workplace, since: float) -> psutil.Process | None:
 
 
 def _agent(place: Workplace, _since: float) -> psutil.Process | None:
-    agents = [p for p in place.processes() if "daemons.agent" in p.cmdline()]
+    agents = _those_of(place, "agent")
     return agents[0] if len(agents) == 1 else None
 
 
