@@ -19,12 +19,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/dlctl run --fresh examples/digits/job.toml
 
-# What computes has a process per core; what mostly waits for processes of its own has four.
-PROCESSES = tests/integ tests/hosts tests/daemons tests/slurm
-PYTEST = $(BIN)/python -m pytest --no-loadscope-reorder
+# Half of the tests compute and half of them wait for processes of their own: two of each per core.
+PYTEST = $(BIN)/python -m pytest --no-loadscope-reorder -n 4
 test: install
-	$(PYTEST) -n auto $(addprefix --ignore=,$(PROCESSES)) tests
-	$(PYTEST) -n 4 $(PROCESSES)
+	$(PYTEST) tests
 
 SEEDS ?= 100000
 FIRST ?= 0
