@@ -19,10 +19,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/dlctl run --fresh examples/digits/job.toml
 
-# Half of the tests compute and half of them wait for processes of their own: two of each per core.
-PYTEST = $(BIN)/python -m pytest --no-loadscope-reorder -n 4
+# What computes has a process per core; what mostly waits for processes of its own has four.
+PROCESSES = tests/integ tests/hosts tests/daemons tests/slurm
+PYTEST = $(BIN)/python -m pytest --no-loadscope-reorder
 test: install
-	$(PYTEST) tests
+	$(PYTEST) -n auto $(addprefix --ignore=,$(PROCESSES)) tests
+	$(PYTEST) -n 4 $(PROCESSES)
 
 SEEDS ?= 100000
 FIRST ?= 0

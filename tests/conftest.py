@@ -18,8 +18,6 @@ START = 1_750_000_000.0
 """A time in June 2025, in seconds since 1970."""
 ONE_BY_ONE = ("test_deaths.py", "test_ends.py", "test_recover.py", "test_surroundings.py")
 """Files whose tests share nothing and take long: each of them may run anywhere."""
-PROCESSES = ("tests/integ/", "tests/hosts/", "tests/daemons/", "tests/slurm/")
-"""Where tests mostly wait for processes of their own."""
 
 
 def pytest_configure() -> None:
@@ -30,28 +28,18 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest comes first, for no core is to wait for the last of it: the simulator, and
-    the files that stay together, as their tests share what they have set up. What mostly waits for
-    processes of its own takes turns with what computes.
+    the files that stay together, as their tests share what they have set up.
     """
     items.sort(key=lambda item: item.path.name in ONE_BY_ONE)
     items.sort(key=lambda item: not item.nodeid.startswith("tests/sim/"))
-    seen: tuple[dict[str, int], dict[str, int]] = {}, {}
-    for item in items:
-        turns = seen[item.nodeid.startswith(PROCESSES)]
-        turns.setdefault(_scope(item.nodeid), len(turns))
-    turn = seen[0] | seen[1]
-    items.sort(key=lambda item: turn[_scope(item.nodeid)])
-
-
-def _scope(nodeid: str) -> str:
-    """The tests of a file run in one process, but for those of `ONE_BY_ONE`."""
-    file = nodeid.partition("::")[0]
-    return nodeid if Path(file).name in ONE_BY_ONE else file
 
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """The tests of a file run in one process, but for those of `ONE_BY_ONE`."""
+
     def _split_scope(self, nodeid: str) -> str:
-        return _scope(nodeid)
+        file = nodeid.partition("::")[0]
+        return nodeid if Path(file).name in ONE_BY_ONE else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
