@@ -286,6 +286,23 @@ def _cannot_write(pid: int, bytes_max: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (bytes_max, hard))
 
 
+def _at_work(place: Workplace) -> tuple[int, int, Callable[[], None]]:
+    """A slow run without an end: the pids of its agent and its coordinator, and what waits until
+    its workers have trained for a while, although nothing of that is on record.
+    """
+    place.task(pause_s=SLOW_S)
+    counts = place.count_samples()
+    place.job(stop=ENDLESS, workers=2)
+    place.start()
+    place.until_step(20)
+
+    def goes_on() -> None:
+        counted = counts().total()
+        place.until("training goes on", lambda: counts().total() > counted + 6_000)
+
+    return place.pid("agent-0"), place.pid("coordinator"), goes_on
+
+
 def _those_of(place: Workplace, role: str) -> list[psutil.Process]:
     found = []
     for process in place.processes():
@@ -301,12 +318,7 @@ def _coordinators(place: Workplace) -> list[psutil.Process]:
 def test_a_coordinator_that_begins_on_a_full_disk_leads_the_run_and_waits_for_room(
     place: Workplace,
 ) -> None:
-    place.task(pause_s=SLOW_S)
-    counts = place.count_samples()
-    place.job(stop=ENDLESS, workers=2)
-    place.start()
-    place.until_step(20)
-    agent, before = place.pid("agent-0"), place.pid("coordinator")
+    agent, before, goes_on = _at_work(place)
     _cannot_write(agent, 4096)  # Not one page of the database.
     os.kill(before, signal.SIGKILL)
     log = place.directory / "logs" / "coordinator.2.jsonl"
@@ -314,8 +326,7 @@ def test_a_coordinator_that_begins_on_a_full_disk_leads_the_run_and_waits_for_ro
     place.until("it says why", lambda: log.exists() and said in log.read_text())
     _cannot_write(agent, resource.RLIM_INFINITY)
     (leader,) = _coordinators(place)
-    counted = counts().total()
-    place.until("training goes on", lambda: counts().total() > counted + 6_000)
+    goes_on()
     assert _coordinators(place) == [leader], "it was not started again"
     assert place.run()["pid"] == before, "it is not on record yet"
     _cannot_write(leader.pid, resource.RLIM_INFINITY)
@@ -347,12 +358,7 @@ def test_an_agent_and_a_coordinator_that_are_on_no_record_find_each_other(
     place: Workplace,
 ) -> None:
     """The disk is full all the time, and each of them dies after the other."""
-    place.task(pause_s=SLOW_S)
-    counts = place.count_samples()
-    place.job(stop=ENDLESS, workers=2)
-    place.start()
-    place.until_step(20)
-    agent, before = place.pid("agent-0"), place.pid("coordinator")
+    agent, before, goes_on = _at_work(place)
 
     def another(
         of: Callable[[Workplace, float], psutil.Process | None], pid: int
@@ -367,19 +373,15 @@ def test_an_agent_and_a_coordinator_that_are_on_no_record_find_each_other(
         process: psutil.Process = place.until("another one", found)
         return process
 
-    def go_on() -> None:
-        counted = counts().total()
-        place.until("training goes on", lambda: counts().total() > counted + 6_000)
-
     _cannot_write(agent, 4096)
     second = another(_leader, before)
-    go_on()
+    goes_on()
     second_agent = another(_agent, agent)
-    go_on()
+    goes_on()
     assert _coordinators(place) == [second], "no other is started beside it"
     assert _agent(place, 0.0) == second_agent
     third = another(_leader, second.pid)
-    go_on()
+    goes_on()
     assert _agent(place, 0.0) == second_agent, "it is gone on with"
     assert place.run()["pid"] == before, "nobody is on record yet"
     _cannot_write(third.pid, resource.RLIM_INFINITY)
