@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from importlib import import_module
@@ -37,6 +38,8 @@ def main(arguments: list[str]) -> int:
     """
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # Where it is set, every process may compile all of torch again, and that is what is measured.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     figures: list[Figure] = []
     for chapter in options.chapters or CHAPTERS:
         print(f"{chapter}: {CHAPTERS[chapter]} ...", file=sys.stderr, flush=True)
