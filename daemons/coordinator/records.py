@@ -27,6 +27,7 @@ from dlctl.messages import Json
 from dlctl.names import HOME_AGENT
 from dlctl.roles import journal as j
 from dlctl.roles.effects import Unwritten
+from dlctl.roles.lasting import Lasting
 from dlctl.rundb import RunDb
 
 log = logging.getLogger("dlctl")
@@ -54,11 +55,7 @@ class Records:
         """To be remembered, and not written yet."""
         self._terms: dict[str, int] = {}
         """Issued, and not on record yet."""
-        self._served: set[str] = set()
-        """Servers that have been in charge of a shard."""
-        self._is_lasting = False
-        """Whether the terms on record, and those servers, are on the disk. Of what the coordinator
-        before this one wrote, nobody knows."""
+        self._lasting = Lasting()
         self.trouble = ""
         """Why the database cannot be written; "" while it can."""
         self._retry_at = 0.0
@@ -97,16 +94,16 @@ class Records:
         found one without the other, it would give a term twice. The sync comes behind it, so that
         a disk that only fails at that does not keep anything from being remembered.
         """
-        if (self._is_lasting and not self._has_news()) or time.monotonic() < self._retry_at:
+        if (self._lasting.is_on_disk and not self._has_news()) or time.monotonic() < self._retry_at:
             return
         try:
             self._write_rows()
-            if not self._is_lasting:
+            if not self._lasting.is_on_disk:
                 self.db.sync()
         except sqlite3.OperationalError as error:
             self._put_off(error)
             return
-        self._is_lasting = True
+        self._lasting.written()
         if self.trouble:
             log.warning("the run's database can be written again")
             self._tell("")
@@ -156,28 +153,22 @@ class Records:
             time.sleep(FINISH_RETRY_S)
 
     def _on_remember(self, effect: j.Remember) -> None:
-        """The next process of a shard begins it anew unless it is known that there was one before:
-        with a journal this has to be on the disk as well.
-        """
-        key, value = effect.key, effect.value
-        self._memory[key] = value
-        if isinstance(value, dict) and value.get("has_served") and key not in self._served:
-            self._served.add(key)
-            self._is_lasting = False
+        self._memory[effect.key] = effect.value
+        self._lasting.remembers(effect.key, effect.value)
 
     def _on_term(self, effect: j.IssueTerm) -> None:
         self._terms[effect.name] = effect.term
-        self._is_lasting = False
+        self._lasting.issues_term()
 
     def _on_send(self, effect: Send) -> None:
         """Nobody learns of what is not on record. (While the disk is full, they do: training goes
         on, and a coordinator that died just then would lease portions twice.) What must not be
         forgotten at all is not handed out before it is on the disk.
         """
-        if self._memory or not self._is_lasting:
+        if self._memory or not self._lasting.is_on_disk:
             self.commit()
-        if j.waits_for_record(effect.message) and not self._is_lasting:
-            return  # It asks again.
+        if not self._lasting.may_leave(effect.message):
+            return  # It is asked for again.
         self.loop.transport.send(effect.peer, effect.message)
 
     def _on_event(self, effect: j.AddEvent) -> None:

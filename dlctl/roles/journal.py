@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlctl.machine import Effect, Event, Exit
-from dlctl.messages import Json, Message, Topology, Welcome
+from dlctl.messages import Json
 from dlctl.roles.desk import COORDINATOR, EXIT_RESTART, Desk
 from dlctl.text import of_daemon
 
@@ -121,15 +121,6 @@ class RenewKey(Effect):
 class KeyRenewed(Event):
     error: str
     """"": the new key is on the disk; else it is still the old one, and this is why."""
-
-
-def waits_for_record(message: Message) -> bool:
-    """Whether a message must not leave before the terms that were issued, and the servers that have
-    served, are on record, on the disk; whoever waits for it asks again. Two processes with one
-    term, or a shard that is begun anew because nobody remembers that it had begun, would cost
-    pushes that were acknowledged.
-    """
-    return isinstance(message, Topology) or (isinstance(message, Welcome) and bool(message.term))
 
 
 WARNINGS = ("exit", "error", "lost", "silent", "late", "checkpoint")

@@ -16,7 +16,8 @@ The state that decides what the coordinator does next lies in small pieces under
     log/<daemon>.<i>    of a process on another host: its agent, the part of its log that is copied
 
 After every event the pieces that have changed become `Remember` effects, ahead of the messages of
-that event. So nobody outside ever knows of a decision that a crash could undo.
+that event. So nobody outside knows of a decision that a crash could undo; on a full disk, of none
+that would cost pushes (`Lasting`).
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from dlctl.roles.effects import (
     StartProcess,
     Unwritten,
 )
+from dlctl.roles.lasting import Lasting
 from dlctl.roles.membership import STATUS_UNKNOWN
 from dlctl.sim.disk import NO_SPACE, SAVE_S, Disk
 from dlctl.sim.problems import Batch, Problem, batch_rows
@@ -214,10 +215,7 @@ class RecordsDriver:
         self.disk = disk
         self._rows: list[Callable[[], None]] = []
         """Not on record yet."""
-        self._served: set[str] = set()
-        """Servers that have been in charge of a shard."""
-        self._is_lasting = False
-        """Whether the terms that were issued, and those servers, are on record."""
+        self._lasting = Lasting()
         self._trouble = ""
         self._agents: dict[str, Process] = {}
         for kind, how in (
@@ -239,8 +237,8 @@ class RecordsDriver:
 
     def _send(self, effect: Send) -> None:
         self._commit()
-        if j.waits_for_record(effect.message) and not self._is_lasting:
-            return  # It asks again.
+        if not self._lasting.may_leave(effect.message):
+            return  # It is asked for again.
         self.process.network.send(self.process, effect.peer, effect.message)
 
     def _exit(self, effect: Exit) -> None:
@@ -266,14 +264,12 @@ class RecordsDriver:
         rows, self._rows = self._rows, []
         for write in rows:
             write()
-        self._is_lasting = True
+        self._lasting.written()
 
     def _remember(self, effect: j.Remember) -> None:
         """What the next coordinator of this run has to know; None: nothing any more."""
         key, value = effect.key, json.loads(json.dumps(effect.value))
-        if isinstance(value, dict) and value.get("has_served") and key not in self._served:
-            self._served.add(key)
-            self._is_lasting = False
+        self._lasting.remembers(key, value)
 
         def write() -> None:
             if value is None:
@@ -284,7 +280,7 @@ class RecordsDriver:
         self._keep(write)
 
     def _issue(self, effect: j.IssueTerm) -> None:
-        self._is_lasting = False
+        self._lasting.issues_term()
 
         def write() -> None:
             self.store.terms[effect.name] = effect.term
