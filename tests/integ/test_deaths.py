@@ -143,7 +143,7 @@ def test_a_frozen_coordinator_is_given_up_by_stop_kill(place: Workplace) -> None
 
 def test_a_coordinator_that_stands_still_is_replaced(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
-    place.job(stop=ENDLESS, more="[timeouts]\nsilent_s = 1.0\n")
+    place.job(stop=ENDLESS, more="[timeouts]\nsilent_s = 2.0\n")
     place.start()
     place.until_step(5)
     before = place.pid("coordinator")
