@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlctl.messages import Lease, Message, Topology, Welcome
+from dlctl.roles.memory import has_released
 
 
 class Lasting:
@@ -22,6 +23,7 @@ class Lasting:
         """All of it. Of what the coordinator before this one wrote, nobody knows."""
         self._served: set[str] = set()
         self._is_before_release = False
+        """Known to be: of a run that is gone on with, the release is on record already."""
         self._release_waits = False
 
     def issues_term(self) -> None:
@@ -34,7 +36,7 @@ class Lasting:
             self.is_on_disk = False
         if key != "run":
             return
-        is_released = value[2] is not None
+        is_released = has_released({key: value})
         if is_released and self._is_before_release:
             self._release_waits, self.is_on_disk = True, False
         self._is_before_release = not is_released

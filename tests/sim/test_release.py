@@ -12,6 +12,7 @@ from dlctl.roles.desk import COORDINATOR
 from dlctl.roles.effects import LoadArrays
 from dlctl.roles.journal import Remember
 from dlctl.roles.lasting import Lasting
+from dlctl.roles.memory import has_released
 from dlctl.sim.checkers import AcksChecker, Book, LedgerChecker, NothingLeft, TermsChecker
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.drivers import ComputeOptions
@@ -30,8 +31,11 @@ class FullAtRelease(Checker):
         self.at_s = 0.0
 
     def on_effect(self, process, effect):
-        is_release = isinstance(effect, Remember) and effect.key == "run" and effect.value[2] == 0
-        if is_release and not self.at_s:
+        if (
+            isinstance(effect, Remember)
+            and not self.at_s
+            and has_released({effect.key: effect.value})
+        ):
             self.at_s = process.timeline.now
             self.simulation.world.disk.full = 1
 
