@@ -85,6 +85,14 @@ class Bulk:
         whole = self._borrower.read(frames, bytes_max)
         return Incoming(whole, lending.not_found(frames) if whole is None else None)
 
+    def coming(self, source: Hashable) -> tuple[Frames, int] | None:
+        """Part of a message: its frames, and how many bytes of the large ones have come."""
+        return self._assembly.coming(source)
+
+    def forget(self, source: Hashable) -> None:
+        """What has come of that message is of no use."""
+        self._assembly.forget(source)
+
     def give_back(self) -> None:
         """Tell the lenders of what nobody here looks at any more."""
         self._borrower.give_back()

@@ -18,6 +18,7 @@ import zmq
 from daemons.transport import Transport
 from dlctl.machine import (
     Admit,
+    Coming,
     Configure,
     Connect,
     DeadlineReached,
@@ -121,6 +122,14 @@ class Loop:
         """Have `run` raise this error; safe from any thread."""
         self._failure = error
         os.eventfd_write(self._wakeup, 1)
+
+    def hear_early(self) -> None:
+        """Tell the machine of large messages while they come, too."""
+        self.transport.on_coming = self._on_coming
+
+    def _on_coming(self, part: Coming) -> None:
+        if self._machine is not None and self.exit_code is None:
+            self._handle(self._machine, part)
 
     def stop_on_signals(self) -> None:
         """SIGTERM and SIGINT become events; the rest is the machine's business."""

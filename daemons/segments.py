@@ -5,8 +5,10 @@ are put together in one array, so that a message that comes in segments costs on
 otherwise what it would have been: whole, or not there. Segments of one connection come in order;
 where one is missing, the message is dropped, and the roles repeat it.
 
-    a segment    [head, bytes]
-    the rest     [head, lengths of the frames that came so, frames ...]; those are empty here
+    the beginning    [head, lengths of the frames that are cut, frames ...]; those are empty here
+    a segment        [head, bytes]
+
+So who a message is from and what it is about is known while the bulk of it is still on its way.
 """
 
 from __future__ import annotations
@@ -36,9 +38,11 @@ FRAME_BYTES_MIN = SEGMENT_BYTES
 """Frames from this on are cut."""
 PATIENCE_S = 10.0
 """For the next segment; then the peer is gone, and what there is of its message, too."""
-_HEAD = struct.Struct("<4sQQQ")
-"""Which of the two it is, number of the message, bytes of all its segments, place of this one."""
-_SEGMENT, _REST = b"\xc1seg", b"\xc1all"
+STEP_BYTES = 4 << 20
+"""When so much more of a message has come, there is something to be done with it."""
+_HEAD = struct.Struct("<4sQQ")
+"""Which of the two it is, number of the message, place of this segment."""
+_BEGINNING, _SEGMENT = b"\xc1beg", b"\xc1seg"
 _FOREIGN = 0xC1
 """No msgpack begins with this byte, so no header of a message does."""
 
@@ -53,11 +57,11 @@ def cut(frames: Frames, number: int) -> Iterator[Frames]:
     lengths, rest = large.split(frames, FRAME_BYTES_MIN)
     places, total = large.places(lengths)
     size = max(SEGMENT_BYTES, -(-total // SEGMENTS_MAX))
+    yield [_HEAD.pack(_BEGINNING, number, 0), large.pack(lengths), *rest]
     for frame, length, place in zip(frames, lengths, places, strict=True):
         for lo in range(0, length, size):
-            head = _HEAD.pack(_SEGMENT, number, total, place + lo)
+            head = _HEAD.pack(_SEGMENT, number, place + lo)
             yield [head, memoryview(frame)[lo : lo + size]]
-    yield [_HEAD.pack(_REST, number, total, 0), large.pack(lengths), *rest]
 
 
 @dataclass(slots=True)
@@ -66,11 +70,16 @@ class _Partial:
 
     number: int
     array: Array
-    """uint8[total]"""
+    """uint8[n]: all that is cut."""
+    frames: Frames
+    """Those that are cut are views of `array`."""
+    left: int
+    """Bytes that have not come."""
     seen_at: float
-    nbytes: int = 0
     end: int = 0
     """Where the newest segment ends."""
+    told: int = 0
+    """Of these bytes it was said that they have come."""
 
 
 class Assembly:
@@ -91,15 +100,27 @@ class Assembly:
             return frames
         if len(head) != _HEAD.size or len(frames) < 2:
             raise RemoteProtocolError("this is no segment of a message")
-        kind, number, total, place = _HEAD.unpack(head)
-        if total > bytes_max:
-            raise RemoteProtocolError(f"a message of {total} bytes; at most {bytes_max}")
-        if kind == _SEGMENT and len(frames) == 2:
-            self._put(source, number, total, place, frames[1])
+        kind, number, place = _HEAD.unpack(head)
+        if kind == _BEGINNING:
+            self._begin(source, number, frames[1], frames[2:], bytes_max)
             return None
-        if kind != _REST:
+        if kind != _SEGMENT or len(frames) != 2:
             raise RemoteProtocolError("this is no segment of a message")
-        return self._whole(source, number, frames[1], frames[2:])
+        return self._put(source, number, place, frames[1])
+
+    def coming(self, source: Hashable) -> tuple[Frames, int] | None:
+        """The frames of what comes from there, and how many bytes of those that are cut have come,
+        from the front to the back. None unless they are `STEP_BYTES` more than the last time.
+        """
+        partial = self._partials.get(source)
+        if partial is None or partial.end - partial.told < STEP_BYTES:
+            return None
+        partial.told = partial.end
+        return partial.frames, partial.end
+
+    def forget(self, source: Hashable) -> None:
+        """Drop what has come from there, and what will still come of it."""
+        self._partials.pop(source, None)
 
     def check(self) -> None:
         """A chore: forget what nobody goes on with."""
@@ -109,32 +130,37 @@ class Assembly:
                 del self._partials[source]
         self._memory.check()
 
-    def _put(self, source: Hashable, number: int, total: int, place: int, data: Frame) -> None:
-        if place == 0:
-            self._partials[source] = _Partial(number, self._room(total), 0.0)
+    def _begin(
+        self, source: Hashable, number: int, packed: Frame, rest: Frames, bytes_max: int
+    ) -> None:
+        if len(rest) > FRAMES_MAX:
+            raise RemoteProtocolError(f"{len(rest)} frames; at most {FRAMES_MAX}")
+        lengths = large.unpack(packed, len(rest))
+        _, total = large.places(lengths)
+        if not total:
+            raise RemoteProtocolError("a message in segments without any")
+        if total > bytes_max:
+            raise RemoteProtocolError(f"a message of {total} bytes; at most {bytes_max}")
+        array = self._room(total)
+        frames = large.join(array.data, lengths, rest)
+        self._partials[source] = _Partial(number, array, frames, sum(lengths), time.monotonic())
+
+    def _put(self, source: Hashable, number: int, place: int, data: Frame) -> Frames | None:
         partial, end = self._partials.get(source), place + len(data)
         if partial is None or partial.number != number:
-            return  # Its beginning is lost.
+            return None  # Its beginning is lost.
         if not 0 <= place - partial.end < large.ALIGNMENT or end > partial.array.size:
-            return  # One before it is lost: the rest will not fit.
+            return None  # One before it is lost: the rest will not fit.
         partial.array[place:end] = np.frombuffer(data, np.uint8)
-        partial.nbytes, partial.end = partial.nbytes + len(data), end
+        partial.left, partial.end = partial.left - len(data), end
         partial.seen_at = time.monotonic()
+        if partial.left > 0:
+            return None
+        del self._partials[source]
+        return partial.frames
 
     def _room(self, nbytes: int) -> Array:
         try:
             return self._memory.take(nbytes)
         except MemoryError:
             raise RemoteProtocolError(f"no memory for a message of {nbytes} bytes") from None
-
-    def _whole(self, source: Hashable, number: int, packed: Frame, rest: Frames) -> Frames | None:
-        if len(rest) > FRAMES_MAX:
-            raise RemoteProtocolError(f"{len(rest)} frames; at most {FRAMES_MAX}")
-        lengths = large.unpack(packed, len(rest))
-        partial = self._partials.pop(source, None)
-        _, total = large.places(lengths)
-        if partial is None or (
-            (partial.number, partial.nbytes, partial.array.size) != (number, sum(lengths), total)
-        ):
-            return None
-        return large.join(partial.array.data, lengths, rest)

@@ -11,10 +11,9 @@ dropped, and one that is not ours is dropped and counted: the roles repeat what 
 
 from __future__ import annotations
 
-import errno
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -26,10 +25,11 @@ from daemons.crowd import Crowd
 from daemons.gatekeeper import DOMAIN, Gatekeeper
 from daemons.handshakes import Handshakes, Target
 from daemons.segments import SEGMENTS_MAX
+from daemons.taken import cannot_listen
 from daemons.unread import Tracker, Unread
 from dlctl import wire
-from dlctl.errors import DlctlError, LocalProtocolError, RemoteProtocolError
-from dlctl.machine import Peer
+from dlctl.errors import LocalProtocolError, RemoteProtocolError
+from dlctl.machine import Coming, Peer
 from dlctl.messages import Message
 from dlctl.recycled import Recycled
 
@@ -47,11 +47,6 @@ Their bytes are limited by the window of pushes.
 """
 ZERO_COPY_BYTES = 64 * 1024
 """Below this a copy is cheaper than the bookkeeping of sharing."""
-NOT_FREE = "choose another port in [network], or 0 for any free one"
-NOT_OURS = (
-    "no interface of this machine has this address: correct data and bind of this host in "
-    "[[hosts]], and address in [network]; ip -brief address shows those that it has"
-)
 FRAMES_KEPT = wire.FRAMES_MAX + 4
 """Of one message: a peer, two of a large message, and one too many."""
 COPIES_KEPT = SEGMENTS_MAX
@@ -89,6 +84,8 @@ class Transport:
         """Those that reach processes of this machine and this user only."""
         self._bytes_max = wire.FRAME_BYTES_MAX
         """Of one that comes in parts, or is lent, to us as a listener."""
+        self.on_coming: Callable[[Coming], None] | None = None
+        """Who wants to know of large messages while they come."""
         self.crowd: Crowd | None = None
         self._hushed: dict[str, float] = {}
         """Name -> until when nothing is heard of it."""
@@ -138,10 +135,7 @@ class Transport:
             if crowd is not None:
                 crowd.close()
             self._forget(socket)
-            raise DlctlError(
-                f"cannot listen on {address}: {zmq.strerror(error.errno or 0)}{_holder(address)}",
-                hint=NOT_OURS if error.errno == errno.EADDRNOTAVAIL else NOT_FREE,
-            ) from error
+            raise cannot_listen(address, error) from error
         self._router, self.crowd = socket, crowd
         self._note_place(socket, address)
         if crowd is not None:
@@ -291,6 +285,8 @@ class Transport:
                 whole = self._whole(socket, peer, frames, bytes_max)
                 if whole is not None:
                     yield peer, wire.decode(whole), identity
+                elif self.on_coming is not None:
+                    self._hear_early(peer, identity, self.on_coming)
             except RemoteProtocolError as error:
                 self.refused += 1
                 log.warning(
@@ -313,6 +309,19 @@ class Transport:
             with suppress(zmq.ZMQError):
                 _send_frames(socket, [*connections.address(peer), *answer])
         return whole
+
+    def _hear_early(self, peer: Peer, identity: str, tell: Callable[[Coming], None]) -> None:
+        """Of a message that is coming. Raises RemoteProtocolError, once, for one of no use."""
+        part = self.bulk.coming(peer)
+        if part is None:
+            return
+        frames, nbytes = part
+        try:
+            message = wire.decode(frames)
+        except RemoteProtocolError:
+            self.bulk.forget(peer)
+            raise
+        tell(Coming(peer, message, nbytes, identity))
 
     def _is_hushed(self, identity: str) -> bool:
         until = self._hushed.get(identity)
@@ -379,20 +388,3 @@ def _send_frames(
         else:
             socket.send(frame, flags)
     return tracker if track else None
-
-
-def _holder(address: str) -> str:
-    """ " (held by pid 123, nginx)" for a TCP port, if we may know."""
-    import psutil
-
-    port = address.rpartition(":")[2]
-    if not address.startswith("tcp:") or not port.isdigit():
-        return ""
-    try:
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == int(port):
-                name = psutil.Process(connection.pid).name() if connection.pid else "unknown"
-                return f" (held by pid {connection.pid}, {name})"
-    except (psutil.Error, OSError):
-        return ""
-    return ""

@@ -56,6 +56,19 @@ class Received(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Coming(Event):
+    """Part of a large message has come; `Received` follows if all of it does, with the same arrays.
+    Of the large ones, one behind the other, the first `nbytes` bytes are there; others may be
+    anything. Nobody needs to take notice of it.
+    """
+
+    peer: Peer
+    message: Message
+    nbytes: int
+    identity: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlineReached(Event):
     """The time that `deadline()` named has come."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from typing import TypeVar
 
@@ -46,6 +46,17 @@ def in_parts(size: int, work: Callable[[int, int], T], part: int = PART) -> list
     futures = [pool.submit(work, lo, hi) for lo, hi in bounds]
     wait(futures)
     return [future.result() for future in futures]
+
+
+def begin(lo: int, hi: int, work: Callable[[int, int], T]) -> list[Future[T]]:
+    """Have work(lo, hi) done for each part of range(lo, hi), as `in_parts` does, and do not wait.
+    What is not enough to wake a thread for is done when this returns.
+    """
+    pool = _pool() if hi - lo >= PART and threads() > 1 else None
+    if pool is None:
+        work(lo, hi)
+        return []
+    return [pool.submit(work, at, min(at + PART, hi)) for at in range(lo, hi, PART)]
 
 
 def copy(target: Array, source: Array) -> None:

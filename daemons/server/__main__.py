@@ -30,6 +30,7 @@ def serve(context: process.Context) -> int:
     point = failpoint.from_environment(os.environ)
     storages = keeping.storages(context.directory, job.servers, point)
     loop.chores.append(Watch(storages, context.directory))
+    loop.hear_early()
     machine = Server(
         birth,
         job,

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -164,6 +164,10 @@ class Outcome(NamedTuple):
 
 class ServerSide(ABC):
     """One shard. Every method returns the pushes that it settled, in order."""
+
+    applies_as_pushed: ClassVar[bool] = False
+    """Whether `push` hands a delta to the shard at once and as it is, so that the shard may work on
+    it while it comes."""
 
     def __init__(self, options: Any, shard: Shard) -> None:
         self.options = options

@@ -125,6 +125,8 @@ class Replica(WorkerSide):
 class Server(ServerSide):
     """Applies at once: no waiting, no averaging, no regard for what other shards have."""
 
+    applies_as_pushed = True
+
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
         staleness = max(0, self.shard.version - push.base_version)
         self.shard.apply(delta)

@@ -90,6 +90,14 @@ def expand_whole(packed: Packed, size: int) -> Delta:
     return Delta(as_float32(values))
 
 
+def whole_values(packed: Packed) -> Array | None:
+    """The values of a push of all elements that needs no expanding, float32[n]; None for others.
+    They may not have come yet: nothing is read.
+    """
+    is_single = len(packed.arrays) == 1 and packed.arrays[0].dtype == np.float32
+    return packed.arrays[0] if is_single else None
+
+
 def expand_chosen(packed: Packed, size: int) -> Delta:
     values, positions = arrays_of(packed, size, 2)
     check_values(values)

@@ -9,6 +9,7 @@ dropped: the worker repeats it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from dlctl import messages as m
@@ -18,6 +19,7 @@ from dlctl.config import COUNT_MAX, JobFile
 from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.flat import AVERAGED, CONSTANT, Layout
 from dlctl.machine import (
+    Coming,
     Configure,
     DeadlineReached,
     Effect,
@@ -85,6 +87,8 @@ class Server:
         match event:
             case Received(peer, message, identity):
                 self._on_message(peer, message, identity, now)
+            case Coming(peer, message, nbytes, identity):
+                self._on_coming(peer, message, nbytes, identity)
             case FilesMissing() | FileSealed():
                 self._gathering.on_event(event, now)
             case DeadlineReached():
@@ -120,6 +124,14 @@ class Server:
         except RemoteProtocolError as error:
             what = f"{type(message).__name__} from {identity or repr(peer):.40}"
             self.desk.note("warning", f"refused {what}: {error.message}")
+
+    def _on_coming(self, peer: Peer, message: m.Message, nbytes: int, identity: str) -> None:
+        """What is to be refused is refused when all of it has come."""
+        if self.serving is None or self._restoring or not isinstance(message, m.Push):
+            return
+        with suppress(RemoteProtocolError):
+            self.doors.check(identity, message)
+            self.serving.on_push_coming(peer, message, nbytes)
 
     def _dispatch(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
         if type(message) in self._FROM_WORKERS:
@@ -258,7 +270,7 @@ class Server:
         """All live settings of this server, as they are in force."""
         lr = self._wanted.get("lr", self.job.optimizer.options.get("lr"))
         if self.serving is not None:
-            lr = self.serving.shard.optimizer.lr
+            lr = self.serving.shard.lr
         return {"lr": lr, "log_level": self.log_level}
 
     def _apply(self, settings: dict[str, Any]) -> None:
@@ -266,7 +278,7 @@ class Server:
         self._wanted = self._wanted | settings
         for key, value in settings.items():
             if key == "lr" and self.serving is not None:
-                self.serving.shard.optimizer.lr = value
+                self.serving.shard.lr = value
             elif key == "log_level":
                 self.log_level = value
                 self.desk.do(Configure(key, value))

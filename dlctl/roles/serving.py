@@ -21,6 +21,7 @@ import numpy as np
 from dlctl import messages as m
 from dlctl.algorithms.base import Outcome, ServerSide
 from dlctl.compress.base import Compressor, Delta
+from dlctl.compress.plain import whole_values
 from dlctl.errors import RemoteProtocolError
 from dlctl.flat import AVERAGED, CONSTANT, Layout
 from dlctl.machine import Peer
@@ -77,6 +78,8 @@ class Serving:
         """Slot -> the connection that its newest epoch has joined on last."""
         self._refused: Counter[int] = Counter()
         """Slot -> pushes that were refused, of all its epochs."""
+        self._coming: dict[int, tuple[int, int]] = {}
+        """Slot -> epoch and number of its newest push that was seen while it came."""
         self._held_fetches: dict[int, tuple[Peer, m.Fetch]] = {}
 
     def metrics(self, now: float) -> dict[str, Any]:
@@ -220,6 +223,21 @@ class Serving:
             if not (verdict == DUPLICATE and self.deliveries.is_held(push)):
                 fate = self.deliveries.fate(push) if verdict == DUPLICATE else verdict
                 self._ack(peer, push.seq, fate, slot=push.slot)
+
+    def on_push_coming(self, peer: Peer, push: m.Push, nbytes: int) -> None:
+        """So many bytes of its arrays are there. What the shard makes of them counts for nothing
+        until all of the push has come, and was taken.
+        """
+        is_theirs = self.initialised and self._peers.get(push.slot) == peer
+        is_next = push.generation == self.generation and self.deliveries.judge(push) == NEW
+        values = whole_values(push.delta)
+        if not (is_theirs and is_next and self.side.applies_as_pushed) or values is None:
+            return
+        if values.size == self.shard.size:
+            which = (push.epoch, push.seq)
+            is_new = self._coming.get(push.slot) != which
+            self._coming[push.slot] = which
+            self.shard.prepare(values, nbytes // values.itemsize, is_new=is_new)
 
     def _take(self, push: m.Push) -> None:
         try:

@@ -157,6 +157,19 @@ class Storage(Protocol):
     @property
     def extras(self) -> Extras: ...
 
+    def prepare(self, delta: Delta, count: int, next_rule: Callable[[], Rule] | None) -> None:
+        """The first `count` values of a dense delta are there, of the shard's length; all of it may
+        be the next update, or never come. Nothing that can be seen here may change.
+
+        `next_rule`: makes the rule of that update; None: go on if it was begun, or leave it.
+        Whoever holds its values keeps their memory from being used for anything else.
+        """
+        ...
+
+    def forget_prepared(self) -> None:
+        """What `next_rule` has returned is not the rule of the next update any more."""
+        ...
+
     def update(self, delta: Delta, rule: Rule) -> None:
         """Have `rule` go over all that `delta`, of the shard's length, touches; what it leaves is
         the shard's then.
@@ -219,13 +232,42 @@ class Shard:
 
     @property
     def w(self) -> Array:
-        """float32[n]. Who writes to it otherwise than by `apply` has to `history.forget()`."""
+        """float32[n]. Who writes to it otherwise than by `apply` has to `history.forget()`, and
+        must not `prepare`."""
         return self.storage.w
 
     @property
     def slots(self) -> Mapping[str, Array]:
         """The optimiser's vectors: name -> float32[n]."""
         return self.storage.slots
+
+    @property
+    def lr(self) -> float:
+        """The optimiser's rate. It changes with the next update."""
+        return self.optimizer.lr
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        self.storage.forget_prepared()
+        self.optimizer.lr = lr
+
+    def prepare(self, values: Array, count: int, *, is_new: bool) -> None:
+        """The first `count` of a dense delta's values, float32[n], have come: do what can be done
+        with them. `apply` goes on from there if it gets these values, in this memory, as the next
+        update; all others come to what they would have come to without this.
+
+        is_new: none of them has been here before. What was given up, because another update came
+        first, is not begun again: on a slow link that might happen any number of times.
+        """
+        assert count <= values.size == self.size, f"{count} of {values.size} for {self.size}"
+        self.storage.prepare(Delta(values), count, self._next_rule if is_new else None)
+
+    def _next_rule(self) -> Rule:
+        """Of an update that is not counted yet."""
+        counters = dict(self.optimizer.counters)
+        rule = self.optimizer.begin_update()
+        self.optimizer.counters.update(counters)
+        return rule
 
     def apply(self, delta: Delta) -> None:
         """One update by the optimiser's rule. A sparse one costs O(its length)."""

@@ -17,7 +17,7 @@ Other threads that help with an update have ended their part of it before its co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,10 @@ from dlctl import parallel
 from dlctl.compress.base import Delta
 from dlctl.messages import Array, Json
 from dlctl.optim.base import Optimizer
-from dlctl.optim.blocks import Block, Rule, go_over, update_in_place
+from dlctl.optim.blocks import Block, Cut, Rule, go_over, update_in_place
 from dlctl.parallel import BLOCK, PLACES
 from dlctl.shards import image
+from dlctl.shards.ahead import Ahead
 from dlctl.shards.base import Extras, Point, Spec, Unusable, W, check_state, no_point
 from dlctl.shards.image import Commit, Form
 
@@ -50,6 +51,8 @@ class Mapped:
         self._is_undoable = False
         """Whether that buffer has an update that is not committed, and the undo record has what it
         was before."""
+        self._ahead: Ahead | None = None
+        """What is done of an update that may be the next one."""
         self._extras_crc: int | None = newest.body["extras"]
         self._updated = bool(newest.body.get("updated"))
 
@@ -123,12 +126,31 @@ class Mapped:
 
     # ------------------------------------------------------------ updates
 
+    def prepare(self, delta: Delta, count: int, next_rule: Callable[[], Rule] | None) -> None:
+        """Into the buffer that does not count: one update at a time, and only while it is free."""
+        is_free = self._ahead is None and not self._is_dirty() and not self._is_undoable
+        if next_rule is not None and is_free:
+            self._ahead = Ahead(delta, self._across(delta), next_rule())
+        if self._ahead is not None and self._ahead.is_of(delta):
+            self._ahead.come(count)
+
+    def forget_prepared(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.drop()
+
     def update(self, delta: Delta, rule: Rule) -> None:
         self._updated = True
+        if self._ahead is not None and self._ahead.is_of(delta):
+            self._ahead.finish()
+            self._ahead, self._vectors = None, self._following
+            return
+        self.forget_prepared()
         where = delta.indices
         if not self._is_dirty():
             if where is None:
-                self._across(delta, rule)
+                go_over(delta, self._across(delta), rule)
+                self._vectors = self._following
                 return
             if where.size <= self._form.undo_max and not self._is_undoable:
                 self._undoable(delta, where, rule)
@@ -138,6 +160,7 @@ class Mapped:
 
     def fill(self, vectors: Mapping[str, Array], extras: Extras | None) -> None:
         self._updated = False
+        self.forget_prepared()
         if not self._is_dirty():
             self._go_dense()
         for name, values in vectors.items():
@@ -154,10 +177,14 @@ class Mapped:
     def _is_dirty(self) -> bool:
         return self._vectors is not self._views[self._newest.current]
 
-    def _across(self, delta: Delta, rule: Rule) -> None:
-        """A dense update on its way from one buffer to the other."""
-        target = self._views[1 - self._newest.current]
-        present, following = list(self._vectors.values()), list(target.values())
+    @property
+    def _following(self) -> dict[str, Array]:
+        """The vectors of the buffer that does not count."""
+        return self._views[1 - self._newest.current]
+
+    def _across(self, delta: Delta) -> Cut:
+        """The blocks of a dense update on its way from one buffer to the other."""
+        present, following = list(self._vectors.values()), list(self._following.values())
 
         def across(lo: int, hi: int) -> Iterator[Block]:
             for at in range(lo, hi, BLOCK):
@@ -167,8 +194,7 @@ class Mapped:
                 yield Block(at, w, delta.values[cut], tuple(slots), w_next, tuple(slots_next))
                 self._point("block updated")
 
-        go_over(delta, across, rule)
-        self._vectors = target
+        return across
 
     def _undoable(self, delta: Delta, where: Array, rule: Rule) -> None:
         """A sparse update in the buffer that counts. Nothing else of it is read or written."""
@@ -200,7 +226,7 @@ class Mapped:
 
     def _go_dense(self) -> None:
         """Copy everything to the other buffer."""
-        target = self._views[1 - self._newest.current]
+        target = self._following
         for present, following in zip(self._vectors.values(), target.values(), strict=True):
             parallel.copy(following, present)
             self._point("vector copied")
@@ -230,6 +256,7 @@ class Mapped:
 
     def close(self) -> None:
         """Seal the state: commit it once more, with a checksum of everything."""
+        self.forget_prepared()
         if self._is_undoable or self._is_dirty():
             return  # An update that was never committed; the last commit is what counts.
         current = self._newest.current
@@ -250,6 +277,7 @@ class Mapped:
         The header comes last, as in `create`. What was seen through `w`, `slots` and `extras`
         stays what it was. Of the old buffer nothing is needed any more.
         """
+        self.forget_prepared()
         view, old = memoryview(buffer), self._buffer
         assert len(view) == len(old), f"{len(view)} bytes for {len(old)}"
         view[image.DONE_AT :] = old[image.DONE_AT :]

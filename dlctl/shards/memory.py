@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -35,6 +35,12 @@ class Memory:
     @property
     def extras(self) -> Extras:
         return self._extras
+
+    def prepare(self, delta: Delta, count: int, next_rule: Callable[[], Rule] | None) -> None:
+        """An update in place cannot be taken back."""
+
+    def forget_prepared(self) -> None:
+        """There is nothing."""
 
     def update(self, delta: Delta, rule: Rule) -> None:
         update_in_place(self.w, delta, self._slots, rule)

@@ -5,7 +5,8 @@ Connections behave as ZeroMQ's do. A connection is asked for by one side, which 
 name; the other side knows it by an opaque id and can only reply. A restarted listener knows its
 connections by new ids. Each direction is first in, first out, and what cannot be delivered is lost
 without a word. Every message goes through the real `dlctl.wire`. As with a zero-copy send, its
-arrays are not copied before they arrive: a role that changes them too early is found out.
+arrays are not copied before they arrive: a role that changes them too early is found out. Of some
+that have arrays, part comes first (`machine.Coming`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -20,11 +22,14 @@ import numpy as np
 from dlctl import wire
 from dlctl.machine import Peer
 from dlctl.messages import Message
+from dlctl.sim.arriving import Arriving
 from dlctl.sim.keys import public_of
 from dlctl.sim.timeline import Timeline
 
 RECONNECT_S = 0.1
 """From a broken connection to a new one."""
+IN_PARTS = 0.3
+"""Probability that part of a message comes before the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +69,8 @@ class Endpoint(Protocol):
     """Public key -> name of those who may connect to it."""
 
     def deliver(self, peer: Peer, message: Message, identity: str) -> None: ...
+
+    def deliver_part(self, peer: Peer, message: Message, nbytes: int, identity: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -109,6 +116,8 @@ class Network:
         self.timeline = timeline
         self.options = options
         self.rng = rng
+        self._cutter = rng.spawn(1)[0]
+        """Of messages into parts."""
         self.healed = False
         """From now on nothing is lost, repeated or reordered; latency and bandwidth stay."""
         self.messages: Counter[str] = Counter()
@@ -216,14 +225,30 @@ class Network:
         way = connection.up if upward else connection.down
         broken = connection.broken
 
-        def arrive() -> None:
+        def come(arriving: Arriving) -> None:
             if connection.broken == broken:
-                self._arrive(connection, upward, source, target, message, frames)
+                self._arrive(connection, upward, source, target, message, arriving)
             else:
                 self._lose(source, target, message, "broken")
 
         for arrival in self._arrivals(link, way, kind, nbytes):
-            self.timeline.at(arrival, arrive)
+            arriving = Arriving(frames)
+            if upward and arriving.nbytes and self._cutter.random() < IN_PARTS:
+                self._come_in_parts(connection, arriving, arrival)
+            self.timeline.at(arrival, partial(come, arriving))
+
+    def _come_in_parts(self, connection: Connection, arriving: Arriving, arrival: float) -> None:
+        """Some of a message before the rest, over a connection that stands."""
+        broken, listener = connection.broken, connection.listener
+        nbytes = int(self._cutter.integers(arriving.nbytes, endpoint=True))
+
+        def come() -> None:
+            if listener is not None and listener.alive and connection.broken == broken:
+                message = arriving.come(nbytes)
+                listener.deliver_part(connection.id, message, nbytes, connection.identity)
+
+        now = self.timeline.now
+        self.timeline.at(now + (arrival - now) * self._cutter.random(), come)
 
     def _arrivals(self, link: Link, way: _Direction, kind: str, nbytes: int) -> list[float]:
         """When the message arrives; twice if it is repeated on the way."""
@@ -260,7 +285,7 @@ class Network:
         source: str,
         target: str,
         message: Message,
-        frames: wire.Frames,
+        arriving: Arriving,
     ) -> None:
         receiver = self._listeners.get(connection.address) if upward else connection.client
         swallowed = self._is_swallowed(connection, upward, source, target)
@@ -272,7 +297,7 @@ class Network:
             return
         peer: Peer = connection.id if upward else connection.peer
         identity = connection.identity if upward else ""
-        receiver.deliver(peer, wire.decode([bytes(frame) for frame in frames]), identity)
+        receiver.deliver(peer, arriving.come(arriving.nbytes), identity)
 
     def _shakes_hands(self, connection: Connection, listener: Endpoint) -> bool:
         """Whether the connection is one. Only a new one is looked at: as with CURVE, one that was

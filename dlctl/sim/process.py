@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from dlctl.machine import (
     Admit,
+    Coming,
     Configure,
     Connect,
     DeadlineReached,
@@ -127,6 +128,9 @@ class Process:
 
     def deliver(self, peer: Peer, message: Message, identity: str = "") -> None:
         self._take(Received(peer, message, identity))
+
+    def deliver_part(self, peer: Peer, message: Message, nbytes: int, identity: str = "") -> None:
+        self._take(Coming(peer, message, nbytes, identity))
 
     def _take(self, event: Event) -> None:
         if not self.alive:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 
 import numpy as np
@@ -16,6 +17,7 @@ from daemons.transport import Transport
 from dlctl import messages as m
 from dlctl import wire
 from dlctl.errors import RemoteProtocolError
+from dlctl.machine import Coming
 from dlctl.wire import Frames, decode, encode
 
 MAX = 1 << 40
@@ -126,26 +128,86 @@ def test_a_message_of_as_many_frames_as_there_may_be_arrives_in_segments(house: 
         assert [int(array[0]) for array in came.delta.arrays] == list(range(len(arrays)))
 
 
-@settings(deadline=None, max_examples=200)
+SIZES = st.sampled_from([0, 1, 10, 64, 100, 1000, 2**63, 2**64 - 1])
+BEGINNINGS = st.lists(SIZES, max_size=4).map(
+    lambda lengths: [struct.pack(f"<{len(lengths)}Q", *lengths), *[b""] * len(lengths)]
+)
+ANYTHING = st.lists(st.binary(max_size=80), max_size=4)
+
+
+@settings(deadline=None, max_examples=300)
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([b"\xc1seg", b"\xc1all", b"\xc1xyz"]), st.integers(0, 3),
-            st.sampled_from([0, 10, 64, 1000, 2**63]), st.sampled_from([0, 10, 64, 2**63]),
-            st.lists(st.binary(max_size=80), max_size=4), st.integers(0, 30),
+            st.sampled_from([b"\xc1beg", b"\xc1seg", b"\xc1xyz"]), st.integers(0, 3), SIZES,
+            BEGINNINGS | ANYTHING, st.integers(0, 30),
         ),
         max_size=12,
     )
 )  # fmt: skip
 def test_segments_that_nobody_would_make_do_no_harm(given_parts: list[tuple]) -> None:
     assembly = Assembly()
-    for kind, number, total, place, rest, cut_off in given_parts:
-        head = segments._HEAD.pack(kind, number, total, place)[: 28 - max(0, cut_off - 20)]
+    for kind, number, place, rest, cut_off in given_parts:
+        head = segments._HEAD.pack(kind, number, place)[: 20 - max(0, cut_off - 20)]
         try:
             whole = assembly.take(b"a", [head, *rest], 2000)
+            part = assembly.coming(b"a")
         except RemoteProtocolError:
             continue
-        assert whole is None or len(whole) == len(rest) - 1
+        assert whole is None or 0 < sum(map(len, whole)) <= 2000
+        assert part is None or part[1] <= sum(map(len, part[0])) + 64 * len(part[0])
+
+
+@pytest.mark.usefixtures("small")
+def test_what_has_come_of_a_message_can_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "STEP_BYTES", 250)
+    frames, assembly, steps = frames_of([20, 950, 10]), Assembly(), []
+    for part in list(cut(frames, 1))[:-1]:
+        assert assembly.take(b"a", part, MAX) is None
+        coming = assembly.coming(b"a")
+        assert assembly.coming(b"b") is None
+        if coming is not None:
+            (header, short, cut_one, last), nbytes = coming
+            assert [header, short, last] == [frames[0], frames[1], frames[3]]
+            assert bytes(cut_one[:nbytes]) == frames[2][:nbytes]
+            steps.append(nbytes)
+    assert steps == [300, 600, 900]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_message_that_is_given_up_while_it_comes_never_arrives() -> None:
+    assembly, (first, second, *others) = Assembly(), list(cut(frames_of([950]), 1))
+    for part in (first, second):
+        assembly.take(b"a", part, MAX)
+    assembly.forget(b"a")
+    assert [assembly.take(b"a", part, MAX) for part in others] == [None] * len(others)
+
+
+def test_a_large_push_is_heard_of_while_it_comes_and_refused_once(house: House) -> None:
+    """Of one that no reader could use, nothing more is looked at."""
+    early: list[Coming] = []
+    house.transport.on_coming = early.append
+    values = np.arange(5_000_000, dtype=np.float32)
+    push = m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, m.Packed("none", values.size, (values,)))
+    with guest(house) as transport:
+        transport.send(HERE, push)
+        ((came, _),) = house.hears(COME_S)
+        assert isinstance(came, m.Push)
+        counts = [part.nbytes for part in early]
+        assert counts == sorted(counts)
+        assert len(counts) == values.nbytes // segments.STEP_BYTES
+        assert {part.identity for part in early} == {GUEST}
+        (array,) = early[-1].message.delta.arrays
+        assert np.shares_memory(array, came.delta.arrays[0])
+        assert np.array_equal(array, values)
+        header = wire.encode(m.Heard())[0]
+        for part in cut([header, values.data], 1):
+            transport._dealers[HERE].send_multipart(part)
+        transport.send(HERE, HEARD)
+        ((last, _),) = house.hears(COME_S)
+        assert last == HEARD
+        assert house.transport.refused == 1
+        assert len(early) == len(counts)
 
 
 @pytest.mark.usefixtures("small")

@@ -12,11 +12,12 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.shard import EPOCH, SERVER, End
+from benchmarks.shard import EPOCH, NETWORKS, SERVER, End
 from dlctl import config, runs, states
 from dlctl import messages as m
 from dlctl.compress.topk import TopK
@@ -28,14 +29,15 @@ from dlctl.roles.token import sign
 
 SLOT = 0
 SIZE = 50_000
-LAYOUT = Layout((Entry("w", TRAINED, (SIZE,), "float32"),)).to_bytes()
 PUSHES = 8
 
 
 class Run:
     """A run directory, its coordinator's socket, and one worker."""
 
-    def __init__(self, directory: Path, durability: str, compressor: str) -> None:
+    def __init__(
+        self, directory: Path, durability: str, compressor: str, size: int = SIZE, net: str = "ipc"
+    ) -> None:
         self.directory = directory / f"kept-{secrets.token_hex(2)}"
         self.servers = config.Servers(durability=durability)  # type: ignore[arg-type]
         job = config.JobFile(
@@ -43,7 +45,10 @@ class Run:
             optimizer=config.Choice(name="sgd", options={"lr": 1.0}),
             compression=config.Choice(name=compressor),
             servers=self.servers,
+            network=NETWORKS[net],
         )
+        self.size = size
+        self.layout = Layout((Entry("w", TRAINED, (size,), "float32"),)).to_bytes()
         self.compressor = compressor
         self.key = secrets.token_bytes(32)
         (self.directory / "logs").mkdir(parents=True)
@@ -68,7 +73,7 @@ class Run:
         self.peer, _ = self.coordinator.wait_for(m.Register)
         send = self.coordinator.transport.send
         send(self.peer, m.Welcome(SERVER, 0, self.generation, self.key, {}))
-        send(self.peer, m.Assign(0, SIZE, LAYOUT, "", keep))
+        send(self.peer, m.Assign(0, self.size, self.layout, "", keep))
         _, serving = self.coordinator.wait_for(m.Serving)
         self.worker.transport.connect(SERVER, serving.address)
         return serving
@@ -80,7 +85,7 @@ class Run:
         return self.worker.wait_for(m.Joined)[1]
 
     def initialise(self) -> None:
-        values = np.zeros(SIZE, np.float32)
+        values = np.zeros(self.size, np.float32)
         nothing = np.zeros(0), np.zeros(0, np.float32)
         self.worker.transport.send(SERVER, m.Initialise(SLOT, EPOCH, values, *nothing))
         self.worker.wait_for(m.Joined)
@@ -89,11 +94,11 @@ class Run:
         """Cell `seq` gets 1."""
         where, values = np.array([seq]), np.array([-1], np.float32)
         if self.compressor == "none":
-            dense = np.zeros(SIZE, np.float32)
+            dense = np.zeros(self.size, np.float32)
             dense[where] = values
-            delta = Packed("none", SIZE, (dense,))
+            delta = Packed("none", self.size, (dense,))
         else:
-            vector = np.zeros(SIZE, np.float32)
+            vector = np.zeros(self.size, np.float32)
             vector[where] = values
             delta = TopK(TopK.Options()).take(vector)
         message = m.Push(SLOT, EPOCH, self.generation, seq, 0, seq, seq, 1, 0, delta)
@@ -123,15 +128,15 @@ class Run:
         runs.remove_sockets(self.directory.name)
 
 
-MakeRun = Callable[[str, str], Run]
+MakeRun = Callable[..., Run]
 
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Iterator[MakeRun]:
     made: list[Run] = []
 
-    def make(durability: str, compressor: str) -> Run:
-        made.append(Run(tmp_path, durability, compressor))
+    def make(*options: Any) -> Run:
+        made.append(Run(tmp_path, *options))
         return made[-1]
 
     yield make
@@ -155,7 +160,15 @@ POINTS = [
 def test_the_next_server_has_every_acknowledged_push_and_none_twice(
     make_run: MakeRun, durability: str, compressor: str, failpoint: str
 ) -> None:
-    run = make_run(durability, compressor)
+    is_killed_and_replaced(make_run(durability, compressor), failpoint)
+
+
+def test_a_server_that_dies_while_a_large_push_comes_has_nothing_of_it(make_run: MakeRun) -> None:
+    """Over TCP it is worked on as it comes: of its 46 blocks, that of the third push."""
+    is_killed_and_replaced(make_run("process", "none", 3_000_000, "tcp"), "block updated:100")
+
+
+def is_killed_and_replaced(run: Run, failpoint: str) -> None:
     assert not run.start(keep=False, failpoint=failpoint).initialised
     run.join()
     run.initialise()
@@ -188,7 +201,7 @@ def test_a_server_whose_state_is_gone_says_so_and_ends(make_run: MakeRun) -> Non
     run.processes.append(process)
     peer, _ = run.coordinator.wait_for(m.Register)
     run.coordinator.transport.send(peer, m.Welcome(SERVER, 0, 1, b"", {}))
-    run.coordinator.transport.send(peer, m.Assign(0, SIZE, LAYOUT, "", keep=True))
+    run.coordinator.transport.send(peer, m.Assign(0, run.size, run.layout, "", keep=True))
     _, failed = run.coordinator.wait_for(m.Failed)
     assert failed.fatal
     assert failed.error.startswith("the kept state of shard 0 cannot be used: there is none")

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 from kept import (
     BOOT,
     Killed,
@@ -21,6 +27,7 @@ from kept import (
     spec_of,
 )
 
+from dlctl.compress.base import Delta
 from dlctl.optim.adam import Adam
 from dlctl.shards import image, mapped, undo
 from dlctl.shards.base import POINTS, Extras, Shard, Unusable
@@ -42,6 +49,7 @@ class KilledAnywhere(RuleBasedStateMachine):
         self.spec = spec_of(self.new_optimizer(), SIZE)
         self.points_left = None
         self.is_written = False
+        self.coming = None
         self.commits = 0
         self.buffer, self.shard = created(self.new_optimizer(), self.spec, self.point)
         self.model = plain(self.new_optimizer(), self.spec)
@@ -72,6 +80,7 @@ class KilledAnywhere(RuleBasedStateMachine):
 
     def come_back(self):
         """What the next process finds is the last commit, and the model goes back to it."""
+        self.coming = None
         self.shard, meta = reopened(self.buffer, self.new_optimizer(), self.spec, self.point)
         assert meta == self.meta
         assert snapshot(self.shard) == self.committed
@@ -93,6 +102,23 @@ class KilledAnywhere(RuleBasedStateMachine):
     def dense_update(self, seed, kill_after):
         self.update(dense(seed, SIZE), kill_after)
 
+    @rule(seed=SEEDS, count=st.integers(0, SIZE), kill_after=KILLS)
+    def part_of_a_push_comes(self, seed, count, kill_after):
+        is_new = self.coming is None
+        if is_new:
+            self.coming = (dense(seed, SIZE), Delta(np.full(SIZE, np.nan, np.float32)))
+        sent, delta = self.coming
+        delta.values[:count] = sent.values[:count]
+        if self.do(lambda: self.shard.prepare(delta.values, count, is_new=is_new), kill_after):
+            self.come_back()
+
+    @precondition(lambda self: self.coming is not None)
+    @rule(kill_after=KILLS)
+    def the_rest_comes_and_is_applied(self, kill_after):
+        (sent, delta), self.coming = self.coming, None
+        delta.values[:] = sent.values
+        self.update(delta, kill_after)
+
     @rule(seed=SEEDS, count=st.integers(0, SIZE // 16), kill_after=KILLS)
     def sparse_update(self, seed, count, kill_after):
         self.update(sparse(seed, SIZE, count), kill_after)
@@ -111,7 +137,7 @@ class KilledAnywhere(RuleBasedStateMachine):
 
     @rule(rate=st.floats(0.01, 1.0))
     def the_rate_changes(self, rate):
-        self.shard.optimizer.lr = self.model.optimizer.lr = rate
+        self.shard.lr = self.model.lr = rate
 
     @rule(kill_after=st.none() | st.integers(0, 12))
     def commit(self, kill_after):

@@ -38,6 +38,7 @@ from dlctl.roles.serving import Serving
 from dlctl.roles.training import Training
 from dlctl.roles.work import Work
 from dlctl.roles.worker import Worker
+from dlctl.shards.ahead import Ahead
 from dlctl.shards.history import History
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
@@ -563,6 +564,22 @@ def saved_too_late(patch: Patch) -> None:
 def undone_after_its_commit(patch: Patch) -> None:
     honest = Undo.pending
     patch.setattr(Undo, "pending", lambda self, number, size: honest(self, number - 1, size))
+
+
+@mutant(
+    "what was made of a push while it came is used although another one came first",
+    "LedgerChecker", "StalenessChecker", "AcksChecker",
+)  # fmt: skip
+def prepared_before_another_update(patch: Patch) -> None:
+    patch.setattr(Mapped, "forget_prepared", lambda self: None)
+
+
+@mutant(
+    "what has not come of a push is worked on as if it had", "LedgerChecker", "FetchesChecker",
+)  # fmt: skip
+def worked_on_before_it_came(patch: Patch) -> None:
+    honest = Ahead.come
+    patch.setattr(Ahead, "come", lambda self, count: honest(self, self._delta.values.size))
 
 
 @mutant(

@@ -1,0 +1,175 @@
+"""Updates that were begun while their values still came: nothing can be seen of them before, and
+they come to what they would have come to anyway, to the last bit.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlctl import parallel, registry
+from dlctl.compress.base import Delta
+from dlctl.shards.base import Shard, Spec
+from dlctl.shards.image import Form
+from dlctl.shards.journaled import Journaled
+from dlctl.shards.mapped import Mapped
+from dlctl.shards.memory import InMemory
+from dlctl.sim.states import MemoryLog
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
+from kept import dense, snapshot, sparse
+
+NAMES = registry.names("optimizers")
+SIZE = 3000
+PLACES = {
+    "memory": lambda spec: InMemory().create(spec),
+    "mapped": lambda spec: Mapped.create(
+        bytearray(Form.of(spec, "boot").total_bytes), spec, "boot"
+    ),
+    "journal": lambda spec: Journaled.create(MemoryLog(), spec),
+}
+
+
+class Values:
+    """A push whose values come one after the other; what has not come is NaN."""
+
+    def __init__(self, seed: int, size: int = SIZE) -> None:
+        self.delta = Delta(np.full(size, np.nan, np.float32))
+        self._sent = dense(seed, size).values
+        self._is_new = True
+
+    def come(self, shard: Shard, count: int) -> None:
+        self.delta.values[:count] = self._sent[:count]
+        shard.prepare(self.delta.values, count, is_new=self._is_new)
+        self._is_new = False
+
+    def whole(self) -> Delta:
+        self.delta.values[:] = self._sent
+        return self.delta
+
+
+class Pair:
+    """A shard that prepares updates, and one that knows nothing of that."""
+
+    def __init__(self, name: str, place: str, size: int = SIZE) -> None:
+        kind = registry.load("optimizers", name)
+        spec = Spec("run", 0, 0, size, kind(kind.Options()).slots)
+        self.plain = Shard(kind(kind.Options()), InMemory().create(spec))
+        self.shard = Shard(kind(kind.Options()), PLACES[place](spec))
+        start = {"w": np.linspace(-1, 1, size, dtype=np.float32)}
+        for each in (self.plain, self.shard):
+            each.storage.fill(start, None)
+            each.commit({})
+
+    def apply(self, delta: Delta) -> None:
+        for each in (self.plain, self.shard):
+            each.apply(Delta(*(part if part is None else part.copy() for part in delta)))
+            each.commit({})
+        self.check()
+
+    def apply_prepared(self, values: Values) -> None:
+        self.plain.apply(Delta(values.whole().values.copy()))
+        self.shard.apply(values.whole())
+        self.check()
+        self.shard.commit({})
+
+    def check(self) -> None:
+        assert snapshot(self.shard) == snapshot(self.plain)
+
+
+@pytest.fixture(params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=PLACES)
+def pair(request: pytest.FixtureRequest, name: str) -> Pair:
+    return Pair(name, request.param)
+
+
+def test_what_came_piece_by_piece_is_the_same_and_not_seen_before(pair: Pair) -> None:
+    for seed in range(4):
+        values = Values(seed)
+        for count in sorted(np.random.default_rng(seed).integers(0, SIZE, 5, endpoint=True)):
+            values.come(pair.shard, int(count))
+            pair.check()
+        pair.apply_prepared(values)
+
+
+@pytest.mark.parametrize("other", [dense(7, SIZE), sparse(7, SIZE, 30), sparse(7, SIZE, 900)])
+def test_another_update_that_comes_first_is_applied_and_not_lost(pair: Pair, other: Delta) -> None:
+    pair.apply(dense(1, SIZE))
+    values = Values(2)
+    values.come(pair.shard, SIZE // 2)
+    pair.apply(other)
+    values.come(pair.shard, SIZE - 1)
+    pair.apply(other)
+    pair.apply_prepared(values)
+
+
+def test_what_never_comes_to_its_end_leaves_nothing(pair: Pair) -> None:
+    for seed in range(3):
+        Values(seed).come(pair.shard, SIZE - seed)
+        Values(seed + 10).come(pair.shard, SIZE)
+        pair.apply(dense(seed + 20, SIZE))
+
+
+def test_a_rate_that_changes_meanwhile_is_the_one_that_counts(pair: Pair) -> None:
+    values = Values(1)
+    values.come(pair.shard, SIZE // 2)
+    pair.shard.lr = pair.plain.lr = 3 * pair.plain.lr
+    values.come(pair.shard, SIZE - 7)
+    pair.apply_prepared(values)
+
+
+def test_initial_values_that_are_set_meanwhile_are_what_is_updated(pair: Pair) -> None:
+    values = Values(1)
+    values.come(pair.shard, SIZE // 2)
+    for each in (pair.plain, pair.shard):
+        each.storage.fill({"w": np.linspace(2, 5, SIZE, dtype=np.float32)}, None)
+        each.commit({})
+    values.come(pair.shard, SIZE - 7)
+    pair.apply_prepared(values)
+
+
+def test_a_state_that_moves_meanwhile_goes_on(name: str) -> None:
+    pair = Pair(name, "mapped")
+    values = Values(1)
+    values.come(pair.shard, SIZE // 2)
+    storage = pair.shard.storage
+    assert isinstance(storage, Mapped)
+    storage.move(bytearray(storage.size_bytes))
+    values.come(pair.shard, SIZE - 7)
+    pair.apply_prepared(values)
+
+
+def test_large_updates_are_worked_on_by_other_threads(name: str) -> None:
+    size = 3 * parallel.PART + 17
+    pair = Pair(name, "mapped", size)
+    for seed in range(2):
+        values, dropped = Values(seed, size), Values(seed + 10, size)
+        for part in (1, 2, 3):
+            values.come(pair.shard, part * parallel.PART)
+            dropped.come(pair.shard, part * parallel.PART)
+        pair.apply_prepared(values)
+        dropped.come(pair.shard, size)
+        pair.apply_prepared(dropped)
+
+
+def test_an_update_that_was_given_up_is_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With workers on slow links it would be done anew with every push of the fast ones."""
+    pair, begun = Pair("adagrad", "mapped"), []
+    monkeypatch.setattr(
+        pair.shard, "_next_rule", lambda: begun.append(1) or pair.shard.optimizer._step
+    )
+    slow, fast = Values(1), Values(2)
+    slow.come(pair.shard, 100)
+    for count in (200, 300):
+        fast.come(pair.shard, count)
+    pair.apply_prepared(fast)
+    slow.come(pair.shard, 1000)
+    pair.apply_prepared(slow)
+    assert len(begun) == 1
