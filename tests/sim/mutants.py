@@ -29,6 +29,7 @@ from dlctl.roles.channel import Channel
 from dlctl.roles.deliveries import NEW, Deliveries
 from dlctl.roles.desk import Desk
 from dlctl.roles.journal import IssueTerm
+from dlctl.roles.lasting import Lasting
 from dlctl.roles.leases import PortionPool, Range
 from dlctl.roles.memory import Memory
 from dlctl.roles.outstanding import Outstanding
@@ -564,6 +565,19 @@ def saved_too_late(patch: Patch) -> None:
 def undone_after_its_commit(patch: Patch) -> None:
     honest = Undo.pending
     patch.setattr(Undo, "pending", lambda self, number, size: honest(self, number - 1, size))
+
+
+@mutant(
+    "workers begin although it is not on record that all have come", "FullAtRelease",
+    scenario="full-disks", seeds=40,
+)  # fmt: skip
+def training_before_the_release_is_on_record(patch: Patch) -> None:
+    honest = Lasting.may_leave
+    patch.setattr(
+        Lasting,
+        "may_leave",
+        lambda self, message: isinstance(message, m.Lease) or honest(self, message),
+    )
 
 
 @mutant(

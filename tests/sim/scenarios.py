@@ -10,9 +10,10 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
-from simulated import ACCOUNT, job_file, ledger_checkers
+from simulated import ACCOUNT, FullAtRelease, job_file, ledger_checkers
 
 from dlctl.messages import Array
+from dlctl.roles.desk import COORDINATOR
 from dlctl.sim.checkers import (
     Checker,
     LeasesChecker,
@@ -210,16 +211,23 @@ def sync_recovery(seed: int) -> Simulation:
 
 
 def full_disks(seed: int) -> Simulation:
-    """The coordinator's notes are older than what its agents, workers and servers know."""
+    """The coordinator's notes are older than what its agents, workers and servers know; of every
+    third run, already when the workers begin.
+    """
     method = (
         ("downpour", {"push_every_steps": 1 + seed // 2 % 2}),
         ("local-sgd", {"local_steps": 2, "local_lr": 1.0}),
         ("downpour", {"warmstart_steps": 6}), ("sync", {}),
     )[seed % 4]  # fmt: skip
-    return _ledger(
+    simulation = _ledger(
         seed, forgetting_faults(seed), forgets=True, averages=method[0] != "downpour",
         shares=method[0] == "sync", durabilities=("process", "process", "disk"), algorithm=method,
     )  # fmt: skip
+    if seed % 3 == 1:
+        dice = np.random.default_rng([seed, 5])
+        deaths = [(float(dice.uniform(0.1, 2.0)), name) for name in (COORDINATOR, "worker-1")]
+        FullAtRelease(simulation, HEAL_AT_S - 1.0, *deaths)
+    return simulation
 
 
 # ---------------------------------------------------------------- a method with one right result

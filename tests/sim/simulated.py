@@ -9,6 +9,9 @@ import numpy as np
 from dlctl import config
 from dlctl.flat import slice_bounds
 from dlctl.machine import Send
+from dlctl.messages import Push
+from dlctl.roles.journal import Remember
+from dlctl.roles.memory import has_released
 from dlctl.sim.checkers import (
     AcksChecker,
     Book,
@@ -23,6 +26,7 @@ from dlctl.sim.checkers import (
     TermsChecker,
 )
 from dlctl.sim.problems import LeastSquares, Ledger, batch_rows
+from dlctl.sim.simulation import Simulation
 
 ACCOUNT = ("sgd", {"lr": 1.0})
 """The optimiser with which final weights are the count of applications."""
@@ -131,6 +135,35 @@ class Watcher(Checker):
 
     def messages(self, name: str | None = None) -> list[Any]:
         return [message for _, source, _, message in self.sent if name in (None, source)]
+
+
+class FullAtRelease(Checker):
+    """The disk is full from the moment when it is to be written that all workers may begin; until
+    it is, nobody may.
+    """
+
+    def __init__(self, simulation: Simulation, until_s: float, *kills: tuple[float, str]) -> None:
+        """kills: (seconds after that moment, who)."""
+        self.world = simulation.world
+        self.at_s = 0.0
+        self._until_s = until_s
+        self._kills = kills
+        self.world.observers.append(self)
+
+    def on_effect(self, process: Any, effect: Any) -> None:
+        now = process.timeline.now
+        is_push = isinstance(effect, Send) and isinstance(effect.message, Push)
+        if is_push and 0.0 < self.at_s <= now < self._until_s:
+            raise self.broken(f"{process} pushes, and it is not on record that all have come")
+        is_it = isinstance(effect, Remember) and has_released({effect.key: effect.value})
+        if not is_it or self.at_s:
+            return
+        disk, timeline = self.world.disk, self.world.timeline
+        self.at_s = now
+        disk.full += 1
+        timeline.at(max(self._until_s, now), lambda: setattr(disk, "full", disk.full - 1))
+        for after_s, name in self._kills:
+            timeline.after(after_s, lambda name=name: self.world.kill(name))
 
 
 def rows_in_order(job: config.JobFile, samples: int, epochs: int) -> list[Any]:

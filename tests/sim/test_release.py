@@ -5,14 +5,12 @@ record that they may, or the next coordinator would have them begin once more.
 from __future__ import annotations
 
 import pytest
-from simulated import ACCOUNT, Watcher, job_file
+from simulated import ACCOUNT, FullAtRelease, Watcher, job_file
 
 from dlctl import messages as m
 from dlctl.roles.desk import COORDINATOR
 from dlctl.roles.effects import LoadArrays
-from dlctl.roles.journal import Remember
 from dlctl.roles.lasting import Lasting
-from dlctl.roles.memory import has_released
 from dlctl.sim.checkers import AcksChecker, Book, LedgerChecker, NothingLeft, TermsChecker
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.drivers import ComputeOptions
@@ -21,23 +19,6 @@ from dlctl.sim.simulation import Simulation
 
 FREE_S = 9.0
 LEASE = m.Lease(1, 0, 0, 0, 4)
-
-
-class FullAtRelease(Checker):
-    """The disk is full from the moment when the release is to be written."""
-
-    def __init__(self) -> None:
-        self.simulation: Simulation | None = None
-        self.at_s = 0.0
-
-    def on_effect(self, process, effect):
-        if (
-            isinstance(effect, Remember)
-            and not self.at_s
-            and has_released({effect.key: effect.value})
-        ):
-            self.at_s = process.timeline.now
-            self.simulation.world.disk.full = 1
 
 
 class Residuals(Checker):
@@ -52,13 +33,10 @@ class Residuals(Checker):
 
 
 def filled(job, problem, *checkers, store=None) -> tuple[Simulation, FullAtRelease]:
-    full = FullAtRelease()
     simulation = Simulation(
-        job, problem, store=store, compute=ComputeOptions(step_s=0.2), checkers=(*checkers, full)
+        job, problem, store=store, compute=ComputeOptions(step_s=0.2), checkers=checkers
     )
-    full.simulation = simulation
-    simulation.at(FREE_S, lambda: setattr(simulation.world.disk, "full", 0))
-    return simulation, full
+    return simulation, FullAtRelease(simulation, until_s=FREE_S)
 
 
 @pytest.mark.parametrize("dead", [(), (COORDINATOR,), ("worker-1",), (COORDINATOR, "worker-1")])

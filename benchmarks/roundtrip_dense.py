@@ -1,0 +1,102 @@
+"""All parameters there and back: on this machine, and over links that carry some Gbit/s.
+
+    python -m benchmarks.roundtrip_dense SIZE ROUNDS    prints the seconds over TCP, as JSON
+
+On a loopback without a limit all that is done waits for the cores; over a network it can be done
+while the bytes are on their way. A link is the loopback of a network namespace with a token bucket,
+for dlctl and the baseline alike.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from benchmarks.echo import echo, read_exactly
+from benchmarks.figures import Figure, ratio, take_turns
+from benchmarks.sandbox import sandbox
+from benchmarks.shard import shard
+from dlctl.compress.none import Dense, DenseOptions
+from dlctl.messages import Array
+from tests.hosts.cluster import Cluster, missing
+
+CHAPTER = "roundtrip"
+REPEATS = {10_000: 200, 1_000_000: 20, 25_000_000: 1}
+"""Parameters -> how often a round goes there and back."""
+ASKED = {(25_000_000, "tcp"): 1.3, (25_000_000, "ipc"): 0.4}
+"""(parameters, transport) -> the ratio that was asked; smaller models show where the time goes."""
+LINK_GBIT_PER_S = (1, 4, 8)
+LINK_S_MAX = 300.0
+
+Seconds = tuple[list[float], list[float]]
+"""Of dlctl and of the echo, round by round."""
+
+
+def measure(*, quick: bool) -> list[Figure]:
+    sizes = [*REPEATS][:1] if quick else [*REPEATS]
+    rounds = 2 if quick else 7
+    here = [_here(size, net, rounds) for net in ("tcp", "ipc") for size in sizes]
+    rates = LINK_GBIT_PER_S[-1:] if quick else LINK_GBIT_PER_S
+    return [*here, *(_over_link(rate, sizes[-1], rounds) for rate in rates)]
+
+
+def _here(size: int, transport: str, rounds: int) -> Figure:
+    seconds = _seconds(size, transport, rounds)
+    what = f"{size:,} parameters, {transport} / raw TCP"
+    return ratio(CHAPTER, what, *seconds, ASKED.get((size, transport)))
+
+
+def _over_link(gbit_per_s: int, size: int, rounds: int) -> Figure:
+    what = f"{size:,} parameters, tcp / raw TCP, at {gbit_per_s} Gbit/s"
+    if why := missing():
+        return Figure(CHAPTER, what, "x", (), skipped=why)
+    limit = ("tbf", "rate", f"{gbit_per_s}gbit", "burst", "2mb", "latency", "50ms")
+    with Cluster(count=0) as lab:
+        shaped = lab.run("tc", "qdisc", "add", "dev", "lo", "root", *limit)
+        if shaped.returncode:
+            raise RuntimeError(f"the loopback cannot be shaped: {shaped.stderr}")
+        command = [sys.executable, "-m", "benchmarks.roundtrip_dense", str(size), str(rounds)]
+        ended = lab.run(*command, timeout_s=LINK_S_MAX)
+    if ended.returncode:
+        raise RuntimeError(f"the round trip over a link has failed: {ended.stderr}")
+    return ratio(CHAPTER, what, *json.loads(ended.stdout))
+
+
+def _seconds(size: int, transport: str, rounds: int) -> Seconds:
+    gradient = np.ones(size, np.float32)
+    with sandbox() as directory, shard(directory, transport, size, "adagrad") as worker:
+
+        def push_and_fetch() -> None:
+            """The compressor takes what it sends out of the gradient: from then on zeros."""
+            worker.push(Dense(DenseOptions()).take(gradient))
+            worker.fetch()
+
+        with bouncing(gradient) as bounce:
+            return take_turns(rounds, push_and_fetch, bounce, REPEATS[size])
+
+
+@contextmanager
+def bouncing(vector: Array) -> Iterator[Callable[[], None]]:
+    """What sends the bytes of `vector` through a raw socket, and gets as many back."""
+    with (
+        echo("tcp", str(vector.nbytes)) as there,
+        socket.create_connection(("127.0.0.1", int(there.address))) as stream,
+    ):
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        back = memoryview(bytearray(vector.nbytes))
+
+        def bounce() -> None:
+            stream.sendall(vector.data)
+            read_exactly(stream, back)
+
+        yield bounce
+
+
+if __name__ == "__main__":
+    size, rounds = map(int, sys.argv[1:])
+    print(json.dumps(_seconds(size, "tcp", rounds)))
