@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from daemons import lending, segments
 from daemons.lending import Borrower, Lender, Loan
-from daemons.segments import Assembly
+from daemons.segments import Arriving, Assembly
 from dlctl.errors import RemoteProtocolError
 from dlctl.wire import Frames
 
@@ -85,13 +85,9 @@ class Bulk:
         whole = self._borrower.read(frames, bytes_max)
         return Incoming(whole, lending.not_found(frames) if whole is None else None)
 
-    def coming(self, source: Hashable) -> tuple[Frames, int] | None:
-        """Part of a message: its frames, and how many bytes of the large ones have come."""
+    def coming(self, source: Hashable) -> Arriving | None:
+        """What comes from there, if there is a good deal more of it than the last time."""
         return self._assembly.coming(source)
-
-    def forget(self, source: Hashable) -> None:
-        """What has come of that message is of no use."""
-        self._assembly.forget(source)
 
     def give_back(self) -> None:
         """Tell the lenders of what nobody here looks at any more."""

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import zmq
 
+from daemons.early import Early
 from daemons.transport import Transport
 from dlctl.machine import (
     Admit,
@@ -33,6 +34,7 @@ from dlctl.machine import (
     Started,
     StopRequested,
 )
+from dlctl.messages import Message
 
 log = logging.getLogger("dlctl")
 EffectT = TypeVar("EffectT", bound=Effect)
@@ -123,9 +125,9 @@ class Loop:
         self._failure = error
         os.eventfd_write(self._wakeup, 1)
 
-    def hear_early(self) -> None:
-        """Tell the machine of large messages while they come, too."""
-        self.transport.on_coming = self._on_coming
+    def hear_early(self, kind: type[Message]) -> None:
+        """Tell the machine of large messages of this kind while they come, too."""
+        self.transport.early = Early(kind, self._on_coming)
 
     def _on_coming(self, part: Coming) -> None:
         if self._machine is not None and self.exit_code is None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
@@ -65,28 +66,41 @@ def cut(frames: Frames, number: int) -> Iterator[Frames]:
 
 
 @dataclass(slots=True)
-class _Partial:
-    """What has come of a message so far."""
+class Arriving:
+    """A message of which some has come."""
 
     number: int
-    array: Array
-    """uint8[n]: all that is cut."""
     frames: Frames
-    """Those that are cut are views of `array`."""
-    left: int
-    """Bytes that have not come."""
+    """Those that are cut are views of memory that is being filled."""
+    come: list[int]
+    """Of each frame, how many bytes are there, from the front to the back; others are anything."""
+    left: deque[tuple[int, int, Array]]
+    """The frames that are still to be filled: (which one, its place, uint8[n])."""
     seen_at: float
-    end: int = 0
-    """Where the newest segment ends."""
     told: int = 0
-    """Of these bytes it was said that they have come."""
+    """Of so many bytes of these frames it was said that they have come."""
+    message: object = None
+    """What its reader has made of it so far."""
+
+    def put(self, place: int, data: Frame) -> bool:
+        """The next segment. False if it is another one: one before it is lost."""
+        which, start, memory = self.left[0]
+        begin = self.come[which]
+        end = begin + len(data)
+        if place != start + begin or not data or end > memory.size:
+            return False
+        memory[begin:end] = np.frombuffer(data, np.uint8)
+        self.come[which] = end
+        if end == memory.size:
+            self.left.popleft()
+        return True
 
 
 class Assembly:
     """Puts together what comes over any number of connections, one message of each at a time."""
 
     def __init__(self) -> None:
-        self._partials: dict[Hashable, _Partial] = {}
+        self._arriving: dict[Hashable, Arriving] = {}
         self._memory = Recycled()
 
     def take(self, source: Hashable, frames: Frames, bytes_max: int) -> Frames | None:
@@ -102,65 +116,71 @@ class Assembly:
             raise RemoteProtocolError("this is no segment of a message")
         kind, number, place = _HEAD.unpack(head)
         if kind == _BEGINNING:
-            self._begin(source, number, frames[1], frames[2:], bytes_max)
+            self._arriving.pop(source, None)
+            self._arriving[source] = self._begun(number, frames[1], frames[2:], bytes_max)
             return None
         if kind != _SEGMENT or len(frames) != 2:
             raise RemoteProtocolError("this is no segment of a message")
         return self._put(source, number, place, frames[1])
 
-    def coming(self, source: Hashable) -> tuple[Frames, int] | None:
-        """The frames of what comes from there, and how many bytes of those that are cut have come,
-        from the front to the back. None unless they are `STEP_BYTES` more than the last time.
-        """
-        partial = self._partials.get(source)
-        if partial is None or partial.end - partial.told < STEP_BYTES:
+    def coming(self, source: Hashable) -> Arriving | None:
+        """What comes from there, if `STEP_BYTES` more of it have come than the last time."""
+        arriving = self._arriving.get(source)
+        if arriving is None:
             return None
-        partial.told = partial.end
-        return partial.frames, partial.end
-
-    def forget(self, source: Hashable) -> None:
-        """Drop what has come from there, and what will still come of it."""
-        self._partials.pop(source, None)
+        there = sum(arriving.come)
+        if there - arriving.told < STEP_BYTES:
+            return None
+        arriving.told = there
+        return arriving
 
     def check(self) -> None:
         """A chore: forget what nobody goes on with."""
         oldest = time.monotonic() - PATIENCE_S
-        for source, partial in list(self._partials.items()):
-            if partial.seen_at < oldest:
-                del self._partials[source]
+        for source, arriving in list(self._arriving.items()):
+            if arriving.seen_at < oldest:
+                del self._arriving[source]
         self._memory.check()
 
-    def _begin(
-        self, source: Hashable, number: int, packed: Frame, rest: Frames, bytes_max: int
-    ) -> None:
+    def _begun(self, number: int, packed: Frame, rest: Frames, bytes_max: int) -> Arriving:
         if len(rest) > FRAMES_MAX:
             raise RemoteProtocolError(f"{len(rest)} frames; at most {FRAMES_MAX}")
         lengths = large.unpack(packed, len(rest))
-        _, total = large.places(lengths)
-        if not total:
-            raise RemoteProtocolError("a message in segments without any")
-        if total > bytes_max:
-            raise RemoteProtocolError(f"a message of {total} bytes; at most {bytes_max}")
-        array = self._room(total)
-        frames = large.join(array.data, lengths, rest)
-        self._partials[source] = _Partial(number, array, frames, sum(lengths), time.monotonic())
+        if not any(lengths) or lengths[0] or any(map(_are_both, lengths, rest)):
+            raise RemoteProtocolError("no message is cut like this")
+        places, total = large.places(lengths)
+        nbytes = total + sum(map(len, rest))
+        if nbytes > bytes_max:
+            raise RemoteProtocolError(f"a message of {nbytes} bytes; at most {bytes_max}")
+        memory = self._room(total)
+        left = deque(
+            (which, place, memory[place : place + length])
+            for which, (length, place) in enumerate(zip(lengths, places, strict=True))
+            if length
+        )
+        frames = large.join(memory.data, lengths, rest)
+        return Arriving(number, frames, list(map(len, rest)), left, time.monotonic())
 
     def _put(self, source: Hashable, number: int, place: int, data: Frame) -> Frames | None:
-        partial, end = self._partials.get(source), place + len(data)
-        if partial is None or partial.number != number:
+        arriving = self._arriving.get(source)
+        if arriving is None or arriving.number != number:
             return None  # Its beginning is lost.
-        if not 0 <= place - partial.end < large.ALIGNMENT or end > partial.array.size:
-            return None  # One before it is lost: the rest will not fit.
-        partial.array[place:end] = np.frombuffer(data, np.uint8)
-        partial.left, partial.end = partial.left - len(data), end
-        partial.seen_at = time.monotonic()
-        if partial.left > 0:
+        if not arriving.put(place, data):
+            del self._arriving[source]
             return None
-        del self._partials[source]
-        return partial.frames
+        arriving.seen_at = time.monotonic()
+        if arriving.left:
+            return None
+        del self._arriving[source]
+        return arriving.frames
 
     def _room(self, nbytes: int) -> Array:
         try:
             return self._memory.take(nbytes)
         except MemoryError:
             raise RemoteProtocolError(f"no memory for a message of {nbytes} bytes") from None
+
+
+def _are_both(length: int, frame: Frame) -> bool:
+    """Whether a frame is said to be cut, and is there all the same."""
+    return length > 0 and len(frame) > 0

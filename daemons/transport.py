@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -22,6 +22,7 @@ import zmq
 from daemons import connections
 from daemons.bulk import Bulk
 from daemons.crowd import Crowd
+from daemons.early import Early
 from daemons.gatekeeper import DOMAIN, Gatekeeper
 from daemons.handshakes import Handshakes, Target
 from daemons.segments import SEGMENTS_MAX
@@ -29,7 +30,7 @@ from daemons.taken import cannot_listen
 from daemons.unread import Tracker, Unread
 from dlctl import wire
 from dlctl.errors import LocalProtocolError, RemoteProtocolError
-from dlctl.machine import Coming, Peer
+from dlctl.machine import Peer
 from dlctl.messages import Message
 from dlctl.recycled import Recycled
 
@@ -84,7 +85,7 @@ class Transport:
         """Those that reach processes of this machine and this user only."""
         self._bytes_max = wire.FRAME_BYTES_MAX
         """Of one that comes in parts, or is lent, to us as a listener."""
-        self.on_coming: Callable[[Coming], None] | None = None
+        self.early: Early | None = None
         """Who wants to know of large messages while they come."""
         self.crowd: Crowd | None = None
         self._hushed: dict[str, float] = {}
@@ -285,8 +286,8 @@ class Transport:
                 whole = self._whole(socket, peer, frames, bytes_max)
                 if whole is not None:
                     yield peer, wire.decode(whole), identity
-                elif self.on_coming is not None:
-                    self._hear_early(peer, identity, self.on_coming)
+                elif self.early is not None and (part := self.bulk.coming(peer)):
+                    self.early.look(peer, identity, part)
             except RemoteProtocolError as error:
                 self.refused += 1
                 log.warning(
@@ -309,19 +310,6 @@ class Transport:
             with suppress(zmq.ZMQError):
                 _send_frames(socket, [*connections.address(peer), *answer])
         return whole
-
-    def _hear_early(self, peer: Peer, identity: str, tell: Callable[[Coming], None]) -> None:
-        """Of a message that is coming. Raises RemoteProtocolError, once, for one of no use."""
-        part = self.bulk.coming(peer)
-        if part is None:
-            return
-        frames, nbytes = part
-        try:
-            message = wire.decode(frames)
-        except RemoteProtocolError:
-            self.bulk.forget(peer)
-            raise
-        tell(Coming(peer, message, nbytes, identity))
 
     def _is_hushed(self, identity: str) -> bool:
         until = self._hushed.get(identity)

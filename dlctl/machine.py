@@ -57,14 +57,14 @@ class Received(Event):
 
 @dataclass(frozen=True, slots=True)
 class Coming(Event):
-    """Part of a large message has come; `Received` follows if all of it does, with the same arrays.
-    Of the large ones, one behind the other, the first `nbytes` bytes are there; others may be
-    anything. Nobody needs to take notice of it.
+    """Part of a large message has come; `Received` follows if all of it does, with arrays in the
+    same memory. Nobody needs to take notice of it.
     """
 
     peer: Peer
     message: Message
-    nbytes: int
+    come: tuple[int, ...]
+    """Of each array, how many bytes are there, from the front to the back; others are anything."""
     identity: str = ""
 
 

@@ -108,6 +108,11 @@ def decode(frames: Sequence[Frame]) -> Message:
     return message
 
 
+def kind(frames: Sequence[Frame]) -> type[Message]:
+    """Which message these are the frames of, by its header alone. Raises RemoteProtocolError."""
+    return _read_header(frames)[0]
+
+
 def _read_header(frames: Sequence[Frame]) -> tuple[type[Message], Any, Any]:
     if not 1 <= len(frames) <= FRAMES_MAX:
         raise RemoteProtocolError(f"{len(frames)} frames; at most {FRAMES_MAX}")

@@ -11,6 +11,7 @@ from daemons.server import failpoint, keeping
 from daemons.server.watching import Watch
 from dlctl import registry
 from dlctl.launch import addresses
+from dlctl.messages import Push
 from dlctl.roles.desk import COORDINATOR
 from dlctl.roles.effects import LoadArrays, SaveArrays
 from dlctl.roles.server import Server
@@ -30,7 +31,7 @@ def serve(context: process.Context) -> int:
     point = failpoint.from_environment(os.environ)
     storages = keeping.storages(context.directory, job.servers, point)
     loop.chores.append(Watch(storages, context.directory))
-    loop.hear_early()
+    loop.hear_early(Push)
     machine = Server(
         birth,
         job,

@@ -133,6 +133,11 @@ class Doors:
                 self._put_in_force()
             raise RemoteProtocolError(reason)
 
+    def may(self, identity: str, message: m.Message) -> bool:
+        """Whether `check` would let this message pass; nothing comes of it if not."""
+        is_in = not identity or identity in self._admitted
+        return is_in and not offence(identity, message)
+
     def _is_shut_out(self, identity: str) -> bool:
         return self._offences[identity] >= OFFENCES_MAX
 

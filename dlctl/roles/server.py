@@ -9,7 +9,6 @@ dropped: the worker repeats it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, ClassVar
 
 from dlctl import messages as m
@@ -87,8 +86,8 @@ class Server:
         match event:
             case Received(peer, message, identity):
                 self._on_message(peer, message, identity, now)
-            case Coming(peer, message, nbytes, identity):
-                self._on_coming(peer, message, nbytes, identity)
+            case Coming():
+                self._on_coming(event)
             case FilesMissing() | FileSealed():
                 self._gathering.on_event(event, now)
             case DeadlineReached():
@@ -125,13 +124,13 @@ class Server:
             what = f"{type(message).__name__} from {identity or repr(peer):.40}"
             self.desk.note("warning", f"refused {what}: {error.message}")
 
-    def _on_coming(self, peer: Peer, message: m.Message, nbytes: int, identity: str) -> None:
+    def _on_coming(self, part: Coming) -> None:
         """What is to be refused is refused when all of it has come."""
+        message = part.message
         if self.serving is None or self._restoring or not isinstance(message, m.Push):
             return
-        with suppress(RemoteProtocolError):
-            self.doors.check(identity, message)
-            self.serving.on_push_coming(peer, message, nbytes)
+        if self.doors.may(part.identity, message):
+            self.serving.on_push_coming(part.peer, message, part.come)
 
     def _dispatch(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
         if type(message) in self._FROM_WORKERS:

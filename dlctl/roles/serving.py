@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,8 +78,8 @@ class Serving:
         """Slot -> the connection that its newest epoch has joined on last."""
         self._refused: Counter[int] = Counter()
         """Slot -> pushes that were refused, of all its epochs."""
-        self._coming: dict[int, tuple[int, int]] = {}
-        """Slot -> epoch and number of its newest push that was seen while it came."""
+        self._begun: dict[int, tuple[int, int]] = {}
+        """Slot -> epoch and number of its newest push that was worked on while it came."""
         self._held_fetches: dict[int, tuple[Peer, m.Fetch]] = {}
 
     def metrics(self, now: float) -> dict[str, Any]:
@@ -152,6 +152,7 @@ class Serving:
             return
         if self.deliveries.join(message.slot, message.epoch):
             self._held_fetches.pop(message.slot, None)
+            self.shard.forget_prepared()  # It may have been of the epoch before.
             self._peers[message.slot] = peer  # before what was settled is told to it
             self._settle(self.side.joined(message.slot), at_once=True)
         self._peers[message.slot] = peer
@@ -224,9 +225,9 @@ class Serving:
                 fate = self.deliveries.fate(push) if verdict == DUPLICATE else verdict
                 self._ack(peer, push.seq, fate, slot=push.slot)
 
-    def on_push_coming(self, peer: Peer, push: m.Push, nbytes: int) -> None:
-        """So many bytes of its arrays are there. What the shard makes of them counts for nothing
-        until all of the push has come, and was taken.
+    def on_push_coming(self, peer: Peer, push: m.Push, come: Sequence[int]) -> None:
+        """So many bytes of each of its arrays are there. What the shard makes of them counts for
+        nothing until all of the push has come, and was taken.
         """
         is_theirs = self.initialised and self._peers.get(push.slot) == peer
         is_next = push.generation == self.generation and self.deliveries.judge(push) == NEW
@@ -235,9 +236,9 @@ class Serving:
             return
         if values.size == self.shard.size:
             which = (push.epoch, push.seq)
-            is_new = self._coming.get(push.slot) != which
-            self._coming[push.slot] = which
-            self.shard.prepare(values, nbytes // values.itemsize, is_new=is_new)
+            count = min(come[0] // values.itemsize, values.size)
+            if self.shard.prepare(values, count, is_new=self._begun.get(push.slot) != which):
+                self._begun[push.slot] = which
 
     def _take(self, push: m.Push) -> None:
         try:
@@ -256,6 +257,7 @@ class Serving:
             f"steps {push.first_step}..{push.last_step}): {why}"
         )
         self.desk.note("warning", reason)
+        self.shard.forget_prepared()
         self.deliveries.take(push)
         self._settle(self.side.left_out(push, reason))
 

@@ -41,7 +41,8 @@ class Ahead:
             self._begun = count
 
     def _work(self, lo: int, hi: int) -> None:
-        self._rule(self._cut(lo, hi))
+        with np.errstate(all="ignore"):  # Whether they are finite is seen when all have come.
+            self._rule(self._cut(lo, hi))
 
     def finish(self) -> None:
         """All values are there; when this returns, their update is made."""

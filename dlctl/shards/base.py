@@ -146,7 +146,8 @@ class Storage(Protocol):
 
     @property
     def w(self) -> Array:
-        """float32[n], every update included. A view: valid until the next update."""
+        """float32[n], every update included. A view: valid until the next update, or what is
+        prepared for one after it."""
         ...
 
     @property
@@ -157,9 +158,10 @@ class Storage(Protocol):
     @property
     def extras(self) -> Extras: ...
 
-    def prepare(self, delta: Delta, count: int, next_rule: Callable[[], Rule] | None) -> None:
+    def prepare(self, delta: Delta, count: int, next_rule: Callable[[], Rule] | None) -> bool:
         """The first `count` values of a dense delta are there, of the shard's length; all of it may
-        be the next update, or never come. Nothing that can be seen here may change.
+        be the next update, or never come. Nothing that can be seen here may change. Returns whether
+        something was made of it.
 
         `next_rule`: makes the rule of that update; None: go on if it was begun, or leave it.
         Whoever holds its values keeps their memory from being used for anything else.
@@ -248,19 +250,24 @@ class Shard:
 
     @lr.setter
     def lr(self, lr: float) -> None:
-        self.storage.forget_prepared()
+        self.forget_prepared()
         self.optimizer.lr = lr
 
-    def prepare(self, values: Array, count: int, *, is_new: bool) -> None:
+    def prepare(self, values: Array, count: int, *, is_new: bool) -> bool:
         """The first `count` of a dense delta's values, float32[n], have come: do what can be done
-        with them. `apply` goes on from there if it gets these values, in this memory, as the next
-        update; all others come to what they would have come to without this.
+        with them, and return whether something was. `apply` goes on from there if it gets these
+        values, in this memory, as the next update; all others come to what they would have come to
+        without this.
 
-        is_new: none of them has been here before. What was given up, because another update came
-        first, is not begun again: on a slow link that might happen any number of times.
+        is_new: it was not begun before. What was given up, because another update came first, is
+        not begun again: on a slow link that might happen any number of times.
         """
         assert count <= values.size == self.size, f"{count} of {values.size} for {self.size}"
-        self.storage.prepare(Delta(values), count, self._next_rule if is_new else None)
+        return self.storage.prepare(Delta(values), count, self._next_rule if is_new else None)
+
+    def forget_prepared(self) -> None:
+        """What was prepared will not be applied; its memory is free."""
+        self.storage.forget_prepared()
 
     def _next_rule(self) -> Rule:
         """Of an update that is not counted yet."""

@@ -126,13 +126,15 @@ class Mapped:
 
     # ------------------------------------------------------------ updates
 
-    def prepare(self, delta: Delta, count: int, next_rule: Callable[[], Rule] | None) -> None:
+    def prepare(self, delta: Delta, count: int, next_rule: Callable[[], Rule] | None) -> bool:
         """Into the buffer that does not count: one update at a time, and only while it is free."""
         is_free = self._ahead is None and not self._is_dirty() and not self._is_undoable
         if next_rule is not None and is_free:
             self._ahead = Ahead(delta, self._across(delta), next_rule())
-        if self._ahead is not None and self._ahead.is_of(delta):
-            self._ahead.come(count)
+        if self._ahead is None or not self._ahead.is_of(delta):
+            return False
+        self._ahead.come(count)
+        return True
 
     def forget_prepared(self) -> None:
         ahead, self._ahead = self._ahead, None

@@ -36,8 +36,9 @@ class Memory:
     def extras(self) -> Extras:
         return self._extras
 
-    def prepare(self, delta: Delta, count: int, next_rule: Callable[[], Rule] | None) -> None:
+    def prepare(self, delta: Delta, count: int, next_rule: Callable[[], Rule] | None) -> bool:
         """An update in place cannot be taken back."""
+        return False
 
     def forget_prepared(self) -> None:
         """There is nothing."""

@@ -16,15 +16,13 @@ class Arriving:
         self._memory = [bytearray(_NOT_COME) * len(frame) for frame in frames]
         self._memory[0][:] = frames[0]
 
-    @property
-    def nbytes(self) -> int:
-        """Of all arrays."""
-        return sum(map(len, self._frames[1:]))
-
-    def come(self, nbytes: int) -> Message:
-        """The message when the first `nbytes` bytes of its arrays have come."""
+    def come(self, share: float) -> tuple[Message, tuple[int, ...]]:
+        """The message when this share of its arrays has come, and how many bytes of each."""
+        left = int(share * sum(map(len, self._frames[1:])))
+        come = []
         for frame, memory in zip(self._frames[1:], self._memory[1:], strict=True):
-            count = min(nbytes, len(frame))
-            memory[:count] = frame[:count]
-            nbytes -= count
-        return wire.decode([memoryview(memory).toreadonly() for memory in self._memory])
+            come.append(min(left, len(frame)))
+            memory[: come[-1]] = frame[: come[-1]]
+            left -= come[-1]
+        frames = [memoryview(memory).toreadonly() for memory in self._memory]
+        return wire.decode(frames), tuple(come)

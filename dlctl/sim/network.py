@@ -6,7 +6,7 @@ name; the other side knows it by an opaque id and can only reply. A restarted li
 connections by new ids. Each direction is first in, first out, and what cannot be delivered is lost
 without a word. Every message goes through the real `dlctl.wire`. As with a zero-copy send, its
 arrays are not copied before they arrive: a role that changes them too early is found out. Of some
-that have arrays, part comes first (`machine.Coming`).
+pushes, parts come first (`machine.Coming`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Protocol
 import numpy as np
 
 from dlctl import wire
-from dlctl.machine import Peer
-from dlctl.messages import Message
+from dlctl.machine import Coming, Peer
+from dlctl.messages import Message, Push
 from dlctl.sim.arriving import Arriving
 from dlctl.sim.keys import public_of
 from dlctl.sim.timeline import Timeline
@@ -29,7 +29,8 @@ from dlctl.sim.timeline import Timeline
 RECONNECT_S = 0.1
 """From a broken connection to a new one."""
 IN_PARTS = 0.3
-"""Probability that part of a message comes before the rest."""
+"""Probability that parts of a push come before all of it is there."""
+PARTS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ class Endpoint(Protocol):
 
     def deliver(self, peer: Peer, message: Message, identity: str) -> None: ...
 
-    def deliver_part(self, peer: Peer, message: Message, nbytes: int, identity: str) -> None: ...
+    def deliver_part(self, part: Coming) -> None: ...
 
 
 @dataclass(slots=True)
@@ -233,22 +234,22 @@ class Network:
 
         for arrival in self._arrivals(link, way, kind, nbytes):
             arriving = Arriving(frames)
-            if upward and arriving.nbytes and self._cutter.random() < IN_PARTS:
+            if upward and isinstance(message, Push) and self._cutter.random() < IN_PARTS:
                 self._come_in_parts(connection, arriving, arrival)
             self.timeline.at(arrival, partial(come, arriving))
 
     def _come_in_parts(self, connection: Connection, arriving: Arriving, arrival: float) -> None:
         """Some of a message before the rest, over a connection that stands."""
         broken, listener = connection.broken, connection.listener
-        nbytes = int(self._cutter.integers(arriving.nbytes, endpoint=True))
 
-        def come() -> None:
+        def come(share: float) -> None:
             if listener is not None and listener.alive and connection.broken == broken:
-                message = arriving.come(nbytes)
-                listener.deliver_part(connection.id, message, nbytes, connection.identity)
+                message, come = arriving.come(share)
+                listener.deliver_part(Coming(connection.id, message, come, connection.identity))
 
         now = self.timeline.now
-        self.timeline.at(now + (arrival - now) * self._cutter.random(), come)
+        for share in sorted(self._cutter.random(int(self._cutter.integers(1, PARTS_MAX + 1)))):
+            self.timeline.at(now + (arrival - now) * share, partial(come, share))
 
     def _arrivals(self, link: Link, way: _Direction, kind: str, nbytes: int) -> list[float]:
         """When the message arrives; twice if it is repeated on the way."""
@@ -297,7 +298,7 @@ class Network:
             return
         peer: Peer = connection.id if upward else connection.peer
         identity = connection.identity if upward else ""
-        receiver.deliver(peer, arriving.come(arriving.nbytes), identity)
+        receiver.deliver(peer, arriving.come(1.0)[0], identity)
 
     def _shakes_hands(self, connection: Connection, listener: Endpoint) -> bool:
         """Whether the connection is one. Only a new one is looked at: as with CURVE, one that was

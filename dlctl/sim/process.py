@@ -129,8 +129,8 @@ class Process:
     def deliver(self, peer: Peer, message: Message, identity: str = "") -> None:
         self._take(Received(peer, message, identity))
 
-    def deliver_part(self, peer: Peer, message: Message, nbytes: int, identity: str = "") -> None:
-        self._take(Coming(peer, message, nbytes, identity))
+    def deliver_part(self, part: Coming) -> None:
+        self._take(part)
 
     def _take(self, event: Event) -> None:
         if not self.alive:

@@ -5,6 +5,9 @@ they come to what they would have come to anyway, to the last bit.
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,8 @@ import pytest
 
 from dlctl import parallel, registry
 from dlctl.compress.base import Delta
+from dlctl.optim.blocks import Block
+from dlctl.shards.ahead import Ahead
 from dlctl.shards.base import Shard, Spec
 from dlctl.shards.image import Form
 from dlctl.shards.journaled import Journaled
@@ -146,7 +151,53 @@ def test_a_state_that_moves_meanwhile_goes_on(name: str) -> None:
     pair.apply_prepared(values)
 
 
-def test_large_updates_are_worked_on_by_other_threads(name: str) -> None:
+class Waiting:
+    """A rule that begins, and goes on when it is let."""
+
+    def __init__(self) -> None:
+        self.is_at_work, self.may_go_on = threading.Event(), threading.Event()
+        self.ended = 0
+
+    def __call__(self, blocks: Iterable[Block]) -> None:
+        self.is_at_work.set()
+        assert self.may_go_on.wait(10)
+        self.ended += sum(1 for _ in blocks)
+
+
+@pytest.mark.parametrize("end", ["finish", "drop"])
+def test_nobody_writes_any_more_when_an_update_is_finished_or_dropped(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """A commit comes next, or another update into the same memory."""
+    monkeypatch.setattr(parallel, "threads", lambda: 1 + 1)
+    size = 2 * parallel.PART
+    rule, delta = Waiting(), Delta(np.zeros(size, np.float32))
+    ahead = Ahead(delta, lambda lo, hi: iter(range(lo, hi, parallel.PART)), rule)
+    ahead.come(parallel.PART)
+    assert rule.is_at_work.wait(10), "another thread does it"
+    with ThreadPoolExecutor(1) as other:
+        ended = other.submit(getattr(ahead, end))
+        with pytest.raises(TimeoutError):
+            ended.result(0.05)
+        rule.may_go_on.set()
+        ended.result(10)
+    assert rule.ended == (2 if end == "finish" else 1)
+
+
+def test_what_fails_while_values_come_fails_their_update() -> None:
+    def rule(blocks: Iterable[Block]) -> None:
+        raise ValueError("a bug")
+
+    def update() -> None:
+        ahead = Ahead(Delta(np.zeros(parallel.PART, np.float32)), lambda lo, hi: iter([]), rule)
+        ahead.come(parallel.PART)
+        ahead.finish()
+
+    with pytest.raises(ValueError, match="a bug"):
+        update()
+
+
+def test_large_updates_come_to_the_same_in_several_threads(name: str) -> None:
     size = 3 * parallel.PART + 17
     pair = Pair(name, "mapped", size)
     for seed in range(2):

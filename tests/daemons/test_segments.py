@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemons import segments
+from daemons.early import Early
 from daemons.segments import Assembly, cut
 from daemons.transport import Transport
 from dlctl import messages as m
@@ -147,67 +148,120 @@ ANYTHING = st.lists(st.binary(max_size=80), max_size=4)
 )  # fmt: skip
 def test_segments_that_nobody_would_make_do_no_harm(given_parts: list[tuple]) -> None:
     assembly = Assembly()
-    for kind, number, place, rest, cut_off in given_parts:
-        head = segments._HEAD.pack(kind, number, place)[: 20 - max(0, cut_off - 20)]
-        try:
-            whole = assembly.take(b"a", [head, *rest], 2000)
-            part = assembly.coming(b"a")
-        except RemoteProtocolError:
-            continue
-        assert whole is None or 0 < sum(map(len, whole)) <= 2000
-        assert part is None or part[1] <= sum(map(len, part[0])) + 64 * len(part[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments, "STEP_BYTES", 1)
+        for kind, number, place, rest, cut_off in given_parts:
+            head = segments._HEAD.pack(kind, number, place)[: 20 - max(0, cut_off - 20)]
+            try:
+                whole = assembly.take(b"a", [head, *rest], 2000)
+            except RemoteProtocolError:
+                continue
+            coming = assembly.coming(b"a")
+            assert whole is None or 0 < sum(map(len, whole)) <= 2000
+            if coming is not None:
+                assert all(map(int.__le__, coming.come, map(len, coming.frames)))
 
 
-@pytest.mark.usefixtures("small")
-def test_what_has_come_of_a_message_can_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "STEP_BYTES", 250)
-    frames, assembly, steps = frames_of([20, 950, 10]), Assembly(), []
-    for part in list(cut(frames, 1))[:-1]:
+def begun(assembly: Assembly, *lengths: int) -> None:
+    """A message with these frames that are cut, and a small header."""
+    packed = struct.pack(f"<{1 + len(lengths)}Q", 0, *lengths)
+    head = segments._HEAD.pack(b"\xc1beg", 1, 0)
+    assert assembly.take(b"a", [head, packed, HEADER, *[b""] * len(lengths)], MAX) is None
+
+
+def segment(place: int, data: bytes) -> Frames:
+    return [segments._HEAD.pack(b"\xc1seg", 1, place), data]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        segment(60, b"x" * 10), segment(10, b"x"), segment(0, b""), segment(0, b"x" * 101),
+        segment(128, b"x"),
+    ],
+)  # fmt: skip
+def test_a_segment_that_does_not_go_on_where_the_one_before_it_ended_ends_the_message(
+    monkeypatch: pytest.MonkeyPatch, wrong: Frames
+) -> None:
+    """Whoever reads early has to know that what is there is what was sent."""
+    monkeypatch.setattr(segments, "STEP_BYTES", 1)
+    assembly = Assembly()
+    begun(assembly, 100, 50)
+    assert assembly.take(b"a", wrong, MAX) is None
+    assert assembly.coming(b"a") is None
+    for part in (segment(0, b"a" * 100), segment(128, b"b" * 50)):
+        assert assembly.take(b"a", part, MAX) is None
+
+
+def test_how_much_has_come_is_known_of_each_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "STEP_BYTES", 1)
+    assembly = Assembly()
+    begun(assembly, 100, 50)
+    steps = []
+    for part in (segment(0, b"a" * 70), segment(70, b"b" * 30), segment(128, b"c" * 20)):
         assert assembly.take(b"a", part, MAX) is None
         coming = assembly.coming(b"a")
-        assert assembly.coming(b"b") is None
-        if coming is not None:
-            (header, short, cut_one, last), nbytes = coming
-            assert [header, short, last] == [frames[0], frames[1], frames[3]]
-            assert bytes(cut_one[:nbytes]) == frames[2][:nbytes]
-            steps.append(nbytes)
-    assert steps == [300, 600, 900]
+        assert coming is not None
+        steps.append(tuple(coming.come))
+        assert assembly.coming(b"a") is None, "nothing has come since"
+    assert steps == [(1, 70, 0), (1, 100, 0), (1, 100, 20)]
+    whole = assembly.take(b"a", segment(148, b"d" * 30), MAX)
+    assert whole == [HEADER, b"a" * 70 + b"b" * 30, b"c" * 20 + b"d" * 30]
 
 
-@pytest.mark.usefixtures("small")
-def test_a_message_that_is_given_up_while_it_comes_never_arrives() -> None:
-    assembly, (first, second, *others) = Assembly(), list(cut(frames_of([950]), 1))
-    for part in (first, second):
-        assembly.take(b"a", part, MAX)
-    assembly.forget(b"a")
-    assert [assembly.take(b"a", part, MAX) for part in others] == [None] * len(others)
+@pytest.mark.parametrize(
+    ("lengths", "rest"),
+    [
+        ([64, 200], [b"", b""]), ([0, 0], [HEADER, b"x"]), ([0, 200], [HEADER, b"x"]),
+        ([0, 2**64 - 1], [HEADER, b""]), ([0, 2**63, 2**63], [HEADER, b"", b""]),
+    ],
+)  # fmt: skip
+def test_a_message_that_nobody_cuts_like_this_is_refused_at_its_beginning(
+    lengths: list[int], rest: Frames
+) -> None:
+    """With a header among the segments, nobody would know where the values begin."""
+    head = segments._HEAD.pack(b"\xc1beg", 1, 0)
+    packed = struct.pack(f"<{len(lengths)}Q", *lengths)
+    with pytest.raises(RemoteProtocolError):
+        Assembly().take(b"a", [head, packed, *rest], MAX)
 
 
-def test_a_large_push_is_heard_of_while_it_comes_and_refused_once(house: House) -> None:
-    """Of one that no reader could use, nothing more is looked at."""
-    early: list[Coming] = []
-    house.transport.on_coming = early.append
+def test_a_large_push_is_heard_of_while_it_comes(house: House) -> None:
+    parts: list[Coming] = []
+    house.transport.early = Early(m.Push, parts.append)
     values = np.arange(5_000_000, dtype=np.float32)
     push = m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, m.Packed("none", values.size, (values,)))
     with guest(house) as transport:
         transport.send(HERE, push)
         ((came, _),) = house.hears(COME_S)
-        assert isinstance(came, m.Push)
-        counts = [part.nbytes for part in early]
-        assert counts == sorted(counts)
-        assert len(counts) == values.nbytes // segments.STEP_BYTES
-        assert {part.identity for part in early} == {GUEST}
-        (array,) = early[-1].message.delta.arrays
-        assert np.shares_memory(array, came.delta.arrays[0])
-        assert np.array_equal(array, values)
-        header = wire.encode(m.Heard())[0]
-        for part in cut([header, values.data], 1):
-            transport._dealers[HERE].send_multipart(part)
-        transport.send(HERE, HEARD)
-        ((last, _),) = house.hears(COME_S)
-        assert last == HEARD
-        assert house.transport.refused == 1
-        assert len(early) == len(counts)
+    assert isinstance(came, m.Push)
+    steps = [part.come for part in parts]
+    assert steps == [(i * segments.STEP_BYTES,) for i in range(1, len(steps) + 1)]
+    assert len(steps) == values.nbytes // segments.STEP_BYTES
+    assert {(part.identity, id(part.message)) for part in parts} == {(GUEST, id(parts[0].message))}
+    (array,) = parts[0].message.delta.arrays
+    assert np.shares_memory(array, came.delta.arrays[0])
+    assert np.array_equal(array, values)
+
+
+def test_what_is_no_push_is_not_looked_at_before_it_has_come(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes of a message are copied when it is read: of what has not come, too."""
+    parts: list[Coming] = []
+    house.transport.early = Early(m.Push, parts.append)
+    read: list[Frames] = []
+    monkeypatch.setattr(wire, "decode", lambda frames: read.append(frames) or HEARD)
+    push = wire.encode(m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, m.Packed("none", 0, ())))[0]
+    data = bytes(3 * segments.STEP_BYTES)
+    with guest(house) as transport:
+        for header in (wire.encode(m.Join("run", 0, 1, data))[0], b"\x94", push[:-1]):
+            for part in cut([header, data], 1):
+                transport._dealers[HERE].send_multipart(part)
+            house.hears(COME_S)
+            assert len(read) == 1, "only when all of it is there"
+            read.clear()
+    assert parts == []
 
 
 @pytest.mark.usefixtures("small")
@@ -218,10 +272,10 @@ def test_what_nobody_goes_on_with_is_forgotten(monkeypatch: pytest.MonkeyPatch) 
     assembly.take(b"a", first, MAX)
     clock[0] = segments.PATIENCE_S - 1
     assembly.check()
-    assert len(assembly._partials) == 1
+    assert len(assembly._arriving) == 1
     clock[0] = segments.PATIENCE_S + 1
     assembly.check()
-    assert not assembly._partials
+    assert not assembly._arriving
 
 
 def test_a_shard_goes_there_and_back_over_real_connections(house: House) -> None:

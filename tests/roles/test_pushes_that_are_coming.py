@@ -4,6 +4,7 @@ it, and whoever may not push does not get that far.
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +16,18 @@ import pytest
 from dlctl import messages as m
 from dlctl import registry
 from dlctl.algorithms.sync import Barrier
-from dlctl.machine import Coming
+from dlctl.machine import Coming, Note, Received
 from dlctl.messages import APPLIED, REFUSED, Packed
+from dlctl.optim.adagrad import Adagrad
+from dlctl.optim.sgd import SGD
+from dlctl.roles.doors import OFFENCES_MAX
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_server_restart import SIZE, Keeping, Life, at_work
 
 HALF = SIZE // 2 * 4
 """Bytes."""
+ALL = SIZE * 4
 
 
 @pytest.fixture
@@ -35,8 +40,11 @@ def life(keeping: Keeping) -> Life:
     return at_work(keeping)
 
 
-def comes(life: Life, push: m.Push, nbytes: int = HALF, peer: bytes = b"worker") -> list[Any]:
-    return life.server.handle(Coming(peer, push, nbytes), 0.0)
+def comes(
+    life: Life, push: m.Push, nbytes: int = HALF, peer: bytes = b"worker", identity: str = ""
+) -> list[Any]:
+    come = (nbytes, *[0] * len(push.delta.arrays[1:]))
+    return life.server.handle(Coming(peer, push, come, identity), 0.0)
 
 
 def points_of(keeping: Keeping) -> list[str]:
@@ -91,12 +99,71 @@ def test_what_is_not_all_of_the_shard_as_it_is_waits_until_it_has_come(
     assert passed == []
 
 
-def test_poison_that_was_worked_on_is_refused_and_forgotten(life: Life) -> None:
-    poison = life.message(0, [1, 1, np.inf, 0])
-    comes(life, poison)
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("optimizer", [SGD, Adagrad])
+def test_poison_that_was_worked_on_is_refused_and_forgotten(
+    keeping: Keeping, optimizer: type
+) -> None:
+    life = at_work(keeping, optimizer=optimizer)
+    poison = life.message(0, [np.nan, 3e38, np.inf, 0])
+    comes(life, poison, ALL)
     assert [ack.outcome for ack in life.ask(poison)] == [REFUSED]
+    passed = points_of(keeping)
+    comes(life, life.message(1, [-5, 0, 0, 0]))
+    assert passed == ["block updated"], "the next one finds the place free"
     assert life.push(1, [-5, 0, 0, 0]) == [(1, APPLIED)]
-    assert life.w == [5, 0, 0, 0]
+    assert np.isfinite(life.w).all()
+    assert life.w[1:] == [0, 0, 0]
+
+
+def test_what_a_worker_that_was_replaced_has_begun_is_forgotten(
+    life: Life, keeping: Keeping
+) -> None:
+    comes(life, life.message(0))
+    life.join(epoch=2)
+    passed = points_of(keeping)
+    comes(life, life.message(0, epoch=2))
+    assert passed == ["block updated"]
+
+
+def test_one_that_finds_another_at_work_is_begun_when_there_is_room(
+    life: Life, keeping: Keeping
+) -> None:
+    life.join(slot=1)
+    first, second = life.message(0), life.message(0, [-7, 0, 0, 0], slot=1)
+    comes(life, first)
+    passed = points_of(keeping)
+    comes(life, second)
+    assert passed == []
+    life.tell(first, b"worker")
+    passed.clear()
+    comes(life, second)
+    assert passed == ["block updated"]
+    life.tell(second, b"worker")
+    assert life.w == [8, 0, 0, 0]
+
+
+def test_more_than_there_can_be_is_as_much_as_there_can_be(life: Life) -> None:
+    push = life.message(0, [-1, -2, -3, -4])
+    comes(life, push, 10 * ALL)
+    life.tell(push, b"worker")
+    assert life.w == [1, 2, 3, 4]
+
+
+def test_who_speaks_for_another_offends_once_and_when_all_has_come() -> None:
+    keeping = Keeping()
+    life = at_work(keeping)
+    names = {f"key-{slot}": f"worker-{slot}" for slot in (0, 1)}
+    life.tell(m.Guests(1, json.dumps(names).encode()))
+    passed = points_of(keeping)
+    for _ in range(OFFENCES_MAX):
+        assert comes(life, life.message(0), identity="worker-1") == []
+    assert comes(life, life.message(0), identity="nobody") == []
+    assert passed == []
+    refused = life.server.handle(Received(b"worker", life.message(0), "worker-1"), 0.0)
+    assert [type(effect) for effect in refused] == [Note]
+    comes(life, life.message(0), identity="worker-0")
+    assert passed == ["block updated"]
 
 
 def test_a_push_that_never_comes_to_its_end_is_sent_again(life: Life) -> None:
@@ -119,4 +186,4 @@ def test_what_a_barrier_holds_is_not_worked_on(keeping: Keeping) -> None:
 def test_other_messages_that_are_coming_are_left_alone(life: Life) -> None:
     values = np.zeros(SIZE, np.float32)
     message = m.Initialise(0, 1, values, np.zeros(2), np.zeros(1, np.float32))
-    assert life.server.handle(Coming(b"worker", message, 8), 0.0) == []
+    assert life.server.handle(Coming(b"worker", message, (8, 0, 0)), 0.0) == []

@@ -590,6 +590,7 @@ def prepared_before_another_update(patch: Patch) -> None:
 
 @mutant(
     "what has not come of a push is worked on as if it had", "LedgerChecker", "FetchesChecker",
+    "Unusable",
 )  # fmt: skip
 def worked_on_before_it_came(patch: Patch) -> None:
     honest = Ahead.come
