@@ -226,21 +226,26 @@ class Network:
         way = connection.up if upward else connection.down
         broken = connection.broken
 
-        def come(arriving: Arriving) -> None:
+        def arrive(read: Callable[[], Message]) -> None:
             if connection.broken == broken:
-                self._arrive(connection, upward, source, target, message, arriving)
+                self._arrive(connection, upward, source, target, message, read)
             else:
                 self._lose(source, target, message, "broken")
 
         for arrival in self._arrivals(link, way, kind, nbytes):
-            arriving = Arriving(frames)
+            read: Callable[[], Message] = partial(_copied, frames)
             if upward and isinstance(message, Push) and self._cutter.random() < IN_PARTS:
-                self._come_in_parts(connection, arriving, arrival)
-            self.timeline.at(arrival, partial(come, arriving))
+                read = self._come_in_parts(connection, frames, arrival)
+            self.timeline.at(arrival, partial(arrive, read))
 
-    def _come_in_parts(self, connection: Connection, arriving: Arriving, arrival: float) -> None:
-        """Some of a message before the rest, over a connection that stands."""
+    def _come_in_parts(
+        self, connection: Connection, frames: wire.Frames, arrival: float
+    ) -> Callable[[], Message]:
+        """Some of a message before the rest, over a connection that stands. Returns what reads it
+        when all of it has come.
+        """
         broken, listener = connection.broken, connection.listener
+        arriving = Arriving(frames)
 
         def come(share: float) -> None:
             if listener is not None and listener.alive and connection.broken == broken:
@@ -250,6 +255,7 @@ class Network:
         now = self.timeline.now
         for share in sorted(self._cutter.random(int(self._cutter.integers(1, PARTS_MAX + 1)))):
             self.timeline.at(now + (arrival - now) * share, partial(come, share))
+        return lambda: arriving.come(1.0)[0]
 
     def _arrivals(self, link: Link, way: _Direction, kind: str, nbytes: int) -> list[float]:
         """When the message arrives; twice if it is repeated on the way."""
@@ -286,7 +292,7 @@ class Network:
         source: str,
         target: str,
         message: Message,
-        arriving: Arriving,
+        read: Callable[[], Message],
     ) -> None:
         receiver = self._listeners.get(connection.address) if upward else connection.client
         swallowed = self._is_swallowed(connection, upward, source, target)
@@ -298,7 +304,7 @@ class Network:
             return
         peer: Peer = connection.id if upward else connection.peer
         identity = connection.identity if upward else ""
-        receiver.deliver(peer, arriving.come(1.0)[0], identity)
+        receiver.deliver(peer, read(), identity)
 
     def _shakes_hands(self, connection: Connection, listener: Endpoint) -> bool:
         """Whether the connection is one. Only a new one is looked at: as with CURVE, one that was
@@ -325,3 +331,7 @@ class Network:
     def _lose(self, source: str, target: str, message: Message, why: str) -> None:
         self.lost[type(message).__name__] += 1
         self._note(f"{source} > {target} {type(message).__name__} {why}")
+
+
+def _copied(frames: wire.Frames) -> Message:
+    return wire.decode([bytes(frame) for frame in frames])

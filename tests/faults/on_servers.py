@@ -23,6 +23,8 @@ PASSES = (1000, 2000)
 """Some seconds of pushes."""
 BIG = Options(cells=1 << 21, work=0, push="off")
 """Shards of 8 MiB and workers that do nothing but push: a server applies most of the time."""
+COMING = replace(BIG, transport="tcp", cells=1 << 23)
+"""Of 16 MiB, in segments: a server works on them before all of them have come."""
 ON_DISK = Options(durability="disk", cells=1 << 14, push="10MB/s")
 """Small shards: every push is on the disk before it is acknowledged."""
 SPARSE = Options(compression='name = "topk"\ndensity = 0.001', push="0.15MB/s")
@@ -71,6 +73,11 @@ def kill_server(trial: Trial, job: Job) -> Incident:
 @row("server-kill-in-apply", "the same with large shards, so that most kills hit an apply")
 def server_kill_in_apply(trial: Trial) -> None:
     trial.run(kill_server, BIG)
+
+
+@row("server-kill-coming", "the same over TCP, so that most kills hit a push that is coming")
+def server_kill_coming(trial: Trial) -> None:
+    trial.run(kill_server, COMING)
 
 
 @row("server-kill-disk", 'the same with durability = "disk"')
