@@ -56,12 +56,15 @@ class Mutant:
     caught_by: tuple[str, ...]
     scenario: str
     seeds: int
+    first: int
+    """The seed to begin with, for a bug that most seeds do not meet."""
 
     def hunt(self) -> Result | None:
         """The first seed that finds it, if one of `seeds` does."""
         with pytest.MonkeyPatch.context() as patch:
             self.plant(patch)
-            results = (run_seed(self.scenario, seed) for seed in range(self.seeds))
+            seeds = range(self.first, self.first + self.seeds)
+            results = (run_seed(self.scenario, seed) for seed in seeds)
             return next((result for result in results if result.error), None)
 
 
@@ -69,12 +72,14 @@ MUTANTS: dict[str, Mutant] = {}
 
 
 def mutant(
-    bug: str, *caught_by: str, scenario: str = "downpour", seeds: int = 10
+    bug: str, *caught_by: str, scenario: str = "downpour", seeds: int = 10, first: int = 0
 ) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     """Enter a function that plants a bug into the list, under its name."""
 
     def enter(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        MUTANTS[plant.__name__.replace("_", "-")] = Mutant(bug, plant, caught_by, scenario, seeds)
+        MUTANTS[plant.__name__.replace("_", "-")] = Mutant(
+            bug, plant, caught_by, scenario, seeds, first
+        )
         return plant
 
     return enter
@@ -569,7 +574,7 @@ def undone_after_its_commit(patch: Patch) -> None:
 
 @mutant(
     "workers begin although it is not on record that all have come", "FullAtRelease",
-    scenario="full-disks", seeds=40,
+    scenario="full-disks", seeds=10,
 )  # fmt: skip
 def training_before_the_release_is_on_record(patch: Patch) -> None:
     honest = Lasting.may_leave
@@ -617,7 +622,7 @@ def redo_is_replayed_twice(patch: Patch) -> None:
 
 @mutant(
     "a worker that has drained for a coordinator that nobody remembers is waited for",
-    "LivenessChecker", scenario="full-disks", seeds=40,
+    "LivenessChecker", scenario="full-disks", seeds=10, first=30,
 )  # fmt: skip
 def drained_for_nobody(patch: Patch) -> None:
     honest = Scaling.on_drained

@@ -11,8 +11,8 @@ from scenarios import SCENARIOS
 from seeds import examine, summarise
 
 SEEDS = {
-    "downpour": 160, "downpour-topk": 60, "sync": 60, "local-sgd": 150, "sandblaster": 210,
-    "recovery": 195, "sync-recovery": 75, "full-disks": 90,
+    "downpour": 170, "downpour-topk": 60, "sync": 60, "local-sgd": 150, "sandblaster": 255,
+    "recovery": 150, "sync-recovery": 75, "full-disks": 80,
 }  # fmt: skip
 """Scenario -> how many of it: those that take longer come less often."""
 PUSHES_MIN, FAULTS_MIN = 24, 3
