@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dlctl.cli import console, live, report, values
+from dlctl.cli import console, live, onrecord, report, values
 from dlctl.cli.snapshot import ENDED, Snapshot, load, read_job
 from dlctl.errors import DlctlError, JobFailed, NotRunning, Partial, TimedOut
 
@@ -36,10 +36,12 @@ def ask(snapshot: Snapshot, verb: str, arguments: dict[str, Any]) -> dict[str, A
     from dlctl import client
 
     try:
-        return client.ask(snapshot.directory, verb, arguments, ASK_S)
+        result = client.ask(snapshot.directory, verb, arguments, ASK_S)
     except DlctlError as error:
         error.hint = error.hint or f"dlctl status -j {snapshot.run_id}"
         raise
+    onrecord.warn(result)
+    return result
 
 
 def wait(

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from dlctl import settings
-from dlctl.cli import changes, console, nextstep, pick, report, values
+from dlctl.cli import changes, console, nextstep, onrecord, pick, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
 from dlctl.cli.snapshot import Snapshot, read_job
@@ -152,6 +152,7 @@ def _ask(
     result = client.ask(snapshot.directory, "set", arguments, timeout_s)
     rows += [_row(change) for change in result.get("changes", [])]
     missing.update(str(name) for name in result.get("missing", []))
+    onrecord.warn(result)
 
 
 def _row(change: Mapping[str, Any]) -> list[str]:

@@ -119,10 +119,13 @@ class Verbs:
 
     def _set(self, request: Request, now: float) -> None:
         names, texts = list(request.arguments["names"]), dict(request.arguments["settings"])
-        number, clients = request.request, self.of.clients
-        self.of.changes.begin_texts(
-            names, texts, now, lambda rows: clients.answer(number, True, "", rows)
-        )
+        number = request.request
+        self.of.changes.begin_texts(names, texts, now, lambda rows: self._agree(number, rows))
+
+    def _agree(self, request: int, result: Json) -> None:
+        """With what is done from now on; and whether the next coordinator would know of it."""
+        why = self.of.losses.unwritten
+        self.of.clients.answer(request, True, "", {**result, "unwritten": why} if why else result)
 
     def _save(self, request: Request, now: float) -> None:
         of, number = self.of, request.request
@@ -140,7 +143,7 @@ class Verbs:
 
     def _scale(self, request: Request, now: float) -> None:
         result = self.of.scaling.scale(int(request.arguments["workers"]), now)
-        self.of.clients.answer(request.request, True, "", result)
+        self._agree(request.request, result)
 
     def _restart(self, request: Request, now: float) -> None:
         """The coordinator's own turn comes last (`Handover`)."""
@@ -149,7 +152,7 @@ class Verbs:
         daemons = self.of.members.daemons
         before = {name: daemons[name].incarnation for name in others if name in daemons}
         self.of.scaling.restart(others, now)
-        self.of.clients.answer(request.request, True, "", {"restarting": names})
+        self._agree(request.request, {"restarting": names})
         if COORDINATOR in names:
             why = "the coordinator is restarted on request"
             self.of.scaling.handover.begin(why, before, now)

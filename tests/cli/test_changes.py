@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,19 @@ def change(q: Request, _: int) -> list[Reply]:
         for key, text in q.arguments["settings"].items()
     ]
     return [done(q, changes=rows, missing=[])]
+
+
+def test_a_change_that_is_on_no_record_is_said_so(run, dlctl_command):
+    def unwritten(q: Request, n: int) -> list[Reply]:
+        (reply,) = change(q, n)
+        return [replace(reply, result={**reply.result, "unwritten": "no space left on device"})]
+
+    with coordinator(unwritten) as (address, _):
+        run.run(control=address)
+        code, out, err = dlctl_command("set", "worker-0", "push=100MB/s")
+    assert code == 0
+    assert "worker-0" in out
+    assert "cannot be written (no space left on device): if the coordinator dies before" in err
 
 
 def test_a_change_is_shown_when_the_daemons_have_acknowledged_it(run, dlctl_command):

@@ -46,6 +46,18 @@ def test_scaling_up_returns_when_the_new_workers_are_at_work(run, dlctl_command)
     assert (heard[0].verb, heard[0].arguments) == ("scale", {"workers": 4})
 
 
+def test_what_is_on_no_record_is_said_so(run, dlctl_command):
+    def answer(q, n):
+        return [done(q, before=2, after=2, restarting=["worker-0"], unwritten="disk [full]")]
+
+    with coordinator(answer) as (address, _):
+        run.run(control=address)
+        for command in (("scale", "worker=3"), ("restart", "worker-0", "--no-wait")):
+            code, _, err = dlctl_command(*command)
+            assert code == 0
+            assert "cannot be written (disk [full]): if the coordinator dies before" in err
+
+
 def test_scaling_down_returns_when_those_who_leave_are_gone(run, dlctl_command):
     with coordinator(scaling(run, leaving=["worker-1"])) as (address, _):
         run.run(control=address)

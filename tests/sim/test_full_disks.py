@@ -134,3 +134,26 @@ def test_no_evaluation_after_a_full_disk_has_the_number_of_one_that_is_not_on_re
     assert len(new) > 1
     assert max(old) < min(new)
     assert {sent.evaluation for sent in answered.messages()} == old | new
+
+
+# ---------------------------------------------------------------- what was agreed on a full disk
+
+
+@pytest.mark.parametrize(("asked_s", "is_full"), [(FULL_S - 1.0, False), (FULL_S + 2.0, True)])
+@pytest.mark.parametrize(
+    ("verb", "arguments"),
+    [
+        ("set", {"names": ["worker-0"], "settings": {"push": "1MB/s"}}),
+        ("scale", {"workers": 3}),
+        ("restart", {"names": ["worker-0"]}),
+    ],
+)
+def test_who_asks_for_a_change_hears_that_it_is_on_no_record(verb, arguments, asked_s, is_full):
+    simulation = begun(SHORT_S, epochs=2.0)
+    client = simulation.request(asked_s, verb, arguments)
+    simulation.run(FULL_S + 5.0)
+    assert client.reply is not None
+    assert client.reply.error == ""
+    assert client.reply.result.get("unwritten", "") == (
+        "no space left on device" if is_full else ""
+    )
