@@ -10,8 +10,6 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Coming, Peer
 from dlctl.messages import Message
 
-_OTHER = "of no interest"
-
 
 class Early:
     def __init__(self, kind: type[Message], tell: Callable[[Coming], None]) -> None:
@@ -21,16 +19,14 @@ class Early:
 
     def look(self, peer: Peer, identity: str, arriving: Arriving) -> None:
         """More has come over a connection. What is to be refused is refused when all of it has."""
-        if arriving.message is None:
-            arriving.message = self._read(arriving)
-        if isinstance(arriving.message, self._kind):
-            come = tuple(arriving.come[1:])
-            self._tell(Coming(peer, arriving.message, come, identity))
+        if arriving.message is None and arriving.is_of_interest:
+            arriving.message = self._read(arriving.frames)
+            arriving.is_of_interest = arriving.message is not None
+        if arriving.message is not None:
+            self._tell(Coming(peer, arriving.message, tuple(arriving.come[1:]), identity))
 
-    def _read(self, arriving: Arriving) -> object:
+    def _read(self, frames: wire.Frames) -> Message | None:
         try:
-            if wire.kind(arriving.frames) is self._kind:
-                return wire.decode(arriving.frames)
+            return wire.decode(frames) if wire.kind(frames) is self._kind else None
         except RemoteProtocolError:
-            pass
-        return _OTHER
+            return None

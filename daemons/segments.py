@@ -23,7 +23,7 @@ import numpy as np
 
 from daemons import large
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Array
+from dlctl.messages import Array, Message
 from dlctl.recycled import Recycled
 from dlctl.wire import FRAMES_MAX, Frame, Frames
 
@@ -79,8 +79,10 @@ class Arriving:
     seen_at: float
     told: int = 0
     """Of so many bytes of these frames it was said that they have come."""
-    message: object = None
-    """What its reader has made of it so far."""
+    message: Message | None = None
+    """What its reader has made of the frames."""
+    is_of_interest: bool = True
+    """Whether its reader wants to hear more."""
 
     def put(self, place: int, data: Frame) -> bool:
         """The next segment. False if it is another one: one before it is lost."""

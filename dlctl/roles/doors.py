@@ -134,7 +134,7 @@ class Doors:
             raise RemoteProtocolError(reason)
 
     def may(self, identity: str, message: m.Message) -> bool:
-        """Whether `check` would let this message pass; nothing comes of it if not."""
+        """Whether a daemon may say this; nothing comes of it if not."""
         is_in = not identity or identity in self._admitted
         return is_in and not offence(identity, message)
 

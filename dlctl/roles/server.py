@@ -127,7 +127,7 @@ class Server:
     def _on_coming(self, part: Coming) -> None:
         """What is to be refused is refused when all of it has come."""
         message = part.message
-        if self.serving is None or self._restoring or not isinstance(message, m.Push):
+        if self.serving is None or not isinstance(message, m.Push):
             return
         if self.doors.may(part.identity, message):
             self.serving.on_push_coming(part.peer, message, part.come)

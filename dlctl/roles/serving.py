@@ -21,7 +21,6 @@ import numpy as np
 from dlctl import messages as m
 from dlctl.algorithms.base import Outcome, ServerSide
 from dlctl.compress.base import Compressor, Delta
-from dlctl.compress.plain import whole_values
 from dlctl.errors import RemoteProtocolError
 from dlctl.flat import AVERAGED, CONSTANT, Layout
 from dlctl.machine import Peer
@@ -29,6 +28,7 @@ from dlctl.messages import APPLIED, DUPLICATE, FENCED, GAP, HELD, LATE, REFUSED,
 from dlctl.roles.buffers import AveragedBuffers
 from dlctl.roles.deliveries import NEW, Deliveries
 from dlctl.roles.desk import Desk
+from dlctl.roles.headstart import HeadStart
 from dlctl.roles.meters import Rates, Staleness
 from dlctl.roles.token import is_genuine
 from dlctl.shards.base import Extras, Shard, W
@@ -78,8 +78,7 @@ class Serving:
         """Slot -> the connection that its newest epoch has joined on last."""
         self._refused: Counter[int] = Counter()
         """Slot -> pushes that were refused, of all its epochs."""
-        self._begun: dict[int, tuple[int, int]] = {}
-        """Slot -> epoch and number of its newest push that was worked on while it came."""
+        self._head_start = HeadStart(shard)
         self._held_fetches: dict[int, tuple[Peer, m.Fetch]] = {}
 
     def metrics(self, now: float) -> dict[str, Any]:
@@ -152,7 +151,7 @@ class Serving:
             return
         if self.deliveries.join(message.slot, message.epoch):
             self._held_fetches.pop(message.slot, None)
-            self.shard.forget_prepared()  # It may have been of the epoch before.
+            self._head_start.ends(message.slot)
             self._peers[message.slot] = peer  # before what was settled is told to it
             self._settle(self.side.joined(message.slot), at_once=True)
         self._peers[message.slot] = peer
@@ -231,14 +230,8 @@ class Serving:
         """
         is_theirs = self.initialised and self._peers.get(push.slot) == peer
         is_next = push.generation == self.generation and self.deliveries.judge(push) == NEW
-        values = whole_values(push.delta)
-        if not (is_theirs and is_next and self.side.applies_as_pushed) or values is None:
-            return
-        if values.size == self.shard.size:
-            which = (push.epoch, push.seq)
-            count = min(come[0] // values.itemsize, values.size)
-            if self.shard.prepare(values, count, is_new=self._begun.get(push.slot) != which):
-                self._begun[push.slot] = which
+        if is_theirs and is_next and self.side.applies_as_pushed:
+            self._head_start.comes(push, come)
 
     def _take(self, push: m.Push) -> None:
         try:
@@ -257,7 +250,7 @@ class Serving:
             f"steps {push.first_step}..{push.last_step}): {why}"
         )
         self.desk.note("warning", reason)
-        self.shard.forget_prepared()
+        self._head_start.ends(push.slot)
         self.deliveries.take(push)
         self._settle(self.side.left_out(push, reason))
 
@@ -359,4 +352,5 @@ class Serving:
     def on_members(self, slots: frozenset[int]) -> None:
         if slots != self._members:
             self._members = slots
+            self._head_start.keep(slots)
             self._settle(self.side.members(slots), at_once=True)

@@ -146,8 +146,7 @@ class Storage(Protocol):
 
     @property
     def w(self) -> Array:
-        """float32[n], every update included. A view: valid until the next update, or what is
-        prepared for one after it."""
+        """float32[n], every update included. A view: valid until the next update."""
         ...
 
     @property
@@ -169,7 +168,7 @@ class Storage(Protocol):
         ...
 
     def forget_prepared(self) -> None:
-        """What `next_rule` has returned is not the rule of the next update any more."""
+        """Drop what is prepared: when this returns, nothing of it is written or held."""
         ...
 
     def update(self, delta: Delta, rule: Rule) -> None:
@@ -234,8 +233,8 @@ class Shard:
 
     @property
     def w(self) -> Array:
-        """float32[n]. Who writes to it otherwise than by `apply` has to `history.forget()`, and
-        must not `prepare`."""
+        """float32[n]. Who writes to it otherwise than by `apply` has to `history.forget()` and to
+        `forget_prepared()`."""
         return self.storage.w
 
     @property
@@ -257,16 +256,13 @@ class Shard:
         """The first `count` of a dense delta's values, float32[n], have come: do what can be done
         with them, and return whether something was. `apply` goes on from there if it gets these
         values, in this memory, as the next update; all others come to what they would have come to
-        without this.
-
-        is_new: it was not begun before. What was given up, because another update came first, is
-        not begun again: on a slow link that might happen any number of times.
+        without this. is_new: it may be begun; else it is only gone on with.
         """
         assert count <= values.size == self.size, f"{count} of {values.size} for {self.size}"
         return self.storage.prepare(Delta(values), count, self._next_rule if is_new else None)
 
     def forget_prepared(self) -> None:
-        """What was prepared will not be applied; its memory is free."""
+        """Drop what is prepared: when this returns, nothing of it is written or held."""
         self.storage.forget_prepared()
 
     def _next_rule(self) -> Rule:

@@ -4,9 +4,10 @@ they come to what they would have come to anyway, to the last bit.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -48,8 +49,8 @@ class Values:
 
     def come(self, shard: Shard, count: int) -> None:
         self.delta.values[:count] = self._sent[:count]
-        shard.prepare(self.delta.values, count, is_new=self._is_new)
-        self._is_new = False
+        if shard.prepare(self.delta.values, count, is_new=self._is_new):
+            self._is_new = False
 
     def whole(self) -> Delta:
         self.delta.values[:] = self._sent
@@ -152,36 +153,60 @@ def test_a_state_that_moves_meanwhile_goes_on(name: str) -> None:
 
 
 class Waiting:
-    """A rule that begins, and goes on when it is let."""
+    """A rule that begins in two threads, and goes on when it is let."""
 
     def __init__(self) -> None:
-        self.is_at_work, self.may_go_on = threading.Event(), threading.Event()
-        self.ended = 0
+        self.are_at_work, self.may_go_on = threading.Event(), threading.Event()
+        self._begun, self._done = itertools.count(1), itertools.count(0)
 
     def __call__(self, blocks: Iterable[Block]) -> None:
-        self.is_at_work.set()
+        if next(self._begun) == 2:
+            self.are_at_work.set()
         assert self.may_go_on.wait(10)
-        self.ended += sum(1 for _ in blocks)
+        for _ in blocks:
+            next(self._done)
+
+    @property
+    def ended(self) -> int:
+        return next(self._done)
 
 
-@pytest.mark.parametrize("end", ["finish", "drop"])
-def test_nobody_writes_any_more_when_an_update_is_finished_or_dropped(
-    monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
-    """A commit comes next, or another update into the same memory."""
-    monkeypatch.setattr(parallel, "threads", lambda: 1 + 1)
-    size = 2 * parallel.PART
-    rule, delta = Waiting(), Delta(np.zeros(size, np.float32))
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(parallel, "threads", lambda: 2)
+    parallel._pool.cache_clear()
+    yield
+    parallel._pool.cache_clear()
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(("end", "parts"), [("finish", 5), ("drop", 2)])
+def test_nobody_writes_any_more_when_an_update_is_finished_or_dropped(end: str, parts: int) -> None:
+    """A commit comes next, or another update into the same memory. What was not begun of one that
+    is dropped never is.
+    """
+    rule, delta = Waiting(), Delta(np.zeros(5 * parallel.PART, np.float32))
     ahead = Ahead(delta, lambda lo, hi: iter(range(lo, hi, parallel.PART)), rule)
-    ahead.come(parallel.PART)
-    assert rule.is_at_work.wait(10), "another thread does it"
+    for part in (1, 2, 3, 4):
+        ahead.come(part * parallel.PART)
+    assert rule.are_at_work.wait(10), "other threads do it"
     with ThreadPoolExecutor(1) as other:
         ended = other.submit(getattr(ahead, end))
         with pytest.raises(TimeoutError):
             ended.result(0.05)
         rule.may_go_on.set()
         ended.result(10)
-    assert rule.ended == (2 if end == "finish" else 1)
+    assert rule.ended == parts
+
+
+def test_a_state_that_is_closed_meanwhile_is_written_by_nobody_any_more(name: str) -> None:
+    pair = Pair(name, "mapped")
+    storage = pair.shard.storage
+    assert isinstance(storage, Mapped)
+    Values(1).come(pair.shard, SIZE // 2)
+    storage.close()
+    assert storage._ahead is None
+    pair.check()
 
 
 def test_what_fails_while_values_come_fails_their_update() -> None:
@@ -203,10 +228,12 @@ def test_large_updates_come_to_the_same_in_several_threads(name: str) -> None:
     for seed in range(2):
         values, dropped = Values(seed, size), Values(seed + 10, size)
         for part in (1, 2, 3):
-            values.come(pair.shard, part * parallel.PART)
             dropped.come(pair.shard, part * parallel.PART)
         pair.apply_prepared(values)
-        dropped.come(pair.shard, size)
+        for part in (1, 2, 3):
+            values = Values(seed + 20, size) if part == 1 else values
+            values.come(pair.shard, part * parallel.PART)
+        pair.apply_prepared(values)
         pair.apply_prepared(dropped)
 
 

@@ -24,7 +24,7 @@ PASSES = (1000, 2000)
 BIG = Options(cells=1 << 21, work=0, push="off")
 """Shards of 8 MiB and workers that do nothing but push: a server applies most of the time."""
 COMING = replace(BIG, transport="tcp", cells=1 << 23)
-"""Of 16 MiB, in segments: a server works on them before all of them have come."""
+"""Shards of 32 MiB: a server works on a push before all segments of it have come."""
 ON_DISK = Options(durability="disk", cells=1 << 14, push="10MB/s")
 """Small shards: every push is on the disk before it is acknowledged."""
 SPARSE = Options(compression='name = "topk"\ndensity = 0.001', push="0.15MB/s")

@@ -126,6 +126,50 @@ def test_what_a_worker_that_was_replaced_has_begun_is_forgotten(
     assert passed == ["block updated"]
 
 
+def test_what_a_worker_that_has_left_has_begun_is_forgotten(life: Life, keeping: Keeping) -> None:
+    life.tell(m.Members((0, 1)))
+    life.join(slot=1)
+    comes(life, life.message(0, slot=1))
+    life.tell(m.Members((0,)))
+    passed = points_of(keeping)
+    comes(life, life.message(0))
+    assert passed == ["block updated"]
+
+
+def test_what_was_given_up_for_another_push_is_not_begun_again(
+    life: Life, keeping: Keeping
+) -> None:
+    """A slow worker's push would be done anew with every push of a fast one."""
+    life.join(slot=1)
+    slow = life.message(0, [-7, 0, 0, 0], slot=1)
+    comes(life, slow)
+    passed = points_of(keeping)
+    for seq in range(3):
+        life.push(seq)
+        passed.clear()
+        comes(life, slow)
+        assert passed == []
+    life.tell(slow, b"worker")
+    assert life.w == [10, 0, 0, 0]
+
+
+def test_a_push_that_comes_faster_takes_the_place_of_one_that_does_not_come_on(
+    life: Life, keeping: Keeping
+) -> None:
+    life.join(slot=1)
+    slow, fast = life.message(0, slot=1), life.message(0)
+    comes(life, slow, 4)
+    passed = points_of(keeping)
+    comes(life, fast)
+    comes(life, slow)
+    comes(life, fast)
+    assert passed == ["block updated"], "both come on, and the first one is worked on"
+    comes(life, fast)
+    assert passed == ["block updated"] * 2
+    comes(life, slow, ALL)
+    assert passed == ["block updated"] * 2, "now the other one is"
+
+
 def test_one_that_finds_another_at_work_is_begun_when_there_is_room(
     life: Life, keeping: Keeping
 ) -> None:
