@@ -10,6 +10,7 @@ import os
 import signal
 import sqlite3
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from dlctl.launch import base
 from dlctl.rundb import RunDb
 
 log = logging.getLogger("dlctl")
+BEGUN_S = 1.0
+"""Within this time a program that was begun has its command line."""
 
 
 def start_coordinator(directory: Path, *, may_be_full: bool = False) -> subprocess.Popen[bytes]:
@@ -66,7 +69,7 @@ def start(
     control: str,
     credentials: base.Credentials = base.NO_CREDENTIALS,
 ) -> subprocess.Popen[bytes]:
-    """Start one daemon, detached. Raises OSError."""
+    """Start one daemon, detached: `living` finds it from now on. Raises OSError."""
     log = base.open_log(directory, name, incarnation)
     try:
         process = subprocess.Popen(
@@ -82,7 +85,19 @@ def start(
     if process.stdin is not None:
         with suppress(BrokenPipeError), process.stdin as pipe:
             pipe.write(credentials.to_bytes())  # Less than a pipe holds: nobody has to read yet.
+    _await_command_line(process)
     return process
+
+
+def _await_command_line(process: subprocess.Popen[bytes]) -> None:
+    """That a program has begun Popen knows from a pipe that the kernel closes then. Its command
+    line is there a moment later, which may be long if others want the core.
+    """
+    pid, start, deadline = process.pid, processes.start_of(process.pid), time.monotonic() + BEGUN_S
+    while processes.is_alive(pid, start) and not processes.command_line(pid, start):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(BEGUN_S / 1000)
 
 
 class Living(NamedTuple):

@@ -107,6 +107,31 @@ def test_of_two_with_one_number_only_the_end_of_the_one_that_is_wanted_is_told(
     assert told == [base.Ended("agent-0", 1, -signal.SIGKILL)]
 
 
+def test_who_was_started_is_found_although_its_command_line_comes_a_moment_later(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel says that a program has begun before it shows what it was begun with."""
+    package = tmp_path / "code" / "daemons"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "agent.py").write_text("import signal\nsignal.pause()\n")
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    honest, asked = processes.command_line, []
+
+    def late(pid: object, start: object) -> list[str]:
+        asked.append(pid)
+        return honest(pid, start) if len(asked) > 3 else []
+
+    monkeypatch.setattr(processes, "command_line", late)
+    process = local.start(directory, "agent", "agent-0", 1, "")
+    try:
+        assert len(asked) == 4
+        assert [each.pid for each in local.living(directory)] == [process.pid]
+    finally:
+        process.kill()
+        process.wait()
+
+
 # ---------------------------------------------------------------- ssh
 
 
