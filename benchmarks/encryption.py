@@ -14,15 +14,14 @@ import time
 import numpy as np
 
 from benchmarks.figures import Figure, ratio, take_turns
+from benchmarks.link import link
 from benchmarks.sandbox import Dlctl, sandbox, write_job
 from benchmarks.shard import Worker, shard
 from dlctl.compress.none import Dense, DenseOptions
-from tests.hosts.cluster import Cluster, missing
+from tests.hosts.cluster import missing
 
 REPEATS = {10_000: 200, 1_000_000: 20}
 TRAINING_S = 8.0
-GBIT = ("tc", "qdisc", "add", "dev", "lo", "root", "tbf", "rate", "1gbit", "burst", "1mb",
-        "latency", "50ms")  # fmt: skip
 TASK = '''"""A million parameters, and next to nothing to compute."""
 
 import torch
@@ -77,10 +76,7 @@ def _bounce(worker: Worker, gradient: np.ndarray) -> None:
 def _training(rounds: int) -> Figure:
     """Seconds per step, CURVE against plain."""
     step_s: dict[str, list[float]] = {"curve": [], "none": []}
-    with sandbox() as directory, Cluster(count=0) as lab:
-        shaped = lab.run(*GBIT)
-        if shaped.returncode:
-            raise RuntimeError(f"the loopback cannot be shaped: {shaped.stderr}")
+    with sandbox() as directory, link(1) as lab:
         dlctl = Dlctl(lab.enter, lab.env)
         for _ in range(rounds):
             for encryption, found in step_s.items():

@@ -3,8 +3,7 @@
     python -m benchmarks.roundtrip_dense SIZE ROUNDS    prints the seconds over TCP, as JSON
 
 On a loopback without a limit all that is done waits for the cores; over a network it can be done
-while the bytes are on their way. A link is the loopback of a network namespace with a token bucket,
-for dlctl and the baseline alike.
+while the bytes are on their way. The baseline goes over the same link.
 """
 
 from __future__ import annotations
@@ -19,11 +18,12 @@ import numpy as np
 
 from benchmarks.echo import echo, read_exactly
 from benchmarks.figures import Figure, ratio, take_turns
+from benchmarks.link import link
 from benchmarks.sandbox import sandbox
 from benchmarks.shard import shard
 from dlctl.compress.none import Dense, DenseOptions
 from dlctl.messages import Array
-from tests.hosts.cluster import Cluster, missing
+from tests.hosts.cluster import missing
 
 CHAPTER = "roundtrip"
 REPEATS = {10_000: 200, 1_000_000: 20, 25_000_000: 1}
@@ -55,11 +55,7 @@ def _over_link(gbit_per_s: int, size: int, rounds: int) -> Figure:
     what = f"{size:,} parameters, tcp / raw TCP, at {gbit_per_s} Gbit/s"
     if why := missing():
         return Figure(CHAPTER, what, "x", (), skipped=why)
-    limit = ("tbf", "rate", f"{gbit_per_s}gbit", "burst", "2mb", "latency", "50ms")
-    with Cluster(count=0) as lab:
-        shaped = lab.run("tc", "qdisc", "add", "dev", "lo", "root", *limit)
-        if shaped.returncode:
-            raise RuntimeError(f"the loopback cannot be shaped: {shaped.stderr}")
+    with link(gbit_per_s) as lab:
         command = [sys.executable, "-m", "benchmarks.roundtrip_dense", str(size), str(rounds)]
         ended = lab.run(*command, timeout_s=LINK_S_MAX)
     if ended.returncode:

@@ -118,7 +118,7 @@ class Assembly:
             raise RemoteProtocolError("this is no segment of a message")
         kind, number, place = _HEAD.unpack(head)
         if kind == _BEGINNING:
-            self._arriving.pop(source, None)
+            self._arriving.pop(source, None)  # Its memory may serve this one.
             self._arriving[source] = self._begun(number, frames[1], frames[2:], bytes_max)
             return None
         if kind != _SEGMENT or len(frames) != 2:

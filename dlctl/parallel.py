@@ -39,8 +39,7 @@ def in_parts(size: int, work: Callable[[int, int], T], part: int = PART) -> list
     """
     if size <= part:
         return [work(0, size)]
-    bounds = [(lo, min(lo + part, size)) for lo in range(0, size, part)]
-    pool = _pool() if threads() > 1 else None
+    bounds, pool = _bounds(0, size, part), _pool() if threads() > 1 else None
     if pool is None:
         return [work(lo, hi) for lo, hi in bounds]
     futures = [pool.submit(work, lo, hi) for lo, hi in bounds]
@@ -56,7 +55,11 @@ def begin(lo: int, hi: int, work: Callable[[int, int], T]) -> list[Future[T]]:
     if pool is None:
         work(lo, hi)
         return []
-    return [pool.submit(work, at, min(at + PART, hi)) for at in range(lo, hi, PART)]
+    return [pool.submit(work, *bounds) for bounds in _bounds(lo, hi, PART)]
+
+
+def _bounds(lo: int, hi: int, part: int) -> list[tuple[int, int]]:
+    return [(at, min(at + part, hi)) for at in range(lo, hi, part)]
 
 
 def copy(target: Array, source: Array) -> None:

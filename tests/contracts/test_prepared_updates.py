@@ -226,14 +226,13 @@ def test_large_updates_come_to_the_same_in_several_threads(name: str) -> None:
     size = 3 * parallel.PART + 17
     pair = Pair(name, "mapped", size)
     for seed in range(2):
-        values, dropped = Values(seed, size), Values(seed + 10, size)
+        dropped, prepared = Values(seed, size), Values(seed + 10, size)
         for part in (1, 2, 3):
             dropped.come(pair.shard, part * parallel.PART)
-        pair.apply_prepared(values)
+        pair.apply_prepared(Values(seed + 20, size))
         for part in (1, 2, 3):
-            values = Values(seed + 20, size) if part == 1 else values
-            values.come(pair.shard, part * parallel.PART)
-        pair.apply_prepared(values)
+            prepared.come(pair.shard, part * parallel.PART)
+        pair.apply_prepared(prepared)
         pair.apply_prepared(dropped)
 
 

@@ -85,15 +85,21 @@ def order(name: str, incarnation: int = 1) -> base.Order:
 # ---------------------------------------------------------------- this machine
 
 
-def test_of_two_with_one_number_only_the_end_of_the_one_that_is_wanted_is_told(
-    directory: Path, told: list[base.Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody remembered that the first had been started."""
+@pytest.fixture
+def idle_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents that are started do nothing."""
     package = tmp_path / "code" / "daemons"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "agent.py").write_text("import signal\nsignal.pause()\n")
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
+
+
+@pytest.mark.usefixtures("idle_agents")
+def test_of_two_with_one_number_only_the_end_of_the_one_that_is_wanted_is_told(
+    directory: Path, told: list[base.Ended]
+) -> None:
+    """Nobody remembered that the first had been started."""
     watcher = Watcher()
     here = local.Local(directory, {}, watcher, told.append)
     here.start(order("agent-0"))
@@ -107,15 +113,11 @@ def test_of_two_with_one_number_only_the_end_of_the_one_that_is_wanted_is_told(
     assert told == [base.Ended("agent-0", 1, -signal.SIGKILL)]
 
 
+@pytest.mark.usefixtures("idle_agents")
 def test_who_was_started_is_found_although_its_command_line_comes_a_moment_later(
-    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel says that a program has begun before it shows what it was begun with."""
-    package = tmp_path / "code" / "daemons"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "agent.py").write_text("import signal\nsignal.pause()\n")
-    monkeypatch.setenv("PYTHONPATH", str(package.parent))
     honest, asked = processes.command_line, []
 
     def late(pid: object, start: object) -> list[str]:
