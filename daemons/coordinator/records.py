@@ -26,7 +26,7 @@ from dlctl.manifest import SCHEMA
 from dlctl.messages import Json
 from dlctl.names import HOME_AGENT
 from dlctl.roles import journal as j
-from dlctl.roles.effects import Unwritten
+from dlctl.roles.effects import OnRecord, Unwritten
 from dlctl.roles.lasting import Lasting
 from dlctl.rundb import RunDb
 
@@ -68,6 +68,7 @@ class Records:
         loop.perform(Send, self._on_send)
         loop.perform(j.Remember, self._on_remember)
         loop.perform(j.IssueTerm, self._on_term)
+        loop.perform(j.PutOnRecord, lambda _: self._lasting.await_all())
         loop.perform(j.AddEvent, self._on_event)
         loop.perform(j.AddMetric, self._on_metric)
         loop.perform(j.Snapshot, self._on_snapshot)
@@ -103,7 +104,8 @@ class Records:
         except sqlite3.OperationalError as error:
             self._put_off(error)
             return
-        self._lasting.written()
+        if self._lasting.written():
+            self.loop.post(OnRecord())
         if self.trouble:
             log.warning("the run's database can be written again")
             self._tell("")

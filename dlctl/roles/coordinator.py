@@ -40,7 +40,7 @@ from dlctl.roles.checkpointing import Checkpointing
 from dlctl.roles.clients import Clients
 from dlctl.roles.contents import leaves_residuals, manifest_of
 from dlctl.roles.doors import CLIENT, READER, Doors, keys_of
-from dlctl.roles.effects import AgentWaits, HostsTaken, ProcessEnded, Unwritten
+from dlctl.roles.effects import AgentWaits, HostsTaken, OnRecord, ProcessEnded, Unwritten
 from dlctl.roles.ending import Ending
 from dlctl.roles.evaluations import Evaluations
 from dlctl.roles.hostfiles import HostFiles
@@ -116,7 +116,9 @@ class Coordinator:
             case KeyRenewed():
                 self.rotation.on_renewed(event, now)
             case Unwritten(error):
-                self.losses.unwritten = error
+                self.desk.unwritten = error
+            case OnRecord() if self.ending is not None:
+                self.ending.is_on_record = True
             case Started():
                 self._start(now)
             case StopRequested(reason):

@@ -16,6 +16,11 @@ from dlctl.vector import Vector
 
 
 @dataclass(frozen=True, slots=True)
+class OnRecord(Event):
+    """What `PutOnRecord` asked for is on the disk."""
+
+
+@dataclass(frozen=True, slots=True)
 class Unwritten(Event):
     """The run's database cannot be written from now on, or it can again."""
 

@@ -3,10 +3,14 @@
 draining       workers finish their portion, push what is accrued, wait for the acks
 evaluating     a worker evaluates what the servers have              (a finished run)
 saving         the last checkpoint
+recording      that nobody needs any more what the servers have       (a run that has not failed)
 shutting down  workers and servers exit; who does not is killed
 collecting     the last lines of the logs of other hosts              (a run that has such)
 leaving        the agents exit
 over
+
+Servers remove what they have kept when they exit. A coordinator that takes the place of this one
+goes on from what is on record: if that does not say that all is done, it needs the servers.
 """
 
 from __future__ import annotations
@@ -16,18 +20,21 @@ from collections.abc import Callable
 from dlctl import messages as m
 from dlctl.roles.checkpointing import SAVE_S_MAX, Checkpointing
 from dlctl.roles.evaluations import EVALUATE_S_MAX, Evaluations
-from dlctl.roles.journal import History, KillAgent
+from dlctl.roles.journal import History, KillAgent, PutOnRecord
 from dlctl.roles.membership import Daemon, Membership
 from dlctl.roles.mirror import Mirror
 from dlctl.text import KILLED
 
-DRAINING, EVALUATING, SAVING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER = (
-    "draining", "evaluating", "saving", "shutting down", "collecting", "leaving", "over",
+DRAINING, EVALUATING, SAVING, RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER = (
+    "draining", "evaluating", "saving", "recording", "shutting down", "collecting", "leaving",
+    "over",
 )  # fmt: skip
 SAVE_AGAIN_S, SAVE_PAUSE_S = 20.0, 2.0
 """A last checkpoint that fails is tried again for so long, with pauses: disks are emptied."""
 SAVE_MORE_S = 5.0
 """For the manifest, when all files are there or were given up."""
+RECORD_S = 20.0
+"""So long servers and agents stay while the database cannot be written; then they keep all."""
 EXIT_S = 5.0
 """Between the request to exit and SIGKILL, and again until we give up."""
 STOPPED_BY = {
@@ -75,8 +82,12 @@ class Ending:
         self.keeps_shards = keeps_shards
         self.mirror = mirror
         self.until = 0.0
-        self._steps = [*steps, SHUTTING_DOWN, COLLECTING, LEAVING, OVER]
+        self._steps = [*steps, RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER]
         self._killed = False
+        self.is_on_record = False
+        """That all is done but the end of the processes."""
+        self._keeps_state = False
+        """It could not be put on record: what the servers have may be needed."""
         self._saved = False
         """The last checkpoint has been begun, or there is nothing to save."""
         self._save_until = 0.0
@@ -90,7 +101,10 @@ class Ending:
         """Begin the present step."""
         self._killed = False
         saving_s = SAVE_S_MAX + SAVE_MORE_S
-        limits_s = {DRAINING: self.grace_s, EVALUATING: EVALUATE_S_MAX, SAVING: saving_s}
+        limits_s = {
+            DRAINING: self.grace_s, EVALUATING: EVALUATE_S_MAX, SAVING: saving_s,
+            RECORDING: RECORD_S,
+        }  # fmt: skip
         self.until = now + limits_s.get(self.step, EXIT_S)
         if self.is_in_vain():
             return
@@ -100,6 +114,8 @@ class Ending:
             self.evaluations.begin(now)
         elif self.step == SAVING:
             self._saved, self._save_until = False, now + SAVE_AGAIN_S
+        elif self.step == RECORDING:
+            self.desk.do(PutOnRecord())
         elif self.step == COLLECTING:
             self.mirror.finish(now)
         elif self.step in (SHUTTING_DOWN, LEAVING):
@@ -115,7 +131,7 @@ class Ending:
 
     def is_shutting_down(self) -> bool:
         """Whether all is done but the end of the processes."""
-        return self.step in (SHUTTING_DOWN, COLLECTING, LEAVING, OVER)
+        return self.step in (RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER)
 
     def is_leaving(self) -> bool:
         """Whether the agents have been told to exit."""
@@ -151,7 +167,7 @@ class Ending:
 
     def hurry(self, now: float) -> None:
         """Kill what is left (`stop --kill`)."""
-        while not self.is_shutting_down():
+        while self.needs_servers() or self.step == RECORDING:
             self._finish_step()
             self._steps.pop(0)
         self.begin(now)
@@ -173,9 +189,18 @@ class Ending:
             if self._saved and not self.checkpointing.active:
                 return []
             return self.checkpointing.late() or [self.checkpointing.at_work_on()]
+        if self.step == RECORDING:
+            return self._unrecorded()
         if self.step == COLLECTING:
             return self.mirror.pending()
         return [d.name for d in self._leavers() if d.alive and self._may_say_so(d)]
+
+    def _unrecorded(self) -> list[str]:
+        """Who recovers a failed run goes on with what the servers have kept, on record or not."""
+        if self.is_on_record or self.state == "failed":
+            return []
+        error = self.desk.unwritten
+        return [f"the run's database{f', which cannot be written: {error}' if error else ''}"]
 
     def _may_say_so(self, daemon: Daemon) -> bool:
         """Whether anybody is left who can tell that it has ended; else the driver sees to that."""
@@ -204,7 +229,8 @@ class Ending:
                 self._kill(daemon, 15, now)
             elif daemon.alive:
                 # What failed may be recovered; what has ended in order has its checkpoint.
-                shutdown = m.Shutdown(self.reason, keep_state=self.state == "failed")
+                keep_state = self.state == "failed" or self._keeps_state
+                shutdown = m.Shutdown(self.reason, keep_state)
                 self.desk.ask(("shutdown", daemon.name), daemon.name, shutdown, now)
 
     def _kill(self, daemon: Daemon, signal: int, now: float) -> None:
@@ -232,6 +258,7 @@ class Ending:
         self.desk.event("late", "", f"{self.step}: gave up waiting for {', '.join(late)}")
         if self.step == DRAINING:
             self.checkpointing.give_up(late)
+        self._keeps_state |= self.step == RECORDING
         return True
 
     def _finish_step(self) -> None:

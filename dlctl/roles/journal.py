@@ -36,6 +36,11 @@ class Remember(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class PutOnRecord(Effect):
+    """Have all that was to be remembered so far on the disk; answered by `OnRecord` when it is."""
+
+
+@dataclass(frozen=True, slots=True)
 class AddEvent(Effect):
     """A line of the run's history."""
 
@@ -129,6 +134,9 @@ WARNINGS = ("exit", "error", "lost", "silent", "late", "checkpoint")
 
 class History(Desk):
     """The coordinator's desk: what happens there is also written down."""
+
+    unwritten = ""
+    """Why the run's database cannot be written; "" while it can."""
 
     def event(self, kind: str, daemon: str, text: str, **data: Any) -> None:
         """A line of the run's history, and of the coordinator's log."""

@@ -25,9 +25,14 @@ class Lasting:
         self._is_before_release = False
         """Known to be: of a run that is gone on with, the release is on record already."""
         self._release_waits = False
+        self._is_awaited = False
 
     def issues_term(self) -> None:
         self.is_on_disk = False
+
+    def await_all(self) -> None:
+        """Somebody asks to be told when everything so far is on the disk."""
+        self._is_awaited, self.is_on_disk = True, False
 
     def remembers(self, key: str, value: Any) -> None:
         """A piece of the coordinator's memory is to be written."""
@@ -41,9 +46,11 @@ class Lasting:
             self._release_waits, self.is_on_disk = True, False
         self._is_before_release = not is_released
 
-    def written(self) -> None:
-        """Everything so far is on the disk."""
+    def written(self) -> bool:
+        """Everything so far is on the disk; whether somebody has asked to be told."""
+        was_awaited, self._is_awaited = self._is_awaited, False
         self.is_on_disk, self._release_waits = True, False
+        return was_awaited
 
     def may_leave(self, message: Message) -> bool:
         """Portions are leased while other things wait for room: training goes on."""

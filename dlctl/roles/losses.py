@@ -52,8 +52,6 @@ class Losses:
         self.members = coordinator.members
         self.limit_s = coordinator.job.timeouts.silent_s
         self.slow_s = min(SLOW_S_MAX, self.limit_s / 2)
-        self.unwritten = ""
-        """Why the run's database cannot be written; "" while it can."""
         self._looked_at = 0.0
         self._was_cut_off = False
 
@@ -96,7 +94,7 @@ class Losses:
         As long as nothing can be put on record, it gets no epoch or generation, or waits for
         somebody who gets none: that is not its fault.
         """
-        if self.unwritten and daemon.registered:
+        if self.desk.unwritten and daemon.registered:
             daemon.held_up_at = now
         ready_s, begun = self.of.job.timeouts.ready_s, daemon.started_at
         late = begun is not None and now - max(begun, daemon.held_up_at) > ready_s

@@ -84,7 +84,7 @@ class Overview:
     def not_ready(self) -> str:
         """Why a run fails that has not come to work in time."""
         text = f"not ready in time; waiting for {self.unready()}"
-        error = self.of.losses.unwritten
+        error = self.of.desk.unwritten
         return f"{text}; the run's database cannot be written: {error}" if error else text
 
     def _rates(self, now: float) -> tuple[float | None, float | None]:

@@ -80,6 +80,7 @@ class Verbs:
         assert end is not None
         # Whose files a checkpoint waits for is known in a moment.
         soon = end.step == ending.SAVING and not self.of.checkpointing.late()
+        soon |= end.step == ending.RECORDING and not self.of.desk.unwritten
         pending = [] if done or soon else end.pending()
         self._tell(self._stop_requests, end.step, pending, now, done)
 
@@ -124,7 +125,7 @@ class Verbs:
 
     def _agree(self, request: int, result: Json) -> None:
         """With what is done from now on; and whether the next coordinator would know of it."""
-        why = self.of.losses.unwritten
+        why = self.of.desk.unwritten
         self.of.clients.answer(request, True, "", {**result, "unwritten": why} if why else result)
 
     def _save(self, request: Request, now: float) -> None:

@@ -25,6 +25,7 @@ from dlctl.roles.effects import (
     LoadBuffers,
     LocateTask,
     ModelBuilt,
+    OnRecord,
     ProcessEnded,
     RunEvaluation,
     Settled,
@@ -222,6 +223,7 @@ class RecordsDriver:
             (Send, self._send),
             (Exit, self._exit),
             (j.IssueTerm, self._issue),
+            (j.PutOnRecord, self._put_on_record),
             (j.Remember, self._remember),
             (j.AddEvent, self._event),
             (j.AddMetric, self._metric),
@@ -264,7 +266,8 @@ class RecordsDriver:
         rows, self._rows = self._rows, []
         for write in rows:
             write()
-        self._lasting.written()
+        if self._lasting.written():
+            self.process.post(OnRecord())
 
     def _remember(self, effect: j.Remember) -> None:
         """What the next coordinator of this run has to know; None: nothing any more."""
@@ -287,6 +290,10 @@ class RecordsDriver:
             self.store.issued.append((effect.name, effect.term))
 
         self._keep(write)
+
+    def _put_on_record(self, _: j.PutOnRecord) -> None:
+        self._lasting.await_all()
+        self._commit()
 
     def _event(self, effect: j.AddEvent) -> None:
         json.dumps(effect.data)

@@ -371,10 +371,16 @@ class Workplace:
         return [str(path) for path in found if path.parent.name != "ssh"]
 
     def nothing_left(self, timeout_s: float = 5.0) -> None:
-        """Wait until no process, no socket and no half written file is left."""
+        """Wait until no process, no socket and no half written file is left, nor, of a run that has
+        ended in order, what its servers have kept.
+        """
         self.until("no process is left", lambda: not self.processes(), timeout_s)
         assert not self.sockets()
         assert not [*self.path.glob("runs/**/.*.tmp")]
+        for run in self.path.glob("runs/*/run.db"):
+            if rundb.read(run.parent).get("state") in ("finished", "stopped"):
+                assert not [*states.shared_memory().glob(f"{run.parent.name}/*")]
+                assert not [*run.parent.glob("state/*")]
 
     def close(self) -> list[str]:
         """End everything and remove the directory; returns what had to be ended."""

@@ -28,6 +28,7 @@ from dlctl.roles.basis import Basis
 from dlctl.roles.channel import Channel
 from dlctl.roles.deliveries import NEW, Deliveries
 from dlctl.roles.desk import Desk
+from dlctl.roles.ending import Ending
 from dlctl.roles.journal import IssueTerm
 from dlctl.roles.lasting import Lasting
 from dlctl.roles.leases import PortionPool, Range
@@ -583,6 +584,15 @@ def training_before_the_release_is_on_record(patch: Patch) -> None:
         "may_leave",
         lambda self, message: isinstance(message, m.Lease) or honest(self, message),
     )
+
+
+@mutant(
+    "servers remove what they have kept although it is not on record that the run is over",
+    "FullAtEnd", "Outcome", scenario="full-disks", seeds=9,
+)  # fmt: skip
+def end_is_not_on_record(patch: Patch) -> None:
+    """The next coordinator goes on with the run, and needs it."""
+    patch.setattr(Ending, "_unrecorded", lambda self: [])
 
 
 @mutant(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
-from simulated import ACCOUNT, FullAtRelease, job_file, ledger_checkers
+from simulated import ACCOUNT, FullAtEnd, FullAtRelease, job_file, ledger_checkers
 
 from dlctl.messages import Array
 from dlctl.roles.desk import COORDINATOR
@@ -212,7 +212,7 @@ def sync_recovery(seed: int) -> Simulation:
 
 def full_disks(seed: int) -> Simulation:
     """The coordinator's notes are older than what its agents, workers and servers know; of every
-    third run, already when the workers begin.
+    third run, already when the workers begin, and of every third one when all is done.
     """
     method = (
         ("downpour", {"push_every_steps": 1 + seed // 2 % 2}),
@@ -223,10 +223,14 @@ def full_disks(seed: int) -> Simulation:
         seed, forgetting_faults(seed), forgets=True, averages=method[0] != "downpour",
         shares=method[0] == "sync", durabilities=("process", "process", "disk"), algorithm=method,
     )  # fmt: skip
-    if seed % 3 == 1:
+    moment = seed // 3 % 3
+    if moment == 1:
         dice = np.random.default_rng([seed, 5])
         deaths = [(float(dice.uniform(0.1, 2.0)), name) for name in (COORDINATOR, "worker-1")]
-        FullAtRelease(simulation, HEAL_AT_S - 1.0, *deaths)
+        FullAtRelease(simulation, 4.0, *deaths)
+    elif moment == 2:
+        dice = np.random.default_rng([seed, 6])
+        FullAtEnd(simulation, 3.0, (float(dice.uniform(0.0, 2.5)), COORDINATOR))
     return simulation
 
 

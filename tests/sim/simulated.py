@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from dlctl import config
 from dlctl.flat import slice_bounds
 from dlctl.machine import Send
-from dlctl.messages import Push
+from dlctl.messages import Json, Push, Shutdown
 from dlctl.roles.journal import Remember
 from dlctl.roles.memory import has_released
 from dlctl.sim.checkers import (
@@ -137,33 +138,66 @@ class Watcher(Checker):
         return [message for _, source, _, message in self.sent if name in (None, source)]
 
 
-class FullAtRelease(Checker):
-    """The disk is full from the moment when it is to be written that all workers may begin; until
-    it is, nobody may.
-    """
+class FullAt(Checker):
+    """The disk is full from the moment when something is to be written for the first time."""
 
-    def __init__(self, simulation: Simulation, until_s: float, *kills: tuple[float, str]) -> None:
-        """kills: (seconds after that moment, who)."""
+    def __init__(self, simulation: Simulation, for_s: float, *kills: tuple[float, str]) -> None:
+        """for_s: how long it is full. kills: (seconds after that moment, who)."""
         self.world = simulation.world
-        self.at_s = 0.0
-        self._until_s = until_s
+        self.at_s = math.inf
+        """That moment, once it has come."""
+        self._for_s = for_s
         self._kills = kills
         self.world.observers.append(self)
 
+    def is_it(self, written: Json) -> bool:
+        """Whether it is this piece of the coordinator's memory."""
+        raise NotImplementedError
+
+    @property
+    def until_s(self) -> float:
+        return self.at_s + self._for_s
+
+    def is_full(self) -> bool:
+        is_then = self.at_s <= self.world.timeline.now < self.until_s
+        return is_then and self.world.disk.full > 0  # All faults may have been healed meanwhile.
+
     def on_effect(self, process: Any, effect: Any) -> None:
-        now = process.timeline.now
-        is_push = isinstance(effect, Send) and isinstance(effect.message, Push)
-        if is_push and 0.0 < self.at_s <= now < self._until_s:
-            raise self.broken(f"{process} pushes, and it is not on record that all have come")
-        is_it = isinstance(effect, Remember) and has_released({effect.key: effect.value})
-        if not is_it or self.at_s:
+        is_it = isinstance(effect, Remember) and self.is_it({effect.key: effect.value})
+        if not is_it or self.at_s < math.inf:
             return
         disk, timeline = self.world.disk, self.world.timeline
-        self.at_s = now
+        self.at_s = timeline.now
         disk.full += 1
-        timeline.at(max(self._until_s, now), lambda: setattr(disk, "full", disk.full - 1))
+        timeline.at(self.until_s, lambda: setattr(disk, "full", max(0, disk.full - 1)))
         for after_s, name in self._kills:
             timeline.after(after_s, lambda name=name: self.world.kill(name))
+
+
+class FullAtRelease(FullAt):
+    """When all workers may begin; until that is on record, nobody may."""
+
+    def is_it(self, written: Json) -> bool:
+        return has_released(written)
+
+    def on_effect(self, process: Any, effect: Any) -> None:
+        is_push = isinstance(effect, Send) and isinstance(effect.message, Push)
+        if is_push and self.is_full():
+            raise self.broken(f"{process} pushes, and it is not on record that all have come")
+        super().on_effect(process, effect)
+
+
+class FullAtEnd(FullAt):
+    """When all is done but the end of the processes; until that is on record, what servers have
+    kept stays.
+    """
+
+    def is_it(self, written: Json) -> bool:
+        return "end" in written and bool(written["end"][3])
+
+    def on_message(self, process: Any, peer: Any, message: Any) -> None:
+        if isinstance(message, Shutdown) and not message.keep_state and self.is_full():
+            raise self.broken(f"{process} may remove what is kept, and the end is not on record")
 
 
 def rows_in_order(job: config.JobFile, samples: int, epochs: int) -> list[Any]:

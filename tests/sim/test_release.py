@@ -17,7 +17,7 @@ from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
 
-FREE_S = 9.0
+FULL_S = 8.5
 LEASE = m.Lease(1, 0, 0, 0, 4)
 
 
@@ -36,7 +36,7 @@ def filled(job, problem, *checkers, store=None) -> tuple[Simulation, FullAtRelea
     simulation = Simulation(
         job, problem, store=store, compute=ComputeOptions(step_s=0.2), checkers=checkers
     )
-    return simulation, FullAtRelease(simulation, until_s=FREE_S)
+    return simulation, FullAtRelease(simulation, for_s=FULL_S)
 
 
 @pytest.mark.parametrize("dead", [(), (COORDINATOR,), ("worker-1",), (COORDINATOR, "worker-1")])
@@ -53,8 +53,8 @@ def test_nobody_trains_before_it_is_on_record_that_all_have_come(dead):
         simulation.at(5.0 + i, lambda name=name: simulation.world.kill(name))
     outcome = simulation.run(200.0)
     assert outcome.state == "finished", outcome.reason
-    assert 0.0 < full.at_s < 5.0
-    assert min(at_s for at_s, *_ in pushes.sent) >= FREE_S
+    assert full.at_s < 5.0
+    assert min(at_s for at_s, *_ in pushes.sent) >= full.until_s
 
 
 def test_a_residual_is_restored_to_nobody_whose_predecessor_has_pushed_it():
@@ -69,7 +69,7 @@ def test_a_residual_is_restored_to_nobody_whose_predecessor_has_pushed_it():
     for at_s, name in ((5.0, COORDINATOR), (5.2, "worker-1")):
         simulation.at(at_s, lambda name=name: simulation.world.kill(name))
     assert simulation.run(200.0).state == "finished"
-    assert 0.0 < full.at_s < 5.0
+    assert full.at_s < 5.0
     pushed_at_s = min(at_s for at_s, name, *_ in pushes.sent if name == "worker-1")
     assert [name for at_s, name in residuals.loaded if at_s < full.at_s] == ["worker-0", "worker-1"]
     assert all(at_s < pushed_at_s for at_s, name in residuals.loaded if name == "worker-1")
