@@ -1,11 +1,19 @@
 """Applying a delta to a shard of 25,000,000 float32, against a memcpy of the vector. One thread.
 
-A memcpy reads and writes one vector; Adagrad reads three and writes two, and takes a root and a
-quotient of every element. With durability "none", so that nothing but the rule is measured.
+    python -m benchmarks.apply [--quick]    prints the figures as JSON, measured on one core
+
+A server shares large deltas among threads, one per core; so a process with one core does all by
+itself. A memcpy reads and writes one vector; Adagrad reads three and writes two, and takes a root
+and a quotient of every element. With durability "none", so that nothing but the rule is measured.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
 from functools import partial
 
 import numpy as np
@@ -24,6 +32,12 @@ ASKED = {("adagrad", "dense"): 5.0, ("adagrad", "sparse"): 1.5}
 
 
 def measure(*, quick: bool) -> list[Figure]:
+    command = [sys.executable, "-m", "benchmarks.apply", *(["--quick"] if quick else [])]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return [Figure(**found | {"values": tuple(found["values"])}) for found in json.loads(printed)]
+
+
+def _measure(*, quick: bool) -> list[Figure]:
     size, rounds = (250_000, 1) if quick else (ELEMENTS, 5)
     random = np.random.default_rng(0)
     gradient = random.standard_normal(size, dtype=np.float32)
@@ -43,3 +57,8 @@ def measure(*, quick: bool) -> list[Figure]:
             asked = ASKED.get((optimizer, name))
             figures.append(ratio(CHAPTER, f"{what}, {size:,} / memcpy", ours, bare, asked))
     return figures
+
+
+if __name__ == "__main__":
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    print(json.dumps([asdict(figure) for figure in _measure(quick="--quick" in sys.argv)]))

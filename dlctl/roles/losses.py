@@ -281,7 +281,12 @@ class Losses:
             return f"{daemon.name} cannot be started on {self.of.hosts.host(daemon)}: {words}"
         if daemon.role == "agent":
             return f"{text}; its daemons are orphans"
-        return text if self.of.work.released_at is None else f"{text}; its shard is lost"
+        if self.of.work.released_at is None:
+            return text
+        if not self.of.keeps_shards():
+            return f"{text}; its shard is lost"
+        died = plural(daemon.deaths_in_row, "time")
+        return f"{text}; it has died {died} in a row, and what its shard has is kept"
 
     def lose_worker(
         self, worker: Daemon, status: int, last_lines: tuple[str, ...], now: float

@@ -191,6 +191,23 @@ def test_without_durability_the_death_of_a_server_ends_the_run_and_leaves_nothin
     assert outcome.seconds < 20
 
 
+def test_a_server_that_dies_again_and_again_fails_the_run_and_its_shard_is_kept():
+    simulation = Simulation(job_file(workers=2, epochs=10000.0), LeastSquares())
+
+    def kill() -> None:
+        if simulation.store.run["state"] != "failed":
+            simulation.world.kill("server-0")
+            simulation.world.timeline.after(0.5, kill)
+
+    simulation.at(2.0, kill)
+    outcome = simulation.run()
+    reason = "server-0 ended: killed by SIGKILL; it has died 21 times in a row, and what its shard"
+    assert (outcome.state, outcome.reason) == ("failed", f"{reason} has is kept")
+    assert outcome.left_behind == []
+    assert outcome.store.daemons["server-0"]["restarts"] == 20
+    assert sorted(outcome.store.states) == [0], "for `dlctl recover`"
+
+
 @pytest.mark.parametrize("name", ["server-0", "server-1", "agent-0", "coordinator", "worker-1"])
 def test_whoever_dies_the_run_goes_on_and_its_account_is_right(name):
     for when in (0.55, 0.7, 0.85, 1.0):
