@@ -58,12 +58,22 @@ def read(path: Path) -> AckRecord:
     except OSError as error:
         raise DlctlError(f"cannot read it: {error.strerror}", where=str(path)) from error
     if name is None or len(data) < HEADER.size:
-        raise DlctlError("this is no record of a worker's acks", where=str(path))
+        raise _no_record(path)
     magic, epoch, shards = HEADER.unpack_from(data)
     if magic != MAGIC or shards > SHARDS_MAX or len(data) != HEADER.size + COUNT_BYTES * shards:
-        raise DlctlError("this is no record of a worker's acks", where=str(path))
+        raise _no_record(path)
     counts = struct.unpack_from(f"<{shards}Q", data, HEADER.size)
     return AckRecord(int(name[1]), int(name[2]), epoch, counts)
+
+
+def _no_record(path: Path) -> DlctlError:
+    """An error of the disk, or the loss of the machine, may have left less than was written."""
+    return DlctlError(
+        "this is no record of a worker's acks",
+        where=str(path),
+        hint=f"what that worker was told is not known any more; move {path.name} away to check "
+        "the others",
+    )
 
 
 def read_all(run_directory: Path) -> list[AckRecord]:

@@ -24,8 +24,11 @@ from pathlib import Path
 
 from dlctl.errors import DlctlError
 
+_TAKES_NOTHING = (errno.EROFS, errno.EIO, errno.ENOSPC, errno.EDQUOT)
 LOCK = "lock"
 """A file in the run directory: the coordinator holds it, and touches it every second."""
+BEAT_LATE_S = 3.0
+"""A lock that has not been touched for so long is late."""
 STILL_LIMITS = 2
 """A coordinator that has not touched it for so many times `silent_s` is killed by its agent."""
 SOCKET_PATH_MAX = 107
@@ -138,12 +141,30 @@ def held(directory: Path) -> Iterator[None]:
 def beat_age_s(directory: Path, now: float) -> float | None:
     """How long ago a coordinator has touched its lock; None if nobody ever had this run.
 
-    That takes no room on the disk: one that cannot write any more is still seen to work.
+    That takes no room on the disk: one that cannot write any more is still seen to work. Where not
+    even that can be done it is 0: nothing can be seen, and nobody is to be blamed for it.
     """
     try:
-        return now - (directory / LOCK).stat().st_mtime
+        age_s = now - (directory / LOCK).stat().st_mtime
     except OSError:
         return None
+    return 0.0 if age_s > BEAT_LATE_S and refusal(directory) else age_s
+
+
+def refusal(directory: Path) -> str:
+    """Why the file system of a run directory does not even take the time of a file: "Read-only file
+    system", since it has met an error. "" if it does, or if we are not allowed to try.
+
+    To ask for the mount is not enough: ext4 has a state in which it is read-only and says so only
+    to those who write.
+    """
+    lock = directory / LOCK
+    try:
+        found = lock.stat()
+        os.utime(lock, ns=(found.st_atime_ns, found.st_mtime_ns))
+    except OSError as error:
+        return os.strerror(error.errno or 0) if error.errno in _TAKES_NOTHING else ""
+    return ""
 
 
 def log_path(directory: Path, name: str, incarnation: int) -> Path:

@@ -7,6 +7,7 @@ import logging
 import os
 import sqlite3
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from daemons import orphans, process
@@ -60,9 +61,8 @@ def _lead(context: process.Context, db: RunDb, lock: int) -> int:
     directory, job = context.directory, context.job
     keyring = keys.keyring(directory, job.is_encrypted)
     before = db.run()
-    # Agents see by the time of the lock that we work (`Supervision`).
     secret = keyring.secret(COORDINATOR)
-    loop = Loop(context.log_handler.rotate_if_full, lambda: os.utime(lock), secret=secret)
+    loop = Loop(context.log_handler.rotate_if_full, lambda: _beat(lock), secret=secret)
     loop.stop_on_signals()
     is_successor = bool(db.memory())
     address = before.get("control") if is_successor else None
@@ -94,6 +94,14 @@ def _lead(context: process.Context, db: RunDb, lock: int) -> int:
     if code != EXIT_RESTART:
         agents.close()
     return code
+
+
+def _beat(lock: int) -> None:
+    """Agents see by the time of the lock that we work (`Supervision`). A file system that is
+    read-only since an error, or full in a way of its own, does not take that either.
+    """
+    with suppress(OSError):
+        os.utime(lock)
 
 
 def _renew_key(directory: Path) -> KeyRenewed:

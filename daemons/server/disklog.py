@@ -7,7 +7,10 @@ there; after one of `put_back` the next commit writes everything to new files.
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from daemons.server.files import (
@@ -62,41 +65,36 @@ class DiskLog:
 
     # ------------------------------------------------------------ writing
 
+    def check_room(self, size_bytes: int) -> None:
+        """Raises NoRoom if a base of this size cannot be written now."""
+        if shutil.disk_usage(self.directory).free < size_bytes:
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise failure("write the state", self.directory, full, size_bytes)
+
     def begin(self, number: int, parts: list[Bytes]) -> None:
-        path = self._path("base", number)
-        unfinished = path.with_name(path.name + ".tmp")
+        """Until the base has its name, what was there before is as it was."""
+        base, journal = self._path("base", number), self._path("journal", number)
+        unfinished = base.with_name(base.name + ".tmp")
+        begun = -1
         try:
-            unfinished.unlink(missing_ok=True)
-            descriptor = os.open(unfinished, _CREATE, 0o600)
-            try:
-                _write(descriptor, parts)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            unfinished.replace(path)
+            begun = _begin_journal(journal)
+            _write_file(unfinished, parts)
+            unfinished.replace(base)
             self._sync_directory()
         except OSError as error:
+            for path in (unfinished, journal):  # Others may need the room.
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+            if begun >= 0:
+                os.close(begun)
             size_bytes = sum(map(len, parts))
-            raise failure("write the state", path, error, size_bytes) from error
-        self._base_path = path
-        self._begin_journal(number)
+            raise failure("write the state", base, error, size_bytes) from error
+        if self._journal >= 0:
+            os.close(self._journal)
+        self._journal, self._journal_path, self._base_path = begun, journal, base
         for old in [*self._paths("base"), *self._paths("journal")]:
             if old.name.rpartition("-")[2] != f"{number:012d}":
                 old.unlink(missing_ok=True)
-
-    def _begin_journal(self, number: int) -> None:
-        path = self._path("journal", number)
-        try:
-            old, self._journal = self._journal, -1
-            if old >= 0:
-                os.close(old)
-            self._journal = os.open(path, _APPEND, 0o600)
-            self._journal_path = path
-            os.ftruncate(self._journal, 0)
-            os.fsync(self._journal)
-            self._sync_directory()
-        except OSError as error:
-            raise failure("begin the journal", path, error) from error
 
     def append(self, parts: list[Bytes]) -> None:
         try:
@@ -156,6 +154,28 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
+def _begin_journal(path: Path) -> int:
+    """An empty one; its descriptor."""
+    descriptor = os.open(path, _APPEND, 0o600)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.fsync(descriptor)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _write_file(path: Path, parts: list[Bytes]) -> None:
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, _CREATE, 0o600)
+    try:
+        _write(descriptor, parts)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _write(descriptor: int, parts: list[Bytes]) -> None:
     """All of it, however little the kernel takes at a time."""
     left = [memoryview(part) for part in parts if len(part)]
@@ -190,8 +210,11 @@ class DiskLogs:
         return self._storage
 
     def reopen(self, spec: Spec) -> Journaled:
-        """Raises Held while another process has it open; `resume` says if it is unusable."""
-        self._storage = Journaled(self._open(spec), spec, self.point)
+        """Raises Held while another process has it open, NoRoom if it could not be written anew;
+        `resume` says if it is unusable."""
+        log = self._open(spec)
+        log.check_room(spec.vector_bytes)
+        self._storage = Journaled(log, spec, self.point)
         return self._storage
 
     def discard(self) -> None:
@@ -210,5 +233,7 @@ class DiskLogs:
         return str(self.directory)
 
     def _open(self, spec: Spec) -> DiskLog:
+        if self._log is not None:  # Of an attempt before: there was no room.
+            self._log.close()
         self._log = DiskLog(self.directory, spec.shard)
         return self._log

@@ -6,6 +6,7 @@ holds it, however that ends.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -14,12 +15,14 @@ from pathlib import Path
 from threading import Event
 
 from dlctl.errors import DlctlError
-from dlctl.shards.base import Held
+from dlctl.shards.base import Held, NoRoom
 from dlctl.units import format_size
 
 LOCK_S = 10.0
 """How long to wait for a process that is about to end."""
 LOCK_RETRY_S = 0.05
+GLANCE_S = 0.5
+"""Who only looks at a state that is new and empty has its lock for less than that."""
 IN_THE_WAY = "something else has taken the place of the state that this server has open"
 OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -77,12 +80,17 @@ def create_locked(path: Path) -> int:
         raise DlctlError(IN_THE_WAY, where=str(path)) from error
     except OSError as error:
         raise failure("make the state", path, error) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise DlctlError(IN_THE_WAY, where=str(path)) from error
-    return descriptor
+    until = time.monotonic() + GLANCE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() >= until:
+                os.close(descriptor)
+                raise DlctlError(IN_THE_WAY, where=str(path)) from error
+            Event().wait(LOCK_RETRY_S)
+        else:
+            return descriptor
 
 
 def _open(path: Path, create: bool) -> int:
@@ -123,9 +131,11 @@ def _holder(descriptor: int) -> str:
 
 
 def failure(what: str, path: Path, error: OSError, size_bytes: int = 0) -> DlctlError:
-    """A DlctlError that says what could not be done, where, why and what to do next."""
+    """A DlctlError that says what could not be done, where, why and what to do next; NoRoom if it
+    can be done when there is more room."""
     size = f" of {format_size(size_bytes)}" if size_bytes else ""
-    return DlctlError(
+    kind = NoRoom if error.errno in (errno.ENOSPC, errno.EDQUOT) else DlctlError
+    return kind(
         f"cannot {what}{size}: {error.strerror}",
         where=str(path),
         hint="free some space there, or set [servers] state_dir to a directory that has room",

@@ -65,11 +65,15 @@ class StateFile:
 
     def reopen(self, spec: Spec) -> Mapped:
         """Raises Unusable, or Held while another process has it open."""
+        found = "there is none"
         for place in self.places:
             path = place / _file(spec)
             try:
                 self._open(path, create=False)
             except FileNotFoundError:
+                continue
+            if not os.fstat(self._descriptor).st_size:
+                found = "it is empty"  # Whoever made it did not come further; it may be elsewhere.
                 continue
             try:
                 buffer = _map(self._descriptor, os.fstat(self._descriptor).st_size)
@@ -78,7 +82,7 @@ class StateFile:
             except Unusable as error:
                 raise unusable(spec, error, str(path)) from error
         where = " or ".join(str(place / _file(spec)) for place in self.places)
-        raise unusable(spec, Unusable("there is none"), where)
+        raise unusable(spec, Unusable(found), where)
 
     def discard(self) -> None:
         """Remove the file, and its directory with the last one."""

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from dlctl import checkpoints
+from dlctl import checkpoints, runs
 from dlctl.cli import console, values
 from dlctl.cli.snapshot import ENDED, Snapshot
 from dlctl.cli.values import NOTHING
@@ -199,7 +199,22 @@ def full_disk(snapshot: Snapshot) -> str:
 
 def make_room(snapshot: Snapshot) -> str:
     """What to do about a full disk."""
-    return f"make room there: df -h {shlex.quote(values.path(snapshot.directory.parent))}"
+    return f"make room there: df -h {_place(snapshot)}"
+
+
+def dead_disk(snapshot: Snapshot) -> str:
+    """As in "runs takes nothing: Read-only file system"; "" if it does."""
+    why = runs.refusal(snapshot.directory)
+    return f"{values.path(snapshot.directory.parent)} takes nothing: {why}" if why else ""
+
+
+def mend_disk(snapshot: Snapshot) -> str:
+    """What to do about a file system that has stopped taking anything after an error."""
+    return f"see why with dmesg, then check and mount it again: findmnt -T {_place(snapshot)}"
+
+
+def _place(snapshot: Snapshot) -> str:
+    return shlex.quote(values.path(snapshot.directory.parent))
 
 
 def _free_bytes(directory: Path) -> float:

@@ -19,6 +19,7 @@ from dlctl.cli.snapshot import (
     Snapshot,
     is_here,
 )
+from dlctl.names import NO_ROOM
 
 RECENT_S = 60.0
 """A daemon that has taken another one's place is told of for so long."""
@@ -104,7 +105,11 @@ def _coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
     elif row["state"] == GONE:
         since = "" if heard_at is None else f" since {values.duration(snapshot.now - heard_at)}"
         text = f"is gone{since} (pid {snapshot.run.get('pid')})"
-        if snapshot.is_live:
+        if snapshot.is_live and (dead := report.dead_disk(snapshot)):
+            text += f"; its agent cannot start another one: {dead}"
+            step = f"{report.mend_disk(snapshot)}; then dlctl recover {job}"
+            yield Trouble(COORDINATOR, text, step, heard_at, number)
+        elif snapshot.is_live:
             command = f"dlctl recover {job}, if that does not end"
             yield Trouble(
                 COORDINATOR, f"{text}; its agent starts another one", command, heard_at, number
@@ -129,13 +134,14 @@ def _coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
 def _unwritten(snapshot: Snapshot, row: Row, unwritten_s: float) -> Trouble:
     """Of a coordinator that works and whose words do not reach the disk."""
     written_at = values.number(row.get("updated_at"))
-    full = report.full_disk(snapshot)
-    text = f"cannot write the run's database{f': {full}' if full else ''}; what is shown is"
+    full, dead = report.full_disk(snapshot), report.dead_disk(snapshot)
+    why = full or dead
+    text = f"cannot write the run's database{f': {why}' if why else ''}; what is shown is"
     text += f" {values.duration(unwritten_s)} old ({values.clock(written_at, snapshot.now)})"
     if snapshot.state in READY:
         text += _training(snapshot)
     logs = f"dlctl logs {COORDINATOR} -l warning -j {snapshot.run_id}"
-    step = report.make_room(snapshot) if full else logs
+    step = report.make_room(snapshot) if full else report.mend_disk(snapshot) if dead else logs
     return Trouble(COORDINATOR, text, step, written_at, incarnation(row))
 
 
@@ -192,11 +198,19 @@ def _daemon(snapshot: Snapshot, row: Row) -> Iterator[Trouble]:
         text = (
             f"{died(last, snapshot.now)}; a new one starts{_phase(row)}{_meanwhile(snapshot, row)}"
         )
-        yield Trouble(name, text, f"dlctl logs {name} --previous {job}", at, number - 1)
+        yield Trouble(name, text, _to_start(row, job), at, number - 1)
     elif isinstance(last, Mapping) and last.get("code") and at and snapshot.now - at < RECENT_S:
         text = f"{died(last, snapshot.now)}; the new one is at work"
         more = f"dlctl logs {name} --previous {job}"
         yield Trouble(name, text, more, at, number - 1, is_over=True, is_grave=False)
+
+
+def _to_start(row: Row, job: str) -> str:
+    """What helps one that starts again, or says why it had to."""
+    name = row["name"]
+    if row.get("phase") == NO_ROOM:
+        return f"make room for its state; dlctl logs {name} -l error {job} says where"
+    return f"dlctl logs {name} --previous {job}"
 
 
 def _given_up_at(snapshot: Snapshot, row: Row) -> float | None:

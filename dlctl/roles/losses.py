@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
+from dlctl.names import NO_ROOM
 from dlctl.roles.desk import EXIT_FENCED, EXIT_POISONED
 from dlctl.roles.effects import ProcessEnded
 from dlctl.roles.journal import KillAgent
@@ -92,15 +93,18 @@ class Losses:
         """A replacement that does not come to work: the first start has a deadline of its own.
 
         As long as nothing can be put on record, it gets no epoch or generation, or waits for
-        somebody who gets none: that is not its fault.
+        somebody who gets none: that is not its fault. Nor is a disk without room for its state.
         """
-        if self.desk.unwritten and daemon.registered:
+        if daemon.registered and (self.desk.unwritten or self._is_without_room()):
             daemon.held_up_at = now
         ready_s, begun = self.of.job.timeouts.ready_s, daemon.started_at
         late = begun is not None and now - max(begun, daemon.held_up_at) > ready_s
         if late and daemon.state == "starting" and self.of.work.released_at is not None:
             daemon.started_at = now
             self._kill(daemon, f"not at work after {ready_s:.0f} s ({daemon.phase})", now)
+
+    def _is_without_room(self) -> bool:
+        return any(server.phase == NO_ROOM for server in self.members.of("server"))
 
     def _kill(self, daemon: Daemon, why: str, now: float) -> None:
         daemon.killed_for = f"killed: {why}"

@@ -1,6 +1,8 @@
 """The server role: how the owner of one shard comes into a run, is saved, and leaves.
 
     registering -> (told its slice) -> (restoring, or resuming what was kept) -> serving
+                         ^  |
+                         +--+ no room for what was kept, which has to be written anew
 
 `Serving` is the shard at work. A worker's message that comes before this server knows its slice is
 dropped: the worker repeats it.
@@ -29,6 +31,7 @@ from dlctl.machine import (
     Started,
     StopRequested,
 )
+from dlctl.names import NO_ROOM
 from dlctl.optim.base import Optimizer
 from dlctl.roles.desk import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Desk
 from dlctl.roles.doors import Doors, guests_in
@@ -40,8 +43,11 @@ from dlctl.roles.serving import Serving
 from dlctl.roles.travelling import FileSealed, FilesMissing, saved_file
 from dlctl.roles.vectors import Vectors
 from dlctl.roles.waste import Waste
-from dlctl.shards.base import Extras, Held, Shard, Spec, Storages, W
+from dlctl.shards.base import Extras, Held, NoRoom, Shard, Spec, Storages, W
 from dlctl.shards.memory import InMemory
+
+ROOM_RETRY_S = 1.0
+"""Between two attempts to go on with a state while the disk is full."""
 
 
 class Server:
@@ -78,6 +84,9 @@ class Server:
         self._lifeline = Lifeline()
         self._gathering = Gathering(self.desk)
         self._restoring = False
+        self._without_room: m.Assign | None = None
+        """What this server is to take charge of as soon as there is room, and when it tries."""
+        self._try_at = 0.0
         self._report_at = 0.0
 
     # ------------------------------------------------------------ the machine
@@ -93,6 +102,8 @@ class Server:
             case DeadlineReached():
                 self.desk.do(*self.desk.outstanding.due(now))
                 self._gathering.on_deadline(now)
+                if self._without_room is not None and now >= self._try_at:
+                    self._on_assign(self._without_room, now)
                 if self._lifeline.is_over(now):
                     self.desk.do(Exit(0, "no word from the coordinator for too long"))
             case ArraysLoaded(arrays, state):
@@ -113,6 +124,7 @@ class Server:
     def deadline(self) -> float | None:
         times = [self.desk.outstanding.deadline(), self._report_at if self._welcome else None]
         times += [self._lifeline.deadline(), self._gathering.deadline()]
+        times += [self._try_at] if self._without_room is not None else []
         return min((t for t in times if t is not None), default=None)
 
     def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
@@ -170,8 +182,12 @@ class Server:
             except RemoteProtocolError:
                 raise
             except DlctlError as error:
-                self._fail(error)
+                if isinstance(error, NoRoom) and message.keep:
+                    self._wait_for_room(message, error, now)
+                else:
+                    self._fail(error)
                 return
+            self._without_room = None
             self._vectors = Vectors(self.serving.shard)
             self._apply(self._wanted)
             if message.restore and not message.keep:
@@ -209,15 +225,23 @@ class Server:
         )  # fmt: skip
 
     def _fail(self, error: DlctlError) -> None:
-        """There is no shard to serve. Only a state that is held by another process may come free.
-
-        What was kept and cannot be used must not be replaced by zeros without a word.
-        """
-        words = "; ".join(filter(None, (error.message, error.hint)))
-        failed = m.Failed(self.birth.name, words, error.where or "", not isinstance(error, Held))
-        self.desk.send(COORDINATOR, failed)
-        self.desk.note("error", words, where=error.where)
+        """There is no shard to serve. Only a state that is held by another process may come free;
+        what was kept and cannot be used must not be replaced by zeros without a word."""
+        words = self._tell(error, fatal=not isinstance(error, Held))
         self.desk.do(Exit(1, words))
+
+    def _tell(self, error: DlctlError, *, fatal: bool) -> str:
+        """What is wrong, to the coordinator and in our log."""
+        words = "; ".join(filter(None, (error.message, error.hint)))
+        self.desk.send(COORDINATOR, m.Failed(self.birth.name, words, error.where or "", fatal))
+        self.desk.note("error", words, where=error.where)
+        return words
+
+    def _wait_for_room(self, message: m.Assign, error: DlctlError, now: float) -> None:
+        """What was kept is on the disk, whole, and can wait: another process would do no better."""
+        if self._without_room is None:
+            self._tell(error, fatal=False)
+        self._without_room, self._try_at = message, now + ROOM_RETRY_S
 
     def _restore(self, serving: Serving) -> None:
         self._restoring = True
@@ -228,8 +252,7 @@ class Server:
 
     def _on_restored(self, arrays: Any, state: m.Json) -> None:
         """The state of before the stop. Epochs are never issued twice: deliveries begin anew, and
-        only how far those of before came is kept.
-        """
+        only how far those of before came is kept."""
         assert self.serving is not None
         serving, shard = self.serving, self.serving.shard
         vectors = {W: arrays[W]} | {name: arrays[f"slot.{name}"] for name in shard.slots}
@@ -327,6 +350,8 @@ class Server:
 
     def phase(self) -> tuple[str, str]:
         """(what this server does, whom it waits for)."""
+        if self._without_room is not None:
+            return NO_ROOM, ""
         if self.serving is None:
             return "waiting for the size of the model", "worker-0"
         if self._restoring:

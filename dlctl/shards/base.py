@@ -46,6 +46,10 @@ class Unusable(DlctlError):
     """A state that was kept cannot be gone on from; the message says why."""
 
 
+class NoRoom(DlctlError):
+    """The disk has no room for a state just now. What is on it comes to no harm by that."""
+
+
 class Held(DlctlError):
     """Another process has this state open. It may be about to end; a later attempt may succeed."""
 
@@ -71,6 +75,11 @@ class Spec:
     def size(self) -> int:
         """Elements of each vector."""
         return self.hi - self.lo
+
+    @property
+    def vector_bytes(self) -> int:
+        """Of all vectors together; what a state takes beside them is small."""
+        return 4 * self.size * len(self.names)
 
     @property
     def names(self) -> tuple[str, ...]:

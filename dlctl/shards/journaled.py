@@ -27,6 +27,7 @@ from dlctl.optim.blocks import Rule
 from dlctl.shards import records
 from dlctl.shards.base import (
     Extras,
+    NoRoom,
     Point,
     Spec,
     Unusable,
@@ -62,7 +63,8 @@ class Log(Protocol):
         ...
 
     def begin(self, number: int, parts: list[Bytes]) -> None:
-        """Write a base and begin its journal; remove all others when both are on the disk."""
+        """Write a base and begin its journal; remove all others when both are on the disk. Raises
+        NoRoom if there is none for it; then all is as before, and records may follow."""
         ...
 
     def append(self, parts: list[Bytes]) -> None:
@@ -93,6 +95,7 @@ class Journaled(Memory):
         self._state: Json = {}
         """Of the last commit."""
         self._journal_bytes = 0
+        self._rotate_at_bytes = self._state_bytes()
 
     @staticmethod
     def create(log: Log, spec: Spec, point: Point = no_point) -> Journaled:
@@ -127,8 +130,8 @@ class Journaled(Memory):
             self._write_base()
         else:
             self._write_record()
-            if self._journal_bytes > self._state_bytes():
-                self._write_base()
+            if self._journal_bytes > self._rotate_at_bytes:
+                self._rotate()
         self._deltas, self._was_filled = [], False
         self._point("commit written")
 
@@ -164,6 +167,15 @@ class Journaled(Memory):
         self._journal_bytes += sum(map(len, parts))
         self._point("record written")
 
+    def _rotate(self) -> None:
+        """Begin the journal anew, if there is room for a base. There is a later time if not: what
+        was committed is in the journal that there is."""
+        try:
+            self._write_base()
+        except NoRoom:
+            self._is_doubtful = False
+            self._rotate_at_bytes = self._journal_bytes + self._state_bytes()
+
     def _write_base(self) -> None:
         body = {**self._identity(), "state": self._state, "updated": self._updated}
         body["extras"] = [self.extras.averaged.size, self.extras.constant.size]
@@ -171,7 +183,7 @@ class Journaled(Memory):
         self._is_doubtful = True
         self._log.begin(self._number, records.pack(self._number, body, arrays))
         self._is_doubtful = False
-        self._journal_bytes = 0
+        self._journal_bytes, self._rotate_at_bytes = 0, self._state_bytes()
         self._point("base written")
 
     def _identity(self) -> Json:

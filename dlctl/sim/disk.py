@@ -21,6 +21,8 @@ class Disk:
     """Process -> the same, if its files take longer than those of the others."""
     full: int = 0
     """While this is not 0, no file can be written."""
+    tight: int = 0
+    """While this is not 0, only small things can: rows and records, no checkpoint and no state."""
     fails: Callable[[], bool] = field(default=_never)
     """Whether the next file meets an error for other reasons."""
 
@@ -30,4 +32,4 @@ class Disk:
 
     def error(self) -> str:
         """The error that a file meets now, or ""."""
-        return NO_SPACE if self.full or self.fails() else ""
+        return NO_SPACE if self.full or self.tight or self.fails() else ""

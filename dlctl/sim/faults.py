@@ -73,6 +73,8 @@ class Faults:
     forgotten: int = 0
     """Times in which no file can be written, and the coordinator is killed in the midst of each:
     what it has noted since the disk was full is lost."""
+    tight_disks: int = 0
+    """Times in which there is room for small things only, and a server is killed in each."""
     slow_disks: int = 0
     """Times in which a file takes `slow_save_s`."""
     slow_disk_s: float = 2.0
@@ -119,6 +121,7 @@ class Injector:
             (faults.slow_disks, self._slow_disk),
             (faults.clock_jumps, self._jump),
             (faults.forgotten, self._forget),
+            (faults.tight_disks, self._tighten_disk),
         ]
         for count, plan in planned:
             for _ in range(count):
@@ -269,6 +272,18 @@ class Injector:
         dies_s = float(self.world.fault_rng.uniform(*full_s))
         self._at(dies_s, "forgotten", lambda: self.world.kill(COORDINATOR), COORDINATOR)
 
+    def _tighten_disk(self) -> None:
+        disk = self.world.disk
+
+        def tighten(by: int) -> None:
+            disk.tight += by
+
+        tight_s = self._while(
+            "tight disk", self.faults.full_disk_s, lambda: tighten(1), lambda: tighten(-1)
+        )
+        name, dies_s = self._one_of(self._servers), float(self.world.fault_rng.uniform(*tight_s))
+        self._at(dies_s, "kill", lambda: self.world.kill(name), name)
+
     def _slow_disk(self) -> None:
         disk, slow_s = self.world.disk, self.faults.slow_save_s
 
@@ -295,7 +310,8 @@ class Injector:
 
     def _heal(self) -> None:
         self.world.network.healed = True
-        self.world.disk.full, self.world.disk.save_s = 0, SAVE_S
+        disk = self.world.disk
+        disk.full, disk.tight, disk.save_s = 0, 0, SAVE_S
         self.world.note("all faults are healed")
 
 

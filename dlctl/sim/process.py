@@ -25,6 +25,7 @@ from dlctl.machine import (
 )
 from dlctl.messages import Message
 from dlctl.names import HOME_AGENT
+from dlctl.shards.base import NoRoom
 from dlctl.sim.network import Network
 from dlctl.sim.timeline import Timeline
 
@@ -164,7 +165,10 @@ class Process:
             return self.machine.handle(event, now)
         except Crashed as crash:
             self._crash(crash)
-            return []
+        except NoRoom as error:  # of a commit: it ends, as a real one does
+            self._write(Note("error", error.message))
+            self.end(error.exit_code)
+        return []
 
     def _crash(self, crash: Crashed) -> None:
         self._note(f"{self} crashes at {crash}")

@@ -11,12 +11,22 @@ from dataclasses import dataclass, field
 
 from dlctl.messages import Array
 from dlctl.optim.base import Optimizer
-from dlctl.shards.base import Held, Point, Spec, Storage, Unusable, no_point, not_replaced
+from dlctl.shards.base import (
+    Held,
+    NoRoom,
+    Point,
+    Spec,
+    Storage,
+    Unusable,
+    no_point,
+    not_replaced,
+)
 from dlctl.shards.image import Form, has_updates
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import Memory, fresh
 from dlctl.shards.records import Bytes
+from dlctl.sim.disk import NO_SPACE, Disk
 from dlctl.sim.process import Process
 
 BOOT_ID = "the one boot of a simulated machine"
@@ -35,8 +45,9 @@ class Kept:
 
 @dataclass(slots=True)
 class MemoryLog:
-    """A log on a disk that never fails."""
+    """A log on a disk that may be full."""
 
+    disk: Disk = field(default_factory=Disk)
     files: dict[int, tuple[bytes, bytearray]] = field(default_factory=dict)
     """Number -> (base, journal)."""
     current: int = 0
@@ -51,11 +62,20 @@ class MemoryLog:
     def read_journal(self, number: int) -> bytes:
         return bytes(self.files[number][1])
 
+    def copy(self) -> MemoryLog:
+        """The same on a disk that is never full."""
+        files = {n: (base, bytearray(journal)) for n, (base, journal) in self.files.items()}
+        return MemoryLog(files=files, current=self.current)
+
     def begin(self, number: int, parts: list[Bytes]) -> None:
+        if self.disk.full or self.disk.tight:
+            raise NoRoom(NO_SPACE, where=self.where)
         self.files = {number: (b"".join(parts), bytearray())}
         self.current = number
 
     def append(self, parts: list[Bytes]) -> None:
+        if self.disk.full:
+            raise NoRoom(NO_SPACE, where=self.where)
         self.files[self.current][1].extend(b"".join(parts))
 
 
@@ -63,12 +83,13 @@ class KeptStates:
     """`Storages` of one simulated server."""
 
     def __init__(
-        self, process: Process, kept: dict[int, Kept], durability: str, point: Point
+        self, process: Process, kept: dict[int, Kept], durability: str, point: Point, disk: Disk
     ) -> None:
         self.process = process
         self.kept = kept
         self.durability = durability
         self.point = point
+        self.disk = disk
         self._spec: Spec | None = None
 
     def create(self, spec: Spec) -> Storage:
@@ -76,7 +97,7 @@ class KeptStates:
             return Memory(fresh(spec.size, spec.slots))
         kept = self._take(spec)
         if self.durability == "disk":
-            kept.log = kept.log or MemoryLog()
+            kept.log = kept.log or MemoryLog(self.disk)
             return Journaled.create(kept.log, spec, self.point)
         if kept.image is not None and has_updates(kept.image, spec, BOOT_ID):
             raise not_replaced(spec, "the simulated memory")
@@ -102,7 +123,7 @@ class KeptStates:
                 raise Held(f"{holder} has this state open")
             # It believes that the state is its own, and must not write into this server's.
             kept.image = bytearray(kept.image) if kept.image is not None else None
-            kept.log = copy.deepcopy(kept.log)
+            kept.log = kept.log.copy() if kept.log is not None else None
         kept.holder, self._spec = self.process, spec
         return kept
 
@@ -112,8 +133,9 @@ class KeptStates:
             return None
         now = self.kept[self._spec.shard]
         image = bytearray(now.image) if now.image is not None else None
-        copies = {self._spec.shard: Kept(image, copy.deepcopy(now.log))}
-        storage = KeptStates(self.process, copies, self.durability, no_point).reopen(self._spec)
+        log = now.log.copy() if now.log is not None else None
+        copies, durability = {self._spec.shard: Kept(image, log)}, self.durability
+        storage = KeptStates(self.process, copies, durability, no_point, Disk()).reopen(self._spec)
         storage.resume(copy.deepcopy(optimizer))
         return storage.w
 

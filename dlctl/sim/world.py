@@ -251,7 +251,11 @@ class World:
             registry.load("optimizers", job.optimizer.name),
             registry.load("compressors", job.compression.name),
             KeptStates(
-                process, self.store.states, job.servers.durability, self.crash_points.hook(process)
+                process,
+                self.store.states,
+                job.servers.durability,
+                self.crash_points.hook(process),
+                self.disk,
             ),
         )
 

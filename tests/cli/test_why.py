@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -281,6 +282,58 @@ def test_a_coordinator_that_works_and_cannot_write_is_not_silent(
     assert [said in line for line in failed.out.splitlines()] == [True]
     assert "kill" not in status.out + why_.out + failed.out
     assert (checked.code, "is running, but cannot write" in checked.err) == (3, True)
+
+
+def refuse(monkeypatch) -> None:
+    """As ext4 does after an error: it can be read, and that is all."""
+
+    def refused(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", refused)
+
+
+def test_where_not_even_a_lock_can_be_touched_the_disk_is_to_blame_and_not_the_coordinator(
+    run, dlctl_command, monkeypatch
+):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as at_work:
+        run.run(updated_at=time.time() - 44.4, **identity(at_work.pid)).daemon("agent-0", **ME)
+        worker(run, 0, **ME)
+        (run.path / runs.LOCK).touch()
+        os.utime(run.path / runs.LOCK, (time.time() - 44, time.time() - 44))
+        monkeypatch.setattr("dlctl.processes.age_s", lambda start: 100.0 if start else None)
+        refuse(monkeypatch)
+        why = dlctl_command("why").out
+        at_work.kill()
+    said = "coordinator cannot write the run's database: runs takes nothing: Read-only file system"
+    assert why.startswith(said)
+    assert "training goes on\n   next: see why with dmesg, then check and mount it again" in why
+    assert "kill" not in why
+
+
+def test_whose_agent_cannot_start_a_coordinator_on_such_a_disk_hears_that(
+    run, dlctl_command, monkeypatch
+):
+    run.run(updated_at=time.time() - 5, **(ME | {"pid_start": OF_ANOTHER_BOOT}))
+    run.daemon("agent-0", **ME)
+    (run.path / runs.LOCK).touch()
+    refuse(monkeypatch)
+    why = dlctl_command("why").out
+    assert "its agent cannot start another one: runs takes nothing: Read-only file system" in why
+    assert "findmnt -T runs; then dlctl recover -j digits-7f3a" in why
+
+
+def test_a_server_without_room_for_its_shard_needs_room_and_no_other_help(run, dlctl_command):
+    exited = {"code": -9, "text": "killed by SIGKILL", "at": time.time() - 3, "last_lines": []}
+    run.daemon(
+        "server-0", state="starting", phase="waiting for room", last_exit=exited, incarnation=2,
+        updated_at=time.time(), **ME,
+    )  # fmt: skip
+    worker(run, 0, phase="pushing", waiting_for="server-0", waits_s=5.0, **ME)
+    out = dlctl_command("why").out.splitlines()
+    assert "a new one starts (waiting for room); it goes on with its shard" in out[0]
+    said = "make room for its state; dlctl logs server-0 -l error -j digits-7f3a says where"
+    assert out[1] == f"   next: {said}"
 
 
 @pytest.mark.parametrize(

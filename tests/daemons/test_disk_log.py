@@ -1,5 +1,6 @@
 """`durability = "disk"`: what was acknowledged is on the disk, whatever else is gone."""
 
+import errno
 import os
 import shutil
 import sys
@@ -15,7 +16,7 @@ from dlctl import states
 from dlctl.config import Servers
 from dlctl.errors import DlctlError
 from dlctl.shards import records
-from dlctl.shards.base import Extras, Held, Shard, Unusable
+from dlctl.shards.base import Extras, Held, NoRoom, Shard, Unusable
 from dlctl.shards.journaled import Journaled
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
@@ -340,6 +341,49 @@ def test_an_error_of_the_disk_ends_the_server_with_the_file_and_the_way_on(tmp_p
         train(shard, deltas(1))
     assert "journal-0" in caught.value.where
     assert "state_dir" in caught.value.hint
+
+
+def no_room(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_without_room_for_a_base_the_journal_grows_on(tmp_path, monkeypatch, short_journals):
+    shard, updates = begun(tmp_path / "state"), deltas(40)
+    with monkeypatch.context() as full:
+        full.setattr(disklog, "_write_file", no_room)
+        wanted = train(shard, updates[:20])[-1]
+    names = {path.name for path in (tmp_path / "state").iterdir()}
+    assert len(names) == 3, f"a lock, a base and its journal, and nothing that was begun: {names}"
+    shutil.copytree(tmp_path / "state", tmp_path / "copy")
+    assert snapshot(found(tmp_path / "copy")[0]) == wanted
+    before = shard.storage._log.bases()
+    train(shard, updates[20:], begin_with=21)
+    assert shard.storage._log.bases() > before, "there was room, and it began anew"
+    let_go(shard)
+
+
+@pytest.mark.parametrize("is_seen", [True, False], ids=["seen", "a quota, which nobody sees"])
+def test_who_finds_no_room_may_try_again_until_there_is_some(tmp_path, monkeypatch, is_seen):
+    """It has the lock of its own attempt before, and must not wait for itself."""
+    first = begun(tmp_path / "state")
+    wanted = train(first, deltas(3))[-1]
+    let_go(first)
+    logs = DiskLogs(tmp_path / "state", lambda name: None)
+
+    def attempt():
+        shard = Shard(adagrad(), logs.reopen(SPEC))
+        shard.resume()
+        return shard
+
+    usage = shutil.disk_usage(tmp_path)
+    with monkeypatch.context() as full:
+        if is_seen:
+            full.setattr(shutil, "disk_usage", lambda path: usage._replace(free=0))
+        full.setattr(disklog, "_write_file", no_room)
+        for _ in range(3):
+            with pytest.raises(NoRoom, match="No space left on device"):
+                attempt()
+    assert snapshot(attempt()) == wanted
 
 
 def test_short_writes_are_completed(tmp_path, monkeypatch):

@@ -1,16 +1,19 @@
 """The mapped file of a shard, with real processes, locks and file systems."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from daemons.server import failpoint, keeping, statefile
+from daemons.server.files import create_locked
 from daemons.server.statefile import StateFile
 from dlctl import states
 from dlctl.config import Servers
@@ -182,6 +185,36 @@ def test_an_empty_file_is_no_state(run):
     (run / "state" / "shard-0.state").touch(mode=0o600)
     with pytest.raises(Unusable, match="it is empty"):
         state_file(run / "state").reopen(SPEC)
+
+
+def test_an_empty_file_does_not_hide_the_state_in_the_other_place(run, tmp_path):
+    """A server has moved its state there, and what it had begun in the first place was left."""
+    files, shard = made(run / "state")
+    version = shard.version
+    let_go(files)
+    (tmp_path / "first").mkdir(mode=0o700)
+    (tmp_path / "first" / "shard-0.state").touch(mode=0o600)
+    again = Shard(adagrad(), state_file(tmp_path / "first", run / "state").reopen(SPEC))
+    again.resume()
+    assert again.version == version
+
+
+def test_who_only_looks_at_a_state_that_is_being_made_does_not_keep_it_from_being_made(tmp_path):
+    """A reader may have its lock in just the moment between the making and the locking."""
+    path, readers = tmp_path / "shard-0.state", []
+    opens = os.open
+
+    def opened_by_a_reader_too(*arguments):
+        descriptor = opens(*arguments)
+        readers.append(opens(path, os.O_RDONLY))
+        fcntl.flock(readers[-1], fcntl.LOCK_SH)
+        threading.Timer(0.1, os.close, readers).start()
+        return descriptor
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", opened_by_a_reader_too)
+        descriptor = create_locked(path)
+    os.close(descriptor)
 
 
 HOLDER = """

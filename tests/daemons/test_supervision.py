@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
@@ -43,6 +45,11 @@ class Restarts:
 
     def deadline(self):
         return self.until
+
+
+class Listens(Restarts):
+    def handle(self, event, now):
+        return [] if isinstance(event, Started) else super().handle(event, now)
 
 
 @pytest.mark.parametrize("state", ["stopped", "finished", "failed"])
@@ -86,12 +93,28 @@ def test_a_coordinator_that_is_not_on_record_is_killed_when_it_stands_still(tmp_
     assert unrecorded.poll() is None
     supervision.look()
     unrecorded.wait(LIMIT_S)
-
-    class Listens(Restarts):
-        def handle(self, event, now):
-            return [] if isinstance(event, Started) else super().handle(event, now)
-
     assert loop.run(Listens()) == 0, "it is seen to end"
+
+
+def test_a_lock_that_cannot_be_touched_says_nothing_against_the_coordinator(
+    tmp_path, unrecorded, monkeypatch
+):
+    """After an error the file system is read-only: who works seems to stand still, too."""
+
+    def refused(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    loop = Loop()
+    supervision = Supervision(tmp_path, loop, still_s=0.0, servers=Servers())
+    supervision.begin()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "utime", refused)
+        for _ in range(3):
+            supervision.look()
+    assert unrecorded.poll() is None
+    supervision.look()
+    assert unrecorded.wait(LIMIT_S) == -signal.SIGKILL
+    assert loop.run(Listens()) == 0
 
 
 def test_beside_a_coordinator_that_is_not_on_record_no_other_is_started(tmp_path, unrecorded):

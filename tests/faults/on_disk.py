@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from dlctl import checkpoints
@@ -18,9 +20,12 @@ from .on_workers import GAP_S_MAX, replaced
 from .rows import Incident, Trial, root, row, tool
 
 DISK_BYTES = 24 << 20
+SHARD_BYTES = (1 << 14) * 4
+"""The parameters of one of `ON_DISK`; a base is larger."""
 CHECKPOINT_BYTES = 2 * (1 << 16) * 4
 """Of the shards; the workers' residuals come on top."""
 ATTACHED_S = 5.0
+ATTEMPTS = 20
 TOLD_S = 10.0
 
 
@@ -95,10 +100,45 @@ def fill_disk(trial: Trial, job: Job) -> Incident:
 
 
 def fill(path: Path, left_bytes: int) -> None:
-    """Leave so much room on the disk of `path`."""
+    """Leave so much room on the disk of `path`, where others write meanwhile."""
     with path.open("wb") as file:
-        room = shutil.disk_usage(path.parent).free
-        os.posix_fallocate(file.fileno(), 0, max(1, room - left_bytes))
+        for _ in range(ATTEMPTS):
+            room = shutil.disk_usage(path.parent).free
+            with suppress(OSError):
+                os.posix_fallocate(file.fileno(), 0, max(1, room - left_bytes))
+                return
+    raise Broken(f"{path.parent} cannot be filled")
+
+
+@row(
+    "disk-full-journal",
+    'durability = "disk": who dies on a full disk is replaced when there is room; lost 0, twice 0',
+    needs=(root, tool("mount")),
+)
+def disk_full_journal(trial: Trial) -> None:
+    trial.run(die_on_full_disk, replace(ON_DISK, disk=small_disk))
+
+
+def die_on_full_disk(trial: Trial, job: Job) -> Incident:
+    """With no room at all both servers end, because their journals are full; with a little, the
+    next server can be put on record, and has no room for its shard.
+    """
+    shard = trial.rng.randrange(SERVERS)
+    name, before, last = f"server-{shard}", job.incarnations(), job.last_event()
+    filler = job.path / "runs" / "filler"
+    try:
+        fill(filler, left_bytes=trial.rng.choice([0, trial.rng.randrange(SHARD_BYTES)]))
+        os.kill(job.pid(name), signal.SIGKILL)
+        pause(trial.rng.uniform(1.0, 4.0))
+        status = job.dlctl("status")
+    finally:
+        filler.unlink(missing_ok=True)
+    healed = time.monotonic()
+    incident = await_server(job, shard, before[name], healed, last)
+    incident.detect_s = None
+    incident.require("room" in status.out, f"status does not speak of room: {status.out[:500]}")
+    incident.false_failovers = replaced(job, before, *(f"server-{k}" for k in range(SERVERS)))
+    return incident
 
 
 @row(

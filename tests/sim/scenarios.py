@@ -114,7 +114,7 @@ def forgetting_faults(seed: int) -> Faults:
         forgotten=1 + up_to(1), full_disks=up_to(1), full_disk_s=4.0, coordinator_kills=up_to(1),
         kills=1 + up_to(2), server_kills=up_to(2), freezes=up_to(1), ghosts=up_to(1),
         cuts=up_to(1), resets=up_to(1), slow_disks=up_to(1), freeze_s=1.2, ghost_s=1.2, cut_s=1.2,
-        from_s=0.9 if seed % 4 else 0.0, heal_at_s=HEAL_AT_S,
+        from_s=0.9 if seed % 4 else 0.0, heal_at_s=HEAL_AT_S, tight_disks=up_to(1),
     )  # fmt: skip
 
 

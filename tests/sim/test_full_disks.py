@@ -22,7 +22,10 @@ LONG_S, SHORT_S = 720.0, 60.0
 """Until when the disk is full: longer than anybody waits without a word, and not."""
 
 
-def begun(full_until_s: float, *watchers: Watcher, **options: object) -> Simulation:
+def begun(
+    full_until_s: float, *watchers: Watcher, how: str = "full", **options: object
+) -> Simulation:
+    """how: "full", or "tight": there is room for small things, but not for a shard."""
     problem = Ledger(shards=2, cells=2000)
     job = job_file(
         2, 2, optimizer=ACCOUNT, batch_size=4, portion_batches=2, restarts_max=8,
@@ -35,7 +38,7 @@ def begun(full_until_s: float, *watchers: Watcher, **options: object) -> Simulat
         faults=Faults(heal_at_s=full_until_s),
     )  # fmt: skip
     disk = simulation.world.disk
-    simulation.at(FULL_S, lambda: setattr(disk, "full", 1))
+    simulation.at(FULL_S, lambda: setattr(disk, how, 1))
     return simulation
 
 
@@ -66,6 +69,34 @@ def test_who_comes_while_the_disk_is_full_waits_for_room_and_is_not_killed(name)
     assert found[0][name] == ("starting", 2)
     assert found[1][name] == ("running", 2)
     assert outcome.store.texts("silent") == []
+
+
+def test_a_server_waits_for_room_for_its_shard_however_long_that_takes():
+    """There is room to put the next one on record, but none to write all that its log has anew."""
+    simulation = begun(LONG_S, how="tight", durability="disk", seconds=LONG_S + 20.0)
+    kill(simulation, DEATH_S, "server-0")
+    found = []
+
+    def look() -> None:
+        (state, incarnation), rows = states(simulation)["server-0"], simulation.store.daemons
+        found.append((state, incarnation, rows["server-0"]["phase"]))
+
+    simulation.at(LONG_S - 0.5, look)
+    simulation.at(LONG_S + 10.0, look)
+    outcome = finish(simulation, LONG_S + 100.0)
+    assert found == [("starting", 2, "waiting for room"), ("running", 2, "serving")]
+    assert outcome.store.texts("silent") == []
+    assert outcome.store.texts("error") == ["no space left on device"], "said once"
+
+
+def test_a_server_whose_log_is_full_ends_and_the_next_one_goes_on_when_there_is_room():
+    """What nobody could write was never acknowledged."""
+    simulation = begun(SHORT_S, durability="disk", seconds=SHORT_S + 20.0)
+    found = []
+    simulation.at(SHORT_S - 0.5, lambda: found.append(states(simulation)))
+    outcome = finish(simulation, SHORT_S + 100.0)
+    assert {found[0][name] for name in ("server-0", "server-1")} == {("starting", 2)}
+    assert outcome.store.daemons["worker-0"]["restarts"] == 0
 
 
 def test_one_that_waits_for_room_and_stands_still_is_killed_all_the_same():
