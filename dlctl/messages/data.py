@@ -155,6 +155,8 @@ class SparseParameters(Message):
     counts: tuple[int, ...]
     """The n values are in so many parts of these sizes, packed one after the other; a position may
     be in several of them, with the same value."""
+    lengths: tuple[int, ...]
+    """And the bytes of `positions` that each part takes."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -48,16 +48,19 @@ def slice_in(message: Parameters | SparseParameters, size: int) -> Slice:
 
 
 def _positions_in(message: SparseParameters, size: int) -> Array:
-    """int64[n], each within the shard."""
-    if sum(message.counts) != message.values.size:
-        raise RemoteProtocolError(f"{message.values.size} values in {sum(message.counts)} places")
+    """int64[n], each within the shard. The sums are checked before anything is allocated."""
+    counts, lengths, packed = message.counts, message.lengths, message.positions
+    if sum(counts) != message.values.size:
+        raise RemoteProtocolError(f"{message.values.size} values in {sum(counts)} places")
+    if len(lengths) != len(counts) or sum(lengths) != packed.size:
+        raise RemoteProtocolError(
+            f"{packed.size} bytes of positions in {len(counts)} parts, but lengths of "
+            f"{len(lengths)} parts and {sum(lengths)} bytes"
+        )
     parts, at = [np.empty(0, np.int64)], 0
-    for count in message.counts:
-        end = at + indices.packed_bytes(count, size)
-        parts.append(indices.unpack(message.positions[at:end], count, size))
-        at = end
-    if at != message.positions.size:
-        raise RemoteProtocolError(f"{message.positions.size} bytes of positions; they take {at}")
+    for count, length in zip(counts, lengths, strict=True):
+        parts.append(indices.unpack(packed[at : at + length], count, size))
+        at += length
     return np.concatenate(parts) if len(parts) > 2 else parts[-1]
 
 

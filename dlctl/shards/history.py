@@ -42,6 +42,8 @@ class Changes(NamedTuple):
     """uint8[...], as `compress/indices.py` packs them, update by update."""
     counts: tuple[int, ...]
     """How many of the n each update has touched."""
+    lengths: tuple[int, ...]
+    """Bytes of its positions."""
 
 
 @dataclass(slots=True)
@@ -119,7 +121,8 @@ class History:
             values = [*(chosen(w, update.where) for update in updates[:-1]), self._values]
         positions = [update.packed(self._size) for update in updates]
         counts = tuple(update.where.size for update in updates)
-        return Changes(_joined(values, np.float32), _joined(positions, np.uint8), counts)
+        lengths = tuple(part.size for part in positions)
+        return Changes(_joined(values, np.float32), _joined(positions, np.uint8), counts, lengths)
 
 
 def _noting(blocks: Iterable[Block], values: Array) -> Iterator[Block]:

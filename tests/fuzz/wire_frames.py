@@ -85,11 +85,12 @@ def seeds() -> list[bytes]:
     return [join(map(bytes, wire.encode(m))) for m in (*messages, *pushes, *models, *slices, *long)]
 
 
-def _changes() -> tuple[Array, Array, tuple[int, ...]]:
+def _changes() -> tuple[Array, Array, tuple[int, ...], tuple[int, ...]]:
     """Of a slice of 50 elements, in two parts."""
     parts = (np.array([3, 17, 49]), np.array([0, 17]))
-    packed = np.concatenate([indices.pack(part, 50) for part in parts])
-    return np.linspace(-1, 1, 5, dtype=np.float32), packed, (3, 2)
+    packed = [indices.pack(part, 50) for part in parts]
+    lengths = tuple(part.size for part in packed)
+    return np.linspace(-1, 1, 5, dtype=np.float32), np.concatenate(packed), (3, 2), lengths
 
 
 def _values(message: Message) -> dict[str, Any]:

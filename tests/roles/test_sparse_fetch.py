@@ -373,6 +373,11 @@ def test_an_answer_to_something_else_than_was_asked_is_dropped(
         {"counts": (1,)},
         {"counts": (SIZE + 1,)},
         {"counts": (2**60, 1)},
+        {"counts": (2**60,), "lengths": (0,)},
+        {"lengths": ()},
+        {"lengths": (0,)},
+        {"lengths": (1, 1)},
+        {"lengths": (2**60,)},
     ],
     ids=lambda wrong: (
         f"{[(name, getattr(value, 'dtype', value)) for name, value in wrong.items()]}"
