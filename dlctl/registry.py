@@ -48,6 +48,8 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
     },
     "compressors": {
         "none": Entry("dlctl.compress.none:Dense", "every entry, in 32 or 16 bits"),
+        "fp16": Entry("dlctl.compress.halves:Float16", "every entry as float16, error feedback"),
+        "bf16": Entry("dlctl.compress.halves:BFloat16", "every entry as bfloat16, error feedback"),
         "topk": Entry("dlctl.compress.topk:TopK", "the k largest entries, exact, error feedback"),
         "topk-sampled": Entry(
             "dlctl.compress.sampled:SampledTopK",

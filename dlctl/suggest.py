@@ -15,15 +15,17 @@ ALIASES: dict[str, str] = {
     "fedavg": "local-sgd", "hogwild": "downpour",
     "localsgd": "local-sgd", "post-local-sgd": "local-sgd", "synchronous": "sync",
     # compressors
-    "1-bit": "onebit", "1bit": "onebit", "dense": "none", "dgc": "topk-sampled",
-    "gaussiank": "gaussian", "qsgd": "int8", "quantize": "int8", "signsgd": "onebit",
+    "1-bit": "onebit", "1bit": "onebit", "bfloat16": "bf16", "dense": "none",
+    "dgc": "topk-sampled", "float16": "fp16", "gaussiank": "gaussian", "qsgd": "int8",
+    "quantize": "int8", "signsgd": "onebit",
     # optimisers
     "adamw": "adam", "nesterov": "momentum",
     # keys and their values
     "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "gpu": "cuda", "half": "float16",
     "learning-rate": "lr",
 }  # fmt: skip
-"""What other programs and papers say -> what it is called here."""
+"""What other programs and papers say -> what it is called here. 16 bits have one name as a
+compressor and another one as a value: each stands for the other where that is the known one."""
 
 
 def closest(word: str, known: Iterable[str]) -> str:

@@ -546,6 +546,7 @@ def test_the_sum_of_magnitudes_is_taken_over_all_shards(shards):
     ("compression", "key"),
     [
         ('compression = { name = "topk" }', "compression.name"),
+        ('compression = { name = "fp16" }', "compression.name"),
         ('compression = { name = "none", values = "float16" }', "compression.values"),
     ],
 )

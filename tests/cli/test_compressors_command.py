@@ -60,6 +60,9 @@ def test_each_is_measured_on_a_gradient_of_the_job(job, capsys):
     assert all(row["elements"] == 80 * 40 + 40 for row in rows.values())
     assert rows["none"]["ratio"] == 1
     assert rows["none"]["relative_error"] == 0
+    assert rows["fp16"]["ratio"] == rows["bf16"]["ratio"] == 2
+    assert 0 < rows["fp16"]["relative_error"] < 2**-11
+    assert 2**-11 < rows["bf16"]["relative_error"] < 2**-8
     assert [name for name, row in rows.items() if row["used"]] == ["topk-sampled"]
     assert rows["topk-sampled"]["push_bytes"] <= 0.05 * 3240 * 5.2
     assert rows["topk"]["relative_error"] <= rows["randomk"]["relative_error"] < 1

@@ -394,6 +394,8 @@ def test_an_unknown_name_is_answered_with_the_ones_there_are(folder: Path, kind:
         ('[algorithm]\nname = "async"', "downpour"),
         ('[algorithm]\nname = "DiLoCo"', "local-sgd"),
         ('[compression]\nname = "dgc"', "topk-sampled"),
+        ('[compression]\nname = "float16"', "fp16"),
+        ('[compression]\nname = "none"\nvalues = "fp16"', "float16"),
         ('[optimizer]\nname = "adam"\nlearning_rate = 0.1', "lr"),
         ('[workers]\ndevice = "gpu"', "cuda"),
         ('[workers]\ndevice = "cdua"', "cuda"),

@@ -15,6 +15,8 @@ from dlctl.roles.basis import Basis, Slice
 SIZES = (2, 1000, 1024, 5000, 70_001)
 OPTIONS = [
     ("none", {"values": "bfloat16"}),
+    ("fp16", {}),
+    ("bf16", {}),
     ("topk", {"values": "bfloat16"}),
     ("topk-sampled", {}),
     ("topk-sampled", {"values": "bfloat16"}),
@@ -29,7 +31,9 @@ OPTIONS = [
     ("int8", {"rounding": "stochastic"}),
     ("powersgd", {}),
 ]
-SAME_BYTES = ("none", "topk", "topk-sampled", "gaussian-ref", "gaussian", "randomk", "int8")
+SAME_BYTES = (
+    "none", "fp16", "bf16", "topk", "topk-sampled", "gaussian-ref", "gaussian", "randomk", "int8",
+)  # fmt: skip
 """Those whose pushes depend on no sum, or only by a threshold that no element is so near to."""
 cases = pytest.mark.parametrize(("name", "options"), OPTIONS)
 
