@@ -29,7 +29,7 @@ KEY = b"the key of this run"
 JOB = JobFile(
     job=Job(name="tour", task="train.py:task"),
     optimizer=Choice(name="adagrad", options={"lr": 0.1}),
-    compression=Choice(name="topk", options={"density": 0.4}),
+    compression=Choice(name="topk", options={"density": 0.4, "dense_below": 0}),
 )
 
 
@@ -91,7 +91,7 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
 
     # Of the accrued slice top-k takes the largest element; the others stay for a later push.
     largest = np.argmax(np.abs(gradient[lo:hi]))
-    delta = TopK(TopKOptions(density=0.4)).take(side.residual[lo:hi])
+    delta = TopK(TopKOptions(density=0.4, dense_below=0)).take(side.residual[lo:hi])
     assert np.flatnonzero(side.residual[lo:hi] == 0) == [largest]
 
     # It gets the next number, travels as a small header and raw buffers, and is applied once.

@@ -2,7 +2,8 @@
 
 This is TopK-SGD with error feedback: Stich et al., "Sparsified SGD with Memory", NeurIPS 2018;
 Shi et al., "Understanding Top-k Sparsification in Distributed Deep Learning", 2019. The selection
-is exact, over the worker's whole slice for one server. For every u of d elements
+is exact, over the worker's whole slice for one server; a slice too small to be worth it travels as
+it is. For every u of d elements
 
     ||u - TopK(u)||^2 <= (1 - k/d) ||u||^2
 
@@ -17,7 +18,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Gt, Le
 
 from dlctl.compress.base import Delta
-from dlctl.compress.plain import expand_chosen, take_chosen
+from dlctl.compress.plain import DENSE_BELOW, Least, expand_plain, take_chosen, take_whole
 from dlctl.compress.values import Precision
 from dlctl.config import STRICT
 from dlctl.messages import Packed
@@ -34,13 +35,15 @@ class TopKOptions:
     values: Precision = "float32"
     """Precision of the values that travel. "float16" and "bfloat16" halve their bytes; what the
     rounding takes away stays with the worker and goes into a later push."""
+    dense_below: Least = DENSE_BELOW
+    """A server's slice with fewer elements than this travels whole."""
 
 
 class TopK:
-    """Arrays on the wire: values [n] (`values.py`), positions uint8[...] (`indices.py`).
+    """Arrays on the wire: a plain form (`plain.py`), mostly "chosen".
 
-    n is at most k = max(1, int(density * d)): elements that are zero on the wire are not sent.
-    Which of several elements of the same magnitude go first is not specified. NaN counts as
+    Chosen are at most k = max(1, int(density * d)): elements that are zero on the wire are not
+    sent. Which of several elements of the same magnitude go first is not specified. NaN counts as
     largest, then infinity; they travel as they are and leave 0; workers look for them before.
     """
 
@@ -49,10 +52,13 @@ class TopK:
     def __init__(self, options: TopKOptions) -> None:
         self.density = options.density
         self.precision = options.values
+        self.dense_below = options.dense_below
 
     def take(self, u: Vector, shard: int = 0) -> Packed:
         """Take the k largest elements of `u`; in their places stays what the precision lost."""
         size = len(u)
+        if size < max(self.dense_below, 1):
+            return take_whole("topk", u)
         where = largest(u, min(size, max(1, int(self.density * size))))
         return take_chosen("topk", u, where, self.precision)
 
@@ -61,5 +67,7 @@ class TopK:
 
     @staticmethod
     def expand(packed: Packed, size: int) -> Delta:
-        """A sparse delta; what `indices.unpack` refuses is refused before anything is allocated."""
-        return expand_chosen(packed, size)
+        """A sparse delta, or a dense one of a small shard; what `indices.unpack` refuses is refused
+        before anything is allocated.
+        """
+        return expand_plain(packed, size)

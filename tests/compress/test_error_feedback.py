@@ -49,14 +49,14 @@ def train(compressor, *, feedback=True):
 @pytest.mark.parametrize("values", ["float32", "float16"])
 def test_one_percent_with_error_feedback_learns_about_as_well_as_dense_pushes(values):
     dense, dense_bytes = train(Dense(Dense.Options()))
-    sparse, sparse_bytes = train(TopK(TopK.Options(density=0.01, values=values)))
+    sparse, sparse_bytes = train(TopK(TopK.Options(density=0.01, values=values, dense_below=0)))
     assert sparse <= 1.25 * dense
     assert sparse_bytes <= dense_bytes / 70
 
 
 def test_one_percent_without_error_feedback_is_far_worse():
-    kept, _ = train(TopK(TopK.Options(density=0.01)))
-    thrown_away, _ = train(TopK(TopK.Options(density=0.01)), feedback=False)
+    kept, _ = train(TopK(TopK.Options(density=0.01, dense_below=0)))
+    thrown_away, _ = train(TopK(TopK.Options(density=0.01, dense_below=0)), feedback=False)
     assert thrown_away >= 10 * kept
 
 

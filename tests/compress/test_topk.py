@@ -5,12 +5,13 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from dlctl.compress.sampled import SampledTopK
 from dlctl.compress.topk import TopK
 from dlctl.vector import largest
 
 
-def topk(density, values="float32"):
-    return TopK(TopK.Options(density=density, values=values))
+def topk(density, values="float32", dense_below=0):
+    return TopK(TopK.Options(density=density, values=values, dense_below=dense_below))
 
 
 def gaussian(size, seed=0):
@@ -68,6 +69,24 @@ def test_the_density_may_change_between_any_two_pushes():
     assert compressor.take(gaussian(1000)).arrays[0].size == 10
     compressor.density = 0.2
     assert compressor.take(gaussian(1000)).arrays[0].size == 200
+
+
+@pytest.mark.parametrize("as_vector", [np.array, torch.tensor])
+def test_a_slice_that_is_too_small_to_compress_travels_whole_and_nothing_of_it_waits(as_vector):
+    least = TopK.Options().dense_below
+    assert least == SampledTopK.Options().dense_below == 1024
+    for size, is_whole in ((1, True), (least - 1, True), (least, False)):
+        values = gaussian(size)
+        u = as_vector(values)
+        packed = topk(0.01, "float16", least).take(u)
+        delta = TopK.expand(packed, size)
+        if is_whole:
+            assert delta.indices is None
+            assert np.array_equal(delta.values, values)
+            assert not u.any()
+        else:
+            assert delta.values.size == delta.indices.size == int(0.01 * size)
+            assert u.any()
 
 
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.1, 0.5, 1.0])
@@ -136,7 +155,13 @@ def test_the_first_of_several_equal_elements_are_selected_from_a_numpy_vector():
 
 @pytest.mark.parametrize(
     "wrong",
-    ['{"density": 0.0}', '{"density": 1.01}', '{"density": -1}', '{"values": "int4"}'],
+    [
+        '{"dense_below": -1}',
+        '{"density": 0.0}',
+        '{"density": 1.01}',
+        '{"density": -1}',
+        '{"values": "int4"}',
+    ],
 )
 def test_a_density_outside_of_its_range_is_refused_with_the_job_file(wrong):
     with pytest.raises(ValidationError):

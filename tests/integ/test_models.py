@@ -113,7 +113,7 @@ def test_buffers_are_averaged_frozen_layers_stay_and_tied_weights_stay_tied(
     place.task(PICTURES)
     place.job(
         stop="{ steps = 24 }", workers=2, servers=2,
-        more='[compression]\nname = "topk"\ndensity = 0.5\n',
+        more='[compression]\nname = "topk"\ndensity = 0.5\ndense_below = 0\n',
     )  # fmt: skip
     ended = place.dlctl("run", "job.toml")
     assert ended.code == 0, ended.err

@@ -20,7 +20,7 @@ RESIDUAL = np.arange(1, SIZE + 1, dtype=np.float32)
 JOB = config.JobFile(
     job=config.Job(name="alone", task="none", seed=0, stop=config.Stop(epochs=1.0)),
     algorithm=config.Choice(name="downpour"),
-    compression=config.Choice(name="topk", options={"density": 0.5}),
+    compression=config.Choice(name="topk", options={"density": 0.5, "dense_below": 0}),
 )
 
 
@@ -29,7 +29,7 @@ class Play:
 
     def __init__(self) -> None:
         birth = Birth("run", "worker", "worker-0", 1, 1, "host", "1")
-        compressor = TopK(TopK.Options(density=0.5))
+        compressor = TopK(TopK.Options(density=0.5, dense_below=0))
         self.worker = Worker(birth, JOB, DOWNPOUR, compressor)
         self.done: list[Effect] = []
         self.happens(Started())

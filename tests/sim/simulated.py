@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dlctl import config
+from dlctl import config, registry
 from dlctl.flat import slice_bounds
 from dlctl.machine import Send
 from dlctl.messages import Json, Push, Shutdown
@@ -31,6 +31,13 @@ from dlctl.sim.simulation import Simulation
 
 ACCOUNT = ("sgd", {"lr": 1.0})
 """The optimiser with which final weights are the count of applications."""
+
+
+def _compression(name: str, options: dict[str, Any]) -> config.Choice:
+    """The models of the tests are small, and would travel whole."""
+    known = registry.load("compressors", name).Options.__dataclass_fields__
+    least = {"dense_below": 0} if "dense_below" in known else {}
+    return config.Choice(name=name, options=least | options)
 
 
 def job_file(
@@ -64,7 +71,7 @@ def job_file(
         ),
         algorithm=config.Choice(name=algorithm[0], options=algorithm[1]),
         optimizer=config.Choice(name=optimizer[0], options=optimizer[1]),
-        compression=config.Choice(name=compression[0], options=compression[1]),
+        compression=_compression(*compression),
         servers=config.Servers(count=servers, durability=durability),
         workers=config.Workers(
             count=workers,
