@@ -17,7 +17,7 @@ CHAPTERS = {
     "start": "from `dlctl start` to ready, against bare processes that import the same",
     "server_memory": "resident memory of a server that owns next to nothing",
     "push": "a push of 10,000 parameters until its ack, against bare pyzmq",
-    "selection": "the sampled threshold of topk-sampled, against torch.topk and a memcpy",
+    "selection": "the sampled threshold of topk-sampled, against torch.topk, a memcpy; on a GPU",
     "apply": "an update of 25,000,000 parameters, dense and sparse, against a memcpy",
     "cli": "--help, --version and completion, against importing click",
     "shard_durability": "what it costs that shards survive their servers, against not keeping them",

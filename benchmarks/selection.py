@@ -2,7 +2,7 @@
 
 Selection and residual are measured, with the threshold that a push remembers for the next one: a
 little too low, so that about 1.04 k elements are found and cut to k. Packing the positions is not
-part of it. One thread.
+part of it. One thread. On a GPU, where there is one: `selection_device.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks.figures import Figure, ratio, take_turns
+from benchmarks.selection_device import measure_devices
 from dlctl.compress.magnitudes import Magnitudes, Scratch, largest_of
 
 ELEMENTS = 25_000_000
@@ -23,9 +24,10 @@ def measure(*, quick: bool) -> list[Figure]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return [figure for density in DENSITIES for figure in _measure(size, density, rounds)]
+        figures = [figure for density in DENSITIES for figure in _measure(size, density, rounds)]
     finally:
         torch.set_num_threads(threads)
+    return figures + measure_devices(quick=quick)
 
 
 def _measure(size: int, density: float, rounds: int) -> list[Figure]:
