@@ -139,6 +139,27 @@ def test_the_workers_of_a_host_that_is_lost_for_good_go_on_elsewhere(
 
 
 @pytest.mark.long
+def test_a_worker_whose_host_was_given_up_finds_itself_replaced_and_ends(
+    cluster: Cluster, place: Workplace
+) -> None:
+    """It lives all the while, and nobody can kill it; what it still has to say is not heard."""
+    begin(place, HOSTS + "[timeouts]\nsilent_s = 2.0\nhost_s = 6.0\n")
+    place.until_step(20)
+    assert "worker-2" in daemons(cluster, "h3")
+    cluster.cut("h3")
+    until_moved(place)
+    assert "worker-2" in daemons(cluster, "h3"), "there are two of it now"
+    cluster.heal("h3")
+    place.until("it ends", lambda: "worker-2" not in daemons(cluster, "h3"), LONG_S)
+    (log,) = (cluster.files("h3") / "root").rglob("worker-2.1.jsonl")
+    assert "exit 75: fenced" in log.read_text()
+    place.until_step(place.run()["step"] + 20)
+    assert place.dlctl("stop").code == 0
+    assert place.dlctl("verify").code == 0
+    place.nothing_left()
+
+
+@pytest.mark.long
 def test_without_the_host_of_a_shard_the_run_goes_on_from_its_checkpoint_on_the_others(
     cluster: Cluster, place: Workplace
 ) -> None:
