@@ -26,8 +26,8 @@ from dlctl.launch import base
 from dlctl.rundb import RunDb
 
 log = logging.getLogger("dlctl")
-BEGUN_S = 1.0
-"""Within this time a program that was begun has its command line."""
+BEGUN_S, LOOK_S = 1.0, 0.001
+"""Within this time a program that was begun has its command line; between two looks for it."""
 
 
 def start_coordinator(directory: Path, *, may_be_full: bool = False) -> subprocess.Popen[bytes]:
@@ -97,7 +97,7 @@ def _await_command_line(process: subprocess.Popen[bytes]) -> None:
     while processes.is_alive(pid, start) and not processes.command_line(pid, start):
         if time.monotonic() > deadline:
             return
-        time.sleep(BEGUN_S / 1000)
+        time.sleep(LOOK_S)
 
 
 class Living(NamedTuple):

@@ -78,7 +78,8 @@ class Verbs:
         """Tell those who wait for the end how far it is."""
         end = self.of.ending
         assert end is not None
-        # Whose files a checkpoint waits for is known in a moment.
+        # Whose files a checkpoint waits for, and whether the record can be written, is known in a
+        # moment.
         soon = end.step == ending.SAVING and not self.of.checkpointing.late()
         soon |= end.step == ending.RECORDING and not self.of.desk.unwritten
         pending = [] if done or soon else end.pending()
