@@ -84,6 +84,14 @@ class Servers:
     """A push with a larger Euclidean norm is refused, as one with a NaN is. With it, weights and
     optimiser state cannot become infinite or NaN, as long as lr * weight_decay <= 1 and, for adam,
     eps >= 1e-12; a decay beyond that makes the weights themselves grow without bound."""
+    fetch_values: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Precision of the parameters that workers fetch. "float16" (11 significant bits) and
+    "bfloat16" (8) halve the bytes of all values, for slow links. The servers keep theirs in
+    float32, and what the rounding takes away is made up for in later versions: on average workers
+    see what the servers have. Evaluations, checkpoints and the model at the end are not rounded.
+    Costs a server 6 bytes per parameter, and a pass over what is new of each version that is
+    fetched. A shard with a value beyond the format, 65504 for "float16", sends float32 from then
+    on. The precision of pushes is the compressor's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -288,7 +288,8 @@ class Algorithm:
     """The servers' one, for a job file that names none."""
     simulated_only: bool = False
     exact_pushes: bool = False
-    """Whether every entry of every push must arrive as it was computed, in float32."""
+    """Whether every entry of every push must arrive as it was computed, in float32, and workers
+    must see the parameters as they are."""
     survives_server: bool = True
     """Whether a run can go on when a server has died. No state is kept where it cannot."""
 

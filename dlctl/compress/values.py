@@ -24,7 +24,11 @@ Precision = Literal["float32", "float16", "bfloat16"]
 MEMORY = Recycled(free_max=1)
 """For the values of large pushes. Whoever makes them for long calls its `check` once a second."""
 WIRE_DTYPES = (np.dtype("<f4"), np.dtype("<f2"), np.dtype("<u2"))
-_LARGEST = {"float32": 3.4028234663852886e38, "float16": 65504.0, "bfloat16": 255 * 2.0**120}
+LARGEST: dict[Precision, float] = {
+    "float32": 3.4028234663852886e38,
+    "float16": 65504.0,
+    "bfloat16": 255 * 2.0**120,
+}
 
 
 def take_values(u: Vector, precision: Precision) -> Array:
@@ -80,10 +84,10 @@ def _take_bfloat16(u: Vector) -> Array:
     return bfloat16.encode(wide)
 
 
-def _take_saturated(u: Vector, rounded: Array, precision: str) -> None:
+def _take_saturated(u: Vector, rounded: Array, precision: Precision) -> None:
     """Take `rounded` out of `u`, some of which is not finite or too large; changes `rounded`."""
     before = to_host(u)
-    _saturate(rounded, before, _LARGEST[precision])
+    _saturate(rounded, before, LARGEST[precision])
     with np.errstate(invalid="ignore"):
         rest = before - rounded
     copy_into(u, np.where(np.isfinite(before), rest, 0))

@@ -23,7 +23,7 @@ from dlctl.config import Choice, JobFile
 from dlctl.errors import UsageError
 from dlctl.jobfile import checks, reading, schema
 from dlctl.jobfile.doubtful import doubts as doubts
-from dlctl.jobfile.positions import find_keys
+from dlctl.jobfile.positions import find_keys, get
 from dlctl.jobfile.problems import Fault as Fault
 from dlctl.jobfile.problems import JobFileError as JobFileError
 from dlctl.jobfile.problems import Problem as Problem
@@ -57,6 +57,7 @@ def load(
         if found:
             resolved[section] = found
     faults += _check_exact_pushes(resolved)
+    faults += _check_exact_fetches(resolved, document)
     job, more = schema.validate(JobFile, _with_choices(document))
     faults += more
     if job is None or faults:
@@ -158,6 +159,16 @@ def _check_exact_pushes(resolved: Mapping[str, Choice]) -> list[Fault]:
     if compression.options["values"] != "float32":
         return [Fault(("compression", "values"), message, suggestion)]
     return []
+
+
+def _check_exact_fetches(resolved: Mapping[str, Choice], document: dict[str, Any]) -> list[Fault]:
+    """What goes wrong when the algorithm compares parameters that the servers would round."""
+    algorithm, path = resolved.get("algorithm"), ("servers", "fetch_values")
+    if algorithm is None or get(document, path) not in ("float16", "bfloat16"):
+        return []
+    if not registry.load("algorithms", algorithm.name).exact_pushes:
+        return []
+    return [Fault(path, f"{algorithm.name} needs the parameters as they are", "remove it")]
 
 
 def _with_choices(document: dict[str, Any]) -> dict[str, Any]:

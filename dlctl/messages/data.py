@@ -116,11 +116,13 @@ class Fetch(Message):
     have_generation: int = 0
     """0: nothing that could be brought up to date, send me all of it."""
     have_version: int = 0
+    exact: bool = False
+    """As float32, even where the job has the values rounded: to be evaluated, not trained with."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Parameters(Message):
-    """A whole slice, float32[hi-lo], as of `version`: absolute values, so a repeat does no harm.
+    """A whole slice as of `version`: absolute values, so a repeat does no harm.
 
     A server gives a view of its shard: a large one is copied piece by piece while it is sent.
     """
@@ -131,6 +133,7 @@ class Parameters(Message):
     request: int
     version: int
     values: Array
+    """float32[hi-lo], or as many of 16 bits: float16, or bfloat16 as uint16."""
     remembered: bool = False
     """The shard remembers what it changes from here on: who keeps these values may fetch the
     changes alone."""
@@ -149,7 +152,7 @@ class SparseParameters(Message):
     version: int
     since: int
     values: Array
-    """float32[n]. Here is where a 16-bit summary would go, for workers that can do with one."""
+    """[n], of any type that `Parameters` may have. Of one version both have the same values."""
     positions: Array
     """uint8[...], where they belong, as `compress/indices.py` packs positions in the slice."""
     counts: tuple[int, ...]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlctl.compress import indices
+from dlctl.compress.values import WIRE_DTYPES, as_float32
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, Parameters, SparseParameters
 from dlctl.vector import Vector, copy_into, copy_of, put_into
@@ -36,15 +37,19 @@ class Slice:
 
 
 def slice_in(message: Parameters | SparseParameters, size: int) -> Slice:
-    """Raises RemoteProtocolError unless it fits a shard of `size` elements."""
+    """Values of 16 bits become float32: their type says how. A server decides which they are.
+
+    Raises RemoteProtocolError unless it fits a shard of `size` elements.
+    """
     values = message.values
     count = values.size if isinstance(message, SparseParameters) else size
-    if values.dtype != "float32" or values.size != count:
+    if values.dtype not in WIRE_DTYPES or values.size != count:
         raise RemoteProtocolError(f"{values.size} parameters ({values.dtype}) of {size}")
-    of = (message.generation, message.version, values)
+    of = (message.generation, message.version)
     if isinstance(message, Parameters):
-        return Slice(*of, remembered=message.remembered)
-    return Slice(*of, _positions_in(message, size), message.since, remembered=True)
+        return Slice(*of, as_float32(values), remembered=message.remembered)
+    where = _positions_in(message, size)
+    return Slice(*of, as_float32(values), where, message.since, remembered=True)
 
 
 def _positions_in(message: SparseParameters, size: int) -> Array:

@@ -201,13 +201,13 @@ class Channel:
         """Of the slice that stands in the model."""
         return self.basis.version
 
-    def fetch(self, request: int, clock_min: int, *, whole: bool) -> Fetch:
+    def fetch(self, request: int, clock_min: int, *, whole: bool, exact: bool = False) -> Fetch:
         """A fetch, which has to be sent through the worker's outbox under `fetch_key`.
 
-        whole: of the whole slice, not of what is new of it to this worker.
+        whole: of the whole slice, not of what is new of it to this worker. exact: not rounded.
         """
         have = (0, 0) if whole else (self.basis.generation, self.basis.version)
-        return Fetch(self.identity.slot, self.identity.epoch, request, clock_min, *have)
+        return Fetch(self.identity.slot, self.identity.epoch, request, clock_min, *have, exact)
 
     def expected_bytes(self, fetch: Fetch) -> int:
         """How large its answer will be: as the last one was, or the whole slice."""

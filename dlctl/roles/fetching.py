@@ -63,17 +63,18 @@ class Fetcher:
     def start(self, clock_min: int, now: float, *, whole: bool = False) -> Fetched:
         """Ask every shard for its slice; the sends go out with the outbox.
 
-        whole: all of it, to be looked at beside the model; else only what has to be placed there.
+        whole: all of it as it is, to be looked at beside the model; else only what has to be placed
+        there, and rounded if the job says so.
         """
         self._requests += 1
         fetched = Fetched(self._requests, clock_min, len(self.channels))
         self._under_way[fetched.request] = fetched
         for channel in self.channels:
-            self._ask(fetched, channel, whole=whole)
+            self._ask(fetched, channel, whole=whole, exact=whole)
         return fetched
 
-    def _ask(self, fetched: Fetched, channel: Channel, *, whole: bool) -> None:
-        message = channel.fetch(fetched.request, fetched.clock_min, whole=whole)
+    def _ask(self, fetched: Fetched, channel: Channel, *, whole: bool, exact: bool = False) -> None:
+        message = channel.fetch(fetched.request, fetched.clock_min, whole=whole, exact=exact)
         nbytes = fetched.charged[channel.shard] = channel.expected_bytes(message)
         key = channel.fetch_key(fetched.request)
         self.outbox.queue("fetch", key, channel.peer, message, nbytes)

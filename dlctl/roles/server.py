@@ -206,7 +206,7 @@ class Server:
         serving = Serving(
             self.desk, self.birth.run_id, welcome.token, welcome.index, welcome.term, message,
             shard, side, (self.job.compression.name, self.compressor),
-            self.job.servers.push_norm_max,
+            self.job.servers.push_norm_max, self.job.servers.fetch_values,
         )  # fmt: skip
         if message.keep:
             serving.resume()

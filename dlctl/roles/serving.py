@@ -21,6 +21,7 @@ import numpy as np
 from dlctl import messages as m
 from dlctl.algorithms.base import Outcome, ServerSide
 from dlctl.compress.base import Compressor, Delta
+from dlctl.compress.values import Precision
 from dlctl.errors import RemoteProtocolError
 from dlctl.flat import AVERAGED, CONSTANT, Layout
 from dlctl.machine import Peer
@@ -32,6 +33,7 @@ from dlctl.roles.headstart import HeadStart
 from dlctl.roles.meters import Rates, Staleness
 from dlctl.roles.token import is_genuine
 from dlctl.shards.base import Extras, Shard, W
+from dlctl.shards.summary import Summary
 from dlctl.vector import euclidean_norm
 
 _COUNTED = {
@@ -52,6 +54,7 @@ class Serving:
         side: ServerSide,
         compressor: tuple[str, type[Compressor]],
         push_norm_max: float,
+        fetch_values: Precision = "float32",
     ) -> None:
         self.desk = desk
         self.run_id = run_id
@@ -63,6 +66,7 @@ class Serving:
         self.side = side
         self.compressor_name, self.compressor = compressor
         self.push_norm_max = push_norm_max
+        self.summary = Summary(fetch_values)
         self.initialised = False
         self.useless = 0
         """Messages of workers that had no effect."""
@@ -325,16 +329,27 @@ class Serving:
         """With what has changed since the version that the worker has, if that is known here."""
         shard = self.shard
         of = (self.index, self.generation, fetch.request, shard.version)
+        seen = shard.w if fetch.exact else self._seen()
         changes = None
         if fetch.have_generation == self.generation:
-            changes = shard.changes_since(fetch.have_version)
+            changes = shard.changes_since(fetch.have_version, seen)
         if changes is None:
-            values, remembered = shard.w, shard.history.reaches(shard.version)
-            self.rates.add("fetch_bytes", values.nbytes)
-            self.desk.send(peer, m.Parameters(*of, values, remembered))
+            self.rates.add("fetch_bytes", seen.nbytes)
+            remembered = shard.history.reaches(shard.version)
+            self.desk.send(peer, m.Parameters(*of, seen, remembered))
         else:
             self.rates.add("fetch_bytes", changes.values.nbytes + changes.positions.nbytes)
             self.desk.send(peer, m.SparseParameters(*of, fetch.have_version, *changes))
+
+    def _seen(self) -> m.Array:
+        """What workers get of the present version."""
+        precision = self.summary.precision
+        seen = self.summary.of(self.shard)
+        if self.summary.precision != precision:
+            self.desk.note(
+                "warning", f"a parameter is too large for {precision}: from now on all are float32"
+            )
+        return seen
 
     def on_push_buffers(self, peer: Peer, message: m.PushBuffers) -> None:
         if self.buffers is not None and self._is_at_work(peer, message.slot, message.epoch):

@@ -2,6 +2,8 @@
 
     base.py       Shard: what a method and the server role see; Storage: what is behind it
     memory.py     "none": plain arrays, gone with the process
+    history.py    which elements the newest versions have changed
+    summary.py    what workers see of the parameters if they get 16 bits of each
     image.py      the bytes of a mapped state: header, commits, undo record, two buffers
     mapped.py     "process": the same arrays in a mapped file, every commit atomic under kill -9
     records.py    the bytes of a journal: one record per commit

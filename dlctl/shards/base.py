@@ -288,9 +288,12 @@ class Shard:
         self.storage.update(delta, self.history.watch(self.version + 1, delta, rule))
         self.version += 1
 
-    def changes_since(self, version: int) -> Changes | None:
-        """What differs from an earlier version of this shard; None: that is not known."""
-        return self.history.since(version, self.version, self.w)
+    def changes_since(self, version: int, seen: Array | None = None) -> Changes | None:
+        """What differs from an earlier version of this shard; None: that is not known.
+
+        seen: what workers see of it, if these are not the parameters themselves.
+        """
+        return self.history.since(version, self.version, self.w if seen is None else seen)
 
     def commit(self, meta: Json) -> None:
         """Make everything so far survive, with `meta`: what else has to be known to go on."""

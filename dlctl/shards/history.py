@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class Changes(NamedTuple):
     """What differs from an earlier version, as it is now. Nobody may write to it."""
 
     values: Array
-    """float32[n]"""
+    """[n], of the type of what it was asked of."""
     positions: Array
     """uint8[...], as `compress/indices.py` packs them, update by update."""
     counts: tuple[int, ...]
@@ -107,22 +107,37 @@ class History:
         """Whether what comes after `version` will be known."""
         return self._version == version
 
-    def since(self, base: int, version: int, w: Array) -> Changes | None:
-        """What differs between `base` and the present `version`, whose parameters are `w`.
+    def _after(self, base: int, version: int) -> list[_Update] | None:
+        """The updates between `base` and the present `version`.
 
-        None: it is not known, as `base` is too old, or newer than this shard has ever been.
+        None: they are not known, as `base` is too old, or newer than this shard has ever been.
         """
         steps = version - base
         if self._version != version or not 0 <= steps <= len(self._updates):
             return None
-        updates = [*self._updates][len(self._updates) - steps :]
-        values = [self._values] if updates else []
-        if len(updates) > 1:
-            values = [*(chosen(w, update.where) for update in updates[:-1]), self._values]
+        return [*self._updates][len(self._updates) - steps :]
+
+    def touched(self, base: int, version: int) -> list[Array] | None:
+        """Where each of these updates has been (uint32 or int64); None: that is not known."""
+        updates = self._after(base, version)
+        return None if updates is None else [update.where for update in updates]
+
+    def since(self, base: int, version: int, seen: Array) -> Changes | None:
+        """What differs between `base` and the present `version`; None: that is not known.
+
+        seen: the parameters (float32), or what workers see of them (16 bits).
+        """
+        updates = self._after(base, version)
+        if updates is None:
+            return None
+        is_noted = seen.dtype == np.float32 and bool(updates)
+        values = [chosen(seen, u.where) for u in (updates[:-1] if is_noted else updates)]
+        values += [self._values] if is_noted else []
         positions = [update.packed(self._size) for update in updates]
         counts = tuple(update.where.size for update in updates)
         lengths = tuple(part.size for part in positions)
-        return Changes(_joined(values, np.float32), _joined(positions, np.uint8), counts, lengths)
+        joined = _joined(positions, np.dtype("u1"))
+        return Changes(_joined(values, seen.dtype), joined, counts, lengths)
 
 
 def _noting(blocks: Iterable[Block], values: Array) -> Iterator[Block]:
@@ -132,6 +147,6 @@ def _noting(blocks: Iterable[Block], values: Array) -> Iterator[Block]:
         values[block.at : block.at + block.w_next.size] = block.w_next
 
 
-def _joined(parts: list[Array], dtype: type) -> Array:
+def _joined(parts: list[Array], dtype: np.dtype[Any]) -> Array:
     """All parts as one array; a single one as it is."""
     return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype), *parts])

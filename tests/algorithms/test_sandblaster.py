@@ -559,3 +559,14 @@ def test_a_compression_that_would_falsify_the_sums_is_refused(compression, key, 
     with pytest.raises(UsageError, match="sandblaster needs every push as it was computed") as e:
         jobfile.load(tmp_path / "job.toml", simulated=True)
     assert [problem.key for problem in e.value.problems] == [key]
+
+
+def test_parameters_that_the_servers_would_round_are_refused(tmp_path):
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.toml").write_text(
+        'job = { name = "a", task = "train.py:task" }\nalgorithm.name = "sandblaster"\n'
+        'servers.fetch_values = "bfloat16"\n'
+    )
+    with pytest.raises(UsageError, match="sandblaster needs the parameters as they are") as e:
+        jobfile.load(tmp_path / "job.toml", simulated=True)
+    assert [problem.key for problem in e.value.problems] == ["servers.fetch_values"]

@@ -154,7 +154,7 @@ def test_the_report_shows_every_problem_with_its_line_and_a_suggestion(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    text = MINIMAL + '\n[servers]\ncount = 0\nfetch_limt = "100MB/s"\n\n[limit]\npush = "off"\n'
+    text = MINIMAL + '\n[servers]\ncount = 0\nrate_limit = "100MB/s"\n\n[limit]\npush = "off"\n'
     written(folder, text)
     assert refusal(Path("job.toml")).message == (
         "job file is not valid\n"
@@ -162,10 +162,11 @@ def test_the_report_shows_every_problem_with_its_line_and_a_suggestion(
         "  |\n"
         "6 | count = 0\n"
         "  |         ^ must be >= 1 and <= 256 (got 0)\n"
-        "  --> job.toml:7   servers.fetch_limt\n"
+        "  --> job.toml:7   servers.rate_limit\n"
         "  |\n"
-        '7 | fetch_limt = "100MB/s"\n'
-        "  | ^^^^^^^^^^ unknown key; known: count, durability, state_dir, push_norm_max\n"
+        '7 | rate_limit = "100MB/s"\n'
+        "  | ^^^^^^^^^^ unknown key; known: count, durability, state_dir, push_norm_max, "
+        "fetch_values\n"
         "  --> job.toml:9   limit\n"
         "  |\n"
         "9 | [limit]\n"

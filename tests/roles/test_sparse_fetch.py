@@ -1,4 +1,6 @@
-"""A fetch of what has changed leaves the very model that a fetch of everything would have left."""
+"""A fetch of what has changed leaves the very model that a fetch of everything would have left: the
+shard's values, or what all workers see of them in 16 bits.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlctl import messages as m
+from dlctl import wire
 from dlctl.algorithms.downpour import DOWNPOUR
 from dlctl.compress import indices
 from dlctl.compress.base import Delta
 from dlctl.compress.topk import TopK
+from dlctl.compress.values import Precision, as_float32
 from dlctl.errors import RemoteProtocolError
 from dlctl.flat import TRAINED, Entry, Layout
 from dlctl.machine import Send
 from dlctl.messages import Array
 from dlctl.optim.sgd import SGD
-from dlctl.roles.basis import Slice
+from dlctl.roles.basis import Slice, slice_in
 from dlctl.roles.channel import Channel, Identity
 from dlctl.roles.desk import Desk
 from dlctl.roles.fetching import Fetched, Fetcher
@@ -38,14 +42,19 @@ Key = tuple[int, int]
 """(generation, version)"""
 
 
-def server_of(w: Array, version: int, generation: int) -> Serving:
+LAST_BITS = {"float32": 0.0, "float16": 2.0**-9, "bfloat16": 2.0**-6}
+"""Twice the last bit, relative to a number."""
+PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "bfloat16")
+
+
+def server_of(w: Array, version: int, generation: int, precision: Precision = "float32") -> Serving:
     """A server at work that has just taken charge of these values."""
     shard = in_memory(SGD(SGD.Options(lr=0.5)), w.copy())
     shard.version = version
     side = DOWNPOUR.server(DOWNPOUR.Options(), shard)
     serving = Serving(
         Desk(1.0), RUN, KEY, 0, generation, m.Assign(0, SIZE, LAYOUT, ""), shard, side,
-        ("topk", TopK), 1e9,
+        ("topk", TopK), 1e9, precision,
     )  # fmt: skip
     serving.initialised = True
     return serving
@@ -54,10 +63,13 @@ def server_of(w: Array, version: int, generation: int) -> Serving:
 class World:
     """A shard, the one worker of it, and a bad link between them."""
 
-    def __init__(self) -> None:
-        self.serving = server_of(np.zeros(SIZE, np.float32), 0, 1)
+    def __init__(self, precision: Precision = "float32") -> None:
+        self.precision: Precision = precision
+        self.serving = server_of(np.zeros(SIZE, np.float32), 0, 1, precision)
         self.states: dict[Key, Array] = {}
         """All that the shard has ever been."""
+        self.seen: dict[Key, Array] = {}
+        """What it has told workers of that, to train with."""
         self.up: list[m.Message] = []
         self.down: list[m.Message] = []
         self.now = 0.0
@@ -88,7 +100,7 @@ class World:
         keys = sorted(self.states)
         generation, version = self.key if kept else keys[random.integers(len(keys))]
         w = self.states[generation, version]
-        self.serving = server_of(w, version, self.serving.generation + 1)
+        self.serving = server_of(w, version, self.serving.generation + 1, self.precision)
         self.note_state()
         self.join()
 
@@ -155,7 +167,10 @@ class World:
             message = self.up[number] if again else self.up.pop(number)
             assert isinstance(message, m.Fetch)
             self.serving.on_fetch(b"worker", message)
-            self.down += [a for a in self.answers() if not isinstance(a, m.JoinAgain)]
+            answers = [a for a in self.answers() if not isinstance(a, m.JoinAgain)]
+            self.down += answers
+            if answers and not message.exact:
+                self.note_seen()
 
     def arrive_down(self, number: int, *, again: bool = False) -> None:
         if self.down:
@@ -163,6 +178,14 @@ class World:
             message = self.down[number] if again else self.down.pop(number)
             assert isinstance(message, m.Parameters | m.SparseParameters)
             self.fetcher.on_parameters(message, self.now)
+
+    def note_seen(self) -> None:
+        """It is the same for whoever asks for this version, and close to what is there."""
+        seen = as_float32(self.serving.summary.of(self.serving.shard)).copy()
+        assert np.array_equal(self.seen.setdefault(self.key, seen), seen)
+        w = self.serving.shard.w
+        largest = max(float(np.abs(state).max()) for state in self.states.values())
+        assert np.abs(seen - w).max() <= LAST_BITS[self.precision] * largest
 
     def place(self) -> None:
         if self.training is not None:
@@ -179,7 +202,7 @@ class World:
     def placed(self, channel: Channel, arrived: Slice, model: Array) -> None:
         self.sparse += arrived.where is not None
         assert channel.version == arrived.version
-        assert np.array_equal(model, self.states[arrived.generation, arrived.version])
+        assert np.array_equal(model, self.seen[arrived.generation, arrived.version])
 
 
 STEPS: dict[str, Callable[[World, np.random.Generator], None]] = {
@@ -208,8 +231,8 @@ ROUND = ("push", "fetch", "arrive up", "arrive down", "place", "local step")
 """What mostly happens."""
 
 
-def run(steps: list[str], seed: int) -> World:
-    world, random = World(), np.random.default_rng(seed)
+def run(steps: list[str], seed: int, precision: Precision = "float32") -> World:
+    world, random = World(precision), np.random.default_rng(seed)
     for step in steps:
         STEPS[step](world, random)
     for _ in range(6):  # From now on nothing is lost, and nobody dies.
@@ -220,7 +243,7 @@ def run(steps: list[str], seed: int) -> World:
             world.arrive_down(0)
         world.place()
     assert world.training is None
-    assert np.array_equal(world.model, world.serving.shard.w), "in the end it is up to date"
+    assert np.array_equal(world.model, world.seen[world.key]), "in the end it is up to date"
     return world
 
 
@@ -231,15 +254,17 @@ def run(steps: list[str], seed: int) -> World:
         max_size=40,
     ),
     st.integers(0, 2**32 - 1),
+    st.sampled_from(PRECISIONS),
 )
 def test_whatever_happens_the_model_is_what_the_shard_was(
-    parts: list[tuple[str, ...]], seed: int
+    parts: list[tuple[str, ...]], seed: int, precision: Precision
 ) -> None:
-    run([step for part in parts for step in part], seed)
+    run([step for part in parts for step in part], seed, precision)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_of_a_long_history_most_fetches_are_of_changes(seed: int) -> None:
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_of_a_long_history_most_fetches_are_of_changes(seed: int, precision: Precision) -> None:
     """Drawn so that what goes wrong is rare; hypothesis above looks for what is nasty."""
     random = np.random.default_rng(seed)
     steps = []
@@ -247,7 +272,7 @@ def test_of_a_long_history_most_fetches_are_of_changes(seed: int) -> None:
         steps.append(step)
         if random.random() < 0.05:
             steps.append(str(random.choice(sorted(STEPS))))
-    assert run(steps, seed).sparse > 30
+    assert run(steps, seed, precision).sparse > 30
 
 
 # ---------------------------------------------------------------- one after the other
@@ -408,6 +433,88 @@ def test_a_fetch_is_charged_for_what_it_brings(world: World) -> None:
     assert limiter.free_at == pytest.approx(10.0 + nbytes / (4 * SIZE))
     assert world.fetcher.rates.total["fetch_bytes"] == 4 * SIZE + nbytes
     assert world.serving.rates.total["fetch_bytes"] == 4 * SIZE + nbytes
+
+
+# ---------------------------------------------------------------- in 16 bits
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_both_kinds_of_answers_take_two_bytes_a_value_and_are_counted_so(
+    precision: Precision,
+) -> None:
+    world = World(precision)
+    random = begin(world)
+    world.push(random)
+    answer = fetch(world)
+    assert isinstance(answer, m.SparseParameters)
+    assert answer.values.itemsize == 2
+    nbytes = answer.values.nbytes + answer.positions.nbytes
+    assert world.fetcher.rates.total["fetch_bytes"] == 2 * SIZE + nbytes
+    assert world.serving.rates.total["fetch_bytes"] == 2 * SIZE + nbytes
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_a_repeated_fetch_is_answered_with_the_same_bytes(precision: Precision) -> None:
+    world = World(precision)
+    world.push(begin(world))
+    world.fetch()
+    for _ in range(3):
+        world.arrive_up(0, again=True)
+    first, *others = [wire.encode(answer) for answer in world.down]
+    assert len(others) == 2
+    assert all(list(map(bytes, other)) == list(map(bytes, first)) for other in others)
+
+
+def test_an_evaluation_is_of_the_parameters_themselves_and_changes_nothing_for_the_others() -> None:
+    world = World("bfloat16")
+    world.push(begin(world))
+    world.evaluate()
+    world.arrive_up(0)
+    (answer,) = world.down
+    assert isinstance(answer, m.Parameters)
+    assert np.array_equal(answer.values, world.serving.shard.w)
+    assert answer.values.dtype == np.float32
+    world.arrive_down(0)
+    world.place()
+    assert not world.evaluations
+    assert isinstance(fetch(world), m.SparseParameters)
+
+
+def test_a_parameter_too_large_for_float16_makes_the_shard_send_float32_from_then_on() -> None:
+    world = World("float16")
+    random = begin(world)
+    one = np.array([5])
+    world.serving.shard.apply(Delta(np.array([-2 * 65536.0], np.float32), one))
+    world.note_state()
+    answer = fetch(world)
+    assert isinstance(answer, m.Parameters), "changes would be put on rounded values"
+    assert answer.values.dtype == np.float32
+    assert np.array_equal(world.model, world.serving.shard.w)
+    assert world.model[5] >= 65536.0
+    world.push(random)
+    assert isinstance(fetch(world), m.Parameters)
+    world.push(random)
+    answer = fetch(world)
+    assert isinstance(answer, m.SparseParameters)
+    assert answer.values.dtype == np.float32
+    assert np.array_equal(world.model, world.serving.shard.w)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "uint16"])
+def test_an_answer_says_itself_how_its_values_are_written(world: World, dtype: str) -> None:
+    """A server decides: whoever sent other values than it should could as well send wrong ones."""
+    answer = sparse_answer(world)
+    (answer,) = [replace(answer, values=np.full(answer.values.size, 1.0).astype(dtype))]
+    expected = as_float32(answer.values)
+    arrived = slice_in(answer, SIZE)
+    assert arrived.values.dtype == np.float32
+    assert np.array_equal(arrived.values, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int32", "uint8", "uint32"])
+def test_no_other_type_is_taken_for_parameters(dtype: str) -> None:
+    with pytest.raises(RemoteProtocolError):
+        slice_in(m.Parameters(0, 1, 1, 1, np.zeros(SIZE, dtype)), SIZE)
 
 
 def test_downpour_says_whether_it_changes_the_model_while_its_rate_may_change() -> None:

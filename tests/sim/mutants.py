@@ -434,8 +434,8 @@ def local_steps_stay(patch: Patch) -> None:
 def generations_are_not_compared(patch: Patch) -> None:
     honest_fetch, honest_since = Channel.fetch, History.since
 
-    def fetch(self, request, clock_min, *, whole):
-        asked = honest_fetch(self, request, clock_min, whole=whole)
+    def fetch(self, request, clock_min, **how):
+        asked = honest_fetch(self, request, clock_min, **how)
         return replace(asked, have_generation=asked.have_generation and self.generation)
 
     def since(self, base, version, w):

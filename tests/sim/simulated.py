@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dlctl import config, registry
+from dlctl.compress.values import Precision
 from dlctl.flat import slice_bounds
 from dlctl.machine import Send
 from dlctl.messages import Json, Push, Shutdown
@@ -57,6 +58,7 @@ def job_file(
     restarts_max: int = 8,
     nonfinite_steps_max: int = 20,
     durability: Literal["process", "none", "disk"] = "process",
+    fetch_values: Precision = "float32",
     timeouts: dict[str, float] | None = None,
     hosts: tuple[config.Host, ...] = (),
     **stop: Any,
@@ -72,7 +74,7 @@ def job_file(
         algorithm=config.Choice(name=algorithm[0], options=algorithm[1]),
         optimizer=config.Choice(name=optimizer[0], options=optimizer[1]),
         compression=_compression(*compression),
-        servers=config.Servers(count=servers, durability=durability),
+        servers=config.Servers(count=servers, durability=durability, fetch_values=fetch_values),
         workers=config.Workers(
             count=workers,
             batch_size=batch_size,

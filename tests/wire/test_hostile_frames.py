@@ -16,7 +16,7 @@ from dlctl import wire
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Ack, Fetch, Packed, Parameters, Push
 
-FETCH = [wire.PROTOCOL, Fetch.code, [0, 1, 2, 3, 4, 5], []]
+FETCH = [wire.PROTOCOL, Fetch.code, [0, 1, 2, 3, 4, 5, False], []]
 PARAMETERS = [wire.PROTOCOL, Parameters.code, [0, 1, 2, 3, None, False], [[0, 2]]]
 
 
@@ -73,10 +73,20 @@ def test_an_unknown_message_is_refused(code: Any) -> None:
 
 @pytest.mark.parametrize("value", [True, -1, 2**63, 2**64 - 1, 1.0, float("nan"), "1", None, [1]])
 def test_a_number_must_be_exactly_a_natural_number(value: Any) -> None:
-    refused(with_fields([0, 1, 2, 3, 4, value]))
+    refused(with_fields([0, 1, 2, 3, 4, value, False]))
 
 
-@pytest.mark.parametrize("values", [[], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6], {"slot": 0}, None])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        [0, 1, 2, 3, 4, 5],
+        [0, 1, 2, 3, 4, 5, 6],
+        [0, 1, 2, 3, 4, 5, False, 7],
+        {"slot": 0},
+        None,
+    ],
+)
 def test_fields_may_be_neither_missing_nor_too_many(values: Any) -> None:
     refused([wire.PROTOCOL, Fetch.code, values, []])
 

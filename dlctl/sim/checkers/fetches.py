@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dlctl import messages as m
+from dlctl.compress.values import as_float32
 from dlctl.machine import Effect, Peer, Send
 from dlctl.messages import Array
 from dlctl.roles.basis import Slice
@@ -12,29 +13,46 @@ from dlctl.roles.channel import Channel
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.process import Process
 
+NEARLY = 2.0**-6
+"""Twice the last bit of a number with 8 significant bits, the fewest that are sent, relative to it.
+"""
 _ANSWERS = (m.Parameters, m.SparseParameters)
 
 
 class FetchesChecker(Checker):
-    """Every slice that a worker puts into its model makes that, to the last bit, the shard as it
-    was at the version that the worker takes it for. For methods in which only pushes change "w".
+    """Every slice that a worker puts into its model makes that, to the last bit, what the shard was
+    at the version that the worker takes it for; where answers are rounded, what all workers see of
+    that version, which is nearly that. For methods in which only pushes change "w".
     """
 
     def __init__(self) -> None:
         self.whole = self.sparse = 0
         """Slices that were put into a model."""
+        self._largest: dict[tuple[int, int], float] = {}
+        """(shard, generation) -> the largest of all parameters that it has had."""
         self._shards: dict[tuple[int, int, int], Array] = {}
-        """(shard, generation, version) -> its parameters."""
+        """(shard, generation, version) -> its parameters, as workers see them."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         """A server answers: as it is now, it is at this version."""
         if not isinstance(effect, Send) or not isinstance(effect.message, _ANSWERS):
             return
-        answer = effect.message
-        w = process.machine.serving.shard.w  # type: ignore[attr-defined]
-        known = self._shards.setdefault((answer.shard, answer.generation, answer.version), w.copy())
-        if not np.array_equal(known, w):
+        answer, serving = effect.message, process.machine.serving  # type: ignore[attr-defined]
+        is_rounded = serving.summary.precision != "float32"
+        if is_rounded and answer.values.dtype == np.float32:
+            return  # It is evaluated, and no model is made of it.
+        seen = as_float32(serving.summary.of(serving.shard))
+        key = (answer.shard, answer.generation, answer.version)
+        if not np.array_equal(self._shards.setdefault(key, seen.copy()), seen):
             raise self.broken(f"{process} has two states that are version {answer.version}")
+        if is_rounded:
+            self._check_is_near(process, key[:2], seen, serving.shard.w)
+
+    def _check_is_near(self, process: Process, key: tuple[int, int], seen: Array, w: Array) -> None:
+        largest = max(float(np.abs(w).max(initial=0.0)), self._largest.get(key, 0.0))
+        self._largest[key] = largest
+        if np.abs(seen - w).max(initial=0.0) > NEARLY * largest:
+            raise self.broken(f"of {process} workers see what it has never been")
 
     def on_message(self, process: Process, peer: Peer, message: m.Message) -> None:
         """A worker is about to get an answer: from now on its model is looked at."""
