@@ -142,7 +142,8 @@ def beat_age_s(directory: Path, now: float) -> float | None:
     """How long ago a coordinator has touched its lock; None if nobody ever had this run.
 
     That takes no room on the disk: one that cannot write any more is still seen to work. Where not
-    even that can be done it is 0: nothing can be seen, and nobody is to be blamed for it.
+    even that can be done it is 0: nothing can be seen, and nobody is to be blamed for it. (Nor can
+    anything be seen by who has mounted it read-only for himself.)
     """
     try:
         age_s = now - (directory / LOCK).stat().st_mtime
@@ -153,7 +154,7 @@ def beat_age_s(directory: Path, now: float) -> float | None:
 
 def refusal(directory: Path) -> str:
     """Why the file system of a run directory does not even take the time of a file: "Read-only file
-    system", since it has met an error. "" if it does, or if we are not allowed to try.
+    system", since it has met an error. "" if it does, or if we are not its owner.
 
     To ask for the mount is not enough: ext4 has a state in which it is read-only and says so only
     to those who write.

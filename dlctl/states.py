@@ -72,10 +72,18 @@ def kept(run_directory: Path, servers: Servers) -> list[Kept]:
     for directory in reversed(places(run_directory, servers)):
         for path in sorted(directory.glob("shard-*")) if directory.is_dir() else []:
             match = _NAME.fullmatch(path.name)
-            if match:
+            # One that was never made hides no other, neither here nor from a server.
+            if match and not (int(match[1]) in found and _is_empty(path)):
                 look = _mapped if match[2] == "state" else _logged
                 found[int(match[1])] = look(run_directory.name, int(match[1]), path)
     return [found[shard] for shard in sorted(found)]
+
+
+def _is_empty(path: Path) -> bool:
+    try:
+        return path.suffix == ".state" and not path.lstat().st_size
+    except OSError:
+        return True
 
 
 def bytes_held(run_directory: Path, servers: Servers) -> int:

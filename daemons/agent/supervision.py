@@ -95,8 +95,9 @@ class Supervision:
             self._beat, self._beat_at = beat, now
         elif self._pidfd >= 0 and now - self._beat_at > self.still_s:
             self._beat_at = now
-            if runs.refusal(self.directory):
-                return  # That the lock keeps its time says nothing about the coordinator.
+            if why := runs.refusal(self.directory):  # Then its time says nothing.
+                log.warning("nobody sees whether the coordinator works: %s", why)
+                return
             log.warning("the coordinator has stood still for %.0f s: it is killed", self.still_s)
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

@@ -26,6 +26,7 @@ from dlctl.shards.base import Point, Spec
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.records import Bytes
 
+MARGIN_BYTES = 1 << 20
 _PARTS_MAX = 512
 """Of one writev; the kernel takes 1024."""
 
@@ -66,35 +67,45 @@ class DiskLog:
     # ------------------------------------------------------------ writing
 
     def check_room(self, size_bytes: int) -> None:
-        """Raises NoRoom if a base of this size cannot be written now."""
-        if shutil.disk_usage(self.directory).free < size_bytes:
+        """Raises NoRoom if a base of this size cannot be written now, and leave some room: whoever
+        fills a disk to its end takes the room for records of others, too."""
+        if shutil.disk_usage(self.directory).free < size_bytes + MARGIN_BYTES:
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise failure("write the state", self.directory, full, size_bytes)
 
     def begin(self, number: int, parts: list[Bytes]) -> None:
-        """Until the base has its name, what was there before is as it was."""
         base, journal = self._path("base", number), self._path("journal", number)
+        size_bytes = sum(map(len, parts))
+        self.check_room(size_bytes)
         unfinished = base.with_name(base.name + ".tmp")
         begun = -1
         try:
             begun = _begin_journal(journal)
             _write_file(unfinished, parts)
+        except OSError as error:  # All is as before, and others may need the room.
+            if begun >= 0:
+                os.close(begun)
+            for path in (unfinished, journal):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+            raise failure("write the state", base, error, size_bytes) from error
+        # From here on who comes next may find this base: the old journal must not grow any more.
+        self._use(begun, journal, base)
+        try:
             unfinished.replace(base)
             self._sync_directory()
         except OSError as error:
-            for path in (unfinished, journal):  # Others may need the room.
-                with suppress(OSError):
-                    path.unlink(missing_ok=True)
-            if begun >= 0:
-                os.close(begun)
-            size_bytes = sum(map(len, parts))
+            self._use(-1, journal, base)
             raise failure("write the state", base, error, size_bytes) from error
-        if self._journal >= 0:
-            os.close(self._journal)
-        self._journal, self._journal_path, self._base_path = begun, journal, base
         for old in [*self._paths("base"), *self._paths("journal")]:
             if old.name.rpartition("-")[2] != f"{number:012d}":
                 old.unlink(missing_ok=True)
+
+    def _use(self, descriptor: int, journal: Path, base: Path) -> None:
+        """Records go there from now on; -1: nowhere."""
+        if self._journal >= 0:
+            os.close(self._journal)
+        self._journal, self._journal_path, self._base_path = descriptor, journal, base
 
     def append(self, parts: list[Bytes]) -> None:
         try:
@@ -212,6 +223,7 @@ class DiskLogs:
     def reopen(self, spec: Spec) -> Journaled:
         """Raises Held while another process has it open, NoRoom if it could not be written anew;
         `resume` says if it is unusable."""
+        self._storage = None  # Of an attempt before: both at once may be more than the memory has.
         log = self._open(spec)
         log.check_room(spec.vector_bytes)
         self._storage = Journaled(log, spec, self.point)

@@ -89,8 +89,10 @@ def create_locked(path: Path) -> int:
                 os.close(descriptor)
                 raise DlctlError(IN_THE_WAY, where=str(path)) from error
             Event().wait(LOCK_RETRY_S)
-        else:
-            return descriptor
+        if not is_there(path, descriptor):
+            os.close(descriptor)
+            raise DlctlError(IN_THE_WAY, where=str(path))
+        return descriptor
 
 
 def _open(path: Path, create: bool) -> int:

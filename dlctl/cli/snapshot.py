@@ -164,7 +164,7 @@ def load(directory: Path) -> Snapshot:
     rows = [_in_truth(row, is_live) for row in rows]
     rows.sort(key=lambda row: natural(row["name"]))
     pid = run["pid"] if there else None
-    beat_age_s = runs.beat_age_s(directory, now)
+    beat_age_s = None if pid is None else runs.beat_age_s(directory, now)
     return Snapshot(directory, run, rows, state, reason, is_live, now, pid, beat_age_s)
 
 

@@ -105,9 +105,10 @@ def _coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
     elif row["state"] == GONE:
         since = "" if heard_at is None else f" since {values.duration(snapshot.now - heard_at)}"
         text = f"is gone{since} (pid {snapshot.run.get('pid')})"
-        if snapshot.is_live and (dead := report.dead_disk(snapshot)):
-            text += f"; its agent cannot start another one: {dead}"
-            step = f"{report.mend_disk(snapshot)}; then dlctl recover {job}"
+        why, mend = _disk(snapshot)
+        if snapshot.is_live and why:
+            text += f"; its agent may not be able to start another one: {why}"
+            step = f"{mend}; then dlctl recover {job}"
             yield Trouble(COORDINATOR, text, step, heard_at, number)
         elif snapshot.is_live:
             command = f"dlctl recover {job}, if that does not end"
@@ -134,15 +135,21 @@ def _coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
 def _unwritten(snapshot: Snapshot, row: Row, unwritten_s: float) -> Trouble:
     """Of a coordinator that works and whose words do not reach the disk."""
     written_at = values.number(row.get("updated_at"))
-    full, dead = report.full_disk(snapshot), report.dead_disk(snapshot)
-    why = full or dead
+    why, mend = _disk(snapshot)
     text = f"cannot write the run's database{f': {why}' if why else ''}; what is shown is"
     text += f" {values.duration(unwritten_s)} old ({values.clock(written_at, snapshot.now)})"
     if snapshot.state in READY:
         text += _training(snapshot)
     logs = f"dlctl logs {COORDINATOR} -l warning -j {snapshot.run_id}"
-    step = report.make_room(snapshot) if full else report.mend_disk(snapshot) if dead else logs
-    return Trouble(COORDINATOR, text, step, written_at, incarnation(row))
+    return Trouble(COORDINATOR, text, mend or logs, written_at, incarnation(row))
+
+
+def _disk(snapshot: Snapshot) -> tuple[str, str]:
+    """(why nothing can be written in the run directory, what to do about it); "" if that can be."""
+    if full := report.full_disk(snapshot):
+        return full, report.make_room(snapshot)
+    dead = report.dead_disk(snapshot)
+    return dead, report.mend_disk(snapshot) if dead else ""
 
 
 def _training(snapshot: Snapshot) -> str:

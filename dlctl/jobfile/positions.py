@@ -14,10 +14,11 @@ PARTS_MAX = 32
 PLACES_MAX = 50_000
 """Of more keys and array elements only the first are known."""
 
+# No group is possessive: Python before 3.11.5 (Debian 12 has 3.11.2) loses its way in such a one.
 _TOKEN = re.compile(
     r'''(?P<space>[ \t\r]++|\#[^\n]*+)
-      | (?P<text>"""(?:[^"\\]++|\\[\s\S]|"(?!""))*+"{3,5} | \'\'\'[\s\S]*?'{3,5}
-                | "(?:[^"\\\n]++|\\.)*+" | '[^'\n]*+')
+      | (?P<text>"""(?:[^"\\]++|\\[\s\S]|"(?!""))*"{3,5} | \'\'\'[\s\S]*?'{3,5}
+                | "(?:[^"\\\n]++|\\.)*" | '[^'\n]*+')
       | (?P<bare>[^\s\[\]{}=,"'#]++)
       | (?P<mark>[\n\[\]{}=,])''',
     re.VERBOSE,

@@ -38,6 +38,7 @@ from dlctl.roles.doors import Doors, guests_in
 from dlctl.roles.effects import ArraysLoaded, ArraysSaved, CoordinatorGone, LoadArrays
 from dlctl.roles.gathering import Gathering
 from dlctl.roles.lifeline import Lifeline
+from dlctl.roles.room import Room
 from dlctl.roles.saving import Saving
 from dlctl.roles.serving import Serving
 from dlctl.roles.travelling import FileSealed, FilesMissing, saved_file
@@ -45,9 +46,6 @@ from dlctl.roles.vectors import Vectors
 from dlctl.roles.waste import Waste
 from dlctl.shards.base import Extras, Held, NoRoom, Shard, Spec, Storages, W
 from dlctl.shards.memory import InMemory
-
-ROOM_RETRY_S = 1.0
-"""Between two attempts to go on with a state while the disk is full."""
 
 
 class Server:
@@ -84,9 +82,7 @@ class Server:
         self._lifeline = Lifeline()
         self._gathering = Gathering(self.desk)
         self._restoring = False
-        self._without_room: m.Assign | None = None
-        """What this server is to take charge of as soon as there is room, and when it tries."""
-        self._try_at = 0.0
+        self._room = Room()
         self._report_at = 0.0
 
     # ------------------------------------------------------------ the machine
@@ -102,8 +98,8 @@ class Server:
             case DeadlineReached():
                 self.desk.do(*self.desk.outstanding.due(now))
                 self._gathering.on_deadline(now)
-                if self._without_room is not None and now >= self._try_at:
-                    self._on_assign(self._without_room, now)
+                if (assign := self._room.due(now)) is not None:
+                    self._begin(assign, now)
                 if self._lifeline.is_over(now):
                     self.desk.do(Exit(0, "no word from the coordinator for too long"))
             case ArraysLoaded(arrays, state):
@@ -123,8 +119,7 @@ class Server:
 
     def deadline(self) -> float | None:
         times = [self.desk.outstanding.deadline(), self._report_at if self._welcome else None]
-        times += [self._lifeline.deadline(), self._gathering.deadline()]
-        times += [self._try_at] if self._without_room is not None else []
+        times += [self._lifeline.deadline(), self._gathering.deadline(), self._room.deadline()]
         return min((t for t in times if t is not None), default=None)
 
     def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
@@ -174,20 +169,21 @@ class Server:
             self._wanted = message.settings | self._wanted
 
     def _on_assign(self, message: m.Assign, now: float) -> None:
-        if self._welcome is None:
-            return
+        """It comes again until it is answered; who waits for room goes by a clock of its own."""
+        if self._welcome is not None and self._room.wanted_for is None:
+            self._begin(message, now)
+
+    def _begin(self, message: m.Assign, now: float) -> None:
+        assert self._welcome is not None
         if self.serving is None:
             try:
                 self.serving = self._take_charge(message, self._welcome)
             except RemoteProtocolError:
                 raise
             except DlctlError as error:
-                if isinstance(error, NoRoom) and message.keep:
-                    self._wait_for_room(message, error, now)
-                else:
-                    self._fail(error)
+                self._do_without(message, error, now)
                 return
-            self._without_room = None
+            self._room.found()
             self._vectors = Vectors(self.serving.shard)
             self._apply(self._wanted)
             if message.restore and not message.keep:
@@ -224,24 +220,20 @@ class Server:
             **extras,
         )  # fmt: skip
 
-    def _fail(self, error: DlctlError) -> None:
-        """There is no shard to serve. Only a state that is held by another process may come free;
-        what was kept and cannot be used must not be replaced by zeros without a word."""
-        words = self._tell(error, fatal=not isinstance(error, Held))
-        self.desk.do(Exit(1, words))
-
-    def _tell(self, error: DlctlError, *, fatal: bool) -> str:
-        """What is wrong, to the coordinator and in our log."""
+    def _do_without(self, message: m.Assign, error: DlctlError, now: float) -> None:
+        """There is no shard to serve. One that was kept and has no room waits for it: another
+        process would do no better. What was kept and cannot be used must not be replaced by zeros
+        without a word; only a state that is held by another process may come free.
+        """
+        waits = isinstance(error, NoRoom) and message.keep
+        if waits and not self._room.wait(message, now):
+            return
         words = "; ".join(filter(None, (error.message, error.hint)))
-        self.desk.send(COORDINATOR, m.Failed(self.birth.name, words, error.where or "", fatal))
+        is_fatal = not (waits or isinstance(error, Held))
+        self.desk.send(COORDINATOR, m.Failed(self.birth.name, words, error.where or "", is_fatal))
         self.desk.note("error", words, where=error.where)
-        return words
-
-    def _wait_for_room(self, message: m.Assign, error: DlctlError, now: float) -> None:
-        """What was kept is on the disk, whole, and can wait: another process would do no better."""
-        if self._without_room is None:
-            self._tell(error, fatal=False)
-        self._without_room, self._try_at = message, now + ROOM_RETRY_S
+        if not waits:
+            self.desk.do(Exit(1, words))
 
     def _restore(self, serving: Serving) -> None:
         self._restoring = True
@@ -350,7 +342,7 @@ class Server:
 
     def phase(self) -> tuple[str, str]:
         """(what this server does, whom it waits for)."""
-        if self._without_room is not None:
+        if self._room.wanted_for is not None:
             return NO_ROOM, ""
         if self.serving is None:
             return "waiting for the size of the model", "worker-0"

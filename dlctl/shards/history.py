@@ -74,9 +74,15 @@ class History:
         """Positions in all of them."""
         self._values = np.empty(0, np.float32)
         """What the newest of them has left."""
+        self.forgotten = 0
+        """How often that was: values may have changed without their version."""
 
     def forget(self) -> None:
         """Somebody has written to the shard: no difference to an earlier version is known."""
+        self.forgotten += 1
+        self._clear()
+
+    def _clear(self) -> None:
         self._version = None
         self._updates.clear()
         self._total, self._values = 0, np.empty(0, np.float32)
@@ -89,7 +95,7 @@ class History:
         where = delta.indices
         is_known = where is not None and where.size <= self._size // PART
         if not is_known or self._version != version - 1:
-            self.forget()
+            self._clear()
         if where is None or not is_known:
             return rule
         self._version = version

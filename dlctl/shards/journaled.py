@@ -64,7 +64,8 @@ class Log(Protocol):
 
     def begin(self, number: int, parts: list[Bytes]) -> None:
         """Write a base and begin its journal; remove all others when both are on the disk. Raises
-        NoRoom if there is none for it; then all is as before, and records may follow."""
+        NoRoom if there is none for it: either all is as before, and records may follow, or the base
+        may be there already, and `append` refuses all."""
         ...
 
     def append(self, parts: list[Bytes]) -> None:
@@ -169,7 +170,7 @@ class Journaled(Memory):
 
     def _rotate(self) -> None:
         """Begin the journal anew, if there is room for a base. There is a later time if not: what
-        was committed is in the journal that there is."""
+        was committed is in the journal that there is, and in the base, should that be there."""
         try:
             self._write_base()
         except NoRoom:

@@ -13,9 +13,9 @@ number of roundings (sigma-delta modulation; Tang et al., "DoubleSqueeze", ICML 
 servers of SGD).
 
 There is one summary per shard and not one per worker, and it is made once per version, when the
-first worker asks for that. So all answers for a version agree, whole or of changes, first or
-repeated; a version that nobody asks for costs nothing. Rounded is what has changed since the
-version that was summed up last, and everything where the history does not say what that is. Who
+first worker asks for that. So all answers of a server for a version agree, whole or of changes,
+first or repeated; a version that nobody asks for costs nothing. Rounded is what has changed since
+the version that was summed up last, and everything where the history does not say what that is. Who
 has the summary of an earlier version, as the history knows it, differs from this one only in
 elements that were touched since.
 
@@ -25,10 +25,8 @@ again, or a dense update comes.
 
 A value that does not fit ends the summary: from then on everybody gets the parameters themselves,
 and first all of them. To saturate would be an error that only grows. A server that comes after this
-one begins with a rest of 0; its generation is another one, so nobody mixes the two.
-
-For methods in which "w" changes with its version only. One that writes to it otherwise is refused
-with the job file.
+one begins with a rest of 0; its generation is another one, so nobody mixes the two. Replicas that
+fetch one version of both may differ by a last bit.
 """
 
 from __future__ import annotations
@@ -53,6 +51,8 @@ class Summary:
         """Of what is sent; "float32" as soon as a value does not fit into what was asked for."""
         self._version: int | None = None
         """That has been summed up last; None: there was none."""
+        self._forgotten = 0
+        """How often the history had been forgotten then."""
         self._seen: Array = _NOTHING
         """16 bits [n]"""
         self._rest: Array = _NOTHING
@@ -65,7 +65,8 @@ class Summary:
         """
         if self.precision == "float32":
             return shard.w
-        if self._version != shard.version and not self._advance(shard):
+        of = (shard.version, shard.history.forgotten)
+        if (self._version, self._forgotten) != of and not self._advance(shard):
             self.precision, self._seen, self._rest = "float32", _NOTHING, _NOTHING
             # What others have was rounded: to put exact changes on it would mix the two.
             shard.history.forget()
@@ -79,8 +80,9 @@ class Summary:
             self._rest = np.zeros(shard.size, np.float32)
             self._seen = np.empty(shard.size, _DTYPES[self.precision])
         else:
-            touched = shard.history.touched(self._version, shard.version)
-        self._version = shard.version
+            is_known = self._forgotten == shard.history.forgotten
+            touched = shard.history.touched(self._version, shard.version) if is_known else None
+        self._version, self._forgotten = shard.version, shard.history.forgotten
         if touched is None:
             parts = parallel.in_parts(shard.size, lambda lo, hi: self._round(shard.w, lo, hi))
             return all(parts)

@@ -30,7 +30,10 @@ def test_a_port_that_somebody_has_is_a_fault_and_its_owner_is_named(own_place, d
     assert f"port {port} is taken by pid {os.getpid()}: " in found["coordinator"]["found"]
     assert found["keys"]["mark"] == WARNING
     assert found["torch"]["mark"] == OK
-    assert json.loads(out)["faults"] == 1
+    # The ports behind it are those of the servers: somebody else may have one just now.
+    faults = {subject for subject, row in found.items() if row["mark"] == FAULT}
+    assert {"coordinator"} <= faults <= {"coordinator", "server-0"}
+    assert json.loads(out)["faults"] == len(faults)
     assert (code, "next: mend what is marked" in err) == (1, True)
     assert "then again: dlctl doctor job.toml" in err
     assert not (own_place / "runs").exists()

@@ -347,6 +347,16 @@ def no_room(*_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def train_until_it_fails(shard, updates, taken):
+    """Snapshots of what was committed go to `taken`; returns the error of what was not."""
+    try:
+        for number, delta in enumerate(updates, 1):
+            taken += train(shard, [delta], begin_with=number)
+    except DlctlError as error:
+        return error
+    raise AssertionError("all of it could be written")
+
+
 def test_without_room_for_a_base_the_journal_grows_on(tmp_path, monkeypatch, short_journals):
     shard, updates = begun(tmp_path / "state"), deltas(40)
     with monkeypatch.context() as full:
@@ -360,6 +370,25 @@ def test_without_room_for_a_base_the_journal_grows_on(tmp_path, monkeypatch, sho
     train(shard, updates[20:], begin_with=21)
     assert shard.storage._log.bases() > before, "there was room, and it began anew"
     let_go(shard)
+
+
+def test_nothing_is_acknowledged_behind_a_base_that_may_have_its_name_or_not(
+    tmp_path, monkeypatch, short_journals
+):
+    """The name of a new base is there, and that it would stay there could not be made sure of: who
+    comes next begins with it. Records behind the base of before would be lost.
+    """
+    shard, updates, taken = begun(tmp_path / "state"), deltas(40), []
+    monkeypatch.setattr(DiskLog, "_sync_directory", no_room)
+    error = train_until_it_fails(shard, updates, taken)
+    assert error.message.startswith("cannot write to the journal")
+    monkeypatch.undo()
+    monkeypatch.setattr(Journaled, "_state_bytes", lambda self: 10**6)
+    assert len(taken) > 2
+    let_go(shard)
+    again, meta = found(tmp_path / "state")
+    assert meta["commits"] >= len(taken)
+    assert again.version == meta["commits"]
 
 
 @pytest.mark.parametrize("is_seen", [True, False], ids=["seen", "a quota, which nobody sees"])

@@ -310,6 +310,25 @@ def test_nothing_comes_back_of_a_run_that_is_over_or_was_removed(
     assert states.kept(again.run, again.servers) == []
 
 
+@pytest.mark.parametrize("empty", [SHARED, ON_DISK])
+def test_a_file_that_was_begun_in_the_other_place_hides_the_state_from_nobody(
+    make: MakeKept, empty: str
+) -> None:
+    """A server was killed, or given up, between making the file and setting its room aside."""
+    kept = make("process")
+    kept.push(0)
+    kept.die()
+    shared, on_disk = (place / "shard-0.state" for place in states.places(kept.run, kept.servers))
+    on_disk.parent.mkdir(mode=0o700)
+    begun, whole = (shared, on_disk) if empty == SHARED else (on_disk, shared)
+    if begun == shared:
+        shared.rename(on_disk)
+    begun.touch(mode=0o600)
+    (found,) = states.kept(kept.run, kept.servers)
+    assert (found.path, found.problem) == (whole, "")
+    assert snapshot(kept.found()[0]) == snapshot(kept.model)
+
+
 @pytest.mark.parametrize("durability", ["process", "disk"])
 def test_a_real_server_puts_its_files_back_and_its_successor_has_every_push(
     make_run: MakeRun, durability: str

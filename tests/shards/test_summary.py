@@ -48,6 +48,20 @@ def test_on_average_workers_see_what_is_there(precision: Precision, where: tuple
 
 
 @both
+def test_values_that_were_written_without_a_new_version_are_seen(precision: Precision) -> None:
+    """As a method does that the coordinator drives; and a sparse update behind it hides nothing."""
+    shard, summary = shard_of(np.ones(8)), Summary(precision)
+    summary.of(shard)
+    shard.w[:] = 2.0
+    shard.history.forget()
+    assert as_float32(summary.of(shard)).tolist() == [2.0] * 8
+    shard.w[:] = 3.0
+    shard.history.forget()
+    step(shard, 1.0, 0)
+    assert as_float32(summary.of(shard)).tolist() == [4.0] + [3.0] * 7
+
+
+@both
 def test_steps_below_the_last_bit_are_seen_long_before_they_add_up_to_one(
     precision: Precision,
 ) -> None:

@@ -30,6 +30,8 @@ class FetchesChecker(Checker):
         """Slices that were put into a model."""
         self._largest: dict[tuple[int, int], float] = {}
         """(shard, generation) -> the largest of all parameters that it has had."""
+        self._exact: set[tuple[Process, Peer, int]] = set()
+        """(server, who asks, request) of those that are to be exact."""
         self._shards: dict[tuple[int, int, int], Array] = {}
         """(shard, generation, version) -> its parameters, as workers see them."""
 
@@ -39,8 +41,10 @@ class FetchesChecker(Checker):
             return
         answer, serving = effect.message, process.machine.serving  # type: ignore[attr-defined]
         is_rounded = serving.summary.precision != "float32"
-        if is_rounded and answer.values.dtype == np.float32:
+        if is_rounded and (process, effect.peer, answer.request) in self._exact:
             return  # It is evaluated, and no model is made of it.
+        if is_rounded and answer.values.itemsize != 2:
+            raise self.broken(f"{process} does not round what {effect.peer!r} trains with")
         seen = as_float32(serving.summary.of(serving.shard))
         key = (answer.shard, answer.generation, answer.version)
         if not np.array_equal(self._shards.setdefault(key, seen.copy()), seen):
@@ -56,6 +60,8 @@ class FetchesChecker(Checker):
 
     def on_message(self, process: Process, peer: Peer, message: m.Message) -> None:
         """A worker is about to get an answer: from now on its model is looked at."""
+        if isinstance(message, m.Fetch) and message.exact:
+            self._exact.add((process, peer, message.request))
         training = getattr(process.machine, "training", None)
         if isinstance(message, _ANSWERS) and training is not None:
             training.fetcher.placed = lambda *placed: self._on_placed(process, *placed)
