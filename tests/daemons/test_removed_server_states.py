@@ -325,7 +325,7 @@ def test_a_file_that_was_begun_in_the_other_place_hides_the_state_from_nobody(
         shared.rename(on_disk)
     begun.touch(mode=0o600)
     (found,) = states.kept(kept.run, kept.servers)
-    assert (found.path, found.problem) == (whole, "")
+    assert (found.path, found.version) == (whole, 1)
     assert snapshot(kept.found()[0]) == snapshot(kept.model)
 
 
