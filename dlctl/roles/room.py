@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlctl import messages as m
 
-RETRY_S, RETRY_S_MAX = 1.0, 10.0
+RETRY_S, RETRY_S_MAX = 1.0, 4.0
 """Between two attempts; each pause is longer, because an attempt may read all that was kept."""
 
 
