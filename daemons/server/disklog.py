@@ -27,6 +27,7 @@ from dlctl.shards.journaled import Journaled
 from dlctl.shards.records import Bytes
 
 MARGIN_BYTES = 1 << 20
+"""What a new base has to leave free, for the records of others on the same disk."""
 _PARTS_MAX = 512
 """Of one writev; the kernel takes 1024."""
 

@@ -75,7 +75,7 @@ class History:
         self._values = np.empty(0, np.float32)
         """What the newest of them has left."""
         self.forgotten = 0
-        """How often that was: values may have changed without their version."""
+        """How often `forget` was called: the values may have changed while the version has not."""
 
     def forget(self) -> None:
         """Somebody has written to the shard: no difference to an earlier version is known."""

@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from scenarios import LIMIT_S, SCENARIOS
 
 from dlctl.sim.checkers import LivenessChecker, PromiseBroken
+from dlctl.sim.disk import NO_SPACE
 from dlctl.sim.simulation import Outcome, Simulation
 
 _PR_SET_PDEATHSIG = 1
@@ -36,6 +37,8 @@ class Result:
     pushes: int
     faults: int
     """Those that met somebody, without lost and repeated messages."""
+    had_room: bool = True
+    """False: `found_no_room`."""
 
     @property
     def replay(self) -> str:
@@ -50,24 +53,35 @@ def finish(simulation: Simulation) -> Outcome:
     if not world.over():
         waits = next(c for c in simulation.checkers if isinstance(c, LivenessChecker))
         raise waits.broken(f"not over after {LIMIT_S:.0f} s: {waits.who_waits(world.timeline.now)}")
-    if outcome.state != "finished":
+    if outcome.state != "finished" and not found_no_room(outcome):
         raise PromiseBroken("Outcome", f"the run is {outcome.state}: {outcome.reason}")
     return outcome
+
+
+def found_no_room(outcome: Outcome) -> bool:
+    """Whether it has ended because the disk was full when its shards were to be written there for
+    the first time. It does not wait for that: it has nothing to lose, and its user is looking on.
+
+    If its coordinator died in between, the next one may know no more than that a server is gone.
+    """
+    world = outcome.world
+    has_begun = outcome.state == "finished" or world.network.messages["Push"] > 0
+    return not has_begun and any(line.endswith(f" error: {NO_SPACE}") for line in world.trace)
 
 
 def examine(scenario: str, seed: int) -> tuple[Result, list[str]]:
     """What became of a seed, and its trace."""
     simulation = SCENARIOS[scenario](seed)
-    error = found_by = ""
+    error, found_by, had_room = "", "", True
     try:
-        finish(simulation)
+        had_room = not found_no_room(finish(simulation))
     except Exception as caught:  # A role may fail in any way: that is what is looked for.
         found_by = caught.checker if isinstance(caught, PromiseBroken) else type(caught).__name__
         error = str(caught) or repr(caught)
     world = simulation.world
     result = Result(
         scenario, seed, error, found_by, world.digest(), world.network.messages["Push"],
-        simulation.injector.struck.total() + world.crash_points.crashes,
+        simulation.injector.struck.total() + world.crash_points.crashes, had_room,
     )  # fmt: skip
     return result, world.trace
 
@@ -91,6 +105,8 @@ class Summary:
     faults: int = 0
     fewest_pushes: int = 10**9
     fewest_faults: int = 10**9
+    without_room: int = 0
+    """Runs that ended before they had begun."""
     failures: list[Result] = field(default_factory=list)
 
     def add(self, result: Result) -> None:
@@ -99,6 +115,9 @@ class Summary:
         self.faults += result.faults
         if result.error:
             self.failures.append(result)
+            return
+        if not result.had_room:
+            self.without_room += 1
             return
         self.fewest_pushes = min(self.fewest_pushes, result.pushes)
         self.fewest_faults = min(self.fewest_faults, result.faults)
@@ -110,6 +129,7 @@ class Summary:
             f"{total} seeds in {self.seconds:.0f} s ({runs})",
             f"per seed {self.pushes / total:.0f} pushes (at least {self.fewest_pushes}) and "
             f"{self.faults / total:.1f} faults (at least {self.fewest_faults})",
+            f"{self.without_room} found no room for their shards when they began",
             f"{len(self.failures)} failed",
         ]
         for failure in self.failures:

@@ -4,6 +4,7 @@ blamed for that, and what somebody else has said meanwhile is not taken for its 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -87,6 +88,16 @@ def test_a_server_waits_for_room_for_its_shard_however_long_that_takes():
     assert found == [("starting", 2, "waiting for room"), ("running", 2, "serving")]
     assert outcome.store.texts("silent") == []
     assert outcome.store.texts("error") == ["no space left on device"], "said once"
+
+
+def test_a_run_without_room_for_its_shards_at_its_start_says_so_and_ends():
+    simulation = begun(LONG_S, durability="disk", seconds=SHORT_S)
+    simulation.at(0.2, lambda: setattr(simulation.world.disk, "full", 1))
+    outcome = simulation.run(SHORT_S)
+    assert outcome.state == "failed"
+    assert re.fullmatch("server-.: no space left on device", outcome.reason)
+    assert outcome.network.messages["Push"] == 0
+    assert outcome.left_behind == []
 
 
 def test_a_server_whose_log_is_full_ends_and_the_next_one_goes_on_when_there_is_room():
