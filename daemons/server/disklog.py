@@ -43,8 +43,15 @@ class DiskLog:
         self.shard = shard
         self._lock_path = directory / f"shard-{shard}.lock"
         self._lock = open_locked(self._lock_path, create=True)
+        self._remove_unfinished()
         self._journal = -1
         self._base_path = self._journal_path = directory
+
+    def _remove_unfinished(self) -> None:
+        """A base that somebody died over takes the room that is needed to write it anew."""
+        for path in self.directory.glob(f"shard-{self.shard}.base-*.tmp"):
+            with suppress(OSError):
+                path.unlink()
 
     def _path(self, kind: str, number: int) -> Path:
         return self.directory / f"shard-{self.shard}.{kind}-{number:012d}"
@@ -69,10 +76,13 @@ class DiskLog:
 
     def check_room(self, size_bytes: int) -> None:
         """Raises NoRoom if a base of this size cannot be written now, and leave some room: whoever
-        fills a disk to its end takes the room for records of others, too."""
-        if shutil.disk_usage(self.directory).free < size_bytes + MARGIN_BYTES:
-            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            raise failure("write the state", self.directory, full, size_bytes)
+        fills a disk to its end takes the room for records of others, too. DlctlError if nobody
+        knows."""
+        try:
+            if shutil.disk_usage(self.directory).free < size_bytes + MARGIN_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise failure("write the state", self.directory, error, size_bytes) from error
 
     def begin(self, number: int, parts: list[Bytes]) -> None:
         base, journal = self._path("base", number), self._path("journal", number)

@@ -80,19 +80,23 @@ def create_locked(path: Path) -> int:
         raise DlctlError(IN_THE_WAY, where=str(path)) from error
     except OSError as error:
         raise failure("make the state", path, error) from error
-    until = time.monotonic() + GLANCE_S
+    if _is_locked_within(GLANCE_S, descriptor) and is_there(path, descriptor):
+        return descriptor
+    os.close(descriptor)
+    raise DlctlError(IN_THE_WAY, where=str(path))
+
+
+def _is_locked_within(limit_s: float, descriptor: int) -> bool:
+    until = time.monotonic() + limit_s
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        except BlockingIOError:
             if time.monotonic() >= until:
-                os.close(descriptor)
-                raise DlctlError(IN_THE_WAY, where=str(path)) from error
+                return False
             Event().wait(LOCK_RETRY_S)
-        if not is_there(path, descriptor):
-            os.close(descriptor)
-            raise DlctlError(IN_THE_WAY, where=str(path))
-        return descriptor
+        else:
+            return True
 
 
 def _open(path: Path, create: bool) -> int:

@@ -201,10 +201,10 @@ def _daemon(snapshot: Snapshot, row: Row) -> Iterator[Trouble]:
         helps = f"dlctl restart {name} {job}" if state == "slow" else ""
         text = _slow(snapshot, row)
         yield Trouble(name, text, helps, heard_at, number, is_grave=state == "slow")
-    elif state == "starting" and isinstance(last, Mapping):
-        text = (
-            f"{died(last, snapshot.now)}; a new one starts{_phase(row)}{_meanwhile(snapshot, row)}"
-        )
+    elif state == "starting" and (isinstance(last, Mapping) or row.get("phase") == NO_ROOM):
+        # A coordinator that came after it does not know how the one before ended.
+        text = f"{died(last, snapshot.now)}; a new one starts" if last else "starts"
+        text += f"{_phase(row)}{_meanwhile(snapshot, row)}"
         yield Trouble(name, text, _to_start(row, job), at, number - 1)
     elif isinstance(last, Mapping) and last.get("code") and at and snapshot.now - at < RECENT_S:
         text = f"{died(last, snapshot.now)}; the new one is at work"

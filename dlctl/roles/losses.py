@@ -73,9 +73,10 @@ class Losses:
             for daemon in self.members.daemons.values():
                 daemon.heard_at = now
         self._was_cut_off = is_cut_off
+        is_held_up = bool(self.desk.unwritten) or self._is_without_room()
         for daemon in self.members.daemons.values():
             self._watch(daemon, now, is_cut_off)
-            self._watch_start(daemon, now)
+            self._watch_start(daemon, now, is_held_up)
         if self.of.evaluations.overdue(now):
             name = self.of.evaluations.worker
             self._kill(self.members.daemons[name], "its evaluation does not end", now)
@@ -89,13 +90,13 @@ class Losses:
         known = [d for d in self.members.daemons.values() if d.alive and d.registered]
         return len(known) > 1 and all(now - d.heard_at > self.slow_s for d in known)
 
-    def _watch_start(self, daemon: Daemon, now: float) -> None:
+    def _watch_start(self, daemon: Daemon, now: float, is_held_up: bool) -> None:
         """A replacement that does not come to work: the first start has a deadline of its own.
 
         As long as nothing can be put on record, it gets no epoch or generation, or waits for
         somebody who gets none: that is not its fault. Nor is a disk without room for its state.
         """
-        if daemon.registered and (self.desk.unwritten or self._is_without_room()):
+        if daemon.registered and is_held_up:
             daemon.held_up_at = now
         ready_s, begun = self.of.job.timeouts.ready_s, daemon.started_at
         late = begun is not None and now - max(begun, daemon.held_up_at) > ready_s

@@ -228,7 +228,9 @@ class Server:
         waits = isinstance(error, NoRoom) and message.keep
         if waits and not self._room.wait(message, now):
             return
-        words = "; ".join(filter(None, (error.message, error.hint)))
+        # It stays where it was kept: a place that is chosen now would not have it.
+        hint = "free some space there: it is tried again and again" if waits else error.hint
+        words = "; ".join(filter(None, (error.message, hint)))
         is_fatal = not (waits or isinstance(error, Held))
         self.desk.send(COORDINATOR, m.Failed(self.birth.name, words, error.where or "", is_fatal))
         self.desk.note("error", words, where=error.where)

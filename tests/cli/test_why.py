@@ -324,15 +324,19 @@ def test_whose_agent_may_not_be_able_to_start_a_coordinator_on_such_a_disk_hears
     assert "findmnt -T runs; then dlctl recover -j digits-7f3a" in why
 
 
-def test_a_server_without_room_for_its_shard_needs_room_and_no_other_help(run, dlctl_command):
+@pytest.mark.parametrize("is_known", [True, False], ids=["", "a new coordinator"])
+def test_a_server_without_room_for_its_shard_needs_room_and_no_other_help(
+    run, dlctl_command, is_known
+):
+    """How the one before it ended is not on record: a new coordinator does not know."""
     exited = {"code": -9, "text": "killed by SIGKILL", "at": time.time() - 3, "last_lines": []}
     run.daemon(
-        "server-0", state="starting", phase="waiting for room", last_exit=exited, incarnation=2,
-        updated_at=time.time(), **ME,
+        "server-0", state="starting", phase="waiting for room",
+        last_exit=exited if is_known else None, incarnation=2, updated_at=time.time(), **ME,
     )  # fmt: skip
     worker(run, 0, phase="pushing", waiting_for="server-0", waits_s=5.0, **ME)
     out = dlctl_command("why").out.splitlines()
-    assert "a new one starts (waiting for room); it goes on with its shard" in out[0]
+    assert "starts (waiting for room); it goes on with its shard" in out[0]
     said = "make room for its state; dlctl logs server-0 -l error -j digits-7f3a says where"
     assert out[1] == f"   next: {said}"
 

@@ -415,6 +415,31 @@ def test_who_finds_no_room_may_try_again_until_there_is_some(tmp_path, monkeypat
     assert snapshot(attempt()) == wanted
 
 
+def test_what_a_dead_server_has_not_finished_takes_no_room_from_the_next_one(tmp_path):
+    first = begun(tmp_path / "state")
+    wanted = train(first, deltas(3))[-1]
+    let_go(first)
+    unfinished = tmp_path / "state" / "shard-0.base-000000000007.tmp"
+    of_another = unfinished.with_name("shard-1.base-000000000007.tmp")
+    for path in (unfinished, of_another):
+        path.write_bytes(b"half of a base")
+    log = DiskLog(tmp_path / "state", 0)
+    assert not unfinished.exists()
+    assert of_another.exists()
+    log.close()
+    of_another.unlink()
+    assert snapshot(found(tmp_path / "state")[0]) == wanted
+
+
+def test_a_directory_that_is_gone_when_a_base_is_due_is_named(tmp_path):
+    log = DiskLog(tmp_path / "state", 0)
+    shutil.rmtree(tmp_path / "state")
+    with pytest.raises(DlctlError, match=r"cannot write the state of 4.*: No such file") as caught:
+        log.begin(1, [b"base"])
+    assert caught.value.where == str(tmp_path / "state")
+    log.close()
+
+
 def test_short_writes_are_completed(tmp_path, monkeypatch):
     real = os.writev
     monkeypatch.setattr(

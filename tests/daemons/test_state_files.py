@@ -214,7 +214,28 @@ def test_who_only_looks_at_a_state_that_is_being_made_does_not_keep_it_from_bein
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "open", opened_by_a_reader_too)
         descriptor = create_locked(path)
+    other = opens(path, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    os.close(other)
     os.close(descriptor)
+
+
+def test_a_state_that_somebody_else_keeps_locked_is_not_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("daemons.server.files.GLANCE_S", 0.1)
+    path, opens, others = tmp_path / "shard-0.state", os.open, []
+
+    def locked_by_another(*arguments):
+        descriptor = opens(*arguments)
+        others.append(opens(path, os.O_RDONLY))
+        fcntl.flock(others[-1], fcntl.LOCK_EX)
+        return descriptor
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", locked_by_another)
+        with pytest.raises(DlctlError, match="something else has taken the place"):
+            create_locked(path)
+    os.close(others[0])
 
 
 HOLDER = """
