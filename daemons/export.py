@@ -20,7 +20,7 @@ import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -199,7 +199,8 @@ def _replacing(output: Path) -> Iterator[Path]:
         hint = f"{look} {shlex.quote(str(output.parent))}"
         raise DlctlError(f"cannot write: {reason}", where=str(output), hint=hint) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # Where nothing can be written, not even what is not there.
+            temporary.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,8 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
             f"cannot write: {error.strerror}", where=str(path), hint=f"df -h {path.parent}"
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # Where nothing can be written, not even what is not there.
+            temporary.unlink(missing_ok=True)
 
 
 def _sync(directory: Path) -> None:

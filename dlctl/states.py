@@ -17,6 +17,7 @@ import fcntl
 import mmap
 import os
 import re
+import stat
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,7 +60,17 @@ def places(run_directory: Path, servers: Servers) -> list[Path]:
         return [Path(servers.state_dir) / run_directory.name]
     if servers.durability == "disk":
         return [run_directory / "state"]
-    return [shared_memory() / run_directory.name, run_directory / "state"]
+    ours = [shared_memory() / run_directory.name] if _may_be_ours(shared_memory()) else []
+    return [*ours, run_directory / "state"]
+
+
+def _may_be_ours(directory: Path) -> bool:
+    """Whether there is none, or it is ours: in shared memory anybody may make one of this name."""
+    try:
+        info = directory.lstat()
+    except OSError:
+        return True
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid()
 
 
 def kept(run_directory: Path, servers: Servers) -> list[Kept]:
@@ -88,8 +99,12 @@ def _is_empty(path: Path) -> bool:
 
 def bytes_held(run_directory: Path, servers: Servers) -> int:
     """What the states of a run take of memory or disk, in bytes."""
-    paths = [path for place in places(run_directory, servers) for path in place.glob("shard-*")]
-    return sum(path.lstat().st_size for path in paths)
+    held = 0
+    for place in places(run_directory, servers):
+        for path in place.glob("shard-*"):
+            with suppress(FileNotFoundError):  # A server has just replaced it.
+                held += path.lstat().st_size
+    return held
 
 
 def remove(run_directory: Path, servers: Servers) -> list[Path]:
@@ -137,7 +152,7 @@ def _read_image(descriptor: int, run_id: str, shard: int, in_use: bool) -> Json:
     if form.boot_id != boot_id():
         raise Unusable("it is of before a reboot: not all of it may have come to the disk")
     if in_use:
-        seen: Json = image.last_seen_commit(buffer, form).body["state"]
+        seen: Json = image.commit_of_living(buffer, form).body["state"]
         return seen
     newest = image.newest_commit(buffer, form)
     if not list(form.undo(buffer).pending(newest.number + 1, form.size)):
@@ -156,12 +171,17 @@ def _logged(run_id: str, shard: int, path: Path) -> Kept:
         if base is None:
             raise Unusable("it is damaged")
         body = base[0].body
-        if (body["run_id"], body["shard"]) != (run_id, shard):
-            raise Unusable(f"it is of shard {body['shard']} of run {body['run_id']}")
+        if (body.get("run_id"), body.get("shard")) != (run_id, shard):
+            raise Unusable(f"it is of shard {body.get('shard')} of run {body.get('run_id')}")
         since, _ = records.read_all(journal.read_bytes()) if journal.exists() else ([], 0)
+        if not path.exists():  # Its journal may be gone, too: the newest state is elsewhere.
+            raise Unusable("a server is writing it")
+        state = (since[-1].body if since else body).get("state")
+        if type(state) is not dict or type(state.get("meta", {})) is not dict:
+            raise Unusable("it has no state")
     except (OSError, DlctlError) as error:
         return Kept(shard, path, in_use, _words(error))
-    return _kept(shard, path, in_use, since[-1].body["state"] if since else body["state"])
+    return _kept(shard, path, in_use, state)
 
 
 def _kept(shard: int, path: Path, in_use: bool, state: Json) -> Kept:

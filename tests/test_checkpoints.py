@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import hashlib
 import json
 import os
@@ -77,6 +78,18 @@ def test_what_is_written_is_what_the_safetensors_library_reads(tmp_path):
     assert nbytes == (tmp_path / "a.safetensors").stat().st_size
     assert sha256 == hashlib.sha256((tmp_path / "a.safetensors").read_bytes()).hexdigest()
     assert os.listdir(tmp_path) == ["a.safetensors"]
+
+
+def test_a_file_system_that_takes_nothing_any_more_is_an_error_with_a_name(tmp_path, monkeypatch):
+    """It does not even let go what is not there."""
+
+    def refuse(*arguments, **options):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    for name in ("open", "unlink"):
+        monkeypatch.setattr(Path, name, refuse)
+    with pytest.raises(DlctlError, match="cannot write: Read-only file system"):
+        checkpoints.write_arrays(tmp_path / "shard-0.safetensors", {"w": W})
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing_and_names_the_path(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import sqlite3
@@ -21,6 +20,7 @@ from daemons.outgoing import AT_HOME, Outgoing
 from dlctl import keys, registry, runs
 from dlctl.errors import DlctlError
 from dlctl.launch import addresses, local
+from dlctl.locks import GLANCE_S, is_locked_within
 from dlctl.roles.coordinator import Coordinator
 from dlctl.roles.desk import COORDINATOR, EXIT_RESTART
 from dlctl.roles.journal import KeyRenewed, RenewKey
@@ -129,13 +129,10 @@ def _write_end(db: RunDb, reason: str) -> None:
 def _lock(directory: Path) -> int:
     """Hold the run directory for as long as this process lives. Raises DlctlError if it is held."""
     descriptor = os.open(directory / runs.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise DlctlError(
-            "another coordinator has this run", where=str(directory), hint="dlctl status"
-        ) from None
-    return descriptor
+    if is_locked_within(GLANCE_S, descriptor):
+        return descriptor
+    os.close(descriptor)
+    raise DlctlError("another coordinator has this run", where=str(directory), hint="dlctl status")
 
 
 process.main("coordinator", coordinate)

@@ -228,6 +228,8 @@ class Records:
             checkpoints.write_manifest(directory, manifest)
         except DlctlError as failure:
             error = f"{failure.message} ({failure.where})"
+        except OSError as failure:
+            error = str(failure)
         else:
             self._prune(directory, effect.keep)
         self.loop.post(j.CheckpointEnded(effect.number, error))

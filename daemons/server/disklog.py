@@ -20,6 +20,7 @@ from daemons.server.files import (
     is_there,
     open_locked,
     own_directory,
+    sync_directory,
 )
 from dlctl.errors import DlctlError
 from dlctl.shards.base import Point, Spec
@@ -37,7 +38,7 @@ class DiskLog:
 
     def __init__(self, directory: Path, shard: int) -> None:
         """Raises DlctlError, or Held."""
-        own_directory(directory)
+        _own_lasting_directory(directory)
         self.directory = directory
         self.where = str(directory)
         self.shard = shard
@@ -104,13 +105,19 @@ class DiskLog:
         self._use(begun, journal, base)
         try:
             unfinished.replace(base)
-            self._sync_directory()
+            sync_directory(self.directory)
         except OSError as error:
             self._use(-1, journal, base)
             raise failure("write the state", base, error, size_bytes) from error
+        self._remove_old(number)
+
+    def _remove_old(self, number: int) -> None:
+        """All but the newest, the bases first: who looks on has read the journal of one that is
+        still there. What cannot be removed does no harm."""
         for old in [*self._paths("base"), *self._paths("journal")]:
             if old.name.rpartition("-")[2] != f"{number:012d}":
-                old.unlink(missing_ok=True)
+                with suppress(OSError):
+                    old.unlink()
 
     def _use(self, descriptor: int, journal: Path, base: Path) -> None:
         """Records go there from now on; -1: nowhere."""
@@ -137,7 +144,7 @@ class DiskLog:
 
     def lock_again(self) -> None:
         """Make the directory and the lock anew, if they are gone. Raises DlctlError."""
-        own_directory(self.directory)
+        _own_lasting_directory(self.directory)
         if is_there(self._lock_path, self._lock):
             return
         if self._lock_path.exists():
@@ -147,13 +154,6 @@ class DiskLog:
         self._lock = lock
 
     # ------------------------------------------------------------ and directories
-
-    def _sync_directory(self) -> None:
-        descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def close(self) -> None:
         """Let another process have it, as the end of this one would."""
@@ -174,6 +174,17 @@ class DiskLog:
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def _own_lasting_directory(directory: Path) -> None:
+    """Its name is on the disk, too: without it, the files in it would be lost with the power.
+    Raises DlctlError."""
+    own_directory(directory)
+    try:
+        for path in (directory.parent, directory):
+            sync_directory(path.parent)
+    except OSError as error:
+        raise failure("make the directory of the servers' states", directory, error) from error
 
 
 def _begin_journal(path: Path) -> int:

@@ -9,20 +9,19 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shlex
 import stat
 import time
 from pathlib import Path
 from threading import Event
 
 from dlctl.errors import DlctlError
+from dlctl.locks import GLANCE_S, RETRY_S, is_locked_within
 from dlctl.shards.base import Held, NoRoom
 from dlctl.units import format_size
 
 LOCK_S = 10.0
 """How long to wait for a process that is about to end."""
-LOCK_RETRY_S = 0.05
-GLANCE_S = 0.5
-"""Who only looks at a state that is new and empty has its lock for less than that."""
 IN_THE_WAY = "something else has taken the place of the state that this server has open"
 OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -46,6 +45,15 @@ def own_directory(directory: Path) -> None:
             )
 
 
+def sync_directory(directory: Path) -> None:
+    """Have all names in it on the disk."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def open_locked(path: Path, *, create: bool) -> int:
     """Open a file of ours and lock it; the lock goes with the descriptor.
 
@@ -65,7 +73,7 @@ def open_locked(path: Path, *, create: bool) -> int:
                     where=str(path),
                     hint="a server of an earlier generation still runs: end it",
                 ) from None
-            Event().wait(LOCK_RETRY_S)
+            Event().wait(RETRY_S)
         os.close(descriptor)
 
 
@@ -80,23 +88,10 @@ def create_locked(path: Path) -> int:
         raise DlctlError(IN_THE_WAY, where=str(path)) from error
     except OSError as error:
         raise failure("make the state", path, error) from error
-    if _is_locked_within(GLANCE_S, descriptor) and is_there(path, descriptor):
+    if is_locked_within(GLANCE_S, descriptor) and is_there(path, descriptor):
         return descriptor
     os.close(descriptor)
     raise DlctlError(IN_THE_WAY, where=str(path))
-
-
-def _is_locked_within(limit_s: float, descriptor: int) -> bool:
-    until = time.monotonic() + limit_s
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                return False
-            Event().wait(LOCK_RETRY_S)
-        else:
-            return True
 
 
 def _open(path: Path, create: bool) -> int:
@@ -140,9 +135,11 @@ def failure(what: str, path: Path, error: OSError, size_bytes: int = 0) -> Dlctl
     """A DlctlError that says what could not be done, where, why and what to do next; NoRoom if it
     can be done when there is more room."""
     size = f" of {format_size(size_bytes)}" if size_bytes else ""
-    kind = NoRoom if error.errno in (errno.ENOSPC, errno.EDQUOT) else DlctlError
-    return kind(
-        f"cannot {what}{size}: {error.strerror}",
-        where=str(path),
-        hint="free some space there, or set [servers] state_dir to a directory that has room",
-    )
+    said = f"cannot {what}{size}: {error.strerror}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "free some space there, or set [servers] state_dir to a directory that has room"
+        return NoRoom(said, where=str(path), hint=hint)
+    refused = error.errno in (errno.EACCES, errno.EPERM)
+    place = shlex.quote(str(path.parent))
+    hint = f"ls -ld {place}" if refused else f"see why with dmesg; findmnt -T {place}"
+    return DlctlError(said, where=str(path), hint=hint)

@@ -302,14 +302,24 @@ def _whole_commits(buffer: Any, form: Form) -> list[Commit]:
 
 
 def last_seen_commit(buffer: Any, form: Form) -> Commit:
-    """The newest one that is whole: of a state that a server writes nothing else can be said.
-
-    Raises Unusable.
-    """
+    """The newest one that is whole. Raises Unusable."""
     commits = _whole_commits(buffer, form)
     if not commits:
         raise Unusable("neither of its two commits is whole")
     return max(commits, key=lambda commit: commit.number)
+
+
+def commit_of_living(buffer: Any, form: Form) -> Commit:
+    """The newest one of a state that a server may write at this moment: at least the last one that
+    was done when this was called.
+
+    Raises Unusable, also if that was overwritten while it was read: look again.
+    """
+    done = min(done_mark(buffer).tolist())
+    seen = last_seen_commit(buffer, form)
+    if seen.number < done:
+        raise Unusable("a server is writing it")
+    return seen
 
 
 def newest_commit(buffer: Any, form: Form) -> Commit:

@@ -225,7 +225,7 @@ class Journaled(Memory):
         try:
             number, base = self._newest_base()
         except Unusable:
-            return False
+            return any(map(self._log.read_journal, self._log.bases()))
         identity = self._identity()
         if any(base.body.get(key) != identity[key] for key in ("run_id", "shard")):
             return False
@@ -236,13 +236,15 @@ class Journaled(Memory):
         return bool(base.body.get("updated")) or any(record.body.get("updates") for record in found)
 
     def _newest_base(self) -> tuple[int, Record]:
-        """A base that is damaged counts for nothing; the one before it is removed only when the
-        newer one is on the disk, and its journal goes as far."""
+        """A base that is damaged counts for nothing as long as no record goes on from it: the one
+        before it is removed only when the newer one is on the disk, and its journal goes as far."""
         numbers = self._log.bases()
         for number in numbers:
             found = records.read(self._log.read_base(number))
             if found is not None and found[0].number == number:
                 return number, found[0]
+            if self._log.read_journal(number):
+                raise Unusable(f"its base {number} is damaged, and its journal goes on from that")
         raise Unusable(f"its base {numbers[0]} is damaged" if numbers else "there is none")
 
     def _take_base(self, base: Record) -> None:

@@ -50,7 +50,8 @@ class Memory:
         for name, values in vectors.items():
             self._vectors[name][:] = values
         if extras is not None:
-            self._extras = extras
+            # Copies: what came may be a small part of a message or of a file, and keep all of it.
+            self._extras = Extras(np.array(extras.averaged), np.array(extras.constant))
 
     def commit(self, state: Json) -> None:
         """Nothing survives."""

@@ -102,16 +102,37 @@ def test_the_disk_never_holds_much_more_than_the_state(tmp_path, short_journals)
 def test_a_power_loss_at_any_moment_finds_what_was_acknowledged(
     tmp_path, monkeypatch, short_journals
 ):
-    """After each sync the files are copied as they are: no later write is in a copy."""
-    copies = []
+    """Before and after each sync the files are copied: no later write is in a copy. Their names are
+    those of when the directory was synced last, with what has been removed since, and without.
+    """
+    state, durable, copies = tmp_path / "state", tmp_path / "durable", []
+    durable.mkdir()
 
     def copy():
-        copies.append(tmp_path / f"copy-{len(copies)}")
-        shutil.copytree(tmp_path / "state", copies[-1])
+        for without_removed in (False, True):
+            copies.append(tmp_path / f"copy-{len(copies)}")
+            copies[-1].mkdir()
+            for path in durable.iterdir():
+                if not without_removed or (state / path.name).exists():
+                    shutil.copy(path, copies[-1])
+
+    def keep_names():
+        shutil.rmtree(durable)
+        durable.mkdir()
+        for path in state.iterdir():
+            if path.suffix != ".lock":
+                os.link(path, durable / path.name)
+
+    def synced(descriptor, real):
+        copy()
+        real(descriptor)
+        if state.exists() and os.path.samestat(os.fstat(descriptor), state.stat()):
+            keep_names()
+        copy()
 
     for name in ("fsync", "fdatasync"):
         real = getattr(os, name)
-        monkeypatch.setattr(disklog.os, name, lambda fd, real=real: (real(fd), copy())[0])
+        monkeypatch.setattr(os, name, lambda descriptor, real=real: synced(descriptor, real))
     shard = begun(tmp_path / "state")
     acknowledged = {len(copies): (0, snapshot(shard))}
     for number, delta in enumerate(deltas(12), 1):
@@ -168,6 +189,80 @@ def test_damage_before_the_end_of_a_journal_is_named_and_not_passed_over(tmp_pat
         assert caught.value.where == str(run / "state")
         (kept,) = states.kept(run, Servers(durability="disk"))
         assert "its journal is damaged at byte 0" in kept.problem
+
+
+def test_who_looks_while_the_journal_begins_anew_is_told_to_look_again(
+    tmp_path, monkeypatch, short_journals
+):
+    """Between its base and its journal: what it has is of before, and what came since is gone."""
+    run = tmp_path / "run-1"
+    shard = begun(run / "state")
+    read = records.read
+
+    def read_while_it_goes_on(data):
+        found = read(data)
+        train(shard, deltas(6))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(states.records, "read", read_while_it_goes_on)
+        (kept,) = states.kept(run, Servers(durability="disk"))
+        assert (kept.in_use, kept.problem) == (True, "a server is writing it")
+    (kept,) = states.kept(run, Servers(durability="disk"))
+    assert (kept.problem, kept.version) == ("", shard.version)
+    let_go(shard)
+
+
+def test_a_damaged_base_with_a_journal_is_not_passed_over_for_the_one_before(
+    tmp_path, monkeypatch, short_journals
+):
+    """A power loss may bring back what was removed last."""
+    state = tmp_path / "state"
+    shard = begun(state)
+    before = {path.name: path.read_bytes() for path in state.iterdir()}
+    taken = train(shard, deltas(7))
+    let_go(shard)
+    (base,), (journal,) = state.glob("*.base-*"), state.glob("*.journal-*")
+    assert base.name not in before
+    for name, content in before.items():
+        (state / name).write_bytes(content)
+    again, _ = found(state)
+    assert snapshot(again) == taken[-1]
+    let_go(again)
+    for path in state.glob("shard-0.*-*"):
+        path.unlink()
+    for name, content in before.items():
+        (state / name).write_bytes(content)
+    base.write_bytes(b"damaged")
+    journal.write_bytes(b"records")
+    with pytest.raises(Unusable, match="is damaged, and its journal goes on from that"):
+        found(state)
+    with pytest.raises(Unusable):
+        DiskLogs(state, lambda name: None).create(SPEC)
+
+
+def test_a_base_of_somebody_else_s_making_is_named(tmp_path):
+    run = tmp_path / "run-1"
+    (run / "state").mkdir(parents=True)
+    base = run / "state" / "shard-0.base-000000000000"
+    for body in (
+        {},
+        {"run_id": run.name, "shard": 0},
+        {"run_id": run.name, "shard": 0, "state": 7},
+    ):
+        base.write_bytes(b"".join(records.pack(0, body, [])))
+        (kept,) = states.kept(run, Servers(durability="disk"))
+        assert kept.problem in ("it is of shard None of run None", "it has no state")
+
+
+def test_a_server_that_comes_again_does_not_keep_the_bytes_of_its_base(tmp_path):
+    shard = begun(tmp_path / "state")
+    let_go(shard)
+    again, _ = found(tmp_path / "state")
+    extras = again.storage.extras
+    assert extras.averaged.tolist() == [1, 2]
+    assert (extras.averaged.base, extras.constant.base) == (None, None)
+    let_go(again)
 
 
 def test_a_log_that_was_closed_in_order_is_checked_to_its_last_commit(tmp_path):
@@ -379,7 +474,7 @@ def test_nothing_is_acknowledged_behind_a_base_that_may_have_its_name_or_not(
     comes next begins with it. Records behind the base of before would be lost.
     """
     shard, updates, taken = begun(tmp_path / "state"), deltas(40), []
-    monkeypatch.setattr(DiskLog, "_sync_directory", no_room)
+    monkeypatch.setattr(disklog, "sync_directory", no_room)
     error = train_until_it_fails(shard, updates, taken)
     assert error.message.startswith("cannot write to the journal")
     monkeypatch.undo()

@@ -1,5 +1,6 @@
 """The mapped file of a shard, with real processes, locks and file systems."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -13,13 +14,13 @@ import numpy as np
 import pytest
 
 from daemons.server import failpoint, keeping, statefile
-from daemons.server.files import create_locked
+from daemons.server.files import create_locked, failure
 from daemons.server.statefile import StateFile
 from dlctl import states
 from dlctl.config import Servers
 from dlctl.errors import DlctlError, UsageError
 from dlctl.shards import image
-from dlctl.shards.base import Held, Shard, Unusable, no_point
+from dlctl.shards.base import Held, NoRoom, Shard, Unusable, no_point
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.memory import Memory
 
@@ -322,6 +323,55 @@ def test_a_server_that_goes_on_while_it_is_looked_at_is_not_said_to_be_damaged(r
     assert (kept.in_use, kept.problem) == (True, "")
     assert kept.version in range(1, 9), "what it was in the meantime"
     let_go(files)
+
+
+def test_what_was_written_over_while_it_was_read_is_looked_at_again(run, monkeypatch):
+    """The newest commit is being replaced by one that is not whole yet; the other one is older than
+    what was acknowledged before anybody looked."""
+    files, shard = made(run / "state")
+    honest = image.read_commit
+
+    def newest_is_torn(buffer, form, which):
+        commits = [honest(buffer, form, i) for i in (0, 1)]
+        newest = max(commit.number for commit in commits if commit is not None)
+        found = commits[which]
+        return None if found is not None and found.number == newest else found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(image, "read_commit", newest_is_torn)
+        (kept,) = states.kept(run, Servers())
+        assert (kept.in_use, kept.problem) == (True, "a server is writing it")
+    (kept,) = states.kept(run, Servers())
+    assert (kept.problem, kept.version) == ("", shard.version)
+    let_go(files)
+
+
+def test_what_somebody_else_has_put_in_shared_memory_is_not_in_our_way(run, monkeypatch):
+    theirs = run.parent / "dlctl-1000"
+    theirs.write_text("no directory")
+    monkeypatch.setattr(states, "shared_memory", lambda: theirs)
+    files, _ = made(*states.places(run, Servers()))
+    (kept,) = states.kept(run, Servers())
+    assert (kept.path.parent, kept.problem) == (run / "state", "")
+    assert states.bytes_held(run, Servers()) > 0
+    let_go(files)
+    assert states.remove(run, Servers()) == [kept.path]
+    assert theirs.read_text() == "no directory"
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (errno.ENOSPC, "free some space there, or set [servers] state_dir to a directory that"),
+        (errno.EIO, "see why with dmesg; findmnt -T /some/where"),
+        (errno.EACCES, "ls -ld /some/where"),
+    ],
+    ids=["full", "broken", "refused"],
+)
+def test_what_helps_depends_on_what_is_wrong(number, hint):
+    error = failure("write the state", Path("/some/where/shard-0"), OSError(number, "so"))
+    assert error.hint.startswith(hint)
+    assert isinstance(error, NoRoom) == (number == errno.ENOSPC)
 
 
 def test_the_file_of_a_run_that_is_over_goes_with_its_directory(run):
