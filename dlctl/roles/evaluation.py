@@ -23,7 +23,7 @@ class Evaluation:
 
     @staticmethod
     def begin(number: int, training: Training, now: float) -> Evaluation:
-        fetched = training.fetcher.start(0, now, whole=True)
+        fetched = training.fetcher.start(0, whole=True)
         me, first = training.identity, training.channels[0]
         request = m.FetchBuffers(me.slot, me.epoch, fetched.request)
         training.desk.ask(buffers_key(fetched.request), first.peer, request, now)

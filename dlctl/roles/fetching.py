@@ -60,7 +60,7 @@ class Fetcher:
             for channel in self.channels:
                 channel.basis.will_change()
 
-    def start(self, clock_min: int, now: float, *, whole: bool = False) -> Fetched:
+    def start(self, clock_min: int, *, whole: bool = False) -> Fetched:
         """Ask every shard for its slice; the sends go out with the outbox.
 
         whole: all of it as it is, to be looked at beside the model; else only what has to be placed

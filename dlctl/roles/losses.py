@@ -79,7 +79,7 @@ class Losses:
             self._watch_start(daemon, now, is_held_up)
         if self.of.evaluations.overdue(now):
             name = self.of.evaluations.worker
-            self._kill(self.members.daemons[name], "its evaluation does not end", now)
+            self._kill(self.members.daemons[name], "its evaluation does not end")
             self.of.evaluations.gone(name)
 
     def _is_cut_off(self, now: float) -> bool:
@@ -102,12 +102,12 @@ class Losses:
         late = begun is not None and now - max(begun, daemon.held_up_at) > ready_s
         if late and daemon.state == "starting" and self.of.work.released_at is not None:
             daemon.started_at = now
-            self._kill(daemon, f"not at work after {ready_s:.0f} s ({daemon.phase})", now)
+            self._kill(daemon, f"not at work after {ready_s:.0f} s ({daemon.phase})")
 
     def _is_without_room(self) -> bool:
         return any(server.phase == NO_ROOM for server in self.members.of("server"))
 
-    def _kill(self, daemon: Daemon, why: str, now: float) -> None:
+    def _kill(self, daemon: Daemon, why: str) -> None:
         daemon.killed_for = f"killed: {why}"
         self.desk.event("silent", daemon.name, f"{daemon.name}: {why}: it is killed")
         if daemon.role == "agent":
@@ -129,7 +129,7 @@ class Losses:
         if self.members.agent_of(daemon).killed_for:
             return  # It is under way.
         daemon.heard_at = now  # Once per limit.
-        self._kill(daemon, f"no word for {self.limit_s:.0f} s", now)
+        self._kill(daemon, f"no word for {self.limit_s:.0f} s")
 
     def _do_without(self, daemon: Daemon, now: float) -> None:
         """Nobody is there to kill it, and it may live; but what can go on without it does."""

@@ -171,7 +171,7 @@ class Training:
         if not self._fetch_started:
             # A fetch that is still under way serves as this one: asking twice brings nothing newer.
             if self._fetched is None:
-                self._fetched = self.fetcher.start(request.clock_min, now)
+                self._fetched = self.fetcher.start(request.clock_min)
                 self.pacing.fetch_began(now, waits=request.wait)
             self._fetch_started = True
         if (request.wait or not self._has_parameters) and self._fetched:

@@ -503,7 +503,8 @@ def test_who_finds_no_room_may_try_again_until_there_is_some(tmp_path, monkeypat
     with monkeypatch.context() as full:
         if is_seen:
             full.setattr(shutil, "disk_usage", lambda path: usage._replace(free=0))
-        full.setattr(disklog, "_write_file", no_room)
+        else:
+            full.setattr(disklog, "_write_file", no_room)
         for _ in range(3):
             with pytest.raises(NoRoom, match="No space left on device"):
                 attempt()

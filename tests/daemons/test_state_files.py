@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from daemons.server import failpoint, keeping, statefile
+from daemons.server import files as locked_files
 from daemons.server.files import create_locked, failure
 from daemons.server.statefile import StateFile
 from dlctl import states
@@ -167,6 +168,30 @@ def test_a_link_or_a_foreign_thing_in_the_place_is_refused(run, tmp_path):
         state_file(tmp_path / "link" / "run-1").create(SPEC)
 
 
+@pytest.mark.parametrize("what", ["a pipe", "a file with another name", "somebody else's"])
+def test_only_a_plain_file_of_ours_is_opened(run, tmp_path, monkeypatch, what):
+    path = run / "state" / "shard-0.state"
+    path.parent.mkdir(mode=0o700)
+    if what == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.write_bytes(b"x" * 10_000)
+    if what == "a file with another name":
+        os.link(path, tmp_path / "elsewhere")
+    if what == "somebody else's":
+        monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    with pytest.raises(DlctlError, match="a state must be a plain file of yours"):
+        state_file(path.parent).reopen(SPEC)
+    assert path.exists()
+
+
+def test_only_a_directory_of_ours_is_used(run, monkeypatch):
+    (run / "state").mkdir(mode=0o700)
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    with pytest.raises(DlctlError, match="must be a directory of yours"):
+        state_file(run / "state").create(SPEC)
+
+
 # ---------------------------------------------------------------- opening it again
 
 
@@ -267,6 +292,34 @@ def test_a_file_that_another_process_has_is_waited_for_and_never_taken(run, monk
         holder.kill()
     monkeypatch.setattr("daemons.server.files.LOCK_S", 10.0)
     state_file(run / "state").reopen(SPEC)
+
+
+def test_who_waits_for_a_file_gets_it_when_its_holder_ends(run, monkeypatch):
+    monkeypatch.setattr("daemons.server.files.LOCK_S", 10.0)
+    let_go(made(run / "state")[0])
+    with child(HOLDER, path := run / "state" / "shard-0.state") as holder:
+        holder.stdout.readline()
+        threading.Timer(0.2, holder.kill).start()
+        Shard(adagrad(), state_file(path.parent).reopen(SPEC)).resume()
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_file_that_its_holder_removes_in_the_end_is_not_used(run, monkeypatch, is_replaced):
+    """Who waited for it has just opened it: it is nobody's state any more."""
+    let_go(made(run / "state")[0])
+    path, other = run / "state" / "shard-0.state", run / "other"
+    other.write_bytes(b"")
+    opens, endings = locked_files._open, iter([True])
+
+    def opened_before_the_end(*arguments):
+        descriptor = opens(*arguments)
+        if next(endings, False):
+            other.replace(path) if is_replaced else path.unlink()
+        return descriptor
+
+    monkeypatch.setattr(locked_files, "_open", opened_before_the_end)
+    with pytest.raises(Unusable, match="it is empty" if is_replaced else "there is none"):
+        state_file(path.parent).reopen(SPEC)
 
 
 # ---------------------------------------------------------------- looking at it
