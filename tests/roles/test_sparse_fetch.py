@@ -145,11 +145,11 @@ class World:
             self.model -= random.standard_normal(SIZE).astype("f4")
 
     def fetch(self) -> None:
-        self.training = self.training or self.fetcher.start(0, self.now)
+        self.training = self.training or self.fetcher.start(0)
         self.flush()
 
     def evaluate(self) -> None:
-        self.evaluations.append(self.fetcher.start(0, self.now, whole=True))
+        self.evaluations.append(self.fetcher.start(0, whole=True))
         self.flush()
 
     def flush(self) -> None:
