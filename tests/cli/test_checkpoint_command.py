@@ -38,6 +38,13 @@ def save(run: Path, step: int, number: int) -> Path:
     return directory
 
 
+def flip(shard: Path) -> None:
+    """One bit of its values: the file is as long as before."""
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+
+
 @pytest.fixture
 def saved(run_directory) -> list[Path]:
     run = run_directory("digits-7f3a")
@@ -112,6 +119,17 @@ def test_every_byte_is_checked(saved, dlctl_command):
     assert newest_good.out == "ok   runs/digits-7f3a/ckpt/000000001000-1\n"
     data = json.loads(dlctl_command("checkpoint", "verify", "2", "--json").out)
     assert (data["checkpoints"][0]["ok"], len(data["checkpoints"][0]["problems"])) == (False, 1)
+
+
+def test_one_bit_that_has_changed_is_found_by_who_verifies_and_by_who_prunes(saved, dlctl_command):
+    flip(saved[1] / "shard-1.safetensors")
+    assert "damaged" not in dlctl_command("checkpoint", "ls").out, "a quick look cannot see that"
+    code, out, err = dlctl_command("checkpoint", "verify")
+    assert (code, "bad  runs/digits-7f3a/ckpt/000000002000-2" in out) == (1, True)
+    assert "1 of 2 checkpoints is damaged" in err
+    ended = dlctl_command("checkpoint", "prune", "--damaged")
+    assert (ended.code, ended.out) == (0, "removed  runs/digits-7f3a/ckpt/000000002000-2\n")
+    assert [path.exists() for path in saved] == [True, False]
 
 
 def test_a_checkpoint_that_was_removed_is_not_shown_as_the_newest_one(run_directory, dlctl_command):

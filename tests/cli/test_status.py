@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from identity import ME, identity
 from remains import save
 
+from dlctl.cli import status
 from dlctl.text import COORDINATOR_GONE
 
 
@@ -424,6 +426,22 @@ def test_watching_ends_with_the_run(run_directory, dlctl_command):
     run_directory().run(state="finished")
     assert dlctl_command("status", "--watch", "0.1").code == 0
     assert dlctl_command("status", "-w").code == 0
+
+
+def test_watching_shows_a_run_until_it_has_ended(run_directory, dlctl_command, monkeypatch):
+    run = run_directory().run(state="running", **ME)
+    pauses: list[float] = []
+
+    def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        run.run(step=len(pauses), state="running" if len(pauses) < 2 else "finished")
+
+    monkeypatch.setattr(status, "time", SimpleNamespace(sleep=sleep))
+    code, out, _ = dlctl_command("status", "--watch", "7")
+    heads = [line for line in out.splitlines() if line.startswith("digits-7f3a")]
+    assert (code, pauses) == (0, [7.0, 7.0])
+    assert ["running" in line for line in heads] == [True, True, False]
+    assert "finished" in heads[-1]
 
 
 def test_ps_lists_live_and_recent_runs_and_says_what_it_hides(run_directory, dlctl_command):

@@ -338,6 +338,8 @@ def test_before_a_crowd_the_door_is_shut_and_opens_again(
             house.until(lambda: house.transport.crowd.is_shut, COME_S)
             inside.send(HERE, HEARD)
             assert house.hears(COME_S) == [(HEARD, GUEST)], "who is in is not touched"
+            with pytest.raises(TimeoutError):
+                socket.create_connection(("127.0.0.1", house.port), timeout=0.5)
         house.until(lambda: not house.transport.crowd.is_shut, COME_S)
         assert finds_the_house_open(house)
     finally:

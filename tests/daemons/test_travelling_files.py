@@ -171,6 +171,8 @@ def test_what_is_no_plain_file_is_not_read_and_nobody_waits_for_it(loop, host, p
     outgoing.remove(SHARD)
     assert (host.parent / "outside").exists()
     assert (host / "job.json").exists()
+    if put in (linked_folder, linked_checkpoint):
+        assert list((host.parent / "elsewhere").rglob("shard-0.safetensors")), "not ours to remove"
 
 
 @pytest.mark.parametrize("offset", [17, 10**6, 2**63 - 1])

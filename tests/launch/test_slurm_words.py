@@ -288,7 +288,9 @@ def test_a_job_whose_log_cannot_be_written_points_at_the_directory_that_is_not_s
 # ---------------------------------------------------------------- orders and answers
 
 
-def test_orders_are_for_nobody_else_and_those_of_somebody_else_are_not_read(tmp_path: Path) -> None:
+def test_orders_are_for_nobody_else_and_those_of_somebody_else_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = tmp_path / "dlctl" / "slurm" / "run-1"
     slurmfiles.make(directory)
     path = slurmfiles.order(directory, "agent-1")
@@ -303,6 +305,11 @@ def test_orders_are_for_nobody_else_and_those_of_somebody_else_are_not_read(tmp_
     path.write_text("[1]")
     assert slurmfiles.read(path) == {}
     assert slurmfiles.read(directory) == {}, "it is no file"
+    slurmfiles.write(path, {"secret": "s"})
+    with monkeypatch.context() as patch:
+        patch.setattr(slurmfiles.os, "getuid", lambda: path.stat().st_uid + 1)
+        assert slurmfiles.read(path) == {}, "it is of somebody else"
+    assert slurmfiles.read(path) == {"secret": "s"}
     directory.chmod(0o750)
     with pytest.raises(DlctlError, match="mode 0700"):
         slurmfiles.check(directory)

@@ -292,7 +292,7 @@ def test_a_kill_at_any_point_of_any_push_loses_and_doubles_nothing() -> None:
 
 
 def test_what_is_acknowledged_is_committed_before() -> None:
-    """Every outcome that settles a push, and every new epoch: the commit comes first."""
+    """Every outcome that settles a push (LATE: see the barrier), and every new epoch."""
     keeping = Keeping()
     life = at_work(keeping)
     for do in (
@@ -325,6 +325,21 @@ def barrier(keeping: Keeping, generation: int = 1, *, keep: bool = False) -> Lif
         life.initialise()
     life.tell(m.Members((0, 1)))
     return life
+
+
+def test_that_a_push_was_too_late_is_committed_before_it_is_said() -> None:
+    """It settles the push, too: the next server must not take it for a new one."""
+    keeping = Keeping()
+    life = barrier(keeping)
+    for slot in (0, 1):
+        life.push(0, slot=slot)
+    committed: list[str] = []
+    keeping.point = committed.append
+    assert life.push(1, slot=0, clock=0) == [(1, LATE)]
+    assert "commit written" in committed
+    second = barrier(keeping, 2, keep=True)
+    assert second.push(1, slot=0, clock=0) == [(1, LATE)]
+    assert second.join(0).next_seq == 2
 
 
 def test_a_push_that_was_held_is_new_to_the_next_server() -> None:

@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 
 from dlctl import wire
 from dlctl.errors import RemoteProtocolError
-from dlctl.messages import Ack, Fetch, Packed, Parameters, Push
+from dlctl.messages import Ack, Change, Fetch, Packed, Parameters, Push, Welcome
 
 FETCH = [wire.PROTOCOL, Fetch.code, [0, 1, 2, 3, 4, 5, False], []]
 PARAMETERS = [wire.PROTOCOL, Parameters.code, [0, 1, 2, 3, None, False], [[0, 2]]]
 
 
-def refused(header: Any, *buffers: bytes) -> None:
+def refused(header: Any, *buffers: bytes, why: str | None = None) -> None:
+    """why: a part of the reason."""
     raw = header if isinstance(header, bytes) else msgpack.packb(header)
-    with pytest.raises(RemoteProtocolError):
+    with pytest.raises(RemoteProtocolError, match=why):
         wire.decode([raw, *buffers])
 
 
@@ -61,14 +62,33 @@ def test_a_header_that_is_not_ours_is_refused(raw: bytes) -> None:
     refused(raw)
 
 
-@pytest.mark.parametrize("protocol", [0, wire.PROTOCOL + 1, 999, True, "1", None, 1.0])
+@pytest.mark.parametrize("protocol", [0, wire.PROTOCOL + 1, 999, "1", None, True])
 def test_another_protocol_is_refused(protocol: Any) -> None:
-    refused([protocol, *FETCH[1:]])
+    refused([protocol, *FETCH[1:]], why="peer speaks protocol")
 
 
-@pytest.mark.parametrize("code", [-1, 10_000, True, "Fetch", None, [1]])
+def test_our_protocol_as_another_type_is_another_protocol() -> None:
+    refused([float(wire.PROTOCOL), *FETCH[1:]], why="peer speaks protocol of type float")
+
+
+@pytest.mark.parametrize("code", [-1, 10_000, "Fetch", None, [1]])
 def test_an_unknown_message_is_refused(code: Any) -> None:
-    refused([wire.PROTOCOL, code, *FETCH[2:]])
+    refused([wire.PROTOCOL, code, *FETCH[2:]], why="no message has code")
+
+
+def test_a_code_that_only_equals_that_of_a_message_is_unknown() -> None:
+    """All else is right: the message whose code is 1, and True in its place."""
+    header, *buffers = wire.encode(Welcome("worker-0", 0, 1, b"token", {}))
+    _, code, *rest = msgpack.unpackb(header)
+    assert code == 1
+    refused([wire.PROTOCOL, True, *rest], *buffers, why="no message has code of type bool")
+
+
+def test_a_message_whose_header_is_too_long_is_refused_however_right_it_is() -> None:
+    """No text in it is longer than a text may be."""
+    texts = ["x" * (wire.STRING_MAX - 1)] * 3
+    raw = msgpack.packb([wire.PROTOCOL, Change.code, [1, {"texts": texts}], []])
+    refused(raw, why=f"header of {len(raw)} bytes; at most {wire.HEADER_BYTES_MAX}")
 
 
 @pytest.mark.parametrize("value", [True, -1, 2**63, 2**64 - 1, 1.0, float("nan"), "1", None, [1]])
@@ -126,8 +146,6 @@ def test_a_packed_vector_may_not_claim_frames_that_are_not_there() -> None:
 
 
 def test_json_is_plain_shallow_and_has_text_as_keys() -> None:
-    from dlctl.messages import Change
-
     deep: Any = 1
     for _ in range(20):
         deep = [deep]

@@ -92,6 +92,7 @@ def test_arrays_are_read_only_views_on_the_way_in() -> None:
     decoded = wire.decode(frames)
     assert isinstance(decoded, Parameters)
     assert not decoded.values.flags.writeable
+    assert np.shares_memory(decoded.values, np.frombuffer(frames[1], np.uint8)), "no copy"
 
 
 def test_a_header_that_would_be_refused_is_not_sent() -> None:
