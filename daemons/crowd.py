@@ -15,6 +15,7 @@ import os
 import resource
 import socket
 import struct
+import sys
 from contextlib import suppress
 
 import zmq
@@ -52,8 +53,11 @@ def raise_limit() -> int:
 
 
 def descriptors() -> int:
-    """Open ones of this process."""
-    return len(os.listdir("/proc/self/fd"))
+    """Open ones of this process; more than there can be if not even one is left to look with."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return sys.maxsize
 
 
 class Crowd:

@@ -80,16 +80,17 @@ class Slot:
         """Of the newest loan, until it is known how that went."""
         self.is_given_up = False
         self.fd = os.memfd_create("dlctl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        _descriptors.add(self.fd)  # Before what takes long: another thread may fork meanwhile.
         try:
             os.posix_fallocate(self.fd, 0, _PAGE + nbytes)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
             memory = mmap.mmap(self.fd, _PAGE + nbytes)
             memory.madvise(mmap.MADV_DONTFORK)
         except OSError:
+            _descriptors.discard(self.fd)
             os.close(self.fd)
             raise
         memory[:16] = self.cookie
-        _descriptors.add(self.fd)
         self._notes = np.frombuffer(memory, np.uint64, 2, _NOTES_AT)
         self._bytes = np.frombuffer(memory, np.uint8, nbytes, _PAGE)
 

@@ -97,8 +97,17 @@ class Rotating(logging.Handler):
             self.release()
 
     def _rotate(self) -> None:
-        push_back(self.path)
-        self._move(os.open(self.path, _APPENDING | os.O_CREAT, 0o644))
+        """The new file first: without it the old one has to keep its name."""
+        fresh = self.path.with_name(f".{self.path.name}.new")
+        new = os.open(fresh, _APPENDING | os.O_CREAT, 0o644)
+        try:
+            push_back(self.path)
+            fresh.rename(self.path)
+        except OSError:
+            os.close(new)
+            fresh.unlink(missing_ok=True)
+            raise
+        self._move(new)
 
     def _follow(self) -> None:
         """Point a fork's descriptors at the present file, if the one that it writes was renamed."""

@@ -44,7 +44,7 @@ def watch_parents(loop: Loop, context: Context) -> Callable[[], None]:
         if now < look_at:
             return
         look_at = now + LOOK_S
-        if is_led(context.directory):
+        if _holds(is_led, context.directory):
             led_at = now
         elif now - led_at >= limit_s:
             loop.post(CoordinatorGone())
@@ -52,13 +52,18 @@ def watch_parents(loop: Loop, context: Context) -> Callable[[], None]:
     return chore
 
 
-def _is_led_at_home(directory: Path) -> bool:
-    """Whether a coordinator or an agent lives; also if that cannot be known just now."""
+def _holds(is_led: Callable[[Path], bool], directory: Path) -> bool:
+    """Also if that cannot be known just now: the database is damaged, or no file can be opened."""
     try:
-        run = rundb.read(directory)
-    except (DlctlError, sqlite3.Error) as error:
-        log.warning("cannot read the run's database: %s", error)
+        return is_led(directory)
+    except (DlctlError, OSError, sqlite3.Error) as error:
+        log.warning("cannot see whether coordinator and agent live: %s", error)
         return True
+
+
+def _is_led_at_home(directory: Path) -> bool:
+    """Whether a coordinator or an agent lives."""
+    run = rundb.read(directory)
     agents = [row for row in run["daemons"] if row.get("role") == "agent"]
     return bool(processes.living([*agents, run])) or _is_led(directory)
 

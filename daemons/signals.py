@@ -13,11 +13,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sqlite3
 from pathlib import Path
 
 from daemons.loop import Loop
 from daemons.process import Context
 from dlctl import processes, rundb
+from dlctl.errors import DlctlError
 from dlctl.machine import StopRequested
 
 log = logging.getLogger("dlctl")
@@ -36,7 +38,7 @@ def stop_the_run(loop: Loop, context: Context) -> None:
         elif _signal_coordinator(context.directory):
             log.warning("told to end: the whole run is stopped, in order")
         else:
-            loop.post(StopRequested("told to end, and the coordinator is gone"))
+            loop.post(StopRequested("told to end, and no coordinator is known"))
 
     loop.watch(wakeup, asked)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -44,6 +46,10 @@ def stop_the_run(loop: Loop, context: Context) -> None:
 
 
 def _signal_coordinator(directory: Path) -> bool:
-    """Whether there was a coordinator to signal."""
-    run = rundb.read(directory)
+    """Whether there was a coordinator to signal, as far as that can be known."""
+    try:
+        run = rundb.read(directory)
+    except (DlctlError, OSError, sqlite3.Error) as error:
+        log.warning("cannot read who the coordinator is: %s", error)
+        return False
     return processes.send_signal(run.get("pid"), run.get("pid_start"), signal.SIGTERM)

@@ -14,6 +14,9 @@ import numpy as np
 from dlctl.messages import Array
 
 FREE_MAX = 2
+LOOKS_MAX = 64
+"""Pieces that are looked at for one that is free: a search of all, for each of many that are handed
+out at once, would take as long as the square of their number."""
 IDLE_CHECKS = 10
 """After so many what nobody has used is given back."""
 
@@ -32,25 +35,28 @@ class Recycled:
     def take(self, nbytes: int) -> Array:
         """uint8[nbytes] of any content, which nobody else has."""
         self._idle_checks = 0
-        at = self._find(nbytes)
+        at, others = self._find(nbytes)
         if at is None:
-            free = self._free()
-            self._drop(free[: max(0, len(free) + 1 - self._free_max)])
+            self._drop(others[: max(0, len(others) + 1 - self._free_max)])
             self._arrays.append(np.empty(nbytes, np.uint8))
             at = len(self._arrays) - 1
-        self._next = at + 1
         return self._arrays[at][:nbytes]
 
-    def _find(self, nbytes: int) -> int | None:
-        """The place of a piece that is free and fits. What was handed out longest ago is most often
-        free: it is looked at first.
+    def _find(self, nbytes: int) -> tuple[int | None, list[int]]:
+        """The place of a piece that is free and fits, and of free ones on the way that do not. What
+        was handed out longest ago is most often free: it is looked at first. Of very many only some
+        are looked at, and the next ones the next time.
         """
-        count = len(self._arrays)
-        for i in range(self._next, self._next + count):
-            size = self._arrays[i % count].size
-            if nbytes <= size <= 2 * nbytes and is_unused(self._arrays, i % count):
-                return i % count
-        return None
+        count, others = len(self._arrays), list[int]()
+        for i in range(self._next, self._next + min(count, LOOKS_MAX)):
+            at = i % count
+            if is_unused(self._arrays, at):
+                if nbytes <= self._arrays[at].size <= 2 * nbytes:
+                    self._next = at + 1
+                    return at, others
+                others.append(at)
+        self._next += LOOKS_MAX if count > LOOKS_MAX else 0
+        return None, others
 
     def check(self) -> None:
         """To be called once a second: give back what has not been of use for a while."""

@@ -43,6 +43,27 @@ def test_of_unused_pieces_few_are_kept() -> None:
     assert len(memory._arrays) <= recycled.FREE_MAX
 
 
+def test_of_very_many_pieces_some_are_looked_at_for_each_that_is_wanted(monkeypatch) -> None:
+    """And not all: a server answers many workers at once, in many pieces each."""
+    looks = 0
+    honest = recycled.is_unused
+
+    def counted(arrays, at):
+        nonlocal looks
+        looks += 1
+        return honest(arrays, at)
+
+    monkeypatch.setattr(recycled, "is_unused", counted)
+    memory, count = Recycled(400), 1000
+    held = [memory.take(100) for _ in range(count)]
+    assert looks <= count * recycled.LOOKS_MAX
+    places = {address(array) for array in held}
+    del held[: count // 2]
+    again = [memory.take(100) for _ in range(count // 2)]
+    assert len(memory._arrays) <= 1.05 * count
+    assert len(places & {address(array) for array in again}) > 0.9 * len(again)
+
+
 def test_what_is_not_used_for_a_while_is_given_back() -> None:
     memory = Recycled()
     held = memory.take(1000)

@@ -14,6 +14,7 @@ is cut to its 4k/3 largest, and at least one element is sent unless all are zero
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -103,7 +104,9 @@ def start_threshold(u: Vector, density: float) -> float:
     from statistics import NormalDist  # only here: it takes 10 ms to import
 
     mean, deviation = statistics_of(u)
-    quantile = NormalDist().inv_cdf(1 - density / 2) if density < 1 else 0.0
+    # From the other end: 1 - density/2 is 1 for the smallest densities.
+    rest = max(density / 2, sys.float_info.min)
+    quantile = -NormalDist().inv_cdf(rest) if density < 1 else 0.0
     return mean + deviation * quantile
 
 

@@ -1,5 +1,7 @@
 """GaussianK: ours finds about k elements of any vector; the published code is repeated exactly."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -93,3 +95,15 @@ def test_mean_and_deviation_are_those_of_the_whole_vector():
     mean, deviation = statistics_of(u)
     assert mean == pytest.approx(u.astype(np.float64).mean(), rel=1e-9)
     assert deviation == pytest.approx(u.astype(np.float64).std(ddof=1), rel=1e-6)
+
+
+@pytest.mark.parametrize("density", [1e-10, 1e-16, 1e-17, sys.float_info.min])
+def test_as_small_a_density_as_there_is_sends_something_small(density):
+    u = np.random.default_rng(0).standard_normal(5000).astype("f4")
+    before = u.copy()
+    packed = Gaussian(GaussianOptions(density=density)).take(u)
+    delta = Gaussian.expand(packed, 5000)
+    assert delta.indices is not None
+    assert 0 <= delta.indices.size <= 1
+    u[delta.indices] += delta.values
+    assert np.array_equal(u, before)
