@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from dlctl.compress.gaussian import Gaussian, statistics_of
+from dlctl.compress.gaussian import Gaussian, GaussianOptions, statistics_of
 from dlctl.compress.gaussian_ref import GaussianRef
 from dlctl.compress.magnitudes import Magnitudes
 
