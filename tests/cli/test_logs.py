@@ -13,7 +13,7 @@ import time
 import pytest
 from identity import ME, OF_ANOTHER_BOOT, identity
 
-from dlctl.cli import console, following, logs, values
+from dlctl.cli import console, following, logfiles, logs, values
 from dlctl.cli.loglines import Printer
 
 AT = 1_750_000_000.0
@@ -330,9 +330,20 @@ def test_colours_of_names_are_the_same_in_every_run_and_never_red_or_yellow(run)
     assert not colors & {f"\x1b[38;5;{n}" for n in (1, 3, 9, 11, 160, 196, 220, 226)}
 
 
-def test_many_lines_are_read_fast_enough(run, dlctl_command):
-    """Ten thousand lines in well under a second: plain writes, no markup."""
+def test_of_many_lines_those_that_are_shown_are_taken_apart_once_and_no_others(
+    run, dlctl_command, monkeypatch
+):
+    """That is what takes the time: the tail of a long log must not cost all of it."""
+    taken_apart: list[str] = []
+    parse = logfiles.parse
+
+    def counted(raw, *others):
+        taken_apart.append(raw)
+        return parse(raw, *others)
+
+    monkeypatch.setattr(logfiles, "parse", counted)
     run.log("worker-0", 1, *(line(10 + n / 1000, f"step {n}") for n in range(10_000)))
-    out = dlctl_command("logs", "worker-0", "-n", "all").out
-    assert len(out.splitlines()) == 10_003
-    assert len(dlctl_command("logs", "worker-0").out.splitlines()) == logs.TAIL
+    for arguments, count in ((("-n", "all"), 10_003), ((), logs.TAIL)):
+        taken_apart.clear()
+        out = dlctl_command("logs", "worker-0", *arguments).out
+        assert (len(out.splitlines()), len(taken_apart)) == (count, count)

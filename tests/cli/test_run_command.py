@@ -43,6 +43,15 @@ def test_progress_can_be_json_or_nothing(job, play, dlctl_command):
     lines = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
     assert {line["schema"] for line in lines} == {"dlctl.progress/1"}
     assert any(line.get("step") == 100 for line in lines)
+    play("start", "ready", "warn", "finish")
+    plain, quiet = (
+        dlctl_command("run", "--fresh", "--progress", style, "job.toml").err.splitlines()
+        for style in ("plain", "quiet")
+    )
+    assert any(line.startswith("step 100") for line in plain)
+    assert [line for line in quiet if not line.startswith("  dlctl ")] == plain[:1], (
+        "what is run, and what can be done next"
+    )
 
 
 def test_ctrl_c_saves_stops_and_ends_with_130(job, own_place, play):
@@ -155,3 +164,5 @@ def test_the_bar_on_a_terminal_shows_the_fields_and_goes_away(job, play, monkeyp
     shown = capfd.readouterr().err
     assert "worker-0 [bold]" in shown
     assert "a [/bold] line" in shown
+    behind = shown.rpartition("1.0s")[2]
+    assert "\x1b[1A\x1b[2K" in behind, "it goes up to the bar's line and erases it"

@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -314,14 +315,22 @@ def test_a_run_without_checkpoints_begins_at_none(tmp_path, record):
         assert read_past(tmp_path, db, {}).checkpoints == 0
 
 
-def test_metrics_of_a_daemon_are_kept_every_ten_seconds_at_most(tmp_path, record, monkeypatch):
-    reports = [j.AddMetric(name, n, {}) for n in range(5) for name in ("worker-0", "worker-1")]
-    record(*reports)
-    assert steps_of(tmp_path, "worker-0") == [0]
-    assert steps_of(tmp_path, "worker-1") == [0]
-    monkeypatch.setattr(records, "METRIC_S", 0.0)
-    record(*reports)
-    assert steps_of(tmp_path, "worker-0") == [0, 0, 1, 2, 3, 4]
+def test_metrics_of_a_daemon_are_kept_every_ten_seconds_at_most(tmp_path, monkeypatch):
+    """Of two that report every second, one of them from the fifth on."""
+    second = 0
+    clock = SimpleNamespace(time=time.time, monotonic=lambda: float(second))
+    monkeypatch.setattr(records, "time", clock)
+    loop = Loop()
+    with closing(RunDb(tmp_path, create=True)) as db:
+        written = records.Records(tmp_path, db, loop)
+        for second in range(25):
+            loop._performers[j.AddMetric](j.AddMetric("worker-0", second, {}))
+            if second >= 5:
+                loop._performers[j.AddMetric](j.AddMetric("worker-1", second, {}))
+        written.commit()
+    loop.transport.close()
+    assert steps_of(tmp_path, "worker-0") == [0, 10, 20]
+    assert steps_of(tmp_path, "worker-1") == [5, 15]
 
 
 def steps_of(directory: Path, name: str) -> list[int]:

@@ -100,12 +100,12 @@ def test_a_version_of_the_future_is_unknown() -> None:
 
 
 def test_it_remembers_an_eighth_of_the_elements_and_so_many_versions_at_most() -> None:
-    shard = new_shard()
+    shard, eighth = new_shard(), SIZE // 8
     for _ in range(3):
-        apply(shard, *range(SIZE // PART // 2))
+        apply(shard, *range(eighth // 2))
     assert changed(shard, 0) is None
     assert changed(shard, 1) is not None
-    apply(shard, *range(SIZE // PART + 1))
+    apply(shard, *range(eighth + 1))
     assert changed(shard, 3) is None
     assert changed(shard, 4) is None, "so much at once is not remembered at all"
     for _ in range(VERSIONS_MAX + 1):
