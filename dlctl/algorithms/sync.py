@@ -15,6 +15,8 @@ whatever the order of arrival. Rules:
 - a push that was refused takes part in its step without samples and without a gradient: who has
   made it waits for the next step, too. It is settled with the others of its step, so that a server
   that takes this one's place gets it again, and knows that it has come;
+- steps that nobody has pushed for are passed over at once, however many; a push for a step that no
+  shard can be at is refused;
 - a replica that dies is no member any more; one that joins counts from its first push on, because
   shards may stand at different steps when it joins. Its first pushes have 0 samples;
 - a shard whose server dies goes on at the step where it was, and knows from which step on it counts
@@ -49,6 +51,10 @@ from dlctl.parallel import BLOCK, scratch
 from dlctl.shards.base import Shard
 
 Accrues = Generator[NextGradient, Step | None, int]
+
+AHEAD_MAX = 2**32
+"""Steps. Shards may honestly differ by some: a checkpoint is not of one moment. Without a limit one
+push would take a shard to the last step that can be counted."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,14 +119,20 @@ class Barrier(ServerSide):
         """(clock, slot) -> a push."""
 
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+        if self._is_absurd(push):
+            reason = f"it is for step {push.clock}, and the shard is at {self.shard.version}"
+            return super().left_out(push, reason)
         if not self._is_in_time(push):
             return [Outcome(push.slot, push.epoch, push.seq, LATE)]
         return self._hold(Held(push, dense(delta, self.shard.size)))
 
     def left_out(self, push: messages.Push, reason: str) -> list[Outcome]:
-        if not self._is_in_time(push):
+        if self._is_absurd(push) or not self._is_in_time(push):
             return super().left_out(push, reason)
         return self._hold(Held(push, None, reason))
+
+    def _is_absurd(self, push: messages.Push) -> bool:
+        return push.clock - self.shard.version > AHEAD_MAX
 
     def _is_in_time(self, push: messages.Push) -> bool:
         """Whether a push is for this step or a later one, and the first one of its replica for it.
@@ -162,8 +174,22 @@ class Barrier(ServerSide):
     def _complete(self) -> list[Outcome]:
         done: list[Outcome] = []
         while self._is_complete(self.shard.version):
-            done += self._update(self.shard.version)
+            clock = self._next_clock()
+            if clock == self.shard.version:
+                done += self._update(clock)
+            else:
+                self.shard.version = clock
         return done
+
+    def _next_clock(self) -> int:
+        """The first step from this one on that is pushed for, or from which on a slot counts.
+
+        If this step is complete, so are all before that one, and without a push. One by one they
+        would take a server's time: a push may name a step that is far ahead.
+        """
+        clocks = [clock for clock, _ in self._held]
+        clocks += [since for since in self._due_from.values() if since is not None]
+        return min(clock for clock in clocks if clock >= self.shard.version)
 
     def _is_complete(self, clock: int) -> bool:
         """Whether nobody is waited for and somebody has pushed.

@@ -1,0 +1,68 @@
+"""A barrier's way over steps that nobody has pushed for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dlctl.algorithms.base import Outcome
+from dlctl.algorithms.sync import AHEAD_MAX, Barrier, Options
+from dlctl.compress.base import Delta
+from dlctl.messages import APPLIED, HELD, REFUSED, Packed, Push
+from dlctl.optim.sgd import SGD, SGDOptions
+from dlctl.shards.memory import in_memory
+
+FAR = 2**31
+"""One by one, so many steps would take hours."""
+
+
+@pytest.fixture
+def barrier() -> Barrier:
+    barrier = Barrier(Options(), in_memory(SGD(SGDOptions(lr=1.0)), np.zeros(2, np.float32)))
+    barrier.members(frozenset({0, 1}))
+    return barrier
+
+
+def push_of(slot: int, clock: int, seq: int = 0) -> Push:
+    packed = Packed("none", 2, (np.ones(2, np.float32),))
+    return Push(slot, 1, 1, seq, clock, clock, clock, 8, clock, packed, 0)
+
+
+def push(barrier: Barrier, slot: int, clock: int, seq: int = 0) -> list[tuple[int, str]]:
+    message = push_of(slot, clock, seq)
+    return kinds(barrier.push(message, Delta(message.delta.arrays[0])))
+
+
+def kinds(outcomes: list[Outcome]) -> list[tuple[int, str]]:
+    return [(outcome.slot, outcome.kind) for outcome in outcomes]
+
+
+def test_a_push_for_a_far_step_is_reached_at_once_when_the_others_are_gone(
+    barrier: Barrier,
+) -> None:
+    assert push(barrier, 0, FAR) == [(0, HELD)]
+    assert kinds(barrier.members(frozenset({0}))) == [(0, APPLIED)]
+    assert barrier.clock() == FAR + 1
+    assert barrier.shard.w.tolist() == [-1.0, -1.0]
+
+
+def test_on_its_way_to_a_far_step_it_stops_where_somebody_is_waited_for(barrier: Barrier) -> None:
+    """Slot 1 counts from a step on that its push was for, and that push has to come again."""
+    state = {"due_from": [[0, 0], [1, FAR]]}
+    other = Barrier(Options(), barrier.shard)
+    other.resume(state)
+    other.members(frozenset({0, 1}))
+    assert push(other, 0, 2 * FAR) == [(0, HELD)]
+    assert other.clock() == FAR
+    assert other.waits_for() == {1}
+    assert push(other, 1, 2 * FAR) == [(1, HELD), (0, APPLIED), (1, APPLIED)]
+    assert other.clock() == 2 * FAR + 1
+
+
+def test_no_push_takes_a_shard_to_the_end_of_all_numbers(barrier: Barrier) -> None:
+    """The version goes into commits and messages, where numbers end."""
+    assert push(barrier, 0, 2**63 - 1) == [(0, REFUSED)]
+    assert kinds(barrier.left_out(push_of(0, 2**63 - 1, seq=1), "poison")) == [(0, REFUSED)]
+    assert barrier.members(frozenset({0})) == []
+    assert barrier.clock() == 0
+    assert push(barrier, 0, AHEAD_MAX, seq=2) == [(0, HELD), (0, APPLIED)]
