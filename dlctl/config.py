@@ -1,7 +1,7 @@
 """The job: what a job file says, as frozen dataclasses. Every key is documented under its field.
 
 The text under each field is the manual: `dlctl-job(5)` is generated from it. Limits stand in the
-types, so that `jobfile.py` reports every violation at once, with file and line. Daemons read the
+types, so that `jobfile/` reports every violation at once, with file and line. Daemons read the
 resolved job (`job.json` in the run directory) with `from_dict` and need no validator.
 
 Options of an algorithm, compressor or optimiser stand next to their owner.

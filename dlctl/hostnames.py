@@ -6,6 +6,8 @@ import ipaddress
 import re
 from contextlib import suppress
 
+HERE = "this machine"
+"""What a host without a name is called."""
 NAME_CHARS_MAX = 253
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)

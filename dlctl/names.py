@@ -1,5 +1,6 @@
 """Names of daemons that mean something."""
 
+COORDINATOR = "coordinator"
 HOME_AGENT = "agent-0"
 """The agent on the coordinator's machine. It is always there: it starts the coordinator again."""
 NO_ROOM = "waiting for room"

@@ -4,6 +4,7 @@ counted nouns.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 COORDINATOR_GONE = "the coordinator is gone: it is started again"
@@ -17,6 +18,7 @@ _EXITS = {
     79: "nothing that it computes can be used",
 }
 """What the exit codes of daemons mean, which their commands do not have."""
+_BIRTH = re.compile(r"INFO \w+ [\w-]+ starts, pid \d+")
 _HARMLESS_SPACES = "\u00a0\u202f\u3000"
 
 
@@ -38,6 +40,11 @@ def _visible(character: str) -> str:
 def grave(lines: Iterable[str]) -> list[str]:
     """Of a log's lines, "LEVEL text" each, those that say more than that all is well."""
     return [line for line in lines if not line.startswith("INFO ")]
+
+
+def is_birth(line: str) -> bool:
+    """Whether a log's line is what every log begins with, which says nothing of an end."""
+    return bool(_BIRTH.fullmatch(line))
 
 
 def of_daemon(name: str, text: str) -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from dlctl.cli import console, nextstep, report, troubles, values
 from dlctl.cli.report import Row
-from dlctl.cli.snapshot import COORDINATOR, Snapshot
+from dlctl.cli.snapshot import Snapshot
 from dlctl.cli.troubles import Trouble
+from dlctl.names import COORDINATOR
 from dlctl.settings import AUTO
-from dlctl.text import COORDINATOR_GONE, grave
+from dlctl.text import COORDINATOR_GONE, grave, is_birth
 
 LAST_LINES = 3
-_BIRTH = re.compile(r"INFO \w+ [\w-]+ starts, pid \d+")
-"""What every log begins with says nothing of an end."""
 _STARTING = ("starting", "recovering", "draining")
 
 
@@ -74,7 +72,7 @@ def _last_words(snapshot: Snapshot, trouble: Trouble, row: Row) -> list[str]:
     words = last.get("last_lines") if last is not None else None
     if last is None or not isinstance(words, list):
         return []
-    said = [str(word) for word in words if not _BIRTH.fullmatch(str(word))]
+    said = [str(word) for word in words if not is_birth(str(word))]
     if snapshot.coordinator["state"] == "running":
         # It is there: that it was gone was long ago, and is nobody's cause.
         said = [word for word in said if not word.endswith(COORDINATOR_GONE)]

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 import click
 
-from dlctl.errors import DlctlError, UsageError
+from dlctl.errors import DlctlError
 from dlctl.text import escape as escape
 from dlctl.text import escape_lines as escape_lines
 
@@ -171,20 +171,6 @@ def error(problem: DlctlError) -> None:
         _write_err("  --> " + escape(problem.where))
     if problem.hint:
         _write_err("  next: " + escape_lines(problem.hint))
-
-
-def confirm(question: str, *, yes: bool = False) -> bool:
-    """Ask on the terminal; `yes` (the value of --yes) answers without asking.
-
-    Raises UsageError where there is nobody to ask.
-    """
-    if yes:
-        return True
-    if sys.stdin is None or not sys.stdin.isatty():
-        raise UsageError(f"cannot ask here: {question}", hint="add --yes to answer beforehand")
-    sys.stderr.write(f"{escape(question)} [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _write_err(text: str) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 from dlctl import processes
 from dlctl.cli import console, lives, report, values
 from dlctl.cli.report import Row
-from dlctl.cli.snapshot import COORDINATOR, ENDED, GONE, Snapshot, is_here
+from dlctl.cli.snapshot import ENDED, GONE, Snapshot, is_here
 from dlctl.cli.values import NOTHING
+from dlctl.names import COORDINATOR
 from dlctl.settings import AUTO
 
 _Cell = Callable[[Snapshot, Row], str]

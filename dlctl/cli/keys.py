@@ -20,13 +20,13 @@ from dlctl.cli.launching import explained
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.snapshot import Snapshot, natural, read_job
 from dlctl.errors import DlctlError
+from dlctl.names import COORDINATOR
 from dlctl.rundb import RunDb
 
 if TYPE_CHECKING:
     from dlctl.reader import ReaderKey
 
 SCHEMA = "dlctl.keys/1"
-COORDINATOR = "coordinator"
 SAVE_S = 600.0
 """For a checkpoint that is being saved, on top of the grace for the workers' last steps."""
 GRACE_S = 30.0

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 POLL_S = 0.05
 BEGUN_S = 2.0
 """For a coordinator that was started by a killed command to say that it is there."""
-JOB_MODE = 0o644
 Json = dict[str, Any]
 
 
@@ -239,7 +238,7 @@ def _resume(
     except BaseException:
         with explained(directory):
             for name, data in before.items():
-                runs.write(directory / name, data, JOB_MODE)
+                runs.write(directory / name, data, moved.JOB_MODE)
             with closing(RunDb(directory)) as db:
                 db.put_run(**{key: previous.run.get(key) for key in row})
                 db.commit()
@@ -314,8 +313,8 @@ def _write_new(directory: Path, file: Path, job: JobFile, content: Json) -> None
 
 
 def _write_job(directory: Path, file: Path, content: Json) -> None:
-    runs.write(directory / "job.toml", file.read_bytes(), JOB_MODE)
-    runs.write(directory / "job.json", json.dumps(content, indent=1).encode(), JOB_MODE)
+    runs.write(directory / "job.toml", file.read_bytes(), moved.JOB_MODE)
+    runs.write(directory / "job.json", json.dumps(content, indent=1).encode(), moved.JOB_MODE)
 
 
 def resume_keys(previous: Snapshot, resume: str) -> Json:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlctl.cli.snapshot import COORDINATOR
 from dlctl.errors import DlctlError
+from dlctl.names import COORDINATOR
 from dlctl.rundb import RunDb
 from dlctl.text import of_daemon
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Sequence
 from dlctl.cli import console, lives, logfiles, loglines, report, troubles
 from dlctl.cli.lives import Lives
 from dlctl.cli.logfiles import Line
-from dlctl.cli.snapshot import COORDINATOR, ENDED, Snapshot
+from dlctl.cli.snapshot import ENDED, Snapshot
 from dlctl.cli.troubles import Trouble
+from dlctl.names import COORDINATOR
 
 
 def show(

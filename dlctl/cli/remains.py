@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 NO_STATE = "its server is gone and has left no state"
 NOT_ASKED = "its host was not asked"
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

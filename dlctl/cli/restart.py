@@ -12,8 +12,7 @@ from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
 from dlctl.cli.snapshot import Snapshot, natural
 from dlctl.errors import UsageError
-
-COORDINATOR = "coordinator"
+from dlctl.names import COORDINATOR
 
 
 @make_command(

@@ -15,8 +15,6 @@ from dlctl.cli.options import job_option
 from dlctl.cli.snapshot import Snapshot, read_job
 from dlctl.errors import DlctlError, Partial, UsageError
 
-TIMEOUT_S = 15.0
-
 
 @make_command(
     "set",

@@ -13,9 +13,9 @@ from typing import Any
 
 from dlctl import processes, rundb, runs
 from dlctl.errors import DlctlError
-from dlctl.names import HOME_AGENT
+from dlctl.names import COORDINATOR, HOME_AGENT
+from dlctl.rundb import ENDED as ENDED
 
-ENDED = ("stopped", "finished", "failed")
 LIVE = ("pending", "starting", "running", "degraded", "recovering", "checkpointing", "stopping")
 READY = ("running", "degraded", "recovering", "checkpointing")
 WITHOUT_PROCESS = (*ENDED, "pending", "backoff", "quarantined")
@@ -29,7 +29,6 @@ SILENT = "silent"
 STALE_AFTER_S = 5.0
 PENDING_MAX_S = 10.0
 """How long a run may exist before its coordinator has written its pid."""
-COORDINATOR = "coordinator"
 _ROLES = (COORDINATOR, "agent", "server", "worker")
 
 
@@ -258,7 +257,7 @@ def _planned(directory: Path) -> list[str]:
     slurm = job.get("slurm")
     nodes = slurm.get("nodes") if isinstance(slurm, dict) else 0
     other_agents = len(others) + (nodes if type(nodes) is int else 0)
-    names = ["coordinator", *(f"agent-{i}" for i in range(1 + other_agents))]
+    names = [COORDINATOR, *(f"agent-{i}" for i in range(1 + other_agents))]
     for role in ("server", "worker"):
         section = job.get(f"{role}s")
         count = section.get("count") if isinstance(section, dict) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import time
 from contextlib import closing, suppress
@@ -23,13 +22,13 @@ from dlctl.cli.launching import Launched
 from dlctl.cli.snapshot import ENDED, READY, Snapshot, load, read_job
 from dlctl.errors import JobFailed, TimedOut
 from dlctl.rundb import RunDb
+from dlctl.text import is_birth
 
 POLL_S = 0.1
 MARGIN_S = 30.0
 """On top of the job's own limit, after which the coordinator gives up by itself."""
 LAST_LINES = 12
 DEATH_S = 2.0
-_BIRTH = re.compile(r"INFO \w+ [\w-]+ starts, pid \d+")
 
 
 def wait_ready(
@@ -136,7 +135,7 @@ def quoted(snapshot: Snapshot) -> str:
 def _is_known(line: str, reason: str) -> bool:
     """Whether a line of a log says nothing new: that a daemon began, or why the run has ended."""
     text = line.partition(" ")[2] if line.startswith(("ERROR ", "WARNING ")) else line
-    return bool(_BIRTH.fullmatch(line)) or (not line.startswith(" ") and text.strip() in reason)
+    return is_birth(line) or (not line.startswith(" ") and text.strip() in reason)
 
 
 def last_words(snapshot: Snapshot) -> tuple[str, list[str]]:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from dlctl import runs, silence
 from dlctl.cli import lives, nextstep, report, values
 from dlctl.cli.snapshot import (
-    COORDINATOR,
     GONE,
     READY,
     SILENT,
@@ -19,7 +18,7 @@ from dlctl.cli.snapshot import (
     Snapshot,
     is_here,
 )
-from dlctl.names import NO_ROOM
+from dlctl.names import COORDINATOR, NO_ROOM
 
 RECENT_S = 60.0
 """A daemon that has taken another one's place is told of for so long."""

@@ -9,8 +9,9 @@ import click
 from dlctl.cli import console, nextstep, pick, report, values, waits
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
-from dlctl.cli.snapshot import COORDINATOR, Snapshot
+from dlctl.cli.snapshot import Snapshot
 from dlctl.cli.waits import Wait
+from dlctl.names import COORDINATOR
 
 
 @make_command(

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from dlctl import placement
 from dlctl.config import Host, JobFile
+from dlctl.hostnames import HERE as HERE
 from dlctl.names import HOME_AGENT
 
-HERE = "this machine"
 CONTROL = "coordinator"
 SHM_BYTES_MIN = 64 << 20
 """Room in shared memory for shards of a model that nobody knows yet."""

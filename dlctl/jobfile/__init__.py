@@ -4,6 +4,8 @@
     positions.py  text -> key -> place    where every key stands
     schema.py     document -> dataclasses unknown keys, types, ranges
     checks.py     what types cannot say   names, rates, targets, the task's file, cross checks
+    hosts.py      what types cannot say   of [[hosts]]: names, addresses, daemons on each
+    slurm.py      what types cannot say   of [slurm]: options of sbatch, what goes together
     problems.py   faults -> JobFileError  all of them at once, each with its line
     doubtful.py   what is valid           and will not do what it says
 

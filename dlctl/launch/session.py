@@ -17,6 +17,7 @@ from typing import Any
 
 from dlctl.config import Host
 from dlctl.errors import DlctlError
+from dlctl.hostnames import HERE
 from dlctl.launch.answers import (
     ANSWER_BYTES_MAX,
     MARK,
@@ -33,7 +34,6 @@ from dlctl.launch.commands import kill_group
 from dlctl.launch.sshwords import argv, python_words
 
 MODULE = "daemons.host.probe"
-HERE = "this machine"
 WORDS_BYTES_MAX = 64 * 1024
 END_S = 2.0
 

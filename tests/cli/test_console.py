@@ -150,13 +150,6 @@ def test_progress_is_plain_where_there_is_no_terminal() -> None:
     assert console.progress_style() == "json"
 
 
-def test_nobody_to_ask_is_an_error_that_names_the_way_out() -> None:
-    with pytest.raises(UsageError, match="cannot ask here") as caught:
-        console.confirm("remove it?")
-    assert "--yes" in (caught.value.hint or "")
-    assert console.confirm("remove it?", yes=True)
-
-
 def test_text_that_the_terminal_cannot_show_is_escaped_not_fatal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
