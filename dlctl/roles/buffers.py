@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+from typing import NamedTuple
+
 import numpy as np
 
 from dlctl.flat import AVERAGED, Layout
 from dlctl.messages import Array
+
+PUSHES = 4
+"""Of each who has buffers here, on an average. So long after somebody's last ones they are kept."""
+
+
+class _Row(NamedTuple):
+    samples: int
+    values: Array
+    number: int
+    """Of this push, among all."""
 
 
 class AveragedBuffers:
@@ -15,7 +28,8 @@ class AveragedBuffers:
         self._initial = initial
         self._finite = np.isfinite(initial)
         """A mask may hold -inf for good; what began finite has to stay so."""
-        self._latest: dict[int, tuple[int, Array]] = {}
+        self._latest: dict[int, _Row] = {}
+        self._pushes = 0
         self._floating = np.concatenate(
             [np.full(e.size, e.dtype.startswith(("float", "bfloat"))) for e in layout.entries
              if e.kind == AVERAGED] or [np.zeros(0, bool)]
@@ -33,17 +47,29 @@ class AveragedBuffers:
         if values.size != self.size or not np.isfinite(values[self._finite]).all():
             return False
         if samples > 0:
-            self._latest[slot] = (samples, values)
+            self._pushes += 1
+            self._latest[slot] = _Row(samples, values, self._pushes)
         return True
+
+    def keep(self, members: Set[int]) -> None:
+        """Forget who takes part no more, when the others have gone on for a while without it.
+
+        Not at once: at the end of a run all leave, one after the other, and what is saved then is
+        of all of them.
+        """
+        newest_to_forget = self._pushes - PUSHES * len(self._latest)
+        for slot, row in list(self._latest.items()):
+            if members and slot not in members and row.number <= newest_to_forget:
+                del self._latest[slot]
 
     def average(self) -> Array:
         """float64[n]: the initial values until a replica has computed and pushed."""
         if not self._latest:
             return self._initial
         rows = [self._latest[slot] for slot in sorted(self._latest)]
-        total = sum(samples for samples, _ in rows)
+        total = sum(row.samples for row in rows)
         mean = np.zeros(self.size)
-        for samples, values in rows:
-            mean += values * (samples / total)
-        busiest = max(rows, key=lambda row: row[0])[1]
+        for row in rows:
+            mean += row.values * (row.samples / total)
+        busiest = max(rows, key=lambda row: row.samples).values
         return np.where(self._floating, mean, busiest)

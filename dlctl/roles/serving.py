@@ -354,6 +354,7 @@ class Serving:
     def on_push_buffers(self, peer: Peer, message: m.PushBuffers) -> None:
         if self.buffers is not None and self._is_at_work(peer, message.slot, message.epoch):
             taken = self.buffers.push(message.slot, message.samples, message.values)
+            self.buffers.keep(self._members)
             if not taken and self._told_of.get(message.slot) != message.epoch:
                 self._told_of[message.slot] = message.epoch
                 what = "its buffers do not fit or are not finite; those before stay"

@@ -13,7 +13,7 @@ from dlctl.compress.none import Dense
 from dlctl.config import Job, JobFile
 from dlctl.flat import AVERAGED, TRAINED, Entry, Layout
 from dlctl.machine import Event, Received, Send, Started
-from dlctl.roles.buffers import AveragedBuffers
+from dlctl.roles.buffers import PUSHES, AveragedBuffers
 from dlctl.roles.desk import COORDINATOR, Birth
 from dlctl.roles.effects import (
     BuffersLoaded,
@@ -49,6 +49,32 @@ def test_a_single_sample_counts_as_one(buffers: AveragedBuffers) -> None:
     assert buffers.average().tolist() == [8.0, 9.0]
     buffers.push(1, 3, np.array([0.0, 1.0]))
     assert buffers.average().tolist() == [2.0, 1.0]
+
+
+def test_who_is_gone_is_forgotten_when_the_others_have_gone_on_without_it(
+    buffers: AveragedBuffers,
+) -> None:
+    for slot in range(3):
+        buffers.push(slot, 8, np.full(2, slot))
+    for _ in range(3 * PUSHES):
+        buffers.push(0, 8, np.full(2, 4))
+        buffers.keep({0, 2})
+    assert buffers.average()[0] == 3.0, "slot 2 is slow, and has its part"
+    for _ in range(3 * PUSHES):
+        buffers.push(0, 8, np.full(2, 4))
+        buffers.keep(set())
+    assert buffers.average()[0] == 3.0, "nobody has said yet who takes part"
+
+
+def test_who_leaves_with_the_others_has_its_part_in_what_is_saved_last(
+    buffers: AveragedBuffers,
+) -> None:
+    left = {0, 1, 2}
+    for slot in range(3):
+        buffers.push(slot, 8, np.full(2, slot))
+        left.discard(slot)
+        buffers.keep(left)
+    assert buffers.average()[0] == 1.0
 
 
 # ---------------------------------------------------------------- which answer counts
