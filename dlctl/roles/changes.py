@@ -1,4 +1,8 @@
-"""Live settings: a change is done when the daemons have said so, not when it was sent."""
+"""Live settings: a change is done when the daemons have said so, not when it was sent.
+
+Whoever has asked for it hears after a while who has not answered. The daemon goes on being asked
+until it answers, or its process has ended: the next one begins with what is set.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ Answered = Callable[[Json], None]
 
 @dataclass(slots=True)
 class _Change:
+    keys: frozenset[str]
     asked: dict[str, float]
     """Daemon -> when it was asked; answered ones are removed."""
     answered: Answered
@@ -51,26 +56,42 @@ class Changes:
         """Set `values` on daemons; `answered` gets {"changes": [...], "missing": [names]}."""
         self.number += 1
         number = self.number
-        change = _Change(dict.fromkeys(names, now), answered, now + ANSWER_S_MAX)
-        self._open[number] = change
+        asked = dict.fromkeys(names, now)
+        self._open[number] = _Change(frozenset(values), asked, answered, now + ANSWER_S_MAX)
         for name in names:
             daemon = self.members.daemons[name]
             daemon.settings = daemon.settings | values
-            self.desk.ask(("change", number, name), name, m.Change(number, values), now)
+            # One question for all that it has not answered: an older one that is sent again would
+            # undo a newer one.
+            wanted = self._unanswered(name) | values
+            self.desk.ask(("change", name), name, m.Change(number, wanted), now)
+
+    def _unanswered(self, name: str) -> Json:
+        message = self.desk.outstanding.message(("change", name))
+        return message.settings if isinstance(message, m.Change) else {}
 
     def on_changed(self, message: m.Changed, now: float) -> None:
-        change = self._open.get(message.change)
-        self.desk.outstanding.done(("change", message.change, message.name), now)
-        if change is None or message.name not in change.asked:
-            return
+        newest = self.desk.outstanding.message(("change", message.name))
+        if isinstance(newest, m.Change) and newest.change == message.change:
+            self.desk.outstanding.done(("change", message.name), now)
+        for number, change in list(self._open.items()):
+            if number <= message.change and message.name in change.asked:
+                self._note(change, message, now)
+                if not change.asked:
+                    self._close(number)
+
+    def _note(self, change: _Change, message: m.Changed, now: float) -> None:
         ms = (now - change.asked.pop(message.name)) * 1e3
-        for key, after in message.after.items():
-            before = message.before.get(key)
+        for key in change.keys & message.after.keys():
+            before, after = message.before.get(key), message.after[key]
             change.rows.append(
                 {"name": message.name, "key": key, "before": before, "after": after, "ms": ms}
             )
-        if not change.asked:
-            self._close(message.change)
+
+    def gone(self, name: str) -> None:
+        """Its process has ended. Who still waits for an answer gets it from the next one."""
+        if not any(name in change.asked for change in self._open.values()):
+            self.desk.outstanding.drop(("change", name))
 
     def deadline(self) -> float | None:
         return min((change.until for change in self._open.values()), default=None)
@@ -82,6 +103,8 @@ class Changes:
     def _close(self, number: int) -> None:
         change = self._open.pop(number)
         for name in change.asked:
-            self.desk.outstanding.drop(("change", number, name))
+            daemon = self.members.get(name)
+            if daemon is None or not daemon.alive:
+                self.gone(name)
         rows = sorted(change.rows, key=lambda row: (row["name"], row["key"]))
         change.answered({"changes": rows, "missing": sorted(change.asked)})

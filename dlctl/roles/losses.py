@@ -242,6 +242,7 @@ class Losses:
         keys = [(what, name) for what in asked]
         for key in [*keys, *(("moved", shard, name) for shard in servers)]:
             self.desk.outstanding.drop(key)
+        self.of.changes.gone(name)
 
     def _lose_server(self, server: Daemon, end: ProcessEnded, now: float) -> None:
         if self.of.ending is not None and not self.of.ending.needs_servers():

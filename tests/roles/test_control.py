@@ -122,7 +122,43 @@ def test_who_does_not_answer_is_named() -> None:
     assert changes.deadline() == ANSWER_S_MAX
     changes.on_deadline(ANSWER_S_MAX)
     assert answers[0]["missing"] == ["worker-1"]
+
+
+def test_who_does_not_answer_in_time_goes_on_being_asked_as_long_as_its_process_lives() -> None:
+    desk, known = History(1.0), members()
+    changes = Changes(desk, known)
+    known.daemons["worker-1"].ended(-9, (), 1.0)
+    changes.begin(["worker-0", "worker-1"], {"push": 5.0}, 0.0, lambda rows: None)
+    changes.on_deadline(ANSWER_S_MAX)
+    assert [key for key, _, _ in desk.outstanding.waiting()] == [("change", "worker-0")]
+    changes.gone("worker-0")
     assert len(desk.outstanding) == 0
+
+
+def test_an_older_change_is_not_sent_again_on_top_of_a_newer_one() -> None:
+    desk, answers = History(1.0), []
+    changes = Changes(desk, members())
+    changes.begin(["worker-0"], {"push": 5.0, "fetch": 3.0}, 0.0, answers.append)
+    changes.begin(["worker-0"], {"push": 7.0}, 0.1, answers.append)
+    first, second = {"push": 5.0, "fetch": 3.0}, {"push": 7.0, "fetch": 3.0}
+    changes.on_changed(m.Changed(1, "worker-0", {"push": None, "fetch": None}, first), 0.2)
+    (again,) = desk.outstanding.due(10.0)
+    assert again.message == m.Change(2, second)
+    changes.on_changed(m.Changed(2, "worker-0", first, second), 10.1)
+    assert len(desk.outstanding) == 0
+    keys = [[row["key"] for row in answer["changes"]] for answer in answers]
+    assert keys == [["fetch", "push"], ["push"]]
+
+
+def test_the_answer_to_a_newer_change_answers_the_older_ones_that_it_contains() -> None:
+    desk, answers = History(1.0), []
+    changes = Changes(desk, members())
+    changes.begin(["worker-0"], {"fetch": 3.0}, 0.0, answers.append)
+    changes.begin(["worker-0"], {"push": 7.0}, 0.1, answers.append)
+    both = {"push": 7.0, "fetch": 3.0}
+    changes.on_changed(m.Changed(2, "worker-0", {"push": None, "fetch": None}, both), 0.2)
+    shown = [[(row["key"], row["after"]) for row in answer["changes"]] for answer in answers]
+    assert shown == [[("fetch", 3.0)], [("push", 7.0)]]
 
 
 def test_what_a_worker_of_this_run_does_not_have_is_refused_and_nothing_is_changed() -> None:
