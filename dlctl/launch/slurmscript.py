@@ -32,9 +32,10 @@ places={directory}
 trap 'echo "{attempt}" > "$places/.{notice}" && mv -f "$places/.{notice}" "$places/{notice}"' USR1
 {srun} &
 step=$!
-# The trap ends a wait, not the step.
-while wait "$step"; code=$?; [ "$code" -gt 128 ] && kill -0 "$step" 2>/dev/null; do :; done
-exit "$code"
+# The trap ends a wait, not the step; who asks once more is told how the step has ended.
+while wait "$step"; [ $? -gt 128 ] && kill -0 "$step" 2>/dev/null; do :; done
+wait "$step"
+exit $?
 """
 
 

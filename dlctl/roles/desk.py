@@ -8,9 +8,9 @@ from typing import Any
 
 from dlctl.machine import Effect, Note, Send
 from dlctl.messages import Change, Changed, Json, Message, Register
+from dlctl.names import COORDINATOR as COORDINATOR
 from dlctl.roles.outstanding import Outstanding
 
-COORDINATOR = "coordinator"
 REPORT_S = 1.0
 """Between two reports of a daemon."""
 EXIT_FENCED = 75
