@@ -321,8 +321,17 @@ class Losses:
         worker.state, worker.error = "quarantined", error
         text = f"{worker.name} is quarantined: {worker.error}"
         self.desk.event("quarantine", worker.name, text)
-        if all(d.state == "quarantined" for d in self.members.of("worker")):
-            self.of.end("failed", f"no worker is left: {worker.name}: {worker.error}", now)
+        self.end_without_workers(now)
+
+    def end_without_workers(self, now: float) -> None:
+        """Nobody goes on training if all that there are, after a loss or a removal, are
+        quarantined.
+        """
+        workers = self.members.of("worker")
+        if all(worker.state == "quarantined" for worker in workers):
+            newest = max(workers, key=lambda worker: (worker.last_exit or {}).get("at", 0.0))
+            reason = f"no worker is left: {newest.name}: {newest.error or 'it is quarantined'}"
+            self.of.end("failed", reason, now)
 
     def on_failed(self, peer: Peer, message: m.Failed, now: float) -> None:
         """A daemon's last words: the user's error, with the traceback in the user's code."""

@@ -156,6 +156,7 @@ class Scaling:
         if why == REMOVAL:
             self.members.remove(daemon.name)
             self.of.admit_members(now)
+            self.of.losses.end_without_workers(now)
         else:
             daemon.restarts += 1
             self.of.begin_anew(daemon, now)

@@ -11,7 +11,7 @@ from simulated import Watcher, job_file
 from dlctl import messages as m
 from dlctl import registry
 from dlctl.machine import Received, Send, Started
-from dlctl.roles.desk import Birth
+from dlctl.roles.desk import COORDINATOR, EXIT_POISONED, Birth
 from dlctl.roles.effects import LoadArrays
 from dlctl.roles.server import Server
 from dlctl.roles.travelling import CheckFile, FileSealed, StillReading
@@ -285,3 +285,22 @@ def test_a_run_that_goes_on_with_fewer_workers_says_what_is_lost() -> None:
     fewer = job_file(workers=1, epochs=3.0, compression=topk)
     outcome = Simulation(fewer, LeastSquares(), store=first.store).run()
     assert [text.split()[1] for text in outcome.store.texts("lost")] == ["worker-1", "worker-2"]
+
+
+@pytest.mark.parametrize("coordinator_dies", [False, True])
+def test_a_run_ends_when_the_last_worker_that_could_work_has_been_removed(
+    coordinator_dies: bool,
+) -> None:
+    """worker-0 is quarantined while worker-1 finishes what it has, to leave."""
+    job = job_file(workers=2, seconds=200.0, portion_batches=4)
+    compute = ComputeOptions(step_s=0.5, slow={1: 4.0})
+    simulation = Simulation(job, LeastSquares(), compute=compute)
+    simulation.request(10.0, "scale", {"workers": 1})
+    simulation.at(10.1, lambda: simulation.world.process("worker-0").end(EXIT_POISONED))
+    if coordinator_dies:
+        simulation.at(10.2, lambda: simulation.world.kill(COORDINATOR))
+    outcome = simulation.run(400.0)
+    assert outcome.state == "failed"
+    assert outcome.store.texts("state")[-1].startswith("failed: no worker is left: worker-0: ")
+    assert list(outcome.store.texts("quarantine")), "that came first"
+    assert outcome.seconds < 60.0
