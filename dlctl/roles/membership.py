@@ -194,7 +194,13 @@ class Membership:
         self._before = before
         self._removed: list[str] = []
         self.daemons: dict[str, Daemon] = {}
-        for name, agent in [*((name, name) for name in agents), *placed.items()]:
+        names = list(agents)
+        unwanted = {HOME_AGENT} - set(placed.values())
+        self._places = set(names) - unwanted
+        """Agents that workers may be added to. On the coordinator's machine none, if the job wants
+        no daemons there; of the others each is in the job for its host.
+        """
+        for name, agent in [*((name, name) for name in names), *placed.items()]:
             self._add(name, agent)
 
     def _add(self, name: str, agent: str) -> Daemon:
@@ -208,14 +214,17 @@ class Membership:
         return self._add(f"worker-{index}", self.least_busy())
 
     def least_busy(self) -> str:
-        """The agent for one worker more: of those that have any daemons, and live, the one with the
-        fewest workers.
+        """The agent for one worker more: the one with the fewest of those that can be reached; else
+        of those that may come back.
         """
-        hosts = {d.agent for d in self.daemons.values() if d.role != "agent"}
-        agents = [agent for agent in self.of("agent") if agent.name in hosts]
-        there = [agent for agent in agents if agent.alive] or agents
         workers = Counter(worker.agent for worker in self.of("worker"))
-        return min(there, key=lambda agent: workers[agent.name]).name
+
+        def rank(agent: Daemon) -> tuple[bool, bool, int]:
+            is_given_up, is_away = agent.state == "failed", agent.given_up_at is not None
+            return is_given_up, is_away, workers[agent.name]
+
+        places = [agent for agent in self.of("agent") if agent.name in self._places]
+        return min(places, key=rank).name
 
     def agent_of(self, daemon: Daemon) -> Daemon:
         """Who has started this daemon, or will."""

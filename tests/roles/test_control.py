@@ -75,6 +75,42 @@ def test_only_those_who_work_take_part() -> None:
     assert known.live_slots() == ()
 
 
+def on_two_hosts() -> Membership:
+    """Without any daemons beside the coordinator; the second host has no worker."""
+    agents = [HOME_AGENT, "agent-1", "agent-2"]
+    known = Membership(agents, dict.fromkeys(("server-0", "worker-0"), "agent-1"), before={})
+    for daemon in known.daemons.values():
+        daemon.begin(0.0)
+        daemon.state = "running"
+    return known
+
+
+def test_a_worker_is_added_where_the_fewest_are_and_none_beside_the_coordinator() -> None:
+    known = on_two_hosts()
+    assert [known.add_worker().agent for _ in range(3)] == ["agent-2", "agent-1", "agent-2"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "chosen"),
+    [
+        ("backoff", "running", "agent-2"),
+        ("running", "backoff", "agent-1"),
+        ("running", "failed", "agent-1"),
+        ("backoff", "failed", "agent-1"),
+        ("starting", "backoff", "agent-2"),
+    ],
+)
+def test_a_worker_is_added_to_a_host_that_can_be_reached_or_may_come_back(
+    first: str, second: str, chosen: str
+) -> None:
+    """Nobody tries again to start anything on a host that was given up."""
+    known = on_two_hosts()
+    for name, state in (("agent-1", first), ("agent-2", second)):
+        known.daemons[name].state = state
+        known.daemons[name].given_up_at = None if state == "running" else 20.0
+    assert known.least_busy() == chosen
+
+
 def test_a_wait_is_dated_from_its_beginning() -> None:
     worker = members().daemons["worker-0"]
     worker.report("fetching", "server-0", 5.0)

@@ -56,6 +56,39 @@ def test_every_host_has_an_agent_that_starts_what_is_placed_there():
     assert not outcome.world.living()
 
 
+def spread(simulation: Simulation) -> list[int]:
+    """How many workers the agents have, agent-0 first."""
+    members = simulation.world.machine(COORDINATOR).members
+    workers = [worker.agent for worker in members.of("worker")]
+    return [workers.count(agent.name) for agent in members.of("agent")]
+
+
+@pytest.mark.parametrize("coordinator_dies", [False, True])
+def test_a_host_that_all_workers_have_left_gets_its_share_of_those_that_are_added(coordinator_dies):
+    simulation = on_hosts(workers=3, servers=1, step_s=0.2)
+    found = []
+    simulation.request(2.0, "scale", {"workers": 1})
+    simulation.at(7.9, lambda: found.append(spread(simulation)))
+    if coordinator_dies:
+        simulation.at(6.0, lambda: simulation.world.kill(COORDINATOR))
+    simulation.request(8.0, "scale", {"workers": 6})
+    simulation.at(8.9, lambda: found.append(spread(simulation)))
+    outcome = simulation.run()
+    assert outcome.state == "finished", outcome.store.texts("state")
+    assert found == [[0, 1, 0, 0], [0, 2, 2, 2]]
+
+
+def test_workers_are_not_added_to_a_host_that_was_given_up():
+    simulation = on_hosts(workers=3, servers=1, step_s=0.4)
+    found = []
+    simulation.at(2.0, lambda: simulation.world.lose_host("agent-3"))
+    simulation.request(30.0, "scale", {"workers": 6})
+    simulation.at(30.9, lambda: found.append(spread(simulation)))
+    outcome = simulation.run()
+    assert outcome.state == "finished", outcome.store.texts("state")
+    assert found == [[0, 3, 3, 0]]
+
+
 @pytest.mark.parametrize("agent", ["agent-1", "agent-3"])
 def test_a_host_that_is_cut_off_and_comes_back_loses_nothing(agent):
     simulation = on_hosts()
