@@ -188,6 +188,17 @@ class ChildrenDriver:
             child.signal(effect.signal)
 
 
+def _recorded(store: Store) -> dict[str, int]:
+    """The newest incarnation of every daemon that another coordinator of this run has started."""
+    rows = {name: row["incarnation"] for name, row in store.daemons.items()}
+    remembered = {
+        key.removeprefix("daemon/"): value["incarnation"]
+        for key, value in store.memory.items()
+        if key.startswith("daemon/")
+    }
+    return rows | remembered
+
+
 class RecordsDriver:
     """What the coordinator writes down, and the agents that it places or finds.
 
@@ -219,6 +230,8 @@ class RecordsDriver:
         self._lasting = Lasting()
         self._trouble = ""
         self._agents: dict[str, Process] = {}
+        self._incarnations = _recorded(store)
+        """Of the agents that this coordinator has placed, or one before it, found here or not."""
         for kind, how in (
             (Send, self._send),
             (Exit, self._exit),
@@ -357,6 +370,7 @@ class RecordsDriver:
 
     def _launch(self, effect: j.LaunchAgent) -> None:
         """Another host is asked over ssh: it ends an agent of before, or cannot be reached."""
+        self._incarnations[effect.name] = effect.incarnation
         if effect.name in self.unreachable:
             refused = ProcessEnded(
                 effect.name, effect.incarnation, SSH_FAILED, ("No route to host",)
@@ -370,11 +384,11 @@ class RecordsDriver:
         self.adopt(self.spawn("agent", effect.name, effect.incarnation, effect.secret, key))
 
     def _kill(self, effect: j.KillAgent) -> None:
+        """On another host it counts as gone then, found there or not, as in `launch/remote.py`."""
         agent = self._agents.get(effect.name)
-        if agent is None:
-            return
-        if effect.name not in self.unreachable:
+        if agent is not None and effect.name not in self.unreachable:
             agent.signal(9)
         if effect.name != HOME_AGENT:
-            unseen = ProcessEnded(agent.name, agent.incarnation, STATUS_UNKNOWN, ())
+            incarnation = self._incarnations.get(effect.name, 0)
+            unseen = ProcessEnded(effect.name, incarnation, STATUS_UNKNOWN, ())
             self.process.post(unseen, SSH_S)

@@ -231,3 +231,15 @@ def test_faults_of_all_kinds_on_three_hosts(seed):
     outcome = on_hosts(faults=faults, seed=seed).run()
     assert outcome.state == "finished", outcome.store.texts("state")
     assert not outcome.world.living()
+
+
+def test_a_coordinator_that_is_started_again_gives_up_a_host_that_was_lost_before():
+    """It has never seen an agent there; what it kills has ended all the same."""
+    simulation = on_hosts(step_s=0.4)
+    simulation.at(2.0, lambda: simulation.world.lose_host("agent-3"))
+    simulation.at(2.5, lambda: simulation.world.kill(COORDINATOR))
+    outcome = simulation.run()
+    assert outcome.state == "finished", outcome.store.texts("state")
+    assert any("given up" in text for text in outcome.store.texts("lost"))
+    assert agent_of(simulation, "worker-3") in ("agent-1", "agent-2")
+    assert not outcome.world.living()
