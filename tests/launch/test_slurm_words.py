@@ -182,17 +182,6 @@ def test_the_script_writes_a_notice_at_the_signal_and_waits_on(tmp_path: Path) -
         assert process.wait() == 3
 
 
-def test_a_step_that_ends_with_the_signal_is_told_as_it_ended(tmp_path: Path) -> None:
-    """The signal may end the wait for a step that is not there any more."""
-    (tmp_path / "srun").write_text('#!/bin/sh\nkill -USR1 "$PPID"\nexit 3\n')
-    (tmp_path / "srun").chmod(0o755)
-    script = tmp_path / "job.sh"
-    script.write_text(slurmscript.render(Slurm(nodes=1), "x", tmp_path))
-    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    ended = [subprocess.run(["bash", script], env=env) for _ in range(50)]
-    assert {process.returncode for process in ended} == {3}
-
-
 @pytest.mark.parametrize(("text", "minutes"), [("", 0), ("1s", 1), ("90m", 90), ("2h", 120)])
 def test_slurm_counts_whole_minutes(text: str, minutes: int) -> None:
     assert slurmscript.minutes(text) == minutes
