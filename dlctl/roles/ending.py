@@ -33,6 +33,8 @@ SAVE_AGAIN_S, SAVE_PAUSE_S = 20.0, 2.0
 """A last checkpoint that fails is tried again for so long, with pauses: disks are emptied."""
 SAVE_MORE_S = 5.0
 """For the manifest, when all files are there or were given up."""
+EVALUATIONS_MAX = 2
+"""Workers that are asked for the last one: it may be what they die of."""
 RECORD_S = 20.0
 """So long servers and agents stay while the database cannot be written; then they keep all."""
 EXIT_S = 5.0
@@ -90,6 +92,7 @@ class Ending:
         """It could not be put on record: what the servers have may be needed."""
         self._saved = False
         """The last checkpoint has been begun, or there is nothing to save."""
+        self._evaluations_left = 0
         self._save_until = 0.0
         self._save_again_at: float | None = None
 
@@ -111,7 +114,7 @@ class Ending:
         if self.step == DRAINING:
             self._drain(now)
         elif self.step == EVALUATING:
-            self.evaluations.begin(now)
+            self._evaluations_left = EVALUATIONS_MAX
         elif self.step == SAVING:
             self._saved, self._save_until = False, now + SAVE_AGAIN_S
         elif self.step == RECORDING:
@@ -140,14 +143,29 @@ class Ending:
     def advance(self, now: float) -> bool:
         """Go on from step to step as far as possible; True if a step was begun."""
         begun = False
+        self._evaluate(now)
         self._save(now)
         while self.step != OVER and (not self.pending() or self._is_over(now)):
             self._finish_step()
             self._steps.pop(0)
             self.begin(now)
+            self._evaluate(now)
             self._save(now)
             begun = True
         return begun
+
+    def _evaluate(self, now: float) -> None:
+        """One that was under way before is of older parameters: wait for it to end. If the worker
+        is lost, ask another one, but not after one that has had all of its time.
+        """
+        if self.step != EVALUATING or self.is_in_vain():
+            return
+        self.evaluations.pass_over()
+        is_wanted = not self.evaluations.worker and not self.evaluations.has_last
+        if is_wanted and self._evaluations_left and now < self.until:
+            self._evaluations_left -= 1
+            self.evaluations.begin(now, is_last=True)
+            self.until = now + EVALUATE_S_MAX
 
     def _save(self, now: float) -> None:
         """One that was under way before has not what was pushed since: wait for it to end."""
@@ -245,6 +263,8 @@ class Ending:
         if self.step == SAVING and self.checkpointing.active:
             # A large file may be long on its way; it is given up when nothing of it comes any more.
             self.until = max(self.until, (self.checkpointing.deadline() or 0.0) + SAVE_MORE_S)
+        elif self.step == DRAINING and self._waits_for_evaluation():
+            self.until = max(self.until, now + self.grace_s)
         if now < self.until:
             return False
         if self.step in (SHUTTING_DOWN, LEAVING) and not self._killed:
@@ -260,6 +280,12 @@ class Ending:
             self.checkpointing.give_up(late)
         self._keeps_state |= self.step == RECORDING
         return True
+
+    def _waits_for_evaluation(self) -> bool:
+        """Who evaluates pushes nothing, and has to end that anyway before the last one: only then
+        its time to drain begins.
+        """
+        return EVALUATING in self._steps and any(d.evaluates for d in self.members.of("worker"))
 
     def _finish_step(self) -> None:
         if self.step == DRAINING:

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from dlctl import messages as m
 from dlctl.messages import Json
 from dlctl.roles.journal import History
-from dlctl.roles.membership import Membership
+from dlctl.roles.membership import Daemon, Membership
 
 EVALUATE_S_MAX = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An evaluation under way."""
+
+    worker: str
+    number: int
+    step: int
+    """When it was begun: what is evaluated is hardly newer."""
+    is_last: bool
+    """Nothing is trained any more."""
 
 
 class Evaluations:
@@ -18,39 +32,72 @@ class Evaluations:
         self.members = members
         self.newest: Json | None = None
         """Metrics of the last one, and the step it was made at."""
-        self.worker = ""
-        """Who evaluates now; "" if nobody does."""
         self.number = 0
+        self.asked: Asked | None = None
+        self.has_last = False
+        """There is an answer about what the servers have at the end of the run."""
+        self.steps_done: Callable[[], int] = lambda: 0
         self._begun = 0.0
 
-    def begin(self, now: float) -> None:
-        """Ask the first worker that lives, unless an evaluation is under way."""
-        able = [d.name for d in self.members.of("worker") if d.alive and d.asked_for_data]
-        if able and not self.worker:
+    @property
+    def worker(self) -> str:
+        """Who evaluates now; "" if nobody does."""
+        return self.asked.worker if self.asked is not None else ""
+
+    def begin(self, now: float, *, is_last: bool = False) -> None:
+        """Ask the first worker that is well, unless an evaluation is under way."""
+        able = self._able()
+        if able and self.asked is None:
             self.number += 1
-            self.worker = able[0]
-            self._begun = now
-            self.desk.ask("evaluate", self.worker, m.Evaluate(self.number), now)
+            worker = min(able, key=_seems_to_hang)
+            self._ask(Asked(worker.name, self.number, self.steps_done(), is_last), now)
+
+    def _able(self) -> list[Daemon]:
+        return [d for d in self.members.of("worker") if _can_evaluate(d)]
+
+    def pass_over(self) -> None:
+        """Wait no longer for a worker that hangs in its batch, if another one is well."""
+        hangs = self.asked is not None and self.members.daemons[self.worker].hangs
+        if hangs and not all(_seems_to_hang(d) for d in self._able()):
+            self.gone(self.worker)
+
+    def _ask(self, asked: Asked, now: float) -> None:
+        self.asked = asked
+        self._begun = now
+        self.desk.ask("evaluate", asked.worker, m.Evaluate(asked.number), now)
 
     def overdue(self, now: float) -> bool:
         """Whether the worker has taken so long that nothing will come of it."""
-        return bool(self.worker) and now >= self._begun + EVALUATE_S_MAX
+        return self.asked is not None and now >= self._begun + EVALUATE_S_MAX
 
-    def on_evaluated(self, message: m.Evaluated, step: int, now: float) -> Json | None:
-        """The metrics that are finite, if this is the answer that is waited for."""
-        if not self.worker or (message.name, message.evaluation) != (self.worker, self.number):
+    def on_evaluated(self, message: m.Evaluated, now: float) -> tuple[int, Json] | None:
+        """Of the answer that is waited for: its step, and the metrics that are finite."""
+        asked = self.asked
+        if asked is None or (message.name, message.evaluation) != (asked.worker, asked.number):
             return None
         self.desk.outstanding.done("evaluate", now)
-        self.worker = ""
+        self.asked = None
+        self.has_last = asked.is_last
+        step = asked.step
         numbers = {k: v for k, v in message.metrics.items() if isinstance(v, int | float)}
         metrics = {k: v for k, v in numbers.items() if math.isfinite(v)}
         if odd := ", ".join(sorted(f"{key:.80}" for key in numbers.keys() - metrics.keys())):
             self.desk.event("evaluation", message.name, f"step {step}: not finite: {odd}")
         if metrics:
             self.newest = metrics | {"step": step}
-        return metrics
+        return step, metrics
 
     def gone(self, name: str) -> None:
         if name == self.worker:
             self.desk.outstanding.drop("evaluate")
-            self.worker = ""
+            self.asked = None
+
+
+def _can_evaluate(worker: Daemon) -> bool:
+    is_lost = worker.out_of_touch or worker.killed_for
+    return worker.alive and worker.asked_for_data and not is_lost
+
+
+def _seems_to_hang(worker: Daemon) -> bool:
+    """It says so, or has not left its batch when it was to drain."""
+    return worker.stuck or (worker.state == "draining" and not worker.drained)

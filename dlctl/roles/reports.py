@@ -17,6 +17,7 @@ class Reports:
     def __init__(self, coordinator: Coordinator) -> None:
         self.of = coordinator
         self.desk = coordinator.desk
+        coordinator.evaluations.steps_done = lambda: coordinator.work.steps
 
     def on_report(self, peer: Peer, report: m.Report, now: float) -> None:
         """A sign of life, and news for `status`; the answer tells that the coordinator is there."""
@@ -54,11 +55,11 @@ class Reports:
     def on_evaluated(self, message: m.Evaluated, now: float) -> None:
         """Metrics of an evaluation; they may end the run."""
         of = self.of
-        metrics = of.evaluations.on_evaluated(message, of.work.steps, now)
+        step, metrics = of.evaluations.on_evaluated(message, now) or (0, {})
         if not metrics:
             return
         shown = ", ".join(f"{key} {value:.4g}" for key, value in metrics.items())
-        self.desk.event("evaluation", message.name, f"step {of.work.steps}: {shown}")
+        self.desk.event("evaluation", message.name, f"step {step}: {shown}")
         target = of.work.target
         if target is not None and target.is_reached(metrics):
             of.end("finished", f"the target {target} is reached", now)

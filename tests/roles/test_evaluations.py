@@ -23,6 +23,7 @@ def evaluations() -> Evaluations:
         daemon.begin(0.0)
         daemon.state, daemon.asked_for_data = "running", True
     made = Evaluations(History(1.0), members)
+    made.steps_done = lambda: 7
     made.begin(0.0)
     assert made.worker == "worker-0"
     made.desk.clear()
@@ -30,11 +31,11 @@ def evaluations() -> Evaluations:
 
 
 def test_only_the_worker_that_was_asked_is_believed(evaluations: Evaluations) -> None:
-    assert evaluations.on_evaluated(m.Evaluated(1, "worker-1", GOOD, ""), 7, 1.0) is None
+    assert evaluations.on_evaluated(m.Evaluated(1, "worker-1", GOOD, ""), 1.0) is None
     assert evaluations.newest is None
     assert evaluations.worker == "worker-0", "it is still waited for"
     assert "evaluate" in evaluations.desk.outstanding
-    assert evaluations.on_evaluated(m.Evaluated(1, "worker-0", GOOD, ""), 7, 1.0) == GOOD
+    assert evaluations.on_evaluated(m.Evaluated(1, "worker-0", GOOD, ""), 1.0) == (7, GOOD)
     assert evaluations.newest == GOOD | {"step": 7}
     assert not evaluations.worker
 
@@ -42,8 +43,8 @@ def test_only_the_worker_that_was_asked_is_believed(evaluations: Evaluations) ->
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_named_and_not_kept(evaluations: Evaluations, odd: float) -> None:
     metrics = {"accuracy": 0.5, "loss": odd, "perplexity": odd}
-    kept = evaluations.on_evaluated(m.Evaluated(1, "worker-0", metrics, ""), 7, 1.0)
-    assert kept == {"accuracy": 0.5}
+    kept = evaluations.on_evaluated(m.Evaluated(1, "worker-0", metrics, ""), 1.0)
+    assert kept == (7, {"accuracy": 0.5})
     assert evaluations.newest == {"accuracy": 0.5, "step": 7}
     (event,) = [effect for effect in evaluations.desk.clear() if isinstance(effect, AddEvent)]
     assert (event.kind, event.daemon) == ("evaluation", "worker-0")
