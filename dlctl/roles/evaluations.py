@@ -38,6 +38,7 @@ class Evaluations:
         """There is an answer about what the servers have at the end of the run."""
         self.steps_done: Callable[[], int] = lambda: 0
         self._begun = 0.0
+        """Since then the worker evaluates, or hangs before it does, or is silent."""
 
     @property
     def worker(self) -> str:
@@ -65,6 +66,13 @@ class Evaluations:
         self.asked = asked
         self._begun = now
         self.desk.ask("evaluate", asked.worker, m.Evaluate(asked.number), now)
+
+    def on_report(self, daemon: Daemon, now: float) -> None:
+        """Who is at work meanwhile waits for the model: a slow link may need longer for it than the
+        evaluation may take.
+        """
+        if daemon.name == self.worker and not (daemon.stuck or daemon.evaluates):
+            self._begun = now
 
     def overdue(self, now: float) -> bool:
         """Whether the worker has taken so long that nothing will come of it."""

@@ -31,6 +31,7 @@ class Reports:
             daemon.state = "slow" if "stuck_s" in report.metrics else "running"
         daemon.report(report.phase, report.waiting_for, now)
         daemon.metrics = report.metrics
+        of.evaluations.on_report(daemon, now)
         self.desk.send(daemon.name, m.Heard())
         if daemon.role == "agent":
             of.losses.compare(daemon, report.metrics.get("children"), now)

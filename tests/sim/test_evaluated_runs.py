@@ -12,6 +12,7 @@ from dlctl.roles.effects import RunEvaluation
 from dlctl.roles.evaluations import EVALUATE_S_MAX
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
+from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.problems import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 
@@ -89,6 +90,25 @@ def test_a_last_evaluation_that_does_not_end_is_not_tried_again() -> None:
     outcome = Simulation(job, LeastSquares(), compute=compute).run()
     assert outcome.state == "finished"
     assert outcome.seconds < 30.0 + EVALUATE_S_MAX + 60.0
+
+
+def test_an_evaluation_has_its_time_when_the_model_has_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On this link it takes longer to come than the evaluation may take."""
+    monkeypatch.setattr("dlctl.roles.evaluations.EVALUATE_S_MAX", 6.0)
+    job = job_file(
+        workers=2, seconds=300.0, batch_size=1, evaluate_epochs=2.0,
+        optimizer=("sgd", {"lr": 1e-4}),
+        algorithm=("downpour", {"push_every_steps": 100, "fetch_every_steps": 100}),
+    )  # fmt: skip
+    simulation = Simulation(
+        job, LeastSquares(samples=64, size=2000), compute=ComputeOptions(step_s=1.0),
+        network=NetworkOptions(link=Link(latency_s=0.001, jitter_s=0.0, bytes_per_s=1000.0)),
+    )  # fmt: skip
+    outcome = simulation.run()
+    assert outcome.store.texts("silent") == []
+    assert len(evaluations(outcome)) > 1
 
 
 # ---------------------------------------------------------------- what is evaluated
