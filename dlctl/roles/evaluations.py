@@ -53,6 +53,12 @@ class Evaluations:
             worker = min(able, key=_seems_to_hang)
             self._ask(Asked(worker.name, self.number, self.steps_done(), is_last), now)
 
+    def go_on(self, asked: Asked, now: float) -> None:
+        """Another coordinator has begun this one, and nobody knows how far it is."""
+        worker = self.members.get(asked.worker)
+        if worker is not None and worker.alive:
+            self._ask(asked, now)
+
     def _able(self) -> list[Daemon]:
         return [d for d in self.members.of("worker") if _can_evaluate(d)]
 

@@ -3,10 +3,11 @@
 The state that decides what the coordinator does next lies in small pieces under keys:
 
     keys                the fingerprint of the run key that the daemons were started with
-    run                 state, reason, how long the workers have been at work
-    checkpoint          how long the newest attempt at one is ago
+    run                 state, reason, whether the workers have been let loose
+    clock               how long they have been at work; the newest attempt at a checkpoint is ago
     checkpoints         its number
     work                steps, samples and loss; the size of the dataset; the newest evaluation
+    evaluation          epochs that were done when one was begun last; what is under way (`Asked`)
     layout              the model's tensors
     end                 how the run ends, once it does
     daemon/<name>       its incarnation, term, address, and how far it has come
@@ -22,7 +23,9 @@ that would cost pushes (`Lasting`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 from dlctl import messages as m
@@ -30,6 +33,7 @@ from dlctl.flat import Layout
 from dlctl.machine import Effect
 from dlctl.messages import Json
 from dlctl.names import HOME_AGENT
+from dlctl.roles.evaluations import Asked
 from dlctl.roles.journal import Remember
 from dlctl.roles.membership import LASTING, Daemon
 
@@ -37,8 +41,12 @@ if TYPE_CHECKING:
     from dlctl.roles.arrivals import Past
     from dlctl.roles.coordinator import Coordinator
 
-ELAPSED_STEP_S = 5.0
-"""The time at work is remembered as often as this."""
+CLOCK_S_MAX = 5.0
+"""The time at work is remembered as often as this, and with whatever else is."""
+CLOCK_PART = 4
+"""A coordinator that has lived shortly may die as soon again: of its life one part of so many may
+be forgotten.
+"""
 
 
 def has_released(memory: Json) -> bool:
@@ -62,6 +70,8 @@ class Memory:
         self.past = past
         self._known: dict[str, Any] = {}
         self._answered_slots: set[int] = set()
+        self._begun: float | None = None
+        self._clock_at = -math.inf
 
     def is_there(self) -> bool:
         """Whether there was another coordinator, and its run is to go on."""
@@ -73,7 +83,19 @@ class Memory:
         """What has to be remembered after an event."""
         logs = (Remember(key, value) for key, value in self.of.files.mirror.changes().items())
         daemons = self._changed_daemons()
-        return [*self._changed_values(now), *daemons, *self._changed_portions(), *logs]
+        changed = [*self._changed_values(now), *daemons, *self._changed_portions(), *logs]
+        return [*changed, *self._clock(bool(changed), now)]
+
+    def _clock(self, is_beside: bool, now: float) -> Iterator[Effect]:
+        """is_beside: something else is written at this moment."""
+        released_at = self.of.work.released_at
+        if self._begun is None:
+            self._begun = now
+        pause_s = min(CLOCK_S_MAX, (now - self._begun) / CLOCK_PART)
+        if released_at is None or not (is_beside or now >= self._clock_at + pause_s):
+            return
+        self._clock_at = now
+        yield Remember("clock", [now - released_at, self.of.checkpointing.since_s(now)])
 
     def _changed_values(self, now: float) -> Iterator[Effect]:
         for key, value in self._values(now):
@@ -83,15 +105,12 @@ class Memory:
 
     def _values(self, now: float) -> Iterator[tuple[str, Any]]:
         of, work = self.of, self.of.work
-        elapsed_s = 0.0 if work.released_at is None else now - work.released_at
-        released_s = None if work.released_at is None else elapsed_s // ELAPSED_STEP_S
         yield "keys", of.arrivals.keyring.fingerprint
-        yield "run", (of.state, of.reason, released_s)
-        if released_s is not None:
-            yield "checkpoint", of.checkpointing.since_s(now) // ELAPSED_STEP_S
-        newest = of.evaluations.newest
+        yield "run", (of.state, of.reason, None if work.released_at is None else True)
+        newest, asked = of.evaluations.newest, of.evaluations.asked
         counts = (work.steps, work.samples, work.loss)
         yield "work", (*counts, work.dataset_samples, work.next, newest)
+        yield "evaluation", (work.evaluated_epochs, None if asked is None else astuple(asked))
         if of.ending is not None:
             end = of.ending
             yield "end", (end.state, end.reason, end.grace_s, end.is_shutting_down())
@@ -128,17 +147,18 @@ class Memory:
     def go_on(self, now: float) -> None:
         """Take the place of a coordinator that has remembered all this, and then died."""
         of, values = self.of, self.past.memory
-        state, _, released_steps = values["run"]
+        state = values["run"][0]
+        was_released = has_released(values)
         self._restore(values, now)
-        if released_steps is not None:
-            of.work.released_at = now - released_steps * ELAPSED_STEP_S
+        if was_released:
+            worked_s, checkpoint_s = values.get("clock", (0.0, 0.0))
+            of.work.released_at = now - worked_s
             of.arrivals.restore = ""
-            since_s = values.get("checkpoint", 0.0) * ELAPSED_STEP_S + self.past.gone_s
-            of.checkpointing.schedule(now, since_s)
+            of.checkpointing.schedule(now, checkpoint_s + self.past.gone_s)
         gone = f", {self.past.gone_s:.0f} s after its last word" if self.past.gone_s else ""
         text = f"the coordinator is back{gone}: it goes on where it was"
         of.desk.event("recover", "coordinator", text)
-        of.change_state("running" if released_steps is not None else "starting", "", now)
+        of.change_state("running" if was_released else "starting", "", now)
         is_ending = "end" in values and state in ("stopping", "stopped", "finished")
         ours = of.arrivals.keyring.fingerprint
         if values.get("keys", ours) != ours:
@@ -147,7 +167,10 @@ class Memory:
             for daemon in of.members.daemons.values():
                 self._look_after(daemon, is_ending, now)
         of.arrivals.assign(now)
-        if released_steps is not None and of.work.side.drive() is not None:
+        if asked := values.get("evaluation", [0.0, None])[1]:
+            worker, number, step, is_last = asked
+            of.evaluations.go_on(Asked(worker, number, step, is_last and is_ending), now)
+        if was_released and of.work.side.drive() is not None:
             text = "the coordinator died, and with it the state of the method that it drives"
             of.end("failed", text, now)
         elif is_ending:
@@ -167,8 +190,11 @@ class Memory:
         if "layout" in values:
             of.arrivals.keep_layout(Layout.from_rows(values["layout"]))
         steps, samples, loss, dataset_samples, next_, of.evaluations.newest = values["work"]
+        evaluated_epochs = values.get("evaluation", [0.0, None])[0]
         portions = {key: v for key, v in values.items() if key.startswith("portion/")}
-        of.work.go_on(steps, samples, loss, dataset_samples, (next_[0], next_[1]), portions)
+        of.work.go_on(
+            steps, samples, loss, dataset_samples, (next_[0], next_[1]), portions, evaluated_epochs
+        )
         of.evaluations.number, of.changes.number, of.arrivals.guest_lists = (
             _unused(number, now) for number in values["numbers"]
         )

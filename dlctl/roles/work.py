@@ -47,7 +47,8 @@ class Work:
         self._pending: dict[int, m.LeaseRequest] = {}
         self._in_vain_since: dict[int, float] = {}
         """Slot -> since when it has asked, because it has no data, and has not got any."""
-        self._evaluated_epochs = 0.0
+        self.evaluated_epochs = 0.0
+        """How far the run was when an evaluation was begun last."""
 
     # ------------------------------------------------------------ the dataset
 
@@ -88,6 +89,7 @@ class Work:
         dataset_samples: int,
         next_: tuple[int, int],
         portions: dict[str, int],
+        evaluated_epochs: float,
     ) -> None:
         """Be where another coordinator has left off."""
         self.steps, self.samples, self.loss = steps, samples, loss
@@ -100,7 +102,7 @@ class Work:
         keys = (key.split("/")[1:] for key in portions)
         standing = {(int(epoch), int(p)): portions[f"portion/{epoch}/{p}"] for epoch, p in keys}
         self._pool.go_on(next_, standing)
-        self._evaluated_epochs = self._pool.epochs_done()
+        self.evaluated_epochs = evaluated_epochs
 
     def open_dataset(self, samples: int) -> None:
         """The first worker has built the dataset. Raises DlctlError if it was another before."""
@@ -120,7 +122,7 @@ class Work:
         elif self._restore:
             # Other portions than before: only whole epochs can be told apart.
             self._pool.restore(self._restore["complete_epochs"], [])
-        self._evaluated_epochs = self._pool.epochs_done()
+        self.evaluated_epochs = self._pool.epochs_done()
 
     def to_json(self) -> Json:
         """For a checkpoint's manifest."""
@@ -282,9 +284,9 @@ class Work:
         every = self.job.evaluation.every_epochs
         if self._pool is None or self.driving is not None or not every:
             return False
-        if self._pool.epochs_done() < self._evaluated_epochs + every:
+        if self._pool.epochs_done() < self.evaluated_epochs + every:
             return False
-        self._evaluated_epochs = self._pool.epochs_done()
+        self.evaluated_epochs = self._pool.epochs_done()
         return True
 
     def epochs_done(self) -> float:

@@ -15,6 +15,7 @@ from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.problems import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
+from dlctl.sim.world import RESTART_S
 
 EVALUATE_S = 20.0
 
@@ -141,3 +142,27 @@ def test_at_the_end_nobody_waits_for_an_evaluation_that_does_not_begin() -> None
     outcome = simulation.run()
     assert [name for name, _ in evaluations(outcome)] == ["worker-1"]
     assert outcome.seconds < 100.0
+
+
+# ---------------------------------------------------------------- a coordinator that dies often
+
+
+@pytest.mark.parametrize("evaluate_s", [0.05, 8.0])
+@pytest.mark.parametrize("portion_batches", [4, 100])
+@pytest.mark.parametrize("lives_s", [2.0, 4.0])
+def test_a_coordinator_that_dies_often_puts_off_neither_evaluations_nor_the_end(
+    lives_s: float, portion_batches: int, evaluate_s: float
+) -> None:
+    """Even if one takes longer than the coordinator lives, and if nothing else is to be noted."""
+    seconds, epoch_s = 90.0, 10.0
+    job = job_file(2, seconds=seconds, evaluate_epochs=1.0, portion_batches=portion_batches)
+    compute = ComputeOptions(step_s=0.1, evaluate_s=evaluate_s)
+    simulation = Simulation(job, LeastSquares(samples=1600), compute=compute)
+    period_s = lives_s + RESTART_S
+    for number in range(1, 60):
+        simulation.at(number * period_s, lambda: simulation.world.kill("coordinator"))
+    outcome = simulation.run(400.0)
+    assert outcome.state == "finished"
+    ends_s = next(event[0] for event in outcome.store.events if "stopping" in event[3])
+    assert seconds < ends_s * lives_s / period_s < 1.3 * seconds
+    assert len(evaluations(outcome)) > 0.8 * ends_s / (epoch_s + evaluate_s)
