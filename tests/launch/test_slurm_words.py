@@ -46,9 +46,10 @@ srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 --cpus-per-task
 --cpu-bind=none /opt/dl/bin/python -P -m daemons.host.keep \
 /home/ann/.local/state/dlctl/slurm/digits-97fc-a1b2c3 --requeue &
 step=$!
-# The trap ends a wait, not the step.
-while wait "$step"; code=$?; [ "$code" -gt 128 ] && kill -0 "$step" 2>/dev/null; do :; done
-exit "$code"
+# The trap ends a wait, not the step; who asks once more is told how the step has ended.
+while wait "$step"; [ $? -gt 128 ] && kill -0 "$step" 2>/dev/null; do :; done
+wait "$step"
+exit $?
 """
 SHOWN = (
     "JobId=17 JobName=dlctl-digits-97fc-a1b2c3 UserId=ann(1000) GroupId=ann(1000) MCS_label=N/A "
