@@ -16,6 +16,7 @@ from pathlib import Path
 
 from daemons.loop import Loop
 from dlctl import checkpoints
+from dlctl.directories import sync_directory
 from dlctl.hashing import Progress, sha256_of
 from dlctl.roles.travelling import (
     CheckFile,
@@ -126,11 +127,7 @@ class Incoming:
         if found != effect.sha256:
             return "what has come is not what was saved there: its SHA-256 is another one"
         self._beside(effect.file).replace(path)
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(path.parent)
         return ""
 
 

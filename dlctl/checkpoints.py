@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from dlctl import tensorfile
+from dlctl.directories import sync_directory
 from dlctl.errors import DlctlError
 from dlctl.flat import AVERAGED, CONSTANT
 from dlctl.hashing import Progress, no_progress, sha256_of
@@ -55,7 +56,7 @@ def create(run_directory: Path, step: int, number: int) -> Path:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         directory.mkdir()
-        _sync(directory.parent)
+        sync_directory(directory.parent)
     except OSError as error:
         raise DlctlError(
             f"cannot make a checkpoint: {error.strerror}", where=str(directory)
@@ -102,7 +103,7 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        _sync(path.parent)
+        sync_directory(path.parent)
     except OSError as error:
         raise DlctlError(
             f"cannot write: {error.strerror}", where=str(path), hint=f"df -h {path.parent}"
@@ -110,14 +111,6 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
     finally:
         with suppress(OSError):  # Where nothing can be written, not even what is not there.
             temporary.unlink(missing_ok=True)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # ---------------------------------------------------------------- reading

@@ -20,8 +20,8 @@ from daemons.server.files import (
     is_there,
     open_locked,
     own_directory,
-    sync_directory,
 )
+from dlctl.directories import sync_directory
 from dlctl.errors import DlctlError
 from dlctl.shards.base import Point, Spec
 from dlctl.shards.journaled import Journaled
@@ -153,7 +153,7 @@ class DiskLog:
         os.close(self._lock)
         self._lock = lock
 
-    # ------------------------------------------------------------ and directories
+    # ------------------------------------------------------------ its end
 
     def close(self) -> None:
         """Let another process have it, as the end of this one would."""

@@ -45,15 +45,6 @@ def own_directory(directory: Path) -> None:
             )
 
 
-def sync_directory(directory: Path) -> None:
-    """Have all names in it on the disk."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def open_locked(path: Path, *, create: bool) -> int:
     """Open a file of ours and lock it; the lock goes with the descriptor.
 

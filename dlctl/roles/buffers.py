@@ -10,8 +10,9 @@ import numpy as np
 from dlctl.flat import AVERAGED, Layout
 from dlctl.messages import Array
 
-PUSHES = 4
-"""Of each who has buffers here, on an average. So long after somebody's last ones they are kept."""
+FORGET_AFTER = 4
+"""Pushes of buffers, on an average of each who has some here: who is no member any more, and has
+not pushed during so many, is forgotten."""
 
 
 class _Row(NamedTuple):
@@ -57,7 +58,7 @@ class AveragedBuffers:
         Not at once: at the end of a run all leave, one after the other, and what is saved then is
         of all of them.
         """
-        newest_to_forget = self._pushes - PUSHES * len(self._latest)
+        newest_to_forget = self._pushes - FORGET_AFTER * len(self._latest)
         for slot, row in list(self._latest.items()):
             if members and slot not in members and row.number <= newest_to_forget:
                 del self._latest[slot]

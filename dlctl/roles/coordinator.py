@@ -75,7 +75,7 @@ class Coordinator:
         side = algorithm.coordinator(algorithm.Options(**job.algorithm.options))
         self.work = Work(self.desk, self.members, job, side)
         self.changes = Changes(self.desk, self.members)
-        self.evaluations = Evaluations(self.desk, self.members)
+        self.evaluations = Evaluations(self.desk, self.members, lambda: self.work.steps)
         self.files = HostFiles(self.desk, self.members)
         self.arrivals.on_start = self.files.mirror.follow
         self.checkpointing = Checkpointing(

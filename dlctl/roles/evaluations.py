@@ -27,16 +27,16 @@ class Asked:
 
 
 class Evaluations:
-    def __init__(self, desk: History, members: Membership) -> None:
+    def __init__(self, desk: History, members: Membership, steps_done: Callable[[], int]) -> None:
         self.desk = desk
         self.members = members
+        self.steps_done = steps_done
         self.newest: Json | None = None
         """Metrics of the last one, and the step it was made at."""
         self.number = 0
         self.asked: Asked | None = None
         self.has_last = False
         """There is an answer about what the servers have at the end of the run."""
-        self.steps_done: Callable[[], int] = lambda: 0
         self._begun = 0.0
         """Since then the worker evaluates, or hangs before it does, or is silent."""
 

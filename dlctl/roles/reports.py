@@ -17,7 +17,6 @@ class Reports:
     def __init__(self, coordinator: Coordinator) -> None:
         self.of = coordinator
         self.desk = coordinator.desk
-        coordinator.evaluations.steps_done = lambda: coordinator.work.steps
 
     def on_report(self, peer: Peer, report: m.Report, now: float) -> None:
         """A sign of life, and news for `status`; the answer tells that the coordinator is there."""

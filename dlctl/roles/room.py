@@ -13,14 +13,14 @@ class Room:
         self.wanted_for: m.Assign | None = None
         """What the server is to take charge of; None: it does not wait."""
         self._try_at = 0.0
-        self._is_over = False
-        """The attempt; what it took is no part of the pause behind it."""
+        self._has_failed = False
+        """An attempt, just now: what it took is no part of the pause behind it."""
         self._pause_s = RETRY_S
 
     def wait(self, message: m.Assign, now: float) -> bool:
         """There is none. Returns whether that is news."""
         is_news = self.wanted_for is None
-        self.wanted_for, self._try_at, self._is_over = message, now, True
+        self.wanted_for, self._try_at, self._has_failed = message, now, True
         return is_news
 
     def found(self) -> None:
@@ -31,7 +31,7 @@ class Room:
 
     def due(self, now: float) -> m.Assign | None:
         """What is to be tried again now."""
-        if self._is_over:
-            self._try_at, self._is_over = now + self._pause_s, False
+        if self._has_failed:
+            self._try_at, self._has_failed = now + self._pause_s, False
             self._pause_s = min(2 * self._pause_s, RETRY_S_MAX)
         return self.wanted_for if now >= self._try_at else None

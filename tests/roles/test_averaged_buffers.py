@@ -13,7 +13,7 @@ from dlctl.compress.none import Dense
 from dlctl.config import Job, JobFile
 from dlctl.flat import AVERAGED, TRAINED, Entry, Layout
 from dlctl.machine import Event, Received, Send, Started
-from dlctl.roles.buffers import PUSHES, AveragedBuffers
+from dlctl.roles.buffers import FORGET_AFTER, AveragedBuffers
 from dlctl.roles.desk import COORDINATOR, Birth
 from dlctl.roles.effects import (
     BuffersLoaded,
@@ -56,11 +56,11 @@ def test_who_is_gone_is_forgotten_when_the_others_have_gone_on_without_it(
 ) -> None:
     for slot in range(3):
         buffers.push(slot, 8, np.full(2, slot))
-    for _ in range(3 * PUSHES):
+    for _ in range(3 * FORGET_AFTER):
         buffers.push(0, 8, np.full(2, 4))
         buffers.keep({0, 2})
     assert buffers.average()[0] == 3.0, "slot 2 is slow, and has its part"
-    for _ in range(3 * PUSHES):
+    for _ in range(3 * FORGET_AFTER):
         buffers.push(0, 8, np.full(2, 4))
         buffers.keep(set())
     assert buffers.average()[0] == 3.0, "nobody has said yet who takes part"

@@ -22,8 +22,7 @@ def evaluations() -> Evaluations:
     for daemon in members.daemons.values():
         daemon.begin(0.0)
         daemon.state, daemon.asked_for_data = "running", True
-    made = Evaluations(History(1.0), members)
-    made.steps_done = lambda: 7
+    made = Evaluations(History(1.0), members, lambda: 7)
     made.begin(0.0)
     assert made.worker == "worker-0"
     made.desk.clear()
