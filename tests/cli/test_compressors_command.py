@@ -46,6 +46,13 @@ def job(tmp_path):
     return tmp_path / "job.toml"
 
 
+@pytest.fixture
+def at_terminal(monkeypatch):
+    """Errors and progress go to a terminal; the output does not."""
+    monkeypatch.setattr("dlctl.cli.console.is_tty", lambda *, err=False: err)
+    monkeypatch.setenv("TERM", "xterm")
+
+
 def test_every_compressor_is_listed_with_a_line(capsys):
     assert main.run(["compressors"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -53,9 +60,11 @@ def test_every_compressor_is_listed_with_a_line(capsys):
     assert all(len(line.split()) > 3 for line in lines[1:])
 
 
-def test_each_is_measured_on_a_gradient_of_the_job(job, capsys):
-    assert main.run(["compressors", "--job", str(job), "--json"]) == 0
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["compressors"]}
+def test_each_is_measured_on_a_gradient_of_the_job(job, capsys, at_terminal):
+    assert main.run(["compressors", "--job", str(job), "--json", "--quiet"]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    rows = {row["name"]: row for row in json.loads(said.out)["compressors"]}
     assert list(rows) == registry.names("compressors")
     assert all(row["elements"] == 80 * 40 + 40 for row in rows.values())
     assert rows["none"]["ratio"] == 1
@@ -70,23 +79,17 @@ def test_each_is_measured_on_a_gradient_of_the_job(job, capsys):
     assert rows["int8"]["relative_error"] < 0.05
 
 
-def test_whoever_waits_at_a_terminal_is_told_what_for(job, capsys, monkeypatch):
-    monkeypatch.setattr("dlctl.cli.console.is_tty", lambda *, err=False: err)
-    monkeypatch.setenv("TERM", "xterm")
+def test_whoever_waits_at_a_terminal_is_told_what_for(job, capsys, at_terminal):
     assert main.run(["compressors", "--job", str(job), "--color", "never"]) == 0
     assert capsys.readouterr().err.splitlines() == [
         "loading the task and computing a gradient ...",
         *(f"measuring {name} ..." for name in registry.names("compressors")),
     ]
-    assert main.run(["compressors", "--job", str(job), "--quiet"]) == 0
-    assert capsys.readouterr().err == ""
 
 
 def test_what_a_push_lacks_is_its_error_also_where_nothing_waits_for_the_next_one(
-    job, capsys, monkeypatch
+    job, capsys, at_terminal
 ):
-    monkeypatch.setattr("dlctl.cli.console.is_tty", lambda *, err=False: err)
-    monkeypatch.setenv("TERM", "xterm")
     job.write_text(
         JOB.replace("topk-sampled", "randomk").replace("[servers]", "unbiased = true\n[servers]")
     )

@@ -11,7 +11,7 @@ from .cluster import Cluster
 
 HOSTS = "".join(f'[[hosts]]\nssh = "{name}"\n' for name in ("h1", "h2", "h3"))
 ENDLESS = "{ steps = 100000000 }"
-SLOW_S = 0.02
+SLOW_S = 0.05
 LONG_S = 60.0
 
 

@@ -19,7 +19,7 @@ from workplace import Workplace
 from dlctl import rundb
 
 ENDLESS = "{ steps = 100000000 }"
-SLOW_S = 0.01
+SLOW_S = 0.04
 EATING = """def loss(self, model, batch):
         from pathlib import Path
 
@@ -298,7 +298,7 @@ def _at_work(place: Workplace) -> tuple[int, int, Callable[[], None]]:
 
     def goes_on() -> None:
         counted = counts().total()
-        place.until("training goes on", lambda: counts().total() > counted + 6_000)
+        place.until("training goes on", lambda: counts().total() > counted + 1_500)
 
     return place.pid("agent-0"), place.pid("coordinator"), goes_on
 

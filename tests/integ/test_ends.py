@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from workplace import Workplace
 
 ENDLESS = "{ steps = 100000000 }"
-SLOW_S = 0.02
+SLOW_S = 0.04
 
 
 def _newest_checkpoint(place: Workplace) -> Path:

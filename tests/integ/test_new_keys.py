@@ -20,7 +20,7 @@ from dlctl.roles.desk import COORDINATOR
 from dlctl.roles.doors import CLIENT
 
 ENDLESS = "{ steps = 100000000 }"
-SLOW_S = 0.01
+SLOW_S = 0.04
 TCP = '[network]\ntransport = "tcp"\n'
 SILENCE_MS = 500
 

@@ -14,7 +14,7 @@ from workplace import Workplace
 from dlctl import processes
 
 ENDLESS = "{ steps = 100000000 }"
-SLOW_S = 0.01
+SLOW_S = 0.04
 
 
 def versions(place: Workplace) -> dict[str, int]:

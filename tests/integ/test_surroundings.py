@@ -19,7 +19,7 @@ from dlctl import wire
 from dlctl.messages import Request
 
 ENDLESS = "{ steps = 100000000 }"
-SLOW_S = 0.01
+SLOW_S = 0.04
 
 
 # ---------------------------------------------------------------- ports

@@ -35,19 +35,13 @@ def _line(text: str) -> int:
 MODEL, DATASET, LOSS, EVALUATE = (
     _line(f"def {name}(") for name in ("model", "dataset", "loss", "evaluate")
 )
-FAULTS = {
+FAULTS = {  # One of every place where a task can fail; all the words are in test_task.py.
     "a module that is not installed": Fault(
         "import threading",
         "import threading, torchvison",
         "importing train.py raised ModuleNotFoundError: No module named 'torchvison' "
         '({train}:1); install what provides "torchvison"',
     ),
-    "a syntax error": Fault(
-        "class Clouds:",
-        "class Clouds",
-        f"importing train.py raised SyntaxError: expected ':' ({{train}}:{_line('class Clouds')})",
-    ),
-    "no model": Fault("def model(", "def modell(", "lacks model()"),
     "model() raises": Fault(
         "nn.Linear(2, 8)",
         "nn.Linear(2, {}['size'])",

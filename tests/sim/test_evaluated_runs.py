@@ -149,12 +149,11 @@ def test_at_the_end_nobody_waits_for_an_evaluation_that_does_not_begin() -> None
 
 @pytest.mark.parametrize("evaluate_s", [0.05, 8.0])
 @pytest.mark.parametrize("portion_batches", [4, 100])
-@pytest.mark.parametrize("lives_s", [2.0, 4.0])
 def test_a_coordinator_that_dies_often_puts_off_neither_evaluations_nor_the_end(
-    lives_s: float, portion_batches: int, evaluate_s: float
+    portion_batches: int, evaluate_s: float
 ) -> None:
     """Even if one takes longer than the coordinator lives, and if nothing else is to be noted."""
-    seconds, epoch_s = 90.0, 10.0
+    seconds, epoch_s, lives_s = 90.0, 10.0, 2.0
     job = job_file(2, seconds=seconds, evaluate_epochs=1.0, portion_batches=portion_batches)
     compute = ComputeOptions(step_s=0.1, evaluate_s=evaluate_s)
     simulation = Simulation(job, LeastSquares(samples=1600), compute=compute)

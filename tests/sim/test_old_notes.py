@@ -74,13 +74,13 @@ def run(*kills: tuple[float, str]) -> Outcome:
 
 
 @pytest.mark.parametrize("name", ["worker-1", "server-0", "server-1"])
-@pytest.mark.parametrize("before_s", [0.01, 0.1, 0.3, 1.0, 1.9])
+@pytest.mark.parametrize("before_s", [0.01, 0.3, 1.9])
 def test_a_process_that_no_coordinator_remembers_is_replaced(name, before_s):
     run((DIES_AT_S - before_s, name), (DIES_AT_S, COORDINATOR))
 
 
 @pytest.mark.parametrize("name", ["worker-1", "server-0"])
-@pytest.mark.parametrize("again_s", [0.01, 0.2, 0.5, 1.0, 1.5])
+@pytest.mark.parametrize("again_s", [0.01, 0.5, 1.5])
 def test_one_that_was_started_twice_since_the_last_note_is_replaced(name, again_s):
     """The newest is dead, and that is noted: no report of the agent's names it any more."""
     run((2.1, name), (2.3 + again_s, name), (DIES_AT_S, COORDINATOR))
