@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.figures import Figure, table, to_json
 from benchmarks.plot import to_svg
+from tests.hosts.rootless import become_root
 
 CHAPTERS = {
     "start": "from `dlctl start` to ready, against bare processes that import the same",
@@ -37,6 +38,7 @@ def main(arguments: list[str]) -> int:
     A quick run has measured nothing, so that it is never over; but it shows what fails.
     """
     options = _parser().parse_args(arguments)
+    become_root("benchmarks", arguments)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     # Where it is set, every process may compile all of torch again, and that is what is measured.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -1,6 +1,6 @@
 """The same as `train`, with every worker behind a link of its own: 100 Mbit/s, 5 ms one way.
 
-Servers and coordinators are where all the links meet. Needs root, for the network namespaces.
+Servers and coordinators are where all the links meet.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from tests.hosts.rootless import become_root
+
 from . import (  # noqa: F401 - they register their rows
     on_clock,
     on_control,
@@ -84,6 +86,7 @@ def main() -> int:
     if len(sys.argv) > 1:
         print(f"{__doc__}rows: {' '.join(ROWS)}")
         return 2
+    become_root("tests.faults", ())
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGHUP, end)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also if a shell had it ignored

@@ -61,8 +61,8 @@ def missing() -> str:
     path = f"{os.environ.get('PATH', '')}:{SBIN}"
     if absent := [tool for tool in TOOLS if not shutil.which(tool, path=path)]:
         return f"not here: {', '.join(absent)} (iproute2, nftables, openssh-server, util-linux)"
-    if not Path(TUN).exists():
-        return f"no {TUN} here"
+    if not os.access(TUN, os.R_OK | os.W_OK):
+        return f"no {TUN} here, or only for others"
     command = ["unshare", "--net", "--mount", "--pid", "--fork", "true"]
     tried = subprocess.run(command, capture_output=True, text=True)
     return f"no namespaces here: {tried.stderr.strip()}" if tried.returncode else ""
@@ -144,8 +144,8 @@ class Cluster:
             "/etc/shadow": (SHADOW, 0o600),
             "/etc/machine-id": (f"{uuid.uuid4().hex}\n", 0o444),
             "/run/host/boot_id": (f"{uuid.uuid4()}\n", 0o444),
-            "/etc/ssh/sshd_config": (keys.server(self.address(name), environment), 0o644),
-            "/etc/ssh/ssh_host_ed25519_key": (host_key, 0o600),
+            "/run/host/sshd_config": (keys.server(self.address(name), environment), 0o644),
+            "/run/host/host_key": (host_key, 0o600),
             "/root/.ssh/authorized_keys": (keys.public(self.directory, KEY), 0o600),
         }
         visible = {os.path.realpath(path) for path in VISIBLE}

@@ -94,7 +94,7 @@ def start_sshd(program: str) -> None:
     """Returns when it listens."""
     os.makedirs("/run/sshd", mode=0o755)
     os.makedirs("/run/user/0", mode=0o700)
-    command = [program, "-D", "-E", f"{OWN}/sshd.log"]
+    command = [program, "-D", "-f", f"{OWN}/sshd_config", "-E", f"{OWN}/sshd.log"]
     sshd = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     pause = threading.Event()
     while not is_listening():

@@ -27,7 +27,7 @@ exec {program} -F {directory}/ssh_config "$@"
 """
 SSHD = """Port 22
 ListenAddress {address}
-HostKey /etc/ssh/ssh_host_ed25519_key
+HostKey /run/host/host_key
 PidFile none
 UsePAM no
 PasswordAuthentication no
