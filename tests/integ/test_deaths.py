@@ -14,12 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 from limited_memory import limited_memory
-from workplace import Workplace
+from workplace import ENDLESS, SLOW_S, Workplace
 
 from dlctl import rundb
 
-ENDLESS = "{ steps = 100000000 }"
-SLOW_S = 0.04
 EATING = """def loss(self, model, batch):
         from pathlib import Path
 

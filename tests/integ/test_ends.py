@@ -9,10 +9,7 @@ import time
 from pathlib import Path
 
 from safetensors.numpy import load_file
-from workplace import Workplace
-
-ENDLESS = "{ steps = 100000000 }"
-SLOW_S = 0.04
+from workplace import ENDLESS, SLOW_S, Workplace
 
 
 def _newest_checkpoint(place: Workplace) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from workplace import Workplace
+from workplace import ENDLESS, SLOW_S, Workplace
 
 from dlctl import keys, reader, wire
 from dlctl.errors import NotPermitted
@@ -19,8 +19,6 @@ from dlctl.messages import Request
 from dlctl.roles.desk import COORDINATOR
 from dlctl.roles.doors import CLIENT
 
-ENDLESS = "{ steps = 100000000 }"
-SLOW_S = 0.04
 TCP = '[network]\ntransport = "tcp"\n'
 SILENCE_MS = 500
 

@@ -9,12 +9,9 @@ import signal
 
 import psutil
 import pytest
-from workplace import Workplace
+from workplace import ENDLESS, SLOW_S, Workplace
 
 from dlctl import processes
-
-ENDLESS = "{ steps = 100000000 }"
-SLOW_S = 0.04
 
 
 def versions(place: Workplace) -> dict[str, int]:

@@ -13,14 +13,10 @@ from pathlib import Path
 
 import pytest
 import zmq
-from workplace import Workplace
+from workplace import ENDLESS, SLOW_S, Workplace
 
 from dlctl import wire
 from dlctl.messages import Request
-
-ENDLESS = "{ steps = 100000000 }"
-SLOW_S = 0.04
-
 
 # ---------------------------------------------------------------- ports
 

@@ -28,6 +28,9 @@ from dlctl import rundb, states
 
 POLL_S = 0.05
 LOG_LINES = 15
+ENDLESS = "{ steps = 100000000 }"
+SLOW_S = 0.04
+"""A pause in every batch of a run that something is tried on: the cores are for what is tried."""
 COUNTING = """class Counting(TensorDataset):
     def __getitem__(self, index):
         with open(__file__ + ".seen", "a") as file:
