@@ -395,3 +395,8 @@ class FileTaken(Message):
 class GuestsNoted(Message):
     name: str
     number: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RegisterAgain(Message):
+    """To an agent that reports: this coordinator has no note of its having registered."""

@@ -145,6 +145,8 @@ class Agent:
             case m.Welcome():
                 self._welcomed = True
                 self.desk.outstanding.done("register", now)
+            case m.RegisterAgain() if not self._leaving:
+                self._register(now)
             case m.Spawn():
                 self._on_spawn(message, now)
             case m.Kill():

@@ -33,6 +33,9 @@ class Reports:
         of.evaluations.on_report(daemon, now)
         self.desk.send(daemon.name, m.Heard())
         if daemon.role == "agent":
+            if not daemon.registered:
+                # Another coordinator has welcomed it, and could not write that down.
+                self.desk.send(daemon.name, m.RegisterAgain())
             of.losses.compare(daemon, report.metrics.get("children"), now)
             return
         if daemon.role == "server":

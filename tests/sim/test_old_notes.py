@@ -20,6 +20,7 @@ from dlctl.sim.checkers import (
     TermsChecker,
 )
 from dlctl.sim.drivers import ComputeOptions
+from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.problems import Ledger
 from dlctl.sim.simulation import Outcome, Simulation
 
@@ -109,7 +110,30 @@ def test_an_agent_that_lives_is_not_begun_again_because_no_coordinator_remembers
     assert agents == [1, 2]
 
 
-def begun(cells: int, epochs: int, step_s: float, *, once: bool) -> Simulation:
+@pytest.mark.parametrize("after_s", [0.0005, 0.005, 0.015])
+def test_an_agent_whose_welcome_outlives_the_coordinator_that_sent_it_registers_again(after_s):
+    """It comes when the agent has asked the next one, and is taken for the answer to that."""
+    link = NetworkOptions(link=Link(latency_s=0.02))
+    simulation = begun(cells=400, epochs=1, step_s=0.1, once=False, network=link)
+    world, welcomed = simulation.world, []
+
+    def kill_when_welcomed() -> None:
+        if not welcomed and world.coordinator.machine.members.daemons["agent-0"].registered:
+            welcomed.append(True)
+            simulation.at(world.timeline.now + after_s, lambda: world.kill(COORDINATOR))
+
+    simulation.at(0.01, lambda: setattr(world.disk, "full", 1))
+    for tick in range(1, 400):
+        simulation.at(tick * 0.0005, kill_when_welcomed)
+    simulation.at(FREE_S, lambda: setattr(world.disk, "full", 0))
+    outcome = simulation.run(100.0)
+    assert outcome.state == "finished", outcome.reason
+    assert welcomed
+
+
+def begun(
+    cells: int, epochs: int, step_s: float, *, once: bool, network: NetworkOptions | None = None
+) -> Simulation:
     """A run to the end of its epochs; `once`: every sample is taken once."""
     problem = Ledger(shards=2, cells=cells)
     job = job_file(
@@ -117,7 +141,8 @@ def begun(cells: int, epochs: int, step_s: float, *, once: bool) -> Simulation:
         timeouts={"resend_s": 0.3},
     )  # fmt: skip
     checkers = (SamplesChecker(problem.samples, epochs, once=once), NothingLeft())
-    return Simulation(job, problem, compute=ComputeOptions(step_s=step_s), checkers=checkers)
+    compute = ComputeOptions(step_s=step_s)
+    return Simulation(job, problem, compute=compute, network=network, checkers=checkers)
 
 
 @pytest.mark.parametrize("dies_at_s", [2.5, 4.0, 5.5])

@@ -14,7 +14,8 @@ class TermsChecker(Checker):
     """Also: when a shard's new generation has served, none of an older one takes a push."""
 
     def __init__(self) -> None:
-        self._newest: dict[str, int] = {}
+        self._issued: dict[str, list[tuple[Process, int]]] = {}
+        """Name -> the coordinators and the terms that they have put on record, in that order."""
         self._given: dict[str, int] = {}
         """The newest that a process has got: while the disk is full others may be lost, and come
         again."""
@@ -31,7 +32,7 @@ class TermsChecker(Checker):
         if isinstance(effect, IssueTerm):
             if effect.term <= self._given.get(effect.name, 0):
                 raise self.broken(f"{effect} is not new")
-            self._newest[effect.name] = effect.term
+            self._issued.setdefault(effect.name, []).append((process, effect.term))
         if not isinstance(effect, Send):
             return
         match effect.message:
@@ -66,7 +67,11 @@ class TermsChecker(Checker):
         client = process.network.client(peer)
         if welcome.name.startswith("agent") or not isinstance(client, Process):
             return
-        if welcome.term != self._newest.get(welcome.name):
+        issued = self._issued.get(welcome.name, [])
+        own = [term for coordinator, term in issued if coordinator is process]
+        # What others have issued after it may have been lost with them, while the disk was full.
+        known = own[-1:] or [term for _, term in issued]
+        if welcome.term not in known or welcome.term < self._given.get(welcome.name, 0):
             raise self.broken(f"term {welcome.term} of {welcome.name} is not on record")
 
     def _on_welcomed(self, process: Process, welcome: m.Welcome) -> None:
