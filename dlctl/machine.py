@@ -75,9 +75,11 @@ class DeadlineReached(Event):
 
 @dataclass(frozen=True, slots=True)
 class StopRequested(Event):
-    """SIGTERM or SIGINT: come to an orderly end."""
+    """SIGTERM or SIGINT, most of the time: come to an orderly end."""
 
     reason: str
+    at_once: bool = False
+    """What would be saved now, nobody could find."""
 
 
 # ---------------------------------------------------------------- effects every role may want

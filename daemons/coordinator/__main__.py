@@ -21,6 +21,7 @@ from dlctl import keys, registry, runs
 from dlctl.errors import DlctlError
 from dlctl.launch import addresses, local
 from dlctl.locks import GLANCE_S, is_locked_within
+from dlctl.machine import StopRequested
 from dlctl.roles.coordinator import Coordinator
 from dlctl.roles.desk import COORDINATOR, EXIT_RESTART
 from dlctl.roles.journal import KeyRenewed, RenewKey
@@ -62,7 +63,8 @@ def _lead(context: process.Context, db: RunDb, lock: int) -> int:
     keyring = keys.keyring(directory, job.is_encrypted)
     before = db.run()
     secret = keyring.secret(COORDINATOR)
-    loop = Loop(context.log_handler.rotate_if_full, lambda: _beat(lock), secret=secret)
+    loop = Loop(context.log_handler.rotate_if_full, secret=secret)
+    loop.chores.append(lambda: _beat(lock, loop))
     loop.stop_on_signals()
     is_successor = bool(db.memory())
     address = before.get("control") if is_successor else None
@@ -96,11 +98,14 @@ def _lead(context: process.Context, db: RunDb, lock: int) -> int:
     return code
 
 
-def _beat(lock: int) -> None:
+def _beat(lock: int, loop: Loop) -> None:
     """Agents see by the time of the lock that we work (`Supervision`). A file system that is
-    read-only since an error, or full in a way of its own, does not take that either.
+    read-only since an error, or full in a way of its own, does not take that either. A lock that
+    has no name any more is the one of a run that nobody can find, and that no command could end.
     """
     with suppress(OSError):
+        if not os.fstat(lock).st_nlink:
+            loop.post(StopRequested("its run directory was removed", at_once=True))
         os.utime(lock)
 
 

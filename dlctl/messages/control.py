@@ -24,9 +24,7 @@ class Register(Message):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Welcome(Message):
-    """To a worker: its slot and epoch. To a server: its shard and generation. Settings to begin
-    with.
-    """
+    """To a worker: its slot and epoch. To a server: its shard and generation."""
 
     name: str
     index: int
@@ -35,6 +33,7 @@ class Welcome(Message):
     token: bytes
     """To a worker: the proof of its epoch. To a server: the key by which it checks those."""
     settings: Json
+    """To begin with."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -55,14 +54,13 @@ class ModelReady(Message):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Assign(Message):
-    """To a server: own the elements [lo, hi) of the flat vector; `restore` names a checkpoint
-    directory or is "".
-    """
+    """To a server: own the elements [lo, hi) of the flat vector."""
 
     lo: int
     hi: int
     layout: bytes
     restore: str
+    """Directory of a checkpoint, or ""."""
     keep: bool = False
     """Another server of this shard has said `Serving`: go on from the state that it has kept, or
     fail. False: begin anew, whatever is there; `restore` counts only then."""

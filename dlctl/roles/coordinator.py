@@ -121,8 +121,8 @@ class Coordinator:
                 self.ending.is_on_record = True
             case Started():
                 self._start(now)
-            case StopRequested(reason):
-                self.end("stopped", reason, now)
+            case StopRequested(reason, at_once):
+                self.end("stopped", reason, now, at_once=at_once)
         self._advance(now)
         effects = [e for effect in self.desk.clear() for e in self._routed(effect)]
         return [*self.memory.changes(now), *effects]

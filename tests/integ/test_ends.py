@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
 
 from safetensors.numpy import load_file
 from workplace import ENDLESS, SLOW_S, Workplace
+
+from dlctl import states
 
 
 def _newest_checkpoint(place: Workplace) -> Path:
@@ -105,3 +108,18 @@ def test_sigterm_to_the_coordinator_is_an_orderly_stop(place: Workplace) -> None
     assert place.run()["reason"] == "SIGTERM"
     assert place.run()["checkpoint"]["step"] >= 5
     place.nothing_left()
+
+
+def test_a_job_whose_run_directory_is_removed_ends(place: Workplace) -> None:
+    """Nobody could find it any more, and no command could end it."""
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS)
+    directory = place.start()
+    place.until_step(2)
+    shards = states.shared_memory() / directory.name
+    assert shards.exists()
+    shutil.rmtree(directory)
+    place.until("no process is left", lambda: not place.processes(), 10.0)
+    assert not place.sockets()
+    assert not shards.exists()
+    assert not directory.exists(), "nothing is written there any more"
