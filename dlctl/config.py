@@ -204,7 +204,7 @@ class Host:
     servers: Annotated[int, Ge(0), Le(256)] | None = None
     """Parameter servers here; without it an even share of those that no host has asked for."""
     workers: Annotated[int, Ge(0), Le(COUNT_MAX)] | None = None
-    """Workers here; likewise."""
+    """Workers here; likewise. 0: none, and `dlctl scale` adds none."""
     python: str = ""
     """The Python there that has dlctl and torch; "": at the same path as here."""
     dir: str = ""

@@ -28,13 +28,24 @@ def agents(hosts: Sequence[Host]) -> dict[str, Host]:
 
 def place(job: JobFile) -> dict[str, str]:
     """Daemon -> the agent that starts it, for all servers and workers of a job."""
-    hosts = agents(job.places)
-    if job.places and all(host.is_other for host in job.places):
-        del hosts[HOME_AGENT]
+    hosts = _with_daemons(job)
     servers = _spread(job.servers.count, {name: host.servers for name, host in hosts.items()})
     workers = _spread(job.workers.count, {name: host.workers for name, host in hosts.items()})
     placed = {f"server-{i}": name for i, name in enumerate(servers)}
     return placed | {f"worker-{i}": name for i, name in enumerate(workers)}
+
+
+def takes_workers(job: JobFile) -> set[str]:
+    """The agents that workers may be added to: a host whose `workers` is 0 is for servers."""
+    return {name for name, host in _with_daemons(job).items() if host.workers != 0}
+
+
+def _with_daemons(job: JobFile) -> dict[str, Host]:
+    """The coordinator's machine runs no others if all hosts that the job names are other ones."""
+    hosts = agents(job.places)
+    if job.places and all(host.is_other for host in job.places):
+        del hosts[HOME_AGENT]
+    return hosts
 
 
 def _spread(count: int, wanted: Mapping[str, int | None]) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from dlctl import config
 from dlctl.config import Host
 from dlctl.names import HOME_AGENT
-from dlctl.placement import agents, place
+from dlctl.placement import agents, place, takes_workers
 
 
 def job(servers: int, workers: int, *hosts: Host) -> config.JobFile:
@@ -47,6 +47,14 @@ def test_this_machine_takes_part_only_if_it_is_listed():
 def test_a_host_gets_what_it_asks_for_and_the_others_share_the_rest():
     placed = place(job(2, 6, Host(servers=2, workers=0), Host(ssh="a", workers=1), Host(ssh="b")))
     assert Counter(placed.values()) == {HOME_AGENT: 2, "agent-1": 1, "agent-2": 5}
+
+
+def test_workers_are_added_to_all_hosts_but_those_that_want_none():
+    assert takes_workers(job(1, 1)) == {HOME_AGENT}
+    assert takes_workers(job(1, 1, Host(ssh="a"), Host(ssh="b"))) == {"agent-1", "agent-2"}
+    only_servers = Host(ssh="a", servers=1, workers=0)
+    hosts = (Host(workers=0), only_servers, Host(ssh="b", workers=2), Host(ssh="c"))
+    assert takes_workers(job(1, 2, *hosts)) == {"agent-2", "agent-3"}
 
 
 @pytest.mark.parametrize("hosts", range(1, 6))

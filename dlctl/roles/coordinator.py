@@ -69,7 +69,8 @@ class Coordinator:
         self.reason = ""
         self.desk = History(job.timeouts.resend_s)
         self.agents = placement.agents(job.places)
-        self.members = Membership(self.agents, placement.place(job), past.incarnations)
+        takers = placement.takes_workers(job)
+        self.members = Membership(self.agents, placement.place(job), past.incarnations, takers)
         self.doors = Doors(self.desk)
         self.arrivals = Arrivals(self.desk, self.members, run_id, job, keyring, past)
         side = algorithm.coordinator(algorithm.Options(**job.algorithm.options))

@@ -7,7 +7,7 @@ incarnation says is no longer heard.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -187,20 +187,22 @@ def describe_exit(status: int, cause: str = "") -> str:
 
 
 class Membership:
-    def __init__(self, agents: Iterable[str], placed: Json, before: dict[str, int]) -> None:
+    def __init__(
+        self,
+        agents: Iterable[str],
+        placed: Json,
+        before: dict[str, int],
+        takes_workers: Collection[str] = (HOME_AGENT,),
+    ) -> None:
         """`agents`: all there are. `placed`: server or worker -> the agent that starts it.
-        `before`: incarnations that earlier executions of this run have used.
+        `before`: incarnations that earlier executions of this run have used. `takes_workers`: the
+        agents that workers may be added to.
         """
         self._before = before
         self._removed: list[str] = []
         self.daemons: dict[str, Daemon] = {}
-        names = list(agents)
-        unwanted = {HOME_AGENT} - set(placed.values())
-        self._places = set(names) - unwanted
-        """Agents that workers may be added to. On the coordinator's machine none, if the job wants
-        no daemons there; of the others each is in the job for its host.
-        """
-        for name, agent in [*((name, name) for name in names), *placed.items()]:
+        self._takes_workers = takes_workers
+        for name, agent in [*((name, name) for name in agents), *placed.items()]:
             self._add(name, agent)
 
     def _add(self, name: str, agent: str) -> Daemon:
@@ -223,7 +225,7 @@ class Membership:
             is_given_up, is_away = agent.state == "failed", agent.given_up_at is not None
             return is_given_up, is_away, workers[agent.name]
 
-        places = [agent for agent in self.of("agent") if agent.name in self._places]
+        places = [agent for agent in self.of("agent") if agent.name in self._takes_workers]
         return min(places, key=rank).name
 
     def agent_of(self, daemon: Daemon) -> Daemon:

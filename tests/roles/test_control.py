@@ -78,7 +78,8 @@ def test_only_those_who_work_take_part() -> None:
 def on_two_hosts() -> Membership:
     """Without any daemons beside the coordinator; the second host has no worker."""
     agents = [HOME_AGENT, "agent-1", "agent-2"]
-    known = Membership(agents, dict.fromkeys(("server-0", "worker-0"), "agent-1"), before={})
+    placed = dict.fromkeys(("server-0", "worker-0"), "agent-1")
+    known = Membership(agents, placed, before={}, takes_workers=agents[1:])
     for daemon in known.daemons.values():
         daemon.begin(0.0)
         daemon.state = "running"
