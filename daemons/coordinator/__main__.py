@@ -64,7 +64,7 @@ def _lead(context: process.Context, db: RunDb, lock: int) -> int:
     before = db.run()
     secret = keyring.secret(COORDINATOR)
     loop = Loop(context.log_handler.rotate_if_full, secret=secret)
-    loop.chores.append(lambda: _beat(lock, loop))
+    loop.chores.append(lambda: _beat(directory, lock, loop))
     loop.stop_on_signals()
     is_successor = bool(db.memory())
     address = before.get("control") if is_successor else None
@@ -98,13 +98,13 @@ def _lead(context: process.Context, db: RunDb, lock: int) -> int:
     return code
 
 
-def _beat(lock: int, loop: Loop) -> None:
+def _beat(directory: Path, lock: int, loop: Loop) -> None:
     """Agents see by the time of the lock that we work (`Supervision`). A file system that is
-    read-only since an error, or full in a way of its own, does not take that either. A lock that
-    has no name any more is the one of a run that nobody can find, and that no command could end.
+    read-only since an error, or full in a way of its own, does not take that either. A run whose
+    directory is removed, nobody could find, and no command could end.
     """
     with suppress(OSError):
-        if not os.fstat(lock).st_nlink:
+        if runs.is_removed(directory, lock):
             loop.post(StopRequested("its run directory was removed", at_once=True))
         os.utime(lock)
 
