@@ -204,7 +204,7 @@ class Host:
     servers: Annotated[int, Ge(0), Le(256)] | None = None
     """Parameter servers here; without it an even share of those that no host has asked for."""
     workers: Annotated[int, Ge(0), Le(COUNT_MAX)] | None = None
-    """Workers here; likewise. 0: none, and `dlctl scale` adds none."""
+    """Workers here; likewise. 0: none, and none are added as long as there is another host."""
     python: str = ""
     """The Python there that has dlctl and torch; "": at the same path as here."""
     dir: str = ""

@@ -35,9 +35,11 @@ def place(job: JobFile) -> dict[str, str]:
     return placed | {f"worker-{i}": name for i, name in enumerate(workers)}
 
 
-def takes_workers(job: JobFile) -> set[str]:
-    """The agents that workers may be added to: a host whose `workers` is 0 is for servers."""
-    return {name for name, host in _with_daemons(job).items() if host.workers != 0}
+def takes_workers(job: JobFile) -> dict[str, bool]:
+    """The agents that workers may be added to, and whether the job has them there: a host whose
+    `workers` is 0 is for servers, as long as there is another one.
+    """
+    return {name: host.workers != 0 for name, host in _with_daemons(job).items()}
 
 
 def _with_daemons(job: JobFile) -> dict[str, Host]:

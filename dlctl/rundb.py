@@ -19,6 +19,7 @@ if it comes back.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
@@ -50,13 +51,23 @@ CREATE TABLE memory (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 
 
+def is_removed(directory: Path, lock: int) -> bool:
+    """Whether a run directory was removed, as who has its lock open can see: nothing of it has a
+    name any more. (One that was moved is still somewhere; some file systems count no links.)
+
+    Raises OSError if that cannot be seen.
+    """
+    return not os.fstat(lock).st_nlink and not (directory / FILE).exists()
+
+
 class RunDb:
     """One open run.db. Writers commit explicitly: before that, a crash loses what was put."""
 
     def __init__(self, directory: Path, *, create: bool = False, readonly: bool = False) -> None:
         path = directory / FILE
         if not create and not path.exists():
-            raise NotFound(f"{directory} is not a run directory: it has no {FILE}", hint="dlctl ps")
+            what = f"no run directory: it has no {FILE}" if directory.exists() else "not there"
+            raise NotFound(f"{directory} is {what}", hint="dlctl ps")
         mode = "ro" if readonly else "rwc"
         try:
             if create and not path.exists():

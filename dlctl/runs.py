@@ -138,21 +138,6 @@ def held(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def is_removed(directory: Path, lock: int) -> bool:
-    """Whether a run directory was removed, as who holds its lock can see. One that was moved is
-    still somewhere; and there are file systems that count no links.
-
-    Raises OSError if that cannot be seen.
-    """
-    ours = os.fstat(lock)
-    if ours.st_nlink:
-        return False
-    try:
-        return not os.path.samestat(ours, (directory / LOCK).stat())
-    except FileNotFoundError:
-        return True
-
-
 def beat_age_s(directory: Path, now: float) -> float | None:
     """How long ago a coordinator has touched its lock; None if nobody ever had this run.
 

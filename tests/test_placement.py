@@ -49,12 +49,15 @@ def test_a_host_gets_what_it_asks_for_and_the_others_share_the_rest():
     assert Counter(placed.values()) == {HOME_AGENT: 2, "agent-1": 1, "agent-2": 5}
 
 
-def test_workers_are_added_to_all_hosts_but_those_that_want_none():
-    assert takes_workers(job(1, 1)) == {HOME_AGENT}
-    assert takes_workers(job(1, 1, Host(ssh="a"), Host(ssh="b"))) == {"agent-1", "agent-2"}
+def test_workers_may_be_added_to_all_hosts_and_are_not_wanted_where_the_job_has_none():
+    assert takes_workers(job(1, 1)) == {HOME_AGENT: True}
+    others = (Host(ssh="a"), Host(ssh="b"))
+    assert takes_workers(job(1, 1, *others)) == {"agent-1": True, "agent-2": True}
     only_servers = Host(ssh="a", servers=1, workers=0)
     hosts = (Host(workers=0), only_servers, Host(ssh="b", workers=2), Host(ssh="c"))
-    assert takes_workers(job(1, 2, *hosts)) == {"agent-2", "agent-3"}
+    assert takes_workers(job(1, 2, *hosts)) == {
+        HOME_AGENT: False, "agent-1": False, "agent-2": True, "agent-3": True,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("hosts", range(1, 6))

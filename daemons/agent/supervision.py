@@ -46,6 +46,8 @@ class Supervision:
         self.still_s = still_s
         self._started: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
+        self._lock = -1
+        """The coordinator's lock file: who has it open sees that it is removed."""
         self._finds_it_ended = False
         self._beat = 0
         """The time of the lock file, and since when it is that."""
@@ -54,6 +56,8 @@ class Supervision:
 
     def begin(self) -> None:
         """Watch the coordinator that there is."""
+        with contextlib.suppress(FileNotFoundError):
+            self._lock = os.open(self.directory / runs.LOCK, os.O_RDONLY | os.O_CLOEXEC)
         self._watch(*self._present(rundb.read(self.directory)))
 
     def _present(self, run: Mapping[str, Any]) -> tuple[int | None, str | None]:
@@ -105,7 +109,7 @@ class Supervision:
     def _gone(self) -> None:
         if self._started is not None:
             self._started.poll()  # Ours: its end has to be collected.
-        self._finds_it_ended = self._state() in ENDED
+        self._finds_it_ended = self._is_removed() or self._state() in ENDED
         if self._finds_it_ended:
             self.loop.post(StopRequested("the run is over"))
         else:
@@ -115,10 +119,20 @@ class Supervision:
         """Do what a coordinator that has died after the end of its run has not done any more."""
         if not self._finds_it_ended:
             return
+        if self._is_removed():
+            orphans.remove_leftovers(self.directory, "stopped", self.servers)
+            return
         with contextlib.suppress(BlockingIOError), runs.held(self.directory):
             state = self._state()  # Nobody brings it back now, but somebody may have.
             if state in ENDED:
                 orphans.remove_leftovers(self.directory, state, self.servers)
+
+    def _is_removed(self) -> bool:
+        """Whether there is nothing any more that another coordinator could lead."""
+        try:
+            return rundb.is_removed(self.directory, self._lock)
+        except OSError:  # it cannot be seen
+            return False
 
     def _state(self) -> str:
         try:
@@ -129,6 +143,9 @@ class Supervision:
 
     def _restart(self, _: RestartCoordinator) -> None:
         try:
+            if self._is_removed():
+                self._gone()
+                return
             run = rundb.read(self.directory)
             if run.get("state") in ENDED:
                 self._gone()

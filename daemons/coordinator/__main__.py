@@ -17,7 +17,7 @@ from daemons.incoming import Incoming
 from daemons.loop import Loop
 from daemons.mirrored import Mirrored
 from daemons.outgoing import AT_HOME, Outgoing
-from dlctl import keys, registry, runs
+from dlctl import keys, registry, rundb, runs
 from dlctl.errors import DlctlError
 from dlctl.launch import addresses, local
 from dlctl.locks import GLANCE_S, is_locked_within
@@ -104,7 +104,7 @@ def _beat(directory: Path, lock: int, loop: Loop) -> None:
     directory is removed, nobody could find, and no command could end.
     """
     with suppress(OSError):
-        if runs.is_removed(directory, lock):
+        if rundb.is_removed(directory, lock):
             loop.post(StopRequested("its run directory was removed", at_once=True))
         os.utime(lock)
 

@@ -317,7 +317,7 @@ class Coordinator:
     ) -> None:  # fmt: skip
         """Bring the run to an end. The first reason counts, but a failure on the way out is one.
 
-        at_once: the coordinator before this one has done all but ending the processes.
+        at_once: all is done but ending the processes, or can be of no use to anybody.
         """
         if self.ending is not None:
             if state == "failed" and self.ending.state != "failed":

@@ -7,9 +7,10 @@ incarnation says is no longer heard.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 from dlctl.machine import Peer
@@ -192,11 +193,11 @@ class Membership:
         agents: Iterable[str],
         placed: Json,
         before: dict[str, int],
-        takes_workers: Collection[str] = (HOME_AGENT,),
+        takes_workers: Mapping[str, bool] = MappingProxyType({HOME_AGENT: True}),
     ) -> None:
         """`agents`: all there are. `placed`: server or worker -> the agent that starts it.
-        `before`: incarnations that earlier executions of this run have used. `takes_workers`: the
-        agents that workers may be added to.
+        `before`: incarnations that earlier executions of this run have used. `takes_workers`: see
+        `placement`.
         """
         self._before = before
         self._removed: list[str] = []
@@ -217,13 +218,14 @@ class Membership:
 
     def least_busy(self) -> str:
         """The agent for one worker more: the one with the fewest of those that can be reached; else
-        of those that may come back.
+        of those that may come back; else one that was to have none.
         """
         workers = Counter(worker.agent for worker in self.of("worker"))
 
-        def rank(agent: Daemon) -> tuple[bool, bool, int]:
+        def rank(agent: Daemon) -> tuple[bool, bool, bool, int]:
             is_given_up, is_away = agent.state == "failed", agent.given_up_at is not None
-            return is_given_up, is_away, workers[agent.name]
+            is_unwanted = not self._takes_workers[agent.name]
+            return is_given_up, is_unwanted, is_away, workers[agent.name]
 
         places = [agent for agent in self.of("agent") if agent.name in self._takes_workers]
         return min(places, key=rank).name

@@ -75,6 +75,8 @@ class Simulation:
         )
         self.checkers = checkers
         self.world.observers += checkers
+        for checker in checkers:
+            checker.at_start(self.world)
         if past is None:
             past = self.store.past()
             self.store.states.clear()  # As `dlctl start`: it goes on from a checkpoint, or anew.

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from dlctl import runs
+from dlctl import rundb, runs
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     directory = tmp_path / "run-1"
     directory.mkdir()
+    (directory / rundb.FILE).touch()
     return directory
 
 
@@ -39,27 +40,28 @@ def without_links(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_directory_that_is_there_or_was_moved_is_not_removed(directory: Path, lock: int) -> None:
-    assert not runs.is_removed(directory, lock)
+    assert not rundb.is_removed(directory, lock)
     directory.rename(directory.with_name("elsewhere"))
-    assert not runs.is_removed(directory, lock)
+    assert not rundb.is_removed(directory, lock)
 
 
-def test_it_is_removed_when_the_lock_has_no_name_any_more(directory: Path, lock: int) -> None:
+def test_it_is_removed_when_nothing_of_it_has_a_name_any_more(directory: Path, lock: int) -> None:
     shutil.rmtree(directory)
-    assert runs.is_removed(directory, lock)
+    assert rundb.is_removed(directory, lock)
 
 
-def test_also_if_another_run_has_taken_its_name(directory: Path, lock: int) -> None:
-    shutil.rmtree(directory)
-    directory.mkdir()
-    (directory / runs.LOCK).touch()
-    assert runs.is_removed(directory, lock)
+@pytest.mark.parametrize("file", [runs.LOCK, rundb.FILE])
+def test_not_if_somebody_has_only_tidied_one_file_away(
+    directory: Path, lock: int, file: str
+) -> None:
+    (directory / file).unlink()
+    assert not rundb.is_removed(directory, lock)
 
 
-def test_where_nobody_counts_links_the_name_decides(
+def test_where_nobody_counts_links_the_database_decides(
     directory: Path, lock: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_links(monkeypatch)
-    assert not runs.is_removed(directory, lock)
+    assert not rundb.is_removed(directory, lock)
     shutil.rmtree(directory)
-    assert runs.is_removed(directory, lock)
+    assert rundb.is_removed(directory, lock)

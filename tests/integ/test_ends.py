@@ -9,6 +9,8 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
+import pytest
 from safetensors.numpy import load_file
 from workplace import ENDLESS, SLOW_S, Workplace
 
@@ -110,7 +112,8 @@ def test_sigterm_to_the_coordinator_is_an_orderly_stop(place: Workplace) -> None
     place.nothing_left()
 
 
-def test_a_job_whose_run_directory_is_removed_ends(place: Workplace) -> None:
+@pytest.mark.parametrize("is_led", [True, False], ids=["led", "its coordinator is dead"])
+def test_a_job_whose_run_directory_is_removed_ends(place: Workplace, is_led: bool) -> None:
     """Nobody could find it any more, and no command could end it."""
     place.task(pause_s=SLOW_S)
     place.job(stop=ENDLESS)
@@ -118,8 +121,17 @@ def test_a_job_whose_run_directory_is_removed_ends(place: Workplace) -> None:
     place.until_step(2)
     shards = states.shared_memory() / directory.name
     assert shards.exists()
-    shutil.rmtree(directory)
-    place.until("no process is left", lambda: not place.processes(), 10.0)
+    agent = psutil.Process(place.pid("agent-0"))
+    if not is_led:
+        agent.suspend()
+        os.kill(place.pid("coordinator"), signal.SIGKILL)
+
+    def remove() -> bool:
+        shutil.rmtree(directory, ignore_errors=True)  # Something may be written there just now.
+        return not directory.exists()
+
+    place.until("the run directory is removed", remove)
+    agent.resume()
+    place.until("no process is left", lambda: not place.processes(), 15.0)
     assert not place.sockets()
     assert not shards.exists()
-    assert not directory.exists(), "nothing is written there any more"

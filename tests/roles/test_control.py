@@ -75,11 +75,14 @@ def test_only_those_who_work_take_part() -> None:
     assert known.live_slots() == ()
 
 
-def on_two_hosts() -> Membership:
-    """Without any daemons beside the coordinator; the second host has no worker."""
+def on_two_hosts(first: bool = True, second: bool = True) -> Membership:
+    """Without any daemons beside the coordinator; the second host has no worker. `first`, `second`:
+    whether the job has workers there.
+    """
     agents = [HOME_AGENT, "agent-1", "agent-2"]
     placed = dict.fromkeys(("server-0", "worker-0"), "agent-1")
-    known = Membership(agents, placed, before={}, takes_workers=agents[1:])
+    takes = {"agent-1": first, "agent-2": second}
+    known = Membership(agents, placed, before={}, takes_workers=takes)
     for daemon in known.daemons.values():
         daemon.begin(0.0)
         daemon.state = "running"
@@ -89,6 +92,15 @@ def on_two_hosts() -> Membership:
 def test_a_worker_is_added_where_the_fewest_are_and_none_beside_the_coordinator() -> None:
     known = on_two_hosts()
     assert [known.add_worker().agent for _ in range(3)] == ["agent-2", "agent-1", "agent-2"]
+
+
+def test_a_host_that_is_to_have_no_workers_gets_them_only_if_no_other_is_left() -> None:
+    known = on_two_hosts(second=False)
+    assert [known.add_worker().agent for _ in range(2)] == ["agent-1", "agent-1"]
+    known.daemons["agent-1"].given_up_at = 20.0
+    assert known.least_busy() == "agent-1", "it may come back"
+    known.daemons["agent-1"].state = "failed"
+    assert known.least_busy() == "agent-2"
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,18 @@ def test_workers_are_not_added_to_a_host_that_was_given_up():
     assert found == [[0, 3, 3, 0]]
 
 
+def test_a_host_for_servers_gets_no_workers_until_no_other_one_is_left():
+    hosts = (Host(ssh="h1", servers=2, workers=0), Host(ssh="h2"))
+    simulation = on_hosts(hosts, step_s=0.4)
+    found = []
+    simulation.request(2.0, "scale", {"workers": 5})
+    simulation.at(2.9, lambda: found.append(spread(simulation)))
+    simulation.at(3.0, lambda: simulation.world.lose_host("agent-2"))
+    outcome = simulation.run()
+    assert outcome.state == "finished", outcome.store.texts("state")
+    assert [*found, spread(simulation)] == [[0, 0, 5], [0, 5, 0]]
+
+
 @pytest.mark.parametrize("agent", ["agent-1", "agent-3"])
 def test_a_host_that_is_cut_off_and_comes_back_loses_nothing(agent):
     simulation = on_hosts()

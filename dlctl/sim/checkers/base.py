@@ -19,6 +19,9 @@ class PromiseBroken(AssertionError):
 class Checker:
     """Sees every effect before it is performed and every message before it is handled."""
 
+    def at_start(self, world: World) -> None:
+        """The world in which the run is going to be."""
+
     def on_effect(self, process: Process, effect: Effect) -> None:
         pass
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dlctl import messages as m
 from dlctl.machine import Effect, Peer, Send
 from dlctl.messages import APPLIED, HELD
 from dlctl.roles.journal import IssueTerm
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.process import Process
+from dlctl.sim.world import World
 
 
 class TermsChecker(Checker):
     """Also: when a shard's new generation has served, none of an older one takes a push."""
 
     def __init__(self) -> None:
-        self._issued: dict[str, list[tuple[Process, int]]] = {}
-        """Name -> the coordinators and the terms that they have put on record, in that order."""
+        self._on_record: Mapping[str, int] = {}
+        """Of the run: what a coordinator has issued may be lost with it while the disk is full."""
+        self._issued: dict[tuple[Process, str], int] = {}
+        """(coordinator, name) -> the newest that it has issued."""
         self._given: dict[str, int] = {}
         """The newest that a process has got: while the disk is full others may be lost, and come
         again."""
@@ -28,11 +33,14 @@ class TermsChecker(Checker):
         self._joined: dict[tuple[int, int], int] = {}
         """(shard, slot) -> the newest epoch that the shard has let in."""
 
+    def at_start(self, world: World) -> None:
+        self._on_record = world.store.terms
+
     def on_effect(self, process: Process, effect: Effect) -> None:
         if isinstance(effect, IssueTerm):
             if effect.term <= self._given.get(effect.name, 0):
                 raise self.broken(f"{effect} is not new")
-            self._issued.setdefault(effect.name, []).append((process, effect.term))
+            self._issued[process, effect.name] = effect.term
         if not isinstance(effect, Send):
             return
         match effect.message:
@@ -67,12 +75,9 @@ class TermsChecker(Checker):
         client = process.network.client(peer)
         if welcome.name.startswith("agent") or not isinstance(client, Process):
             return
-        issued = self._issued.get(welcome.name, [])
-        own = [term for coordinator, term in issued if coordinator is process]
-        # What others have issued after it may have been lost with them, while the disk was full.
-        known = own[-1:] or [term for _, term in issued]
-        if welcome.term not in known or welcome.term < self._given.get(welcome.name, 0):
-            raise self.broken(f"term {welcome.term} of {welcome.name} is not on record")
+        name, on_record = welcome.name, self._on_record.get(welcome.name)
+        if welcome.term != self._issued.get((process, name), on_record):
+            raise self.broken(f"term {welcome.term} of {name} is not on record")
 
     def _on_welcomed(self, process: Process, welcome: m.Welcome) -> None:
         name, term = welcome.name, welcome.term
