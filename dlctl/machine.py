@@ -75,11 +75,11 @@ class DeadlineReached(Event):
 
 @dataclass(frozen=True, slots=True)
 class StopRequested(Event):
-    """SIGTERM or SIGINT, most of the time: come to an orderly end."""
+    """Come to an orderly end: on SIGTERM or SIGINT, or because the run is of no use any more."""
 
     reason: str
     at_once: bool = False
-    """What would be saved now, nobody could find."""
+    """Only end the processes: what was drained or saved now, nobody could find."""
 
 
 # ---------------------------------------------------------------- effects every role may want

@@ -196,8 +196,8 @@ class Membership:
         takes_workers: Mapping[str, bool] = MappingProxyType({HOME_AGENT: True}),
     ) -> None:
         """`agents`: all there are. `placed`: server or worker -> the agent that starts it.
-        `before`: incarnations that earlier executions of this run have used. `takes_workers`: see
-        `placement`.
+        `before`: incarnations that earlier executions of this run have used. `takes_workers`: the
+        agents that may get more workers, and whether the job wants them there.
         """
         self._before = before
         self._removed: list[str] = []
