@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 from daemons.mirrored import sizes
-from dlctl import checkpoints
+from dlctl import checkpoints, runs
+from dlctl.messages import Json
 from dlctl.roles.arrivals import Past
 from dlctl.roles.memory import has_released, newest_checkpoint
 from dlctl.rundb import RunDb
@@ -24,14 +25,15 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
     Of the checkpoint that the run went on from nothing is needed any more when all are at work; it
     may have been removed by then. Until then the run may be moved.
     """
-    memory, heard_at = db.memory(), db.run().get("updated_at")
+    memory, heard_at, now = db.memory(), db.run().get("updated_at"), time.time()
     resume = "" if has_released(memory) else db.run().get("resume")
     restore = checkpoints.of_run(directory, resume) if resume else None
     manifest = checkpoints.read_manifest(restore) if restore else {}
     remembered = newest_checkpoint(memory)
     numbers = [row["number"] for row in db.checkpoints()]
     newest = max([*numbers, checkpoints.highest_number(directory), remembered])
-    gone_s = max(0.0, time.time() - heard_at) if memory and heard_at else 0.0
+    gone_s = max(0.0, now - heard_at) if memory and heard_at else 0.0
+    beat_age_s = runs.beat_age_s(directory, now)
     return Past(
         terms=db.terms(),
         incarnations=db.incarnations(),
@@ -42,4 +44,13 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
         agents=agents,
         logs=sizes(directory),
         gone_s=gone_s,
+        unwritten_s=gone_s - beat_age_s if gone_s and beat_age_s else 0.0,
+        exits=_exits(db),
     )
+
+
+def _exits(db: RunDb) -> dict[str, Json]:
+    """How the processes before those of now have ended, in the machine's time."""
+    offset_s = time.time() - time.monotonic()
+    ends = {row["name"]: row["last_exit"] for row in db.daemons() if row.get("last_exit")}
+    return {name: {**end, "at": end["at"] - offset_s} for name, end in ends.items()}

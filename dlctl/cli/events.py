@@ -24,7 +24,7 @@ Event = dict[str, Any]
 TAIL = 50
 KINDS = (
     "state", "start", "exit", "stop", "lost", "error", "silent", "late", "checkpoint", "quarantine",
-    "recover", "resumed", "scale", "restart", "set", lives.EVALUATION,
+    "recover", "resumed", "scale", "restart", "set", "evaluation",
 )  # fmt: skip
 """What the coordinator writes. Others, of another version, are shown as well."""
 
@@ -114,7 +114,7 @@ def _is_news(event: Event, evaluations: bool) -> bool:
     """False for evaluations, unless they are wanted, and for changes that change nothing."""
     data = event["data"]
     is_same = event["kind"] == "scale" and data.get("before", 0) == data.get("after", 1)
-    return not is_same and (evaluations or event["kind"] != lives.EVALUATION)
+    return not is_same and (evaluations or event["kind"] != "evaluation")
 
 
 def _follow(

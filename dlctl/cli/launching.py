@@ -186,7 +186,7 @@ def _tell_that_it_goes_on(previous: Snapshot, findings: Findings) -> None:
 
     name, step = console.escape(previous.run_id), values.count(findings.step)
     console.note(f"{name} goes on where it was, at step {step}: nothing is lost")
-    if place := nextstep.place_of_error(previous.reason):
+    if place := nextstep.place_of_error(previous):
         console.warn(f"it failed in {place}, and will fail again until that is corrected")
 
 

@@ -13,12 +13,9 @@ from typing import Any, NamedTuple
 from dlctl.errors import DlctlError
 from dlctl.names import COORDINATOR
 from dlctl.rundb import RunDb
-from dlctl.text import of_daemon
 
 TAKEOVER = "recover"
 """The kind of event that tells of a coordinator which has taken the place of another one."""
-EVALUATION = "evaluation"
-"""The kind of event that tells how good the model was."""
 DIED = "died"
 """How it comes to that, unless somebody has asked for it."""
 _START = re.compile(r"\S+ starts, incarnation (\d+)")
@@ -42,8 +39,8 @@ class Lives:
     """When that happened last."""
     takeover: str = ""
     """How it came to that, as the rest of a sentence about the coordinator."""
-    evaluations: set[str] = field(default_factory=set)
-    """What the coordinator's log says of them."""
+    forgotten: str = ""
+    """What was not on record then, as a sentence."""
 
 
 def load(directory: Path) -> Lives:
@@ -69,11 +66,10 @@ def of(events: Iterable[Mapping[str, Any]]) -> Lives:
             number = event["data"].get("incarnation", present.get(name))
             if type(number) is int:
                 found.ends[name, number] = End(event["at"], match[1])
-        elif kind == EVALUATION:
-            found.evaluations.add(of_daemon(name, text))
         elif kind == TAKEOVER:
             found.takeovers, found.taken_over_at = found.takeovers + 1, event["at"]
             found.takeover, asked = asked or DIED, ""
+            found.forgotten = str(event["data"].get("forgotten") or "")
         elif kind == "restart" and name == COORDINATOR:
             asked = "was restarted on request"
         elif kind == "state" and text.startswith(("failed", "stopped")):

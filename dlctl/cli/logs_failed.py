@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections.abc import Callable, Sequence
 
 from dlctl.cli import console, lives, logfiles, loglines, report, troubles
 from dlctl.cli.lives import Lives
@@ -10,6 +11,9 @@ from dlctl.cli.logfiles import Line
 from dlctl.cli.snapshot import ENDED, Snapshot
 from dlctl.cli.troubles import Trouble
 from dlctl.names import COORDINATOR
+
+_EVALUATION = re.compile(r"worker-\d+: step \d+: ")
+"""What the coordinator's log says of how good the model was."""
 
 
 def show(
@@ -22,9 +26,11 @@ def show(
     """Print, for each of these daemons that is not well, the last lines of the life in question."""
     found = [trouble for trouble in _found(snapshot) if trouble.name in names]
     if not found:
-        console.note(f"no daemon is in trouble: {snapshot.run_id} {report.became(snapshot.state)}")
+        told = report.went_back(snapshot)
+        state = report.became(snapshot.state) + (f"; it {told}" if told else "")
+        console.note(f"no daemon is in trouble: {snapshot.run_id} {state}")
     known = lives.load(snapshot.directory)
-    test = _but_evaluations(known.evaluations, wanted)
+    test = _but_evaluations(wanted)
     files = logfiles.list_files(snapshot.directory)
     for trouble in found:
         own = [f for f in files.get(trouble.name, []) if f.incarnation == trouble.incarnation]
@@ -33,17 +39,13 @@ def show(
         printer.mark(trouble.name, at, text)
 
 
-def _but_evaluations(
-    evaluations: Collection[str], wanted: Callable[[Line], bool] | None
-) -> Callable[[Line], bool] | None:
+def _but_evaluations(wanted: Callable[[Line], bool] | None) -> Callable[[Line], bool]:
     """The test without what the coordinator has said of how good the model was: so many lines are
     that, that they would be all there is to see.
     """
-    if not evaluations:
-        return wanted
 
     def test(line: Line) -> bool:
-        is_one = line.name == COORDINATOR and line.text in evaluations
+        is_one = line.name == COORDINATOR and bool(_EVALUATION.match(line.text))
         return not is_one and (wanted is None or wanted(line))
 
     return test
@@ -62,11 +64,11 @@ def _end(snapshot: Snapshot, trouble: Trouble, known: Lives) -> tuple[float | No
     """(when, what): how this life ended, or what is wrong with it now."""
     end = known.ends.get((trouble.name, trouble.incarnation))
     if end is not None:
-        return end.at, f"ended: {end.how}"
+        return end.at, troubles.ended(end.how)
     row = snapshot.daemon(trouble.name)
     last = troubles.last_exit(row, trouble.incarnation)
     if last is not None:
-        return last.get("at"), f"ended: {report.exited(last)}"
+        return last.get("at"), troubles.ended(report.exited(last))
     if trouble.what:
         return snapshot.now, f"{trouble.name} {trouble.what}"
     is_over = snapshot.state in ENDED

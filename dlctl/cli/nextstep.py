@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from contextlib import closing
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from dlctl import rundb, silence
@@ -39,7 +40,8 @@ def of(snapshot: Snapshot) -> Step | None:
         return None
     if snapshot.state == "stopped":
         return _start(snapshot)
-    return _after_failure(snapshot)._replace(first=_mend(snapshot))
+    step = _after_failure(snapshot)
+    return step._replace(first=_mend(snapshot, begins=step.command.startswith("dlctl start")))
 
 
 def command(snapshot: Snapshot) -> str:
@@ -50,13 +52,23 @@ def command(snapshot: Snapshot) -> str:
     return f"{step.first} first, then {step.command}" if step.first else step.command
 
 
-def place_of_error(reason: str) -> str:
-    """The line of the user's code that a run has failed in, as in "train.py:45"; "" if in none."""
-    found = _PLACE.findall(reason)
+def place_of_error(snapshot: Snapshot) -> str:
+    """The line of the user's code that a run has failed in, as in "train.py:45"; "" if in none, or
+    if the file has been changed since.
+    """
+    found = _PLACE.findall(snapshot.reason)
     if not found:
         return ""
     file, _, line = found[-1].rpartition(":")
+    ended_at = values.number(snapshot.run.get("ended_at"))
+    with suppress(OSError):
+        if ended_at is not None and _beside_job(snapshot, file).stat().st_mtime > ended_at:
+            return ""
     return f"{values.path(file)}:{line}"
+
+
+def _beside_job(snapshot: Snapshot, file: str) -> Path:
+    return Path(str(snapshot.run.get("job_file") or "")).parent / file
 
 
 def job_file(snapshot: Snapshot) -> str:
@@ -77,11 +89,16 @@ def _of_silent(snapshot: Snapshot) -> Step:
     return Step(*silence.way(snapshot.directory, run))
 
 
-def _mend(snapshot: Snapshot) -> str:
+def _mend(snapshot: Snapshot, *, begins: bool) -> str:
+    """`begins`: the next step begins anew, and what kept it from beginning is still there."""
     if snapshot.reason.startswith(POISONED):
         return "correct the data, or have lr lowered as soon as it runs (dlctl set lr=...),"
-    place = place_of_error(snapshot.reason)
-    return f"correct {place}" if place else ""
+    if place := place_of_error(snapshot):
+        return f"correct {place}"
+    has_worked = snapshot.run.get("ready_at") is not None or bool(snapshot.run.get("step"))
+    has_said_why = bool(snapshot.reason) and not _PLACE.search(snapshot.reason)
+    is_to_mend = begins and has_said_why and not has_worked and not snapshot.is_gone
+    return "mend that" if is_to_mend else ""
 
 
 def _is_outdated(snapshot: Snapshot) -> bool:

@@ -182,7 +182,7 @@ def _failure_to_come(findings: Findings) -> str:
     from dlctl.cli import nextstep
 
     snapshot = findings.snapshot
-    place = nextstep.place_of_error(snapshot.reason)
+    place = nextstep.place_of_error(snapshot)
     if place:
         return f". It will fail again until {place} is corrected"
     has_failed = snapshot.run.get("state") == "failed" and bool(snapshot.reason)
@@ -198,7 +198,7 @@ def _next(findings: Findings, from_checkpoint: bool) -> str:
     snapshot = findings.snapshot
     if findings.way not in ("go on", "resume", "supervised") or not findings.was_at_work:
         return nextstep.command(snapshot)
-    place = nextstep.place_of_error(snapshot.reason)
+    place = nextstep.place_of_error(snapshot)
     first = f"correct {place} first, then " if place else ""
     option = " --from-checkpoint" if from_checkpoint else ""
     return f"{first}dlctl recover{option} -j {snapshot.run_id}"

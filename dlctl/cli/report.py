@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dlctl import checkpoints, runs
-from dlctl.cli import console, values
+from dlctl.branches import COST
+from dlctl.cli import console, lineage, values
 from dlctl.cli.snapshot import ENDED, Snapshot
 from dlctl.cli.values import NOTHING
 from dlctl.errors import DlctlError
@@ -24,6 +25,8 @@ FULL_BYTES = 1_000_000
 """Less room than this on its disk, and a run cannot write any more what is going on."""
 SLURM_JOB = "slurm.json"
 """Only in the directory of a run that has a Slurm job (`slurmcalls.HANDLE`)."""
+WENT_BACK_S = 600.0
+"""It is told for so long that a run has gone back to a checkpoint, and what that has cost."""
 HEADLINE_CHARS = 80
 OVERDUE_S = 10.0
 """A checkpoint that takes longer is worth a line of its own."""
@@ -140,6 +143,7 @@ def _labelled(snapshot: Snapshot) -> list[str]:
         lines.append(f"  checkpoint  {newest_checkpoint(snapshot)}")
         if missing := without_residuals(run["checkpoint"]):
             lines.append(f"{console.style('!', fg='yellow')} checkpoint  it is {missing}")
+    lines += [f"  resumed     it {told}"] if (told := went_back(snapshot)) else []
     lines += _overdue(snapshot)
     if text(run.get("checkpoint_error")):
         bad = console.style("!", fg="red")
@@ -152,6 +156,22 @@ def _labelled(snapshot: Snapshot) -> list[str]:
         lines.append(f"{bad} disk        {console.escape(full)}: the run's database has no room")
         lines.append(f"              next: {step}")
     return lines
+
+
+def went_back(snapshot: Snapshot) -> str:
+    """What it has cost a run to begin from a checkpoint, as the rest of a sentence about it; "" if
+    nothing, or if that was long ago.
+    """
+    began = values.number(snapshot.run.get("started_at"))
+    if not snapshot.run.get("resume") or began is None or snapshot.now - began > WENT_BACK_S:
+        return ""
+    try:
+        told = lineage.resumes(snapshot)[-1].told
+    except (sqlite3.Error, DlctlError, IndexError):
+        return ""
+    place, _, cost = told.partition(COST)
+    ago = values.ago(began, snapshot.now)
+    return console.escape(f"went back to the {place} {ago}: {cost}") if cost else ""
 
 
 def without_residuals(row: Row) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from dlctl import runs, silence
-from dlctl.cli import lives, nextstep, report, values
+from dlctl.cli import belonging, lives, nextstep, report, values
 from dlctl.cli.snapshot import (
     GONE,
     READY,
@@ -26,6 +26,8 @@ QUIET_S = 2.5
 """Daemons report once a second: one of which nothing is heard for longer is worth a word."""
 STUCK_REPORT_S = 1.5
 """One that is slow and does not say why is slow because nothing is heard of it for so long."""
+FOUND_GONE = "gone"
+"""How an end begins that nobody has seen (see `describe_exit`)."""
 NEEDED = ("server", "worker")
 Row = Mapping[str, Any]
 
@@ -73,9 +75,16 @@ def last_exit(row: Row, number: int) -> Row | None:
     return last if isinstance(last, Mapping) and is_over else None
 
 
+def ended(how: str) -> str:
+    """As in "ended: exit 1"; of one that was gone when somebody looked, that is when it was."""
+    return f"was found {how}" if how.startswith(FOUND_GONE) else f"ended: {how}"
+
+
 def died(last: Row, now: float) -> str:
     """How the process before the present one ended, as in "was killed by SIGKILL 0.5s ago"."""
     how, colon, why = report.exited(last), "", ""
+    if how.startswith(FOUND_GONE):
+        return f"was found gone {values.ago(last.get('at'), now)}{how.removeprefix(FOUND_GONE)}"
     if "(" not in how:
         how, colon, why = how.partition(": ")
     when = values.ago(last.get("at"), now)
@@ -102,10 +111,13 @@ def _coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
     elif snapshot.unwritten_s is not None:
         yield _unwritten(snapshot, row, snapshot.unwritten_s)
     elif row["state"] == GONE:
-        since = "" if heard_at is None else f" since {values.duration(snapshot.now - heard_at)}"
+        unseen_s = _unseen_s(snapshot, heard_at)
+        since = "" if unseen_s is None else f" since {values.duration(unseen_s)}"
         text = f"is gone{since} (pid {snapshot.run.get('pid')})"
         why, mend = _disk(snapshot)
-        if snapshot.is_live and why:
+        if belonging.has_unknown_coordinator(snapshot):
+            yield _unrecorded(snapshot, heard_at, number)
+        elif snapshot.is_live and why:
             text += f"; its agent may not be able to start another one: {why}"
             step = f"{mend}; then dlctl recover {job}"
             yield Trouble(COORDINATOR, text, step, heard_at, number)
@@ -125,10 +137,38 @@ def _coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
         known = lives.load(snapshot.directory)
         at = known.taken_over_at
         if at is not None and snapshot.now - at < RECENT_S:
-            text = f"{known.takeover} {values.ago(at, snapshot.now)}"
-            text += "; the new one is at work" if known.takeover == lives.DIED else ""
+            ago = values.ago(at, snapshot.now)
+            text = f"{known.takeover} {ago}"
+            if known.takeover == lives.DIED:  # When, nobody has seen.
+                text = f"{known.takeover}; the new one has taken over {ago}"
+            text += f"; {known.forgotten}" if known.forgotten else ""
             more = f"dlctl logs {COORDINATOR} --previous {job}"
             yield Trouble(COORDINATOR, text, more, at, number - 1, is_over=True, is_grave=False)
+
+
+def _unseen_s(snapshot: Snapshot, heard_at: float | None) -> float | None:
+    """For how long there has been no sign of a coordinator that is gone; None if there never was.
+
+    It goes on to touch its lock when it cannot write.
+    """
+    beat_age_s = runs.beat_age_s(snapshot.directory, snapshot.now)
+    written_s = None if heard_at is None else snapshot.now - heard_at
+    signs = [age_s for age_s in (beat_age_s, written_s) if age_s]
+    return min(signs, default=None)
+
+
+def _unrecorded(snapshot: Snapshot, heard_at: float | None, number: int) -> Trouble:
+    """Of a coordinator that has taken the place of the one on record, and is not there yet."""
+    why, mend = _disk(snapshot)
+    text = "has died or was restarted; the next one is there"
+    if not why:
+        command = f"dlctl logs {COORDINATOR} -j {snapshot.run_id}"
+        return Trouble(COORDINATOR, f"{text}, and says nothing yet", command, heard_at, number)
+    text += f", and cannot write that: {why}"
+    if heard_at is not None:
+        age = values.duration(snapshot.now - heard_at)
+        text += f"; what is shown is {age} old ({values.clock(heard_at, snapshot.now)})"
+    return Trouble(COORDINATOR, text + _training(snapshot), mend, heard_at, number)
 
 
 def _unwritten(snapshot: Snapshot, row: Row, unwritten_s: float) -> Trouble:
@@ -137,8 +177,7 @@ def _unwritten(snapshot: Snapshot, row: Row, unwritten_s: float) -> Trouble:
     why, mend = _disk(snapshot)
     text = f"cannot write the run's database{f': {why}' if why else ''}; what is shown is"
     text += f" {values.duration(unwritten_s)} old ({values.clock(written_at, snapshot.now)})"
-    if snapshot.state in READY:
-        text += _training(snapshot)
+    text += _training(snapshot)
     logs = f"dlctl logs {COORDINATOR} -l warning -j {snapshot.run_id}"
     return Trouble(COORDINATOR, text, mend or logs, written_at, incarnation(row))
 
@@ -155,11 +194,16 @@ def _training(snapshot: Snapshot) -> str:
     """Whether it goes on. Whoever died since then has no next process at work before that can be
     put on record; nobody can do without a server, nor all without any worker.
     """
+    if snapshot.state not in READY:
+        return ""
     rows = {role: [r for r in snapshot.daemons if r.get("role") == role] for role in NEEDED}
     gone = {role: [str(r["name"]) for r in rows[role] if r.get("state") == GONE] for role in NEEDED}
     workers = gone["worker"] if len(gone["worker"]) == len(rows["worker"]) else []
     if missing := " and ".join([*gone["server"], *workers]):
         return f"; training waits for {missing}, whose next process begins when this is written"
+    if others := " and ".join(gone["worker"]):
+        text = f"; training goes on without {others}, whose next process"
+        return f"{text} joins when this can be written"
     return "; training goes on"
 
 
@@ -188,7 +232,7 @@ def _daemon(snapshot: Snapshot, row: Row) -> Iterator[Trouble]:
         back = f"dlctl restart {name} {job}" if snapshot.is_live else nextstep.command(snapshot)
         yield Trouble(name, _quarantined(snapshot, row), back, at, number)
     elif state == GONE:
-        yield Trouble(name, _gone(snapshot, row), "", None, number)
+        yield Trouble(name, _gone(snapshot, row), "", heard_at, number)
     elif state == "failed":
         how = died(last, snapshot.now) if isinstance(last, Mapping) else "has ended"
         yield Trouble(name, how, logs, at, number)
@@ -249,7 +293,9 @@ def _quarantined(snapshot: Snapshot, row: Row) -> str:
 
 
 def _gone(snapshot: Snapshot, row: Row) -> str:
-    text = f"is gone (pid {row.get('pid')})"
+    heard_at = values.number(row.get("updated_at"))
+    heard = "" if heard_at is None else f", last heard {values.ago(heard_at, snapshot.now)}"
+    text = f"is gone (pid {row.get('pid')}{heard})"
     return f"{text}; that will be noticed in a moment" if snapshot.is_current else text
 
 

@@ -9,7 +9,7 @@ import click
 from dlctl.cli import console, nextstep, pick, report, values, waits
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
-from dlctl.cli.snapshot import Snapshot
+from dlctl.cli.snapshot import GONE, Snapshot
 from dlctl.cli.waits import Wait
 from dlctl.names import COORDINATOR
 
@@ -54,12 +54,8 @@ def command(name: str | None, job: str | None, as_json: bool) -> None:
 def _lines(snapshot: Snapshot, found: list[Wait], chosen: list[str]) -> list[str]:
     run_id = console.escape(snapshot.run_id)
     if _waits_for_coordinator(found):
-        name, what = found[0].name, found[0].what
-        if snapshot.unwritten_s is not None:  # It works, and nobody waits for it.
-            text = f"{name} {what}"
-        else:
-            text = f"everybody waits for the {name}: it {what}"
-        return [console.escape(text), *_next(found[0])]
+        text = console.escape(f"{found[0].name} {found[0].what}")
+        return [text, *_meanwhile(snapshot, found[0]), *_next(found[0])]
     if not snapshot.is_live:
         return _ended(snapshot)
     lines = []
@@ -72,6 +68,7 @@ def _lines(snapshot: Snapshot, found: list[Wait], chosen: list[str]) -> list[str
         )
         lines.append(f"{who} {verb}: {run_id} {console.escape(report.became(snapshot.state))}")
         lines += [f"  {_at(snapshot, name)}" for name in chosen]
+        lines += [f"  it {told}"] if (told := report.went_back(snapshot)) else []
     for wait in found:
         lines += _tree(snapshot, wait, 0)
     return lines
@@ -83,6 +80,17 @@ def _ended(snapshot: Snapshot) -> list[str]:
     step = nextstep.of(snapshot)
     lines = [text, *([f"   next: {step.text()}"] if step is not None else [])]
     return [console.escape(line) for line in lines]
+
+
+def _meanwhile(snapshot: Snapshot, coordinator: Wait) -> list[str]:
+    """What becomes of the others without it; nothing while it works and only cannot write."""
+    if snapshot.unwritten_s is not None:
+        return []
+    if coordinator.waiting:
+        others = "what has been handed out goes on without it; all that is new waits for it"
+        return [f"   {others}"]
+    gone = [str(row["name"]) for row in snapshot.daemons if row.get("state") == GONE]
+    return [console.escape(f"   gone, too: {', '.join(gone)}")] if gone else []
 
 
 def _waits_for_coordinator(found: list[Wait]) -> bool:

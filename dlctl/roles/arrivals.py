@@ -49,6 +49,10 @@ class Past:
     """Agents that are there now, with their incarnations."""
     gone_s: float = 0.0
     """How long there was no coordinator, by the wall clock; 0.0: not known."""
+    unwritten_s: float = 0.0
+    """How long the one before could not write what was done before it died."""
+    exits: dict[str, Json] = field(default_factory=dict)
+    """How the last processes of daemons have ended, as their rows have it."""
     logs: dict[str, int] = field(default_factory=dict)
     """Bytes of the logs in the run directory, by process: "worker-0.3"."""
 

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from dlctl.roles.arrivals import Past
     from dlctl.roles.coordinator import Coordinator
 
+UNWRITTEN_S_MIN = 3.0
+"""A coordinator that works writes more often than that."""
 CLOCK_S_MAX = 5.0
 """The time at work is remembered as often as this, and with whatever else is."""
 CLOCK_PART = 4
@@ -156,8 +158,9 @@ class Memory:
             of.arrivals.restore = ""
             of.checkpointing.schedule(now, checkpoint_s + self.past.gone_s)
         gone = f", {self.past.gone_s:.0f} s after its last word" if self.past.gone_s else ""
-        text = f"the coordinator is back{gone}: it goes on where it was"
-        of.desk.event("recover", "coordinator", text)
+        forgotten = self._forgotten()
+        text = f"the coordinator is back{gone}: {forgotten or 'it goes on where it was'}"
+        of.desk.event("recover", "coordinator", text, forgotten=forgotten)
         of.change_state("running" if was_released else "starting", "", now)
         is_ending = "end" in values and state in ("stopping", "stopped", "finished")
         ours = of.arrivals.keyring.fingerprint
@@ -179,13 +182,22 @@ class Memory:
         else:
             of.scaling.go_on(now)
 
+    def _forgotten(self) -> str:
+        """What the one before has done and could not write, as a sentence; "" if it could."""
+        if self.past.unwritten_s < UNWRITTEN_S_MIN:
+            return ""
+        since = f"the {self.past.unwritten_s:.0f} s before it died are not on record"
+        return f"{since}: what was trained in them is trained again"
+
     def _restore(self, values: Json, now: float) -> None:
         of = self.of
         of.members.daemons.clear()
         for key, value in values.items():
             kind, _, name = key.partition("/")
             if kind == "daemon":
-                of.arrivals.keep_term(of.members.restore(name, value, now))
+                daemon = of.members.restore(name, value, now)
+                daemon.last_exit = self.past.exits.get(name)
+                of.arrivals.keep_term(daemon)
         self._find_agent(now)
         if "layout" in values:
             of.arrivals.keep_layout(Layout.from_rows(values["layout"]))

@@ -101,6 +101,7 @@ class Store:
                 for file, content in self.mirrored.items()
             },
             agents=dict(agents or {}),
+            exits={n: row["last_exit"] for n, row in self.daemons.items() if row.get("last_exit")},
         )
 
     def _numbers(self) -> list[int]:

@@ -13,7 +13,7 @@ import pytest
 from identity import ME, identity
 from remains import save
 
-from dlctl.cli import status
+from dlctl.cli import lineage, status
 from dlctl.text import COORDINATOR_GONE
 
 
@@ -401,6 +401,46 @@ def test_a_run_that_failed_says_what_starting_it_again_would_do(run_directory, d
     assert "  next        dlctl start 'my job.toml' goes on from" in dlctl_command("status").out
     run.run(state="finished")
     assert "next" not in dlctl_command("status").out
+
+
+def test_what_kept_a_run_from_beginning_is_to_be_mended_first(run_directory, dlctl_command):
+    run = run_directory()
+    file = run.path.parents[1] / "job.toml"
+    run.run(state="failed", reason='worker-0: train.py has no "tsk"', job_file=str(file))
+    step = "mend that first, then dlctl start job.toml begins anew: there is no checkpoint"
+    assert f"  next        {step}" in dlctl_command("status").out
+
+
+def test_a_line_that_a_run_failed_in_is_not_called_wrong_any_more_when_the_file_has_changed(
+    run_directory, dlctl_command
+):
+    run = run_directory()
+    task, job = (run.path.parents[1] / name for name in ("train.py", "job.toml"))
+    task.touch()
+    reason = f"worker-0: task.loss raised KeyError: 7 ({task}:45)"
+    run.run(state="failed", reason=reason, job_file=str(job), step=9, ended_at=time.time() + 1)
+    assert "correct train.py:45 first" in dlctl_command("status").out
+    run.run(ended_at=time.time() - 1)
+    assert "correct" not in dlctl_command("status").out
+
+
+def test_what_it_has_cost_to_go_back_to_a_checkpoint_is_told_for_a_while(
+    run_directory, dlctl_command
+):
+    run, now = run_directory().run(**ME), time.time()
+    run.run(state="running", updated_at=now + 60, started_at=now - 28.1, resume="ckpt/1")
+    saved = save(run, step=90, number=1)
+    lineage.record(run.db, run.path, saved, "")
+    run.db.commit()
+    assert "resumed" not in dlctl_command("status").out
+    lineage.record(run.db, run.path, saved, "80 steps are done again, because checkpoint 2 is bad")
+    run.db.commit()
+    told = "it went back to the checkpoint at step 90 28s ago: 80 steps are done again, because"
+    assert f"\n  resumed     {told} checkpoint 2 is bad\n" in dlctl_command("status").out
+    assert f"\n  {told}" in dlctl_command("why").out
+    assert told in dlctl_command("logs", "--failed").err
+    run.run(started_at=now - 3600)
+    assert "resumed" not in dlctl_command("status").out
 
 
 def test_every_command_names_the_same_next_step_of_a_failed_run(run_directory, dlctl_command):

@@ -20,7 +20,7 @@ from fulldisk import LARGE, fill, make_room
 from daemons.coordinator import records
 from daemons.coordinator.past import read_past
 from daemons.loop import Loop
-from dlctl import checkpoints
+from dlctl import checkpoints, runs
 from dlctl.cli import lineage
 from dlctl.manifest import MANIFEST
 from dlctl.names import HOME_AGENT
@@ -183,6 +183,23 @@ def test_a_number_that_daemons_may_know_from_a_full_disk_is_not_given_again(tmp_
         db.put_run(updated_at=time.time() - 90.0)
         assert 5 + 90 <= read_past(tmp_path, db, {"agent-0": 1}).checkpoints < 5 + 100
         assert read_past(tmp_path, db, {}).checkpoints == 5
+
+
+def test_what_a_coordinator_did_and_could_not_write_is_known_to_the_next_one(tmp_path, record):
+    """It touched its lock until it died, 8 s ago, and could not write for 23 s before."""
+    record(j.Remember("checkpoints", 5))
+    lock, now = tmp_path / runs.LOCK, time.time()
+    lock.touch()
+    os.utime(lock, (now - 8.0, now - 8.0))
+    ended = {"code": -9, "text": "killed by SIGKILL", "at": now - 40.0, "last_lines": []}
+    with closing(RunDb(tmp_path)) as db:
+        db.put_run(updated_at=now - 31.0)
+        db.put_daemon("worker-0", {"name": "worker-0", "incarnation": 2, "last_exit": ended})
+        db.put_daemon("worker-1", {"name": "worker-1", "incarnation": 1, "last_exit": None})
+        past = read_past(tmp_path, db, {"agent-0": 1})
+    assert past.unwritten_s == pytest.approx(23.0, abs=0.1)
+    assert past.exits.keys() == {"worker-0"}
+    assert time.monotonic() - past.exits["worker-0"]["at"] == pytest.approx(40.0, abs=2.0)
 
 
 def test_a_run_that_is_moved_while_it_resumes_finds_its_checkpoint(tmp_path, record):

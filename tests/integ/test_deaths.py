@@ -130,7 +130,7 @@ def test_a_frozen_coordinator_is_given_up_by_stop_kill(place: Workplace) -> None
     place.until(
         "status says so", lambda: "  not answering for" in place.dlctl("status").out.splitlines()[0]
     )
-    assert place.dlctl("why").out.startswith("everybody waits for the coordinator: it has not ")
+    assert place.dlctl("why").out.startswith("coordinator has not answered for ")
     recover = place.dlctl("recover", "--dry-run")
     assert (recover.code, f"or: kill -9 {frozen} has its agent" in recover.err) == (5, True)
     ended = place.dlctl("stop", "--kill")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from simulated import job_file
@@ -9,6 +10,7 @@ from simulated import job_file
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import LeastSquares
 from dlctl.sim.simulation import Simulation
+from dlctl.sim.store import Store
 
 
 def written(simulation: Simulation, until_s: float, every_s: float = 0.5) -> list[dict[str, Any]]:
@@ -28,6 +30,30 @@ def test_a_run_that_ends_by_time_is_as_far_as_its_time() -> None:
         gone = (row["updated_at"] - row["ready_at"]) / 20.0
         assert abs(row["progress"] - gone) < 1e-9
     assert simulation.store.run["progress"] == 1.0
+
+
+def test_how_a_worker_has_ended_is_known_when_its_coordinator_has_been_replaced() -> None:
+    simulation = Simulation(job_file(workers=2, seconds=20.0), LeastSquares())
+    simulation.at(5.0, lambda: simulation.world.kill("worker-1"))
+    simulation.at(8.0, lambda: simulation.world.kill("coordinator"))
+    ends: list[Any] = []
+    for at in (7.9, 15.0):
+        simulation.at(at, lambda: ends.append(simulation.store.daemons["worker-1"]["last_exit"]))
+    assert simulation.run().state == "finished"
+    assert ends[0]["text"] == "killed by SIGKILL"
+    assert ends[1] == ends[0]
+
+
+def test_what_a_coordinator_did_and_could_not_write_is_told_as_done_again(monkeypatch) -> None:
+    simulation = Simulation(job_file(workers=2, seconds=20.0), LeastSquares())
+    past = simulation.store.past
+    monkeypatch.setattr(
+        Store, "past", lambda self, **how: replace(past(**how), gone_s=31.0, unwritten_s=23.0)
+    )
+    simulation.at(8.0, lambda: simulation.world.kill("coordinator"))
+    (text,) = simulation.run().store.texts("recover")
+    forgotten = "the 23 s before it died are not on record: what was trained in them is trained"
+    assert text.startswith(f"the coordinator is back, 31 s after its last word: {forgotten}")
 
 
 def test_of_two_limits_the_one_that_is_nearer_says_how_far_it_is() -> None:
