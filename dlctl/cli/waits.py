@@ -105,7 +105,8 @@ def _edges(
     snapshot: Snapshot, rows: Mapping[str, Row], known: Mapping[str, Wait]
 ) -> Iterator[tuple[str, list[str]]]:
     """(who, for whom), where that is a wait worth telling."""
-    said = {name: _waits_for(row) for name, row in rows.items() if _lives(row)}
+    held = _named(snapshot.run.get("waiting"))
+    said = {name: _whom(name, row, held) for name, row in rows.items() if _lives(row)}
     for name, targets in said.items():
         since = values.number(rows[name].get("waiting_since"))
         if name in known or since is None or snapshot.now - since < WAIT_S:
@@ -117,8 +118,22 @@ def _edges(
             yield name, targets
 
 
+def _whom(name: str, row: Row, held: Sequence[str]) -> list[str]:
+    """Whom it waits for. If the coordinator keeps it waiting because of somebody else, for those.
+
+    `held`: whom the run as a whole waits for.
+    """
+    targets = _waits_for(row)
+    if targets != [COORDINATOR] or not held or name in held:
+        return targets
+    return list(held)
+
+
 def _waits_for(row: Row) -> list[str]:
-    text = row.get("waiting_for")
+    return _named(row.get("waiting_for"))
+
+
+def _named(text: Any) -> list[str]:
     return _NAME.findall(text) if isinstance(text, str) else []
 
 
@@ -219,7 +234,7 @@ def _run_itself(snapshot: Snapshot, found: Sequence[Wait]) -> list[Wait]:
     text = snapshot.run.get("waiting")
     if not isinstance(text, str) or not text:
         return []
-    named = set(_NAME.findall(text))
+    named = set(_named(text))
     told = {name for wait in found for name in wait.names()}
     if named and named <= told:
         return []

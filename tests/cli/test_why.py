@@ -176,6 +176,18 @@ def test_what_only_the_coordinator_knows_is_passed_on(run, dlctl_command):
     assert "the run: it waits for the warm start of worker-0" in dlctl_command("why").out
 
 
+def test_whom_the_coordinator_keeps_waiting_waits_for_whom_the_run_waits_for(run, dlctl_command):
+    run.run(waiting="warm start: worker-0 works alone for 90 more steps")
+    run.daemon("server-0", state="slow", updated_at=time.time() - 9)
+    worker(run, 0, phase="pushing", waiting_for="server-0", waits_s=8)
+    worker(run, 1, phase="waiting for data", waiting_for="coordinator", waits_s=30)
+    out = dlctl_command("why").out.splitlines()
+    assert [line.split()[1 if "└" in line else 0] for line in out if "next" not in line] == [
+        "server-0", "worker-0", "worker-1"
+    ]  # fmt: skip
+    assert "coordinator" not in "".join(out)
+
+
 def test_a_worker_that_was_killed_a_moment_ago_is_told_of_at_once(run, dlctl_command):
     last = {"code": -9, "text": "killed by SIGKILL", "at": time.time() - 0.5, "last_lines": []}
     worker(run, 0)
