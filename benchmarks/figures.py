@@ -58,21 +58,33 @@ def ratio(
     return Figure(chapter, what, "x", ratios, asked, detail)
 
 
+def nothing() -> None:
+    """What most have to prepare."""
+
+
 def take_turns(
-    rounds: int, ours: Callable[[], object], bare: Callable[[], object], repeats: int = 1
+    rounds: int,
+    ours: Callable[[], object],
+    bare: Callable[[], object],
+    repeats: int = 1,
+    prepare: Callable[[], object] = nothing,
+    prepare_bare: Callable[[], object] = nothing,
 ) -> tuple[list[float], list[float]]:
     """Seconds that both take, one value per round: the median of `repeats` times.
 
     They alternate in blocks of a few, so that whatever else the machine does slows down both. One
-    round before the others is not counted.
+    round before the others is not counted. What has to be there before a call is made by
+    `prepare`, and what the other needs by `prepare_bare`, off the clock.
     """
     block = min(repeats, BLOCK)
     rounds_s: tuple[list[float], list[float]] = [], []
     for _ in range(rounds + 1):
         times_s: tuple[list[float], list[float]] = [], []
         for _ in range(repeats // block):
-            for side, work in enumerate((ours, bare)):
-                times_s[side].extend(timed(work) for _ in range(block))
+            for side, (before, work) in enumerate(((prepare, ours), (prepare_bare, bare))):
+                for _ in range(block):
+                    before()
+                    times_s[side].append(timed(work))
         for side in (0, 1):
             rounds_s[side].append(median(times_s[side]))
     return rounds_s[0][1:], rounds_s[1][1:]

@@ -3,7 +3,7 @@
 Both cross the same kind of socket between two processes with the same bytes: the baseline sends
 the frames of such a push, made beforehand, and gets as many bytes back as an ack has. What dlctl
 does on top: wait on all its sockets, make and check both messages, apply the push exactly once,
-count it.
+count it. What the server has in the end is looked at (replay.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import zmq
 from benchmarks.echo import Echo, echo
 from benchmarks.figures import Figure, ratio, take_turns
 from benchmarks.placement import pinned, placements
+from benchmarks.replay import Replay, Vector
 from benchmarks.sandbox import sandbox
 from benchmarks.shard import shard
 from dlctl import registry, wire
@@ -40,8 +41,9 @@ def measure(*, quick: bool) -> list[Figure]:
 
 def _measure(transport: str, compressor: str, rounds: int, repeats: int) -> list[Figure]:
     """A figure for each placement of the two processes. Only of dense pushes is anything asked."""
-    delta = _delta(compressor)
+    delta, pushed = _delta(compressor)
     figures = []
+    replay = Replay(f"push: {COMPRESSORS[compressor]}, {transport}", "sgd", PARAMETERS)
     with sandbox() as directory, shard(directory, transport, PARAMETERS, "sgd", compressor) as w:
         frames = wire.encode(w.next_push(delta))
         ack_bytes = sum(map(len, wire.encode(w.push(delta))))
@@ -52,6 +54,8 @@ def _measure(transport: str, compressor: str, rounds: int, repeats: int) -> list
                 what = f"{COMPRESSORS[compressor]}, {transport}, {placement} / bare pyzmq"
                 asked = ASKED if compressor == "none" else None
                 figures.append(ratio("push", what, ours_s, bare_s, asked))
+        replay.push(pushed, times=w.pushes)
+        replay.compare(w.fetch(), w.version)
     return figures
 
 
@@ -75,8 +79,10 @@ def _bare(
             socket.close(linger=0)
 
 
-def _delta(compressor: str) -> Packed:
+def _delta(compressor: str) -> tuple[Packed, Vector]:
+    """A push, and what it is of: float32[PARAMETERS], zero where nothing is sent."""
     kind = registry.load("compressors", compressor)
     gradient = np.random.default_rng(0).standard_normal(PARAMETERS).astype(np.float32)
+    whole = gradient.copy()
     packed: Packed = kind(kind.Options()).take(gradient)
-    return packed
+    return packed, whole - gradient  # What is not sent has stayed there.

@@ -3,8 +3,9 @@
 The baseline sends the bytes of all parameters through a socket to a process that sends them back.
 Over unix sockets, where large messages lie in shared memory, the baseline is the same. With top-k
 1 % a push brings the entries that it is of, and the fetch behind it those that have changed; what
-is measured begins with a push that is packed and ends with a model that is up to date. All entries
-are sent in roundtrip_dense.py; what a user would pick instead is measured in roundtrip_peers.py.
+is measured begins with a push that is packed and ends with a model that is up to date; what the
+server has in the end is looked at (replay.py). All entries are sent in roundtrip_dense.py; what a
+user would pick instead is measured in roundtrip_peers.py.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 from itertools import cycle
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks import roundtrip_dense, roundtrip_peers
 from benchmarks.figures import Figure, ratio, take_turns
+from benchmarks.replay import Replay, Vector
 from benchmarks.roundtrip_dense import bouncing
 from benchmarks.sandbox import sandbox
 from benchmarks.shard import shard
@@ -37,8 +40,11 @@ def measure(*, quick: bool) -> list[Figure]:
 
 def _sparse(size: int, rounds: int, repeats: int) -> list[Figure]:
     """Seconds and bytes, both against those of all parameters there and back."""
+    what = f"{size:,} parameters, top-k {DENSITY:.0%}"
     model, dense_bytes = np.zeros(size, np.float32), 2 * 4 * size
-    pushes = cycle([_packed(size, seed) for seed in range(PUSHES)])
+    replay = Replay(f"{CHAPTER}: {what}", "adagrad", size)
+    pushes = [_packed(size, seed, replay.where) for seed in range(PUSHES)]
+    turns = cycle(pushes)
     shares: list[float] = []
     with (
         sandbox() as directory,
@@ -47,16 +53,18 @@ def _sparse(size: int, rounds: int, repeats: int) -> list[Figure]:
     ):
 
         def push_and_update() -> None:
-            push = next(pushes)
+            push, _ = next(turns)
             came = worker.push_and_update(push, model)
             shares.append((push.nbytes + came) / dense_bytes)
 
         push_and_update()
         shares.clear()  # The first time everything came.
         ours_s, bare_s = take_turns(rounds, push_and_update, bounce, repeats)
+        for _, (_, there) in zip(range(worker.pushes), cycle(pushes), strict=False):
+            replay.push_there(there)
+        replay.compare(model, worker.version)
         if not np.array_equal(model, worker.fetch()):
-            raise RuntimeError("the model is not what the shard has")
-    what = f"{size:,} parameters, top-k {DENSITY:.0%}"
+            raise RuntimeError(f"{CHAPTER}: the model is not what the shard has")
     asked = TIME_ASKED if size == LARGE else None
     return [
         ratio(CHAPTER, f"{what} / raw TCP of all", ours_s, bare_s, asked),
@@ -64,10 +72,11 @@ def _sparse(size: int, rounds: int, repeats: int) -> list[Figure]:
     ]
 
 
-def _packed(size: int, seed: int) -> Packed:
-    """A push of random entries, at random places."""
+def _packed(size: int, seed: int, where: npt.NDArray[np.int64]) -> tuple[Packed, Vector]:
+    """A push of random entries, at random places; and what it has at `where`, mostly zeros."""
     random = np.random.default_rng(seed)
-    where = np.sort(random.choice(size, int(DENSITY * size), replace=False))
+    chosen = np.sort(random.choice(size, int(DENSITY * size), replace=False))
     u = np.zeros(size, np.float32)
-    u[where] = random.standard_normal(where.size)
-    return take_chosen("topk", u, where, "float32")
+    u[chosen] = random.standard_normal(chosen.size)
+    there = u[where]
+    return take_chosen("topk", u, chosen, "float32"), there

@@ -1,5 +1,9 @@
 """All parameters there and back: on this machine, and over links that carry some Gbit/s.
 
+Measured is from a gradient to an up-to-date model: the compressor takes the gradient out, it is
+pushed and applied (Adagrad), and the answer to the fetch right behind it is put into the model.
+What the server has in the end is looked at (replay.py).
+
     python -m benchmarks.roundtrip_dense SIZE ROUNDS    prints the seconds over TCP, as JSON
 
 On a loopback without a limit all that is done waits for the cores; over a network it can be done
@@ -19,6 +23,7 @@ import numpy as np
 from benchmarks.echo import echo, read_exactly
 from benchmarks.figures import Figure, ratio, take_turns
 from benchmarks.link import link
+from benchmarks.replay import Gradients
 from benchmarks.sandbox import sandbox
 from benchmarks.shard import shard
 from dlctl.compress.none import Dense, DenseOptions
@@ -47,12 +52,12 @@ def measure(*, quick: bool) -> list[Figure]:
 
 def _here(size: int, transport: str, rounds: int) -> Figure:
     seconds = _seconds(size, transport, rounds)
-    what = f"{size:,} parameters, {transport} / raw TCP"
+    what = f"{size:,} parameters, gradient to model, {transport} / raw TCP"
     return ratio(CHAPTER, what, *seconds, ASKED.get((size, transport)))
 
 
 def _over_link(gbit_per_s: int, size: int, rounds: int) -> Figure:
-    what = f"{size:,} parameters, tcp / raw TCP, at {gbit_per_s} Gbit/s"
+    what = f"{size:,} parameters, gradient to model, tcp / raw TCP, at {gbit_per_s} Gbit/s"
     if why := missing():
         return Figure(CHAPTER, what, "x", (), skipped=why)
     with link(gbit_per_s) as lab:
@@ -64,16 +69,19 @@ def _over_link(gbit_per_s: int, size: int, rounds: int) -> Figure:
 
 
 def _seconds(size: int, transport: str, rounds: int) -> Seconds:
-    gradient = np.ones(size, np.float32)
+    gradients = Gradients(f"{CHAPTER}: {size:,} parameters, {transport}", "adagrad", size)
+    model, compressor = np.zeros(size, np.float32), Dense(DenseOptions())
     with sandbox() as directory, shard(directory, transport, size, "adagrad") as worker:
 
-        def push_and_fetch() -> None:
-            """The compressor takes what it sends out of the gradient: from then on zeros."""
-            worker.push(Dense(DenseOptions()).take(gradient))
-            worker.fetch()
+        def push_and_update() -> None:
+            """The compressor takes what it sends out of the gradient, and leaves zeros."""
+            worker.push_and_update(compressor.take(gradients.gradient), model)
 
-        with bouncing(gradient) as bounce:
-            return take_turns(rounds, push_and_fetch, bounce, REPEATS[size])
+        with bouncing(np.ones(size, np.float32)) as bounce:
+            seconds = take_turns(rounds, push_and_update, bounce, REPEATS[size], gradients.fill)
+        gradients.compare(model, worker.version)
+        gradients.compare(worker.fetch(), worker.version)
+    return seconds
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
 Everybody is up at once, and they take turns; but for torch RPC and Ray, whose processes poll when
 it is not their turn and would take the cores from the others: each of them is measured by itself.
-A push and the fetch behind it are on their way at once, as in one call of the others. Beside that:
-what a push costs the server when it has 64 clients.
+A push and the fetch behind it are on their way at once, as in one call of the others, and a round
+trip ends with a model that is up to date. What dlctl's server has in the end is looked at
+(replay.py). Beside that: what a push costs the server when it has 64 clients.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import psutil
 
 from benchmarks.figures import Figure
 from benchmarks.peers.bouncing import METHODS, OURS, ZMQ, Method, crew
+from benchmarks.replay import Replay
 from benchmarks.sandbox import sandbox
 from benchmarks.shard import Worker, serving
 from dlctl.compress.none import Dense, DenseOptions
@@ -88,8 +90,9 @@ def _ours_to_zmq(size: int, workers: int, found: Rounds) -> Figure:
 
 def _many_clients(rounds: int, pushes: int) -> Figure:
     """CPU time of the server for a push, with 64 clients against one."""
-    gradient = np.ones(SMALL, np.float32)
-    delta = Dense(DenseOptions()).take(gradient)
+    gradient = np.random.default_rng(0).standard_normal(SMALL).astype(np.float32)
+    delta = Dense(DenseOptions()).take(gradient.copy())
+    replay = Replay(f"{CHAPTER}: {CLIENTS} clients", "sgd", SMALL)
     with sandbox() as directory, serving(directory, "ipc", SMALL, workers=CLIENTS) as invitations:
         server = psutil.Process(invitations[0].server_pid)
         workers = [Worker(invitation) for invitation in invitations]
@@ -104,6 +107,8 @@ def _many_clients(rounds: int, pushes: int) -> Figure:
 
         cost_s(CLIENTS)
         costs_s = [(cost_s(CLIENTS), cost_s(1)) for _ in range(rounds)]
+        replay.push(gradient, sum(worker.pushes for worker in workers))
+        replay.compare(workers[0].fetch(), workers[0].version)
         for worker in workers:
             worker.close()
     many_s, one_s = zip(*costs_s, strict=True)

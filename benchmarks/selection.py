@@ -1,8 +1,10 @@
 """The `topk-sampled` compressor on 25,000,000 float32: against torch.topk, and against a memcpy.
 
-Selection and residual are measured, with the threshold that a push remembers for the next one: a
-little too low, so that about 1.04 k elements are found and cut to k. Packing the positions is not
-part of it. One thread. On a GPU, where there is one: `selection_device.py`.
+Selection is measured, with the threshold that a push remembers for the next one: a little too low,
+so that about 1.04 k elements are found, cut to k, and taken out of the residual. To add the
+gradient to the residual before and to pack the positions behind it are not part of that. They are
+in the last figure, which is all that a worker does for a push before it is sent. One thread. On a
+GPU, where there is one: `selection_device.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import torch
 from benchmarks.figures import Figure, ratio, take_turns
 from benchmarks.selection_device import measure_devices
 from dlctl.compress.magnitudes import Magnitudes, Scratch, largest_of
+from dlctl.compress.sampled import SampledTopK
 
 ELEMENTS = 25_000_000
 DENSITIES = (0.01, 0.001)
@@ -24,7 +27,11 @@ def measure(*, quick: bool) -> list[Figure]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        figures = [figure for density in DENSITIES for figure in _measure(size, density, rounds)]
+        figures = [
+            figure
+            for density in DENSITIES
+            for figure in (*_measure(size, density, rounds), _whole(size, density, rounds))
+        ]
     finally:
         torch.set_num_threads(threads)
     return figures + measure_devices(quick=quick)
@@ -53,3 +60,25 @@ def _measure(size: int, density: float, rounds: int) -> list[Figure]:
         ratio("selection", f"{what} / torch.topk", *take_turns(rounds, select, topk), TOPK_ASKED),
         ratio("selection", f"{what} / memcpy", *take_turns(rounds, select, memcpy), MEMCPY_ASKED),
     ]
+
+
+def _whole(size: int, density: float, rounds: int) -> Figure:
+    """A gradient into the residual, and a push out of it; every push is of the same values.
+
+    Half of each value has been in the residual before. The first round, which does not count, has
+    no threshold to begin with.
+    """
+    x = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
+    gradient = x / 2
+    residual, copy = np.empty_like(x), np.empty_like(x)
+    compressor = SampledTopK(SampledTopK.Options(density=density))
+
+    def take() -> None:
+        np.add(residual, gradient, out=residual)
+        compressor.take(residual)
+
+    ours_s, bare_s = take_turns(
+        rounds, take, lambda: np.copyto(copy, x), prepare=lambda: np.copyto(residual, gradient)
+    )
+    what = f"{density:.1%} of {size:,} elements, with the gradient and the positions / memcpy"
+    return ratio("selection", what, ours_s, bare_s)

@@ -81,6 +81,8 @@ class Worker:
         self.size, self.slot = invitation.size, invitation.slot
         self.server_pid = invitation.server_pid
         self._seq = 0
+        self.version = 0
+        """Of the shard, when it answered the last fetch: the pushes that it had applied."""
         self._request = 0
         self._basis = Basis()
         self.end.transport.connect(SERVER, invitation.address, invitation.server_key)
@@ -107,6 +109,11 @@ class Worker:
         seq = version = self._seq
         return m.Push(self.slot, EPOCH, GENERATION, seq, version, 0, 0, 32, 0, delta)
 
+    @property
+    def pushes(self) -> int:
+        """So many it has sent."""
+        return self._seq
+
     def push(self, delta: m.Packed) -> m.Ack:
         """Until the shard has applied it and said so."""
         self._send_push(delta)
@@ -123,6 +130,7 @@ class Worker:
         self._request += 1
         self.end.transport.send(SERVER, m.Fetch(self.slot, EPOCH, self._request, 0))
         _, parameters = self.end.wait_for(m.Parameters)
+        self.version = parameters.version
         return parameters.values
 
     def push_and_update(self, delta: m.Packed, model: m.Array) -> int:
@@ -137,6 +145,7 @@ class Worker:
         self.end.transport.send(SERVER, m.Fetch(self.slot, EPOCH, self._request, 0, *have))
         _, answer = self.end.wait_for(m.Parameters, m.SparseParameters)
         assert answer.version >= self._seq, answer  # Other workers may have pushed, too.
+        self.version = answer.version
         self._basis.place(slice_in(answer, self.size), model, keep=False)
         return answer_bytes(answer)
 

@@ -1,7 +1,8 @@
 """What it costs that a shard outlives its server: durability "process" against "none".
 
 Once the update alone, with its commit, in this process; once a whole push to a real server until
-its ack. Both sides take turns on the same deltas.
+its ack. Both sides take turns on the same deltas. What both servers have in the end is looked at
+(replay.py).
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import mmap
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from benchmarks.figures import Figure, ratio, take_turns
+from benchmarks.replay import Replay, Vector
 from benchmarks.sandbox import sandbox
 from benchmarks.shard import shard
 from dlctl import registry
 from dlctl.compress.base import Delta
+from dlctl.messages import Packed
 from dlctl.shards.base import Shard, Spec
 from dlctl.shards.image import Form
 from dlctl.shards.mapped import Mapped
@@ -77,20 +79,25 @@ def _update(shard: Shard, delta: Delta) -> None:
 
 
 def _delta(size: int, compressor: str) -> Delta:
-    packed = _packed(size, compressor)
+    packed, _ = _packed(size, compressor)
     delta: Delta = registry.load("compressors", compressor).expand(packed, size)
     return delta
 
 
-def _packed(size: int, compressor: str) -> Any:
+def _packed(size: int, compressor: str) -> tuple[Packed, Vector]:
+    """A push, and what it is of: float32[size], zero where nothing is sent."""
     kind = registry.load("compressors", compressor)
-    return kind(kind.Options()).take(np.random.default_rng(0).standard_normal(size).astype("f4"))
+    gradient = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+    whole = gradient.copy()
+    packed: Packed = kind(kind.Options()).take(gradient)
+    return packed, whole - gradient  # What is not sent has stayed there.
 
 
 def _end_to_end(network: str, size: int, optimizer: str, compressor: str, quick: bool) -> Figure:
     """A push from its sending to its ack, by one worker."""
     name, asked = KINDS[compressor]
-    packed = _packed(size, compressor)
+    what = f'push {name}, {network}, {optimizer}, {size:,} / durability "none"'
+    packed, pushed = _packed(size, compressor)
     rounds, repeats = (1, 2) if quick else (15, 10 if size > 10**6 else 50)
     with sandbox() as directory, ExitStack() as stack:
         kept, bare = (
@@ -102,5 +109,8 @@ def _end_to_end(network: str, size: int, optimizer: str, compressor: str, quick:
         ours_s, bare_s = take_turns(
             rounds, lambda: kept.push(packed), lambda: bare.push(packed), repeats
         )
-    what = f'push {name}, {network}, {optimizer}, {size:,} / durability "none"'
+        for worker in (kept, bare):
+            replay = Replay(f"{CHAPTER}: {what}", optimizer, size)
+            replay.push(pushed, times=worker.pushes)
+            replay.compare(worker.fetch(), worker.version)
     return ratio(CHAPTER, what, ours_s, bare_s, asked)

@@ -1,19 +1,31 @@
-"""The part of a worker's time that it stands still for pushes and fetches, at 1 Gbit/s.
+"""What pushes and fetches cost a worker at 1 Gbit/s: where it stands still, and all in all.
 
-Two workers, each behind a link of its own, push the top 1 % and fetch what has changed after every
-step, and compute meanwhile, which is what a job does that says nothing else. The workers measure it
-themselves, as `dlctl status` shows it. What they wait for is not only the link: with the server
-and the two ends of the links they share the cores of this machine.
+Two workers, each behind a link of its own, push the top 1 % after every step and compute while what
+has changed is fetched, which is what a job does that says nothing else; a fetch that is still under
+way then serves the next step, too.
+
+The figure with a target is dlctl's own, `wait_share` of `dlctl status`: standing still / (computing
+gradients + standing still). With fetches beside the computing, to stand still is to have no room
+for another push. What a worker does itself for a push or an answer (add to the residual, select,
+pack, put into the model) is in neither of the two.
+
+In the other figure all of it is. It is the time of a step against that of the same run when both
+intervals have been made so long that nothing is pushed or fetched any more. What workers wait for
+is not only the link: with the server and the two ends of the links they share the cores of this
+machine.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
+from datetime import datetime
 from itertools import pairwise
 from statistics import mean
+from typing import Any, NamedTuple
 
-from benchmarks.figures import Figure
+from benchmarks.figures import Figure, ratio
 from benchmarks.sandbox import Dlctl, sandbox, write_job
 from tests.hosts.cluster import Cluster, missing
 
@@ -22,6 +34,8 @@ MBIT_PER_S, DELAY_MS = 1000.0, 0.1
 WORKERS = 2
 WIDTHS = ((784, 256, 128, 10), (784, 2048, 1536, 10))
 TRAINING_S, LOOK_S, SILENT_S_MAX = 10.0, 1.0, 20.0
+NEVER = 1_000_000
+"""Steps from one push or fetch to the next: more than are made."""
 PERCENT_ASKED = 10.0
 JOB = """batch_size = 32
 threads = 1
@@ -66,45 +80,143 @@ task = Stack()
 
 
 def measure(*, quick: bool) -> list[Figure]:
-    names = {widths: _name(widths) for widths in WIDTHS}
     if why := missing():
         return [
-            Figure(CHAPTER, name, "%", (), PERCENT_ASKED, skipped=why) for name in names.values()
+            figure
+            for widths in WIDTHS
+            for figure in (
+                Figure(CHAPTER, _waits(widths), "%", (), PERCENT_ASKED, skipped=why),
+                Figure(CHAPTER, _costs(widths), "x", (), skipped=why),
+            )
         ]
-    rounds = 1 if quick else 5
-    found: dict[tuple[int, ...], list[float]] = {widths: [] for widths in WIDTHS}
+    found: dict[tuple[int, ...], list[tuple[Phase, Phase]]] = {widths: [] for widths in WIDTHS}
     with sandbox() as directory, Cluster(count=WORKERS) as cluster:
         for host in cluster.names:
             cluster.shape(host, MBIT_PER_S, DELAY_MS)
         more = JOB + "".join(map(HOST.format, cluster.names))
         dlctl = Dlctl(cluster.enter, cluster.env)
-        for _ in range(rounds):
-            for widths, shares in found.items():
+        for _ in range(1 if quick else 5):
+            for widths, rounds in found.items():
                 task = TASK.format(widths=widths)
                 file = write_job(directory, servers=1, workers=WORKERS, more=more, task=task)
                 with dlctl.running(file):
-                    shares.append(100 * _wait_share(dlctl, 2.0 if quick else TRAINING_S))
+                    rounds.append(_with_and_without(dlctl, 2.0 if quick else TRAINING_S))
+    return [figure for widths, rounds in found.items() for figure in _figures(widths, rounds)]
+
+
+def _figures(widths: tuple[int, ...], rounds: list[tuple[Phase, Phase]]) -> list[Figure]:
+    shares = tuple(100 * with_both.wait_share for with_both, _ in rounds)
+    with_s, without_s = zip(*((both.step_s, none.step_s) for both, none in rounds), strict=True)
     return [
-        Figure(CHAPTER, names[widths], "%", tuple(shares), PERCENT_ASKED)
-        for widths, shares in found.items()
+        Figure(CHAPTER, _waits(widths), "%", shares, PERCENT_ASKED),
+        ratio(CHAPTER, _costs(widths), with_s, without_s),
     ]
 
 
-def _name(widths: tuple[int, ...]) -> str:
+def _waits(widths: tuple[int, ...]) -> str:
+    return f"a worker's time that it waits, {_where(widths)}"
+
+
+def _costs(widths: tuple[int, ...]) -> str:
+    return f"a step / one without pushes and fetches, {_where(widths)}"
+
+
+def _where(widths: tuple[int, ...]) -> str:
     parameters = sum((inputs + 1) * outputs for inputs, outputs in pairwise(widths))
-    return f"a worker's time that it waits, {parameters:,} parameters, top-k 1 %, 1 Gbit/s"
+    return f"{parameters:,} parameters, top-k 1 %, 1 Gbit/s"
 
 
-def _wait_share(dlctl: Dlctl, for_s: float) -> float:
-    """The mean of what all workers say during that time, or as soon as one of them says it. Raises
-    RuntimeError if that takes too long."""
-    shares: list[float] = []
-    begun = time.monotonic()
-    while time.monotonic() < begun + for_s or not shares:
-        if time.monotonic() > begun + for_s + SILENT_S_MAX:
-            raise RuntimeError("no worker says how much it waits")
+class Phase(NamedTuple):
+    """Some seconds of a run, means of all workers."""
+
+    wait_share: float
+    step_s: float
+    """Seconds from one step to the next."""
+    pushes: int
+    """That the server has applied."""
+
+
+class Look(NamedTuple):
+    """What everybody has said last, about once a second."""
+
+    steps: dict[str, tuple[float, int]]
+    """Worker -> (Unix time, steps until then)."""
+    shares: list[float]
+    server_at: float
+    """Unix time."""
+    pushes: int
+
+
+def _with_and_without(dlctl: Dlctl, for_s: float) -> tuple[Phase, Phase]:
+    """The same run with pushes and fetches, and then without. Raises RuntimeError if there were
+    none, or some."""
+    both = _phase(dlctl, for_s)
+    if not both.pushes:
+        raise RuntimeError(f"{CHAPTER}: nothing was pushed")
+    dlctl("set", "worker-*", f"push_every_steps={NEVER}", f"fetch_every_steps={NEVER}")
+    # What was on its way may still be applied.
+    _looks(dlctl, lambda looks: any(_is_quiet(*pair) for pair in pairwise(looks)))
+    none = _phase(dlctl, for_s)
+    if none.pushes:
+        raise RuntimeError(f"{CHAPTER}: {none.pushes} pushes came that had been turned off")
+    return both, none
+
+
+def _is_quiet(before: Look, now: Look) -> bool:
+    return now.server_at > before.server_at and now.pushes == before.pushes
+
+
+def _phase(dlctl: Dlctl, for_s: float) -> Phase:
+    """Raises RuntimeError if a worker makes no step, or says nothing for too long."""
+    until = time.monotonic() + for_s
+    looks = _looks(dlctl, lambda looks: time.monotonic() >= until and _is_news(looks), for_s)
+    first, last = looks[0], looks[-1]
+    steps_s = []
+    for name, (at, steps) in last.steps.items():
+        began_at, before = first.steps[name]
+        if steps == before:
+            raise RuntimeError(f"{CHAPTER}: {name} has made no step")
+        steps_s.append((at - began_at) / (steps - before))
+    shares = [share for look in looks[1:] for share in look.shares]
+    return Phase(mean(shares), mean(steps_s), last.pushes - first.pushes)
+
+
+def _is_news(looks: list[Look]) -> bool:
+    """Whether the server and all workers have said something since the first look."""
+    first, last = looks[0], looks[-1]
+    are_new = [last.steps[name][0] > at for name, (at, _) in first.steps.items()]
+    return all(are_new) and last.server_at > first.server_at and bool(last.shares)
+
+
+def _looks(dlctl: Dlctl, is_enough: Callable[[list[Look]], bool], for_s: float = 0.0) -> list[Look]:
+    """What is said until it is enough. Raises RuntimeError if that takes too long."""
+    looks: list[Look] = []
+    too_late = time.monotonic() + for_s + SILENT_S_MAX
+    while not (looks and is_enough(looks)):
+        if time.monotonic() > too_late:
+            raise RuntimeError(f"{CHAPTER}: the server and the workers do not say enough")
         time.sleep(LOOK_S)
-        rows = json.loads(dlctl("status", "--json"))["daemons"]
-        found = [row["metrics"].get("wait_share") for row in rows if row["role"] == "worker"]
-        shares += [share for share in found if share is not None]
-    return mean(shares)
+        if look := _look(json.loads(dlctl("status", "--json"))["daemons"]):
+            looks.append(look)
+    return looks
+
+
+def _look(rows: list[dict[str, Any]]) -> Look | None:
+    """None if somebody has not said anything yet."""
+    said = [row for row in rows if row.get("metrics")]
+    workers = [row for row in said if row["role"] == "worker" and "step" in row["metrics"]]
+    servers = [row for row in said if row["role"] == "server" and "pushes" in row["metrics"]]
+    if len(workers) < WORKERS or not servers:
+        return None
+    shares = [row["metrics"].get("wait_share") for row in workers]
+    return Look(
+        steps={row["name"]: (_at(row), row["metrics"]["step"]) for row in workers},
+        shares=[share for share in shares if share is not None],
+        server_at=_at(servers[0]),
+        pushes=servers[0]["metrics"]["pushes"],
+    )
+
+
+def _at(row: dict[str, Any]) -> float:
+    """Unix time of what a daemon has said last."""
+    return datetime.fromisoformat(row["updated_at"]).timestamp()

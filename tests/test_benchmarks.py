@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import cli
+from benchmarks import cli, encryption, hosts, waiting
 from benchmarks.__main__ import CHAPTERS, main
 from benchmarks.figures import Figure, ratio, table, take_turns, to_json
 from benchmarks.peers.contest import Tries, against, bytes_against, compete, figures_of
@@ -88,6 +88,19 @@ def test_what_is_not_installed_is_counted_in_the_table_and_said_in_the_json() ->
     assert table(figures).splitlines()[-1] == "1 of 1 figures were skipped"
     (row,) = to_json(figures, quick=False)["figures"]
     assert (row["median"], row["skipped"]) == (None, "a_package_that_nobody_has is not installed")
+
+
+def test_without_namespaces_the_table_says_which_figures_there_are_none_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(encryption, "REPEATS", {10_000: 2})
+    for module in (encryption, hosts, waiting):
+        monkeypatch.setattr(module, "missing", lambda: "not root")
+        figures = module.measure(quick=True)
+        skipped = [figure for figure in figures if figure.skipped]
+        assert {figure.skipped for figure in skipped} == {"not root"}
+        assert [figure for figure in figures if figure.asked and not figure.skipped] == []
+        assert any(figure.asked for figure in skipped)
 
 
 def test_where_dlctl_itself_fails_the_benchmark_fails(

@@ -3,7 +3,8 @@
     python -m benchmarks.peers.bounce METHOD '{"rank": 1, ...}'
 
 Every process says "ready"; for each line that it reads then, it makes `count` round trips and says
-their seconds as JSON. Rank 0 is the server, if the method has one, and says nothing more.
+their seconds as JSON. Rank 0 is the server, if the method has one, and says nothing more. A round
+trip is over when the worker's own model is up to date; only bare pyzmq has none.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from benchmarks.figures import nothing
 from benchmarks.peers.settings import RAY_ENVIRONMENT
 
 RATE = 1e-3
@@ -42,10 +45,20 @@ def obey(work: Callable[[], list[float]]) -> None:
         print(json.dumps(work()), flush=True)
 
 
-def repeated(count: int, step: Callable[[], object]) -> Callable[[], list[float]]:
+def gradient_of(size: int) -> npt.NDArray[np.float32]:
+    """float32[size], what dlctl's workers push every time."""
+    return np.random.default_rng(1).standard_normal(size, dtype=np.float32)
+
+
+def repeated(
+    count: int, step: Callable[[], object], prepare: Callable[[], object] = nothing
+) -> Callable[[], list[float]]:
+    """The seconds of each step; before it, off the clock, what `prepare` does."""
+
     def work() -> list[float]:
         times_s = []
         for _ in range(count):
+            prepare()
             began = time.perf_counter()
             step()
             times_s.append(time.perf_counter() - began)
@@ -59,11 +72,13 @@ def dlctl(order: Order) -> None:
     from dlctl.compress.none import Dense, DenseOptions
 
     worker = Worker(Invitation(*order.invitation))
-    gradient = np.ones(order.size, np.float32)
+    first = gradient_of(order.size)
+    gradient, model = np.zeros_like(first), np.zeros_like(first)
     compressor = Dense(DenseOptions())
-    model = np.zeros(order.size, np.float32)
+    # The compressor takes what it sends out of the gradient, and leaves zeros.
+    fill = lambda: np.copyto(gradient, first)  # noqa: E731
     step = lambda: worker.push_and_update(compressor.take(gradient), model)  # noqa: E731
-    obey(repeated(order.count, step))
+    obey(repeated(order.count, step, fill))
 
 
 def pyzmq(order: Order) -> None:
@@ -104,8 +119,12 @@ def torch_rpc(order: Order) -> None:
     )  # fmt: skip
     if order.rank == 0:
         obey(list)  # Serves in threads of its own.
-    gradient = torch.ones(order.size)
-    obey(repeated(order.count, lambda: rpc.rpc_sync("rank-0", push_and_fetch, (gradient,))))
+    gradient, model = torch.ones(order.size), torch.zeros(order.size)
+
+    def step() -> None:
+        model.copy_(rpc.rpc_sync("rank-0", push_and_fetch, (gradient,)))
+
+    obey(repeated(order.count, step))
 
 
 def gloo(order: Order) -> None:
@@ -118,8 +137,13 @@ def gloo(order: Order) -> None:
         "gloo", init_method=f"tcp://127.0.0.1:{order.port}", rank=order.rank,
         world_size=order.workers,
     )  # fmt: skip
-    gradient = torch.zeros(order.size)
-    obey(repeated(order.count, lambda: dist.all_reduce(gradient)))
+    gradient, model = torch.zeros(order.size), torch.zeros(order.size)
+
+    def step() -> None:
+        dist.all_reduce(gradient)
+        model.add_(gradient, alpha=-RATE)
+
+    obey(repeated(order.count, step))
 
 
 def ray(order: Order) -> None:
@@ -136,9 +160,13 @@ def ray(order: Order) -> None:
             return self.parameters.numpy()
 
     class Worker:
-        def bounce(self, server: Any, size: int, count: int) -> list[float]:
-            gradient = np.ones(size, np.float32)
-            step = lambda: ray.get(server.push_and_fetch.remote(gradient))  # noqa: E731
+        def __init__(self, size: int) -> None:
+            self.gradient, self.model = np.ones(size, np.float32), np.zeros(size, np.float32)
+
+        def bounce(self, server: Any, count: int) -> list[float]:
+            def step() -> None:
+                np.copyto(self.model, ray.get(server.push_and_fetch.remote(self.gradient)))
+
             return repeated(count, step)()
 
     ray.init(
@@ -146,10 +174,10 @@ def ray(order: Order) -> None:
         include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1",
     )  # fmt: skip
     server = ray.remote(Server).remote(order.size)
-    workers = [ray.remote(Worker).remote() for _ in range(order.workers)]
+    workers = [ray.remote(Worker).remote(order.size) for _ in range(order.workers)]
 
     def work() -> list[list[float]]:
-        return ray.get([w.bounce.remote(server, order.size, order.count) for w in workers])
+        return ray.get([w.bounce.remote(server, order.count) for w in workers])
 
     work()
     print("ready", flush=True)

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import IO
 
-from benchmarks.peers.bounce import Order
+from benchmarks.peers.bounce import Order, gradient_of
 from benchmarks.peers.places import ROOT, free_port
 from benchmarks.peers.settings import why_not_there
+from benchmarks.replay import Replay
 from benchmarks.sandbox import sandbox
-from benchmarks.shard import serving
+from benchmarks.shard import Invitation, Worker, serving
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,12 @@ class Crew:
     def __init__(self, processes: Sequence[subprocess.Popen[str]], speakers: int) -> None:
         self._processes = processes
         self._speakers = processes[-speakers:]
+        self.rounds = 0
+        """So often they have worked."""
 
     def work(self) -> tuple[float, float]:
         """(median seconds of a round trip, round trips per second of all workers together)"""
+        self.rounds += 1
         for process in self._speakers:
             assert process.stdin is not None
             process.stdin.write("go\n")
@@ -69,14 +73,16 @@ class Crew:
 
 @contextmanager
 def crew(method: Method, workers: int, size: int, count: int) -> Iterator[Crew]:
-    """Raises RuntimeError if a process does not begin."""
+    """Raises RuntimeError if a process does not begin, or if in the end dlctl's server has not got
+    what all their pushes make."""
     workers = max(workers, method.workers_min)
     with ExitStack() as stack:
         order = Order(rank=0, workers=workers, size=size, count=count, port=free_port())
         orders = [dataclasses.replace(order, rank=rank) for rank in range(workers + 1)]
         if method is OURS:
             directory = stack.enter_context(sandbox())
-            guests = stack.enter_context(serving(directory, "tcp", size, "sgd", workers=workers))
+            serves = serving(directory, "tcp", size, "sgd", workers=workers + 1)
+            *guests, witness = stack.enter_context(serves)
             orders = [dataclasses.replace(order, invitation=[*guest]) for guest in guests]
         elif method.is_one_program:
             orders = [order]
@@ -88,7 +94,21 @@ def crew(method: Method, workers: int, size: int, count: int) -> Iterator[Crew]:
             if _line(process) != "ready\n":
                 said.seek(0)
                 raise RuntimeError(f"{method.name} did not begin: {said.read()}")
-        yield Crew(processes, 1 if method.is_one_program else workers)
+        its = Crew(processes, 1 if method.is_one_program else workers)
+        yield its
+        if method is OURS:
+            _check(witness, its.rounds * workers * count)
+
+
+def _check(witness: Invitation, pushes: int) -> None:
+    """By one who has not pushed anything. All push the same, so that the order does not matter."""
+    worker = Worker(witness)
+    replay = Replay(f"roundtrip: {witness.size:,} parameters, all workers", "sgd", witness.size)
+    replay.push(gradient_of(witness.size), pushes)
+    try:
+        replay.compare(worker.fetch(), worker.version)
+    finally:
+        worker.close()
 
 
 @contextmanager
@@ -106,10 +126,9 @@ def _process(method: Method, order: Order, said: IO[str]) -> Iterator[subprocess
     try:
         yield process
     finally:
-        if method.is_one_program:
-            process.stdin.close()  # It has processes of its own to end.
-        else:
+        if not method.is_one_program:
             process.kill()
+        process.stdin.close()  # One program has processes of its own to end.
         process.wait()
         process.stdout.close()
 

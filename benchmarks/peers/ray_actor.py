@@ -48,7 +48,6 @@ class Worker:
         self._batches = batches(
             settings.work, number, settings.workers, settings.batch_size, settings.seed
         )
-        next(self._batches)  # Now the data is loaded.
 
     def is_ready(self) -> bool:
         return True
@@ -75,9 +74,8 @@ def _train(settings: Settings) -> None:
     server = ray.remote(Server).remote(settings)
     workers = [ray.remote(Worker).remote(settings, i) for i in range(settings.workers)]
     watch = Watch(settings, all_wait=False)
-    ray.get([worker.is_ready.remote() for worker in workers])
     newest = server.parameters.remote()
-    at_work: dict[Any, Any] = {worker.gradient.remote(newest): worker for worker in workers}
+    ray.get([newest, *(worker.is_ready.remote() for worker in workers)])
     updates = 0
 
     def look() -> None:
@@ -86,6 +84,7 @@ def _train(settings: Settings) -> None:
 
     looking = Thread(target=look)
     watch.start()
+    at_work: dict[Any, Any] = {worker.gradient.remote(newest): worker for worker in workers}
     looking.start()
     while looking.is_alive():
         (done,), _ = ray.wait(list(at_work))

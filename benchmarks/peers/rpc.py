@@ -78,7 +78,6 @@ def _work(settings: Settings) -> None:
     flat = Flat(settings.work)
     worker = settings.rank - 1
     data = batches(settings.work, worker, settings.workers, settings.batch_size, settings.seed)
-    flat.compute_gradient(*next(data))  # The data is loaded when the first batch is there.
     rpc.rpc_sync(SERVER, wait_for_all)
     for inputs, labels in data:
         flat.compute_gradient(inputs, labels)

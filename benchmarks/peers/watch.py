@@ -4,7 +4,8 @@ A copy every 30 ms, or of every 2 % of the time so far, costs nearly nothing; th
 computed when the training is over. Only at a few moments (after 1 s, 1.5 s, 2.25 s ...) somebody
 looks at once whether it is good enough already, so that a run need not go on until its budget is
 spent. Where all workers wait for that look, it is taken off the clock; where they train on
-meanwhile, it is not.
+meanwhile, it is not. Of gloo's workers all wait for the one that looks, but those that make many
+steps between two averages first go on until the next one: half a look or so that they are given.
 """
 
 from __future__ import annotations

@@ -77,12 +77,22 @@ def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
 def batches(
     work: str, worker: int, workers: int, batch_size: int, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Mini-batches of one worker's part, without an end."""
+    """Mini-batches of one worker's part, without an end.
+
+    The data is loaded and the part cut out when this returns, not when the first batch is asked
+    for: call it before the clock starts. An epoch is shuffled when it begins, the first one, too;
+    so does dlctl.
+    """
     data = data_of(work)
     dice = torch.Generator().manual_seed(PARTS_SEED)
     part = torch.randperm(len(data.inputs), generator=dice)[worker::workers]
-    inputs, labels = data.inputs[part], data.labels[part]
     dice.manual_seed(1000 * seed + worker)
+    return _shuffled(data.inputs[part], data.labels[part], batch_size, dice)
+
+
+def _shuffled(
+    inputs: Tensor, labels: Tensor, batch_size: int, dice: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
     while True:
         order = torch.randperm(len(inputs), generator=dice)
         for i in range(0, len(inputs) - batch_size + 1, batch_size):
