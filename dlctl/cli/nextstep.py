@@ -113,10 +113,18 @@ def _after_failure(snapshot: Snapshot) -> Step:
 def _start(snapshot: Snapshot) -> Step | None:
     if not isinstance(snapshot.run.get("job_file"), str):
         return None
+    if damaged := report.all_damaged(snapshot):
+        ways = when_all_damaged(snapshot.run_id, job_file(snapshot))
+        return Step(ways, f"begins anew: {damaged}")
     again = f"dlctl start {job_file(snapshot)}"
     if report.saved_step(snapshot) is None:
         return Step(again, "begins anew: there is no checkpoint to go on from")
     return Step(again, _from_checkpoint(snapshot))
+
+
+def when_all_damaged(run_id: str, job_file: str) -> str:
+    """The same commands for everybody who finds that; `job_file` as one types it."""
+    return f"dlctl checkpoint verify -j {run_id}   |   dlctl start --fresh {job_file}"
 
 
 def _from_checkpoint(snapshot: Snapshot) -> str:

@@ -219,8 +219,9 @@ def _losses(findings: Findings) -> str:
 def _how_to_start(snapshot: Snapshot) -> str:
     from dlctl.cli import nextstep
 
-    again = f"dlctl start {nextstep.job_file(snapshot)}"
-    return f"it has {snapshot.state}: nothing to recover; {again} goes on"
+    step = nextstep.of(snapshot)
+    goes_on = f"dlctl start {nextstep.job_file(snapshot)} goes on" if step is None else step.text()
+    return f"it has {snapshot.state}: nothing to recover; {goes_on}"
 
 
 def _error(findings: Findings) -> DlctlError:
@@ -239,14 +240,18 @@ def _error(findings: Findings) -> DlctlError:
 
 
 def _nothing(findings: Findings) -> DlctlError:
-    from dlctl.cli import nextstep
+    from dlctl.cli import nextstep, report
 
     snapshot = findings.snapshot
     why = "; ".join([*findings.obstacles, "there is no good checkpoint"])
+    job_file = nextstep.job_file(snapshot)
+    anew = f"dlctl start --fresh {job_file}"
+    if report.all_damaged(snapshot):
+        anew = nextstep.when_all_damaged(snapshot.run_id, job_file)
     return DlctlError(
         f"nothing of {snapshot.run_id} can be recovered: {why}",
         where=str(snapshot.directory),
-        hint=f"dlctl start --fresh {nextstep.job_file(snapshot)}",
+        hint=anew,
     )
 
 

@@ -99,7 +99,8 @@ def test_a_coordinator_that_stands_still_is_not_said_to_work(
 
 @pytest.mark.parametrize("state", ["stopped", "finished"])
 def test_what_has_ended_in_order_goes_on_with_start(run_directory, dlctl_command, state):
-    run_directory().run(state=state, job_file="/x/my job.toml")
+    run = run_directory().run(state=state, job_file="/x/my job.toml")
+    save(run, step=90, number=1)
     code, out, _ = dlctl_command("recover")
     assert code == 0
     assert f"it has {state}: nothing to recover; dlctl start '/x/my job.toml' goes on" in out
