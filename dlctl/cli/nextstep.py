@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import NamedTuple
 
 from dlctl import rundb, silence
-from dlctl.cli import otherhosts, pick, report, values
+from dlctl.cli import otherhosts, pick, report, unreadable, values
 from dlctl.cli.snapshot import Snapshot
 
 _PLACE = re.compile(r"\(([^()\s][^()]*\.py:\d+)\)")
@@ -113,6 +113,9 @@ def _after_failure(snapshot: Snapshot) -> Step:
 def _start(snapshot: Snapshot) -> Step | None:
     if not isinstance(snapshot.run.get("job_file"), str):
         return None
+    if newer := unreadable.newer(snapshot):
+        recover = f"dlctl recover --dry-run -j {newer}"
+        return Step(recover, "says what is left of a newer run of this job, which cannot be read")
     if damaged := report.all_damaged(snapshot):
         ways = when_all_damaged(snapshot.run_id, job_file(snapshot))
         return Step(ways, f"begins anew: {damaged}")

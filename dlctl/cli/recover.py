@@ -15,7 +15,7 @@ from dlctl.cli import console, pick, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import complete_runs, job_option, json_option
 from dlctl.cli.recovery import Findings
-from dlctl.cli.snapshot import Snapshot, load
+from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import DlctlError, UsageError
 from dlctl.text import plural
 
@@ -66,7 +66,7 @@ def command(
 
     belonging.check_database(directory)
     with nullcontext() if dry_run else belonging.claimed(directory):
-        snapshot = load(directory)
+        snapshot = pick.read(directory)
         belonging.check(snapshot)
         snapshot = recovering.wait_led(snapshot)
         if not dry_run:

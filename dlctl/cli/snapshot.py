@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dlctl import processes, rundb, runs
-from dlctl.errors import DlctlError
+from dlctl.errors import DlctlError, NotFound
 from dlctl.names import COORDINATOR, HOME_AGENT
 from dlctl.rundb import ENDED as ENDED
 
@@ -30,6 +30,10 @@ STALE_AFTER_S = 5.0
 PENDING_MAX_S = 10.0
 """How long a run may exist before its coordinator has written its pid."""
 _ROLES = (COORDINATOR, "agent", "server", "worker")
+
+
+class Unreadable(DlctlError):
+    """Of a run whose database cannot be read: it is damaged, or of another version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +151,20 @@ class Snapshot:
 
 
 def load(directory: Path) -> Snapshot:
-    """Read a run. Raises NotFound or DlctlError if `directory` is no run that we can read."""
+    """Read a run. Raises NotFound if `directory` is none, and Unreadable if we cannot read it."""
     try:
         run = rundb.read(directory)
+    except NotFound:
+        raise
     except (sqlite3.Error, ValueError) as error:
-        raise DlctlError(
+        raise Unreadable(
             f"cannot read the run's database: {error}", where=str(directory / rundb.FILE)
         ) from error
+    except DlctlError as error:
+        if not _has_content(directory):
+            what = "cannot read the run's database: it is empty"
+            raise Unreadable(what, where=error.where) from error
+        raise Unreadable(error.message, where=error.where, hint=error.hint) from error
     now = time.time()
     there = processes.is_alive(run.get("pid"), run.get("pid_start"))
     state, reason, is_live = _truth(directory, run, now, has_coordinator=there)
@@ -165,6 +176,14 @@ def load(directory: Path) -> Snapshot:
     pid = run["pid"] if there else None
     beat_age_s = None if pid is None else runs.beat_age_s(directory, now)
     return Snapshot(directory, run, rows, state, reason, is_live, now, pid, beat_age_s)
+
+
+def _has_content(directory: Path) -> bool:
+    """SQLite takes an empty file for a database of version 0."""
+    try:
+        return (directory / rundb.FILE).stat().st_size > 0
+    except OSError:
+        return False
 
 
 def _newest_there(
