@@ -43,6 +43,7 @@ _COLORS = {
     "unknown": "red",
     "gone": "red",
     "silent": "red",
+    "unreadable": "red",
     "failed": "red",
 }
 Row = Mapping[str, Any]
