@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from dlctl import tensorfile
+from dlctl import damage, tensorfile
 from dlctl.directories import sync_directory
 from dlctl.errors import DlctlError
 from dlctl.flat import AVERAGED, CONSTANT
@@ -184,10 +184,20 @@ def read_worker(directory: Path, manifest: Manifest, name: str) -> dict[str, Arr
 
 
 def verify(directory: Path, *, hashes: bool = True) -> list[str]:
-    """What is wrong with a checkpoint, a sentence each; [] if nothing. Hashes every file.
+    """What is wrong with a checkpoint, a sentence each; [] if nothing. Hashes every file, and notes
+    what that finds (see `dlctl/damage.py`).
 
-    Without `hashes` it is quick, and finds only what is missing or has another size.
+    Without `hashes` it is quick, and finds only what is missing, has another size, or is noted.
     """
+    if not hashes:
+        return _problems(directory, hashes) or damage.noted(directory)
+    before = damage.stamp(directory)
+    problems = _problems(directory, hashes)
+    damage.note(directory, before, problems)
+    return problems
+
+
+def _problems(directory: Path, hashes: bool) -> list[str]:
     try:
         manifest = read_manifest(directory)
     except DlctlError as error:

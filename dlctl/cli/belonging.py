@@ -27,10 +27,11 @@ def place(directory: Path) -> dict[str, Any]:
     return {"path": os.path.realpath(directory), "inode": directory.stat().st_ino}
 
 
-def check_database(directory: Path) -> None:
-    """Raises DlctlError naming the damage if run.db is not whole.
+def check_database(directory: Path, *, read_all: bool = True) -> None:
+    """Raises Unreadable naming the damage if run.db is not whole, with what is still there.
 
-    A write-ahead log that was cut off is no damage: its last transactions are missing then.
+    `read_all`: see `unreadable.explained`. A write-ahead log that was cut off is no damage: its
+    last transactions are missing then.
     """
     path = directory / rundb.FILE
     try:
@@ -40,12 +41,10 @@ def check_database(directory: Path) -> None:
         found = [str(error)]
     if found != ["ok"]:
         said = "; ".join(" ".join(text.split()) for text in found)
-        raise DlctlError(
-            f"the run's database is damaged: {said}",
-            where=str(path),
-            hint="dlctl start --fresh JOBFILE   |   the checkpoints are whole: dlctl checkpoint "
-            f"export {directory / 'ckpt'}/STEP-NUMBER",
-        )
+        from dlctl.cli import unreadable
+
+        damage = DlctlError(f"the run's database is damaged: {said}", where=str(path))
+        raise unreadable.explained(directory, damage, read_all=read_all)
 
 
 def check(snapshot: Snapshot) -> bool:

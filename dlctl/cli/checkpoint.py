@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import click
 
 from dlctl import checkpoints
-from dlctl.cli import checkpoint_choice, console, lineage, pick, report, values
+from dlctl.cli import checkpoint_choice, console, lineage, pick, report, unreadable, values
 from dlctl.cli.countdown import Countdown
 from dlctl.cli.group import Entry, LazyGroup
 from dlctl.cli.group import command as make_command
@@ -119,7 +120,7 @@ def ls(group_job: str | None, job: str | None, as_json: bool) -> None:
     Complete means that the manifest is there. One of which a file is missing, or has another size
     than the manifest says, is marked as damaged; "dlctl checkpoint verify" checks every byte.
     """
-    snapshot = pick.pick(job or group_job)
+    snapshot = unreadable.look(pick.directory(job or group_job))
     damage = checkpoint_choice.visible_damage(snapshot.directory)
     found = [(d, checkpoints.read_manifest(d)) for d in checkpoints.complete(snapshot.directory)]
     if as_json:
@@ -198,12 +199,12 @@ def verify(group_job: str | None, directory: str | None, job: str | None, as_jso
     Without an argument all checkpoints of the job are checked. The exit code is 1 if anything is
     wrong, and 4 if there is no such checkpoint.
     """
-    if directory is None:
-        snapshot = pick.pick(job or group_job)
+    snapshot = unreadable.look(pick.directory(job or group_job)) if directory is None else None
+    if snapshot is not None:
         chosen = checkpoints.finished(snapshot.directory)
         if not chosen:
             raise NotFound(f"{snapshot.run_id} has no checkpoint")
-    else:
+    elif directory is not None:
         chosen = [checkpoint_choice.chosen(directory, job or group_job)]
     found = {path: checkpoints.verify(path) for path in chosen}
     if as_json:
@@ -217,8 +218,18 @@ def verify(group_job: str | None, directory: str | None, job: str | None, as_jso
         verb = "is" if bad == 1 else "are"
         raise DlctlError(
             f"{bad} of {plural(len(found), 'checkpoint')} {verb} damaged",
-            hint="dlctl checkpoint prune --damaged" if directory is None else None,
+            hint=_after_verdict(snapshot, bad < len(found)) if snapshot is not None else None,
         )
+
+
+def _after_verdict(snapshot: Snapshot, is_any_good: bool) -> str:
+    """What to do about damaged checkpoints of a run."""
+    from dlctl.cli import nextstep
+
+    prune = f"dlctl checkpoint prune --damaged -j {snapshot.run_id}"
+    file = unreadable.job_file(snapshot.directory)
+    anew = nextstep.job_file(snapshot) if file is None else shlex.quote(values.path(file))
+    return prune if is_any_good else f"{prune}   |   dlctl start --fresh {anew}"
 
 
 def _show_verdict(path: Path, problems: list[str]) -> None:
@@ -259,7 +270,7 @@ def prune(
     """
     if keep is None and not damaged:
         raise UsageError("say what to remove: --keep N, or --damaged")
-    snapshot = pick.pick(job or group_job)
+    snapshot = unreadable.look(pick.directory(job or group_job))
     if not checkpoints.finished(snapshot.directory):
         console.note(f"{console.escape(snapshot.run_id)} has no checkpoint yet")
     good, bad = _examined(snapshot.directory, None if damaged else keep)

@@ -59,6 +59,17 @@ def newest(file: Path, job: JobFile) -> Snapshot | None:
     return None if found is None or moved.obstacle(found, file) else found
 
 
+def to_go_on_from(file: Path, job: JobFile, *, fresh: bool) -> Snapshot | None:
+    """The same for `start`. Raises DlctlError if the newest run cannot be read, for nobody knows
+    then which run this job file becomes; unless a new one is wanted, and that has ended.
+    """
+    from dlctl.cli import unreadable
+
+    previous = newest(file, job)
+    unreadable.refuse(file, job, previous, fresh=fresh)
+    return previous
+
+
 def at_first(previous: Snapshot | None, file: Path, content: Json, *, fresh: bool) -> Decision:
     """What can be said at once; `content` is that of the job file, resolved."""
     if previous is None:
@@ -86,12 +97,16 @@ def _goal(content: Json) -> Any:
 def examined(decision: Decision, *, ask_hosts: bool = True) -> Decision:
     """Of a run that has ended: GO_ON, AWAY, or ENDED as before: then it takes a checkpoint.
 
-    Raises DlctlError for a directory that is not the run's own.
+    Raises DlctlError for a directory that is not the run's own, and for a database of which any
+    page is damaged: whoever goes on with it may give out terms that were given out before.
     """
-    from dlctl.cli import recovery
+    from dlctl.cli import belonging, recovery
 
     previous = decision.previous
-    if decision.way != ENDED or previous is None or previous.state != "failed":
+    if decision.way != ENDED or previous is None:
+        return decision
+    belonging.check_database(previous.directory)
+    if previous.state != "failed":
         return decision
     if not values.number(previous.run.get("step")):
         return decision

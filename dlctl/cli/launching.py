@@ -71,7 +71,7 @@ def launch(file: Path, *, fresh: bool) -> Launched:
     job = jobfile.load(file)
     content: Json = json.loads(json.dumps(config.to_dict(job)))
     with onlyone.starting(file):
-        previous = _begun(deciding.newest(file, job))
+        previous = _begun(deciding.to_go_on_from(file, job, fresh=fresh))
         decision = deciding.at_first(previous, file, content, fresh=fresh)
         if refusal := deciding.refusal(decision):
             raise refusal

@@ -12,18 +12,24 @@ from pathlib import Path
 from dlctl import branches, checkpoints
 from dlctl.branches import COST, KIND, RESUMED, Resume
 from dlctl.cli import values
-from dlctl.cli.snapshot import Snapshot
+from dlctl.cli.snapshot import Snapshot, checkpoint_row
 from dlctl.rundb import RunDb
 
 
 def record(db: RunDb, directory: Path, checkpoint: Path, told: str) -> None:
-    """Put into the run's events that it resumes; `told`: what that costs, and why. No commit."""
+    """Put on record that the run resumes; `told`: what that costs, and why. No commit.
+
+    From now on its newest checkpoint is that one: what came after it is damaged.
+    """
     number, step = checkpoints.number(checkpoint)
-    known = [row["number"] for row in db.checkpoints()]
+    rows = {row["number"]: row for row in db.checkpoints()}
+    manifest = checkpoints.read_manifest(checkpoint)
+    row = {**rows.get(number, {}), **checkpoint_row(checkpoint, manifest)}
+    db.put_run(checkpoint=row)
     data = {
         "checkpoint": number,
         "step": step,
-        "highest": max([checkpoints.highest_number(directory), *known]),
+        "highest": max([checkpoints.highest_number(directory), *rows]),
         "terms": db.terms(),
     }
     text = f"{RESUMED}checkpoint at step {values.count(step)}"

@@ -102,8 +102,7 @@ def run(arguments: list[str]) -> int:
     except OSError as error:
         return _os_error(error, arguments)
     except Exception as error:
-        _report_bug(error, arguments)
-        return BUG_EXIT_CODE
+        return _unforeseen(error, arguments)
     return code
 
 
@@ -164,6 +163,17 @@ def _os_error(error: OSError, arguments: list[str]) -> int:
         return console.SIGPIPE_EXIT_CODE
     console.error(DlctlError(str(error)))
     return DlctlError.exit_code
+
+
+def _unforeseen(error: Exception, arguments: list[str]) -> int:
+    """A damaged page of a run's database is nobody's bug, either; all others are ours."""
+    from dlctl.cli import unreadable  # only here: most commands never need it
+
+    if (damaged := unreadable.damaged(arguments, error)) is not None:
+        console.error(damaged)
+        return damaged.exit_code
+    _report_bug(error, arguments)
+    return BUG_EXIT_CODE
 
 
 def _report_bug(error: Exception, arguments: list[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dlctl import rundb, silence
-from dlctl.cli import otherhosts, pick, report, values
+from dlctl.cli import otherhosts, pick, report, unreadable, values
 from dlctl.cli.snapshot import Snapshot
 
 _PLACE = re.compile(r"\(([^()\s][^()]*\.py:\d+)\)")
@@ -130,10 +130,21 @@ def _after_failure(snapshot: Snapshot) -> Step:
 def _start(snapshot: Snapshot) -> Step | None:
     if not isinstance(snapshot.run.get("job_file"), str):
         return None
+    if newer := unreadable.newer(snapshot):
+        recover = f"dlctl recover --dry-run -j {newer}"
+        return Step(recover, "says what is left of a newer run of this job, which cannot be read")
+    if damaged := report.all_damaged(snapshot):
+        ways = when_all_damaged(snapshot.run_id, job_file(snapshot))
+        return Step(ways, f"begins anew: {damaged}")
     again = f"dlctl start {job_file(snapshot)}"
     if report.saved_step(snapshot) is None:
         return Step(again, "begins anew: there is no checkpoint to go on from")
     return Step(again, _from_checkpoint(snapshot))
+
+
+def when_all_damaged(run_id: str, job_file: str) -> str:
+    """The same commands for everybody who finds that; `job_file` as one types it."""
+    return f"dlctl checkpoint verify -j {run_id}   |   dlctl start --fresh {job_file}"
 
 
 def _from_checkpoint(snapshot: Snapshot) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dlctl import runs
-from dlctl.cli.snapshot import Snapshot, load, started
+from dlctl.cli.snapshot import Snapshot, Unreadable, load, started
 from dlctl.errors import DlctlError, NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +27,17 @@ def pick(job: str | None) -> Snapshot:
     `job` is a run id, a job's name (its newest run), a run directory, or a job file. Raises
     NotFound with what there is, and UsageError if several runs could be meant.
     """
-    return load(directory(job))
+    return read(directory(job))
+
+
+def read(directory: Path) -> Snapshot:
+    """A run. If its database cannot be read the error says what is still there, and what next."""
+    try:
+        return load(directory)
+    except Unreadable as error:
+        from dlctl.cli import unreadable
+
+        raise unreadable.explained(directory, error) from error
 
 
 def directory(job: str | None) -> Path:
@@ -107,7 +117,9 @@ def of_job(file: str, name: str) -> list[Snapshot]:
 
 
 def _of_name(job: str, found: list[Path]) -> list[Path]:
-    return [snapshot.directory for snapshot in readable(found) if snapshot.run.get("name") == job]
+    from dlctl.cli import unreadable
+
+    return [run.directory for run in unreadable.all_of(found) if run.run.get("name") == job]
 
 
 def _unknown(job: str, found: list[Path]) -> NotFound:

@@ -58,7 +58,8 @@ def command(file: Path, fresh: bool, check: bool, is_detailed: bool, as_json: bo
 
     job = jobfile.load(file)
     content = json.loads(json.dumps(config.to_dict(job)))
-    decision = deciding.at_first(deciding.newest(file, job), file, content, fresh=fresh)
+    previous = deciding.to_go_on_from(file, job, fresh=fresh)
+    decision = deciding.at_first(previous, file, content, fresh=fresh)
     if decision.previous is None and (told := moved.not_used(file, job)):
         console.warn(console.escape(told))
     if decision.way == deciding.SECOND and (refusal := deciding.refusal(decision)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dlctl.cli import console, kept, pick, report, values
+from dlctl.cli import console, kept, pick, report, unreadable, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import json_option
 from dlctl.cli.snapshot import Snapshot
@@ -31,11 +31,11 @@ def command(show_all: bool, as_json: bool) -> None:
 
     UP is the time since the start, or how long the run took; EPOCH is how often all of its data was
     seen. A run whose coordinator died without a word is "failed"; one whose coordinator is there
-    and says nothing is "not answering". HELD, with --all, is what its servers keep or have left
-    behind, in memory unless the job says otherwise; "dlctl stop --kill" removes what an ended run
-    holds.
+    and says nothing is "not answering"; one whose database cannot be read is "unreadable". HELD,
+    with --all, is what its servers keep or have left behind, in memory unless the job says
+    otherwise; "dlctl stop --kill" removes what an ended run holds.
     """
-    snapshots = pick.readable(pick.known())
+    snapshots = unreadable.all_of(pick.known())
     shown = [s for s in reversed(snapshots) if show_all or s.is_live or _is_recent(s)]
     if as_json:
         console.out_json("dlctl.ps/1", {"runs": [report.as_data(s) for s in shown]})

@@ -15,7 +15,7 @@ from dlctl.cli import console, pick, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import complete_runs, job_option, json_option
 from dlctl.cli.recovery import Findings
-from dlctl.cli.snapshot import Snapshot, load
+from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import DlctlError, UsageError
 from dlctl.text import plural
 
@@ -66,7 +66,7 @@ def command(
 
     belonging.check_database(directory)
     with nullcontext() if dry_run else belonging.claimed(directory):
-        snapshot = load(directory)
+        snapshot = pick.read(directory)
         belonging.check(snapshot)
         snapshot = recovering.wait_led(snapshot)
         if not dry_run:
@@ -219,8 +219,9 @@ def _losses(findings: Findings) -> str:
 def _how_to_start(snapshot: Snapshot) -> str:
     from dlctl.cli import nextstep
 
-    again = f"dlctl start {nextstep.job_file(snapshot)}"
-    return f"it has {snapshot.state}: nothing to recover; {again} goes on"
+    step = nextstep.of(snapshot)
+    goes_on = f"dlctl start {nextstep.job_file(snapshot)} goes on" if step is None else step.text()
+    return f"it has {snapshot.state}: nothing to recover; {goes_on}"
 
 
 def _error(findings: Findings) -> DlctlError:
@@ -239,14 +240,18 @@ def _error(findings: Findings) -> DlctlError:
 
 
 def _nothing(findings: Findings) -> DlctlError:
-    from dlctl.cli import nextstep
+    from dlctl.cli import nextstep, report
 
     snapshot = findings.snapshot
     why = "; ".join([*findings.obstacles, "there is no good checkpoint"])
+    job_file = nextstep.job_file(snapshot)
+    anew = f"dlctl start --fresh {job_file}"
+    if report.all_damaged(snapshot):
+        anew = nextstep.when_all_damaged(snapshot.run_id, job_file)
     return DlctlError(
         f"nothing of {snapshot.run_id} can be recovered: {why}",
         where=str(snapshot.directory),
-        hint=f"dlctl start --fresh {nextstep.job_file(snapshot)}",
+        hint=anew,
     )
 
 

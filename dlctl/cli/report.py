@@ -15,7 +15,7 @@ from typing import Any
 from dlctl import checkpoints, runs
 from dlctl.branches import COST
 from dlctl.cli import console, lineage, values
-from dlctl.cli.snapshot import ENDED, Snapshot
+from dlctl.cli.snapshot import ENDED, Snapshot, newest_whole
 from dlctl.cli.values import NOTHING
 from dlctl.errors import DlctlError
 from dlctl.rundb import RunDb
@@ -46,6 +46,7 @@ _COLORS = {
     "unknown": "red",
     "gone": "red",
     "silent": "red",
+    "unreadable": "red",
     "failed": "red",
 }
 Row = Mapping[str, Any]
@@ -283,12 +284,25 @@ def done_again(snapshot: Snapshot) -> str:
 
 
 def saved_step(snapshot: Snapshot) -> int | None:
-    """The step that a run goes on from: that of its newest checkpoint of which nothing is missing;
-    None without one. Their bytes are not read: that takes long.
+    """The step that a run goes on from: that of its newest checkpoint that is not known to be
+    damaged; None without one. Their bytes are not read: that takes long.
     """
-    saved = reversed(checkpoints.complete(snapshot.directory))
-    whole = next((path for path in saved if not checkpoints.verify(path, hashes=False)), None)
-    return int(checkpoints.read_manifest(whole)["step"]) if whole is not None else None
+    found = newest_whole(snapshot.directory)
+    return None if found is None else int(found[1]["step"])
+
+
+def all_damaged(snapshot: Snapshot) -> str:
+    """As in "all of its 2 checkpoints are damaged"; "" if one may be good, or there is none."""
+    count = len(checkpoints.finished(snapshot.directory))
+    if not count or newest_whole(snapshot.directory) is not None:
+        return ""
+    return damaged_in_words(count)
+
+
+def damaged_in_words(count: int) -> str:
+    """The same of so many checkpoints."""
+    which = "its only checkpoint is" if count == 1 else f"all of its {count} checkpoints are"
+    return f"{which} damaged"
 
 
 def _particulars(row: Row, now: float) -> list[str]:

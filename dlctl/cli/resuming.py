@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +45,9 @@ def tell(decision: Decision) -> None:
     if decision.checkpoint is None:
         console.note(f"{name} ({previous.state}) has no checkpoint to go on from; a new run begins")
         return
-    step = values.count(decision.checkpoint[1]["step"])
-    console.note(f"resumes {name} from step {step}; --fresh starts a new run")
+    step, steps = values.count(decision.checkpoint[1]["step"]), steps_again(decision)
+    again = f", {plural(steps, 'step')} {'is' if steps == 1 else 'are'} done again" if steps else ""
+    console.note(f"resumes {name} from step {step}{again}; --fresh starts a new run")
 
 
 def warn_of_loss(decision: Decision) -> None:
@@ -106,17 +108,17 @@ def all_kept(decision: Decision) -> DlctlError:
 
 def all_damaged(decision: Decision, problems: list[str], file: Path) -> DlctlError:
     """What to say if a run has checkpoints, and none of them is good."""
+    from dlctl.cli import nextstep, report
+
     previous = decision.previous
     assert previous is not None
     kept = f"{LOSSLESS} {lossless(previous)}   |   " if decision.could_go_on else ""
-    count = len(checkpoints.finished(previous.directory))
-    which = "its only checkpoint is" if count == 1 else f"all of its {count} checkpoints are"
+    damaged = report.damaged_in_words(len(checkpoints.finished(previous.directory)))
     return DlctlError(
-        f"{previous.run_id} cannot go on: {which} damaged\n"
+        f"{previous.run_id} cannot go on: {damaged}\n"
         + "\n".join(f"  {problem}" for problem in problems),
         where=str(previous.directory),
-        hint=f"{kept}dlctl checkpoint verify -j {previous.run_id}   |   a new run: "
-        f"dlctl start --fresh {values.path(file)}",
+        hint=kept + nextstep.when_all_damaged(previous.run_id, shlex.quote(values.path(file))),
     )
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlctl import checkpoints
 from dlctl.cli import console, nextstep, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.interrupts import Interrupted, Interrupts
@@ -163,7 +162,7 @@ def _summary(snapshot: Snapshot, file: Path) -> None:
 def _tell_next(snapshot: Snapshot, file: Path) -> None:
     job = f"-j {snapshot.run_id}"
     commands = []
-    saved = bool(checkpoints.complete(snapshot.directory))
+    saved = report.saved_step(snapshot) is not None
     if snapshot.is_live:
         commands += [(f"dlctl logs -f {job}", "follow it"), (f"dlctl stop {job}", "stop it")]
     elif saved:
@@ -173,16 +172,22 @@ def _tell_next(snapshot: Snapshot, file: Path) -> None:
         commands.append((f"dlctl run --fresh {file}", "train anew"))
         commands.append((f"dlctl run {file}", "train on, with a later stop in [job]"))
     elif not snapshot.is_live:
-        step = nextstep.of(snapshot)
-        again = "goes on from the last checkpoint" if saved else "trains anew"
-        what = again if step is None else step.what
-        first = f" ({step.first} first)" if step is not None and step.first else ""
-        commands.append((f"dlctl run {file}", what + first))
+        commands.append(_again(snapshot, file, saved))
     commands.append((f"dlctl status {job}", "rates, staleness and troubles of every daemon"))
     commands.append((f"dlctl events {job}", "what happened, in order"))
     width = max(len(command) for command, _ in commands)
     for command, what in commands:
         console.note(console.escape(f"  {command:<{width}}  {what}"))
+
+
+def _again(snapshot: Snapshot, file: Path, saved: bool) -> tuple[str, str]:
+    """(how an ended run goes on, what that does)."""
+    step = nextstep.of(snapshot)
+    if step is None:
+        return f"dlctl run {file}", "goes on from the last checkpoint" if saved else "trains anew"
+    if report.all_damaged(snapshot):
+        return step.command, step.what
+    return f"dlctl run {file}", step.what + (f" ({step.first} first)" if step.first else "")
 
 
 def _exit_as_the_job(snapshot: Snapshot) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dlctl import processes, rundb, runs
-from dlctl.errors import DlctlError
+from dlctl.errors import DlctlError, NotFound
 from dlctl.names import COORDINATOR, HOME_AGENT
 from dlctl.rundb import ENDED as ENDED
 
@@ -30,6 +30,10 @@ STALE_AFTER_S = 5.0
 PENDING_MAX_S = 10.0
 """How long a run may exist before its coordinator has written its pid."""
 _ROLES = (COORDINATOR, "agent", "server", "worker")
+
+
+class Unreadable(DlctlError):
+    """Of a run whose database cannot be read: it is damaged, or of another version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,18 +151,25 @@ class Snapshot:
 
 
 def load(directory: Path) -> Snapshot:
-    """Read a run. Raises NotFound or DlctlError if `directory` is no run that we can read."""
+    """Read a run. Raises NotFound if `directory` is none, and Unreadable if we cannot read it."""
     try:
         run = rundb.read(directory)
+    except NotFound:
+        raise
     except (sqlite3.Error, ValueError) as error:
-        raise DlctlError(
+        raise Unreadable(
             f"cannot read the run's database: {error}", where=str(directory / rundb.FILE)
         ) from error
-    if isinstance(run.get("checkpoint"), Mapping):
-        run["checkpoint"] = _newest_there(directory, run["checkpoint"])
+    except DlctlError as error:
+        if not _has_content(directory):
+            what = "cannot read the run's database: it is empty"
+            raise Unreadable(what, where=error.where) from error
+        raise Unreadable(error.message, where=error.where, hint=error.hint) from error
     now = time.time()
     there = processes.is_alive(run.get("pid"), run.get("pid_start"))
     state, reason, is_live = _truth(directory, run, now, has_coordinator=there)
+    if isinstance(run.get("checkpoint"), Mapping):
+        run["checkpoint"] = _newest_there(directory, run["checkpoint"], is_live)
     rows = [row for row in run.pop("daemons") if type(row.get("name")) is str]
     rows = [_in_truth(row, is_live) for row in rows]
     rows.sort(key=lambda row: natural(row["name"]))
@@ -167,24 +178,53 @@ def load(directory: Path) -> Snapshot:
     return Snapshot(directory, run, rows, state, reason, is_live, now, pid, beat_age_s)
 
 
-def _newest_there(directory: Path, newest: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _has_content(directory: Path) -> bool:
+    """SQLite takes an empty file for a database of version 0."""
+    try:
+        return (directory / rundb.FILE).stat().st_size > 0
+    except OSError:
+        return False
+
+
+def _newest_there(
+    directory: Path, newest: Mapping[str, Any], is_live: bool
+) -> Mapping[str, Any] | None:
     """What is on record of the newest checkpoint; that of an older one if it has been removed since
-    (`checkpoint prune --damaged`). None if none is left.
+    (`checkpoint prune --damaged`), or is damaged: the run does not go back to that. None if none is
+    left. While a run lives it is enough to ask whether somebody knows of any damage.
     """
-    from dlctl import checkpoints  # only here: most commands have no other use for it
+    from dlctl import checkpoints, damage  # only here: most commands have no other use for it
 
     path = newest.get("path")
-    if not isinstance(path, str) or Path(path).is_dir():
+    if not isinstance(path, str):
         return newest
-    here = checkpoints.of_run(directory, path)
+    # The run may have been moved.
+    here = Path(path) if Path(path).is_dir() else checkpoints.of_run(directory, path)
     if here.is_dir():
-        return {**newest, "path": str(here)}  # The run has been moved.
-    if not (found := checkpoints.complete(directory)):
-        return None
-    data = checkpoints.read_manifest(found[-1])
-    nbytes = sum(part["nbytes"] for part in (*data["shards"], *data["workers"]))
-    kept = {key: data[key] for key in ("number", "step", "at")}
-    return {**kept, "path": str(found[-1]), "nbytes": nbytes, "error": ""}
+        known = damage.noted(here) if is_live else checkpoints.verify(here, hashes=False)
+        if not known:
+            return {**newest, "path": str(here)}
+    found = newest_whole(directory)
+    return None if found is None else checkpoint_row(*found)
+
+
+def newest_whole(directory: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The newest checkpoint of a run with nothing missing and no damage that anybody knows of, and
+    its manifest; None if there is none. Its bytes are not read: that takes long.
+    """
+    from dlctl import checkpoints
+
+    for path in reversed(checkpoints.complete(directory)):
+        if not checkpoints.verify(path, hashes=False):
+            return path, checkpoints.read_manifest(path)
+    return None
+
+
+def checkpoint_row(path: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint as it stands among the run's keys."""
+    nbytes = sum(part["nbytes"] for part in (*manifest["shards"], *manifest["workers"]))
+    kept = {key: manifest[key] for key in ("number", "step", "at")}
+    return {**kept, "path": str(path), "nbytes": nbytes, "error": ""}
 
 
 def _truth(

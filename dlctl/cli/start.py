@@ -32,12 +32,12 @@ def command(file: Path, fresh: bool, timeout: str | None, no_wait: bool, follow:
 
     A job that was stopped goes on from its newest good checkpoint. One that has failed goes on
     exactly where it was, if all of that is still there, and else from its newest good checkpoint;
-    if all checkpoints are damaged, it is refused. With a job file that was changed meanwhile it
-    takes its checkpoint, and how many steps are done again is said; without any checkpoint that is
-    refused, for `dlctl recover` goes on with the job as it was. A run that was moved together with
-    its job file goes on at the new place. Starting a job that runs already does nothing. If a
-    daemon fails while the job starts, its last lines are shown, nothing is left running, and the
-    exit code is 7.
+    if all checkpoints are damaged, or the run's database cannot be read, it is refused. With a job
+    file that was changed meanwhile it takes its checkpoint, and how many steps are done again is
+    said; without any checkpoint that is refused, for `dlctl recover` goes on with the job as it
+    was. A run that was moved together with its job file goes on at the new place. Starting a job
+    that runs already does nothing. If a daemon fails while the job starts, its last lines are
+    shown, nothing is left running, and the exit code is 7.
     """
     from dlctl.cli import launching, live, starting
 

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from dlctl import processes, runs
-from dlctl.cli import console, kept, nextstep, otherhosts, pick, report, values
+from dlctl.cli import console, kept, nextstep, otherhosts, pick, report, unreadable, values
 from dlctl.cli.countdown import Countdown
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
@@ -58,7 +58,11 @@ def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> Non
     exit code is 8 if the job has stopped, but steps are lost because its last checkpoint failed.
     """
     grace_s = values.parse_duration(grace, "--grace")
-    snapshot = pick.pick(job)
+    directory = pick.directory(job)
+    if kill and (lost := unreadable.look(directory)).state == unreadable.STATE:
+        _end_unreadable(lost)
+        return
+    snapshot = pick.read(directory)
     if snapshot.is_live:
         save = not (no_checkpoint or kill)
         after = stop(snapshot, checkpoint=save, grace_s=grace_s, kill=kill)
@@ -82,6 +86,20 @@ def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> Non
         console.note(console.escape(text))
     _tell_kept(snapshot, kill)
     _require_reached(load(snapshot.directory), away)
+
+
+def _end_unreadable(snapshot: Snapshot) -> None:
+    """Whatever is found of a run whose database cannot be read. An agent that is still there may
+    have started the next coordinator meanwhile: so twice.
+    """
+    for _ in range(2):
+        rows = [found.row() for found in unreadable.living(snapshot.directory)]
+        _end(rows, snapshot.run_id, 0.0)
+    runs.remove_sockets(snapshot.run_id)
+    away = otherhosts.end(snapshot, 0.0, purge=True)
+    _tell_kept(snapshot, kill=True)
+    console.note(console.escape(f"no process of {snapshot.run_id} is left here"))
+    _require_reached(snapshot, away)
 
 
 def _tell_kept(snapshot: Snapshot, kill: bool) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from answering import coordinator, done
 from identity import ME, OF_ANOTHER_BOOT, identity
-from remains import keep
+from remains import keep, save
 
 from dlctl import client
 from dlctl.launch import base
@@ -214,7 +214,8 @@ def test_the_live_settings_are_listed_without_any_run(own_place, dlctl_command):
 def stopping(run, process: subprocess.Popen, **end):
     """A coordinator in `process` that drains, saves, says so, and exits; `end`: the run then."""
     saved = {"step": 345, "path": "runs/x", "nbytes": 9}
-    Path("runs/x").mkdir(exist_ok=True)
+    if not Path("runs/x").exists():
+        save(run, step=345, number=1).rename("runs/x")
     keys = {"state": "stopped", "step": 345, "checkpoint": saved, **end}
 
     def answer(q: Request, _: int) -> list[Reply]:

@@ -156,10 +156,63 @@ def test_no_new_run_begins_in_silence_when_all_checkpoints_are_damaged(
     assert code == 1
     assert f"{run['run_id']} cannot go on: its only checkpoint is damaged" in err
     assert "cut off" in err
-    assert f"next: dlctl checkpoint verify -j {run['run_id']}" in err
-    assert "a new run: dlctl start --fresh job.toml" in err
+    ways = f"dlctl checkpoint verify -j {run['run_id']}   |   dlctl start --fresh job.toml"
+    assert f"next: {ways}" in err
+    step = f"{ways} begins anew: its only checkpoint is damaged"
+    assert f"next        {step}" in dlctl_command("status").out
+    assert f"next: {step}" in dlctl_command("why").out
+    assert f"it has stopped: nothing to recover; {step}" in dlctl_command("recover").out
+    assert f"next: {step}" in dlctl_command("stop").err
     assert (len(list((own_place / "runs").iterdir())), the_run(own_place)) == (1, run)
     assert dlctl_command("start", "--fresh", "job.toml").code == 0
+
+
+def flip_newest_checkpoint(directory: Path) -> Path:
+    """One bit of its values: it is as long as before. Returns that file."""
+    shard = sorted(directory.glob("ckpt/*/shard-0.safetensors"))[-1]
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    return shard
+
+
+def test_a_run_that_went_back_past_a_damaged_checkpoint_shows_the_one_it_goes_on_from(
+    job, own_place, play, dlctl_command
+):
+    play("start", "ready", "forever")
+    for _ in range(2):
+        dlctl_command("start", "job.toml")
+        dlctl_command("stop")
+    assert "saved at step 100" not in dlctl_command("status").out
+    flip_newest_checkpoint(Path(the_run(own_place)["directory"]))
+    err = dlctl_command("start", "job.toml").err
+    assert "from step 50, 50 steps are done again; --fresh starts a new run" in err
+    assert "  checkpoint  step 50, " in dlctl_command("status").out
+    assert the_run(own_place)["checkpoint"]["number"] == 1
+    dlctl_command("stop", "--kill")
+    goes_on = "next        dlctl start job.toml goes on from the checkpoint at step 50"
+    assert goes_on in dlctl_command("status").out
+
+
+def test_what_start_finds_wrong_with_all_checkpoints_is_known_to_every_command(
+    job, own_place, play, dlctl_command
+):
+    play("start", "ready", "forever")
+    dlctl_command("start", "job.toml")
+    dlctl_command("stop")
+    run = the_run(own_place)
+    shard = flip_newest_checkpoint(Path(run["directory"]))
+    goes_on = "next        dlctl start job.toml goes on from the checkpoint at step 50"
+    assert goes_on in dlctl_command("status").out, "to know better it would have to read all bytes"
+    assert dlctl_command("start", "job.toml").code == 1
+    ways = f"dlctl checkpoint verify -j {run['run_id']}   |   dlctl start --fresh job.toml"
+    status = dlctl_command("status").out
+    assert f"next        {ways} begins anew: its only checkpoint is damaged" in status
+    assert "  checkpoint  " not in status
+    assert "damaged" in dlctl_command("checkpoint", "ls").out
+    flip_newest_checkpoint(shard.parents[2])  # Brought back from a backup, perhaps.
+    assert goes_on in dlctl_command("status").out
+    assert dlctl_command("start", "job.toml").code == 0
 
 
 def test_another_optimizer_cannot_go_on_from_the_checkpoint(job, play, dlctl_command):

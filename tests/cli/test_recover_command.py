@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -99,7 +100,8 @@ def test_a_coordinator_that_stands_still_is_not_said_to_work(
 
 @pytest.mark.parametrize("state", ["stopped", "finished"])
 def test_what_has_ended_in_order_goes_on_with_start(run_directory, dlctl_command, state):
-    run_directory().run(state=state, job_file="/x/my job.toml")
+    run = run_directory().run(state=state, job_file="/x/my job.toml")
+    save(run, step=90, number=1)
     code, out, _ = dlctl_command("recover")
     assert code == 0
     assert f"it has {state}: nothing to recover; dlctl start '/x/my job.toml' goes on" in out
@@ -395,10 +397,12 @@ def test_a_damaged_database_is_named(dead, dlctl_command):
     data = bytearray(path.read_bytes())
     data[4096:] = b"\xff" * (len(data) - 4096)
     path.write_bytes(data)
+    Path("job.toml").write_text('[job]\nname = "recover"\n')
     ended = dlctl_command("recover", str(dead.path))
     assert ended.code == 1
     assert "the run's database is damaged: " in ended.err
-    assert "dlctl start --fresh" in ended.err
+    assert "and it has no checkpoint" in ended.err
+    assert "next: dlctl start --fresh job.toml\n" in ended.err
 
 
 def test_a_write_ahead_log_that_was_cut_off_costs_its_last_rows_only(dead, dlctl_command):

@@ -1,0 +1,257 @@
+"""Runs whose database cannot be read: no new one begins unnoticed, and what next is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+from launched import JOB, the_run
+
+from dlctl import rundb
+from dlctl.cli.snapshot import Unreadable, load
+from dlctl.launch import local
+
+LOOKING = [("status",), ("why",), ("logs", "--failed"), ("stop",), ("recover",), ("events",)]
+
+
+def overwrite(directory: Path, first: int = 0) -> None:
+    """Bytes of the database from `first` on, and its log."""
+    path = directory / rundb.FILE
+    data = bytearray(path.read_bytes())
+    data[first:] = b"\xff" * (len(data) - first)
+    path.write_bytes(data)
+    for log in directory.glob(f"{rundb.FILE}-*"):
+        log.write_bytes(b"\xff" * log.stat().st_size)
+
+
+def damaged_page(directory: Path, table: str) -> None:
+    """A run that can be read, but for one table."""
+    with closing(rundb.RunDb(directory)) as db:
+        query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
+        (page,) = db._db.execute(query, (table,)).fetchone()
+        db._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    path = directory / rundb.FILE
+    data = bytearray(path.read_bytes())
+    data[4096 * (page - 1) : 4096 * page] = b"\xff" * 4096
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def stopped(job, play, own_place, dlctl_command) -> Path:
+    """The directory of a run that was stopped, with two checkpoints."""
+    play("start", "ready", "forever")
+    for _ in range(2):
+        dlctl_command("start", "job.toml")
+        dlctl_command("stop")
+    return Path(the_run(own_place)["directory"])
+
+
+@pytest.fixture
+def lost(stopped) -> Path:
+    """The same, with a database that cannot be read."""
+    overwrite(stopped)
+    with pytest.raises(Unreadable):
+        load(stopped)
+    return stopped
+
+
+def next_of(text: str) -> list[str]:
+    """The commands behind the last "next"."""
+    return text.rpartition("next: ")[2].strip().split("   |   ")
+
+
+@pytest.mark.parametrize("command", ["start", "run", "plan"])
+def test_no_new_run_begins_while_the_last_one_cannot_be_read(
+    lost, own_place, dlctl_command, command
+):
+    code, _, err = dlctl_command(command, "job.toml")
+    assert code == 1
+    assert f"error: {lost.name} is of this job, and cannot be gone on with: cannot " in err
+    newest = sorted(lost.glob("ckpt/*-2"))[0].relative_to(own_place)
+    assert f"its newest good checkpoint is whole: step 100, {newest}\n" in err
+    assert f"  --> {lost / rundb.FILE}\n" in err
+    export, fresh = next_of(err)
+    assert export == f"dlctl checkpoint export {newest}"
+    assert fresh == "dlctl start --fresh job.toml"
+    assert [path.name for path in (own_place / "runs").iterdir()] == [lost.name]
+
+
+def test_the_newest_good_checkpoint_is_the_one_every_byte_of_which_is_right(lost, dlctl_command):
+    (shard,) = lost.glob("ckpt/*-2/shard-0.safetensors")
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    assert "whole: step 50, " in dlctl_command("start", "job.toml").err
+    shard.write_bytes(b"")
+    (other,) = lost.glob("ckpt/*-1/shard-0.safetensors")
+    other.unlink()
+    err = dlctl_command("start", "job.toml").err
+    assert "and of its 2 checkpoints none is whole" in err
+    assert next_of(err)[0] == f"dlctl checkpoint verify -j {lost.name}"
+
+
+def test_a_fresh_run_is_begun_and_is_the_one_that_start_goes_on_with_then(
+    lost, own_place, dlctl_command
+):
+    assert dlctl_command("start", "--fresh", "job.toml").code == 0
+    dlctl_command("stop", "-j", next(d for d in os.listdir("runs") if d != lost.name))
+    assert "resumes quick-" in dlctl_command("start", "job.toml").err
+    assert len(list((own_place / "runs").iterdir())) == 2
+
+
+@pytest.mark.parametrize("command", LOOKING)
+def test_every_command_says_what_next_and_that_works_as_it_stands(
+    lost, own_place, dlctl_command, command
+):
+    code, _, err = dlctl_command(*command)
+    assert (code, str(lost / rundb.FILE) in err) == (1, True)
+    export, fresh = next_of(err)
+    assert "NUMBER" not in err
+    assert "JOBFILE" not in err
+    # The stand-in's checkpoints are good; their model is nothing that torch could have.
+    assert "no such" not in dlctl_command(*shlex.split(export)[1:]).err
+    assert dlctl_command("checkpoint", "verify").code == 0
+    assert dlctl_command(*shlex.split(fresh)[1:]).code == 0
+
+
+def test_ps_lists_what_cannot_be_read(lost, dlctl_command):
+    line = dlctl_command("ps").out.splitlines()[1]
+    assert line.split()[:3] == [lost.name, "unreadable", "downpour"]
+    assert dlctl_command("ps", "-a").out.count("unreadable") == 1
+    assert dlctl_command("ps", "-q").out == f"{lost.name}\n"
+    (run,) = json.loads(dlctl_command("ps", "--json").out)["runs"]
+    assert (run["state"], run["is_live"], run["name"]) == ("unreadable", False, "quick")
+    assert "the run's database: file is not" in dlctl_command("status", "-j", "quick").err
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda directory: (directory / rundb.FILE).write_bytes(b""),
+        lambda directory: (directory / rundb.FILE).unlink(),
+        lambda directory: overwrite(directory, 4096),
+    ],
+)
+def test_a_database_that_is_empty_gone_or_damaged_in_part_is_refused_alike(
+    stopped, own_place, dlctl_command, damage: Callable[[Path], None]
+):
+    for log in stopped.glob(f"{rundb.FILE}-*"):
+        log.unlink()
+    damage(stopped)
+    code, _, err = dlctl_command("start", "job.toml")
+    assert code == 1
+    assert "version 0" not in err
+    assert f"checkpoint export {sorted(stopped.glob('ckpt/*'))[-1].relative_to(own_place)}" in err
+    assert len(list((own_place / "runs").iterdir())) == 1
+
+
+@pytest.mark.parametrize("table", ["term", "event", "memory"])
+def test_a_run_is_not_gone_on_with_by_a_database_of_which_a_page_is_damaged(
+    stopped, own_place, dlctl_command, table
+):
+    """Of `term`: epochs would be given out again."""
+    damaged_page(stopped, table)
+    before = the_run(own_place)
+    code, _, err = dlctl_command("start", "job.toml")
+    assert (code, "the run's database is damaged: " in err) == (1, True)
+    assert next_of(err)[1] == "dlctl start --fresh job.toml"
+    assert the_run(own_place) == before
+
+
+def test_a_damaged_page_is_no_bug_of_ours(stopped, dlctl_command):
+    damaged_page(stopped, "event")
+    code, _, err = dlctl_command("events", "-j", stopped.name)
+    assert (code, "the run's database is damaged: " in err) == (1, True)
+    assert next_of(err)[0] == f"dlctl checkpoint export -j {stopped.name}"
+
+
+def test_runs_of_other_jobs_and_older_ones_stand_in_nobody_s_way(
+    lost, job, own_place, tmp_path, dlctl_command
+):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "train.py").write_text("task = None\n")
+    (other / "job.toml").write_text(JOB.replace("[job]", f'[job]\nrun_dir = "{own_place}/runs"'))
+    assert dlctl_command("start", str(other / "job.toml")).code == 0, "of another place"
+    job.write_text(JOB.replace('"quick"', '"slow"'))
+    assert dlctl_command("start", "job.toml").code == 0, "of another name"
+
+
+def test_a_run_whose_job_cannot_be_read_either_is_taken_for_one_of_its_name(lost, dlctl_command):
+    (lost / "job.json").write_bytes(b"\xff")
+    (lost / "job.toml").unlink()
+    code, _, err = dlctl_command("start", "job.toml")
+    assert (code, next_of(err)[1]) == (1, "dlctl start --fresh job.toml")
+    assert "unreadable" in dlctl_command("ps").out
+
+
+def test_the_job_file_is_the_one_that_is_as_the_run_s_copy(lost, job, dlctl_command):
+    job.rename(job.with_name("my job.toml"))
+    job.with_name("a.toml").write_text(JOB + "# another one of this name\n")
+    assert next_of(dlctl_command("status").err)[1] == "dlctl start --fresh 'my job.toml'"
+    job.with_name("my job.toml").unlink()
+    assert next_of(dlctl_command("status").err)[1] == "dlctl start --fresh a.toml"
+    job.with_name("a.toml").unlink()
+    assert len(next_of(dlctl_command("status").err)) == 1
+
+
+def test_daemons_of_it_that_live_are_named_and_ended(job, play, own_place, dlctl_command):
+    play("start", "ready", "forever")
+    dlctl_command("start", "job.toml")
+    run = the_run(own_place)
+    directory, process = Path(run["directory"]), psutil.Process(run["pid"])
+    overwrite(directory)
+    for command in (
+        ("status",),
+        ("stop",),
+        ("start", "job.toml"),
+        ("start", "--fresh", "job.toml"),
+    ):
+        code, _, err = dlctl_command(*command)
+        assert (code, "daemons of it live: coordinator\n" in err) == (1, True)
+        assert next_of(err)[0] == f"dlctl stop --kill -j {directory.name}"
+    assert dlctl_command("stop", "--kill", "-j", directory.name).code == 0
+    assert (process.is_running() and process.status() != "zombie") is False
+    assert list(local.living(directory)) == []
+    assert dlctl_command("start", "--fresh", "job.toml").code == 0
+
+
+def test_a_run_of_another_version_is_not_taken_for_none(stopped, own_place, dlctl_command):
+    with closing(rundb.RunDb(stopped)) as db:
+        db._db.execute("PRAGMA user_version=99")
+    code, _, err = dlctl_command("start", "job.toml")
+    assert (code, "has version 99, this dlctl needs" in err) == (1, True)
+    assert next_of(err)[0] == "use the dlctl that made this run"
+    assert "unreadable" in dlctl_command("ps").out
+    assert len(list((own_place / "runs").iterdir())) == 1
+
+
+def test_an_older_run_is_not_said_to_go_on_while_start_refuses(job, play, own_place, dlctl_command):
+    play("start", "ready", "forever")
+    dlctl_command("start", "job.toml")
+    dlctl_command("stop")
+    old = the_run(own_place)["run_id"]
+    dlctl_command("start", "--fresh", "job.toml")
+    dlctl_command("stop")
+    (new,) = {path.name for path in (own_place / "runs").iterdir()} - {old}
+    overwrite(own_place / "runs" / new)
+    shown = dlctl_command("status", "-j", old).out
+    assert f"next        dlctl recover --dry-run -j {new} says what is left of a newer" in shown
+    assert f"{new} is of this job" in dlctl_command("start", "job.toml").err
+
+
+def test_where_all_checkpoints_are_bad_verify_says_so_too(stopped, dlctl_command):
+    for shard in stopped.glob("ckpt/*/shard-0.safetensors"):
+        shard.write_bytes(b"")
+    prune = f"dlctl checkpoint prune --damaged -j {stopped.name}"
+    ways = [prune, "dlctl start --fresh job.toml"]
+    assert next_of(dlctl_command("checkpoint", "verify").err) == ways
+    overwrite(stopped)
+    assert next_of(dlctl_command("checkpoint", "verify").err) == ways
+    assert dlctl_command(*shlex.split(prune)[1:]).code == 0
