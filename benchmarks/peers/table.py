@@ -17,15 +17,25 @@ count = 1
 [data]
 portion_batches = 32
 """
-LOCAL_SGD = (
-    ONE_SERVER
-    + """[algorithm]
+ALGORITHM = """[algorithm]
 name = "local-sgd"
 local_steps = {steps}
 local_lr = {{lr}}
 """
-)
+LOCAL_SGD = ONE_SERVER + ALGORITHM
 """The outer step is DiLoCo's by default."""
+LOCAL_SGD_SLOW = (
+    """[servers]
+count = 1
+fetch_values = "float16"
+[data]
+portion_batches = {steps}
+[compression]
+name = "int8"
+"""
+    + ALGORITHM
+)
+"""Half the bytes one way, a quarter the other way, and new data once in a round."""
 DOWNPOUR = (
     ONE_SERVER
     + """[algorithm]
@@ -43,9 +53,6 @@ lr = {{lr}}
 SPARSE = """[compression]
 name = "topk-sampled"
 density = {density}
-"""
-INT8 = """[compression]
-name = "int8"
 """
 
 
@@ -110,12 +117,12 @@ FAST = [
 ]  # fmt: skip
 """On one machine. The first is what the others are compared with."""
 SLOW = [
-    dlctl("dlctl", 0.1, LOCAL_SGD.format(steps=64) + INT8),
+    dlctl("dlctl", 0.1, LOCAL_SGD_SLOW.format(steps=48)),
     dlctl(
         "dlctl, Downpour, top-k 10 %",
         0.03,
         DOWNPOUR.format(fetch=64, push=16) + SPARSE.format(density=0.1),
     ),
-    DDP, DDP_FP16, powersgd(4), RPC, post_local(16), diloco(16), diloco(64),
+    DDP, DDP_FP16, powersgd(4), RPC, post_local(16), diloco(16), diloco(48), diloco(64),
 ]  # fmt: skip
 """Behind slow links. What needs one machine, or is a cluster of its own, is not here."""
