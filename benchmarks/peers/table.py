@@ -17,12 +17,12 @@ count = 1
 [data]
 portion_batches = 32
 """
-ALGORITHM = """[algorithm]
+LOCAL_STEPS = """[algorithm]
 name = "local-sgd"
 local_steps = {steps}
 local_lr = {{lr}}
 """
-LOCAL_SGD = ONE_SERVER + ALGORITHM
+LOCAL_SGD = ONE_SERVER + LOCAL_STEPS
 """The outer step is DiLoCo's by default."""
 LOCAL_SGD_SLOW = (
     """[servers]
@@ -33,7 +33,7 @@ portion_batches = {steps}
 [compression]
 name = "int8"
 """
-    + ALGORITHM
+    + LOCAL_STEPS
 )
 """Half the bytes one way, a quarter the other way, and new data once in a round."""
 DOWNPOUR = (

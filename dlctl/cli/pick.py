@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,12 +67,14 @@ def _is_run(directory: Path) -> bool:
     return (directory / "run.db").is_file()
 
 
-def readable(directories: Iterable[Path]) -> list[Snapshot]:
-    """Those that can be read; one broken database must not hide all other runs."""
+def readable(
+    directories: Iterable[Path], read: Callable[[Path], Snapshot] = load
+) -> list[Snapshot]:
+    """Those that `read` can; one broken database must not hide all other runs."""
     found = []
     for directory in directories:
         try:
-            found.append(load(directory))
+            found.append(read(directory))
         except DlctlError:
             continue
     return found

@@ -109,26 +109,11 @@ def _coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
             text += f"; {_replaced(snapshot, runs.STILL_LIMITS)}"
         yield Trouble(COORDINATOR, text, nextstep.command(snapshot), heard_at, number)
     elif snapshot.unwritten_s is not None:
-        yield _unwritten(snapshot, row, snapshot.unwritten_s)
+        yield _unwritten(snapshot, heard_at, number)
+    elif row["state"] == GONE and belonging.has_unknown_coordinator(snapshot):
+        yield _unrecorded(snapshot, heard_at, number)
     elif row["state"] == GONE:
-        unseen_s = _unseen_s(snapshot, heard_at)
-        since = "" if unseen_s is None else f" since {values.duration(unseen_s)}"
-        text = f"is gone{since} (pid {snapshot.run.get('pid')})"
-        why, mend = _disk(snapshot)
-        if belonging.has_unknown_coordinator(snapshot):
-            yield _unrecorded(snapshot, heard_at, number)
-        elif snapshot.is_live and why:
-            text += f"; its agent may not be able to start another one: {why}"
-            step = f"{mend}; then dlctl recover {job}"
-            yield Trouble(COORDINATOR, text, step, heard_at, number)
-        elif snapshot.is_live:
-            command = f"dlctl recover {job}, if that does not end"
-            yield Trouble(
-                COORDINATOR, f"{text}; its agent starts another one", command, heard_at, number
-            )
-        else:
-            text += ", and nobody starts it again"
-            yield Trouble(COORDINATOR, text, nextstep.command(snapshot), heard_at, number)
+        yield _absent(snapshot, heard_at, number)
     elif row["state"] == "starting" and snapshot.run.get("updated_by") is not None:
         text = "has died or was restarted; the next one starts and goes on where it was"
         more = f"dlctl logs {COORDINATOR} --previous {job}"
@@ -146,10 +131,29 @@ def _coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
             yield Trouble(COORDINATOR, text, more, at, number - 1, is_over=True, is_grave=False)
 
 
+def _absent(snapshot: Snapshot, heard_at: float | None, number: int) -> Trouble:
+    """Of a coordinator that is gone, and whether there will be another one."""
+    unseen_s, job = _unseen_s(snapshot, heard_at), f"-j {snapshot.run_id}"
+    since = "" if unseen_s is None else f" since {values.duration(unseen_s)}"
+    text = f"is gone{since} (pid {snapshot.run.get('pid')})"
+    why, mend = _disk(snapshot) if snapshot.is_live else ("", "")
+    if why:
+        text += f"; its agent may not be able to start another one: {why}"
+        step = f"{mend}; then dlctl recover {job}"
+    elif snapshot.is_live:
+        text += "; its agent starts another one"
+        step = f"dlctl recover {job}, if that does not end"
+    else:
+        text += ", and nobody starts it again"
+        step = nextstep.command(snapshot)
+    return Trouble(COORDINATOR, text, step, heard_at, number)
+
+
 def _unseen_s(snapshot: Snapshot, heard_at: float | None) -> float | None:
     """For how long there has been no sign of a coordinator that is gone; None if there never was.
 
-    It goes on to touch its lock when it cannot write.
+    It goes on to touch its lock when it cannot write. Where not even that is possible the age of
+    the lock is 0 (`runs.beat_age_s`), which is no sign.
     """
     beat_age_s = runs.beat_age_s(snapshot.directory, snapshot.now)
     written_s = None if heard_at is None else snapshot.now - heard_at
@@ -164,22 +168,25 @@ def _unrecorded(snapshot: Snapshot, heard_at: float | None, number: int) -> Trou
     if not why:
         command = f"dlctl logs {COORDINATOR} -j {snapshot.run_id}"
         return Trouble(COORDINATOR, f"{text}, and says nothing yet", command, heard_at, number)
-    text += f", and cannot write that: {why}"
-    if heard_at is not None:
-        age = values.duration(snapshot.now - heard_at)
-        text += f"; what is shown is {age} old ({values.clock(heard_at, snapshot.now)})"
-    return Trouble(COORDINATOR, text + _training(snapshot), mend, heard_at, number)
+    text += f", and cannot write that: {why}{_old_news(snapshot, heard_at)}"
+    return Trouble(COORDINATOR, text, mend, heard_at, number)
 
 
-def _unwritten(snapshot: Snapshot, row: Row, unwritten_s: float) -> Trouble:
+def _unwritten(snapshot: Snapshot, heard_at: float | None, number: int) -> Trouble:
     """Of a coordinator that works and whose words do not reach the disk."""
-    written_at = values.number(row.get("updated_at"))
     why, mend = _disk(snapshot)
-    text = f"cannot write the run's database{f': {why}' if why else ''}; what is shown is"
-    text += f" {values.duration(unwritten_s)} old ({values.clock(written_at, snapshot.now)})"
-    text += _training(snapshot)
+    text = f"cannot write the run's database{f': {why}' if why else ''}"
+    text += _old_news(snapshot, heard_at)
     logs = f"dlctl logs {COORDINATOR} -l warning -j {snapshot.run_id}"
-    return Trouble(COORDINATOR, text, mend or logs, written_at, incarnation(row))
+    return Trouble(COORDINATOR, text, mend or logs, heard_at, number)
+
+
+def _old_news(snapshot: Snapshot, heard_at: float | None) -> str:
+    """Of when the newest word on the disk is, and what goes on nevertheless."""
+    if heard_at is None:
+        return _training(snapshot)
+    age, when = values.duration(snapshot.now - heard_at), values.clock(heard_at, snapshot.now)
+    return f"; what is shown is {age} old ({when}){_training(snapshot)}"
 
 
 def _disk(snapshot: Snapshot) -> tuple[str, str]:

@@ -47,13 +47,7 @@ def look(directory: Path) -> Snapshot:
 
 def all_of(directories: Iterable[Path]) -> list[Snapshot]:
     """The same of all that are runs."""
-    found = []
-    for directory in directories:
-        try:
-            found.append(look(directory))
-        except DlctlError:
-            continue
-    return found
+    return pick.readable(directories, look)
 
 
 # ---------------------------------------------------------------- what to do
