@@ -43,23 +43,11 @@ TASK = '''"""The work of all peers, as a task."""
 
 import sys
 
+from torch.utils.data import TensorDataset
+
 sys.path.insert(0, {root!r})
 
 from benchmarks.peers import work
-
-
-class Samples:
-    def __init__(self):
-        self.data = work.data_of({work!r})
-
-    def __len__(self):
-        return len(self.data.inputs)
-
-    def __getitem__(self, index):
-        return self.data.inputs[index], self.data.labels[index]
-
-    def __getitems__(self, indices):
-        return self.data.inputs[indices], self.data.labels[indices]
 
 
 class Task:
@@ -67,10 +55,8 @@ class Task:
         return work.model_of({work!r})
 
     def dataset(self):
-        return Samples()
-
-    def collate(self, batch):
-        return batch
+        data = work.data_of({work!r})
+        return TensorDataset(data.inputs, data.labels)
 
     def loss(self, model, batch):
         return work.loss_of(model, *batch)

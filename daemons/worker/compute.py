@@ -12,10 +12,10 @@ to it then.
 from __future__ import annotations
 
 import logging
-import math
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,7 @@ from dlctl.roles.effects import (
     RunEvaluation,
     TaskFailed,
 )
-from dlctl.vector import is_finite
+from dlctl.vector import euclidean_norm
 
 log = logging.getLogger("dlctl")
 
@@ -129,11 +129,17 @@ class ComputeThread:
 
     def _compute(self, effect: Compute) -> Computed:
         batch = self._loader.batch(effect.data_epoch, effect.start, effect.stop, effect.number)
-        loss, gradient = self._replica.gradient(batch)
-        finite = math.isfinite(loss) and is_finite(gradient)
-        if self._averaged.size:
-            self._keep_or_restore(is_good=finite)
-        return Computed(loss, gradient, self._averaged, finite)
+        if effect.own_lr is None:
+            loss, gradient = self._replica.gradient(batch)
+            norm = euclidean_norm(gradient)
+        else:
+            gradient = None
+            loss, norm = self._replica.descend(batch, effect.own_lr)
+        computed = Computed(loss, gradient, self._averaged, norm)
+        if not self._averaged.size:
+            return computed
+        self._keep_or_restore(is_good=computed.is_finite)
+        return replace(computed, averaged=self._averaged)
 
     def _keep_or_restore(self, *, is_good: bool) -> None:
         """Let a poisoned batch leave no trace in the buffers: a running mean that was NaN once is

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
@@ -19,6 +20,8 @@ from daemons.worker.task import TaskError, blame, calling
 from dlctl.errors import DlctlError
 from dlctl.flat import slice_bounds
 
+Rows = npt.NDArray[np.int64]
+"""Of the dataset, by number."""
 LOADING_S_MAX = 600
 """For one batch: a sample that cannot leave its process would be waited for without an end."""
 ORDERS_KEPT = 2
@@ -108,7 +111,7 @@ class PortionLoader:
         samples = self._order(data_epoch)[start:stop]
         batches = -(-len(samples) // self._batch_size)
         bounds = [slice_bounds(len(samples), batches, i) for i in range(number, batches)]
-        self._batches.lists = [samples[lo:hi].tolist() for lo, hi in bounds]
+        self._batches.rows = [samples[lo:hi] for lo, hi in bounds]
         if self._loader is None:
             self._stream = map(self._guarded.batch, self._batches)
             return
@@ -131,10 +134,10 @@ class _Batches:
     """The batch sampler: what to load next, set before each pass."""
 
     def __init__(self) -> None:
-        self.lists: list[list[int]] = []
+        self.rows: list[Rows] = []
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.lists)
+    def __iter__(self) -> Iterator[Any]:  # torch has it that these are lists
+        return iter(self.rows)
 
 
 class _Guarded(Dataset[Any]):
@@ -151,18 +154,19 @@ class _Guarded(Dataset[Any]):
             is_plain = all(type(t) is Tensor and t.layout is torch.strided for t in dataset.tensors)
             self._tensors = dataset.tensors if is_plain else ()
 
-    def __getitems__(self, indices: list[int]) -> list[Any]:
+    def __getitems__(self, rows: Rows) -> list[Any]:
         """One batch, collated, as a list of one: what torch's DataLoader asks for."""
-        return [self.batch(indices)]
+        return [self.batch(rows)]
 
-    def batch(self, indices: list[int]) -> Any:
-        """The samples at `indices`, collated; a TaskError is returned."""
+    def batch(self, rows: Rows) -> Any:
+        """The samples at `rows`, collated; a TaskError is returned."""
         try:
             if self._tensors:
-                rows = torch.tensor(indices)
+                # From a list of numbers it would take as long as all the rest.
+                where = torch.from_numpy(rows)
                 with calling("making a batch of samples"):
-                    return [tensor[rows].contiguous() for tensor in self._tensors]
-            samples = self._samples(indices)
+                    return [tensor.index_select(0, where) for tensor in self._tensors]
+            samples = self._samples(rows.tolist())
             with calling("making a batch of samples"):
                 return self._collate(samples)
         except TaskError as error:

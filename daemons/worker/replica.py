@@ -11,6 +11,7 @@ them over once is faster than adding into views of it, from 5 thousand to 25 mil
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ from dlctl.errors import DlctlError
 from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout
 from dlctl.vector import Vector
 
+_BACKWARD = "the backward pass of task.loss"
+
 
 class Step(NamedTuple):
     """The loss of one batch and its gradient; the vector is reused by the next step."""
@@ -35,6 +38,15 @@ class Step(NamedTuple):
     """May be NaN or infinite."""
     gradient: Vector
     """float32[d], of the same kind and order as `Replica.parameters`."""
+
+
+class OwnStep(NamedTuple):
+    """The loss of one batch, and the Euclidean norm of its gradient; each may be NaN or infinite.
+    Then no step was made.
+    """
+
+    loss: float
+    norm: float
 
 
 class Replica:
@@ -106,6 +118,34 @@ class Replica:
 
     def gradient(self, batch: Any) -> Step:
         """Loss and gradient of one batch at the present parameters. Raises TaskError."""
+        loss = self._loss(batch)
+        with calling(_BACKWARD):
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._collect()
+            value = float(loss.detach())  # a GPU tells of its errors only now
+        return Step(value, _own(self._gradient))
+
+    def descend(self, batch: Any, lr: float) -> OwnStep:
+        """Parameters -= lr * gradient of one batch, if that and its loss are finite. It is not made
+        one vector: each parameter goes along its own. Raises TaskError.
+        """
+        loss = self._loss(batch)
+        with calling(_BACKWARD):
+            loss.backward()  # type: ignore[no-untyped-call]
+            views, gradients = [], []
+            for (_, view), gradient in zip(self._bound, self._gradients(), strict=True):
+                if gradient is not None:
+                    if gradient.dtype is not torch.float32:
+                        gradient = gradient.to(torch.float32)
+                    views.append(view)
+                    gradients.append(gradient.coalesce() if gradient.is_sparse else gradient)
+            norm, value = _norm(gradients), float(loss.detach())
+            if math.isfinite(norm) and math.isfinite(value) and views:
+                with torch.no_grad():
+                    torch._foreach_add_(views, gradients, alpha=-lr)
+        return OwnStep(value, norm)
+
+    def _loss(self, batch: Any) -> Tensor:
         with calling("moving the batch to the device"):
             batch = to_device(batch, self.device)
         if not self.model.training:
@@ -113,12 +153,7 @@ class Replica:
         self._cast()
         for parameter, _ in self._bound:
             parameter.grad = None
-        loss = self.task.loss(self.model, batch)
-        with calling("the backward pass of task.loss"):
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._collect()
-            value = float(loss.detach())  # a GPU tells of its errors only now
-        return Step(value, _own(self._gradient))
+        return self.task.loss(self.model, batch)
 
     def _set_mode(self, training: bool) -> None:
         with calling("model.train()" if training else "model.eval()"):
@@ -132,22 +167,28 @@ class Replica:
 
     def _collect(self) -> None:
         """Copy all gradients to their places in the flat one; zeros where there is none."""
-        views, gradients = [], []
-        for (parameter, view), slot in zip(self._bound, self._slots, strict=True):
-            gradient, parameter.grad = parameter.grad, None
+        slots, gradients = [], []
+        for slot, gradient in zip(self._slots, self._gradients(), strict=True):
             if gradient is None:
                 slot.zero_()
             elif gradient.is_sparse:
                 slot.zero_().add_(gradient.to(torch.float32))  # rows that occur twice add up
             else:
-                views.append(slot)
+                slots.append(slot)
                 gradients.append(gradient)
-            if parameter.dtype is torch.float32 and parameter.data_ptr() != view.data_ptr():
+        if slots:
+            torch._foreach_copy_(slots, gradients)
+
+    def _gradients(self) -> Iterator[Tensor | None]:
+        """Of each parameter, which has none any more."""
+        for parameter, view in self._bound:
+            gradient, parameter.grad = parameter.grad, None
+            is_view = parameter.dtype is torch.float32
+            if is_view and parameter.data_ptr() != view.data_ptr():
                 # The user's code has given the parameter other memory (`flatten_parameters`).
                 view.copy_(parameter.detach())
                 parameter.data = view
-        if views:
-            torch._foreach_copy_(views, gradients)
+            yield gradient
 
     # ---------------------------------------------------------------- buffers and constants
 
@@ -298,6 +339,14 @@ def _seed(seed: int) -> None:
 
 
 # ---------------------------------------------------------------- vectors
+
+
+def _norm(gradients: list[Tensor]) -> float:
+    """Of all of them, float32 and on one device; not finite if squares overflow."""
+    if not gradients:
+        return 0.0
+    parts = [gradient.values() if gradient.is_sparse else gradient for gradient in gradients]
+    return math.hypot(*torch.stack(torch._foreach_norm(parts)).tolist())
 
 
 def _layout(task: Task, model: nn.Module) -> Layout:

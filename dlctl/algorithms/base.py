@@ -15,6 +15,7 @@ requests.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -52,6 +53,11 @@ class NextGradient:
     On None nothing may stay behind unpushed, because this may be the end of the run. Batches whose
     gradient is not finite are left out, and the next one is computed instead; but right after
     `NextData` it is the announced batch or, if that one is not finite, None.
+    """
+
+    own_lr: float | None = None
+    """The replica makes a step of its own at once, parameters -= own_lr * gradient, and the `Step`
+    has no gradient then: to gather it into one vector takes longer than to go along it.
     """
 
 
@@ -95,9 +101,12 @@ class Step(NamedTuple):
     Its memory may be written to; it is good until the next one is asked for.
     """
 
-    gradient: Vector
+    gradient: Vector | None
+    """None: the replica has made a step of its own along it."""
     samples: int
     loss: float
+    norm: float = math.inf
+    """Euclidean, of the gradient; infinite if it is not known."""
 
 
 Request = Fetch | NextData | NextGradient | Push
@@ -132,6 +141,9 @@ class WorkerSide(ABC):
         overwritten only where the servers have changed something.
         """
         return True
+
+    def settle(self) -> None:  # noqa: B027  most methods have nothing else
+        """Bring the residual up to date: what was fetched is about to be put into `parameters`."""
 
     def placed(self, lo: int, hi: int) -> None:  # noqa: B027  most methods leave it as it is
         """What was fetched has just been put into `parameters[lo:hi]`."""

@@ -14,9 +14,8 @@ gradient. In DiLoCo's words, H = `local_steps`, and on a shard's side:
 - outer = Nesterov momentum with lr 0.7 and momentum 0.9 is DiLoCo's, and the default here.
 - local_steps = 1 with outer = SGD, lr 1, is synchronous SGD with the rate `local_lr`.
 
-DiLoCo's inner optimiser is AdamW; here it is SGD. Delta_i is kept as the sum of the steps, which is
-theta - theta_i but for rounding, so that a compressor's residual can be added to it and nothing is
-lost if a replica is stopped before H steps.
+DiLoCo's inner optimiser is AdamW; here it is SGD. Delta_i is taken when it is pushed, and added to
+what the compressor has left of the push before. A step is one pass over the gradient and theta_i.
 
 With `overlap` a replica does not stand still while the mean is formed. It goes on from theta_i, and
 when the new theta is there, after some steps of the next round, it puts these on top of it:
@@ -31,7 +30,8 @@ twice. No replica gets further ahead than a round.
 Everything else is as in `sync`: who takes part, who is waited for, and that a push for a round that
 is over is dropped. A replica without data in the middle of a round pushes what it has. One whose
 steps become infinite ends its round there: it pushes nothing of it, waits for the mean of the
-others and goes on from that. Gradients that are not finite are left out, as in every method.
+others and goes on from that. While the norms of residual and steps, added up, are far from that,
+nobody has to look. Gradients that are not finite are left out, as in every method.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ from dlctl.algorithms import sync
 from dlctl.algorithms.base import Algorithm, Fetch, NextGradient, Push, Requests
 from dlctl.config import Choice
 from dlctl.messages import Array
-from dlctl.vector import Vector, copy_of, is_finite
+from dlctl.vector import Vector, copy_of, euclidean_norm, is_finite
+
+REACH_MAX = 1e18
+"""A vector with a smaller norm is finite, and the sum of its squares is in float32, too."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,6 +71,12 @@ class Replica(sync.Replica):
         """A push is out, and this replica has gone on without its mean."""
         self._left = parameters[:0]
         """What of the residual is no step since that push: what it has left there."""
+        self._base = copy_of(parameters)
+        """Where the steps have begun that are not in the residual yet."""
+        self._has_steps = False
+        """There may be such steps."""
+        self._reach = 0.0
+        """The residual with these steps in it has no larger norm."""
 
     def run(self) -> Requests:
         clock = yield from self._join()
@@ -76,20 +85,30 @@ class Replica(sync.Replica):
             if self._is_ahead and self.fetched_clock <= clock:
                 yield Fetch(wait=True, clock_min=clock + 1)
             self._is_ahead, clock = False, self.fetched_clock
+            self.settle()
             yield Push(self.residual if samples else None, samples, clock)
             if samples and self.options.overlap:
                 self._is_ahead, self._left = True, copy_of(self.residual)
             yield Fetch(wait=not self._is_ahead, clock_min=clock + 1)
 
+    def settle(self) -> None:
+        if self._has_steps:
+            self._base -= self.parameters
+            self.residual += self._base
+            self._base[:] = self.parameters
+            self._has_steps = False
+
     def placed(self, lo: int, hi: int) -> None:
         if self._is_ahead:
             self.parameters[lo:hi] += self._left[lo:hi]
             self.parameters[lo:hi] -= self.residual[lo:hi]
+        self._base[lo:hi] = self.parameters[lo:hi]
 
     def restore(self, residual: Array) -> None:
         """It may come late; then it is no step of this round, either."""
         before = copy_of(self.residual)
         super().restore(residual)
+        self._reach += euclidean_norm(residual)
         if self._is_ahead:
             self._left += self.residual - before
 
@@ -101,20 +120,27 @@ class Replica(sync.Replica):
         slices were fetched again.
         """
         steps = samples = 0
+        self._reach = euclidean_norm(self.residual)
         while steps < self.options.local_steps:
-            computed = yield NextGradient()
+            own_lr = self.options.local_lr
+            self._has_steps = True  # Something may be placed before this hears of the step.
+            computed = yield NextGradient(own_lr)
             if computed is None:
                 break
-            way = computed.gradient
-            way *= self.options.local_lr
-            self.parameters -= way
-            self.residual += way
+            self._reach += own_lr * computed.norm
             steps += 1
             samples += computed.samples
-            if not is_finite(self.residual):
+            if not self._is_on_course():
                 self.residual[:] = self._left if self._is_ahead else 0
                 return 0
         return samples
+
+    def _is_on_course(self) -> bool:
+        """Whether the residual with all steps in it is finite."""
+        if self._reach < REACH_MAX:
+            return True
+        self.settle()
+        return is_finite(self.residual)
 
 
 LOCAL_SGD = Algorithm(

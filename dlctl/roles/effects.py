@@ -5,6 +5,7 @@ Arrays in an effect are not changed by the role until the answer has come.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -137,17 +138,25 @@ class Compute(Effect):
     start: int
     stop: int
     number: int
+    own_lr: float | None = None
+    """If all is finite, parameters -= own_lr * gradient, which is not handed out then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Computed(Event):
     loss: float
-    gradient: Vector
-    """float32[d], of the mean loss; valid until the next `Compute`."""
+    gradient: Vector | None
+    """float32[d], of the mean loss; valid until the next `Compute`. None: the parameters have gone
+    along it."""
     averaged: Array
     """float64[n], the buffers after this step."""
-    is_finite: bool
-    """Whether the loss and the gradient are: what is not gets no further."""
+    norm: float
+    """Euclidean, of the gradient; not finite if an element or the sum of their squares is not."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the loss and the gradient are: what is not gets no further."""
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
 
 
 @dataclass(frozen=True, slots=True)

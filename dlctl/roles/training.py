@@ -117,8 +117,8 @@ class Training:
     def _serve(self, request: Request, now: float) -> tuple[bool, Any]:
         """(whether the method can go on, what it is resumed with)."""
         match request:
-            case NextGradient():
-                return self._serve_gradient(now)
+            case NextGradient(own_lr):
+                return self._serve_gradient(own_lr, now)
             case NextData():
                 return self._serve_data(now)
             case Push():
@@ -188,6 +188,8 @@ class Training:
         """Never while a gradient is being computed: it would be of no parameters at all."""
         if self._fetched is None or self._computing:
             return
+        if self._fetched.slices:
+            self.side.settle()
         self.fetcher.place(self._fetched, self.side.parameters, self.side.placed)
         if self._fetched.complete:
             self._fetched = None
@@ -271,7 +273,7 @@ class Training:
 
     # ------------------------------------------------------------ data
 
-    def _serve_gradient(self, now: float) -> tuple[bool, Any]:
+    def _serve_gradient(self, own_lr: float | None, now: float) -> tuple[bool, Any]:
         if self._computing:
             return False, None
         if self._step is not None or self._left_out:
@@ -284,7 +286,7 @@ class Training:
             return True, None
         done, data = self._find_data(now)
         if data is not None:
-            self._compute(self.portions.next_batch(), now)
+            self._compute(self.portions.next_batch(), own_lr, now)
             return False, None
         return done, None
 
@@ -305,13 +307,13 @@ class Training:
     def _ends_here(self) -> bool:
         return self.draining and self.portions.at_boundary()
 
-    def _compute(self, batch: tuple[Portion, int], now: float) -> None:
+    def _compute(self, batch: tuple[Portion, int], own_lr: float | None, now: float) -> None:
         self._computing, self._busy_since = batch, now
         for c in self.channels:
             c.base_version = c.version
         portion, number = batch
         lease = portion.lease
-        self.desk.do(Compute(lease.data_epoch, lease.start, lease.stop, number))
+        self.desk.do(Compute(lease.data_epoch, lease.start, lease.stop, number, own_lr))
         if not self.draining:
             self.leasing.look_ahead(self._batch_s, now)
 
@@ -346,7 +348,7 @@ class Training:
             self._report_done(self.portions.settled(last), now)
 
     def _accept(self, event: Computed, portion: Portion, samples: int) -> None:
-        self._step = Step(event.gradient, samples, event.loss)
+        self._step = Step(event.gradient, samples, event.loss, event.norm)
         self._averaged = event.averaged
         self.steps += 1
         portion.steps += 1

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -39,7 +38,7 @@ from dlctl.sim.disk import NO_SPACE, SAVE_S, Disk
 from dlctl.sim.problems import Batch, Problem, batch_rows
 from dlctl.sim.process import Process
 from dlctl.sim.store import Store
-from dlctl.vector import is_finite
+from dlctl.vector import euclidean_norm
 
 SPAWN_S = 0.05
 REAP_S = 0.001
@@ -142,8 +141,12 @@ class ComputeDriver:
         self.computed += 1
         loss, self._gradient[:] = self.problem.gradient(self.parameters, batch)
         self._averaged = self.problem.averaged(self._averaged, batch)
-        finite = math.isfinite(loss) and is_finite(self._gradient)
-        self.process.post(Computed(loss, self._gradient, self._averaged, finite))
+        computed = Computed(loss, self._gradient, self._averaged, euclidean_norm(self._gradient))
+        if effect.own_lr is not None:
+            computed = replace(computed, gradient=None)
+            if computed.is_finite:
+                self.parameters -= effect.own_lr * self._gradient
+        self.process.post(computed)
 
     def _evaluate(self, effect: RunEvaluation) -> None:
         ran = EvaluationRun(effect.evaluation, self.problem.evaluate(effect.parameters))

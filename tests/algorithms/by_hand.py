@@ -31,6 +31,7 @@ from dlctl.messages import HELD, Array
 from dlctl.optim.sgd import SGD
 from dlctl.roles.vectors import Vectors
 from dlctl.shards.memory import in_memory
+from dlctl.vector import euclidean_norm
 
 Batch = tuple[Data, Any]
 """What a replica is told of a batch, and what the test's gradient makes of it."""
@@ -145,8 +146,8 @@ class Player:
         match self.request:
             case NextData():
                 return (True, self.todo[0][0]) if self.todo else (False, None)
-            case NextGradient():
-                return (True, self._compute()) if self.todo else (False, None)
+            case NextGradient(own_lr):
+                return (True, self._compute(own_lr)) if self.todo else (False, None)
             case Push():
                 self._push(self.request)
                 return True, None
@@ -162,18 +163,23 @@ class Player:
         if self._fetching is None or clock < self._fetching:
             return
         self._fetching = None
+        self.side.settle()
         self.parameters[:] = self.shards.whole()
         self.side.placed(0, self.parameters.size)
         self.side.fetched_clock = clock
         self.fetches += 1
 
-    def _compute(self) -> Step | None:
+    def _compute(self, own_lr: float | None) -> Step | None:
         _, batch = self.todo.pop(0)
         step = self.gradient(self.parameters, batch)
-        if np.isfinite(step.loss) and np.isfinite(step.gradient).all():
-            self.samples += step.samples
-            return step
-        return None
+        if not (np.isfinite(step.loss) and np.isfinite(step.gradient).all()):
+            return None
+        self.samples += step.samples
+        norm = euclidean_norm(step.gradient)
+        if own_lr is None:
+            return step._replace(norm=norm)
+        self.parameters -= own_lr * step.gradient
+        return Step(None, step.samples, step.loss, norm)
 
     def _push(self, request: Push) -> None:
         size = self.parameters.size

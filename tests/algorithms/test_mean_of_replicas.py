@@ -130,11 +130,14 @@ def test_what_a_push_has_left_behind_is_no_step_of_the_next_round():
 def test_a_residual_that_is_restored_late_is_no_step_of_the_next_round():
     """It had to come from another host: a push is out, and two steps of the next round are made."""
     _, (player, *others) = replicas(steps=3, overlap=True)
-    give(player, 0, 5)
+    give(player, 0, 3)
     for other in others:
         give(other, 0, 3)
     go_on([player])
-    side, steps = player.side, player.side.residual.copy()
+    side, at_push = player.side, player.parameters.copy()
+    give(player, 3, 5)
+    go_on([player])
+    steps = at_push - player.parameters
     assert steps.any()
     side.restore(np.full(SIZE, 5, np.float32))
     go_on(others)

@@ -90,6 +90,32 @@ def plain_gradient(model: nn.Module, layout: Layout) -> np.ndarray:
     return np.concatenate(flat)
 
 
+def test_a_step_of_its_own_is_one_of_torch_s_along_the_same_gradient(animal):
+    """Two, so that the second one is made where the first has led."""
+    one, other = replica_of(animal), replica_of(animal)
+    for step in range(2):
+        torch.manual_seed(100 + step)
+        loss, gradient = one.gradient(animal.batch())
+        torch.from_numpy(one.parameters).add_(torch.from_numpy(gradient), alpha=-0.1)
+        torch.manual_seed(100 + step)
+        loss_too, norm = other.descend(animal.batch(), 0.1)
+        assert loss_too == loss
+        assert norm == pytest.approx(np.linalg.norm(gradient), rel=1e-5)
+        # Rows of a sparse gradient that occur twice are added up in another order.
+        np.testing.assert_allclose(other.parameters, one.parameters, rtol=1e-6, atol=1e-7)
+    assert all(parameter.grad is None for parameter in other.model.parameters())
+
+
+@pytest.mark.parametrize("factor", [np.nan, np.inf, 1e30])
+def test_no_step_is_made_along_what_is_not_finite(task_of, factor):
+    """The squares of the last one are not."""
+    replica = replica_of(task_of(loss=lambda model, batch: factor * model(batch).sum()))
+    before = replica.parameters.copy()
+    loss, norm = replica.descend(torch.ones(1, 6), 0.1)
+    assert not (np.isfinite(loss) and np.isfinite(norm))
+    assert np.array_equal(replica.parameters, before)
+
+
 def test_the_gradient_is_one_buffer_that_is_used_again(animal):
     replica = replica_of(animal)
     first = replica.gradient(animal.batch()).gradient
@@ -394,6 +420,8 @@ def test_on_a_gpu_the_vector_and_the_gradient_stay_there(zoo):
         assert step.gradient.is_cuda
         np.testing.assert_allclose(step.loss, expected.loss, rtol=2e-2)
         np.testing.assert_allclose(step.gradient.cpu(), expected.gradient, rtol=2e-2, atol=2e-2)
+        norm = np.linalg.norm(expected.gradient)
+        assert on_gpu.descend(task.batch(), 0.0).norm == pytest.approx(norm, rel=2e-2)
         before = on_gpu.parameters.clone()
         on_gpu.evaluate(np.zeros_like(on_cpu.parameters), on_gpu.averaged())
         assert torch.equal(on_gpu.parameters, before)

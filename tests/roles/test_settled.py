@@ -61,7 +61,7 @@ class Replica:
     def push(self, value: float = 1.0) -> None:
         """One more step, which is one more push."""
         gradient = np.full(4, value, np.float32)
-        self.training.on_computed(Computed(1.0, gradient, np.zeros(0), is_finite=True), 0.0)
+        self.training.on_computed(Computed(1.0, gradient, np.zeros(0), 1.0), 0.0)
         self._advance()
 
     def ack(self, shard: int, seq: int, outcome: str = APPLIED) -> list[tuple[int, int, int]]:

@@ -251,12 +251,12 @@ def short_rounds_are_dropped(patch: Patch) -> None:
     def accrue(self):
         steps = samples = 0
         while steps < self.options.local_steps:
-            computed = yield NextGradient()
+            self._has_steps = True
+            computed = yield NextGradient(1.0)
             if computed is None:
+                self.settle()
                 self.residual[:] = 0
                 return 0
-            self.parameters -= computed.gradient
-            self.residual += computed.gradient
             steps += 1
             samples += computed.samples
         return samples
