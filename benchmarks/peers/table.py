@@ -117,12 +117,12 @@ FAST = [
 ]  # fmt: skip
 """On one machine. The first is what the others are compared with."""
 SLOW = [
-    dlctl("dlctl", 0.1, LOCAL_SGD_SLOW.format(steps=48)),
+    dlctl("dlctl", 0.1, LOCAL_SGD_SLOW.format(steps=64)),
     dlctl(
         "dlctl, Downpour, top-k 10 %",
         0.03,
         DOWNPOUR.format(fetch=64, push=16) + SPARSE.format(density=0.1),
     ),
-    DDP, DDP_FP16, powersgd(4), RPC, post_local(16), diloco(16), diloco(48), diloco(64),
+    DDP, DDP_FP16, powersgd(4), RPC, post_local(16), diloco(16), diloco(64),
 ]  # fmt: skip
 """Behind slow links. What needs one machine, or is a cluster of its own, is not here."""

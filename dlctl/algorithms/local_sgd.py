@@ -73,8 +73,9 @@ class Replica(sync.Replica):
         """What of the residual is no step since that push: what it has left there."""
         self._base = copy_of(parameters)
         """Where the steps have begun that are not in the residual yet."""
-        self._has_steps = False
-        """There may be such steps."""
+        self._is_lost = True
+        """What stands in the model is of no use, and no way from there is one: not before all
+        slices were fetched."""
         self._reach = 0.0
         """The residual with these steps in it has no larger norm."""
 
@@ -92,11 +93,10 @@ class Replica(sync.Replica):
             yield Fetch(wait=not self._is_ahead, clock_min=clock + 1)
 
     def settle(self) -> None:
-        if self._has_steps:
+        if not self._is_lost:
             self._base -= self.parameters
             self.residual += self._base
             self._base[:] = self.parameters
-            self._has_steps = False
 
     def placed(self, lo: int, hi: int) -> None:
         if self._is_ahead:
@@ -120,23 +120,23 @@ class Replica(sync.Replica):
         slices were fetched again.
         """
         steps = samples = 0
-        self._reach = euclidean_norm(self.residual)
+        self._is_lost, self._reach = False, euclidean_norm(self.residual)
         while steps < self.options.local_steps:
             own_lr = self.options.local_lr
-            self._has_steps = True  # Something may be placed before this hears of the step.
             computed = yield NextGradient(own_lr)
             if computed is None:
                 break
             self._reach += own_lr * computed.norm
             steps += 1
             samples += computed.samples
-            if not self._is_on_course():
+            if not self._is_finite():
+                self._is_lost = True
                 self.residual[:] = self._left if self._is_ahead else 0
                 return 0
         return samples
 
-    def _is_on_course(self) -> bool:
-        """Whether the residual with all steps in it is finite."""
+    def _is_finite(self) -> bool:
+        """Whether the residual with all steps in it is."""
         if self._reach < REACH_MAX:
             return True
         self.settle()

@@ -211,7 +211,10 @@ def mean_of_means(patch: Patch) -> None:
     scenario="local-sgd",
 )  # fmt: skip
 def steps_under_way_are_wiped_out(patch: Patch) -> None:
-    patch.setattr(Replica, "placed", lambda self, lo, hi: None)
+    def placed(self, lo, hi):
+        self._base[lo:hi] = self.parameters[lo:hi]
+
+    patch.setattr(Replica, "placed", placed)
 
 
 @mutant(
@@ -222,8 +225,24 @@ def leftovers_are_steps(patch: Patch) -> None:
     def placed(self, lo, hi):
         if self._is_ahead:
             self.parameters[lo:hi] -= self.residual[lo:hi]
+        self._base[lo:hi] = self.parameters[lo:hi]
 
     patch.setattr(Replica, "placed", placed)
+
+
+@mutant(
+    "steps are not in the residual when a mean is placed on them", "OwnStepsChecker",
+    scenario="local-sgd",
+)  # fmt: skip
+def steps_are_settled_too_late(patch: Patch) -> None:
+    honest = Training._place_arrivals
+
+    def place_arrivals(self):
+        settle, self.side.settle = self.side.settle, lambda: None
+        honest(self)
+        self.side.settle = settle
+
+    patch.setattr(Training, "_place_arrivals", place_arrivals)
 
 
 @mutant(
@@ -251,7 +270,6 @@ def short_rounds_are_dropped(patch: Patch) -> None:
     def accrue(self):
         steps = samples = 0
         while steps < self.options.local_steps:
-            self._has_steps = True
             computed = yield NextGradient(1.0)
             if computed is None:
                 self.settle()
