@@ -26,7 +26,7 @@ from dlctl.config import JobFile, from_dict
 from dlctl.errors import DlctlError
 from dlctl.messages import Array
 from dlctl.settings import AUTO
-from dlctl.vector import copy_into, is_finite, to_host
+from dlctl.vector import copy_into, euclidean_norm, to_host
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,20 +64,23 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
     batches = -(-samples // job.workers.batch_size)
     total = np.zeros(replica.layout.size(), np.float32)
     rate = options["local_lr"] if "local_steps" in options else None
+    before = to_host(replica.parameters).copy()
     for number in range(batches):
-        step = replica.gradient(loader.batch(0, 0, samples, number))
-        way = step.gradient if rate is None else rate * step.gradient
-        if rate is not None:
-            replica.parameters -= way
-        total += to_host(way)
-        if not (math.isfinite(step.loss) and is_finite(total)):
+        batch = loader.batch(0, 0, samples, number)
+        if rate is None:
+            loss, gradient = replica.gradient(batch)
+            total += to_host(gradient)
+            norm = euclidean_norm(total)
+        else:
+            loss, norm = replica.descend(batch, rate)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
             raise TaskError(
-                f"batch {number} has the loss {step.loss:g} and a gradient that is not finite, or "
+                f"batch {number} has the loss {loss:g} and a gradient that is not finite, or "
                 "too large to be squared; no worker would push it",
                 where=replica.task.place("loss"),
                 hint="torch.autograd.set_detect_anomaly(True) shows where a NaN comes from",
             )
-    return total
+    return total if rate is None else before - to_host(replica.parameters)
 
 
 def _load(replica: Replica, checkpoint: Path) -> None:

@@ -165,7 +165,7 @@ class _Guarded(Dataset[Any]):
                 # From a list of numbers it would take as long as all the rest.
                 where = torch.from_numpy(rows)
                 with calling("making a batch of samples"):
-                    return [tensor.index_select(0, where) for tensor in self._tensors]
+                    return [t.index_select(0, where.to(t.device)) for t in self._tensors]
             samples = self._samples(rows.tolist())
             with calling("making a batch of samples"):
                 return self._collate(samples)

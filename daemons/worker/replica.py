@@ -140,9 +140,8 @@ class Replica:
                     views.append(view)
                     gradients.append(gradient.coalesce() if gradient.is_sparse else gradient)
             norm, value = _norm(gradients), float(loss.detach())
-            if math.isfinite(norm) and math.isfinite(value) and views:
-                with torch.no_grad():
-                    torch._foreach_add_(views, gradients, alpha=-lr)
+        if math.isfinite(norm) and math.isfinite(value) and views:
+            torch._foreach_add_(views, gradients, alpha=-lr)
         return OwnStep(value, norm)
 
     def _loss(self, batch: Any) -> Tensor:

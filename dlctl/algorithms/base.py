@@ -57,7 +57,8 @@ class NextGradient:
 
     own_lr: float | None = None
     """The replica makes a step of its own at once, parameters -= own_lr * gradient, and the `Step`
-    has no gradient then: to gather it into one vector takes longer than to go along it.
+    has no gradient then: to gather it into one vector takes longer than to go along it. It may be
+    made, and `settle` be called, before `run` hears of it.
     """
 
 
@@ -121,8 +122,8 @@ class WorkerSide(ABC):
         self.parameters = parameters
         self.slot = slot
         self.residual = zeros_like(parameters)
-        """What was accrued and not yet sent: error feedback, and all there is to save of a replica.
-        """
+        """What was accrued and not yet sent: error feedback, and all there is to save of a replica,
+        between a push and the step that follows."""
         self.intervals: dict[str, int] = {}
         """Option -> its number of steps for as long as it is "auto"; the worker role sees to it."""
         self.fetched_clock = 0
@@ -143,7 +144,8 @@ class WorkerSide(ABC):
         return True
 
     def settle(self) -> None:  # noqa: B027  most methods have nothing else
-        """Bring the residual up to date: what was fetched is about to be put into `parameters`."""
+        """Bring the residual up to date: what was fetched is about to be put into `parameters`, and
+        no gradient is being computed."""
 
     def placed(self, lo: int, hi: int) -> None:  # noqa: B027  most methods leave it as it is
         """What was fetched has just been put into `parameters[lo:hi]`."""

@@ -15,7 +15,9 @@ gradient. In DiLoCo's words, H = `local_steps`, and on a shard's side:
 - local_steps = 1 with outer = SGD, lr 1, is synchronous SGD with the rate `local_lr`.
 
 DiLoCo's inner optimiser is AdamW; here it is SGD. Delta_i is taken when it is pushed, and added to
-what the compressor has left of the push before. A step is one pass over the gradient and theta_i.
+what the compressor has left of the push before, so that nothing is lost if a replica is stopped
+before H steps. A step is one pass over the gradient and theta_i; what is below the last bit of a
+weight does not change it, as in any training in float32.
 
 With `overlap` a replica does not stand still while the mean is formed. It goes on from theta_i, and
 when the new theta is there, after some steps of the next round, it puts these on top of it:
@@ -30,8 +32,9 @@ twice. No replica gets further ahead than a round.
 Everything else is as in `sync`: who takes part, who is waited for, and that a push for a round that
 is over is dropped. A replica without data in the middle of a round pushes what it has. One whose
 steps become infinite ends its round there: it pushes nothing of it, waits for the mean of the
-others and goes on from that. While the norms of residual and steps, added up, are far from that,
-nobody has to look. Gradients that are not finite are left out, as in every method.
+others and goes on from that. It looks when it pushes, and before that only once the norms of
+residual and steps, added up, come near to it. Gradients that are not finite are left out, as in
+every method.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from dlctl.algorithms import sync
 from dlctl.algorithms.base import Algorithm, Fetch, NextGradient, Push, Requests
@@ -55,7 +58,7 @@ REACH_MAX = 1e18
 class Options:
     local_steps: Annotated[int, Ge(1)] = 16
     """Steps of a replica from one mean to the next, H. Changes live."""
-    local_lr: Annotated[float, Ge(0)] = 0.01
+    local_lr: Annotated[float, Ge(0), Le(1e9)] = 0.01
     """Rate of a replica's own steps. Changes live."""
     overlap: bool = False
     """Go on with the next round while the mean of this one is under way, and put the steps that are
@@ -73,9 +76,8 @@ class Replica(sync.Replica):
         """What of the residual is no step since that push: what it has left there."""
         self._base = copy_of(parameters)
         """Where the steps have begun that are not in the residual yet."""
-        self._is_lost = True
-        """What stands in the model is of no use, and no way from there is one: not before all
-        slices were fetched."""
+        self._is_on_way = False
+        """A round is under way: from `_base` to the parameters are steps of this replica."""
         self._reach = 0.0
         """The residual with these steps in it has no larger norm."""
 
@@ -86,14 +88,14 @@ class Replica(sync.Replica):
             if self._is_ahead and self.fetched_clock <= clock:
                 yield Fetch(wait=True, clock_min=clock + 1)
             self._is_ahead, clock = False, self.fetched_clock
-            self.settle()
+            self._is_on_way = False
             yield Push(self.residual if samples else None, samples, clock)
             if samples and self.options.overlap:
                 self._is_ahead, self._left = True, copy_of(self.residual)
             yield Fetch(wait=not self._is_ahead, clock_min=clock + 1)
 
     def settle(self) -> None:
-        if not self._is_lost:
+        if self._is_on_way:
             self._base -= self.parameters
             self.residual += self._base
             self._base[:] = self.parameters
@@ -120,7 +122,7 @@ class Replica(sync.Replica):
         slices were fetched again.
         """
         steps = samples = 0
-        self._is_lost, self._reach = False, euclidean_norm(self.residual)
+        self._is_on_way, self._reach = True, euclidean_norm(self.residual)
         while steps < self.options.local_steps:
             own_lr = self.options.local_lr
             computed = yield NextGradient(own_lr)
@@ -129,18 +131,18 @@ class Replica(sync.Replica):
             self._reach += own_lr * computed.norm
             steps += 1
             samples += computed.samples
-            if not self._is_finite():
-                self._is_lost = True
-                self.residual[:] = self._left if self._is_ahead else 0
+            if self._reach >= REACH_MAX and self._is_lost():
                 return 0
-        return samples
+        return 0 if self._is_lost() else samples
 
-    def _is_finite(self) -> bool:
-        """Whether the residual with all steps in it is."""
-        if self._reach < REACH_MAX:
-            return True
+    def _is_lost(self) -> bool:
+        """Whether the residual with all steps in it is not finite. Then these are dropped."""
         self.settle()
-        return is_finite(self.residual)
+        if is_finite(self.residual):
+            return False
+        self.residual[:] = self._left if self._is_ahead else 0
+        self._is_on_way = False
+        return True
 
 
 LOCAL_SGD = Algorithm(

@@ -158,7 +158,7 @@ class Training:
         return took_s if took_s > max(STUCK_S_MIN, STUCK_BATCHES * self._batch_s) else 0.0
 
     def has_unpushed_steps(self) -> bool:
-        """Whether the residual holds gradients that no push has taken anything of yet."""
+        """Whether there are steps that no push has taken anything of yet."""
         return self.steps != self._steps_pushed
 
     def busy(self) -> bool:

@@ -232,3 +232,45 @@ def test_who_has_exploded_and_waits_for_the_mean_pushes_none_of_it():
     assert shards.shards[0].version == 2
     assert np.abs(shards.whole()).max() < 10
     np.testing.assert_allclose(player.parameters, shards.whole(), rtol=1e-5)
+
+
+def test_steps_that_are_large_and_cancel_are_a_round_like_any_other():
+    """Added up their norms would be out of range; what has come of them is not."""
+    shards, everybody = replicas(steps=3)
+    far = np.full(SIZE, 4e18, np.float32)
+
+    def there_and_back(parameters, batch):
+        return Step({0: far, 1: -far, 2: np.ones(SIZE, np.float32)}[batch[1]], 1, 1.0)
+
+    for player in everybody:
+        player.gradient = there_and_back
+        give(player, 0, 3)
+    go_on(everybody)
+    assert [player.samples_pushed for player in everybody] == [3, 3, 3]
+    np.testing.assert_allclose(shards.whole(), 1 - OUTER_RATE * RATE, rtol=1e-5)
+
+
+def test_a_residual_that_is_restored_out_of_range_ends_the_round():
+    _, everybody = replicas(steps=3)
+    player = everybody[0]
+    give(player, 0, 1)
+    go_on([player])
+    player.side.restore(np.full(SIZE, 1e19, np.float32))
+    give(player, 1, 3)
+    go_on([player])
+    assert player.samples_pushed == 0
+    assert len(player.todo) == 1, "no step follows"
+
+
+def test_what_has_become_infinite_without_a_gradient_is_not_pushed():
+    """A task may write to its model, although it must not."""
+    _, everybody = replicas(steps=2)
+    player = everybody[0]
+    give(player, 0, 1)
+    go_on([player])
+    player.parameters[2] = np.nan
+    player.gradient = lambda parameters, batch: Step(np.ones(SIZE, np.float32), 1, 1.0)
+    give(player, 1, 2)
+    go_on([player])
+    assert player.samples_pushed == 0
+    assert np.isfinite(player.side.residual).all()

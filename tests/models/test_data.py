@@ -69,6 +69,13 @@ def test_rows_that_are_taken_out_at_once_are_what_collating_them_gives(loader, d
     assert points[0].any(), "a batch is a copy"
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device here")
+def test_rows_of_tensors_on_a_gpu_are_taken_there(loader):
+    (batch,) = loader(TensorDataset(torch.arange(20).cuda())).batch(0, 3, 14, 1)
+    assert batch.is_cuda
+
+
 def test_the_portions_of_an_epoch_are_all_of_its_samples_once(loader):
     data = loader()
     seen = [data.batch(0, lo, lo + 4, 0).tolist() for lo in range(0, 20, 4)]

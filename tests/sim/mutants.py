@@ -268,6 +268,7 @@ def a_round_further_ahead(patch: Patch) -> None:
 )  # fmt: skip
 def short_rounds_are_dropped(patch: Patch) -> None:
     def accrue(self):
+        self._is_on_way = True
         steps = samples = 0
         while steps < self.options.local_steps:
             computed = yield NextGradient(1.0)
@@ -277,6 +278,7 @@ def short_rounds_are_dropped(patch: Patch) -> None:
                 return 0
             steps += 1
             samples += computed.samples
+        self.settle()
         return samples
 
     patch.setattr(Replica, "_accrue", accrue)
