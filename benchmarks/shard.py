@@ -18,7 +18,7 @@ import numpy as np
 import zmq
 
 from daemons.transport import Transport
-from dlctl import config, keys
+from dlctl import config, keys, runs
 from dlctl import messages as m
 from dlctl.flat import TRAINED, Entry, Layout
 from dlctl.launch import addresses, local
@@ -218,6 +218,7 @@ def serving(
         process.kill()
         process.wait()
         coordinator.transport.close()
+        runs.remove_sockets(run.name)
 
 
 def _assign(coordinator: End, size: int, keyring: Keyring, workers: list[str]) -> tuple[Peer, str]:
