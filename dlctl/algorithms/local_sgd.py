@@ -131,12 +131,14 @@ class Replica(sync.Replica):
             self._reach += own_lr * computed.norm
             steps += 1
             samples += computed.samples
-            if self._reach >= REACH_MAX and self._is_lost():
+            if self._reach >= REACH_MAX and self._drop_if_infinite():
                 return 0
-        return 0 if self._is_lost() else samples
+        return 0 if self._drop_if_infinite() else samples
 
-    def _is_lost(self) -> bool:
-        """Whether the residual with all steps in it is not finite. Then these are dropped."""
+    def _drop_if_infinite(self) -> bool:
+        """Settle, and drop the steps of this round if the residual is not finite with them. Returns
+        whether it was so.
+        """
         self.settle()
         if is_finite(self.residual):
             return False
