@@ -21,6 +21,7 @@ from typing import Any
 from daemons.loop import Loop
 from dlctl import branches, checkpoints, processes
 from dlctl.errors import DlctlError
+from dlctl.launch import base
 from dlctl.machine import Send
 from dlctl.manifest import SCHEMA
 from dlctl.messages import Json
@@ -46,7 +47,7 @@ class Records:
         self.directory = directory
         self.db = db
         self.loop = loop
-        self._starts = _Starts()
+        self._starts = _Starts(directory)
         self._history: list[Callable[[], None]] = []
         self._metrics: list[Callable[[], None]] = []
         self._overview: list[Callable[[], None]] = []
@@ -250,16 +251,24 @@ class Records:
 class _Starts:
     """When the daemons' processes began: only with that a pid says who it is for ever."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[int, str | None]] = {}
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: dict[str, tuple[int, str]] = {}
 
     def of(self, row: Json) -> str | None:
-        """`processes.start_of` the process in this row; looked up once per process."""
+        """`processes.start_of` the process in this row, looked up once per process; None if it is
+        not there any more. A pid that an earlier coordinator has known may be somebody else's: it
+        counts if the process was begun as this daemon.
+        """
         name, pid = row["name"], row["pid"]
         if pid is None or row["agent"] != HOME_AGENT:  # Its number means something over there.
             return None
-        if self._known.get(name, (0, None))[0] != pid:
-            self._known[name] = (pid, processes.start_of(pid))
+        if self._known.get(name, (0, ""))[0] != pid:
+            start = processes.start_of(pid)
+            begun = base.parse_argv(processes.command_line(pid, start), self._directory)
+            if start is None or begun != (row["role"], name, row["incarnation"]):
+                return None
+            self._known[name] = (pid, start)
         return self._known[name][1]
 
 

@@ -72,8 +72,8 @@ class Replica(sync.Replica):
         super().__init__(options, parameters, slot)
         self._is_ahead = False
         """A push is out, and this replica has gone on without its mean."""
-        self._left = parameters[:0]
-        """What of the residual is no step since that push: what it has left there."""
+        self._left = copy_of(self.residual)
+        """What of the residual is no step since the newest push: what it has left there."""
         self._base = copy_of(parameters)
         """Where the steps have begun that are not in the residual yet."""
         self._is_on_way = False
@@ -90,8 +90,8 @@ class Replica(sync.Replica):
             self._is_ahead, clock = False, self.fetched_clock
             self._is_on_way = False
             yield Push(self.residual if samples else None, samples, clock)
-            if samples and self.options.overlap:
-                self._is_ahead, self._left = True, copy_of(self.residual)
+            if samples:
+                self._is_ahead, self._left[:] = self.options.overlap, self.residual
             yield Fetch(wait=not self._is_ahead, clock_min=clock + 1)
 
     def settle(self) -> None:
@@ -111,8 +111,7 @@ class Replica(sync.Replica):
         before = copy_of(self.residual)
         super().restore(residual)
         self._reach += euclidean_norm(residual)
-        if self._is_ahead:
-            self._left += self.residual - before
+        self._left += self.residual - before
 
     def _accrue(self) -> sync.Accrues:
         """A round's steps; as soon as they are infinite, none of them and 0 samples.
@@ -142,7 +141,9 @@ class Replica(sync.Replica):
         self.settle()
         if is_finite(self.residual):
             return False
-        self.residual[:] = self._left if self._is_ahead else 0
+        if not is_finite(self._left):
+            self._left[:] = 0  # It was restored like this.
+        self.residual[:] = self._left
         self._is_on_way = False
         return True
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlctl.cli import moved, pick, values
+from dlctl.cli import moved, pick
 from dlctl.cli.changes import Change, differences, from_live
 from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import DlctlError, UsageError
@@ -106,11 +106,11 @@ def examined(decision: Decision, *, ask_hosts: bool = True) -> Decision:
     if decision.way != ENDED or previous is None:
         return decision
     belonging.check_database(previous.directory)
-    if previous.state != "failed":
-        return decision
-    if not values.number(previous.run.get("step")):
+    if previous.state != "failed" or not recovery.has_begun(previous):
         return decision
     findings = recovery.examine(previous, read_checkpoints=False, ask_hosts=ask_hosts)
+    if not findings.has_updates:
+        return decision
     ways = {recovery.AWAY: AWAY, recovery.GO_ON: GO_ON}
     way = ENDED if decision.changes else ways.get(findings.way, ENDED)
     return dataclasses.replace(decision, way=way, findings=findings)

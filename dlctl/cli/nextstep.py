@@ -95,7 +95,7 @@ def _mend(snapshot: Snapshot, *, begins: bool) -> str:
         return "correct the data, or have lr lowered as soon as it runs (dlctl set lr=...),"
     if place := place_of_error(snapshot):
         return f"correct {place}"
-    has_worked = snapshot.run.get("ready_at") is not None or bool(snapshot.run.get("step"))
+    has_worked = report.has_begun(snapshot)
     has_said_why = bool(snapshot.reason) and not _PLACE.search(snapshot.reason)
     is_to_mend = begins and has_said_why and not has_worked and not snapshot.is_gone
     return "mend that" if is_to_mend else ""
@@ -155,7 +155,7 @@ def _from_checkpoint(snapshot: Snapshot) -> str:
 def _loses_nothing(snapshot: Snapshot) -> bool:
     """Whether all that a failed run has done is still there, and worth going on with."""
     with closing(rundb.RunDb(snapshot.directory, readonly=True)) as db:
-        has_worked = snapshot.is_gone or bool(values.number(snapshot.run.get("step")))
+        has_worked = snapshot.is_gone or report.has_begun(snapshot)
         if not has_worked or not db.memory():
             return False
     from dlctl.cli import recovery  # only here: it takes numpy along

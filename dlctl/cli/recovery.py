@@ -62,6 +62,11 @@ class Findings:
             return 0
         return max(0, self.step - int(self.checkpoint[1]["step"]))
 
+    @property
+    def has_updates(self) -> bool:
+        """Whether there is anything to lose: updates come long before the first step counts."""
+        return self.step > 0 or any(shard.version != 0 for shard in self.shards)
+
     def lost_updates(self) -> dict[str, int | None]:
         """Server -> updates of its shard that are lost; None if nobody knows how many."""
         if self.way == NOTHING:
@@ -132,10 +137,17 @@ def _has_died(snapshot: Snapshot) -> bool:
     return not is_led and snapshot.state not in ("stopped", "finished")
 
 
+def has_begun(snapshot: Snapshot) -> bool:
+    """Whether it can have done anything, as far as is on record here. Raises DlctlError."""
+    return report.has_begun(snapshot) or _was_at_work(snapshot, read_memory(snapshot.directory))
+
+
 def _was_at_work(snapshot: Snapshot, memory: Json) -> bool:
-    if memory:
-        return memory["run"][2] is not None
-    return snapshot.run.get("ready_at") is not None or bool(snapshot.run.get("step"))
+    return _has_released(memory) if memory else report.has_begun(snapshot)
+
+
+def _has_released(memory: Json) -> bool:
+    return bool(memory) and memory["run"][2] is not None
 
 
 def has_coordinator(snapshot: Snapshot) -> bool:
@@ -164,8 +176,7 @@ def _living(snapshot: Snapshot) -> list[str]:
 def _obstacles(snapshot: Snapshot, memory: Json, shards: list[Shard]) -> list[str]:
     found = [] if memory else ["the coordinator has left no memory to go on with"]
     found += [obstacle(shard) for shard in shards if shard.problem]
-    released = bool(memory) and memory["run"][2] is not None
-    if released and not _survives_coordinator(snapshot):
+    if _has_released(memory) and not _survives_coordinator(snapshot):
         found.append("this method lives in the coordinator's process and cannot be gone on with")
     return found
 
@@ -266,8 +277,8 @@ def cost(findings: Findings, why: str = "") -> str:
     and have left no state, and checkpoint 16 is damaged". `why`: if nothing stood in the way.
     """
     assert findings.checkpoint is not None
-    verb = "is" if findings.lost_steps == 1 else "are"
-    parts = [f"{plural(findings.lost_steps, 'step')} {verb} done again"]
+    steps = findings.lost_steps
+    parts = [f"{plural(steps, 'step')} {'is' if steps == 1 else 'are'} done again"] if steps else []
     known = [updates for updates in findings.lost_updates().values() if updates is not None]
     if len(known) < len(findings.shards):
         parts.append("an unknown number of updates is lost")
@@ -276,7 +287,8 @@ def cost(findings: Findings, why: str = "") -> str:
     reasons = [*_reasons(findings)] or [why]
     reasons.append(lineage.skipped(findings.snapshot.directory, findings.checkpoint[0]))
     because = ", and ".join(filter(None, reasons))
-    return ", ".join(parts) + (f", because {because}" if because else "")
+    lost = ", ".join(parts) or "nothing is lost"
+    return lost + (f", because {because}" if because else "")
 
 
 def _reasons(findings: Findings) -> Iterator[str]:
@@ -317,12 +329,12 @@ def as_data(findings: Findings) -> Json:
 
 
 def can_go_on(directory: Path) -> bool:
-    """Whether a run that has failed can go on without a loss, as far as that can be seen from here;
-    also if its directory is strange.
+    """Whether a run that has failed can go on without a loss, and has anything to lose, as far as
+    that can be seen from here; also if its directory is strange.
     """
     snapshot = load(directory)
     try:
         findings = examine(snapshot, read_checkpoints=False, ask_hosts=False)
     except DlctlError:
         return False
-    return findings.way == GO_ON
+    return findings.way == GO_ON and (snapshot.is_gone or findings.has_updates)

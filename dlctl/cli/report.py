@@ -265,6 +265,11 @@ def newest_checkpoint(snapshot: Snapshot) -> str:
     return ", ".join([first, *_particulars(row, snapshot.now)])
 
 
+def has_begun(snapshot: Snapshot) -> bool:
+    """Whether its workers were let loose: there may be updates, also if no step counts yet."""
+    return snapshot.run.get("ready_at") is not None or bool(snapshot.run.get("step"))
+
+
 def unsaved_steps(snapshot: Snapshot) -> int:
     """How many steps an ended run did after its newest checkpoint; 0 if it has none, or lives."""
     row = snapshot.run.get("checkpoint")

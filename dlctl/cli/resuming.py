@@ -69,13 +69,31 @@ def steps_again(decision: Decision) -> int:
     return max(0, reached - int(good[1]["step"]))
 
 
+def lost_updates(decision: Decision) -> int:
+    """How many updates of all shards are not in the checkpoint, as far as that is known."""
+    from dlctl.cli import recovery
+
+    findings = decision.findings
+    if findings is None or decision.checkpoint is None:
+        return 0
+    found = dataclasses.replace(findings, way=recovery.RESUME, checkpoint=decision.checkpoint)
+    return sum(updates or 0 for updates in found.lost_updates().values())
+
+
 def done_again(decision: Decision) -> str:
-    """As in "26,160 steps after the checkpoint at step 30,000 are done again"; "" if none are."""
-    steps = steps_again(decision)
-    if not steps or decision.checkpoint is None:
+    """As in "26,160 steps after the checkpoint at step 30,000 are done again", or the updates of
+    steps that do not count yet; "" if there are none.
+    """
+    if decision.checkpoint is None:
         return ""
-    saved, verb = values.count(decision.checkpoint[1]["step"]), "is" if steps == 1 else "are"
-    return f"{plural(steps, 'step')} after the checkpoint at step {saved} {verb} done again"
+    what, verb, count = "step", "done again", steps_again(decision)
+    if not count:
+        what, verb, count = "update", "lost", lost_updates(decision)
+    if not count:
+        return ""
+    saved = values.count(decision.checkpoint[1]["step"])
+    counted = f"{plural(count, what)} after the checkpoint at step {saved}"
+    return f"{counted} {'is' if count == 1 else 'are'} {verb}"
 
 
 def lossless(previous: Snapshot) -> str:
@@ -97,9 +115,11 @@ def all_kept(decision: Decision) -> DlctlError:
     assert previous is not None
     assert findings is not None
     changes = "".join(f"\n  {change.text()}" for change in decision.changes)
+    updates = sum(shard.version or 0 for shard in findings.shards)
+    done = plural(findings.step, "step") if findings.step else plural(updates, "update")
     return DlctlError(
         f"the job file has changed, and {previous.run_id} has no checkpoint: all of its "
-        f"{plural(findings.step, 'step')} would be given up, which are kept{changes}",
+        f"{done} would be given up, which are kept{changes}",
         where=str(previous.directory),
         hint=f"{lossless(previous)}   |   to give them up: dlctl start --fresh "
         f"{nextstep.job_file(previous)}",

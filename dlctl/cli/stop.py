@@ -196,16 +196,15 @@ def _tell(snapshot: Snapshot) -> None:
 def _require_saved(snapshot: Snapshot) -> None:
     """Say why a checkpoint that was wanted was not made.
 
-    Raises Partial unless no step was done: then there was nothing to save.
+    Raises Partial unless no worker had begun: then there was nothing to save.
     """
     error, row = snapshot.run.get("checkpoint_error"), snapshot.run.get("checkpoint")
-    has_older, steps = isinstance(row, dict), values.number(snapshot.run.get("step"))
     if error:
         why = f"the last checkpoint failed: {error}"
-    elif has_older:
+    elif isinstance(row, dict):
         return
-    elif not steps:
-        console.note("no checkpoint was made: the run stopped before any step was done")
+    elif not report.has_begun(snapshot):
+        console.note("no checkpoint was made: the run stopped before training had begun")
         return
     else:
         why = "no checkpoint was made"

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from dlctl.messages import control, data
+from dlctl.messages import control, data, files
 from dlctl.messages.base import *  # noqa: F403
 from dlctl.messages.base import Message
 from dlctl.messages.control import *  # noqa: F403
 from dlctl.messages.data import *  # noqa: F403
+from dlctl.messages.files import *  # noqa: F403
 
-FIRST_CODE = {control: 0, data: 128}
+FIRST_CODE = {control: 0, files: 96, data: 128}
 
 
 def _numbered(module: ModuleType, first: int) -> dict[int, type[Message]]:

@@ -222,6 +222,9 @@ class Save(Message):
 
     checkpoint: int
     directory: str
+    is_last: bool = False
+    """To a server: the run ends with this, so apply nothing more. It would be acknowledged, and in
+    no checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -345,48 +348,7 @@ class Reply(Message):
     result: Json
 
 
-# ------------------------------------------------------------ control plane: files of other hosts
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class ReadFile(Message):
-    """To an agent, or to the coordinator from a daemon on another host: send me `nbytes` bytes of a
-    file. Repeated until `FileData`; asking twice does no harm.
-    """
-
-    request: int
-    file: str
-    """Relative to the directory of whoever is asked: "ckpt/000000000120-3/shard-0.safetensors"."""
-    part: int
-    """Of a log, which is rotated now and then: the part of it; 0: the oldest that there is."""
-    offset: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class FileData(Message):
-    """Answer to `ReadFile`, with fewer bytes than were asked for where the file ends before."""
-
-    name: str
-    """Who answers."""
-    request: int
-    file: str
-    part: int
-    """The one that these bytes are of: the oldest, if there is none as it was asked for."""
-    offset: int
-    size: int
-    """Of the file, or of this part of it, as it is now."""
-    following: int
-    """The part that was begun after this one; 0: none."""
-    data: bytes
-    error: str
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class FileTaken(Message):
-    """To an agent: this file of a checkpoint is where it belongs; remove the copy."""
-
-    file: str
+# ------------------------------------------------------------ control plane: answers
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -398,3 +360,12 @@ class GuestsNoted(Message):
 @dataclass(frozen=True, slots=True, repr=False)
 class RegisterAgain(Message):
     """To an agent that reports: this coordinator has no note of its having registered."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Reopen(Message):
+    """To a server: the run goes on, checkpoint `last` has not been its last one. Only a server that
+    says so in its reports is told.
+    """
+
+    last: int

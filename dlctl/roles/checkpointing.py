@@ -31,7 +31,7 @@ from dlctl.roles.journal import (
     History,
     RecordCheckpoint,
 )
-from dlctl.roles.membership import Membership
+from dlctl.roles.membership import Daemon, Membership
 from dlctl.roles.transfers import Transfers
 from dlctl.roles.travelling import Wanted, checkpoint_file, saved_file
 
@@ -55,6 +55,7 @@ class _Current:
     begun: float
     manifest: Json
     """As it was when the checkpoint began; the files are filled in at the end."""
+    is_last: bool
     directory: str = ""
     missing: set[str] = field(default_factory=set)
     """Who has not answered."""
@@ -128,10 +129,16 @@ class Checkpointing:
 
     def _limit_s(self, current: _Current) -> float:
         late = [self.members.get(name) for name in current.missing]
-        hang = all(d is not None and d.hangs and not d.saves(current.number) for d in late)
-        if current.coming or not late or not hang:
+        if current.coming or not late or not all(self._hangs(current, d) for d in late):
             return SAVE_S_MAX
         return GIVEN_UP_S_MAX if current.missing <= self._given_up else STUCK_S_MAX
+
+    def _hangs(self, current: _Current, daemon: Daemon | None) -> bool:
+        """Whether it can hardly save: it hangs, or has steps that no shard takes any more."""
+        if daemon is None or daemon.saves(current.number):
+            return False
+        was_late = current.is_last and daemon.name in self._given_up
+        return daemon.hangs or (was_late and daemon.phase == "pushing")
 
     def _evaluates(self, current: _Current) -> bool:
         """Whether only workers are waited for, and one of them cannot save before it has ended an
@@ -180,11 +187,16 @@ class Checkpointing:
         until = self._gives_up_at(self._current)
         return {"at": self._current.begun, "waiting": self.waiting(), "gives_up_at": until}
 
-    def begin(self, step: int, manifest: Json, now: float, listener: Finished | None) -> None:
-        """Begin a checkpoint, or join the one that is under way."""
+    def begin(
+        self, step: int, manifest: Json, now: float, listener: Finished | None,
+        is_last: bool = False,
+    ) -> None:  # fmt: skip
+        """Begin a checkpoint, or join the one that is under way. is_last: shards have to stay as
+        they are saved.
+        """
         if self._current is None:
             self.number += 1
-            self._current = _Current(self.number, step, now, manifest)
+            self._current = _Current(self.number, step, now, manifest, is_last)
             self.desk.do(BeginCheckpoint(self.number, step))
         if listener is not None:
             self._current.listeners.append(listener)
@@ -209,7 +221,7 @@ class Checkpointing:
         ]  # fmt: skip
         current.missing = {d.name for d in asked}
         for name in sorted(current.missing):
-            message = m.Save(current.number, event.directory)
+            message = m.Save(current.number, event.directory, current.is_last)
             self.desk.ask(("save", name), name, message, now)
 
     def on_saved(self, message: m.Saved, now: float) -> None:

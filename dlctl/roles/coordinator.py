@@ -307,7 +307,8 @@ class Coordinator:
             self.work.grant(now)
 
     def begin_checkpoint(self, now: float, listener: Callable[[Json], None] | None) -> None:
-        self.checkpointing.begin(self.work.steps, manifest_of(self), now, listener)
+        is_last = self.ending is not None and self.ending.step == ending.SAVING
+        self.checkpointing.begin(self.work.steps, manifest_of(self), now, listener, is_last)
 
     # ------------------------------------------------------------ the end
 
@@ -344,8 +345,7 @@ class Coordinator:
 
     def _save_last(self, now: float) -> None:
         """After the drain: what the workers had accrued is in the shards now."""
-        if self.work.steps:
-            self.begin_checkpoint(now, None)
+        self.begin_checkpoint(now, None)
 
     def _on_drained(self, peer: Peer, message: m.Drained, now: float) -> None:
         worker = self.members.get(message.name)

@@ -40,6 +40,9 @@ class Reports:
             return
         if daemon.role == "server":
             of.tell_members(daemon)
+            if of.ending is None and (last := report.metrics.get("last_checkpoint")):
+                # Another coordinator has asked for it, and could not write that down.
+                self.desk.send(daemon.name, m.Reopen(last))
         elif "step" in report.metrics:
             # It trains, although nobody remembers that it has asked for data.
             self.is_at_work(daemon)

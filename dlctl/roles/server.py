@@ -309,6 +309,8 @@ class Server:
             self._saving.without_file(message, "the shard has no values yet")
             return
         serving, shard = self.serving, self.serving.shard
+        if message.is_last:
+            serving.close(message.checkpoint)
         arrays = {W: shard.w.copy()}
         arrays |= {f"slot.{n}": a.copy() for n, a in shard.slots.items()}
         if serving.buffers is not None:
@@ -352,6 +354,8 @@ class Server:
             return "restoring", ""
         if not self.serving.initialised:
             return "waiting for initial values", "worker-0"
+        if self.serving.last_checkpoint:
+            return "closed for the last checkpoint", ""
         slots = sorted(self.serving.side.waits_for())
         if slots:
             step = self.serving.shard.version
@@ -379,6 +383,7 @@ class Server:
         m.VectorOp: _on_vector_op,
         m.Change: _on_change,
         m.Save: _on_save,
+        m.Reopen: lambda self, message, now: self.serving and self.serving.reopen(message.last),
         m.FileData: lambda self, message, now: self._gathering.on_data(message, now),
         m.Dismiss: _on_dismiss,
         m.Shutdown: _on_shutdown,

@@ -6,7 +6,8 @@ every value finite), and only then the method's server side, which applies it, h
 or drops it. Of poison the server side is only told that it has come: others may wait for it. Then
 all of it is committed: shard, numbers and whatever the method has to know; only then the ack goes
 out. What is in no commit was never acknowledged, so a server that takes this one's place gets it
-again.
+again. When a run ends, all that is left of it is its last checkpoint: from the moment when a shard
+is saved for that, nothing gets into it.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class Serving:
         self.push_norm_max = push_norm_max
         self.summary = Summary(fetch_values)
         self.initialised = False
+        self.last_checkpoint = 0
+        """The run ends with it: nothing is applied any more, for it would be in no checkpoint."""
         self.useless = 0
         """Messages of workers that had no effect."""
         self.deliveries = Deliveries()
@@ -92,6 +95,7 @@ class Serving:
             **self.rates.report(now),
             **self.staleness.report(),
             **({"poison": poison} if poison else {}),
+            **({"last_checkpoint": self.last_checkpoint} if self.last_checkpoint else {}),
         }
 
     # ------------------------------------------------------------ what survives
@@ -105,6 +109,7 @@ class Serving:
         self._refused.update(dict(meta["refused"]))
         self.side.resume(meta["side"])
         self.initialised = meta["initialised"]
+        self.last_checkpoint = meta.get("last_checkpoint", 0)
         if self.initialised:
             self._take_extras(self.shard.storage.extras)
 
@@ -136,12 +141,26 @@ class Serving:
                     "fates": self.deliveries.fates(),
                     "refused": sorted(map(list, self._refused.items())),
                     "side": self.side.state(),
+                    "last_checkpoint": self.last_checkpoint,
                 }
             )
+
+    def close(self, last_checkpoint: int) -> None:
+        """Apply nothing from now on, nor any server that takes this one's place."""
+        self.last_checkpoint = last_checkpoint
+        self.commit()
+
+    def reopen(self, last_checkpoint: int) -> None:
+        """That one was not the last, for who asked for it could not put on record that the run
+        ends."""
+        if last_checkpoint == self.last_checkpoint:
+            self.close(0)
 
     # ------------------------------------------------------------ workers join
 
     def on_join(self, peer: Peer, message: m.Join) -> None:
+        if self.last_checkpoint:
+            return  # It would settle what barriers hold.
         if message.run_id != self.run_id:
             self.desk.send(peer, m.Dismiss(f"this server belongs to run {self.run_id}"))
             return
@@ -210,6 +229,8 @@ class Serving:
 
     def on_push(self, peer: Peer, push: m.Push) -> None:
         self.rates.add("push_bytes", push.delta.nbytes)
+        if self.last_checkpoint:
+            return
         verdict = self.deliveries.judge(push)
         if verdict != NEW:
             self.useless += 1
@@ -234,7 +255,8 @@ class Serving:
         """
         is_theirs = self.initialised and self._peers.get(push.slot) == peer
         is_next = push.generation == self.generation and self.deliveries.judge(push) == NEW
-        if is_theirs and is_next and self.side.applies_as_pushed:
+        is_open = not self.last_checkpoint
+        if is_open and is_theirs and is_next and self.side.applies_as_pushed:
             self._head_start.comes(push, come)
 
     def _take(self, push: m.Push) -> None:
@@ -366,7 +388,7 @@ class Serving:
             self.desk.send(peer, m.Buffers(message.request, average, self.constant))
 
     def on_members(self, slots: frozenset[int]) -> None:
-        if slots != self._members:
+        if slots != self._members and not self.last_checkpoint:
             self._members = slots
             self._head_start.keep(slots)
             self._settle(self.side.members(slots), at_once=True)

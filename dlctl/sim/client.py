@@ -7,6 +7,8 @@ from dlctl.messages import Json, Reply, Request
 from dlctl.roles.desk import COORDINATOR
 
 REPEAT_S = 1.0
+PATIENCE_S = 60.0
+"""The run may have ended before it could answer."""
 
 
 class Client:
@@ -16,9 +18,14 @@ class Client:
         self.request = Request(number, verb, arguments)
         self.reply: Reply | None = None
         self._ask_at = 0.0
+        self._until: float | None = None
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         if isinstance(event, (Started, DeadlineReached)):
+            if self._until is None:
+                self._until = now + PATIENCE_S
+            elif now >= self._until:
+                return [Exit(1, "no answer came")]
             self._ask_at = now + REPEAT_S
             return [Send(COORDINATOR, self.request)]
         if isinstance(event, Received) and isinstance(event.message, Reply):

@@ -192,6 +192,22 @@ def test_who_explodes_in_a_round_pushes_nothing_of_it_and_goes_on_from_the_mean(
     np.testing.assert_allclose(shards.whole(), round_of(theta, [range(2, 4)] * REPLICAS), rtol=1e-5)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_explodes_keeps_what_earlier_pushes_have_left_behind(overlap):
+    """Those portions are noted: nobody trains them again."""
+    _, everybody = replicas(steps=2, overlap=overlap)
+    player = everybody[0]
+    left = np.full(SIZE, 0.25, np.float32)
+    player.side.restore(left)
+    give(player, 0, 1)
+    give_bad(player)
+    for other in everybody[1:]:
+        give(other, 0, 2)
+    go_on(everybody)
+    assert player.samples_pushed == 0
+    np.testing.assert_array_equal(player.side.residual, left)
+
+
 def test_who_explodes_while_the_mean_is_under_way_sits_out_the_round():
     shards, everybody = replicas(steps=4, overlap=True)
     player, *others = everybody

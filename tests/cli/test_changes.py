@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,10 +13,10 @@ from pathlib import Path
 import pytest
 from answering import coordinator, done
 from identity import ME, OF_ANOTHER_BOOT, identity
+from orphans import orphan
 from remains import keep, save
 
 from dlctl import client
-from dlctl.launch import base
 from dlctl.messages import Reply, Request
 from dlctl.rundb import RunDb
 
@@ -28,23 +27,6 @@ def living() -> Iterator[subprocess.Popen]:
     code = "import signal; signal.pause()"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         try:
-            yield process
-        finally:
-            process.kill()
-
-
-@contextmanager
-def orphan(directory: Path, name: str, incarnation: int) -> Iterator[subprocess.Popen]:
-    """A worker of this run that does nothing, and that nobody has put on record."""
-    package = directory.parent / "code" / "daemons"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "worker.py").write_text("import signal\nprint(flush=True)\nsignal.pause()\n")
-    command = base.argv("worker", directory, name, incarnation, "")
-    paths = {**os.environ, "PYTHONPATH": str(package.parent)}
-    with subprocess.Popen(command, stdout=-1, env=paths, start_new_session=True) as process:
-        try:
-            process.stdout.readline()
             yield process
         finally:
             process.kill()
@@ -288,14 +270,16 @@ def test_without_saving_an_earlier_failure_is_no_error_but_the_lag_is_told(run, 
     assert "checkpoint  saved at step 345, 1 step before the end, 9 B" in ended.err
 
 
-def test_a_stop_before_the_first_step_says_why_nothing_was_saved(run, dlctl_command):
-    ended = stopped(run, dlctl_command, step=0, checkpoint=None)
+def test_a_stop_before_workers_began_says_why_nothing_was_saved(run, dlctl_command):
+    ended = stopped(run, dlctl_command, step=0, ready_at=None, checkpoint=None)
     assert ended.code == 0
-    assert "no checkpoint was made: the run stopped before any step was done" in ended.err
+    assert "no checkpoint was made: the run stopped before training had begun" in ended.err
 
 
-def test_steps_that_were_not_saved_for_no_known_reason_are_an_error_too(run, dlctl_command):
-    ended = stopped(run, dlctl_command, step=7, checkpoint=None)
+@pytest.mark.parametrize("end", [{"step": 7, "ready_at": None}, {"step": 0, "ready_at": 1.0}])
+def test_what_was_not_saved_for_no_known_reason_is_an_error_too(run, dlctl_command, end):
+    """Pushes may have been applied before a step counts."""
+    ended = stopped(run, dlctl_command, checkpoint=None, **end)
     assert (ended.code, "but no checkpoint was made" in ended.err) == (8, True)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fulldisk import LARGE, fill, make_room
+from orphans import orphan
 
 from daemons.coordinator import records
 from daemons.coordinator.past import read_past
@@ -62,7 +63,7 @@ def save(record: Any, number: int, keep: int = 1) -> j.CheckpointEnded:
 
 
 def row(name: str, incarnation: int) -> dict[str, Any]:
-    known = {"name": name, "incarnation": incarnation, "agent": HOME_AGENT}
+    known = {"name": name, "role": "worker", "incarnation": incarnation, "agent": HOME_AGENT}
     return {**known, "state": "running", "pid": None}
 
 
@@ -378,10 +379,20 @@ def test_a_daemon_that_came_again_and_was_removed_at_once_is_counted_on(tmp_path
 
 
 def test_a_daemon_that_is_still_there_stays_in_sight(tmp_path, record):
-    record(j.Snapshot({}, ({**row("worker-1", 1), "pid": os.getpid()},)))
-    record(j.Snapshot({}, (row("worker-0", 1),)))
+    with orphan(tmp_path, "worker-1", 1) as process:
+        record(j.Snapshot({}, ({**row("worker-1", 1), "pid": process.pid},)))
+        record(j.Snapshot({}, (row("worker-0", 1),)))
     with closing(RunDb(tmp_path)) as db:
         assert [shown["name"] for shown in db.daemons()] == ["worker-0", "worker-1"]
+
+
+@pytest.mark.parametrize(("name", "incarnation"), [("worker-1", 2), ("worker-2", 1)])
+def test_a_pid_that_somebody_else_has_now_is_nobody_s(tmp_path, record, name, incarnation):
+    """As after a restart of the machine: what an earlier coordinator knew of pids is outdated."""
+    with orphan(tmp_path, name, incarnation) as process:
+        record(j.Snapshot({}, ({**row("worker-1", 1), "pid": process.pid},)))
+    with closing(RunDb(tmp_path)) as db:
+        assert [shown["pid_start"] for shown in db.daemons()] == [None]
 
 
 def test_a_directory_that_cannot_be_made_is_an_error_of_that_checkpoint(tmp_path, record):

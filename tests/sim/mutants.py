@@ -26,6 +26,7 @@ from dlctl.roles.agent import Agent
 from dlctl.roles.arrivals import Arrivals
 from dlctl.roles.basis import Basis
 from dlctl.roles.channel import Channel
+from dlctl.roles.coordinator import Coordinator
 from dlctl.roles.deliveries import NEW, Deliveries
 from dlctl.roles.desk import Desk
 from dlctl.roles.ending import Ending
@@ -662,3 +663,42 @@ def drained_for_nobody(patch: Patch) -> None:
             honest(self, worker, now)
 
     patch.setattr(Scaling, "on_drained", on_drained)
+
+
+# ---------------------------------------------------------------- the last checkpoint
+
+
+@mutant(
+    "a run that has noted no portion yet saves nothing when it is stopped", "SavedChecker",
+    scenario="stops",
+)  # fmt: skip
+def nothing_noted_nothing_saved(patch: Patch) -> None:
+    honest = Coordinator._save_last
+
+    def save_last(self, now):
+        if self.work.steps:
+            honest(self, now)
+
+    patch.setattr(Coordinator, "_save_last", save_last)
+
+
+@mutant(
+    "pushes are applied and acknowledged behind the last checkpoint", "SavedChecker",
+    scenario="stops", seeds=20,
+)  # fmt: skip
+def open_to_the_end(patch: Patch) -> None:
+    patch.setattr(Serving, "close", lambda self, last_checkpoint: None)
+
+
+@mutant(
+    "who takes the place of a server that was closed for the last checkpoint is open",
+    "SavedChecker", scenario="stops", seeds=40, first=120,
+)  # fmt: skip
+def the_next_one_is_open(patch: Patch) -> None:
+    honest = Serving.resume
+
+    def resume(self):
+        honest(self)
+        self.last_checkpoint = 0
+
+    patch.setattr(Serving, "resume", resume)

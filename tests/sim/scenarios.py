@@ -126,6 +126,7 @@ def _ledger(
     faults: Faults,
     *,
     epochs: int = 4,
+    cells: int = 200,
     averages: bool = False,
     shares: bool = False,
     forgets: bool = False,
@@ -133,11 +134,12 @@ def _ledger(
     durabilities: tuple[str, ...] = ("process", "process", "process", "disk", "none"),
     **options: object,
 ) -> Simulation:
-    problem = Ledger(shards=SERVERS, cells=200)
+    problem = Ledger(shards=SERVERS, cells=cells)
+    usual = {"portion_batches": 2, "checkpoint_s": 0.6, "evaluate_epochs": 1.0}
     job = job_file(
-        WORKERS, SERVERS, optimizer=ACCOUNT, batch_size=4, portion_batches=2, seed=seed,
-        epochs=float(epochs), checkpoint_s=0.6, evaluate_epochs=1.0, restarts_max=20,
-        durability=durabilities[seed % len(durabilities)], timeouts=TIMEOUTS, **options,
+        WORKERS, SERVERS, optimizer=ACCOUNT, batch_size=4, seed=seed, epochs=float(epochs),
+        restarts_max=20, durability=durabilities[seed % len(durabilities)], timeouts=TIMEOUTS,
+        **usual | options,
     )  # fmt: skip
     checkers = ledger_checkers(
         problem, epochs, once=False, averages=averages, shares=shares, forgets=forgets,
@@ -236,6 +238,29 @@ def full_disks(seed: int) -> Simulation:
     return simulation
 
 
+def stops(seed: int) -> Simulation:
+    """Stopped in the middle of anything, on most seeds with less patience than a step takes: what
+    was acknowledged has to be in the last checkpoint. Half of them have no other one, and portions
+    so long that the stop comes before the first of them is done.
+    """
+    dice = np.random.default_rng([seed, 7])
+    method = (
+        ("downpour", {}), ("local-sgd", {"local_steps": 2, "local_lr": 1.0}),
+        ("downpour", {"push_every_steps": 2}), ("sync", {}),
+    )[seed % 4]  # fmt: skip
+    is_first = seed // 4 % 2 == 0
+    portions = {"portion_batches": 16, "checkpoint_s": 0.0} if is_first else {}
+    faults = (recovery_faults, mixed_faults, forgetting_faults)[seed % 3]
+    simulation = _ledger(
+        seed, faults(seed), epochs=100, cells=400, averages=method[0] != "downpour",
+        shares=method[0] == "sync", durabilities=("process", "process", "disk"), algorithm=method,
+        forgets=seed % 3 == 2, **portions,
+    )  # fmt: skip
+    patience = {"grace_s": float(dice.choice([0.0, 0.05, 0.3, 5.0])), "checkpoint": True}
+    simulation.request(float(dice.uniform(0.4, 1.5 if is_first else 4.5)), "stop", patience)
+    return simulation
+
+
 # ---------------------------------------------------------------- a method with one right result
 
 
@@ -284,5 +309,6 @@ SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "recovery": recovery,
     "sync-recovery": sync_recovery,
     "full-disks": full_disks,
+    "stops": stops,
 }
 """Name -> seed -> a run that has not begun."""

@@ -24,6 +24,7 @@ from dlctl.sim.checkers import (
     LivenessChecker,
     NothingLeft,
     SamplesChecker,
+    SavedChecker,
     StalenessChecker,
     TermsChecker,
 )
@@ -114,6 +115,7 @@ def ledger_checkers(
         FetchesChecker(),
         *(() if averages else (StalenessChecker(book),)),
         LivenessChecker(heal_at_s),
+        SavedChecker(book),
         NothingLeft(),
     )
 

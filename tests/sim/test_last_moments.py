@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from simulated import ACCOUNT, job_file
+from simulated import ACCOUNT, Watcher, job_file
 
+from dlctl import messages as m
 from dlctl.shards.base import Held
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
@@ -37,6 +38,25 @@ def test_when_the_last_checkpoint_fails_the_shards_stay_and_the_run_says_so(is_s
     assert "but its last checkpoint failed: server-" in outcome.reason
     assert "no space left on device" in outcome.reason
     assert sorted(outcome.store.states) == [0, 1]
+
+
+def test_shards_that_were_closed_for_a_checkpoint_that_failed_open_when_the_run_goes_on():
+    saves = Watcher(m.Save)
+    first = ledger(50.0, Faults(heal_at_s=1000.0))
+    first.world.observers.append(saves)
+    first.at(1.0, lambda: setattr(first.world.disk, "full", 1))
+    first.request(3.0, "stop", {})
+    store = first.run(200.0).store
+    assert store.run["state"] == "failed"
+    done = store.run["step"]
+    job = job_file(2, 2, optimizer=ACCOUNT, batch_size=4, portion_batches=2, steps=done + 40)
+    opened = Watcher(m.Reopen)
+    outcome = Simulation(
+        job, Ledger(shards=2, cells=600), 1, compute=COMPUTE, store=store,
+        past=store.past(agents={}), checkers=(opened,),
+    ).run(200.0)  # fmt: skip
+    assert {message.last for message in opened.messages()} == {saves.messages()[-1].checkpoint}
+    assert outcome.state == "finished"
 
 
 def test_a_last_checkpoint_that_fails_is_tried_again():

@@ -16,6 +16,7 @@ from dlctl.sim.checkers.leftovers import NothingLeft
 from dlctl.sim.checkers.liveness import LivenessChecker
 from dlctl.sim.checkers.own_steps import OwnStepsChecker
 from dlctl.sim.checkers.samples import LeasesChecker, SamplesChecker
+from dlctl.sim.checkers.saved import SavedChecker
 from dlctl.sim.checkers.staleness import StalenessChecker
 from dlctl.sim.checkers.terms import TermsChecker
 
@@ -31,6 +32,7 @@ __all__ = [
     "OwnStepsChecker",
     "PromiseBroken",
     "SamplesChecker",
+    "SavedChecker",
     "StalenessChecker",
     "TermsChecker",
 ]

@@ -1,0 +1,48 @@
+"""The control plane: files of other hosts, piece by piece."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlctl.messages.base import Message
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ReadFile(Message):
+    """To an agent, or to the coordinator from a daemon on another host: send me `nbytes` bytes of a
+    file. Repeated until `FileData`; asking twice does no harm.
+    """
+
+    request: int
+    file: str
+    """Relative to the directory of whoever is asked: "ckpt/000000000120-3/shard-0.safetensors"."""
+    part: int
+    """Of a log, which is rotated now and then: the part of it; 0: the oldest that there is."""
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FileData(Message):
+    """Answer to `ReadFile`, with fewer bytes than were asked for where the file ends before."""
+
+    name: str
+    """Who answers."""
+    request: int
+    file: str
+    part: int
+    """The one that these bytes are of: the oldest, if there is none as it was asked for."""
+    offset: int
+    size: int
+    """Of the file, or of this part of it, as it is now."""
+    following: int
+    """The part that was begun after this one; 0: none."""
+    data: bytes
+    error: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FileTaken(Message):
+    """To an agent: this file of a checkpoint is where it belongs; remove the copy."""
+
+    file: str
