@@ -73,7 +73,7 @@ def test_another_job_file_is_no_reason_to_give_it_up_without_a_word(in_it: Workp
     assert refused.code == 1
     assert "updates would be given up, which are kept" in refused.err
     assert "dlctl start --fresh" in refused.err
-    assert "nothing is lost with dlctl recover" in refused.err
+    assert "it goes on with the old job file" in refused.err
     assert in_it.dlctl("recover").code == 0
     assert in_it.dlctl("stop", "--grace", "0.2s").code == 0
     assert none_lost(in_it) >= PUSHES

@@ -7,10 +7,11 @@ The same seed of the same scenario is the same run to the last byte of its trace
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
-from simulated import ACCOUNT, FullAtEnd, FullAtRelease, job_file, ledger_checkers
+from simulated import ACCOUNT, FullAtEnd, FullAtRelease, StopAtWork, job_file, ledger_checkers
 
 from dlctl.messages import Array
 from dlctl.roles.desk import COORDINATOR
@@ -24,7 +25,7 @@ from dlctl.sim.checkers import (
 )
 from dlctl.sim.crashpoints import PointCrash
 from dlctl.sim.drivers import ComputeOptions
-from dlctl.sim.faults import Faults
+from dlctl.sim.faults import Faults, Moment
 from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.problems import LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
@@ -250,14 +251,16 @@ def stops(seed: int) -> Simulation:
     )[seed % 4]  # fmt: skip
     is_first = seed // 4 % 2 == 0
     portions = {"portion_batches": 16, "checkpoint_s": 0.0} if is_first else {}
-    faults = (recovery_faults, mixed_faults, forgetting_faults)[seed % 3]
+    faults = (recovery_faults, mixed_faults, forgetting_faults)[seed % 3](seed)
+    if seed % 3 == 0 and is_first:  # A server that has been saved dies while others are.
+        faults = replace(faults, moments=(Moment(name="server-0", kind="Saved"),))
     simulation = _ledger(
-        seed, faults(seed), epochs=100, cells=400, averages=method[0] != "downpour",
+        seed, faults, epochs=100, cells=400, averages=method[0] != "downpour",
         shares=method[0] == "sync", durabilities=("process", "process", "disk"), algorithm=method,
         forgets=seed % 3 == 2, **portions,
     )  # fmt: skip
-    patience = {"grace_s": float(dice.choice([0.0, 0.05, 0.3, 5.0])), "checkpoint": True}
-    simulation.request(float(dice.uniform(0.4, 1.5 if is_first else 4.5)), "stop", patience)
+    grace_s = float(dice.choice([0.0, 0.05, 0.3, 5.0]))
+    StopAtWork(simulation, float(dice.uniform(0.0, 1.0 if is_first else 4.0)), grace_s)
     return simulation
 
 

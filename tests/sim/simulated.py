@@ -149,6 +149,23 @@ class Watcher(Checker):
         return [message for _, source, _, message in self.sent if name in (None, source)]
 
 
+class StopAtWork(Checker):
+    """Somebody asks for the run's end, so long after its first push."""
+
+    def __init__(self, simulation: Simulation, after_s: float, grace_s: float) -> None:
+        self._simulation = simulation
+        self._after_s = after_s
+        self._request = {"grace_s": grace_s, "checkpoint": True}
+        self._is_asked = False
+        simulation.world.observers.append(self)
+
+    def on_effect(self, process: Any, effect: Any) -> None:
+        if isinstance(effect, Send) and isinstance(effect.message, Push) and not self._is_asked:
+            self._is_asked = True
+            when_s = self._simulation.world.timeline.now + self._after_s
+            self._simulation.request(when_s, "stop", self._request)
+
+
 class FullAt(Checker):
     """The disk is full from the moment when something is to be written for the first time."""
 

@@ -11,11 +11,12 @@ from scenarios import SCENARIOS
 from seeds import examine, summarise
 
 SEEDS = {
-    "downpour": 170, "downpour-topk": 60, "sync": 60, "local-sgd": 150, "sandblaster": 255,
-    "recovery": 150, "sync-recovery": 75, "full-disks": 80,
+    "downpour": 150, "downpour-topk": 60, "sync": 60, "local-sgd": 150, "sandblaster": 175,
+    "recovery": 150, "sync-recovery": 75, "full-disks": 80, "stops": 100,
 }  # fmt: skip
 """Scenario -> how many of it: those that take longer come less often."""
 PUSHES_MIN, FAULTS_MIN = 24, 3
+"""Of every run, but for those that are stopped soon: what they have in the mean."""
 HERE = Path(__file__).parent
 
 
@@ -33,8 +34,12 @@ def test_every_seed_keeps_every_promise(scenario, cores, capsys):
         print(f"\nseeds 0..{count - 1} of {scenario}: {summary}")
     assert not summary.failures, str(summary)
     assert summary.runs[scenario] == count
-    assert summary.fewest_pushes >= PUSHES_MIN
-    assert summary.fewest_faults >= FAULTS_MIN
+    if scenario == "stops":
+        least = (summary.pushes / count, summary.faults / count)
+    else:
+        least = (summary.fewest_pushes, summary.fewest_faults)
+    assert least[0] >= PUSHES_MIN
+    assert least[1] >= FAULTS_MIN
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
