@@ -82,6 +82,12 @@ def _digest(manifest: Manifest) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
+def has_updates(manifest: Manifest) -> bool:
+    """Whether it holds more than what the model began with."""
+    versions = [part["state"].get("version") for part in manifest["shards"]]
+    return manifest["step"] > 0 or versions != [0] * len(versions)
+
+
 def layout(manifest: Manifest) -> Layout:
     """The model's layout, as every replica built it."""
     return Layout.from_rows(manifest["layout"])

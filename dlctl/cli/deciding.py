@@ -117,13 +117,14 @@ def examined(decision: Decision, *, ask_hosts: bool = True) -> Decision:
 
 
 def with_checkpoint(decision: Decision, job: JobFile, file: Path) -> Decision:
-    """RESUME with the newest good checkpoint, every byte of which is read; without any KEPT if all
-    that the run did is there, else BEGIN; any other decision as it is.
+    """RESUME with the newest good checkpoint, every byte of which is read. Without any that has
+    more than initial values: KEPT if all that the run did is there, else BEGIN. Any other decision
+    as it is.
 
     Raises DlctlError if all are damaged: whether they can be given up is for their owner to say;
     UsageError if the newest good one does not fit.
     """
-    from dlctl import checkpoints
+    from dlctl import checkpoints, manifest
     from dlctl.cli import resuming
 
     previous = decision.previous
@@ -131,6 +132,8 @@ def with_checkpoint(decision: Decision, job: JobFile, file: Path) -> Decision:
         return decision
     problems: list[str] = []
     good = checkpoints.newest_good(previous.directory, problems.append)
+    if good is not None and not manifest.has_updates(good[1]):
+        good = None
     if good is None and problems:
         raise resuming.all_damaged(decision, problems, file)
     if good is None:

@@ -102,10 +102,9 @@ def headline(decision: Decision) -> str:
         step = values.count(decision.checkpoint[1]["step"])
         return f"{run} ({state}) would resume from its checkpoint at step {step}"
     if decision.way == deciding.KEPT and decision.findings is not None:
-        step = values.count(decision.findings.step)
         return (
             f"nothing: start refuses, because {run} ({state}) has no checkpoint, and would lose "
-            f"all of its {step} steps with the changed job file"
+            f"all of its {decision.findings.done} with the changed job file"
         )
     if decision.way == deciding.GO_ON and decision.findings is not None:
         step = values.count(decision.findings.step)

@@ -128,8 +128,7 @@ def _price_of_start(findings: Findings) -> str:
         return ""
     saved = report.saved_step(findings.snapshot)
     if saved is None:
-        steps = plural(findings.step, "step")
-        return f" only with --fresh (no checkpoint has any of its {steps})"
+        return f" only with --fresh (no checkpoint has any of its {findings.done})"
     again = plural(max(0, findings.step - saved), "step")
     return f" from the checkpoint at step {values.count(saved)} ({again} done again)"
 

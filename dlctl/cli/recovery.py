@@ -65,7 +65,14 @@ class Findings:
     @property
     def has_updates(self) -> bool:
         """Whether there is anything to lose: updates come long before the first step counts."""
-        return self.step > 0 or any(shard.version != 0 for shard in self.shards)
+        return self.step > 0 or any(map(_may_have_updates, self.shards))
+
+    @property
+    def done(self) -> str:
+        """What the run has done, in words: as in "26,160 steps", or "7 updates" before the first
+        of them counts."""
+        updates = sum(shard.version or 0 for shard in self.shards)
+        return plural(self.step, "step") if self.step else plural(updates, "update")
 
     def lost_updates(self) -> dict[str, int | None]:
         """Server -> updates of its shard that are lost; None if nobody knows how many."""
@@ -75,6 +82,11 @@ class Findings:
             return dict.fromkeys((shard.name for shard in self.shards), 0)
         saved = {p["name"]: p["state"].get("version") for p in self.checkpoint[1]["shards"]}
         return {shard.name: _behind(shard.version, saved.get(shard.name)) for shard in self.shards}
+
+
+def _may_have_updates(shard: Shard) -> bool:
+    """Of one that cannot be looked at, what is known may be old."""
+    return shard.version != 0 or bool(shard.problem)
 
 
 def _behind(version: int | None, saved: Any) -> int | None:

@@ -18,6 +18,7 @@ from dlctl.cli import console, lineage, values
 from dlctl.cli.snapshot import ENDED, Snapshot, newest_whole
 from dlctl.cli.values import NOTHING
 from dlctl.errors import DlctlError
+from dlctl.manifest import has_updates
 from dlctl.rundb import RunDb
 from dlctl.text import plural
 
@@ -290,10 +291,11 @@ def done_again(snapshot: Snapshot) -> str:
 
 def saved_step(snapshot: Snapshot) -> int | None:
     """The step that a run goes on from: that of its newest checkpoint that is not known to be
-    damaged; None without one. Their bytes are not read: that takes long.
+    damaged; None without one that has more than initial values. Their bytes are not read: that
+    takes long.
     """
     found = newest_whole(snapshot.directory)
-    return None if found is None else int(found[1]["step"])
+    return int(found[1]["step"]) if found is not None and has_updates(found[1]) else None
 
 
 def all_damaged(snapshot: Snapshot) -> str:

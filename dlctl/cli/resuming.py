@@ -115,11 +115,9 @@ def all_kept(decision: Decision) -> DlctlError:
     assert previous is not None
     assert findings is not None
     changes = "".join(f"\n  {change.text()}" for change in decision.changes)
-    updates = sum(shard.version or 0 for shard in findings.shards)
-    done = plural(findings.step, "step") if findings.step else plural(updates, "update")
     return DlctlError(
         f"the job file has changed, and {previous.run_id} has no checkpoint: all of its "
-        f"{done} would be given up, which are kept{changes}",
+        f"{findings.done} would be given up, which are kept{changes}",
         where=str(previous.directory),
         hint=f"{lossless(previous)}   |   to give them up: dlctl start --fresh "
         f"{nextstep.job_file(previous)}",

@@ -131,6 +131,8 @@ class Checkpointing:
         late = [self.members.get(name) for name in current.missing]
         if current.coming or not late or not all(self._hangs(current, d) for d in late):
             return SAVE_S_MAX
+        if current.error:
+            return 0.0  # Nothing comes of it any more.
         return GIVEN_UP_S_MAX if current.missing <= self._given_up else STUCK_S_MAX
 
     def _hangs(self, current: _Current, daemon: Daemon | None) -> bool:
@@ -138,7 +140,7 @@ class Checkpointing:
         if daemon is None or daemon.saves(current.number):
             return False
         was_late = current.is_last and daemon.name in self._given_up
-        return daemon.hangs or (was_late and daemon.phase == "pushing")
+        return daemon.hangs or (was_late and daemon.phase in ("pushing", "fetching"))
 
     def _evaluates(self, current: _Current) -> bool:
         """Whether only workers are waited for, and one of them cannot save before it has ended an

@@ -186,7 +186,7 @@ class Ending:
     def hurry(self, now: float) -> None:
         """Kill what is left (`stop --kill`)."""
         while self.needs_servers() or self.step == RECORDING:
-            self._finish_step()
+            self._finish_step(is_killed=True)
             self._steps.pop(0)
         self.begin(now)
         self.until = now
@@ -287,18 +287,20 @@ class Ending:
         """
         return EVALUATING in self._steps and any(d.evaluates for d in self.members.of("worker"))
 
-    def _finish_step(self) -> None:
+    def _finish_step(self, *, is_killed: bool = False) -> None:
         if self.step == DRAINING:
             for worker in self.members.of("worker"):
                 self.desk.outstanding.drop(("drain", worker.name))
         elif self.step == EVALUATING:
             self.evaluations.gone(self.evaluations.worker)
-        elif self.step == SAVING and self._saved:
-            self._look_at_the_last_checkpoint()
+        elif self.step == SAVING:
+            self._look_at_the_last_checkpoint(is_killed)
 
-    def _look_at_the_last_checkpoint(self) -> None:
+    def _look_at_the_last_checkpoint(self, is_killed: bool) -> None:
         """Without it the shards are all there is: they stay, and the run can go on with them."""
-        error = self.checkpointing.last_error
+        error = self.checkpointing.last_error if self._saved else ""
+        if not is_killed and (not self._saved or self.checkpointing.active):
+            error = f"gave up waiting for {self.checkpointing.at_work_on()}"
         if error and self.keeps_shards and self.state != "failed":
             self.reason = f"{self.reason}, but its last checkpoint failed: {error}"
             self.state = "failed"

@@ -306,13 +306,14 @@ class Server:
         if not self._saving.is_new(message):
             return
         if self.serving is None or not self.serving.initialised:
-            self._saving.without_file(message, "the shard has no values yet")
+            is_full = self._room.wanted_for is not None
+            why = "the disk has no room for the shard" if is_full else "the shard has no values yet"
+            self._saving.without_file(message, why)
             return
         serving, shard = self.serving, self.serving.shard
         if message.is_last:
             serving.close(message.checkpoint)
-        arrays = {W: shard.w.copy()}
-        arrays |= {f"slot.{n}": a.copy() for n, a in shard.slots.items()}
+        arrays = {W: shard.w.copy(), **{f"slot.{n}": a.copy() for n, a in shard.slots.items()}}
         if serving.buffers is not None:
             arrays |= {"averaged": serving.buffers.average().copy(), "constant": serving.constant}
         self._saving.begin(message, saved_file(self.birth.name), arrays, self._state(serving))
@@ -366,8 +367,9 @@ class Server:
         if self._welcome is None or now < self._report_at:
             return
         self._report_at = now + REPORT_S
-        metrics = self.serving.metrics(now) if self.serving else {}
-        metrics["settings"] = self.settings()
+        metrics = (self.serving.metrics(now) if self.serving else {}) | {
+            "settings": self.settings()
+        }
         phase, waiting_for = self.phase()
         self.desk.send(
             COORDINATOR,

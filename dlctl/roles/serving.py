@@ -159,8 +159,6 @@ class Serving:
     # ------------------------------------------------------------ workers join
 
     def on_join(self, peer: Peer, message: m.Join) -> None:
-        if self.last_checkpoint:
-            return  # It would settle what barriers hold.
         if message.run_id != self.run_id:
             self.desk.send(peer, m.Dismiss(f"this server belongs to run {self.run_id}"))
             return
@@ -172,6 +170,9 @@ class Serving:
         if self.deliveries.is_fenced(message.slot, message.epoch):
             self.desk.send(peer, m.Dismiss(f"worker-{message.slot} has been replaced"))
             return
+        is_known = self.deliveries.is_current(message.slot, message.epoch)
+        if self.last_checkpoint and not is_known:
+            return  # Who is new settles what barriers hold.
         if self.deliveries.join(message.slot, message.epoch):
             self._held_fetches.pop(message.slot, None)
             self._head_start.ends(message.slot)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
-from workplace import ENDLESS, Workplace
+from workplace import ENDLESS, TASK, Workplace
 
 PUSHES = 6
 
@@ -63,6 +63,24 @@ def test_start_goes_on_with_a_run_that_was_killed_then(in_it: Workplace) -> None
     assert in_it.dlctl("stop", "--grace", "0.2s").code == 0
     assert none_lost(in_it) >= PUSHES
     in_it.nothing_left()
+
+
+def test_a_run_that_failed_in_its_first_batch_begins_anew_when_the_model_is_mended(
+    place: Workplace,
+) -> None:
+    good = TASK.format(pause_s=0.0, samples=64)
+    place.task(good.replace("nn.Linear(2, 8)", "nn.Linear(3, 8)"))
+    place.job(stop="{ epochs = 1 }")
+    failed = place.dlctl("run", "job.toml")
+    assert (failed.code, "mat1 and mat2 shapes" in failed.err) == (7, True)
+    first = place.directory
+    assert "dlctl start job.toml" in place.dlctl("status").out
+    place.task(good)
+    ended = place.dlctl("run", "job.toml")
+    assert ended.code == 0, ended.err
+    assert "a new run begins" in ended.err
+    assert place.directory != first
+    place.nothing_left()
 
 
 def test_another_job_file_is_no_reason_to_give_it_up_without_a_word(in_it: Workplace) -> None:

@@ -246,10 +246,11 @@ def stops(seed: int) -> Simulation:
     """
     dice = np.random.default_rng([seed, 7])
     method = (
-        ("downpour", {}), ("local-sgd", {"local_steps": 2, "local_lr": 1.0}),
+        ("downpour", {}),
+        ("local-sgd", {"local_steps": 2, "local_lr": 1.0, "overlap": seed % 8 < 4}),
         ("downpour", {"push_every_steps": 2}), ("sync", {}),
     )[seed % 4]  # fmt: skip
-    is_first = seed // 4 % 2 == 0
+    is_first = seed // 8 % 2 == 0
     portions = {"portion_batches": 16, "checkpoint_s": 0.0} if is_first else {}
     faults = (recovery_faults, mixed_faults, forgetting_faults)[seed % 3](seed)
     if seed % 3 == 0 and is_first:  # A server that has been saved dies while others are.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from simulated import ACCOUNT, Watcher, job_file
 
 from dlctl import messages as m
+from dlctl.machine import Send
 from dlctl.shards.base import Held
+from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
 from dlctl.sim.problems import LeastSquares, Ledger
@@ -57,6 +61,27 @@ def test_shards_that_were_closed_for_a_checkpoint_that_failed_open_when_the_run_
     ).run(200.0)  # fmt: skip
     assert {message.last for message in opened.messages()} == {saves.messages()[-1].checkpoint}
     assert outcome.state == "finished"
+
+
+def test_a_shard_that_has_no_room_in_the_end_says_so_and_stays():
+    """With durability "disk" its server ends: that the shard is closed has to be in the journal."""
+    job = job_file(
+        2, 2, optimizer=ACCOUNT, batch_size=4, portion_batches=2, epochs=50.0, durability="disk"
+    )
+    simulation = Simulation(job, Ledger(shards=2, cells=600), 1, compute=COMPUTE)
+
+    class Full(Checker):
+        def on_effect(self, process: Any, effect: Any) -> None:
+            if isinstance(effect, Send) and isinstance(effect.message, m.Save):
+                simulation.world.disk.full = 1
+
+    simulation.world.observers.append(Full())
+    simulation.request(3.0, "stop", {})
+    outcome = simulation.run(200.0)
+    assert outcome.state == "failed"
+    assert "its last checkpoint failed: server-" in outcome.reason
+    assert "the disk has no room for the shard" in outcome.reason
+    assert sorted(outcome.store.states) == [0, 1]
 
 
 def test_a_last_checkpoint_that_fails_is_tried_again():
