@@ -9,6 +9,7 @@ from simulated import ACCOUNT, Watcher, job_file
 
 from dlctl import messages as m
 from dlctl.machine import Send
+from dlctl.roles.journal import CompleteCheckpoint
 from dlctl.shards.base import Held
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
@@ -82,6 +83,23 @@ def test_a_shard_that_has_no_room_in_the_end_says_so_and_stays():
     assert "its last checkpoint failed: server-" in outcome.reason
     assert "the disk has no room for the shard" in outcome.reason
     assert sorted(outcome.store.states) == [0, 1]
+
+
+def test_a_last_checkpoint_that_does_not_come_to_its_end_is_none():
+    """Its manifest is being written, for ever; an earlier checkpoint was good."""
+    simulation = ledger(50.0)
+    simulation.request(1.0, "checkpoint", {})
+
+    def hang() -> None:
+        simulation.world.coordinator.perform(CompleteCheckpoint, lambda effect: None)
+
+    simulation.at(2.0, hang)
+    simulation.request(3.0, "stop", {})
+    outcome = simulation.run(400.0)
+    assert outcome.state == "failed"
+    assert "its last checkpoint failed: gave up waiting for the manifest" in outcome.reason
+    assert sorted(outcome.store.states) == [0, 1]
+    assert len(outcome.store.manifests) == 1
 
 
 def test_a_last_checkpoint_that_fails_is_tried_again():
