@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+
+import psutil
 
 from dlctl import checkpoints
 
@@ -126,10 +127,11 @@ def die_on_full_disk(trial: Trial, job: Job) -> Incident:
     shard = trial.rng.randrange(SERVERS)
     name, before, last = f"server-{shard}", job.incarnations(), job.last_event()
     filler = job.path / "runs" / "filler"
+    server = psutil.Process(job.pid(name))
     try:
         fill(filler, left_bytes=trial.rng.choice([0, trial.rng.randrange(SHARD_BYTES)]))
-        with suppress(ProcessLookupError):  # Its journal is full: it may have ended by itself.
-            os.kill(job.pid(name), signal.SIGKILL)
+        with suppress(psutil.NoSuchProcess):  # Its journal is full: it may have ended by itself.
+            server.kill()
         pause(trial.rng.uniform(1.0, 4.0))
         status = job.dlctl("status")
     finally:
