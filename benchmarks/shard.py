@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 import zmq
 
 from daemons.transport import Transport
-from dlctl import config, keys, runs
+from dlctl import config, keys, runs, states
 from dlctl import messages as m
 from dlctl.flat import TRAINED, Entry, Layout
 from dlctl.launch import addresses, local
@@ -182,7 +183,7 @@ def serving(
     workers: int = 1,
 ) -> Iterator[list[Invitation]]:
     """A server process that owns `size` parameters, and an invitation for each worker."""
-    run = directory / f"bench-{secrets.token_hex(2)}"
+    run = directory / f"bench-{secrets.token_hex(4)}"
     job = config.JobFile(
         job=config.Job(name="bench", task="none"),
         optimizer=config.Choice(name=optimizer),
@@ -214,11 +215,16 @@ def serving(
         coordinator.transport.send(peer, m.Shutdown("measured"))
         if process.wait(30):
             raise RuntimeError(f"the server ended with exit code {process.returncode}")
+    except TimeoutError as error:
+        log = "".join(path.read_text() for path in (run / "logs").iterdir())
+        state = f"exit code {code}" if (code := process.poll()) is not None else "alive"
+        raise RuntimeError(f"{error}; the server ({state}) last said: {log[-1000:]}") from error
     finally:
         process.kill()
         process.wait()
         coordinator.transport.close()
         runs.remove_sockets(run.name)
+        shutil.rmtree(states.shared_memory() / run.name, ignore_errors=True)
 
 
 def _assign(coordinator: End, size: int, keyring: Keyring, workers: list[str]) -> tuple[Peer, str]:

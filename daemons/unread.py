@@ -13,6 +13,7 @@ counts for all that went before it.
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
 
 from daemons import connections
@@ -28,6 +29,9 @@ STRETCH_BYTES = 32 << 10
 """So much goes over a connection before the next message is followed."""
 FRAME_BYTES = 128
 """What ZeroMQ keeps of a frame besides its content."""
+PATIENCE_S, PAUSE_S = 0.25, 0.001
+"""Before a peer is called one that does not read: ZeroMQ tells of what has left in another thread,
+which on a busy machine was seen to get its turn 60 ms late, after hundreds of messages."""
 CONNECTIONS_MAX = 4096
 """Of which we know how much has gone there since one was followed."""
 
@@ -48,6 +52,8 @@ class Unread:
         """Connection -> bytes that have gone there since a message was followed. One that is not
         here may have had as much as nobody follows.
         """
+        self._deaf: set[bytes] = set()
+        """Owners that were waited for in vain, until they have read everything."""
 
     def counts(self, peer: bytes, frames: Frames) -> int:
         """What a message counts for if it is to be followed, with those before it; 0 if it need not
@@ -64,15 +70,22 @@ class Unread:
 
     def has_room(self, peer: bytes, nbytes: int) -> bool:
         """Whether so much more may wait for whoever has the connection `peer`."""
+        owner = connections.owner(peer)
+        until = time.monotonic() + PATIENCE_S
+        while not self._fits(owner, nbytes):
+            if owner in self._deaf or time.monotonic() > until:
+                self._deaf.add(owner)
+                self.dropped += 1
+                return False
+            time.sleep(PAUSE_S)
+        return True
+
+    def _fits(self, owner: bytes, nbytes: int) -> bool:
         is_large = nbytes >= LARGE_BYTES
-        left = self._left(connections.owner(peer))
-        alike = [n for _, n in left if (n >= LARGE_BYTES) == is_large]
+        alike = [n for _, n in self._left(owner) if (n >= LARGE_BYTES) == is_large]
         if is_large and len(alike) < MESSAGES_FREE:
             return True
-        if sum(alike) + nbytes <= (BYTES_MAX if is_large else SMALL_BYTES_MAX):
-            return True
-        self.dropped += 1
-        return False
+        return sum(alike) + nbytes <= (BYTES_MAX if is_large else SMALL_BYTES_MAX)
 
     def add(self, peer: bytes, tracker: Tracker, nbytes: int) -> None:
         """So much is on its way; the tracker says when it has left our memory."""
@@ -85,6 +98,7 @@ class Unread:
         """A chore: forget who has read everything, or is gone."""
         for owner in list(self._waiting):
             self._left(owner)
+        self._deaf &= self._waiting.keys()
 
     def _left(self, owner: bytes) -> list[tuple[Tracker, int]]:
         left = [one for one in self._waiting.pop(owner, ()) if not one[0].done]

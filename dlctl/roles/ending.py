@@ -206,12 +206,16 @@ class Ending:
                 return [f"another attempt: {self.checkpointing.last_error}"]
             if self._saved and not self.checkpointing.active:
                 return []
-            return self.checkpointing.late() or [self.checkpointing.at_work_on()]
+            return self._saving()
         if self.step == RECORDING:
             return self._unrecorded()
         if self.step == COLLECTING:
             return self.mirror.pending()
         return [d.name for d in self._leavers() if d.alive and self._may_say_so(d)]
+
+    def _saving(self) -> list[str]:
+        """Whose files the checkpoint waits for, or what is made while it waits for nobody's."""
+        return self.checkpointing.late() or [self.checkpointing.at_work_on()]
 
     def _unrecorded(self) -> list[str]:
         """Who recovers a failed run goes on with what the servers have kept, on record or not."""
@@ -300,7 +304,7 @@ class Ending:
         """Without it the shards are all there is: they stay, and the run can go on with them."""
         error = self.checkpointing.last_error if self._saved else ""
         if not is_killed and (not self._saved or self.checkpointing.active):
-            error = f"gave up waiting for {self.checkpointing.at_work_on()}"
+            error = f"gave up waiting for {', '.join(self._saving())}"
         if error and self.keeps_shards and self.state != "failed":
             self.reason = f"{self.reason}, but its last checkpoint failed: {error}"
             self.state = "failed"

@@ -41,7 +41,7 @@ class Reports:
         if daemon.role == "server":
             of.tell_members(daemon)
             if of.ending is None and (last := report.metrics.get("last_checkpoint")):
-                # Another coordinator has asked for it, and could not write that down.
+                # It has failed, or whoever asked for it could not write down that the run ends.
                 self.desk.send(daemon.name, m.Reopen(last))
         elif "step" in report.metrics:
             # It trains, although nobody remembers that it has asked for data.

@@ -313,7 +313,8 @@ class Server:
         serving, shard = self.serving, self.serving.shard
         if message.is_last:
             serving.close(message.checkpoint)
-        arrays = {W: shard.w.copy(), **{f"slot.{n}": a.copy() for n, a in shard.slots.items()}}
+        arrays = {W: shard.w.copy()}
+        arrays |= {f"slot.{n}": a.copy() for n, a in shard.slots.items()}
         if serving.buffers is not None:
             arrays |= {"averaged": serving.buffers.average().copy(), "constant": serving.constant}
         self._saving.begin(message, saved_file(self.birth.name), arrays, self._state(serving))
@@ -367,9 +368,8 @@ class Server:
         if self._welcome is None or now < self._report_at:
             return
         self._report_at = now + REPORT_S
-        metrics = (self.serving.metrics(now) if self.serving else {}) | {
-            "settings": self.settings()
-        }
+        metrics = self.serving.metrics(now) if self.serving else {}
+        metrics["settings"] = self.settings()
         phase, waiting_for = self.phase()
         self.desk.send(
             COORDINATOR,

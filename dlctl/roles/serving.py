@@ -151,10 +151,10 @@ class Serving:
         self.commit()
 
     def reopen(self, last_checkpoint: int) -> None:
-        """That one was not the last, for who asked for it could not put on record that the run
-        ends."""
+        """The run goes on: that one has failed, or nobody could write down that it was the last."""
         if last_checkpoint == self.last_checkpoint:
-            self.close(0)
+            self.last_checkpoint = 0
+            self.commit()
 
     # ------------------------------------------------------------ workers join
 
@@ -170,9 +170,9 @@ class Serving:
         if self.deliveries.is_fenced(message.slot, message.epoch):
             self.desk.send(peer, m.Dismiss(f"worker-{message.slot} has been replaced"))
             return
-        is_known = self.deliveries.is_current(message.slot, message.epoch)
-        if self.last_checkpoint and not is_known:
-            return  # Who is new settles what barriers hold.
+        is_new = not self.deliveries.is_current(message.slot, message.epoch)
+        if is_new and self.last_checkpoint:
+            return  # Barriers would let go of what they hold.
         if self.deliveries.join(message.slot, message.epoch):
             self._held_fetches.pop(message.slot, None)
             self._head_start.ends(message.slot)

@@ -201,6 +201,56 @@ def test_a_large_answer_on_a_slow_link_keeps_no_small_ones_back() -> None:
     assert not waiting.has_room(peer, unread.SMALL_BYTES_MAX // 100)
 
 
+class Clock:
+    """Virtual time. What has left is told when somebody has waited for `late_s`."""
+
+    def __init__(self, late_s: float) -> None:
+        self.now_s, self.told = 0.0, threading.Event()
+        self._late_s = late_s
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, pause_s: float) -> None:
+        self.now_s += pause_s
+        if self.now_s >= self._late_s:
+            self.told.set()
+
+
+@pytest.mark.parametrize("nbytes", [unread.SMALL_BYTES_MAX // 100, unread.BYTES_MAX])
+def test_who_reads_gets_all_although_that_is_told_late(
+    nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(late_s=0.06)
+    monkeypatch.setattr(unread, "time", clock)
+    waiting, peer = unread.Unread(), connection(GUEST, b"one")
+    for _ in range(100):
+        waiting.add(peer, zmq.MessageTracker(clock.told), nbytes)
+    assert waiting.has_room(peer, nbytes)
+    assert waiting.dropped == 0
+
+
+def test_who_does_not_read_is_waited_for_once_and_again_when_it_has_read_everything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, nbytes = Clock(late_s=1.0), unread.SMALL_BYTES_MAX // 100
+    monkeypatch.setattr(unread, "time", clock)
+    waiting, peer = unread.Unread(), connection(GUEST, b"one")
+    for _ in range(100):
+        waiting.add(peer, zmq.MessageTracker(clock.told), nbytes)
+    for _ in range(1000):
+        assert not waiting.has_room(peer, nbytes)
+    assert clock.now_s < 2 * unread.PATIENCE_S
+    assert waiting.dropped == 1000
+    clock.sleep(1.0)
+    waiting.check()
+    for _ in range(100):
+        waiting.add(peer, zmq.MessageTracker(threading.Event()), nbytes)
+    before_s = clock.now_s
+    assert not waiting.has_room(peer, nbytes)
+    assert clock.now_s > before_s
+
+
 def test_without_keys_each_connection_is_counted_by_itself(tmp_path: Path) -> None:
     """Over unix sockets only this user comes."""
     here, there = Transport(zmq.Poller()), Transport(zmq.Poller())

@@ -15,7 +15,7 @@ from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment
 from dlctl.sim.problems import LeastSquares, Ledger
-from dlctl.sim.simulation import Simulation
+from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.states import KeptStates
 
 COMPUTE = ComputeOptions(step_s=0.1, build_s=0.1)
@@ -28,28 +28,32 @@ def ledger(epochs: float = 4.0, faults: Faults | None = None) -> Simulation:
     )
 
 
+def fill_the_disk(simulation: Simulation, at_s: float) -> None:
+    simulation.at(at_s, lambda: setattr(simulation.world.disk, "full", 1))
+
+
+def judge_kept(outcome: Outcome, *why: str) -> None:
+    """The run has failed with its last checkpoint, and `recover` finds its shards."""
+    assert outcome.state == "failed"
+    assert "but its last checkpoint failed: " in outcome.reason
+    assert all(words in outcome.reason for words in why), outcome.reason
+    assert sorted(outcome.store.states) == [0, 1]
+
+
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["finished", "stopped"])
 def test_when_the_last_checkpoint_fails_the_shards_stay_and_the_run_says_so(is_stopped: bool):
     simulation = ledger(50.0 if is_stopped else 4.0, Faults(heal_at_s=1000.0))
-
-    def fill_the_disk() -> None:
-        simulation.world.disk.full = 1
-
-    simulation.at(1.0, fill_the_disk)
+    fill_the_disk(simulation, 1.0)
     if is_stopped:
         simulation.request(3.0, "stop", {})
-    outcome = simulation.run(200.0)
-    assert outcome.state == "failed"
-    assert "but its last checkpoint failed: server-" in outcome.reason
-    assert "no space left on device" in outcome.reason
-    assert sorted(outcome.store.states) == [0, 1]
+    judge_kept(simulation.run(200.0), "server-", "no space left on device")
 
 
 def test_shards_that_were_closed_for_a_checkpoint_that_failed_open_when_the_run_goes_on():
     saves = Watcher(m.Save)
     first = ledger(50.0, Faults(heal_at_s=1000.0))
     first.world.observers.append(saves)
-    first.at(1.0, lambda: setattr(first.world.disk, "full", 1))
+    fill_the_disk(first, 1.0)
     first.request(3.0, "stop", {})
     store = first.run(200.0).store
     assert store.run["state"] == "failed"
@@ -78,11 +82,7 @@ def test_a_shard_that_has_no_room_in_the_end_says_so_and_stays():
 
     simulation.world.observers.append(Full())
     simulation.request(3.0, "stop", {})
-    outcome = simulation.run(200.0)
-    assert outcome.state == "failed"
-    assert "its last checkpoint failed: server-" in outcome.reason
-    assert "the disk has no room for the shard" in outcome.reason
-    assert sorted(outcome.store.states) == [0, 1]
+    judge_kept(simulation.run(200.0), "server-", "the disk has no room for the shard")
 
 
 def test_a_last_checkpoint_that_does_not_come_to_its_end_is_none():
@@ -96,19 +96,13 @@ def test_a_last_checkpoint_that_does_not_come_to_its_end_is_none():
     simulation.at(2.0, hang)
     simulation.request(3.0, "stop", {})
     outcome = simulation.run(400.0)
-    assert outcome.state == "failed"
-    assert "its last checkpoint failed: gave up waiting for the manifest" in outcome.reason
-    assert sorted(outcome.store.states) == [0, 1]
+    judge_kept(outcome, "gave up waiting for the manifest")
     assert len(outcome.store.manifests) == 1
 
 
 def test_a_last_checkpoint_that_fails_is_tried_again():
     simulation = ledger()
-
-    def fill_the_disk() -> None:
-        simulation.world.disk.full = 1
-
-    simulation.at(1.0, fill_the_disk)
+    fill_the_disk(simulation, 1.0)
     outcome = simulation.run(200.0)
     assert outcome.state == "finished"
     errors = [row["error"] for row in outcome.store.checkpoints.values()]
