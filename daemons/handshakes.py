@@ -16,6 +16,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from daemons import monitors
+from dlctl.machine import Reconnected
 from dlctl.roles.doors import COME_LATER
 
 SAY_S = 3.0
@@ -64,6 +65,10 @@ class Handshakes:
         self._refusals: dict[str, _Refusals] = {}
         self._ended: dict[str, tuple[Target, float]] = {}
         """Whose connection libzmq does not begin again, as far as we know, and since when."""
+        self._open: set[str] = set()
+        """Who can be reached; below, who could be until then."""
+        self._lost_at: dict[str, float] = {}
+        self._reconnected: list[Reconnected] = []
 
     def watch(self, socket: Socket, target: Target) -> None:
         monitor = monitors.monitor(socket, _EVENTS)
@@ -99,6 +104,11 @@ class Handshakes:
             del self._ended[target.peer]
         return targets
 
+    def take_reconnected(self) -> list[Reconnected]:
+        """Who can be reached again, since the last call."""
+        taken, self._reconnected = self._reconnected, []
+        return taken
+
     def _take(self, target: Target, event: int, value: int) -> None:
         if event in _GOES_ON:  # Another socket would lose what is on its way.
             self._ended.pop(target.peer, None)
@@ -106,9 +116,19 @@ class Handshakes:
             self._ended.setdefault(target.peer, (target, time.monotonic()))
         if event == _SUCCEEDED:
             self._refusals.pop(target.peer, None)
+            self._note_opened(target.peer)
+        elif event == _ENDED and target.peer in self._open:
+            self._open.remove(target.peer)
+            self._lost_at[target.peer] = time.monotonic()
         elif event in _FAILED:
             why = _FAILED[event] if value != COME_LATER else _LATER
             self._note_refusal(target, why if target.key else _NO_KEYS)
+
+    def _note_opened(self, peer: str) -> None:
+        self._open.add(peer)
+        lost_at = self._lost_at.pop(peer, None)
+        if lost_at is not None:
+            self._reconnected.append(Reconnected(peer, lost_at))
 
     def _note_refusal(self, target: Target, why: str) -> None:
         now = time.monotonic()

@@ -178,6 +178,9 @@ class Loop:
         for source in ready:
             if self.exit_code is None:
                 self._serve(machine, source)
+        for event in self.transport.take_reconnected():
+            if self.exit_code is None:
+                self._handle(machine, event)
         deadline = machine.deadline()
         if self.exit_code is None and deadline is not None and deadline <= time.monotonic():
             self._handle(machine, DeadlineReached())

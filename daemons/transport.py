@@ -30,7 +30,7 @@ from daemons.taken import cannot_listen
 from daemons.unread import Tracker, Unread
 from dlctl import wire
 from dlctl.errors import LocalProtocolError, RemoteProtocolError
-from dlctl.machine import Peer
+from dlctl.machine import Peer, Reconnected
 from dlctl.messages import Message
 from dlctl.recycled import Recycled
 
@@ -165,6 +165,10 @@ class Transport:
             self.crowd.check()
         for target in self._handshakes.take_ended():
             self.connect(*target)
+
+    def take_reconnected(self) -> list[Reconnected]:
+        """Whom we have lost and reached again over TCP, since the last call."""
+        return self._handshakes.take_reconnected()
 
     def connect(self, peer: str, address: str, key: str = "") -> None:
         """From now on messages to `peer` go to `address`, to whoever has this public key.

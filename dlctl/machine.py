@@ -69,6 +69,17 @@ class Coming(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Reconnected(Event):
+    """A connection that this machine asked for has ended, and there is another one: what was on its
+    way is lost. Not every transport notices.
+    """
+
+    peer: str
+    lost_at: float
+    """When it ended: what was sent later is still coming."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlineReached(Event):
     """The time that `deadline()` named has come."""
 

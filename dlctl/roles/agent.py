@@ -20,6 +20,7 @@ from dlctl.machine import (
     Event,
     Exit,
     Received,
+    Reconnected,
     Started,
     StopRequested,
 )
@@ -103,6 +104,8 @@ class Agent:
                 self._on_ended(event, now)
             case BytesRead(peer, answer):
                 self.desk.send(peer, answer)
+            case Reconnected(peer, lost_at):
+                self.desk.outstanding.again(peer, lost_at, now)
             case CoordinatorGone():
                 self._plan_restart(now)
             case Started():

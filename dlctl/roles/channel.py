@@ -108,8 +108,10 @@ class Channel:
         """
         if message.generation < max(self.generation, self.moved_to):
             return None
-        if self.outstanding.done(("join", self.shard), now) is None:
+        took_s = self.outstanding.done(("join", self.shard), now)
+        if took_s is None:
             return None
+        self.outstanding.again(self.peer, now - took_s, now)
         self.joined = True
         self.initialised = message.initialised
         self.lo, self.hi = message.lo, message.hi

@@ -89,6 +89,15 @@ class Joining:
             connect = Connect(channel.peer, message.address, message.key)
             self.desk.do(connect, channel.join(now))
 
+    def on_reconnected(self, peer: str, lost_at: float, now: float) -> None:
+        """A server hears nobody over a connection that it does not know yet: we join it first, and
+        the rest follows when it answers that.
+        """
+        joins = [c.join(now) for c in self.channels if c.peer == peer and c.joined]
+        self.desk.do(*joins)
+        if not joins:
+            self.desk.outstanding.again(peer, lost_at, now)
+
     def on_join_again(self, message: m.JoinAgain, now: float) -> None:
         self.desk.do(*self.channels[message.shard].on_join_again(message.generation, now))
 

@@ -8,7 +8,7 @@ time that the bytes need (four times as long as they took lately to that peer; 1
 nothing is known of it), and doubles with every repetition up to four times. On a slow link a copy
 too many makes all that is behind it late; so a link may be found to be as slow as it is. The first
 answer after an outage tells that the peer can be reached again: what else waits for it is sent
-again soon.
+again soon. What was on its way over a connection that has ended is sent again over the next one.
 """
 
 from __future__ import annotations
@@ -109,6 +109,12 @@ class Outstanding:
             if item.peer == peer and item.copies > 1:
                 item.backoff = 1
                 item.due = min(item.due, now + self.resend_s + self._needs_s(item))
+
+    def again(self, peer: str, until: float, now: float) -> None:
+        """Nothing that was sent to this peer until then will be answered: it is due now."""
+        for item in self._items.values():
+            if item.peer == peer and item.sent <= until:
+                item.backoff, item.due = 1, now
 
     def put_off(self, key: Hashable, now: float) -> None:
         """The peer has the message and will answer when it can: only repeat it much later."""

@@ -28,6 +28,7 @@ from dlctl.machine import (
     Exit,
     Peer,
     Received,
+    Reconnected,
     Started,
     StopRequested,
 )
@@ -95,6 +96,8 @@ class Server:
                 self._on_coming(event)
             case FilesMissing() | FileSealed():
                 self._gathering.on_event(event, now)
+            case Reconnected(peer, lost_at):
+                self.desk.outstanding.again(peer, lost_at, now)
             case DeadlineReached():
                 self.desk.do(*self.desk.outstanding.due(now))
                 self._gathering.on_deadline(now)
@@ -370,11 +373,8 @@ class Server:
         self._report_at = now + REPORT_S
         metrics = self.serving.metrics(now) if self.serving else {}
         metrics["settings"] = self.settings()
-        phase, waiting_for = self.phase()
-        self.desk.send(
-            COORDINATOR,
-            m.Report(self.birth.name, self.birth.incarnation, phase, waiting_for, metrics),
-        )
+        report = m.Report(self.birth.name, self.birth.incarnation, *self.phase(), metrics)
+        self.desk.send(COORDINATOR, report)
 
     _FROM_COORDINATOR: ClassVar[dict[type, Callable[[Any, Any, float], None]]] = {
         m.Welcome: _on_welcome,

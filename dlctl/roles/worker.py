@@ -22,6 +22,7 @@ from dlctl.machine import (
     Note,
     Peer,
     Received,
+    Reconnected,
     Started,
     StopRequested,
 )
@@ -112,6 +113,8 @@ class Worker:
                 self._on_message(peer, message, now)
             case Computed() if self.training:
                 self.training.on_computed(event, now)
+            case Reconnected(peer, lost_at):
+                self.joining.on_reconnected(peer, lost_at, now)
             case DeadlineReached():
                 self._on_deadline(now)
             case ModelBuilt():

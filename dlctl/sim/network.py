@@ -73,6 +73,8 @@ class Endpoint(Protocol):
 
     def deliver_part(self, part: Coming) -> None: ...
 
+    def reconnected(self, peer: str, after_s: float) -> None: ...
+
 
 @dataclass(slots=True)
 class _Direction:
@@ -169,6 +171,7 @@ class Network:
                 connection.listener = None
                 connection.swallows.clear()
                 connection.up.last_arrival = self.timeline.now + RECONNECT_S
+                connection.client.reconnected(connection.peer, RECONNECT_S)
 
     # ------------------------------------------------------------ faults
 

@@ -20,6 +20,7 @@ from dlctl.machine import (
     Note,
     Peer,
     Received,
+    Reconnected,
     Send,
     StopRequested,
 )
@@ -132,6 +133,10 @@ class Process:
 
     def deliver_part(self, part: Coming) -> None:
         self._take(part)
+
+    def reconnected(self, peer: str, after_s: float) -> None:
+        """A connection has ended just now; the next one will be there a while later."""
+        self.post(Reconnected(peer, self.clock()), after_s)
 
     def _take(self, event: Event) -> None:
         if not self.alive:

@@ -6,21 +6,23 @@ from __future__ import annotations
 
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import zmq
-from house import COME_S, GUEST, HEARD, HERE, House, guest
+from house import COME_S, GUEST, HEARD, HERE, KEYS, House, guest
 from proxies import Change, Proxy, cut_in_the_middle
 from zmq.utils.monitor import recv_monitor_message
 
 from daemons import handshakes
 from daemons.handshakes import Handshakes, Target
+from daemons.loop import Loop
 from daemons.transport import Transport
 from dlctl import messages as m
-from dlctl.machine import Peer
+from dlctl.machine import Connect, Effect, Event, Exit, Peer, Reconnected, Send, Started
 
 LONG_FRAME = b"\x02" + 5 * b"\0"
 """How a frame of more than 255 bytes, and less than 16 MB, begins: its length follows."""
@@ -119,6 +121,70 @@ def test_a_bit_that_flips_on_the_way_to_who_has_connected_does_not_cut_it_off_fo
             return (HEARD, GUEST) in house.hears(0.3)
 
         serve(house, transport, is_heard)
+
+
+def test_who_is_lost_and_reached_again_is_named_with_the_time_of_the_end(house: House) -> None:
+    """What was sent until then may not have come; what was sent later waits in the socket."""
+    ends = []
+
+    def end(number: int, is_up: bool, data: bytes) -> bytes | None:
+        return None if number in ends else data
+
+    told: list[Reconnected] = []
+    with between(house, end) as proxy, guest(house, address=proxy.address) as transport:
+
+        def is_told() -> bool:
+            told.extend(transport.take_reconnected())
+            return bool(told)
+
+        transport.send(HERE, HEARD)
+        assert house.hears(COME_S) == [(HEARD, GUEST)]
+        serve(house, transport, lambda: HERE in transport._handshakes._open)
+        assert not is_told(), "it is the first one"
+        ends.append(proxy.connections)
+        begun = time.monotonic()
+        transport.send(HERE, HEARD)
+        serve(house, transport, is_told)
+        [(peer, lost_at)] = [(event.peer, event.lost_at) for event in told]
+        assert peer == HERE
+        assert begun <= lost_at <= time.monotonic()
+        transport.send(HERE, HEARD)
+        assert house.hears(COME_S) == [(HEARD, GUEST)]
+
+
+class Caller:
+    """A machine that calls all the time, until it has reached again whom it had lost."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.calls_at = 0.0
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        self.calls_at = now + 0.02
+        match event:
+            case Started():
+                return [Connect(HERE, self.address, KEYS.public(HERE))]
+            case Reconnected(peer, lost_at):
+                assert peer == HERE
+                assert lost_at < now
+                return [Exit(0, "reconnected")]
+        return [Send(HERE, HEARD)]
+
+    def deadline(self) -> float:
+        return self.calls_at
+
+
+def test_a_machine_hears_of_it_from_its_loop(house: House) -> None:
+    pieces: Counter[int] = Counter()
+
+    def end(number: int, is_up: bool, data: bytes) -> bytes | None:
+        pieces[number] += is_up
+        return None if number == 1 and pieces[number] > 20 else data
+
+    with between(house, end) as proxy:
+        loop = Loop(secret=KEYS.secret(GUEST))
+        assert loop.run(Caller(proxy.address)) == 0
+        assert proxy.connections == 2
 
 
 def test_without_keys_a_connection_that_has_ended_is_begun_again_too() -> None:

@@ -85,6 +85,30 @@ def test_after_an_outage_the_first_answer_hurries_what_else_waits_for_that_peer(
     assert [send.peer for send in waiting.due(now + 1.5)] == ["server-0"]
 
 
+def test_what_was_on_its_way_over_a_connection_that_ended_is_sent_again_over_the_next_one() -> None:
+    waiting = Outstanding(1.0)
+    for key, peer, nbytes in (
+        ("small", "server-0", 0), ("large", "server-0", 500_000), ("put off", "server-0", 0),
+        ("elsewhere", "server-1", 0),
+    ):  # fmt: skip
+        waiting.add(key, peer, Drain(key), 0.0, nbytes)
+    waiting.put_off("put off", 0.5)
+    repeated = [send for now in (1.0, 1.5, 3.0, 4.5) for send in waiting.due(now)]
+    assert len(repeated) == 6, "all but one, twice"
+    waiting.add("later", "server-0", Drain("later"), 6.2)
+
+    def due(now: float) -> list[str]:
+        return [str(send.message) for send in waiting.due(now)]
+
+    waiting.again("server-0", until=6.0, now=6.3)
+    assert due(6.3) == [str(Drain(key)) for key in ("small", "large", "put off")]
+    assert waiting.deadline() == 7.0, (
+        "of what is with another peer: only later is it taken for lost"
+    )
+    assert due(7.2) == [str(Drain("elsewhere")), str(Drain("later"))]
+    assert due(7.3) == [str(Drain("small")), str(Drain("put off"))], "as often as at first"
+
+
 def test_what_the_peer_has_and_cannot_answer_yet_is_not_sent_again_soon() -> None:
     waiting = Outstanding(1.0)
     waiting.add("key", "peer", MESSAGE, 0.0)

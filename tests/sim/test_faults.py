@@ -10,6 +10,7 @@ from dlctl.machine import Note
 from dlctl.sim.crashpoints import PointCrash
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
+from dlctl.sim.network import RECONNECT_S
 from dlctl.sim.problems import LeastSquares, Ledger
 from dlctl.sim.simulation import Outcome, Simulation
 
@@ -83,6 +84,21 @@ def test_a_half_open_connection_swallows_one_direction_until_it_breaks():
     assert answers
     assert all(line.endswith(" lost") for line in answers)
     assert any("worker-0 > server-0 Push" in line and "lost" not in line for line in during)
+
+
+def test_what_a_broken_connection_has_swallowed_is_sent_again_as_soon_as_there_is_another():
+    sim = simulation()
+    network = sim.world.network
+    sim.at(1.5, lambda: network.half_open("worker-0", "server-0", upward=True))
+    sim.at(2.5, lambda: network.reset("worker-0"))
+    outcome = sim.run(100.0)
+    assert outcome.state == "finished"
+    pushes = [line for line in outcome.trace if " worker-0 > server-0 Push " in line]
+    times = {float(line.split()[0]): line.endswith(" lost") for line in pushes}
+    assert all(is_lost for at, is_lost in times.items() if 1.51 < at < 2.5)
+    again = [is_lost for at, is_lost in times.items() if 2.5 < at <= 2.5 + RECONNECT_S + 0.0015]
+    assert again == [False]
+    assert not [line for line in outcome.trace if " server-0 > worker-0 JoinAgain " in line]
 
 
 # ---------------------------------------------------------------- disks and clocks
