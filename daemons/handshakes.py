@@ -66,9 +66,11 @@ class Handshakes:
         self._ended: dict[str, tuple[Target, float]] = {}
         """Whose connection libzmq does not begin again, as far as we know, and since when."""
         self._open: set[str] = set()
-        """Who can be reached; below, who could be until then."""
+        """Peers whose connection stands."""
         self._lost_at: dict[str, float] = {}
-        self._reconnected: list[Reconnected] = []
+        """Peer -> until when what was sent to it may be lost, as its connection has ended."""
+        self._reconnected: dict[str, Reconnected] = {}
+        """Peer -> what nobody has taken yet."""
 
     def watch(self, socket: Socket, target: Target) -> None:
         monitor = monitors.monitor(socket, _EVENTS)
@@ -81,7 +83,14 @@ class Handshakes:
                 self.poller.unregister(monitor)
                 del self._by_monitor[monitor]
                 self._ended.pop(target.peer, None)
+                self._open.discard(target.peer)
+                self._lost_at.pop(target.peer, None)
+                self._reconnected.pop(target.peer, None)
                 monitors.stop(socket, monitor)
+
+    def replaced(self, peer: str) -> None:
+        """It has another socket now: what still waited in the one before is lost."""
+        self._lost_at[peer] = time.monotonic()
 
     def look(self, monitor: Socket) -> bool:
         """Take the news of a monitor; False if this socket is none."""
@@ -106,8 +115,8 @@ class Handshakes:
 
     def take_reconnected(self) -> list[Reconnected]:
         """Who can be reached again, since the last call."""
-        taken, self._reconnected = self._reconnected, []
-        return taken
+        taken, self._reconnected = self._reconnected, {}
+        return list(taken.values())
 
     def _take(self, target: Target, event: int, value: int) -> None:
         if event in _GOES_ON:  # Another socket would lose what is on its way.
@@ -128,7 +137,7 @@ class Handshakes:
         self._open.add(peer)
         lost_at = self._lost_at.pop(peer, None)
         if lost_at is not None:
-            self._reconnected.append(Reconnected(peer, lost_at))
+            self._reconnected[peer] = Reconnected(peer, lost_at)
 
     def _note_refusal(self, target: Target, why: str) -> None:
         now = time.monotonic()

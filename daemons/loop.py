@@ -178,9 +178,8 @@ class Loop:
         for source in ready:
             if self.exit_code is None:
                 self._serve(machine, source)
-        for event in self.transport.take_reconnected():
-            if self.exit_code is None:
-                self._handle(machine, event)
+        self._do_chores()
+        self._tell_who_is_back(machine)
         deadline = machine.deadline()
         if self.exit_code is None and deadline is not None and deadline <= time.monotonic():
             self._handle(machine, DeadlineReached())
@@ -188,7 +187,6 @@ class Loop:
         if self.exit_code is None:
             self.after_events()
             self.transport.give_back()
-            self._do_chores()
         return deadline
 
     def _perform_left(self) -> None:
@@ -197,10 +195,15 @@ class Loop:
             self._performers[type(effect)](effect)
 
     def _do_chores(self) -> None:
-        if time.monotonic() >= self._chores_at:
+        if self.exit_code is None and time.monotonic() >= self._chores_at:
             self._chores_at = time.monotonic() + CHORES_S
             for chore in self.chores:
                 chore()
+
+    def _tell_who_is_back(self, machine: Machine) -> None:
+        for event in self.transport.take_reconnected():
+            if self.exit_code is None:
+                self._handle(machine, event)
 
     def _wait(self, deadline: float | None) -> list[Any]:
         timeout_s = WAIT_S_MAX if deadline is None else deadline - time.monotonic()

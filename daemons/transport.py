@@ -165,6 +165,7 @@ class Transport:
             self.crowd.check()
         for target in self._handshakes.take_ended():
             self.connect(*target)
+            self._handshakes.replaced(target.peer)
 
     def take_reconnected(self) -> list[Reconnected]:
         """Whom we have lost and reached again over TCP, since the last call."""

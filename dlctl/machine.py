@@ -70,13 +70,15 @@ class Coming(Event):
 
 @dataclass(frozen=True, slots=True)
 class Reconnected(Event):
-    """A connection that this machine asked for has ended, and there is another one: what was on its
-    way is lost. Not every transport notices.
+    """A connection that this machine asked for has ended, and there is another one, which the peer
+    knows by another id. Not every transport notices.
     """
 
     peer: str
     lost_at: float
-    """When it ended: what was sent later is still coming."""
+    """What was sent until then may be lost, and what would have answered it is. What was sent later
+    is still coming.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,10 +90,10 @@ class Joining:
             self.desk.do(connect, channel.join(now))
 
     def on_reconnected(self, peer: str, lost_at: float, now: float) -> None:
-        """A server hears nobody over a connection that it does not know yet: we join it first, and
-        the rest follows when it answers that.
+        """A server hears nobody over a connection that it does not know yet: it is joined again,
+        also if that was being done, and what else it was sent follows when it has answered.
         """
-        joins = [c.join(now) for c in self.channels if c.peer == peer and c.joined]
+        joins = [channel.join(now) for channel in self.channels if channel.peer == peer]
         self.desk.do(*joins)
         if not joins:
             self.desk.outstanding.again(peer, lost_at, now)

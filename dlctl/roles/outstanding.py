@@ -111,7 +111,7 @@ class Outstanding:
                 item.due = min(item.due, now + self.resend_s + self._needs_s(item))
 
     def again(self, peer: str, until: float, now: float) -> None:
-        """Nothing that was sent to this peer until then will be answered: it is due now."""
+        """What was sent to this peer until then has gone, or its answer has: it is due now."""
         for item in self._items.values():
             if item.peer == peer and item.sent <= until:
                 item.backoff, item.due = 1, now

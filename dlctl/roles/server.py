@@ -97,6 +97,7 @@ class Server:
             case FilesMissing() | FileSealed():
                 self._gathering.on_event(event, now)
             case Reconnected(peer, lost_at):
+                self._report_at = now  # The coordinator learns from it whose connection it is.
                 self.desk.outstanding.again(peer, lost_at, now)
             case DeadlineReached():
                 self.desk.do(*self.desk.outstanding.due(now))
@@ -196,8 +197,7 @@ class Server:
 
     def _take_charge(self, message: m.Assign, welcome: m.Welcome) -> Serving:
         """The shard, new or as it was kept. Raises DlctlError if that cannot be."""
-        options = self.make_optimizer.Options(**self.job.optimizer.options)
-        optimizer = self.make_optimizer(options)
+        optimizer = self.make_optimizer(self.make_optimizer.Options(**self.job.optimizer.options))
         spec = self._spec(message, welcome.index, optimizer)
         storage = self.storages.reopen(spec) if message.keep else self.storages.create(spec)
         shard = Shard(optimizer, storage)

@@ -114,6 +114,7 @@ class Worker:
             case Computed() if self.training:
                 self.training.on_computed(event, now)
             case Reconnected(peer, lost_at):
+                self._report_at = now  # If it is the coordinator, it learns whose connection it is.
                 self.joining.on_reconnected(peer, lost_at, now)
             case DeadlineReached():
                 self._on_deadline(now)

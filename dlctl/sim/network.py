@@ -140,7 +140,11 @@ class Network:
     # ------------------------------------------------------------ connections
 
     def listen(self, address: str, endpoint: Endpoint) -> None:
+        """Whoever was connected to who listened there before is connected again."""
         self._listeners[address] = endpoint
+        for connection in self._outgoing.values():
+            if connection.address == address and connection.listener is not None:
+                connection.client.reconnected(connection.peer, RECONNECT_S)
 
     def connect(self, client: Endpoint, peer: str, address: str, key: str = "") -> None:
         """From now on messages of `client` to `peer` go to `address`, where somebody must have this

@@ -120,7 +120,11 @@ def test_a_bit_that_flips_on_the_way_to_who_has_connected_does_not_cut_it_off_fo
             transport.send(HERE, HEARD)
             return (HEARD, GUEST) in house.hears(0.3)
 
+        begun = time.monotonic()
         serve(house, transport, is_heard)
+        told: list[Reconnected] = []
+        serve(house, transport, lambda: told.extend(transport.take_reconnected()) or bool(told))
+        assert begun <= told[0].lost_at, "what was sent to the old socket is lost with it"
 
 
 def test_who_is_lost_and_reached_again_is_named_with_the_time_of_the_end(house: House) -> None:
@@ -150,6 +154,23 @@ def test_who_is_lost_and_reached_again_is_named_with_the_time_of_the_end(house: 
         assert begun <= lost_at <= time.monotonic()
         transport.send(HERE, HEARD)
         assert house.hears(COME_S) == [(HEARD, GUEST)]
+
+
+def test_who_is_connected_to_elsewhere_is_nobody_who_was_lost(house: House) -> None:
+    """A machine that connects to another process of a peer has itself to say what is sent again."""
+
+    def end(number: int, is_up: bool, data: bytes) -> bytes | None:
+        return None if ended else data
+
+    ended = False
+    with between(house, end) as proxy, guest(house, address=proxy.address) as transport:
+        serve(house, transport, lambda: HERE in transport._handshakes._open)
+        ended = True
+        transport.send(HERE, HEARD)
+        serve(house, transport, lambda: HERE in transport._handshakes._lost_at)
+        transport.connect(HERE, house.address, KEYS.public(HERE))
+        serve(house, transport, lambda: HERE in transport._handshakes._open)
+        assert transport.take_reconnected() == []
 
 
 class Caller:

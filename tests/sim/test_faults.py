@@ -89,15 +89,27 @@ def test_a_half_open_connection_swallows_one_direction_until_it_breaks():
 def test_what_a_broken_connection_has_swallowed_is_sent_again_as_soon_as_there_is_another():
     sim = simulation()
     network = sim.world.network
+    watcher = Watcher(m.Push, m.Fetch)
+    sim.world.observers.append(watcher)
     sim.at(1.5, lambda: network.half_open("worker-0", "server-0", upward=True))
     sim.at(2.5, lambda: network.reset("worker-0"))
     outcome = sim.run(100.0)
     assert outcome.state == "finished"
-    pushes = [line for line in outcome.trace if " worker-0 > server-0 Push " in line]
-    times = {float(line.split()[0]): line.endswith(" lost") for line in pushes}
-    assert all(is_lost for at, is_lost in times.items() if 1.51 < at < 2.5)
-    again = [is_lost for at, is_lost in times.items() if 2.5 < at <= 2.5 + RECONNECT_S + 0.0015]
-    assert again == [False]
+
+    def sent(since: float, until: float) -> list[tuple[str, int]]:
+        return [
+            (
+                type(message).__name__,
+                message.seq if isinstance(message, m.Push) else message.request,
+            )
+            for at, name, peer, message in watcher.sent
+            if (name, peer) == ("worker-0", "server-0") and since < at < until
+        ]
+
+    swallowed, again = sent(1.51, 2.5), sent(2.5, 2.5 + RECONNECT_S + 0.0015)
+    assert len(swallowed) > len(again) > 2
+    assert set(again) == set(swallowed)
+    assert len(again) == len(set(again)), "each once"
     assert not [line for line in outcome.trace if " server-0 > worker-0 JoinAgain " in line]
 
 

@@ -138,6 +138,21 @@ def test_a_listener_knows_a_connection_by_another_id_after_it_broke():
     assert isinstance(heard, Received), "only what was for the new one"
 
 
+def test_who_was_connected_to_a_listener_hears_of_the_next_one_there():
+    pair = Pair()
+    pair.network.listen("here", pair._process("another"))
+    assert pair.arrivals() == []
+    assert pair.client.machine.got == [], "no connection was open"
+    pair.network.listen("here", pair.listener)
+    pair.send(Heard())
+    pair.arrivals()
+    pair.network.listen("here", pair._process("listener"))
+    pair.arrivals()
+    [(_, event)] = pair.client.machine.got
+    assert isinstance(event, Reconnected)
+    assert event.peer == "listener"
+
+
 def test_what_changes_after_it_was_sent_arrives_changed_as_with_a_zero_copy_send():
     pair = Pair()
     message = Initialise(0, 1, np.zeros(3, np.float32), np.zeros(0), np.zeros(0, np.float32))
