@@ -653,7 +653,7 @@ def redo_is_replayed_twice(patch: Patch) -> None:
 
 @mutant(
     "a worker that has drained for a coordinator that nobody remembers is waited for",
-    "LivenessChecker", scenario="full-disks", seeds=10, first=30,
+    "LivenessChecker", scenario="full-disks", seeds=10, first=110,
 )  # fmt: skip
 def drained_for_nobody(patch: Patch) -> None:
     honest = Scaling.on_drained
