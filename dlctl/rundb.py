@@ -14,6 +14,10 @@ since 1970 (UTC). Local disks only: SQLite's locks do not hold on NFS.
 
 The row of a daemon that the job no longer has stays, as "removed": its incarnations are counted on
 if it comes back.
+
+SQLite notices neither a bit that flips within a value nor, in its log, what it costs (see
+`writeahead`). So every row has a checksum but those of what happened, on which nothing is built,
+and nobody who writes opens a database whose log is damaged: to close it would hide the damage.
 """
 
 from __future__ import annotations
@@ -21,33 +25,38 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from dlctl import processes, writeahead
 from dlctl.errors import DlctlError, NotFound
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 FILE = "run.db"
 WAL_PAGES = 250
 """Of 4 KiB, after which what was written goes from SQLite's log into the database: a run should
 not need megabytes for a few rows that change all the time."""
+LOOKS_MAX = 5
+"""At a log that seems to be damaged, while it becomes another one all the time."""
 ENDED = ("stopped", "finished", "failed")
 """States of a run that has come to its end, in order or not."""
 REMOVED = "removed"
 """State of a daemon that an earlier execution had and the job no longer has."""
+_SUMMED = ("run", "daemon", "checkpoint", "term", "memory")
 _SCHEMA = """
-CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE daemon (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE daemon (name TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL);
 CREATE TABLE event (id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL,
                     daemon TEXT NOT NULL, text TEXT NOT NULL, data TEXT NOT NULL);
 CREATE TABLE metric (at REAL NOT NULL, daemon TEXT NOT NULL, step INTEGER NOT NULL,
                      value TEXT NOT NULL);
 CREATE INDEX metric_by_daemon ON metric (daemon, at);
-CREATE TABLE checkpoint (id INTEGER PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE term (name TEXT PRIMARY KEY, term INTEGER NOT NULL);
-CREATE TABLE memory (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE checkpoint (id INTEGER PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE term (name TEXT PRIMARY KEY, term INTEGER NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE memory (key TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL);
 """
 
 
@@ -72,10 +81,13 @@ class RunDb:
         try:
             if create and not path.exists():
                 _make(path)
+            if not readonly and (damage := _damage_of_log(path)):
+                raise sqlite3.DatabaseError(damage)
             self._db = sqlite3.connect(f"file:{path}?mode={mode}", uri=True, timeout=10)
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             # Survives the end of any process; what has to survive more than that, see `sync`.
             self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute("PRAGMA cache_spill=OFF")  # Or frames are written twice.
             self._db.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
         except sqlite3.Error as error:
             raise DlctlError(f"cannot use the run's database: {error}", where=str(path)) from error
@@ -111,8 +123,7 @@ class RunDb:
     # ------------------------------------------------------------ run and daemons
 
     def put_run(self, **values: Any) -> None:
-        rows = [(key, json.dumps(value)) for key, value in values.items()]
-        self._db.executemany("INSERT OR REPLACE INTO run VALUES (?, ?)", rows)
+        self._put("run", {key: json.dumps(value) for key, value in values.items()})
 
     def put_end(self, state: str, reason: str, at: float) -> None:
         """The run is over, and no coordinator says so: here and among the events, for this reason.
@@ -123,10 +134,10 @@ class RunDb:
         self.add_event(at, "state", "", f"{state}: {reason}", {})
 
     def run(self) -> dict[str, Any]:
-        return {k: json.loads(v) for k, v in self._db.execute("SELECT key, value FROM run")}
+        return {key: json.loads(value) for key, value in self._rows("run")}
 
     def put_daemon(self, name: str, value: dict[str, Any]) -> None:
-        self._db.execute("INSERT OR REPLACE INTO daemon VALUES (?, ?)", (name, json.dumps(value)))
+        self._put("daemon", {name: json.dumps(value)})
 
     def daemons(self) -> list[dict[str, Any]]:
         """The rows of the daemons that the job has, ordered by name."""
@@ -144,8 +155,7 @@ class RunDb:
         return {row["name"]: row["incarnation"] for row in self._daemon_rows()}
 
     def _daemon_rows(self) -> list[dict[str, Any]]:
-        query = "SELECT value FROM daemon ORDER BY name"
-        return [json.loads(value) for (value,) in self._db.execute(query)]
+        return [json.loads(value) for _, value in self._rows("daemon")]
 
     # ------------------------------------------------------------ what happened
 
@@ -182,13 +192,10 @@ class RunDb:
     # ------------------------------------------------------------ checkpoints
 
     def put_checkpoint(self, number: int, value: dict[str, Any]) -> None:
-        row = (number, json.dumps(value))
-        self._db.execute("INSERT OR REPLACE INTO checkpoint VALUES (?, ?)", row)
+        self._put("checkpoint", {number: json.dumps(value)})
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        return [
-            json.loads(v) for (v,) in self._db.execute("SELECT value FROM checkpoint ORDER BY id")
-        ]
+        return [json.loads(value) for _, value in self._rows("checkpoint")]
 
     # ------------------------------------------------------------ terms and memory
 
@@ -196,24 +203,95 @@ class RunDb:
         """Daemon -> its newest epoch or generation. None is ever given twice: before it is handed
         out this has to be committed, and to survive a power failure (see `sync`).
         """
-        self._db.executemany("INSERT OR REPLACE INTO term VALUES (?, ?)", [*terms.items()])
+        self._put("term", terms)
 
     def put_memory(self, values: dict[str, Any]) -> None:
         """None: forget the key."""
         gone = [(key,) for key, value in values.items() if value is None]
-        kept = [(key, json.dumps(v)) for key, v in values.items() if v is not None]
         self._db.executemany("DELETE FROM memory WHERE key = ?", gone)
-        self._db.executemany("INSERT OR REPLACE INTO memory VALUES (?, ?)", kept)
+        self._put("memory", {k: json.dumps(v) for k, v in values.items() if v is not None})
 
     def memory(self) -> dict[str, Any]:
-        return {k: json.loads(v) for k, v in self._db.execute("SELECT key, value FROM memory")}
+        return {key: json.loads(value) for key, value in self._rows("memory")}
 
     def clear_memory(self) -> None:
         """The next coordinator begins a new execution."""
         self._db.execute("DELETE FROM memory")
 
     def terms(self) -> dict[str, int]:
-        return dict(self._db.execute("SELECT name, term FROM term"))
+        return dict(self._rows("term"))
+
+    # ------------------------------------------------------------ rows with a checksum
+
+    def _put(self, table: str, values: Mapping[Any, Any]) -> None:
+        rows = [(key, value, _crc(key, value)) for key, value in values.items()]
+        query = f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)"  # noqa: S608 - ours
+        self._db.executemany(query, rows)
+
+    def _rows(self, table: str) -> Iterator[tuple[Any, Any]]:
+        """(key, value) in the order of their keys. Raises sqlite3.DatabaseError."""
+        query = f"SELECT * FROM {table} ORDER BY 1"  # noqa: S608 - ours
+        for key, value, crc in self._db.execute(query):
+            if crc != _crc(key, value):
+                raise sqlite3.DatabaseError(f'row "{key}" of table {table} is not what was written')
+            yield key, value
+
+    def check(self) -> None:
+        """Read everything. Raises sqlite3.DatabaseError naming what is damaged."""
+        found = [str(row[0]) for row in self._db.execute("PRAGMA quick_check(3)")]
+        if found != ["ok"]:
+            raise sqlite3.DatabaseError("; ".join(found))
+        for table in _SUMMED:
+            for _ in self._rows(table):
+                pass
+
+
+def _crc(key: Any, value: Any) -> int:
+    return zlib.crc32(f"{key}={value}".encode())
+
+
+def damage(directory: Path) -> str:
+    """What is wrong with the bytes of a run's database; "" if nothing is.
+
+    A write-ahead log that was cut off is no damage: its last transactions are missing then.
+    """
+    try:
+        with closing(RunDb(directory, readonly=True)) as db:
+            db.check()
+    except sqlite3.Error as error:
+        return str(error)
+    except DlctlError as error:
+        return str(error.__cause__) if error.__cause__ else ""  # It is of another version.
+    return _damage_of_log(directory / FILE)
+
+
+def _damage_of_log(path: Path) -> str:
+    """Whoever looks while somebody writes may see two states at once; damage stays as it is."""
+    file, before = path.with_name(f"{FILE}-wal"), b""
+    for _ in range(LOOKS_MAX):
+        try:
+            log = file.read_bytes()
+        except OSError:
+            break
+        at = writeahead.damaged_at(log, same_boot=True)
+        if at is not None and _is_of_another_boot(path.parent):
+            at = writeahead.damaged_at(log, same_boot=False)
+        if at is None:
+            break
+        if log == before:
+            return f"{file.name} is damaged at byte {at:,} of {len(log):,}"
+        before = log
+    return ""
+
+
+def _is_of_another_boot(directory: Path) -> bool:
+    """Whether the machine is known to have been started again since the last coordinator wrote."""
+    try:
+        with closing(RunDb(directory, readonly=True)) as db:
+            start = db.run().get("pid_start")
+    except (sqlite3.Error, DlctlError):
+        return False
+    return start is not None and processes.age_s(start) is None
 
 
 def _make(path: Path) -> None:

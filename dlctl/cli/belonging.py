@@ -1,22 +1,23 @@
 """Whether a run directory is the run's own: not a copy of it, under its own name, and readable.
 
-Sockets and the servers' states are found by the run's id, which is the name of its directory. A
-copy would talk to the daemons of the original, or go on with states that are ahead of it.
+Sockets and the servers' states are found by the run's id, which is the name of its directory. Who
+acts on a copy reaches the daemons of the original and removes what is theirs; who brings it back
+goes on with states that are ahead of it. So every command that acts on a run asks `require_own`
+first (`pick.own`). What only looks, or touches no file outside the directory, takes a copy, too.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from dlctl import processes, rundb, runs
-from dlctl.cli import values
-from dlctl.cli.snapshot import Snapshot
+from dlctl.cli import console, values
+from dlctl.cli.snapshot import ENDED, Snapshot, is_here
 from dlctl.errors import DlctlError
 
 COPY = "a copy of a run cannot take its place: its daemons are found by the name of the run"
@@ -30,20 +31,14 @@ def place(directory: Path) -> dict[str, Any]:
 def check_database(directory: Path, *, read_all: bool = True) -> None:
     """Raises Unreadable naming the damage if run.db is not whole, with what is still there.
 
-    `read_all`: see `unreadable.explained`. A write-ahead log that was cut off is no damage: its
-    last transactions are missing then.
+    `read_all`: see `unreadable.explained`.
     """
-    path = directory / rundb.FILE
-    try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)) as db:
-            found = [str(row[0]) for row in db.execute("PRAGMA quick_check(3)")]
-    except sqlite3.Error as error:
-        found = [str(error)]
-    if found != ["ok"]:
-        said = "; ".join(" ".join(text.split()) for text in found)
+    if said := rundb.damage(directory):
         from dlctl.cli import unreadable
 
-        damage = DlctlError(f"the run's database is damaged: {said}", where=str(path))
+        path = directory / rundb.FILE
+        text = f"the run's database is damaged: {' '.join(said.split())}"
+        damage = DlctlError(text, where=str(path))
         raise unreadable.explained(directory, damage, read_all=read_all)
 
 
@@ -51,27 +46,63 @@ def check(snapshot: Snapshot) -> bool:
     """Whether the directory is where it was when the run was started last.
 
     False if it was moved to another file system, or restored from a backup: what servers have kept
-    may be of another time then. Raises DlctlError for a copy, and for a directory that was renamed.
+    may be of another time then. Raises DlctlError as `require_own`, and for a directory that was
+    moved while daemons worked in it: they go by its old path, and nobody would find them.
     """
+    require_own(snapshot)
     directory = snapshot.directory
-    run_id = snapshot.run.get("run_id")
+    for name, other in _work_elsewhere(snapshot):
+        raise DlctlError(
+            f"this directory was moved while {name} worked in it: it lives, and knows it as {other}",
+            where=str(directory),
+            hint=f"dlctl stop -j {directory}",
+        )
+    recorded = snapshot.run.get("place")
+    return not isinstance(recorded, Mapping) or _is_recorded(directory, recorded)
+
+
+def require_own(snapshot: Snapshot) -> None:
+    """Raises DlctlError for a copy, and for a directory that was renamed; see above. One that was
+    moved is the run's own, whether or not the run lives.
+    """
+    directory, run_id = snapshot.directory, snapshot.run.get("run_id")
     if isinstance(run_id, str) and run_id != directory.name:
         raise _under_another_name(directory, run_id)
+    if (found := _elsewhere(snapshot)) is not None:
+        raise _copy(directory, *found)
+
+
+def warn_of_copy(snapshot: Snapshot) -> None:
+    """Say so to who only looks, unless the run had ended when it was copied: a process that it is
+    shown to have is the original's, and all the rest may have changed since then.
+    """
+    found = None if snapshot.run.get("state") in ENDED else _elsewhere(snapshot)
+    if found is not None:
+        where, why = values.path(snapshot.directory), found[1]
+        console.warn(f"{where} is a copy: {why}; what is known of it here may be old")
+
+
+def _elsewhere(snapshot: Snapshot) -> tuple[Path, str] | None:
+    """(where the run is, how that is known) if this directory is a copy of it; None if not."""
+    directory, recorded = snapshot.directory, snapshot.run.get("place")
+    is_recorded = isinstance(recorded, Mapping) and _is_recorded(directory, recorded)
     for name, other in _work_elsewhere(snapshot):
-        raise _copy(directory, other, f"{name} lives and works in {other}")
-    recorded = snapshot.run.get("place")
-    if not isinstance(recorded, Mapping):
-        link = (runs.index_dir() / directory.name).resolve()
-        if link != directory.resolve() and (link / rundb.FILE).exists():
-            raise _copy(directory, link, f"the run is in {link}")
-        return True
-    if recorded.get("inode") == directory.stat().st_ino:
-        return True
-    original = Path(str(recorded.get("path")))
-    with suppress(OSError):
-        if original.stat().st_ino == recorded.get("inode"):
-            raise _copy(directory, original, f"the run is in {original}")
-    return False
+        if other.exists() or not is_recorded:
+            return other, f"{name} lives and works in {other}"
+    if isinstance(recorded, Mapping):
+        original = Path(str(recorded.get("path")))
+        with suppress(OSError):
+            if _is_recorded(original, recorded) and not original.samefile(directory):
+                return original, f"the run is in {original}"
+    link = (runs.index_dir() / directory.name).resolve()
+    if not is_recorded and link != directory.resolve() and (link / rundb.FILE).exists():
+        return link, f"the run is in {link}"
+    return None
+
+
+def _is_recorded(directory: Path, recorded: Mapping[str, Any]) -> bool:
+    """Whether it is the directory that `place` has put on record, wherever it is now."""
+    return bool(directory.stat().st_ino == recorded.get("inode"))
 
 
 def _under_another_name(directory: Path, run_id: str) -> DlctlError:
@@ -97,8 +128,11 @@ def _under_another_name(directory: Path, run_id: str) -> DlctlError:
 
 
 def _work_elsewhere(snapshot: Snapshot) -> Iterator[tuple[str, Path]]:
-    """(name, directory) of living daemons that are on record here and work somewhere else."""
-    rows = [{**snapshot.run, "name": "coordinator"}, *snapshot.daemons]
+    """(name, directory) of living daemons that are on record here and work somewhere else.
+
+    Those of another host do so by rights, also if that host is this machine.
+    """
+    rows = [{**snapshot.run, "name": "coordinator"}, *filter(is_here, snapshot.daemons)]
     for row in rows:
         words = processes.command_line(row.get("pid"), row.get("pid_start"))
         if len(words) != 8 or not words[3].startswith("daemons."):
@@ -112,7 +146,7 @@ def _copy(directory: Path, original: Path, why: str) -> DlctlError:
     return DlctlError(
         f"this directory is a copy: {why}; {COPY}",
         where=str(directory),
-        hint=f"dlctl recover -j {original}",
+        hint=f"dlctl status -j {original}",
     )
 
 

@@ -422,6 +422,25 @@ def test_a_write_ahead_log_that_was_cut_off_costs_its_last_rows_only(dead, dlctl
     assert memory["work"][0] == 90
 
 
+@pytest.mark.parametrize("command", [("recover",), ("recover", "--dry-run")])
+def test_a_write_ahead_log_that_is_damaged_before_its_end_is_named(dead, dlctl_command, command):
+    """SQLite would pass over all that follows without a word: terms that were given out, too."""
+    remember(dead)
+    for step in (97, 98, 99):
+        dead.run(step=step)
+    wal = dead.path / f"{rundb.FILE}-wal"
+    data = bytearray(wal.read_bytes())
+    database = (dead.path / rundb.FILE).read_bytes()
+    dead.db.close()
+    data[len(data) // 2] ^= 1
+    (dead.path / rundb.FILE).write_bytes(database)
+    wal.write_bytes(data)
+    ended = dlctl_command(*command, str(dead.path))
+    assert (ended.code, f"{wal.name} is damaged at byte" in ended.err) == (1, True)
+    assert "and it has no checkpoint" in ended.err
+    assert wal.read_bytes() == data
+
+
 def test_a_copy_is_refused_whether_or_not_the_run_lives(dead, dlctl_command):
     copy = dead.path.parent.parent / "copies" / dead.path.name
     shutil.copytree(dead.path, copy)
