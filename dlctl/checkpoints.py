@@ -48,7 +48,7 @@ _ALL: Callable[[int], bool] = lambda number: True  # noqa: E731
 
 
 def create(run_directory: Path, step: int, number: int) -> Path:
-    """Make the directory of checkpoint `number`, and make its name durable.
+    """Make the directory of checkpoint `number`, and make its name durable, with all on its way.
 
     Raises DlctlError, also if it exists: what is there belongs to another checkpoint.
     """
@@ -56,7 +56,8 @@ def create(run_directory: Path, step: int, number: int) -> Path:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         directory.mkdir()
-        sync_directory(directory.parent)
+        for made in (directory, directory.parent, run_directory):
+            sync_directory(made.parent)
     except OSError as error:
         raise DlctlError(
             f"cannot make a checkpoint: {error.strerror}", where=str(directory)
