@@ -6,13 +6,11 @@ import os
 import signal
 import time
 
-from .job import WORKERS, Broken, Job, Options, pause
+from .job import WORKERS, Broken, Job, pause
 from .on_servers import ON_DISK
 from .on_workers import GAP_S_MAX, replaced
 from .rows import Incident, Trial, row
 
-LONG_LEASES = Options(portion_batches=400)
-"""Portions of some seconds of work: what there is to do while nobody leases new ones."""
 BACK_S = 30.0
 
 
@@ -25,7 +23,7 @@ def judge_pause(job: Job, began: float, incident: Incident) -> None:
 
 @row("coordinator-kill", "training does not stop; lost 0, twice 0; nobody else is replaced")
 def coordinator_kill(trial: Trial) -> None:
-    trial.run(kill_coordinator, LONG_LEASES)
+    trial.run(kill_coordinator)
 
 
 def kill_coordinator(trial: Trial, job: Job) -> Incident:
@@ -44,7 +42,7 @@ def kill_coordinator(trial: Trial, job: Job) -> Incident:
 
 @row("agent-kill", "training does not stop; lost 0, twice 0; the new agent adopts the daemons")
 def agent_kill(trial: Trial) -> None:
-    trial.run(kill_agent, LONG_LEASES)
+    trial.run(kill_agent)
 
 
 def kill_agent(trial: Trial, job: Job) -> Incident:

@@ -28,6 +28,8 @@ CHECKPOINT_BYTES = 2 * (1 << 16) * 4
 ATTACHED_S = 5.0
 ATTEMPTS = 20
 TOLD_S = 10.0
+SLOW_S = 2.0
+"""For each fsync of whoever has the slow disk."""
 
 
 def small_disk(path: Path) -> None:
@@ -172,6 +174,33 @@ def fail_fsync(trial: Trial, job: Job) -> Incident:
     save(job)
     incident.resume_s = time.monotonic() - healed
     incident.require(good(job) != before, "there is no new checkpoint after the disk is well")
+    incident.false_failovers = replaced(job, incarnations)
+    return incident
+
+
+@row(
+    "disk-slow",
+    f"each fsync takes {SLOW_S:g} s longer: nobody pauses, and the checkpoint is good",
+    needs=(root, tool("strace")),
+)
+def disk_slow(trial: Trial) -> None:
+    trial.run(delay_fsync)
+
+
+def delay_fsync(trial: Trial, job: Job) -> Incident:
+    before, incarnations = good(job), job.incarnations()
+    name = trial.rng.choice(["server-0", "server-1", "worker-0", "coordinator"])
+    began = time.monotonic()
+    with failing(job, name, f"fsync:delay_enter={SLOW_S * 1e6:.0f}"):
+        save(job)
+        saved = time.monotonic()
+    incident = Incident(detect_s=None, resume_s=saved - began)
+    incident.require(saved - began >= SLOW_S, f"no fsync of {name} was slow")
+    incident.require(good(job) not in (None, before), "there is no new checkpoint")
+    incident.others_gap_s = job.watch.longest_gap_s(range(WORKERS), began, saved)
+    incident.require(
+        incident.others_gap_s <= GAP_S_MAX, f"a worker paused {incident.others_gap_s:.2f} s"
+    )
     incident.false_failovers = replaced(job, incarnations)
     return incident
 

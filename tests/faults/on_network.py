@@ -22,7 +22,10 @@ PORT = 7000
 COORDINATOR, SERVER_PORTS = PORT, [PORT + 1 + index for index in range(SERVERS)]
 PORTS = [COORDINATOR, *SERVER_PORTS]
 HEAL_S_MAX = 10.0
-LOSS_S = 4.0
+LOSS_S, LOSS_SILENT_S = 8.0, 6.0
+"""Packets are lost for longer than somebody may be silent, or nobody could be taken for dead. What
+TCP sends again five times in vain is sent once more after 6.2 s."""
+RESETS_MAX = 4
 LONG_S = 120.0
 NEEDS = (root, tool("nft"), tool("ip"), tool("unshare"), tool("nsenter"))
 TABLE = "add table inet dl\nadd chain inet dl in { type filter hook input priority 0 ; }\n"
@@ -94,6 +97,7 @@ def on_network(trial: Trial, disturb: Disturb, **changes: Any) -> None:
 
 def heal_after(namespace: Namespace, trial: Trial, job: Job, disturb: Disturb) -> Incident:
     before, last = job.incarnations(), job.last_event()
+    began = time.monotonic()
     try:
         disturb(namespace, trial)
     finally:
@@ -108,6 +112,7 @@ def heal_after(namespace: Namespace, trial: Trial, job: Job, disturb: Disturb) -
         60.0,
     )
     incident = Incident(resume_s=resumed - healed, false_failovers=replaced(job, before))
+    incident.others_gap_s = job.watch.longest_gap_s(range(WORKERS), began, resumed)
     assert incident.resume_s is not None
     incident.require(incident.resume_s <= HEAL_S_MAX, f"healed after {incident.resume_s:.1f} s")
     deaths = [e["text"] for e in job.events(last) if e["kind"] in ("exit", "silent", "lost")]
@@ -120,9 +125,13 @@ def both_ways(port: int) -> Cut:
 
 
 def reset(namespace: Namespace, trial: Trial) -> None:
+    """Also again while what was lost with the last connection is still on its way."""
     port = trial.rng.choice(PORTS)
-    namespace.cut([f"tcp dport {port} reject with tcp reset"])
-    pause(trial.rng.uniform(0.02, 0.5))
+    for _ in range(trial.rng.randint(1, RESETS_MAX)):
+        namespace.cut([f"tcp dport {port} reject with tcp reset"])
+        pause(trial.rng.uniform(0.02, 0.5))
+        namespace.cut([])
+        pause(trial.rng.uniform(0.0, 0.3))
 
 
 @row("net-reset", "connections are reset: lost 0, twice 0, no false death, heals", needs=NEEDS)
@@ -156,12 +165,12 @@ def lossy(percent: int) -> Disturb:
 
 @row("net-loss-2", "2 % of all packets are lost: lost 0, twice 0, no false death", needs=NEEDS)
 def net_loss_2(trial: Trial) -> None:
-    on_network(trial, lossy(2))
+    on_network(trial, lossy(2), silent_s=LOSS_SILENT_S)
 
 
 @row("net-loss-10", "10 % of all packets are lost: the same", needs=NEEDS)
 def net_loss_10(trial: Trial) -> None:
-    on_network(trial, lossy(10))
+    on_network(trial, lossy(10), silent_s=LOSS_SILENT_S)
 
 
 @row("net-one-way", "one direction is cut for some seconds: the same", needs=NEEDS)
