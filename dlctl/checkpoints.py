@@ -50,11 +50,12 @@ _ALL: Callable[[int], bool] = lambda number: True  # noqa: E731
 def create(run_directory: Path, step: int, number: int) -> Path:
     """Make the directory of checkpoint `number`, and make its name durable, with all on its way.
 
-    Raises DlctlError, also if it exists: what is there belongs to another checkpoint.
+    Raises DlctlError, also if it exists: what is there belongs to another checkpoint; and if there
+    is no run directory any more.
     """
     directory = run_directory / FOLDER / f"{step:012d}-{number}"
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.parent.mkdir(exist_ok=True)  # The run's own may have been moved: not made anew.
         directory.mkdir()
         for made in (directory, directory.parent, run_directory):
             sync_directory(made.parent)

@@ -60,6 +60,15 @@ def flip(path: Path, offset: int) -> None:
 # ---------------------------------------------------------------- writing
 
 
+def test_a_run_directory_that_was_moved_is_not_made_anew_for_a_checkpoint(tmp_path):
+    """Nobody would look for it there. So that one fails, is said to have failed, and the servers
+    keep what they have."""
+    with pytest.raises(DlctlError, match="cannot make a checkpoint: No such file") as raised:
+        checkpoints.create(tmp_path / "moved", 12, 1)
+    assert raised.value.where == str(tmp_path / "moved" / "ckpt" / "000000000012-1")
+    assert not (tmp_path / "moved").exists()
+
+
 def test_what_is_written_is_what_the_safetensors_library_reads(tmp_path):
     arrays = {
         "w": W,

@@ -53,12 +53,12 @@ def check(snapshot: Snapshot) -> bool:
     directory = snapshot.directory
     for name, other in _work_elsewhere(snapshot):
         raise DlctlError(
-            f"this directory was moved while {name} worked in it: it lives, and knows it as {other}",
+            f"{name} lives and works in {other}, from where this directory was moved",
             where=str(directory),
             hint=f"dlctl stop -j {directory}",
         )
-    recorded = snapshot.run.get("place")
-    return not isinstance(recorded, Mapping) or _is_recorded(directory, recorded)
+    recorded = _recorded(snapshot)
+    return not recorded or _is_at(directory, recorded)
 
 
 def require_own(snapshot: Snapshot) -> None:
@@ -84,25 +84,37 @@ def warn_of_copy(snapshot: Snapshot) -> None:
 
 def _elsewhere(snapshot: Snapshot) -> tuple[Path, str] | None:
     """(where the run is, how that is known) if this directory is a copy of it; None if not."""
-    directory, recorded = snapshot.directory, snapshot.run.get("place")
-    is_recorded = isinstance(recorded, Mapping) and _is_recorded(directory, recorded)
+    directory, recorded = snapshot.directory, _recorded(snapshot)
+    is_itself = _is_at(directory, recorded)
     for name, other in _work_elsewhere(snapshot):
-        if other.exists() or not is_recorded:
+        # Where the run was moved from, a checkpoint or a log may have been made since.
+        if _has_run(other) or not is_itself:
             return other, f"{name} lives and works in {other}"
-    if isinstance(recorded, Mapping):
-        original = Path(str(recorded.get("path")))
-        with suppress(OSError):
-            if _is_recorded(original, recorded) and not original.samefile(directory):
-                return original, f"the run is in {original}"
+    original = Path(str(recorded.get("path")))
     link = (runs.index_dir() / directory.name).resolve()
-    if not is_recorded and link != directory.resolve() and (link / rundb.FILE).exists():
-        return link, f"the run is in {link}"
+    known = [original] if _is_at(original, recorded) else []
+    known += [link] if not is_itself and _has_run(link) else []
+    for other in known:
+        if not other.samefile(directory):
+            return other, f"the run is in {other}"
     return None
 
 
-def _is_recorded(directory: Path, recorded: Mapping[str, Any]) -> bool:
-    """Whether it is the directory that `place` has put on record, wherever it is now."""
-    return bool(directory.stat().st_ino == recorded.get("inode"))
+def _has_run(directory: Path) -> bool:
+    return (directory / rundb.FILE).exists()
+
+
+def _recorded(snapshot: Snapshot) -> Mapping[str, Any]:
+    """The run's `place`; {} if it has none."""
+    found = snapshot.run.get("place")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _is_at(directory: Path, recorded: Mapping[str, Any]) -> bool:
+    """Whether this is the directory of a `place`, wherever it has been moved to."""
+    with suppress(OSError):
+        return bool(directory.stat().st_ino == recorded.get("inode"))
+    return False
 
 
 def _under_another_name(directory: Path, run_id: str) -> DlctlError:
@@ -111,7 +123,7 @@ def _under_another_name(directory: Path, run_id: str) -> DlctlError:
     own = directory.parent / run_id
     link = (runs.index_dir() / run_id).resolve()
     for other in (own, link):
-        if (other / rundb.FILE).exists() and not other.samefile(directory):
+        if _has_run(other) and not other.samefile(directory):
             where = values.path(other)
             return DlctlError(
                 f"{text}: it is a copy, and the run is in {where}; {COPY}",
@@ -146,7 +158,7 @@ def _copy(directory: Path, original: Path, why: str) -> DlctlError:
     return DlctlError(
         f"this directory is a copy: {why}; {COPY}",
         where=str(directory),
-        hint=f"dlctl status -j {original}",
+        hint=f"dlctl status -j {original}" if _has_run(original) else f"pgrep -af {original}",
     )
 
 

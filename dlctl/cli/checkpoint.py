@@ -72,7 +72,7 @@ def _create(job: str | None, timeout: str, as_json: bool) -> None:
     from dlctl import client
 
     limit_s = values.parse_duration(timeout, "--timeout")
-    snapshot = pick.pick(job)
+    snapshot = pick.own(job)
     if not snapshot.is_live:
         raise _down(snapshot)
     row = client.ask(snapshot.directory, "checkpoint", {}, limit_s, Countdown(limit_s))

@@ -78,7 +78,7 @@ def rotate(timeout: str | None, no_wait: bool, job: str | None, as_json: bool) -
     itself, or with "dlctl recover". A run that does not live just gets another key file.
     """
     limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
-    snapshot = pick.pick(job)
+    snapshot = pick.own(job)
     if snapshot.is_live:
         before = _incarnations(snapshot)
         _ask(snapshot)
@@ -118,7 +118,7 @@ def reader(file: Path, force: bool, job: str | None, as_json: bool) -> None:
     neither change nor end the run. It is good until "dlctl keys rotate", or a start on another
     port. The run needs transport = "tcp", and an address that can be reached from there.
     """
-    made = _readers_key(pick.pick(job))
+    made = _readers_key(pick.own(job))
     if not force and os.path.lexists(file):
         raise DlctlError(
             f"{file.name} is already there; nothing was written",

@@ -82,7 +82,7 @@ def _doubt(run: Snapshot) -> str:
 
 def _why_a_copy(run: Snapshot) -> str:
     try:
-        belonging.check(run)
+        belonging.require_own(run)
         belonging.refuse_unknown_coordinator(run)
     except DlctlError as error:
         return error.message

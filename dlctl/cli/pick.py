@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dlctl import runs
+from dlctl.cli import belonging
 from dlctl.cli.snapshot import Snapshot, Unreadable, load, started
 from dlctl.errors import DlctlError, NotFound, UsageError
 
@@ -27,7 +28,18 @@ def pick(job: str | None) -> Snapshot:
     `job` is a run id, a job's name (its newest run), a run directory, or a job file. Raises
     NotFound with what there is, and UsageError if several runs could be meant.
     """
-    return read(directory(job))
+    snapshot = read(directory(job))
+    belonging.warn_of_copy(snapshot)
+    return snapshot
+
+
+def own(job: str | None) -> Snapshot:
+    """The same for a command that acts on the run. Raises DlctlError for a copy as well, for that
+    would be to act on the original (see `belonging`).
+    """
+    snapshot = read(directory(job))
+    belonging.require_own(snapshot)
+    return snapshot
 
 
 def read(directory: Path) -> Snapshot:
@@ -151,7 +163,7 @@ def complete_daemons(
     from click.shell_completion import CompletionItem
 
     try:
-        names = pick(ctx.params.get("job")).roles()
+        names = read(directory(ctx.params.get("job"))).roles()
     except DlctlError:
         return []
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dlctl.cli import console, kept, pick, report, unreadable, values
+from dlctl.cli import belonging, console, kept, pick, report, unreadable, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import json_option
 from dlctl.cli.snapshot import Snapshot
@@ -47,6 +47,8 @@ def command(show_all: bool, as_json: bool) -> None:
         console.out(console.table((*HEADERS[:-1], HELD, HEADERS[-1]), rows, RIGHT))
     elif shown:
         console.out(console.table(HEADERS, [_row(s) for s in shown], RIGHT))
+    for snapshot in shown:
+        belonging.warn_of_copy(snapshot)
     _note_hidden(len(snapshots) - len(shown))
 
 

@@ -41,7 +41,7 @@ def command(names: tuple[str, ...], timeout: str | None, no_wait: bool, job: str
     if not names:
         raise UsageError("whom to restart? give NAME...", hint="dlctl status")
     limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
-    snapshot = pick.pick(job)
+    snapshot = pick.own(job)
     arriving.require_live(snapshot, "restarted")
     chosen = pick.match_daemons(names, _roles(snapshot))
     before = _incarnations(snapshot, chosen)

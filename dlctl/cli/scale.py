@@ -40,7 +40,7 @@ def command(wanted: str, timeout: str | None, no_wait: bool, job: str | None) ->
     """
     workers = parse(wanted)
     limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
-    snapshot = pick.pick(job)
+    snapshot = pick.own(job)
     arriving.require_live(snapshot, "scaled")
     result = arriving.ask(snapshot, "scale", {"workers": workers})
     before, after = (values.count(result.get(key)) for key in ("before", "after"))

@@ -46,7 +46,7 @@ def command(arguments: tuple[str, ...], show_list: bool, timeout_s: str, job: st
         return
     names = [text for text in arguments if "=" not in text]
     wanted = _assignments([text for text in arguments if "=" in text], job)
-    snapshot = pick.pick(job)
+    snapshot = pick.own(job)
     if not snapshot.is_live:
         raise DlctlError(
             f"{snapshot.run_id} {report.became(snapshot.state)}: nobody is there to change",
@@ -121,6 +121,8 @@ def _requests(
     """
     roles = snapshot.roles()
     chosen = pick.match_daemons(names, roles)
+    optimizer = read_job(snapshot.directory).get("optimizer", {}).get("options", {})
+    settings.require_decay({k: settings.parse(k, text) for k, text in wanted.items()}, optimizer)
     requests: dict[tuple[str, ...], dict[str, str]] = {}
     for key, value in wanted.items():
         having = [name for name in chosen if roles[name] in settings.SETTINGS[key].roles]

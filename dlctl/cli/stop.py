@@ -12,7 +12,17 @@ from typing import Any
 import click
 
 from dlctl import processes, runs
-from dlctl.cli import console, kept, nextstep, otherhosts, pick, report, unreadable, values
+from dlctl.cli import (
+    belonging,
+    console,
+    kept,
+    nextstep,
+    otherhosts,
+    pick,
+    report,
+    unreadable,
+    values,
+)
 from dlctl.cli.countdown import Countdown
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
@@ -59,10 +69,11 @@ def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> Non
     """
     grace_s = values.parse_duration(grace, "--grace")
     directory = pick.directory(job)
-    if kill and (lost := unreadable.look(directory)).state == unreadable.STATE:
-        _end_unreadable(lost)
+    snapshot = unreadable.look(directory) if kill else pick.read(directory)
+    belonging.require_own(snapshot)
+    if snapshot.state == unreadable.STATE:
+        _end_unreadable(snapshot)
         return
-    snapshot = pick.read(directory)
     if snapshot.is_live:
         save = not (no_checkpoint or kill)
         after = stop(snapshot, checkpoint=save, grace_s=grace_s, kill=kill)

@@ -167,7 +167,7 @@ def test_a_run_whose_job_file_cannot_be_seen_is_left_to_whom_it_belongs(
     assert f"whether {hidden} is still there cannot be seen (File name too long)" in out + err
 
 
-def test_a_run_that_lives_is_not_taken_from_its_place(
+def test_a_run_that_lives_is_not_taken_from_its_place_and_can_be_stopped_where_it_is(
     stopped, job, own_place, dlctl_command, monkeypatch
 ):
     assert dlctl_command("start", "job.toml").code == 0
@@ -175,11 +175,11 @@ def test_a_run_that_lives_is_not_taken_from_its_place(
     place = moved(own_place, monkeypatch)
     err = dlctl_command("plan", "job.toml").err
     assert f"a run of this name lies in runs/{run['run_id']}, " in err
-    assert "it is not used: " in err
+    directory = place / "runs" / run["run_id"]
+    assert f"it is not used: processes of it live: dlctl stop -j {directory}\n" in err
     assert the_run(place)["job_file"] == str(job)
-    place.rename(own_place)
-    monkeypatch.chdir(own_place)
-    assert dlctl_command("stop").code == 0
+    code, _, err = dlctl_command("stop", "--no-checkpoint", "-j", str(directory))
+    assert (code, the_run(place)["state"]) == (0, "stopped"), err
 
 
 def test_runs_of_another_job_file_that_is_there_are_no_concern(stopped, job, dlctl_command):

@@ -447,7 +447,7 @@ def test_a_copy_is_refused_whether_or_not_the_run_lives(dead, dlctl_command):
     for command in (("recover",), ("recover", "--dry-run")):
         ended = dlctl_command(*command, str(copy))
         assert (ended.code, "this directory is a copy" in ended.err) == (1, True)
-        assert f"next: dlctl recover -j {dead.path}" in ended.err
+        assert f"next: dlctl status -j {dead.path}" in ended.err
 
 
 def test_a_run_that_was_restored_goes_back_to_its_checkpoint(dead, dlctl_command):

@@ -173,6 +173,42 @@ def test_a_copy_of_a_living_run_is_refused(place: Workplace) -> None:
     place.nothing_left()
 
 
+def test_who_stops_or_kills_an_old_copy_does_no_harm_to_the_run(place: Workplace) -> None:
+    """The copy takes its run for dead: it knows neither the coordinator nor the agent of now."""
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS)
+    directory = place.start()
+    place.until_step(5)
+    copy = place.path / "elsewhere" / directory.name
+    shutil.copytree(directory, copy)
+    os.kill(place.pid("coordinator"), signal.SIGKILL)
+    place.until("the next one", lambda: place.run()["incarnation"] == 2)
+    place.until_state("running")
+    os.kill(place.pid("agent-0"), signal.SIGKILL)
+    place.until("the next agent", lambda: place.daemon("agent-0")["incarnation"] == 2)
+    place.until_state("running")
+    at_work = {name: place.pid(name) for name in ("server-0", "worker-0")}
+
+    def is_refused(*command: str) -> None:
+        ended = place.dlctl(*command, "-j", str(copy))
+        assert (ended.code, "this directory is a copy" in ended.err) == (1, True), ended.err
+
+    for command in (["stop"], ["stop", "--kill"], ["scale", "worker=2"], ["restart", "*"]):
+        is_refused(*command)
+    step = place.run()["step"]
+    place.until_step(step + 10)
+    assert at_work == {name: place.pid(name) for name in at_work}
+    place.kill_at_once(place.processes())
+    is_refused("stop", "--kill")
+    back = place.dlctl("recover")
+    assert (back.code, "it goes on where it was: nothing is lost" in back.out) == (0, True), (
+        back.err
+    )
+    assert place.dlctl("verify").code == 0
+    assert place.dlctl("stop").code == 0
+    place.nothing_left()
+
+
 def test_workers_come_and_go_and_daemons_begin_anew_while_it_trains(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
     place.job(stop=ENDLESS, workers=2)
