@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 from annotated_types import Ge, Gt, Le, Len
 
+from dlctl.finite import PushNorm
+
 STRICT = {"extra": "forbid", "strict": True}
 """Config for the validator: an unknown key is an error and "4" is not 4."""
 
@@ -80,10 +82,11 @@ class Servers:
     state_dir: str = ""
     """Where the servers keep their shards, a full path. "": shared memory (/dev/shm) if there is
     room, else the run directory; with durability = "disk" always the run directory."""
-    push_norm_max: Annotated[float, Gt(0), Le(1e15)] = 1e9
-    """A push with a larger Euclidean norm is refused, as one with a NaN is. With it, weights and
-    optimiser state cannot become infinite or NaN, as long as lr * weight_decay <= 1 and, for adam,
-    eps >= 1e-12; a decay beyond that makes the weights themselves grow without bound."""
+    push_norm_max: PushNorm = 1e9
+    """A push with a larger Euclidean norm is refused, as one with a NaN is. With that, and the
+    limits of lr, weight_decay and eps, no number of pushes makes a weight or the optimiser's state
+    infinite or NaN. Should an update do so all the same, as with an optimiser of somebody else's,
+    nobody gets to see it: its server ends, and the run fails and says so."""
     fetch_values: Literal["float32", "float16", "bfloat16"] = "float32"
     """Precision of the parameters that workers fetch. "float16" (11 significant bits) and
     "bfloat16" (8) halve the bytes of all values, for slow links. The servers keep theirs in
@@ -111,8 +114,8 @@ class Workers:
     loader_processes: Annotated[int, Ge(0), Le(256)] = 0
     """Processes of torch's DataLoader per worker; 0: the data is loaded in the worker itself."""
     restarts_max: Annotated[int, Ge(0)] = 8
-    """Deaths in a row of a worker before it was at work, or within 10 s of its start, after which
-    the run fails.
+    """How often in a row a worker is replaced that has died before it was at work, or within 10 s
+    of its start; when it does so once more, the run fails.
     """
     nonfinite_steps_max: Annotated[int, Ge(1)] = 20
     """Steps in a row with a NaN or infinite loss or gradient after which a worker is quarantined:

@@ -1,13 +1,26 @@
-"""The range that a type allows, in words: `Annotated[float, Gt(0), Le(1)]` is "> 0", "<= 1"."""
+"""The range that a type allows, in words: `Annotated[float, Gt(0), Le(1)]` is "> 0", "<= 1"; and
+whether a value is in it.
+"""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Annotated, Any, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 
 _SIGNS = ((Ge, ">=", "ge"), (Gt, ">", "gt"), (Le, "<=", "le"), (Lt, "<", "lt"))
+
+
+def holds(hint: Any, value: Any) -> bool:
+    """Whether a value is within all ends of an annotation's range; of a union's it is not asked."""
+    return all(
+        getattr(operator, name)(value, getattr(constraint, name))
+        for constraint in get_args(hint)[1:]
+        for kind, _, name in _SIGNS
+        if isinstance(constraint, kind)
+    )
 
 
 def bound(constraint: Any) -> str:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
+from dlctl import finite, ranges
 from dlctl.errors import UsageError
 from dlctl.suggest import did_you_mean
 from dlctl.units import format_rate, format_size, parse_rate, parse_size
@@ -43,10 +45,8 @@ SETTINGS: dict[str, Setting] = {
         "size",
         'bytes of a worker\'s pushes that may be on their way: "128MB" or "off"',
     ),
-    "lr": Setting(("server",), "positive", "learning rate of the servers' optimiser"),
-    "local_lr": Setting(
-        ("worker",), "nonnegative", "rate of a replica's own steps between fetches"
-    ),
+    "lr": Setting(("server",), "learning rate", "learning rate of the servers' optimiser"),
+    "local_lr": Setting(("worker",), "local rate", "rate of a replica's own steps between fetches"),
     "local_steps": Setting(
         ("worker",), "count", "steps of a replica alone from one mean to the next (local-sgd)"
     ),
@@ -94,6 +94,18 @@ def require(name: str, reported: Any, keys: Iterable[str]) -> None:
             )
 
 
+def require_decay(values: Mapping[str, Any], optimizer: Mapping[str, Any]) -> None:
+    """Raises UsageError if weights would grow with a rate that is to be set, by the decay that the
+    job file has among the options of its optimiser.
+    """
+    weight_decay = optimizer.get("weight_decay", 0.0)
+    if fault := finite.decay_fault(values.get("lr", 0.0), weight_decay):
+        most = finite.most_with(weight_decay)
+        raise UsageError(
+            f"lr: {fault}", hint=f"dlctl set lr={most}   the most with the job's weight_decay"
+        )
+
+
 def format_value(key: str, value: Any) -> str:
     """A value as `parse` reads it. Text stays as it is; an unknown key's value is shown plainly."""
     if isinstance(value, str):
@@ -136,15 +148,12 @@ def _number(text: str) -> float:
     return number
 
 
-def _positive(text: str) -> float:
-    if (number := _number(text)) <= 0:
-        raise ValueError(f'"{text}" is not above zero')
-    return number
-
-
-def _nonnegative(text: str) -> float:
-    if (number := _number(text)) < 0:
-        raise ValueError(f'"{text}" is below zero')
+def _within(hint: Any, text: str) -> float:
+    """A number as the job file may have it: the type says which."""
+    number = _number(text)
+    if not ranges.holds(hint, number):
+        (ends,) = ranges.bounds(hint)
+        raise ValueError(f"must be {' and '.join(ends)} (got {text})")
     return number
 
 
@@ -165,8 +174,8 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "count": _count,
     "rate": parse_rate,
     "size": parse_size,
-    "positive": _positive,
-    "nonnegative": _nonnegative,
+    "learning rate": partial(_within, finite.LearningRate),
+    "local rate": partial(_within, finite.LocalRate),
     "fraction": _fraction,
     "level": _level,
 }

@@ -149,6 +149,12 @@ def euclidean_norm(u: Vector) -> float:
     return math.sqrt(_squares(u))
 
 
+def all_finite(u: Array) -> bool:
+    """Whether no element is NaN or infinite, however large their squares are; in blocks."""
+    parts = (u[lo : lo + BLOCK] for lo in range(0, u.size, BLOCK))
+    return all(bool(np.isfinite(part).all()) for part in parts)
+
+
 def is_finite(u: Vector) -> bool:
     """Whether the norm is: no element is NaN or infinite, no squares overflow. In one pass."""
     return math.isfinite(_squares(u))

@@ -42,6 +42,12 @@ def test_every_test_that_stands_behind_a_promise_exists() -> None:
     assert named - set(re.findall(r"^ *def (test_\w+)\(", TESTS, re.M)) == set()
 
 
+def test_the_deliberate_bugs_are_as_many_as_is_said() -> None:
+    (said,) = re.findall(r"\| (\d+) deliberate bugs;", PROMISES.read_text())
+    mutants = (ROOT / "tests" / "sim" / "mutants.py").read_text()
+    assert int(said) == len(re.findall(r"^@mutant\(", mutants, re.M))
+
+
 def test_every_hostile_input_has_tests_that_exist() -> None:
     table = SECURITY.read_text().partition("<!-- inputs -->")[2].partition("\n## ")[0]
     rows = [line.split("|") for line in table.splitlines() if line.startswith("| ")][1:]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import get_type_hints
+
 import pytest
 
-from dlctl import settings
+from dlctl import finite, registry, settings
 from dlctl.errors import UsageError
 
 GOOD = {
@@ -13,8 +15,8 @@ GOOD = {
     "push": ["5MB/s", "100Mbit/s", "off", "64KiB/s"],
     "fetch": ["1.5GB/s"],
     "push_window": ["128MB", "64KiB", "1.5GB", "off"],
-    "lr": ["0.02", "1e-5", "3"],
-    "local_lr": ["0", "0.1"],
+    "lr": ["0.02", "1e-5", "3", "1e6"],
+    "local_lr": ["0", "0.1", "1e9"],
     "local_steps": ["1", "500"],
     "density": ["0.01", "1"],
     "log_level": ["debug", "warning"],
@@ -37,7 +39,10 @@ BAD = [
     ("lr", "nan"),
     ("lr", "inf"),
     ("lr", "0"),
+    ("lr", "1000001"),
+    ("lr", "1e300"),
     ("local_lr", "-0.1"),
+    ("local_lr", "1e300"),
     ("local_steps", "0"),
     ("local_steps", "auto"),
     ("local_steps", "1.5"),
@@ -61,6 +66,30 @@ def test_what_is_shown_reads_back_to_the_same_value(key, text):
 def test_a_value_that_cannot_be_is_refused_with_the_name_of_its_key(key, text):
     with pytest.raises(UsageError, match=f"^{key}: "):
         settings.parse(key, text)
+
+
+def test_a_rate_that_cannot_be_is_refused_in_the_words_of_the_job_file():
+    with pytest.raises(UsageError, match=r"^lr: must be > 0 and <= 1000000 \(got 1e300\)$"):
+        settings.parse("lr", "1e300")
+    with pytest.raises(UsageError, match=r"^local_lr: must be >= 0 and <= 1000000000 \(got -1\)$"):
+        settings.parse("local_lr", "-1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "limits"),
+    [
+        ("optimizers", "lr", finite.LearningRate),
+        ("optimizers", "weight_decay", finite.WeightDecay),
+        ("algorithms", "local_lr", finite.LocalRate),
+    ],
+)
+def test_rates_have_the_same_limits_in_the_job_file(kind, key, limits):
+    found = {}
+    for name in registry.names(kind):
+        hints = get_type_hints(registry.load(kind, name).Options, include_extras=True)
+        found |= {name: hints[key]} if key in hints else {}
+    assert len(found) >= 2
+    assert set(found.values()) == {limits}
 
 
 def test_a_mistyped_key_gets_a_suggestion():

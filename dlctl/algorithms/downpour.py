@@ -60,6 +60,7 @@ from dlctl.algorithms.base import (
     WorkerSide,
 )
 from dlctl.compress.base import Delta
+from dlctl.finite import LocalRate
 from dlctl.messages import APPLIED
 
 
@@ -75,7 +76,7 @@ class Options:
     """With "auto": the part of a worker's time that it may stand still for pushes and fetches."""
     auto_steps_max: Annotated[int, Ge(1)] = 64
     """With "auto": the most steps from one push or fetch to the next, however slow the link is."""
-    local_lr: Annotated[float, Ge(0)] = 0.01
+    local_lr: LocalRate = 0.01
     """Rate of a replica's own steps between two fetches, alpha. Changes live."""
     warmstart_steps: Annotated[int, Ge(0)] = 0
     """Steps that one replica makes alone before the others are released."""

@@ -42,11 +42,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Ge, Le
+from annotated_types import Ge
 
 from dlctl.algorithms import sync
 from dlctl.algorithms.base import Algorithm, Fetch, NextGradient, Push, Requests
 from dlctl.config import Choice
+from dlctl.finite import LocalRate
 from dlctl.messages import Array
 from dlctl.vector import Vector, copy_of, euclidean_norm, is_finite
 
@@ -58,7 +59,7 @@ REACH_MAX = 1e18
 class Options:
     local_steps: Annotated[int, Ge(1)] = 16
     """Steps of a replica from one mean to the next, H. Changes live."""
-    local_lr: Annotated[float, Ge(0), Le(1e9)] = 0.01
+    local_lr: LocalRate = 0.01
     """Rate of a replica's own steps. Changes live."""
     overlap: bool = False
     """Go on with the next round while the mean of this one is under way, and put the steps that are
@@ -87,12 +88,16 @@ class Replica(sync.Replica):
             samples = yield from self._accrue()
             if self._is_ahead and self.fetched_clock <= clock:
                 yield Fetch(wait=True, clock_min=clock + 1)
+            is_apart = self._is_ahead and self.fetched_clock != clock + 1
             self._is_ahead, clock = False, self.fetched_clock
             self._is_on_way = False
             yield Push(self.residual if samples else None, samples, clock)
-            if samples:
+            if samples and not is_apart:
                 self._is_ahead, self._left[:] = self.options.overlap, self.residual
-            yield Fetch(wait=not self._is_ahead, clock_min=clock + 1)
+            if self._is_ahead:
+                yield Fetch(wait=False, clock_min=clock + 1)
+            else:
+                clock = yield from self._next_step(clock)
 
     def settle(self) -> None:
         if self._is_on_way:

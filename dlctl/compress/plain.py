@@ -33,7 +33,7 @@ DENSE_BELOW = 1024
 Least = Annotated[int, Ge(0), Le(2**30)]
 NORM_MAX = 1e18
 """Up to this norm no sum or product that a compressor forms can overflow in float32. No server
-takes a push as large as that: `servers.push_norm_max` is at most 1e15."""
+takes a push as large as that: see `finite.PushNorm`."""
 
 
 def take_plain(kind: str, u: Vector, dense_below: int) -> Packed | None:

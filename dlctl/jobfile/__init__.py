@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dlctl import registry
+from dlctl import finite, registry
 from dlctl.config import Choice, JobFile
 from dlctl.errors import UsageError
 from dlctl.jobfile import checks, reading, schema
@@ -58,6 +58,7 @@ def load(
         faults += more
         if found:
             resolved[section] = found
+    faults += _check_decay(resolved)
     faults += _check_exact_pushes(resolved)
     faults += _check_exact_fetches(resolved, document)
     job, more = schema.validate(JobFile, _with_choices(document))
@@ -145,6 +146,16 @@ def _with_owner(name: str, owners: list[str], fault: Fault) -> Fault:
     return fault._replace(
         message=f"{name} has no {fault.path[-1]}", suggestion=f"{', '.join(owners)} {have} it"
     )
+
+
+def _check_decay(resolved: Mapping[str, Choice]) -> list[Fault]:
+    """A decay may be too large for a rate, which need not be in the file."""
+    options = resolved["optimizer"].options if "optimizer" in resolved else {}
+    lr, decay = options.get("lr", 0.0), options.get("weight_decay", 0.0)
+    if not (fault := finite.decay_fault(lr, decay)):
+        return []
+    most = f"{finite.most_with(lr)} is the most with this lr"
+    return [Fault(("optimizer", "weight_decay"), fault, most)]
 
 
 def _check_exact_pushes(resolved: Mapping[str, Choice]) -> list[Fault]:

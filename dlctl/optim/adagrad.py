@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 
 from dlctl.config import STRICT
+from dlctl.finite import LearningRate
 from dlctl.messages import Json
 from dlctl.optim.blocks import Block, Rule
 from dlctl.parallel import scratch
@@ -27,7 +28,7 @@ from dlctl.parallel import scratch
 class AdagradOptions:
     __pydantic_config__ = STRICT
 
-    lr: Annotated[float, Gt(0), Le(1e6)] = 0.01
+    lr: LearningRate = 0.01
     """Learning rate, gamma in the paper. Changes live."""
     initial_accumulator: Annotated[float, Ge(0), Le(1e6)] = 0.0
     """G at the start. With 0 the first step of an element is lr whatever its gradient; 0.1 or 1

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Le, Lt
 
 from dlctl.config import STRICT
+from dlctl.finite import LearningRate, WeightDecay
 from dlctl.messages import Array, Json
 from dlctl.optim.blocks import Block, Rule
 from dlctl.parallel import scratch
@@ -28,16 +29,17 @@ from dlctl.parallel import scratch
 class AdamOptions:
     __pydantic_config__ = STRICT
 
-    lr: Annotated[float, Gt(0), Le(1e6)] = 0.001
+    lr: LearningRate = 0.001
     """Learning rate: about the size of a step. Changes live."""
     beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
     """How much of the mean gradient m stays at each update."""
     beta2: Annotated[float, Ge(0), Lt(1)] = 0.999
     """How much of the mean square v stays at each update."""
-    eps: Annotated[float, Ge(1e-30), Le(1)] = 1e-8
+    eps: Annotated[float, Ge(1e-12), Le(1)] = 1e-8
     """Added to the root of v."""
-    weight_decay: Annotated[float, Ge(0), Le(1e6)] = 0.0
-    """AdamW: w shrinks by lr times this at each update; for a sparse push only where it touches."""
+    weight_decay: WeightDecay = 0.0
+    """AdamW: w shrinks by lr times this at each update; for a sparse push only where it touches.
+    lr times it is at most 1."""
 
 
 class Adam:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Lt
 
 from dlctl.config import STRICT
+from dlctl.finite import LearningRate, WeightDecay
 from dlctl.messages import Array, Json
 from dlctl.optim.blocks import Block, Rule
 from dlctl.parallel import scratch
@@ -24,14 +25,15 @@ from dlctl.parallel import scratch
 class MomentumOptions:
     __pydantic_config__ = STRICT
 
-    lr: Annotated[float, Gt(0), Le(1e6)] = 0.01
+    lr: LearningRate = 0.01
     """Learning rate. Changes live."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
     """How much of the previous sum stays; 0.9 makes steady steps up to 10 times longer."""
     nesterov: bool = False
     """Look ahead: step along the gradient plus the decayed new sum."""
-    weight_decay: Annotated[float, Ge(0), Le(1e6)] = 0.0
-    """This times w is added to the gradient; for a sparse push only at the elements it touches."""
+    weight_decay: WeightDecay = 0.0
+    """This times w is added to the gradient; for a sparse push only at the elements it touches.
+    lr times it is at most 1."""
 
 
 class Momentum:

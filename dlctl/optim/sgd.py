@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-from annotated_types import Ge, Gt, Le
 
 from dlctl.config import STRICT
+from dlctl.finite import LearningRate, WeightDecay
 from dlctl.messages import Json
 from dlctl.optim.blocks import Block, Rule
 from dlctl.parallel import scratch
@@ -19,10 +19,11 @@ from dlctl.parallel import scratch
 class SGDOptions:
     __pydantic_config__ = STRICT
 
-    lr: Annotated[float, Gt(0), Le(1e6)] = 0.01
+    lr: LearningRate = 0.01
     """Learning rate. Changes live."""
-    weight_decay: Annotated[float, Ge(0), Le(1e6)] = 0.0
-    """This times w is added to the gradient; for a sparse push only at the elements it touches."""
+    weight_decay: WeightDecay = 0.0
+    """This times w is added to the gradient; for a sparse push only at the elements it touches.
+    lr times it is at most 1."""
 
 
 class SGD:

@@ -6,15 +6,17 @@ until it answers, or its process has ended: the next one begins with what is set
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 from dlctl import messages as m
 from dlctl.errors import DlctlError
 from dlctl.messages import Json
 from dlctl.roles.journal import History
 from dlctl.roles.membership import Membership
-from dlctl.settings import parse, require
+from dlctl.settings import parse, require, require_decay
 
 ANSWER_S_MAX = 5.0
 Answered = Callable[[Json], None]
@@ -31,9 +33,18 @@ class _Change:
 
 
 class Changes:
-    def __init__(self, desk: History, members: Membership) -> None:
+    def __init__(
+        self,
+        desk: History,
+        members: Membership,
+        optimizer: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """`optimizer`: the options of the servers' one in the job file; a new rate has to go with
+        those that are not live.
+        """
         self.desk = desk
         self.members = members
+        self.optimizer = optimizer
         self.number = 0
         self._open: dict[int, _Change] = {}
 
@@ -42,6 +53,7 @@ class Changes:
     ) -> None:
         """Like `begin`, with values as people write them. Raises DlctlError."""
         values = {key: parse(key, text) for key, text in texts.items()}
+        require_decay(values, self.optimizer)
         for name in names:
             if name not in self.members.daemons:
                 raise DlctlError(f"this run has no {name:.80}")

@@ -75,7 +75,7 @@ class Coordinator:
         self.arrivals = Arrivals(self.desk, self.members, run_id, job, keyring, past)
         side = algorithm.coordinator(algorithm.Options(**job.algorithm.options))
         self.work = Work(self.desk, self.members, job, side)
-        self.changes = Changes(self.desk, self.members)
+        self.changes = Changes(self.desk, self.members, job.optimizer.options)
         self.evaluations = Evaluations(self.desk, self.members, lambda: self.work.steps)
         self.files = HostFiles(self.desk, self.members)
         self.arrivals.on_start = self.files.mirror.follow

@@ -6,8 +6,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
+from dlctl.errors import DlctlError
 from dlctl.machine import Effect, Note, Send
-from dlctl.messages import Change, Changed, Json, Message, Register
+from dlctl.messages import Change, Changed, Failed, Json, Message, Register
 from dlctl.names import COORDINATOR as COORDINATOR
 from dlctl.roles.outstanding import Outstanding
 
@@ -61,6 +62,16 @@ class Desk:
         keys = [key for key in change.settings if key in before]
         was, now_is = {k: before[k] for k in keys}, {k: after[k] for k in keys}
         self.send(COORDINATOR, Changed(change.change, name, was, now_is))
+
+    def fail(
+        self, name: str, error: DlctlError, hint: str | None = None, *, is_fatal: bool = True
+    ) -> str:
+        """Tell the coordinator why this daemon cannot go on; fatal: nor can another process in its
+        place. Returns the words."""
+        words = "; ".join(filter(None, (error.message, hint or error.hint)))
+        self.send(COORDINATOR, Failed(name, words, error.where or "", is_fatal))
+        self.note("error", words, where=error.where)
+        return words
 
     def note(self, level: str, text: str, **fields: Any) -> None:
         self._effects.append(Note(level, text, fields))

@@ -45,7 +45,7 @@ from dlctl.roles.serving import Serving
 from dlctl.roles.travelling import FileSealed, FilesMissing, saved_file
 from dlctl.roles.vectors import Vectors
 from dlctl.roles.waste import Waste
-from dlctl.shards.base import Extras, Held, NoRoom, Shard, Spec, Storages, W
+from dlctl.shards.base import Diverged, Extras, Held, NoRoom, Shard, Spec, Storages, W
 from dlctl.shards.memory import InMemory
 
 
@@ -131,6 +131,8 @@ class Server:
             if peer != COORDINATOR:
                 self.doors.check(identity, message)
             self._dispatch(peer, message, identity, now)
+        except Diverged as error:
+            self.desk.do(Exit(1, self.desk.fail(self.birth.name, error)))
         except RemoteProtocolError as error:
             what = f"{type(message).__name__} from {identity or repr(peer):.40}"
             self.desk.note("warning", f"refused {what}: {error.message}")
@@ -232,11 +234,9 @@ class Server:
         if waits and not self._room.wait(message, now):
             return
         # It stays where it was kept: a place that is chosen now would not have it.
-        hint = "free some space there: it is tried again and again" if waits else error.hint
-        words = "; ".join(filter(None, (error.message, hint)))
+        hint = "free some space there: it is tried again and again" if waits else None
         is_fatal = not (waits or isinstance(error, Held))
-        self.desk.send(COORDINATOR, m.Failed(self.birth.name, words, error.where or "", is_fatal))
-        self.desk.note("error", words, where=error.where)
+        words = self.desk.fail(self.birth.name, error, hint, is_fatal=is_fatal)
         if not waits:
             self.desk.do(Exit(1, words))
 

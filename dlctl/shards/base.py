@@ -7,17 +7,20 @@ server is killed at, the next one finds the state of a commit, never anything be
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from dlctl.compress.base import Delta
 from dlctl.errors import DlctlError
 from dlctl.messages import Array, Json
+from dlctl.optim.alarm import Alarm
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Rule, check_length
 from dlctl.shards.history import Changes, History
+from dlctl.vector import all_finite
 
 W = "w"
 """The name of the parameters among the vectors of a shard; all others are slots."""
@@ -54,6 +57,12 @@ class Held(DlctlError):
     """Another process has this state open. It may be about to end; a later attempt may succeed."""
 
 
+class Diverged(DlctlError):
+    """An update has made something infinite or NaN. It is in no commit, and none may follow: of
+    this shard there is what survives.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
     """Whose state it is, and how large. A state that was made for another one is never used."""
@@ -88,6 +97,7 @@ class Spec:
 
 
 COUNT_MAX = 2**62
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def check_state(state: Any, optimizer: Optimizer) -> Json:
@@ -101,7 +111,7 @@ def check_state(state: Any, optimizer: Optimizer) -> Json:
     if not whole or not _is_natural(state.get("version")):
         raise Unusable("the state that was committed is not of our kind")
     lr, counters = state.get("lr"), state.get("counters")
-    if type(lr) not in (int, float) or not math.isfinite(lr):
+    if type(lr) not in (int, float) or not abs(lr) <= FLOAT32_MAX:
         raise Unusable(f"the rate that was committed is {lr!r:.60}")
     if type(counters) is not dict or counters.keys() != optimizer.counters.keys():
         raise Unusable("the optimiser's counters that were committed are of another optimiser")
@@ -237,6 +247,7 @@ class Shard:
         """Elements of each vector."""
         self.history = History(self.size)
         """What the newest updates changed. It does not survive, either."""
+        self._alarm = Alarm()
         self.vectors: dict[str, Array] = {}
         """Further named vectors of coordinator-driven methods, float64[n]. They do not survive."""
 
@@ -277,16 +288,25 @@ class Shard:
     def _next_rule(self) -> Rule:
         """Of an update that is not counted yet."""
         counters = dict(self.optimizer.counters)
-        rule = self.optimizer.begin_update()
+        rule = self._alarm.over(self.optimizer.begin_update())
         self.optimizer.counters.update(counters)
         return rule
 
     def apply(self, delta: Delta) -> None:
-        """One update by the optimiser's rule. A sparse one costs O(its length)."""
+        """One update by the optimiser's rule. A sparse one costs O(its length). Raises Diverged."""
         check_length(delta, self.size)
-        rule = self.optimizer.begin_update()
+        rule = self._alarm.over(self.optimizer.begin_update())
         self.storage.update(delta, self.history.watch(self.version + 1, delta, rule))
+        if self._alarm.has_rung:
+            self._look_for_what_is_not_finite()
         self.version += 1
+
+    def _look_for_what_is_not_finite(self) -> None:
+        self._alarm.has_rung = False
+        for name, array in {W: self.w, **self.slots}.items():
+            if not all_finite(array):
+                what = f'an update would have made "{name}" infinite or NaN, and was not kept'
+                raise Diverged(what, hint="a smaller lr or weight_decay may help")
 
     def changes_since(self, version: int, seen: Array | None = None) -> Changes | None:
         """What differs from an earlier version of this shard; None: that is not known.

@@ -32,6 +32,7 @@ from dlctl.shards import image
 from dlctl.shards.ahead import Ahead
 from dlctl.shards.base import Extras, Point, Spec, Unusable, W, check_state, no_point
 from dlctl.shards.image import Commit, Form
+from dlctl.vector import all_finite
 
 
 class Mapped:
@@ -99,7 +100,7 @@ class Mapped:
                 array[indices] = old
         image.check_seal(buffer, form, newest)
         for name, array in storage._vectors.items():
-            if not _is_finite(array):
+            if not all_finite(array):
                 raise Unusable(f'its vector "{name}" has values that are not finite')
         return storage
 
@@ -288,8 +289,3 @@ class Mapped:
         which = 0 if self._vectors is self._views[0] else 1
         self._use(buffer)
         self._vectors = self._views[which]
-
-
-def _is_finite(array: Array) -> bool:
-    parts = (array[lo : lo + BLOCK] for lo in range(0, array.size, BLOCK))
-    return all(bool(np.isfinite(part).all()) for part in parts)

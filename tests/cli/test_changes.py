@@ -98,6 +98,22 @@ def test_what_one_daemon_does_not_have_is_refused_before_any_other_is_changed(ru
         assert dlctl_command("set", "lr=0.01", "push=off").code == 0
 
 
+def test_a_rate_that_makes_weights_grow_is_refused_before_anything_is_changed(run, dlctl_command):
+    """With what the job file says of the decay, which does not change while the run goes on."""
+    path = run.path / "job.json"
+    job = json.loads(path.read_text())
+    job["optimizer"] = {"name": "sgd", "options": {"lr": 0.1, "weight_decay": 0.15}}
+    path.write_text(json.dumps(job))
+    with coordinator(change) as (address, heard):
+        run.run(control=address)
+        ended = dlctl_command("set", "push=off", "lr=7")
+        assert (ended.code, heard) == (2, [])
+        assert "lr * weight_decay must be <= 1, or weights grow without bound" in ended.err
+        assert "(got 7 * 0.15)" in ended.err
+        assert "dlctl set lr=6.66" in ended.err
+        assert dlctl_command("set", "push=off", "lr=6.66").code == 0
+
+
 def test_what_was_set_is_shown_although_the_rest_was_refused(run, dlctl_command):
     def first_only(q: Request, n: int) -> list[Reply]:
         return change(q, n) if n == 1 else [Reply(q.request, True, "this run has no worker-1", {})]

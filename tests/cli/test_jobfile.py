@@ -491,6 +491,34 @@ def test_a_sound_target_is_taken(folder: Path, target: str) -> None:
     assert jobfile.load(written(folder, text)).job.stop.target == target
 
 
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ('name = "sgd"\nlr = 0.1\nweight_decay = 30', "(got 0.1 * 30); 10 is the most"),
+        ('name = "adam"\nweight_decay = 2000', "(got 0.001 * 2000); 1000 is the most"),
+        ('name = "momentum"\nlr = 0.15\nweight_decay = 7', "(got 0.15 * 7); 6.66 is the most"),
+    ],
+    ids=["both", "the rate is not in the file", "rounded down"],
+)
+def test_a_decay_that_does_not_go_with_the_rate_is_shown_with_the_most_that_does(
+    folder: Path, keys: str, message: str
+) -> None:
+    problem = only_problem(folder, f"{MINIMAL}[optimizer]\n{keys}\n")
+    assert problem.key == "optimizer.weight_decay"
+    assert problem.source.startswith("weight_decay = ")
+    assert f"{problem.message}; {problem.suggestion}" == (
+        f"lr * weight_decay must be <= 1, or weights grow without bound {message} with this lr"
+    )
+
+
+def test_what_would_make_weights_infinite_is_out_of_range(folder: Path) -> None:
+    for keys in ('name = "adam"\neps = 9e-13', 'name = "sgd"\nlr = 1000001.0'):
+        assert "must be >" in only_problem(folder, f"{MINIMAL}[optimizer]\n{keys}\n").message
+    assert "<= 1e+12" in only_problem(folder, f"{MINIMAL}[servers]\npush_norm_max = 1e13\n").message
+    text = f'{MINIMAL}[optimizer]\nname = "adam"\neps = 1e-12\nlr = 0.1\nweight_decay = 10\n'
+    assert jobfile.load(written(folder, text)).optimizer.options["eps"] == 1e-12
+
+
 def test_a_target_that_nobody_looks_at_is_refused(folder: Path) -> None:
     text = MINIMAL + 'stop = { target = "loss < 1" }\n[evaluation]\nevery_epochs = 0\n'
     assert "job.stop.target" in only_problem(folder, text).message

@@ -18,7 +18,7 @@ from dlctl import parallel, registry
 from dlctl.compress.base import Delta
 from dlctl.optim.blocks import Block
 from dlctl.shards.ahead import Ahead
-from dlctl.shards.base import Shard, Spec
+from dlctl.shards.base import Diverged, Shard, Spec
 from dlctl.shards.image import Form
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
@@ -129,6 +129,27 @@ def test_a_rate_that_changes_meanwhile_is_the_one_that_counts(pair: Pair) -> Non
     pair.shard.lr = pair.plain.lr = 3 * pair.plain.lr
     values.come(pair.shard, SIZE - 7)
     pair.apply_prepared(values)
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_what_becomes_infinite_while_it_comes_is_noticed_when_it_is_there(
+    name: str, is_refused: bool
+) -> None:
+    """And what is dropped, because it was refused, does nothing to those that come after it."""
+    pair = Pair(name, "mapped")
+    shard, values = pair.shard, Values(1)
+    shard.lr = 1e38
+    shard.storage.fill({"w": -3e38 * np.sign(values._sent)}, None)
+    shard.commit({})
+    before = snapshot(shard)
+    values.come(shard, SIZE - 7)
+    assert snapshot(shard) == before
+    if is_refused:
+        shard.lr = 1e-3
+        shard.apply(dense(2, SIZE))
+        return
+    with pytest.raises(Diverged):
+        shard.apply(values.whole())
 
 
 def test_initial_values_that_are_set_meanwhile_are_what_is_updated(pair: Pair) -> None:

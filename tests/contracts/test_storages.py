@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dlctl import registry
-from dlctl.parallel import BLOCK
-from dlctl.shards.base import Shard, Spec
+from dlctl.parallel import BLOCK, PART
+from dlctl.shards.base import Diverged, Shard, Spec
 from dlctl.shards.image import Form
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
@@ -102,3 +102,81 @@ def test_pushes_at_the_largest_norm_never_make_anything_infinite(name):
         shard.apply(type(DELTAS["dense"][0])(np.array(gradient, np.float32)))
     for array in (shard.w, *shard.slots.values()):
         assert np.isfinite(array).all()
+
+
+def far(delta):
+    """No server takes so much."""
+    return delta._replace(values=delta.values * np.float32(1e36))
+
+
+PUSHED = {
+    "dense": lambda seed: dense(seed, SIZE),
+    "sparse": lambda seed: sparse(seed, SIZE, SIZE // 100),
+    "a third": lambda seed: sparse(seed, SIZE, SIZE // 3),
+}
+
+
+@pytest.mark.parametrize("pushed", PUSHED)
+@pytest.mark.parametrize("place", [OnMapped, OnJournal])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_would_become_infinite_is_in_no_commit(name, place, pushed):
+    """Whatever the rule: it is noticed before anybody is told, and the next server finds what was
+    there before."""
+    kind = registry.load("optimizers", name)
+    spec = Spec("run", 0, 0, SIZE, kind(kind.Options()).slots)
+    there = place(spec)
+    shard = Shard(kind(kind.Options(lr=1e6)), there.create())
+    shard.storage.fill({"w": np.linspace(-1, 1, SIZE, dtype=np.float32)}, None)
+    shard.commit({})
+    shard.apply(PUSHED[pushed](0))
+    shard.commit({})
+    before = snapshot(shard)
+    with pytest.raises(Diverged, match=r"^an update would have made .* infinite or NaN"):
+        shard.apply(far(PUSHED[pushed](1)))
+    shard.storage.close()
+    again = Shard(kind(kind.Options()), there.reopen())
+    again.resume()
+    assert snapshot(again) == before
+    assert all(np.isfinite(vector).all() for vector in (again.w, *again.slots.values()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_processor_takes_note_of_for_nothing_stops_nobody(name):
+    """Of a push that was refused, or with a rule that puts right what it has divided by zero."""
+    kind = registry.load("optimizers", name)
+    optimizer = kind(kind.Options())
+    shard = Shard(optimizer, InMemory().create(Spec("run", 0, 0, 3, optimizer.slots)))
+    shard._alarm.has_rung = True
+    shard.apply(dense(1, 3))
+    assert (shard.version, shard._alarm.has_rung) == (1, False)
+
+
+WRONG = {
+    "overflow": lambda w: np.multiply(w, 1e30, out=w),
+    "division by zero": lambda w: np.divide(w, w * 0, out=w),
+    "zero by zero": lambda w: np.divide(w * 0, w * 0, out=w),
+    "root": lambda w: np.sqrt(-w, out=w),
+    "a number too large for float32": lambda w: np.multiply(w, 1e300, out=w),
+}
+
+
+class Wrong:
+    """A rule of somebody else's."""
+
+    lr = 1.0
+
+    def __init__(self, how):
+        self.slots, self.counters, self.how = {}, {}, how
+
+    def begin_update(self):
+        return lambda blocks: [self.how(block.w[-1:]) for block in blocks]
+
+
+@pytest.mark.parametrize("how", WRONG)
+def test_the_alarm_rings_whatever_has_made_something_infinite_or_nan(how):
+    """In the threads of a large update, too."""
+    size = 2 * PART + 3
+    shard = Shard(Wrong(WRONG[how]), InMemory().create(Spec("run", 0, 0, size, {})))
+    shard.storage.fill({"w": np.full(size, 1e10, np.float32)}, None)
+    with pytest.raises(Diverged):
+        shard.apply(dense(1, size))

@@ -27,7 +27,7 @@ from dlctl.compress.topk import TopK
 from dlctl.flat import TRAINED, Entry, Layout
 from dlctl.launch import local
 from dlctl.machine import Peer
-from dlctl.messages import APPLIED, DUPLICATE, GAP, Packed
+from dlctl.messages import APPLIED, DUPLICATE, GAP, REFUSED, Packed
 from dlctl.parallel import PART
 from dlctl.roles.token import sign
 
@@ -94,12 +94,12 @@ class Run:
         self.worker.transport.send(SERVER, m.Initialise(SLOT, EPOCH, values, *nothing))
         self.worker.wait_for(m.Joined)
 
-    def push(self, seq: int) -> None:
-        self.worker.transport.send(SERVER, self.message(seq))
+    def push(self, seq: int, value: float = -1.0) -> None:
+        self.worker.transport.send(SERVER, self.message(seq, value))
 
-    def message(self, seq: int) -> m.Push:
-        """Cell `seq` gets 1."""
-        where, values = np.array([seq]), np.array([-1], np.float32)
+    def message(self, seq: int, value: float = -1.0) -> m.Push:
+        """Cell `seq` gets 1, or -value."""
+        where, values = np.array([seq]), np.array([value], np.float32)
         if self.compressor == "none":
             dense = np.zeros(self.size, np.float32)
             dense[where] = values
@@ -240,6 +240,75 @@ def test_what_never_was_in_the_message_never_gets_into_the_shard(make_run: MakeR
     assert run.is_acknowledged((APPLIED,))
     assert run.processes[-1].poll() is None
     assert np.isfinite(run.fetch().values).all()
+
+
+@pytest.mark.parametrize(("compressor", "net"), [("none", "ipc"), ("none", "tcp"), ("topk", "ipc")])
+def test_a_server_refuses_poison_counts_it_and_goes_on(
+    make_run: MakeRun, compressor: str, net: str
+) -> None:
+    """A NaN, and a push that is absurdly large: nothing of either is applied, and both are settled,
+    so that nobody sends them again.
+    """
+    run = make_run("process", compressor, SIZE, net)
+    run.start(keep=False)
+    run.join()
+    run.initialise()
+    run.push(0)
+    assert run.is_acknowledged((APPLIED,))
+    for seq, value, why in (
+        (1, np.nan, "it holds values that are not finite, or its norm is not"),
+        (2, 1e10, "its norm is 1e+10, above servers.push_norm_max = 1e+09"),
+    ):
+        run.push(seq, value)
+        ack = run.worker.wait_for(m.Ack)[1]
+        steps = f"steps {seq}..{seq}"
+        told = f"refused a push of worker-0 (epoch {EPOCH}, number {seq}, {steps}): {why}"
+        assert (ack.seq, ack.outcome, ack.reason) == (seq, REFUSED, told)
+        run.push(seq, value)
+        assert run.worker.wait_for(m.Ack)[1].outcome == REFUSED, "it says the same again"
+    metrics: dict[str, Any] = {}
+    while "poison" not in metrics:
+        metrics = run.coordinator.wait_for(m.Report)[1].metrics
+    assert metrics["poison"] == {"worker-0": 2}
+    assert metrics["refused"] == 2
+    assert metrics["version"] == 1
+    run.push(3)
+    assert run.is_acknowledged((APPLIED,))
+    parameters = run.fetch()
+    assert parameters.version == 2
+    assert parameters.values[:4].tolist() == [1, 0, 0, 1]
+    assert not parameters.values[4:].any()
+    assert run.processes[-1].poll() is None
+
+
+@pytest.mark.parametrize(("durability", "compressor"), [("process", "topk"), ("disk", "none")])
+def test_a_server_whose_update_comes_to_infinity_ends_and_has_nothing_of_it(
+    make_run: MakeRun, durability: str, compressor: str
+) -> None:
+    """With a rate that nobody can set, and a push that is sound."""
+    run = make_run(durability, compressor)
+    run.start(keep=False)
+    run.join()
+    run.initialise()
+    run.push(0)
+    assert run.is_acknowledged((APPLIED,))
+    run.coordinator.transport.send(run.peer, m.Change(1, {"lr": 1e35}))
+    run.coordinator.wait_for(m.Changed)
+    run.push(1, -1e8)
+    failed = run.coordinator.wait_for(m.Failed)[1]
+    assert failed.fatal
+    assert failed.error.startswith('an update would have made "w" infinite or NaN')
+    assert run.processes[-1].wait(20) == 1
+    told = [
+        message
+        for socket, _ in run.worker.poller.poll(100)
+        for _, message, _ in run.worker.transport.receive(socket)
+    ]
+    assert not [message for message in told if isinstance(message, m.Ack)]
+    assert run.start(keep=True).initialised
+    joined = run.join()
+    assert (joined.version, joined.next_seq) == (1, 1)
+    assert run.fetch().values[:3].tolist() == [1, 0, 0]
 
 
 def test_a_server_whose_state_is_gone_says_so_and_ends(make_run: MakeRun) -> None:

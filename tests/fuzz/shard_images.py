@@ -15,7 +15,7 @@ from random import Random
 import numpy as np
 
 from dlctl.shards import image
-from dlctl.shards.base import Shard, Unusable
+from dlctl.shards.base import Diverged, Shard, Unusable
 from dlctl.shards.image import Form
 from dlctl.shards.mapped import Mapped
 
@@ -173,11 +173,12 @@ def target(data: bytes) -> None:
     except Unusable:
         return
     check_opened(shard, meta)
-    with np.errstate(all="ignore"):
+    try:
         train(shard, dense(), sparse())
+    except Diverged:  # Of values near the largest float: then it is in no commit.
+        Mapped.reopen(buffer, SPEC, BOOT)
+        return
     shard.storage.close()
-    if not all(np.isfinite(array).all() for array in (shard.w, *shard.slots.values())):
-        return  # Values near the largest float may have become infinite.
     again = Shard(adam(), Mapped.reopen(buffer, SPEC, BOOT))
     assert again.resume() == {"initialised": True, "deliveries": [[0, 1, 2]]}
     assert snapshot(again) == snapshot(shard)

@@ -15,7 +15,8 @@ import pytest
 import zmq
 from workplace import ENDLESS, SLOW_S, Workplace
 
-from dlctl import wire
+from dlctl import runs, wire
+from dlctl.launch import local
 from dlctl.messages import Request
 
 # ---------------------------------------------------------------- ports
@@ -221,6 +222,25 @@ def test_of_six_starts_at_once_one_starts_it(place: Workplace) -> None:
     assert sum("starts in the background" in e.err and "already" not in e.err for e in ended) == 1
     assert len(list((place.path / "runs").iterdir())) == 1
     assert place.dlctl("wait", "--for", "ready").code == 0
+    assert place.dlctl("stop").code == 0
+    place.nothing_left()
+
+
+def test_a_coordinator_that_is_started_beside_the_one_at_work_ends_and_the_run_goes_on(
+    place: Workplace,
+) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS)
+    directory, first = place.start(), place.pid("coordinator")
+    second = local.start(directory, "coordinator", "coordinator", 99, "")
+    place.until("the second one ends", lambda: second.poll() is not None)
+    assert second.returncode == 1
+    assert (
+        "another coordinator has this run"
+        in runs.log_path(directory, "coordinator", 99).read_text()
+    )
+    place.until_step(place.run()["step"] + 10)
+    assert (place.run()["state"], place.pid("coordinator")) == ("running", first)
     assert place.dlctl("stop").code == 0
     place.nothing_left()
 

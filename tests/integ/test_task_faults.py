@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -157,6 +158,30 @@ def test_a_loss_that_stays_nan_fails_the_run_and_never_gets_into_the_weights(
         for name, array in load_file(path).items():
             assert np.isfinite(array).all(), (path, name)
     assert run["checkpoint"]["step"] == run["step"]
+    place.nothing_left()
+
+
+def test_the_batches_of_pushes_that_are_refused_are_named_by_status_and_events(
+    place: Workplace,
+) -> None:
+    _task(place, "if self.calls > 20: return model(batch[0]).sum() * 1e12")
+    place.job(stop="{ epochs = 1000 }", more="[evaluation]\nevery_epochs = 0")
+    ended = place.dlctl("run", "job.toml")
+    assert ended.code == 7
+    assert "no worker is left: worker-0: 3 pushes in a row were refused" in ended.err
+    assert "above servers.push_norm_max = 1e+09" in ended.err
+    refused = r"refused a push \(samples \d+\.\.\d+ of the order of epoch \d+[,)]"
+    assert len(re.findall(refused, place.dlctl("status").out)) >= 1
+    told = [
+        json.loads(line) for line in place.dlctl("events", "--json", "-n", "all").out.splitlines()
+    ]
+    (exited,) = [e for e in told if (e["kind"], e["daemon"]) == ("exit", "worker-0")]
+    last_words = "\n".join(exited["data"]["last_lines"])
+    assert re.search(refused, last_words)
+    assert re.search(r"they were of samples \d+\.\.\d+ of the order of epoch \d+, ", last_words)
+    for path in place.directory.glob("ckpt/*/*.safetensors"):
+        for name, array in load_file(path).items():
+            assert np.abs(array).max(initial=0) < 1e3, (path, name)
     place.nothing_left()
 
 

@@ -225,6 +225,19 @@ def test_what_a_worker_of_this_run_does_not_have_is_refused_and_nothing_is_chang
     assert sent_to(desk.clear()) == ["worker-0"]
 
 
+def test_a_rate_that_does_not_go_with_the_jobs_decay_is_refused_and_nothing_is_changed() -> None:
+    desk, known = History(1.0), members()
+    changes = Changes(desk, known, {"lr": 0.1, "weight_decay": 0.5})
+    with pytest.raises(UsageError, match=r"^lr: lr \* weight_decay must be <= 1, .*got 3 \* 0.5"):
+        changes.begin_texts(["server-0"], {"lr": "3"}, 0.0, lambda rows: None)
+    with pytest.raises(UsageError, match=r"^lr: must be > 0 and <= 1000000"):
+        changes.begin_texts(["server-0"], {"lr": "1e300"}, 0.0, lambda rows: None)
+    assert desk.clear() == []
+    assert known.daemons["server-0"].settings == {}
+    changes.begin_texts(["server-0"], {"lr": "2"}, 0.0, lambda rows: None)
+    assert sent_to(desk.clear()) == ["server-0"]
+
+
 def test_a_change_stays_with_the_name_for_its_next_incarnation() -> None:
     known = members()
     Changes(History(1.0), known).begin(["worker-0"], {"density": 0.5}, 0.0, lambda rows: None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlctl.roles.poison import Poison
+from dlctl.roles.poison import BATCHES_KEPT, Poison
 
 
 def refuse(poison: Poison, number: int) -> None:
@@ -32,6 +32,28 @@ def test_a_push_that_all_shards_have_taken_ends_the_row() -> None:
     assert (poison.pushes, poison.pushes_in_row) == (1, 0)
     refuse(poison, 7)
     assert (poison.pushes, poison.pushes_in_row) == (2, 1)
+
+
+def test_the_batches_of_a_refused_push_are_named_and_no_others() -> None:
+    poison = Poison()
+    for step, where in enumerate(["samples 0..7", "samples 8..15", "samples 16..23"]):
+        poison.computed(step, where)
+    poison.refused(5, "its norm is too large", 0, 0)
+    assert (poison.last, poison.reason) == ("samples 0..7", "its norm is too large")
+    poison.refused(6, "its norm is too large", 1, 2)
+    assert poison.last == "samples 8..15, samples 16..23"
+
+
+def test_of_many_batches_the_newest_are_named_and_of_forgotten_ones_the_steps() -> None:
+    poison = Poison()
+    for step in range(BATCHES_KEPT + 10):
+        poison.computed(step, f"batch {step}")
+    poison.refused(5, "", 20, 40)
+    assert poison.last == ", ".join(f"batch {step}" for step in range(33, 41))
+    poison.refused(6, "", 0, 9)
+    assert poison.last == "steps 0 to 9"
+    poison.refused(7, "", 8, 11)
+    assert poison.last == "batch 10, batch 11"
 
 
 def test_an_older_push_that_is_settled_late_does_not_end_the_row() -> None:

@@ -471,6 +471,29 @@ def test_poison_is_counted_by_worker_also_over_a_restart() -> None:
     assert second.server.serving.metrics(0.0)["poison"] == {"worker-1": 4}
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["downpour", "barrier"])
+def test_an_update_that_comes_to_infinity_ends_the_server_before_anybody_hears_of_it(
+    waits: bool,
+) -> None:
+    """Its pushes are sound: it is the rate that is not. Another process would do no better."""
+    keeping = Keeping()
+    life = barrier(keeping) if waits else at_work(keeping)
+    life.tell(m.Change(1, {"lr": 1e32}))
+    if waits:
+        assert life.push(0, slot=1, clock=0) == [(0, HELD)]
+    life.effects = life.tell(life.message(0, (1e8, 0, 0, 0)), b"worker")
+    failure = failed(life)
+    assert (failure.name, failure.fatal) == ("server-0", True)
+    assert failure.error == (
+        'an update would have made "w" infinite or NaN, and was not kept; '
+        "a smaller lr or weight_decay may help"
+    )
+    assert [e for e in life.effects if isinstance(e, Send) and e.peer != COORDINATOR] == []
+    second = barrier(keeping, 2, keep=True) if waits else Life(keeping, 2, keep=True)
+    assert (second.w, second.version) == ([0, 0, 0, 0], 0)
+    assert second.join().next_seq == 0
+
+
 # ---------------------------------------------------------------- ends
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from simulated import job_file, ledger_checkers
@@ -16,6 +18,7 @@ from dlctl.sim.simulation import Simulation
 
 STEPS = ComputeOptions(step_s=0.02)
 HUGE = 1e12
+SAMPLES = re.compile(r"samples (\d+)\.\.(\d+) of the order of epoch 0")
 BARRIERS = [("sync", {}), ("local-sgd", {}), ("local-sgd", {"overlap": True})]
 every_barrier = pytest.mark.parametrize("method", BARRIERS, ids=["sync", "local-sgd", "overlap"])
 
@@ -53,6 +56,38 @@ def test_one_poisoned_worker_is_quarantined_and_the_others_finish(value: float, 
     assert np.isfinite(outcome.weights).all()
     workers = [p for p in outcome.world.processes if p.name == "worker-1"]
     assert len(workers) == 1, "it was not replaced"
+
+
+class Known(BadHost):
+    """Remembers what slot 1 has computed with: the numbers of the samples, batch by batch."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__(value)
+        self.batches: list[list[int]] = []
+
+    def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
+        if batch.slot == 1:
+            self.batches.append(batch.rows.tolist())
+        return super().gradient(w, batch)
+
+
+def test_the_batches_of_refused_pushes_are_named_in_the_last_words_of_their_worker() -> None:
+    """Which `status` shows: whoever looks for the cause finds the samples. The first push is of one
+    batch, the next ones of two.
+    """
+    problem = Known(HUGE)
+    method = ("downpour", {"push_every_steps": 2})
+    job = job_file(workers=3, algorithm=method, epochs=40.0)
+    outcome = Simulation(job, problem, compute=STEPS).run()
+    order = np.random.default_rng([job.job.seed, 0]).permutation(problem.samples)
+    lines = outcome.store.daemons["worker-1"]["last_exit"]["last_lines"]
+    named = [
+        [order[int(lo) : int(hi) + 1].tolist() for lo, hi in SAMPLES.findall(line)]
+        for line in lines
+        if line.startswith("WARNING server-0 refused a push (samples ")
+    ]
+    assert [len(push) for push in named] == [1, 2, 2]
+    assert [batch for push in named for batch in push] == problem.batches[:5]
 
 
 @pytest.mark.parametrize("method", [("downpour", {}), ("sync", {})], ids=["downpour", "sync"])
@@ -97,6 +132,19 @@ def test_a_quarantined_worker_comes_back_when_it_is_asked_for() -> None:
     row = outcome.store.daemons["worker-1"]
     assert (row["incarnation"], row["restarts"], row["error"]) == (2, 1, "")
     assert row["metrics"]["step"] > 50
+
+
+def test_weights_that_would_become_infinite_end_the_run_once_and_its_shards_are_kept() -> None:
+    """By pushes that are sound, and a rate that no job file may have: nobody is quarantined, and no
+    server tries again what another one could not do.
+    """
+    job = job_file(workers=3, servers=2, optimizer=("sgd", {"lr": 1e38}), epochs=40.0)
+    outcome = Simulation(job, LeastSquares(), compute=STEPS).run()
+    assert (outcome.state, outcome.left_behind) == ("failed", [])
+    assert 'an update would have made "w" infinite or NaN, and was not kept' in outcome.reason
+    assert outcome.store.texts("quarantine") == []
+    assert [outcome.store.daemons[name]["restarts"] for name in ("server-0", "server-1")] == [0, 0]
+    assert sorted(outcome.store.states) == [0, 1]
 
 
 # ---------------------------------------------------------------- what a barrier is left without
