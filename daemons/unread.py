@@ -30,8 +30,10 @@ STRETCH_BYTES = 32 << 10
 FRAME_BYTES = 128
 """What ZeroMQ keeps of a frame besides its content."""
 PATIENCE_S, PAUSE_S = 0.25, 0.001
-"""Before a peer is called one that does not read: ZeroMQ tells of what has left in another thread,
-which on a busy machine was seen to get its turn 60 ms late, after hundreds of messages."""
+"""Before something is dropped: ZeroMQ tells of what has left in another thread, which on a busy
+machine was seen to get its turn 60 ms late, after hundreds of messages."""
+PATIENCE_SHARE = 0.01
+"""All others wait meanwhile: so much of the time at most, whether that helps or not."""
 CONNECTIONS_MAX = 4096
 """Of which we know how much has gone there since one was followed."""
 
@@ -52,8 +54,8 @@ class Unread:
         """Connection -> bytes that have gone there since a message was followed. One that is not
         here may have had as much as nobody follows.
         """
-        self._deaf: set[bytes] = set()
-        """Owners that were waited for in vain, until they have read everything."""
+        self._patience: dict[bytes, tuple[float, float]] = {}
+        """Owner -> (seconds that it could be waited for, when that was so); not here: all of it."""
 
     def counts(self, peer: bytes, frames: Frames) -> int:
         """What a message counts for if it is to be followed, with those before it; 0 if it need not
@@ -71,14 +73,20 @@ class Unread:
     def has_room(self, peer: bytes, nbytes: int) -> bool:
         """Whether so much more may wait for whoever has the connection `peer`."""
         owner = connections.owner(peer)
-        until = time.monotonic() + PATIENCE_S
-        while not self._fits(owner, nbytes):
-            if owner in self._deaf or time.monotonic() > until:
-                self._deaf.add(owner)
-                self.dropped += 1
-                return False
+        if self._fits(owner, nbytes):
+            return True
+        begun = now = time.monotonic()
+        patience_s, fits = self._patience_s(owner, begun), False
+        while not fits and now + PAUSE_S <= begun + patience_s:
             time.sleep(PAUSE_S)
-        return True
+            fits, now = self._fits(owner, nbytes), time.monotonic()
+        self._patience[owner] = (max(0.0, patience_s - (now - begun)), now)
+        self.dropped += not fits
+        return fits
+
+    def _patience_s(self, owner: bytes, now: float) -> float:
+        left_s, since = self._patience.get(owner, (PATIENCE_S, now))
+        return min(PATIENCE_S, left_s + (now - since) * PATIENCE_SHARE)
 
     def _fits(self, owner: bytes, nbytes: int) -> bool:
         is_large = nbytes >= LARGE_BYTES
@@ -98,7 +106,10 @@ class Unread:
         """A chore: forget who has read everything, or is gone."""
         for owner in list(self._waiting):
             self._left(owner)
-        self._deaf &= self._waiting.keys()
+        now = time.monotonic()
+        for owner in list(self._patience):
+            if self._patience_s(owner, now) >= PATIENCE_S:
+                del self._patience[owner]
 
     def _left(self, owner: bytes) -> list[tuple[Tracker, int]]:
         left = [one for one in self._waiting.pop(owner, ()) if not one[0].done]

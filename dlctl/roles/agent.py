@@ -106,7 +106,7 @@ class Agent:
                 self.desk.send(peer, answer)
             case Reconnected(peer, lost_at):
                 self._report_at = now  # The coordinator learns from it whose connection it is.
-                self.desk.outstanding.again(peer, lost_at, now)
+                self.desk.again(peer, lost_at, now)
             case CoordinatorGone():
                 self._plan_restart(now)
             case Started():

@@ -112,7 +112,7 @@ class Channel:
         if took_s is None:
             return None
         self.outstanding.again(self.peer, now - took_s, now)
-        self.joined = True
+        self.joined, self._gap_at = True, -1
         self.initialised = message.initialised
         self.lo, self.hi = message.lo, message.hi
         self.generation = message.generation

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from dlctl.messages import APPLIED, DUPLICATE, FENCED, GAP, LATE, REFUSED, Push
+from dlctl.messages import APPLIED, DUPLICATE, FENCED, GAP, HELD, LATE, REFUSED, Push
 
 PAST_KEPT = 32
 """Epochs that have been replaced, of which it is still known how far they came."""
@@ -143,10 +143,8 @@ class Deliveries:
 
     def fate(self, push: Push) -> str:
         """What became of a push that was judged DUPLICATE; that if it is in the shard."""
-        return self._slots[push.slot].fate(push.seq)
-
-    def is_held(self, push: Push) -> bool:
-        return self.is_current(push.slot, push.epoch) and push.seq in self._slots[push.slot].held
+        known = self._slots[push.slot]
+        return HELD if push.seq in known.held else known.fate(push.seq)
 
     def to_json(self) -> list[list[int]]:
         """[[slot, epoch, next_seq, settled beyond it ...], ...]: nothing that is held is in it.

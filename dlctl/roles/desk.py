@@ -44,6 +44,7 @@ class Birth:
 class Desk:
     def __init__(self, resend_s: float) -> None:
         self.outstanding = Outstanding(resend_s)
+        self._others: list[Outstanding] = []
         self._effects: list[Effect] = []
 
     def do(self, *effects: Effect) -> None:
@@ -56,6 +57,16 @@ class Desk:
     def ask(self, key: Hashable, peer: str, message: Message, now: float, nbytes: int = 0) -> None:
         """Send until `outstanding.done(key)`."""
         self._effects.append(self.outstanding.add(key, peer, message, now, nbytes))
+
+    def measures_apart(self) -> Outstanding:
+        """Another one for messages whose answers say nothing about how soon a word is answered."""
+        self._others.append(Outstanding(self.outstanding.resend_s))
+        return self._others[-1]
+
+    def again(self, peer: str, lost_at: float, now: float) -> None:
+        """What was sent to this peer until then is lost with its connection: it is due now."""
+        for outstanding in (self.outstanding, *self._others):
+            outstanding.again(peer, lost_at, now)
 
     def answer_change(self, change: Change, name: str, before: Json, after: Json) -> None:
         """Tell the coordinator what the keys of a change were and are; others are not ours."""

@@ -96,7 +96,7 @@ class Joining:
         joins = [channel.join(now) for channel in self.channels if channel.peer == peer]
         self.desk.do(*joins)
         if not joins:
-            self.desk.outstanding.again(peer, lost_at, now)
+            self.desk.again(peer, lost_at, now)
 
     def on_join_again(self, message: m.JoinAgain, now: float) -> None:
         self.desk.do(*self.channels[message.shard].on_join_again(message.generation, now))

@@ -78,7 +78,7 @@ class Mirror:
         self.desk = desk
         self.members = members
         self._files: dict[str, _File] = {}
-        self._outstanding = Outstanding(desk.outstanding.resend_s)
+        self._outstanding = desk.measures_apart()
         self._numbers = RequestNumbers()
         self._look_at = 0.0
         self._changed: dict[str, Any] = {}

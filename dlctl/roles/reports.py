@@ -25,6 +25,8 @@ class Reports:
         if daemon is None or not daemon.alive:
             self.desk.send(peer, m.Dismiss(f"{report.name} has been replaced"))
             return
+        if peer != daemon.peer:  # Over a connection that we did not know.
+            self.desk.again(daemon.name, now, now)
         daemon.heard(peer, now)
         if daemon.state in ("running", "slow"):
             daemon.state = "slow" if "stuck_s" in report.metrics else "running"
@@ -39,10 +41,10 @@ class Reports:
             of.losses.compare(daemon, report.metrics.get("children"), now)
             return
         if daemon.role == "server":
-            of.tell_members(daemon)
             if of.ending is None and (last := report.metrics.get("last_checkpoint")):
                 # It has failed, or whoever asked for it could not write down that the run ends.
                 self.desk.send(daemon.name, m.Reopen(last))
+            of.tell_members(daemon)
         elif "step" in report.metrics:
             # It trains, although nobody remembers that it has asked for data.
             self.is_at_work(daemon)

@@ -98,7 +98,7 @@ class Server:
                 self._gathering.on_event(event, now)
             case Reconnected(peer, lost_at):
                 self._report_at = now  # The coordinator learns from it whose connection it is.
-                self.desk.outstanding.again(peer, lost_at, now)
+                self.desk.again(peer, lost_at, now)
             case DeadlineReached():
                 self.desk.do(*self.desk.outstanding.due(now))
                 self._gathering.on_deadline(now)

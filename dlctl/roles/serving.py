@@ -246,9 +246,8 @@ class Serving:
             self._take(push)
         else:
             self._count(verdict)
-            if not (verdict == DUPLICATE and self.deliveries.is_held(push)):
-                fate = self.deliveries.fate(push) if verdict == DUPLICATE else verdict
-                self._ack(peer, push.seq, fate, slot=push.slot)
+            fate = self.deliveries.fate(push) if verdict == DUPLICATE else verdict
+            self._ack(peer, push.seq, fate, slot=push.slot)
 
     def on_push_coming(self, peer: Peer, push: m.Push, come: Sequence[int]) -> None:
         """So many bytes of each of its arrays are there. What the shard makes of them counts for

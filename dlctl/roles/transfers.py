@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.roles.desk import Desk
-from dlctl.roles.outstanding import Outstanding
 from dlctl.roles.travelling import (
     BYTES_MAX,
     CheckFile,
@@ -62,8 +61,7 @@ class _Transfer:
 class Transfers:
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
-        # Not the desk's: what a piece takes says nothing about how soon a word is answered.
-        self._outstanding = Outstanding(desk.outstanding.resend_s)
+        self._outstanding = desk.measures_apart()
         self._under_way: dict[str, _Transfer] = {}
         self._piece_bytes: dict[str, int] = {}
         """By peer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import socket
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -206,14 +208,14 @@ class Clock:
 
     def __init__(self, late_s: float) -> None:
         self.now_s, self.told = 0.0, threading.Event()
-        self._late_s = late_s
+        self.late_s = late_s
 
     def monotonic(self) -> float:
         return self.now_s
 
     def sleep(self, pause_s: float) -> None:
         self.now_s += pause_s
-        if self.now_s >= self._late_s:
+        if self.now_s >= self.late_s:
             self.told.set()
 
 
@@ -230,10 +232,8 @@ def test_who_reads_gets_all_although_that_is_told_late(
     assert waiting.dropped == 0
 
 
-def test_who_does_not_read_is_waited_for_once_and_again_when_it_has_read_everything(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock, nbytes = Clock(late_s=1.0), unread.SMALL_BYTES_MAX // 100
+def test_who_does_not_read_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, nbytes = Clock(late_s=math.inf), unread.SMALL_BYTES_MAX // 100
     monkeypatch.setattr(unread, "time", clock)
     waiting, peer = unread.Unread(), connection(GUEST, b"one")
     for _ in range(100):
@@ -242,13 +242,51 @@ def test_who_does_not_read_is_waited_for_once_and_again_when_it_has_read_everyth
         assert not waiting.has_room(peer, nbytes)
     assert clock.now_s < 2 * unread.PATIENCE_S
     assert waiting.dropped == 1000
-    clock.sleep(1.0)
-    waiting.check()
-    for _ in range(100):
-        waiting.add(peer, zmq.MessageTracker(threading.Event()), nbytes)
-    before_s = clock.now_s
+
+
+@pytest.mark.parametrize("every_s", [0.02, 0.1, 0.2, 1.0])
+def test_however_a_slow_reader_reads_the_others_hardly_wait_for_it(
+    every_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is always just about to have read enough, and asks all the time."""
+    clock, nbytes, asked = Clock(late_s=math.inf), unread.BYTES_MAX, 0
+    monkeypatch.setattr(unread, "time", clock)
+    waiting, peer = unread.Unread(), connection(GUEST, b"one")
+    on_their_way: deque[threading.Event] = deque()
+    waited_s, read_at = 0.0, 0.0
+    while clock.now_s < 100.0:
+        if clock.now_s >= read_at and on_their_way:
+            on_their_way.popleft().set()
+            read_at = clock.now_s + every_s
+        before_s = clock.now_s
+        asked += 1
+        if waiting.has_room(peer, nbytes):
+            on_their_way.append(threading.Event())
+            waiting.add(peer, zmq.MessageTracker(on_their_way[-1]), nbytes)
+        waited_s += clock.now_s - before_s
+        clock.now_s += 0.005  # What the others get done.
+        waiting.check()
+    assert waited_s < 2 * unread.PATIENCE_S + unread.PATIENCE_SHARE * 100.0
+    assert waiting.dropped > asked // 2
+
+
+def test_who_was_waited_for_in_vain_is_waited_for_again_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, nbytes = Clock(late_s=math.inf), unread.BYTES_MAX
+    monkeypatch.setattr(unread, "time", clock)
+    waiting, peer = unread.Unread(), connection(GUEST, b"one")
+    for _ in range(unread.MESSAGES_FREE):
+        waiting.add(peer, zmq.MessageTracker(clock.told), nbytes)
     assert not waiting.has_room(peer, nbytes)
-    assert clock.now_s > before_s
+    clock.now_s += unread.PATIENCE_S / unread.PATIENCE_SHARE
+    waiting.check()
+    clock.late_s = clock.now_s + 0.06
+    assert waiting.has_room(peer, nbytes)
+    assert len(waiting._patience) == 1
+    clock.now_s += 100.0
+    waiting.check()
+    assert not waiting._patience, "nothing is kept of who has all of it again"
 
 
 def test_without_keys_each_connection_is_counted_by_itself(tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ def test_what_is_kept_goes_no_further_than_the_lowest_held_push() -> None:
         deliveries.take(push(seq=seq))
     deliveries.hold(0, 1, 1)
     assert deliveries.judge(push(seq=1)) == DUPLICATE
-    assert deliveries.is_held(push(seq=1))
+    assert deliveries.fate(push(seq=1)) == HELD
     next_server.load(deliveries.to_json(), [])
     assert [next_server.judge(push(seq=seq)) for seq in range(4)] == [
         DUPLICATE, NEW, DUPLICATE, GAP,

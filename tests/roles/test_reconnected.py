@@ -7,8 +7,10 @@ from test_server_restart import Keeping, Life
 from dlctl import messages as m
 from dlctl.machine import DeadlineReached, Reconnected, Send, Started
 from dlctl.roles.agent import Agent
-from dlctl.roles.desk import COORDINATOR, Birth
+from dlctl.roles.desk import COORDINATOR, Birth, Desk
 from dlctl.roles.server import Server
+from dlctl.roles.transfers import Transfers
+from dlctl.roles.travelling import Wanted
 
 BACK = Reconnected(COORDINATOR, lost_at=0.2)
 
@@ -30,6 +32,18 @@ def test_what_was_asked_over_the_new_connection_waits_for_its_answer() -> None:
     agent = Agent(Birth("run-1", "agent", "agent-0", 1, 1, "here", "0"), 1.0)
     agent.handle(Started(), 0.25)
     assert asked(agent, 0.3) == []
+
+
+def test_pieces_of_files_are_asked_for_again_as_all_else() -> None:
+    desk = Desk(1.0)
+    transfers = Transfers(desk)
+    transfers.fetch("agent-1", Wanted("ckpt/a", 1000), lambda error, now: None, 0.0)
+    (first,) = desk.clear()
+    transfers.on_deadline(0.4)
+    assert desk.clear() == []
+    desk.again("agent-1", 0.2, 0.5)
+    transfers.on_deadline(0.5)
+    assert desk.clear() == [first]
 
 
 def test_a_server_reports_so_that_the_coordinator_learns_whose_connection_it_is() -> None:

@@ -62,12 +62,28 @@ def test_a_slow_link_does_not_stay_in_repeating_everything() -> None:
 
 
 def test_a_message_that_was_lost_for_long_does_not_make_the_next_ones_wait_as_long() -> None:
+    waiting, now = Outstanding(1.0), 0.0
+    waiting.add("first", "peer", MESSAGE, now)
+    while now < 3600.0:
+        now = waiting.deadline() or 0.0
+        waiting.due(now)
+    waiting.put_off("first", now + 3.0)
+    now += 10.0
+    waiting.done("first", now)
+    waiting.add("second", "peer", MESSAGE, now)
+    assert waiting.deadline() == now + AGE_S_MAX
+
+
+@pytest.mark.parametrize("is_sent_again_first", [True, False])
+def test_who_has_stood_still_does_not_take_his_peers_for_slow(is_sent_again_first: bool) -> None:
+    """When he goes on, his deadline has passed, and the answer lies there since long."""
     waiting = Outstanding(1.0)
     waiting.add("first", "peer", MESSAGE, 0.0)
-    waiting.due(1.0)
-    waiting.done("first", 3600.0)
-    waiting.add("second", "peer", MESSAGE, 3600.0)
-    assert waiting.deadline() == 3600.0 + AGE_S_MAX
+    if is_sent_again_first:
+        waiting.due(10.0)
+    waiting.done("first", 10.0)
+    waiting.add("second", "peer", MESSAGE, 10.0)
+    assert waiting.deadline() == 11.0
 
 
 def test_after_an_outage_the_first_answer_hurries_what_else_waits_for_that_peer() -> None:
@@ -107,6 +123,27 @@ def test_what_was_on_its_way_over_a_connection_that_ended_is_sent_again_over_the
     )
     assert due(7.2) == [str(Drain("elsewhere")), str(Drain("later"))]
     assert due(7.3) == [str(Drain("small")), str(Drain("put off"))], "as often as at first"
+
+
+def test_an_outage_says_nothing_of_how_fast_the_link_is_that_it_was_an_outage_of() -> None:
+    def timeouts_s(outages: int) -> list[float]:
+        waiting, now, found = Outstanding(1.0), 0.0, []
+        for number in range(6):
+            for key, nbytes in (("large", 4_000_000), ("small", 0)):
+                waiting.add(key, "peer", MESSAGE, now, nbytes)
+                if number >= 6 - outages:
+                    waiting.due(now + 5.0)
+                    waiting.again("peer", until=now + 6.0, now=now + 6.3)
+                    waiting.due(now + 6.3)
+                    now += 6.3
+                now += 0.1
+                waiting.done(key, now)
+        for key, nbytes in (("large", 4_000_000), ("small", 0)):
+            waiting.add(key, "peer", MESSAGE, now, nbytes)
+            found.append((waiting.deadline() or 0.0) - now)
+        return found
+
+    assert timeouts_s(outages=3) == pytest.approx(timeouts_s(outages=0))
 
 
 def test_what_the_peer_has_and_cannot_answer_yet_is_not_sent_again_soon() -> None:
