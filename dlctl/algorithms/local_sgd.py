@@ -92,8 +92,9 @@ class Replica(sync.Replica):
             self._is_ahead, clock = False, self.fetched_clock
             self._is_on_way = False
             yield Push(self.residual if samples else None, samples, clock)
-            if samples and not is_apart:
-                self._is_ahead, self._left[:] = self.options.overlap, self.residual
+            if samples:
+                self._is_ahead = self.options.overlap and not is_apart
+                self._left[:] = self.residual
             if self._is_ahead:
                 yield Fetch(wait=False, clock_min=clock + 1)
             else:

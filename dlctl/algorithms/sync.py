@@ -17,6 +17,8 @@ whatever the order of arrival. Rules:
   that takes this one's place gets it again, and knows that it has come;
 - steps that nobody has pushed for are passed over at once, however many; a push for a step that no
   shard can be at is refused;
+- a replica that a shard has gone on without takes part without samples until all shards are at the
+  same step again: a gradient is never of parameters of two steps;
 - a replica that dies is no member any more; one that joins counts from its first push on, because
   shards may stand at different steps when it joins. Its first pushes have 0 samples;
 - a shard whose server dies goes on at the step where it was, and knows from which step on it counts
@@ -68,7 +70,7 @@ class Replica(WorkerSide):
         while True:
             samples = yield from self._accrue()
             yield Push(self.residual if samples else None, samples, clock)
-            clock = yield Fetch(wait=True, clock_min=clock + 1)
+            clock = yield from self._next_step(clock)
 
     def _accrue(self) -> Accrues:
         """Add to the residual what is pushed next. Returns the samples it is of, 0 without data."""
@@ -85,12 +87,24 @@ class Replica(WorkerSide):
         """
         yield NextData()  # Who has asked for data is a member.
         clock: int = yield Fetch(wait=True)
-        at_same_step = clock == 0
-        while not at_same_step:
+        return clock if clock == 0 else (yield from self._meet(clock))
+
+    def _next_step(self, clock: int) -> Generator[Fetch | Push, Any, int]:
+        """The step behind this one. A shard that has passed over it without this replica, because
+        it was told late who takes part, may be ahead of the others: then they are all met again.
+        """
+        newest: int = yield Fetch(wait=True, clock_min=clock + 1)
+        return newest if newest == clock + 1 else (yield from self._meet(newest))
+
+    def _meet(self, clock: int) -> Generator[Fetch | Push, Any, int]:
+        """Take part without a gradient until the newest shard is just a step further: so are all,
+        for none is left behind the step that was asked for.
+        """
+        while True:
             yield Push(None, 0, clock)
             before, clock = clock, (yield Fetch(wait=True, clock_min=clock + 1))
-            at_same_step = clock == before + 1
-        return clock
+            if clock == before + 1:
+                return clock
 
 
 class Held(NamedTuple):

@@ -18,7 +18,6 @@ from dlctl.messages import Json
 from dlctl.names import HOME_AGENT
 from dlctl.roles.desk import Desk
 from dlctl.roles.membership import Daemon, Membership
-from dlctl.roles.outstanding import Outstanding
 from dlctl.roles.travelling import (
     ACKS,
     LOGS,

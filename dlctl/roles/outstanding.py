@@ -5,10 +5,11 @@ The transport delivers at most once and may lose what was under way when a conne
 every message that matters is kept here under a key until its answer arrives. The timeout follows
 the measured round trip of small messages (four times its average, never under `resend_s`) plus the
 time that the bytes need (four times as long as they took lately to that peer; 1 MB/s as long as
-nothing is known of it), and doubles with every repetition up to four times. On a slow link a copy
-too many makes all that is behind it late; so a link may be found to be as slow as it is. The first
-answer after an outage tells that the peer can be reached again: what else waits for it is sent
-again soon. What was on its way over a connection that has ended is sent again over the next one.
+nothing is known of it), and doubles with every repetition up to four times, but for its first part
+not beyond the age at which a message counts as lost. On a slow link a copy too many makes all that
+is behind it late; so a link may be found to be as slow as it is. The first answer after an outage
+tells that the peer can be reached again: what else waits for it is sent again soon. What was on its
+way over a connection that has ended is sent again over the next one.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ MEASURED_BYTES_MIN = 64 * 1024
 """Messages from this on say something about the link and not only about its latency."""
 PATIENCE = 4
 """Times the time that is to be expected."""
+AWAY_S = 3.0
+"""What should have been sent again so long ago was not, because we ourselves stood still (SIGSTOP):
+how long its answer took, as we see it, says nothing of the peer."""
 
 
 @dataclass(slots=True)
@@ -41,7 +45,7 @@ class _Item:
     first_sent: float
     sent: float
     sent_before: float
-    """The time of the copy before the newest one."""
+    """The time of the copy before the newest one; if we stood still in between, of the newest."""
     due: float = 0.0
     copies: int = 0
     backoff: int = 1
@@ -61,7 +65,7 @@ class Outstanding:
 
     def add(self, key: Hashable, peer: str, message: Message, now: float, nbytes: int = 0) -> Send:
         """Send `message` now and again until `done(key)`."""
-        item = _Item(key, peer, message, nbytes, now, now, now)
+        item = _Item(key, peer, message, nbytes, now, now, now, due=now)
         self._items[key] = item
         self._rearm(item, now)
         return Send(peer, message)
@@ -78,13 +82,17 @@ class Outstanding:
         # Nobody knows which copy was answered, but hardly one older than the last two. Without this
         # a slow link would repeat everything, and never learn that it is slow.
         took_s = now - (item.sent if item.copies == 1 else item.sent_before)
+        if now <= item.due + AWAY_S:
+            self._measure(item, took_s)
+        if item.copies > 1:
+            self._hurry(item.peer, now)
+        return now - item.first_sent
+
+    def _measure(self, item: _Item, took_s: float) -> None:
         if item.nbytes >= MEASURED_BYTES_MIN:
             self._measure_link(item.peer, item.nbytes, took_s)
         else:
             self._measure_round_trip(took_s, is_sure=item.copies == 1)
-        if item.copies > 1:
-            self._hurry(item.peer, now)
-        return now - item.first_sent
 
     def _measure_round_trip(self, took_s: float, *, is_sure: bool) -> None:
         if is_sure:
@@ -111,10 +119,12 @@ class Outstanding:
                 item.due = min(item.due, now + self.resend_s + self._needs_s(item))
 
     def again(self, peer: str, until: float, now: float) -> None:
-        """What was sent to this peer until then has gone, or its answer has: it is due now."""
+        """What was sent to this peer until then has gone, or its answer has: it is due now, and how
+        long that took does not count.
+        """
         for item in self._items.values():
             if item.peer == peer and item.sent <= until:
-                item.backoff, item.due = 1, now
+                item.backoff, item.due, item.copies = 1, now, 0
 
     def put_off(self, key: Hashable, now: float) -> None:
         """The peer has the message and will answer when it can: only repeat it much later."""
@@ -170,8 +180,10 @@ class Outstanding:
         return Send(item.peer, item.message)
 
     def _rearm(self, item: _Item, now: float) -> None:
-        timeout_s = max(self.resend_s, PATIENCE * self._round_trip_s) + self._needs_s(item)
-        item.due = now + timeout_s * item.backoff
+        pause_s = max(self.resend_s, PATIENCE * self._round_trip_s)
+        longest_s = max(pause_s, AGE_S_MAX)
+        item.sent_before = now if now > item.due + AWAY_S else item.sent
+        item.sent = now
+        item.due = now + min(pause_s * item.backoff, longest_s) + self._needs_s(item) * item.backoff
         item.backoff = min(2 * item.backoff, BACKOFF_MAX)
-        item.sent_before, item.sent = item.sent, now
         item.copies += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,10 +13,15 @@ from dlctl.roles.desk import COORDINATOR
 from dlctl.sim.crashpoints import PointCrash
 from dlctl.sim.disk import SAVE_S
 from dlctl.sim.process import Process
+from dlctl.sim.supervision import still_s
 from dlctl.sim.world import World
 
 AGENT = "agent-0"
+ROLES = ("agent", "server", "worker", COORDINATOR)
+"""How the names of a run's own processes begin."""
 DAY_S = 86_400.0
+ABOUT_AS_LONG = (0.8, 2.0)
+"""How long a long freeze lasts, as parts of the time that the frozen one is waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +52,17 @@ class Faults:
     coordinator_kills: int = 0
     blackouts: int = 0
     """All processes of the run killed at once."""
+    recoveries: int = 0
+    """The same; a while later somebody brings the run back with what was kept."""
+    recovery_s: float = 3.0
     freezes: int = 0
     """Workers and servers frozen."""
     control_freezes: int = 0
     """Agents and coordinators frozen."""
     freeze_s: float = 3.0
+    long_freezes: int = 0
+    """Anybody frozen for about as long as he is waited for: some come back just in time, others are
+    killed and replaced. They begin early; servers only if what they have is kept."""
     ghosts: int = 0
     """Workers that are given up and replaced while they are only frozen; they come back."""
     ghost_s: float = 3.0
@@ -84,6 +96,8 @@ class Faults:
     moments: tuple[Moment, ...] = ()
     points: tuple[PointCrash, ...] = ()
     from_s: float = 0.5
+    begin_until_s: float = math.inf
+    """No fault begins later, although all is well only at `heal_at_s`."""
     heal_at_s: float = 10.0
 
 
@@ -112,7 +126,7 @@ class Injector:
             (faults.server_kills, lambda: self._kill(self._servers)),
             (faults.agent_kills, lambda: self._kill([AGENT])),
             (faults.coordinator_kills, lambda: self._kill([COORDINATOR])),
-            (faults.blackouts, self._black_out),
+            (faults.blackouts, lambda: self._at(self._when(), "blackout", self._kill_all)),
             (faults.control_freezes, lambda: self._freeze([AGENT, COORDINATOR])),
             (faults.ghosts, self._haunt),
             (faults.partitions, self._partition),
@@ -122,6 +136,8 @@ class Injector:
             (faults.clock_jumps, self._jump),
             (faults.forgotten, self._forget),
             (faults.tight_disks, self._tighten_disk),
+            (faults.long_freezes, self._freeze_for_long),
+            (faults.recoveries, self._recover),
         ]
         for count, plan in planned:
             for _ in range(count):
@@ -134,8 +150,12 @@ class Injector:
 
     # ------------------------------------------------------------ dice
 
+    @property
+    def _until_s(self) -> float:
+        return min(self.faults.begin_until_s, self.faults.heal_at_s)
+
     def _when(self) -> float:
-        return float(self.world.fault_rng.uniform(self.faults.from_s, self.faults.heal_at_s))
+        return float(self.world.fault_rng.uniform(self.faults.from_s, self._until_s))
 
     def _one_of(self, names: list[str]) -> str:
         return names[int(self.world.fault_rng.integers(len(names)))]
@@ -175,16 +195,30 @@ class Injector:
         name = self._one_of(names)
         self._at(self._when(), "kill", lambda: self.world.kill(name), name)
 
-    def _black_out(self) -> None:
-        def kill_all() -> None:
-            for name in self.world.living():
-                self.world.kill(name)
+    def _kill_all(self) -> None:
+        for process in list(self.world.processes):
+            if process.alive and process.name.startswith(ROLES):
+                process.end(-9)
 
-        self._at(self._when(), "blackout", kill_all)
+    def _recover(self) -> None:
+        world, dice = self.world, self.world.fault_rng
+        after_s = float(dice.uniform(0.0, self.faults.recovery_s))
+
+        def strike() -> None:
+            if not world.over():
+                self.struck["recovery"] += 1
+                self._kill_all()
+                world.recover(after_s)
+
+        world.timeline.at(self._when(), strike)
 
     def _freeze(self, names: list[str]) -> None:
+        name = self._one_of(names)
+        self._while("freeze", self.faults.freeze_s, *self._freezing(name), name)
+
+    def _freezing(self, name: str) -> tuple[Callable[[], None], Callable[[], None]]:
         """The very process that was frozen is thawed: by then another may have its name."""
-        name, world = self._one_of(names), self.world
+        world = self.world
         frozen: list[Process] = []
 
         def freeze() -> None:
@@ -195,7 +229,19 @@ class Injector:
             for process in frozen:
                 process.thaw()
 
-        self._while("freeze", self.faults.freeze_s, freeze, thaw, name)
+        return freeze, thaw
+
+    def _freeze_for_long(self) -> None:
+        faults, job, dice = self.faults, self.world.job, self.world.fault_rng
+        kept = self._servers if job.servers.durability != "none" else []
+        name = self._one_of([*self._workers, *kept, AGENT, COORDINATOR])
+        silent_s = job.timeouts.silent_s
+        limit_s = still_s(silent_s) if name == COORDINATOR else silent_s
+        begun_s = float(dice.uniform(faults.from_s, (faults.from_s + self._until_s) / 2))
+        ends_s = begun_s + limit_s * float(dice.uniform(*ABOUT_AS_LONG))
+        freeze, thaw = self._freezing(name)
+        self._at(begun_s, "long freeze", freeze, name)
+        self.world.timeline.at(min(ends_s, faults.heal_at_s), thaw)
 
     def _haunt(self) -> None:
         name, world = self._one_of(self._workers), self.world

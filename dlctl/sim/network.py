@@ -55,6 +55,9 @@ class NetworkOptions:
     """Every direction that has no entry in `links`."""
     links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
     """(from, to) by the names of daemons."""
+    tells_of_breaks: bool = True
+    """Whether a machine hears that a connection of its own has ended: over TCP it does, over unix
+    sockets it does not."""
 
 
 class Endpoint(Protocol):
@@ -143,8 +146,13 @@ class Network:
         """Whoever was connected to who listened there before is connected again."""
         self._listeners[address] = endpoint
         for connection in self._outgoing.values():
-            if connection.address == address and connection.listener is not None:
-                connection.client.reconnected(connection.peer, RECONNECT_S)
+            if connection.address == address:
+                self._tell(connection)
+
+    def _tell(self, connection: Connection) -> None:
+        """If it stood: that it has ended, and there will be another one."""
+        if self.options.tells_of_breaks and connection.listener is not None:
+            connection.client.reconnected(connection.peer, RECONNECT_S)
 
     def connect(self, client: Endpoint, peer: str, address: str, key: str = "") -> None:
         """From now on messages of `client` to `peer` go to `address`, where somebody must have this
@@ -172,10 +180,10 @@ class Network:
             if connection.client.name == client:
                 self._incoming.pop(connection.id, None)
                 connection.broken += 1
+                self._tell(connection)
                 connection.listener = None
                 connection.swallows.clear()
                 connection.up.last_arrival = self.timeline.now + RECONNECT_S
-                connection.client.reconnected(connection.peer, RECONNECT_S)
 
     # ------------------------------------------------------------ faults
 

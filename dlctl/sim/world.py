@@ -26,6 +26,7 @@ from dlctl.roles.desk import COORDINATOR, EXIT_RESTART, Birth
 from dlctl.roles.effects import CoordinatorGone, RestartCoordinator
 from dlctl.roles.server import Server
 from dlctl.roles.worker import Worker
+from dlctl.rundb import ENDED
 from dlctl.sim import hostfiles
 from dlctl.sim.arrays import FilesDriver
 from dlctl.sim.crashpoints import CrashPoints
@@ -44,6 +45,7 @@ from dlctl.sim.problems import Problem
 from dlctl.sim.process import Observer, Process
 from dlctl.sim.states import KeptStates
 from dlctl.sim.store import Store
+from dlctl.sim.supervision import Supervision
 from dlctl.sim.timeline import Timeline
 
 RUN_ID = "simulated-0000"
@@ -174,18 +176,34 @@ class World:
                 if agent.name == HOME_AGENT:
                     agent.post(CoordinatorGone(), REAP_S)
 
-    def restart_coordinator(self, past: Callable[[], Past], delay_s: float = RESTART_S) -> None:
-        """Start another coordinator a while from now, unless one lives then. `past` is asked for
-        what it finds at that moment.
+    def restart_coordinator(
+        self,
+        past: Callable[[], Past],
+        delay_s: float = RESTART_S,
+        *,
+        needs_room: bool = False,
+    ) -> None:
+        """Start another coordinator a while from now, unless one lives then; with `needs_room`, not
+        before the disk has room. `past` is asked for what it finds at that moment.
         """
         self._restarts += 1
 
         def begin() -> None:
+            if needs_room and self.disk.full:
+                self.timeline.after(RESTART_S, begin)
+                return
             self._restarts -= 1
             if not self.coordinator.alive:
                 self.start(past(), self.coordinator.incarnation + 1)
 
         self.timeline.after(delay_s, begin)
+
+    def recover(self, after_s: float) -> None:
+        """Bring back a run of which nobody is left, as `dlctl recover` does: the next coordinator
+        finds what the last one has remembered, and servers what is kept. None that has ended.
+        """
+        if self.store.run.get("state") not in ENDED:
+            self.restart_coordinator(self.past, after_s, needs_room=True)
 
     def spawn(
         self, role: str, name: str, incarnation: int, secret: str, coordinator_key: str
@@ -228,7 +246,10 @@ class World:
         return Agent(birth, self.job.timeouts.resend_s, found)
 
     def _supervise(self, agent: Process) -> None:
-        """An agent sees the end of the coordinator, and starts the next one."""
+        """An agent sees the end of the coordinator, and starts the next one; one that stands still
+        it ends.
+        """
+        Supervision(agent, lambda: self.coordinator, self.job.timeouts.silent_s)
         agent.perform(RestartCoordinator, lambda _: self.restart_coordinator(self.past))
         if not self.coordinator.alive:
             agent.post(CoordinatorGone())

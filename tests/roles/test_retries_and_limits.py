@@ -86,6 +86,22 @@ def test_who_has_stood_still_does_not_take_his_peers_for_slow(is_sent_again_firs
     assert waiting.deadline() == 11.0
 
 
+def test_after_an_outage_no_pause_is_longer_than_it_takes_to_call_a_message_lost() -> None:
+    """Nothing else goes to that peer: nobody hurries what was lost again, and again."""
+    waiting, now, pauses = Outstanding(1.0), 0.0, []
+    waiting.add("first", "peer", MESSAGE, now)
+    while now < 60.0:
+        now = waiting.deadline() or 0.0
+        waiting.due(now)
+    waiting.done("first", now + 3.0)
+    waiting.add("second", "peer", MESSAGE, now)
+    for _ in range(4):
+        pauses.append((waiting.deadline() or 0.0) - now)
+        now += pauses[-1]
+        waiting.due(now)
+    assert pauses == [pytest.approx(7.0), *[AGE_S_MAX] * 3]
+
+
 def test_after_an_outage_the_first_answer_hurries_what_else_waits_for_that_peer() -> None:
     waiting = Outstanding(1.0)
     for key, peer in (("one", "server-0"), ("two", "server-0"), ("three", "server-1")):

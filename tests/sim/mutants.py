@@ -19,8 +19,8 @@ from dlctl.algorithms.base import Fetch, NextGradient
 from dlctl.algorithms.local_sgd import Replica
 from dlctl.algorithms.sandblaster import Accruing
 from dlctl.algorithms.sync import Barrier
+from dlctl.algorithms.sync import Replica as SyncReplica
 from dlctl.compress.topk import TopK
-from dlctl.machine import Send
 from dlctl.messages import APPLIED, DUPLICATE
 from dlctl.roles.agent import Agent
 from dlctl.roles.arrivals import Arrivals
@@ -28,8 +28,8 @@ from dlctl.roles.basis import Basis
 from dlctl.roles.channel import Channel
 from dlctl.roles.coordinator import Coordinator
 from dlctl.roles.deliveries import NEW, Deliveries
-from dlctl.roles.desk import Desk
 from dlctl.roles.ending import Ending
+from dlctl.roles.joining import Joining
 from dlctl.roles.journal import IssueTerm
 from dlctl.roles.lasting import Lasting
 from dlctl.roles.leases import PortionPool, Range
@@ -46,6 +46,7 @@ from dlctl.shards.history import History
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.undo import Undo
+from dlctl.sim.states import KeptStates
 
 Patch = pytest.MonkeyPatch
 
@@ -192,13 +193,13 @@ def residual_is_dropped_at_the_end(patch: Patch) -> None:
     patch.setitem(Worker._FROM_COORDINATOR, m.Shutdown, on_shutdown)
 
 
-@mutant("a barrier averages by workers, not by samples", "LedgerChecker", scenario="sync")
+@mutant("a barrier counts workers and not their samples", "LedgerChecker", scenario="sync")
 def mean_of_means(patch: Patch) -> None:
     honest = Barrier._update
 
     def update(self, clock):
         for key, held in list(self._held.items()):
-            self._held[key] = held._replace(gradient=held.gradient * np.float32(1.25))
+            self._held[key] = held._replace(push=replace(held.push, samples=1))
         return honest(self, clock)
 
     patch.setattr(Barrier, "_update", update)
@@ -258,6 +259,7 @@ def a_round_further_ahead(patch: Patch) -> None:
         while True:
             request = requests.send(value)
             if self._is_ahead and isinstance(request, Fetch) and self.residual.any():
+                self.fetched_clock = request.clock_min
                 request = replace(request, wait=False)
             value = yield request
 
@@ -283,6 +285,54 @@ def short_rounds_are_dropped(patch: Patch) -> None:
         return samples
 
     patch.setattr(Replica, "_accrue", accrue)
+
+
+@mutant(
+    "a server that stands still is replaced before it is dead, and its state taken from it",
+    "TermsChecker", seeds=10, first=13,
+)  # fmt: skip
+def two_servers_of_one_shard(patch: Patch) -> None:
+    """As if an agent did not kill, and no lock kept the next one out."""
+    honest_kill, honest_take = Agent._on_kill, KeptStates._take
+
+    def on_kill(self, message, now):
+        child = self._children.get(message.name)
+        if child is None or not child.alive or not message.name.startswith("server"):
+            honest_kill(self, message, now)
+            return
+        child.exited = m.ProcessExited(message.name, message.incarnation, -9, (), "")
+        self._tell_exit(child.exited, now)
+
+    def take(self, spec):
+        kept = self.kept.get(spec.shard)
+        if kept is not None and kept.holder not in (None, self.process):
+            kept.holder.given_up = True
+        return honest_take(self, spec)
+
+    patch.setattr(Agent, "_on_kill", on_kill)
+    patch.setattr(KeptStates, "_take", take)
+
+
+# ---------------------------------------------------------------- the steps of a barrier
+
+
+@mutant("who waits for the next step takes the one that there is", "ClockChecker", scenario="sync")
+def the_next_step_is_not_waited_for(patch: Patch) -> None:
+    honest = Channel.fetch
+    patch.setattr(
+        Channel, "fetch", lambda self, request, clock_min, **how: honest(self, request, 0, **how)
+    )
+
+
+@mutant(
+    "a gradient is computed although its shards are at different steps", "ClockChecker",
+    scenario="sync-recovery", seeds=10, first=100,
+)  # fmt: skip
+def shards_may_be_steps_apart(patch: Patch) -> None:
+    def next_step(self, clock):
+        return (yield Fetch(wait=True, clock_min=clock + 1))
+
+    patch.setattr(SyncReplica, "_next_step", next_step)
 
 
 # ---------------------------------------------------------------- batches of portions
@@ -475,9 +525,18 @@ def generations_are_not_compared(patch: Patch) -> None:
 
 @mutant("what gets no answer is not sent again", "LivenessChecker", "Outcome")
 def no_retries(patch: Patch) -> None:
-    patch.setattr(Desk, "ask", lambda self, key, peer, message, now, nbytes=0: self.do(
-        Send(peer, message)
-    ))  # fmt: skip
+    def due(self, now):
+        for item in self._items.values():
+            if item.due <= now:
+                self._rearm(item, now)
+        return []
+
+    patch.setattr(Outstanding, "due", due)
+
+
+@mutant("a worker that a shard does not know any more does not join it again", "LivenessChecker")
+def unknown_for_good(patch: Patch) -> None:
+    patch.setattr(Joining, "on_join_again", lambda self, message, now: None)
 
 
 @mutant("a barrier waits for workers that have died", "LivenessChecker", scenario="sync")
@@ -490,13 +549,8 @@ def barrier_waits_for_the_dead(patch: Patch) -> None:
     patch.setattr(Barrier, "members", members)
 
 
-@mutant("an agent leaves without its daemons, and these do not listen", "NothingLeft")
+@mutant("daemons do not end when they are asked to", "NothingLeft")
 def left_behind(patch: Patch) -> None:
-    def leave(self, reason, now):
-        self._leaving = reason
-        self._children.clear()
-
-    patch.setattr(Agent, "_leave", leave)
     for role in (Server, Worker):
         patch.setitem(role._FROM_COORDINATOR, m.Shutdown, lambda self, message, now: None)
         patch.setattr(role, "handle", _deaf(role.handle))
@@ -565,7 +619,7 @@ def generation_is_not_raised(patch: Patch) -> None:
 
 @mutant(
     "a sparse update is saved for undo only after it was made", "LedgerChecker",
-    "StalenessChecker", scenario="recovery", seeds=60,
+    "StalenessChecker", scenario="recovery", seeds=20,
 )  # fmt: skip
 def saved_too_late(patch: Patch) -> None:
     """Whoever comes after a kill between the two finds half of an update that nobody knows of."""
@@ -576,8 +630,10 @@ def saved_too_late(patch: Patch) -> None:
         late.append((self, lo, hi))
 
     def write(self, body, current):
-        while late:
-            honest(*late.pop())
+        for undo, lo, hi in late:
+            if undo is self._undo:
+                honest(undo, lo, hi)
+        late[:] = [one for one in late if one[0] is not self._undo]
         commits(self, body, current)
 
     commits = Mapped._write
@@ -653,7 +709,7 @@ def redo_is_replayed_twice(patch: Patch) -> None:
 
 @mutant(
     "a worker that has drained for a coordinator that nobody remembers is waited for",
-    "LivenessChecker", scenario="full-disks", seeds=10, first=110,
+    "LivenessChecker", scenario="full-disks", seeds=10,
 )  # fmt: skip
 def drained_for_nobody(patch: Patch) -> None:
     honest = Scaling.on_drained

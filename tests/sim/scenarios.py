@@ -11,12 +11,21 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
-from simulated import ACCOUNT, FullAtEnd, FullAtRelease, StopAtWork, job_file, ledger_checkers
+from simulated import (
+    ACCOUNT,
+    FullAtDrain,
+    FullAtEnd,
+    FullAtRelease,
+    StopAtWork,
+    job_file,
+    ledger_checkers,
+)
 
 from dlctl.messages import Array
 from dlctl.roles.desk import COORDINATOR
 from dlctl.sim.checkers import (
     Checker,
+    ClockChecker,
     LeasesChecker,
     LivenessChecker,
     NothingLeft,
@@ -33,6 +42,8 @@ from dlctl.sim.simulation import Simulation
 WORKERS, SERVERS = 3, 2
 HEAL_AT_S = 6.0
 """All faults are over then; a run without faults would end at half of it."""
+LONG_HEAL_AT_S = 20.0
+"""The same where somebody stands still for about as long as he is waited for."""
 LIMIT_S = 100.0
 """A run that is not over by then is stuck."""
 COMPUTE = ComputeOptions(step_s=0.1, spread=0.4, build_s=0.1)
@@ -40,7 +51,9 @@ TIMEOUTS = {"silent_s": 6.0, "resend_s": 0.3}
 
 
 def poor_network(seed: int) -> NetworkOptions:
-    """Anything from a good network to one that loses every tenth message."""
+    """Anything from a good network to one that loses every tenth message; half of them tell when a
+    connection has ended, as TCP does, and half do not.
+    """
     dice = np.random.default_rng([seed, 1])
     loss, duplicate, reorder = (float(p) for p in dice.uniform(0, 0.1, 3))
     bandwidth = float(dice.choice([3e4, 3e5])) if dice.random() < 0.3 else None
@@ -48,7 +61,8 @@ def poor_network(seed: int) -> NetworkOptions:
         latency_s=float(dice.uniform(0.0002, 0.02)), jitter_s=0.005, bytes_per_s=bandwidth,
         loss=loss, duplicate=duplicate, reorder=reorder,
     )  # fmt: skip
-    return NetworkOptions(link=link)
+    tells = bool(np.random.default_rng([seed, 9]).random() < 1 / 2)
+    return NetworkOptions(link=link, tells_of_breaks=tells)
 
 
 def mixed_faults(seed: int) -> Faults:
@@ -119,6 +133,22 @@ def forgetting_faults(seed: int) -> Faults:
     )  # fmt: skip
 
 
+def and_rare_faults(seed: int, faults: Faults, durability: str) -> Faults:
+    """These, but on every fourth seed two or three stand still for about as long as they are waited
+    for, instead of being killed before that; and on every sixth one everything dies at once, and
+    the run is brought back, if what its servers have is kept.
+    """
+    dice = np.random.default_rng([seed, 8])
+    if dice.random() < 1 / 4:
+        faults = replace(
+            faults, long_freezes=int(dice.integers(2, 4)), kills=0, server_kills=0, freezes=0,
+            control_freezes=0, begin_until_s=faults.heal_at_s, heal_at_s=LONG_HEAL_AT_S,
+        )  # fmt: skip
+    if dice.random() < 1 / 6 and durability != "none":
+        faults = replace(faults, recoveries=1)
+    return faults
+
+
 # ---------------------------------------------------------------- the ledger
 
 
@@ -136,17 +166,22 @@ def _ledger(
     **options: object,
 ) -> Simulation:
     problem = Ledger(shards=SERVERS, cells=cells)
+    durability = durabilities[seed % len(durabilities)]
+    faults = and_rare_faults(seed, faults, durability)
+    forgets |= bool(faults.full_disks and (faults.recoveries or faults.long_freezes))
     usual = {"portion_batches": 2, "checkpoint_s": 0.6, "evaluate_epochs": 1.0}
     job = job_file(
         WORKERS, SERVERS, optimizer=ACCOUNT, batch_size=4, seed=seed, epochs=float(epochs),
-        restarts_max=20, durability=durabilities[seed % len(durabilities)], timeouts=TIMEOUTS,
-        **usual | options,
+        restarts_max=20, durability=durability, timeouts=TIMEOUTS, **usual | options,
     )  # fmt: skip
     checkers = ledger_checkers(
         problem, epochs, once=False, averages=averages, shares=shares, forgets=forgets,
-        heal_at_s=HEAL_AT_S,
+        heal_at_s=faults.heal_at_s,
     )  # fmt: skip
     checkers += (more(problem),) if more is not None else ()
+    # Behind the checkers of a method's own: these say more of what it does wrong.
+    ahead = int(job.algorithm.options.get("overlap", False))
+    checkers += (ClockChecker(ahead=ahead),) if averages else ()
     return Simulation(
         job, problem, seed, network=poor_network(seed), compute=COMPUTE, faults=faults,
         checkers=checkers,
@@ -217,7 +252,8 @@ def sync_recovery(seed: int) -> Simulation:
 
 def full_disks(seed: int) -> Simulation:
     """The coordinator's notes are older than what its agents, workers and servers know; of every
-    third run, already when the workers begin, and of every third one when all is done.
+    third run, already when the workers begin, of every third one when all is done, and of every
+    sixth one when they are told to drain.
     """
     method = (
         ("downpour", {"push_every_steps": 1 + seed // 2 % 2}),
@@ -236,6 +272,9 @@ def full_disks(seed: int) -> Simulation:
     elif moment == 2:
         dice = np.random.default_rng([seed, 6])
         FullAtEnd(simulation, 3.0, (float(dice.uniform(0.0, 2.5)), COORDINATOR))
+    elif seed % 2:
+        dice = np.random.default_rng([seed, 10])
+        FullAtDrain(simulation, 3.0, (float(dice.uniform(0.0, 1.0)), COORDINATOR))
     return simulation
 
 

@@ -215,6 +215,13 @@ class FullAtRelease(FullAt):
         super().on_effect(process, effect)
 
 
+class FullAtDrain(FullAt):
+    """When workers are told to drain for the end, of which the next coordinator knows nothing."""
+
+    def is_it(self, written: Json) -> bool:
+        return "end" in written
+
+
 class FullAtEnd(FullAt):
     """When all is done but the end of the processes; until that is on record, what servers have
     kept stays.

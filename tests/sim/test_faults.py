@@ -17,17 +17,19 @@ from dlctl.sim.simulation import Outcome, Simulation
 SLOW_STEPS = ComputeOptions(step_s=0.1)
 
 
-def simulation(seed: int = 0, checkers: tuple = (), **faults) -> Simulation:
+def simulation(
+    seed: int = 0, checkers: tuple = (), durability: str = "process", **faults
+) -> Simulation:
     """A run of about four seconds with one kind of fault in it."""
     problem = Ledger(shards=2, cells=300)
     job = job_file(
         3, 2, optimizer=ACCOUNT, batch_size=4, portion_batches=2, epochs=6.0, checkpoint_s=0.5,
-        timeouts={"resend_s": 0.3},
+        timeouts={"resend_s": 0.3}, durability=durability,
     )  # fmt: skip
     options = Faults(**({"from_s": 1.0, "heal_at_s": 3.0} | faults))
     return Simulation(
         job, problem, seed, compute=SLOW_STEPS, faults=options,
-        checkers=(*ledger_checkers(problem, 6, once=False, heal_at_s=3.0), *checkers),
+        checkers=(*ledger_checkers(problem, 6, once=False, heal_at_s=options.heal_at_s), *checkers),
     )  # fmt: skip
 
 
@@ -169,6 +171,36 @@ def test_a_frozen_coordinator_or_agent_is_waited_for():
         assert not outcome.store.texts("silent"), seed
 
 
+def test_a_coordinator_that_stands_still_for_too_long_is_ended_by_its_agent():
+    sim = simulation(heal_at_s=60.0)
+    sim.at(1.5, lambda: sim.world.freeze("coordinator"))
+    sim.run(1.5 + 2 * sim.world.job.timeouts.silent_s)
+    assert sim.world.coordinator.incarnation == 1
+    outcome = sim.run(100.0)
+    assert outcome.state == "finished"
+    assert (sim.world.processes[0].status, sim.world.coordinator.incarnation) == (-9, 2)
+
+
+def test_nobody_judges_a_coordinator_while_he_stands_still_himself():
+    sim = simulation(heal_at_s=60.0)
+    for name in ("coordinator", "agent-0"):
+        sim.at(1.5, lambda name=name: sim.world.freeze(name))
+        sim.at(50.0, lambda name=name: sim.world.thaw(name))
+    outcome = sim.run(100.0)
+    assert (outcome.state, sim.world.coordinator.incarnation) == ("finished", 1)
+
+
+def test_who_stands_still_about_as_long_as_he_is_waited_for_comes_back_or_is_replaced():
+    replaced, back = set(), set()
+    for seed in range(20):
+        sim = simulation(seed, long_freezes=1, begin_until_s=3.0, heal_at_s=60.0)
+        assert sim.run(100.0).state == "finished"
+        (who,) = {p for p in sim.world.processes if f"{p} is frozen" in "\n".join(sim.world.trace)}
+        (replaced if who.status == -9 else back).add(who.name.partition("-")[0])
+    assert replaced == {"worker", "server", "agent", "coordinator"}
+    assert back
+
+
 @pytest.mark.parametrize("name", ["agent-0", "server-0", "worker-0"])
 def test_a_process_that_is_frozen_before_it_has_begun_begins_later(name):
     sim = simulation()
@@ -214,6 +246,43 @@ def test_when_everything_is_killed_at_once_the_next_start_goes_on_from_the_check
     again = Simulation(job, LeastSquares(), compute=SLOW_STEPS, store=first.store).run(100.0)
     assert again.state == "finished"
     assert again.store.run["step"] == 192
+
+
+@pytest.mark.parametrize("durability", ["process", "disk"])
+def test_when_everything_is_killed_at_once_a_run_that_is_brought_back_has_lost_nothing(durability):
+    for seed in range(5):
+        sim = simulation(seed, recoveries=2, durability=durability)
+        outcome = sim.run(100.0)
+        assert (outcome.state, sim.injector.struck["recovery"]) == ("finished", 2)
+        back = outcome.store.texts("recover")
+        assert back == ["the coordinator is back: it goes on where it was"] * len(back)
+        assert back
+        assert outcome.store.resume == "", "nothing was done again from a checkpoint"
+
+
+def test_nobody_brings_a_run_back_while_there_is_no_room():
+    sim = simulation(heal_at_s=5.0)
+    world = sim.world
+
+    def befall() -> None:
+        world.disk.full += 1
+        for process in list(world.processes):
+            world.kill(process.name)
+        world.recover(0.5)
+
+    sim.at(1.5, befall)
+    sim.at(4.0, lambda: setattr(world.disk, "full", 0))
+    outcome = sim.run(100.0)
+    assert outcome.state == "finished"
+    starts = [float(line.split()[0]) for line in outcome.trace if " coordinator.2 starts" in line]
+    assert [4.0 <= at < 6.0 for at in starts] == [True]
+
+
+def test_a_run_that_has_ended_is_not_brought_back():
+    sim = simulation()
+    assert sim.run(100.0).state == "finished"
+    sim.world.recover(0.0)
+    assert sim.world.over()
 
 
 def test_another_coordinator_can_be_started_and_finds_the_records_of_the_first():

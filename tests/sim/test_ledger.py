@@ -277,7 +277,7 @@ def test_a_coordinator_that_was_stopped_for_long_blames_nobody_and_goes_on():
     """The data plane went on meanwhile; everybody's reports are still to be read."""
     simulation = Simulation(job_file(workers=2, servers=2, seconds=60.0), LeastSquares())
     simulation.at(2.0, lambda: simulation.world.freeze("coordinator"))
-    simulation.at(32.0, lambda: simulation.world.thaw("coordinator"))
+    simulation.at(30.0, lambda: simulation.world.thaw("coordinator"))
     outcome = simulation.run(40.0)
     assert outcome.store.texts("silent") == []
     assert outcome.store.run["state"] == "running"

@@ -2,6 +2,7 @@
 
 import pytest
 from mutants import MUTANTS
+from seeds import run_seed
 
 from dlctl.sim import checkers
 
@@ -13,6 +14,8 @@ def test_a_deliberate_bug_is_caught_within_its_seeds(name):
     assert result is not None, f"{mutant.bug}: it has survived {mutant.seeds} seeds"
     shown = f"{result.replay} --mutant {name}\n{result.error}"
     assert result.found_by in mutant.caught_by, f"caught by chance, see {shown}"
+    honest = run_seed(mutant.scenario, result.seed)
+    assert not honest.error, f"not the bug's doing: {honest.replay}\n{honest.error}"
 
 
 def test_every_checker_has_a_bug_that_only_it_is_there_for():

@@ -2,14 +2,16 @@
 
 One promise a file: `ledger` (nothing acknowledged is lost or applied twice), `acks` (no ack before
 its push would survive), `terms` (epochs and generations), `samples` (every sample, one living
-holder), `staleness`, `fetches` (a model is what the shard was), `liveness` (the run goes on once
-all is well again), `own_steps` (local SGD loses none of them on the way), `leftovers`. `book` is
-what several of them know of the workers' pushes.
+holder), `staleness` (as it is reported), `clock` (its bound behind a barrier), `fetches` (a model
+is what the shard was), `liveness` (the run goes on once all is well again), `own_steps` (local SGD
+loses none of them on the way), `leftovers`. `book` is what several of them know of the workers'
+pushes.
 """
 
 from dlctl.sim.checkers.acks import AcksChecker
 from dlctl.sim.checkers.base import Checker, PromiseBroken
 from dlctl.sim.checkers.book import Book
+from dlctl.sim.checkers.clock import ClockChecker
 from dlctl.sim.checkers.fetches import FetchesChecker
 from dlctl.sim.checkers.ledger import LedgerChecker
 from dlctl.sim.checkers.leftovers import NothingLeft
@@ -24,6 +26,7 @@ __all__ = [
     "AcksChecker",
     "Book",
     "Checker",
+    "ClockChecker",
     "FetchesChecker",
     "LeasesChecker",
     "LedgerChecker",

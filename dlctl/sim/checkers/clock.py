@@ -1,0 +1,93 @@
+"""Behind a barrier every gradient is of the newest mean: the bound of staleness that there is."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from dlctl import messages as m
+from dlctl.machine import Effect, Peer, Send
+from dlctl.messages import Array, Message
+from dlctl.roles.basis import Slice
+from dlctl.roles.channel import Channel
+from dlctl.roles.effects import Compute
+from dlctl.sim.checkers.base import Checker
+from dlctl.sim.process import Process
+
+Where = tuple[Process, int]
+"""(worker, shard)."""
+
+
+class ClockChecker(Checker):
+    """For `sync` and `local-sgd`. Who has pushed for step t computes with what all shards have made
+    of it, and no more with what they were at t; and what is pushed for step t is of what all were
+    at t. If rounds overlap (`ahead` = 1), who has pushed for t may still compute with that.
+
+    No version that a worker names is believed: what stands in its model is compared.
+    """
+
+    def __init__(self, *, ahead: int = 0) -> None:
+        self.ahead = ahead
+        self._states: defaultdict[tuple[int, bytes], set[int]] = defaultdict(set)
+        """(shard, its parameters, as they were sent to anybody) -> the steps at which it had them:
+        more than one, if nobody had any data at some."""
+        self._placed: dict[Where, Array] = {}
+        """The newest slice that stands in the model, without own steps."""
+        self._steps: dict[Where, set[int]] = {}
+        """The steps whose parameters the last gradient was computed with."""
+        self._newest: dict[Process, int] = {}
+        """The newest step that a worker has pushed for."""
+        self._pushed: set[tuple[Process, int, int]] = set()
+        """(worker, shard, number of a push) of those that have been seen."""
+
+    def on_message(self, process: Process, peer: Peer, message: Message) -> None:
+        """A worker is about to get an answer: from now on its model is looked at."""
+        training = getattr(process.machine, "training", None)
+        if training is None or not isinstance(message, m.Parameters | m.SparseParameters):
+            return
+        another = training.fetcher.placed
+
+        def placed(channel: Channel, arrived: Slice, model: Array) -> None:
+            another(channel, arrived, model)
+            self._placed[process, channel.shard] = model.copy()
+
+        training.fetcher.placed = placed
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        match effect:
+            case Compute():
+                self._on_compute(process, effect)
+            case Send(_, m.Parameters(shard) | m.SparseParameters(shard)):
+                held = process.machine.serving.shard  # type: ignore[attr-defined]
+                self._states[shard, held.w.tobytes()].add(held.version)
+            case Send(peer, m.Push() as push):
+                self._on_push(process, int(str(peer).rpartition("-")[2]), push)
+
+    def _on_compute(self, worker: Process, effect: Compute) -> None:
+        training = worker.machine.training  # type: ignore[attr-defined]
+        newest = self._newest.get(worker, -1)
+        for c in training.channels:
+            placed = self._placed[worker, c.shard]
+            model = training.side.parameters[c.lo : c.hi]
+            if effect.own_lr is None and not np.array_equal(model, placed):
+                raise self.broken(f"{worker} computes with what server-{c.shard} has not sent")
+            steps = self._steps[worker, c.shard] = self._states[c.shard, placed.tobytes()]
+            if max(steps, default=-1) <= newest - self.ahead:
+                raise self.broken(
+                    f"{worker} has pushed for step {newest}, and computes with what "
+                    f"server-{c.shard} was at {sorted(steps)}"
+                )
+
+    def _on_push(self, worker: Process, shard: int, push: m.Push) -> None:
+        key = (worker, shard, push.seq)
+        if key in self._pushed:
+            return
+        self._pushed.add(key)
+        self._newest[worker] = max(push.clock, self._newest.get(worker, -1))
+        steps = self._steps.get((worker, shard), set())
+        if push.samples and not self.ahead and push.clock not in steps:
+            raise self.broken(
+                f"{worker} pushes for step {push.clock} what is of server-{shard} at "
+                f"{sorted(steps)}"
+            )

@@ -1,0 +1,39 @@
+"""The agent beside a coordinator ends it if it stands still, as `daemons/agent/supervision.py`.
+
+That it works is seen from a file that it touches, and not from messages: a link that fails is no
+reason to kill it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dlctl.runs import STILL_LIMITS
+from dlctl.sim.process import Process
+
+LOOK_S = 1.0
+
+
+def still_s(silent_s: float) -> float:
+    """How long a coordinator may stand still."""
+    return STILL_LIMITS * silent_s
+
+
+class Supervision:
+    def __init__(self, agent: Process, coordinator: Callable[[], Process], silent_s: float) -> None:
+        self.agent = agent
+        self.coordinator = coordinator
+        self.still_s = still_s(silent_s)
+        self._worked_at = agent.timeline.now
+        """When the coordinator was last seen to work; or nobody could look, who stood still too."""
+        agent.timeline.after(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        if not self.agent.alive:
+            return
+        coordinator, timeline = self.coordinator(), self.agent.timeline
+        if self.agent.frozen or not coordinator.frozen:
+            self._worked_at = timeline.now
+        elif coordinator.alive and timeline.now - self._worked_at > self.still_s:
+            coordinator.end(-9)
+        timeline.after(LOOK_S, self._look)
