@@ -249,7 +249,7 @@ class Coordinator:
         if worker is None:
             self.desk.send(peer, m.Dismiss(f"worker-{message.slot} has been replaced"))
             return
-        worker.heard(peer, now)
+        self.reports.heard(worker, peer, now)
         self.reports.is_at_work(worker)
         self.work.on_request(message, now)
 

@@ -18,6 +18,14 @@ class Reports:
         self.of = coordinator
         self.desk = coordinator.desk
 
+    def heard(self, daemon: Daemon, peer: Peer, now: float) -> None:
+        """A sign of life. If it comes over another connection, what was sent over the last one may
+        be lost.
+        """
+        if peer != daemon.peer:
+            self.desk.again(daemon.name, now, now)
+        daemon.heard(peer, now)
+
     def on_report(self, peer: Peer, report: m.Report, now: float) -> None:
         """A sign of life, and news for `status`; the answer tells that the coordinator is there."""
         of = self.of
@@ -25,9 +33,7 @@ class Reports:
         if daemon is None or not daemon.alive:
             self.desk.send(peer, m.Dismiss(f"{report.name} has been replaced"))
             return
-        if peer != daemon.peer:  # Over a connection that we did not know.
-            self.desk.again(daemon.name, now, now)
-        daemon.heard(peer, now)
+        self.heard(daemon, peer, now)
         if daemon.state in ("running", "slow"):
             daemon.state = "slow" if "stuck_s" in report.metrics else "running"
         daemon.report(report.phase, report.waiting_for, now)

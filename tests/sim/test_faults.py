@@ -115,6 +115,20 @@ def test_what_a_broken_connection_has_swallowed_is_sent_again_as_soon_as_there_i
     assert not [line for line in outcome.trace if " server-0 > worker-0 JoinAgain " in line]
 
 
+def test_what_the_coordinator_has_sent_over_it_is_sent_again_to_who_comes_with_another():
+    sim = simulation()
+    network, watcher = sim.world.network, Watcher(m.Change)
+    sim.world.observers.append(watcher)
+    sim.at(1.5, lambda: network.half_open("worker-0", "coordinator", upward=False))
+    sim.request(1.6, "set", {"names": ["worker-0"], "settings": {"push_every_steps": "2"}})
+    sim.at(2.0, lambda: network.reset("worker-0"))
+    assert sim.run(100.0).state == "finished"
+    sent = [at for at, name, _, _ in watcher.sent if name == "coordinator"]
+    assert sent[0] == pytest.approx(1.6, abs=0.01)
+    assert sent[1] == pytest.approx(1.9, abs=0.01), "resend_s later"
+    assert sent[2:] == [pytest.approx(2.0 + RECONNECT_S, abs=0.02)], "and not 0.6 s later"
+
+
 # ---------------------------------------------------------------- disks and clocks
 
 
