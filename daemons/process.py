@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemons import logs
-from dlctl import __version__, config, runs
+from dlctl import __version__, config, runs, ways
 from dlctl.errors import DlctlError
 from dlctl.launch.base import HOST_FILE, NO_CREDENTIALS, Credentials
 from dlctl.roles.desk import Birth
@@ -64,7 +64,7 @@ def host_name() -> str:
 def in_words(error: DlctlError) -> str:
     """What went wrong, where and what to do next, in one line: as the reason that a run ended."""
     where = f" ({error.where})" if error.where and error.where not in error.message else ""
-    return "; ".join(filter(None, (error.message + where, error.hint)))
+    return "; ".join(filter(None, (error.message + where, ways.in_a_line(error.hint))))
 
 
 def main(role: str, body: Callable[[Context], int]) -> None:

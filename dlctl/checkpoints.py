@@ -19,7 +19,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -315,13 +315,16 @@ def complete(run_directory: Path) -> list[Path]:
 
 
 def newest_good(
-    run_directory: Path, on_problem: Callable[[str], None] = _IGNORE
+    run_directory: Path,
+    on_problem: Callable[[str], None] = _IGNORE,
+    ordered: Iterable[Path] | None = None,
 ) -> tuple[Path, Manifest] | None:
     """The newest checkpoint in which every byte is right; None if there is none.
 
     A checkpoint that was meant to be complete and is not good is skipped; `on_problem` hears why.
+    `ordered`: as they are to be tried, see `dlctl/preferred.py`.
     """
-    for directory in reversed(finished(run_directory)):
+    for directory in ordered or reversed(finished(run_directory)):
         problems = verify(directory)
         if not problems:
             return directory, read_manifest(directory)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlctl import processes, rundb, silence
+from dlctl import processes, rundb, silence, ways
 from dlctl.errors import DlctlError, NotPermitted, TimedOut, Unreachable
 from dlctl.units import format_duration
 
@@ -297,5 +297,7 @@ def _gone(directory: Path, run: Result) -> Gone:
         f"the coordinator of {directory.name} is gone (pid {run['pid']}); "
         f"its last state was {run.get('state', 'unknown')}",
         where=str(directory),
-        hint=f"dlctl recover -j {directory.name}   |   dlctl logs coordinator -j {directory.name}",
+        hint=ways.either(
+            f"dlctl recover -j {directory.name}", f"dlctl logs coordinator -j {directory.name}"
+        ),
     )

@@ -115,7 +115,9 @@ class Workers:
     """Processes of torch's DataLoader per worker; 0: the data is loaded in the worker itself."""
     restarts_max: Annotated[int, Ge(0)] = 8
     """How often in a row a worker is replaced that has died before it was at work, or within 10 s
-    of its start; when it does so once more, the run fails.
+    of its start; when it does so once more, the run fails. One that was at work for up to 10 min
+    counts, too, if it has ended by itself as the one before (same exit code, or crash): then it is
+    quarantined instead.
     """
     nonfinite_steps_max: Annotated[int, Ge(1)] = 20
     """Steps in a row with a NaN or infinite loss or gradient after which a worker is quarantined:
@@ -162,7 +164,8 @@ class Checkpoints:
     every_s: Annotated[float, Ge(0)] = 60.0
     """Seconds between checkpoints; 0: only when the run stops or finishes."""
     keep: Annotated[int, Ge(1)] = 3
-    """Checkpoints that are kept; older ones are removed."""
+    """Checkpoints that are kept; older ones are removed. What a run saves because it has failed
+    takes the place of no other one: up to as many of those are kept besides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

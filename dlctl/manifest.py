@@ -16,6 +16,7 @@ from typing import Any
 from dlctl.errors import DlctlError
 from dlctl.flat import Layout, check_rows
 from dlctl.plain import is_deep
+from dlctl.text import is_poisoned
 
 MANIFEST = "manifest.json"
 NUMBER_MAX = 2**63 - 1
@@ -23,6 +24,8 @@ LEVELS_MAX = 64
 """Of lists and objects within each other; what is read must also be written and shown."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 SCHEMA = "dlctl.checkpoint/1"
+FAILURE = "failure"
+"""Only of what was saved because its run had failed: why it had."""
 Manifest = dict[str, Any]
 
 _SECTION = (str, dict)
@@ -88,6 +91,11 @@ def has_updates(manifest: Manifest) -> bool:
     return manifest["step"] > 0 or versions != [0] * len(versions)
 
 
+def is_doubtful(manifest: Manifest) -> bool:
+    """Whether its model may be ruined: nobody could use what was computed from it any more."""
+    return is_poisoned(str(manifest.get(FAILURE, "")))
+
+
 def layout(manifest: Manifest) -> Layout:
     """The model's layout, as every replica built it."""
     return Layout.from_rows(manifest["layout"])
@@ -99,6 +107,7 @@ def check(manifest: Any) -> None:
         found = manifest.get("schema") if type(manifest) is dict else type(manifest).__name__
         raise ValueError(f'its schema is {found!r:.60}, not "{SCHEMA}"')
     _check_fields(manifest, _FIELDS, "")
+    _check_fields(manifest, dict.fromkeys(manifest.keys() & {FAILURE}, (str,)), "")
     check_rows(manifest["layout"])
     for index, shard in enumerate(manifest["shards"]):
         _check_part(shard, _SHARD, f"shards[{index}]")

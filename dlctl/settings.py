@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from dlctl import finite, ranges
+from dlctl import finite, ranges, ways
 from dlctl.errors import UsageError
 from dlctl.suggest import did_you_mean
 from dlctl.units import format_rate, format_size, parse_rate, parse_size
@@ -90,7 +90,7 @@ def require(name: str, reported: Any, keys: Iterable[str]) -> None:
         if isinstance(reported, Mapping) and key not in reported:
             raise UsageError(
                 f"{name} has no {key}: neither its method nor its compressor has it",
-                hint=f"dlctl get {name}   shows what it has",
+                hint=ways.told(f"dlctl get {name}", "shows what it has"),
             )
 
 
@@ -102,7 +102,8 @@ def require_decay(values: Mapping[str, Any], optimizer: Mapping[str, Any]) -> No
     if fault := finite.decay_fault(values.get("lr", 0.0), weight_decay):
         most = finite.most_with(weight_decay)
         raise UsageError(
-            f"lr: {fault}", hint=f"dlctl set lr={most}   the most with the job's weight_decay"
+            f"lr: {fault}",
+            hint=ways.told(f"dlctl set lr={most}", "that is the most with the job's weight_decay"),
         )
 
 

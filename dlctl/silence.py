@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlctl import processes, runs
+from dlctl import processes, runs, ways
 from dlctl.errors import Unreachable
 
 STILL_S = 5.0
@@ -74,11 +74,11 @@ def mute(directory: Path, run: Mapping[str, Any], lasts: str, where: str) -> Unr
     run_id, pid = directory.name, run.get("pid")
     beat_age_s = runs.beat_age_s(directory, time.time())
     if beat_age_s is not None and beat_age_s < STILL_S:  # it works: to kill it would help nobody
-        hint = f"dlctl status -j {run_id}   |   dlctl logs coordinator -j {run_id}"
+        hint = ways.either(f"dlctl status -j {run_id}", f"dlctl logs coordinator -j {run_id}")
     else:
-        hint = " ".join(way(directory, run))
+        hint = ways.told(*way(directory, run))
         if has_agent(run["daemons"]):
-            hint = f"{replaced(runs.STILL_LIMITS * limit_s(directory))}; or: {hint}"
+            hint += f"; else {replaced(runs.STILL_LIMITS * limit_s(directory))}"
     return Unreachable(
         f"the coordinator of {run_id} lives (pid {pid or 'unknown'}) but does not answer for "
         f"{lasts}",

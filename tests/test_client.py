@@ -121,7 +121,8 @@ def test_a_coordinator_that_lives_but_is_mute_is_called_so(run_directory):
             client.ask(run.path, "stop", {}, 0.3)
     assert caught.value.where == address
     assert (
-        caught.value.hint == f"kill -9 {ME['pid']}; dlctl recover -j digits-7f3a starts another one"
+        caught.value.hint
+        == f"kill -9 {ME['pid']}; dlctl recover -j digits-7f3a\nstarts another one"
     )
 
 
@@ -134,10 +135,10 @@ def test_what_helps_against_a_mute_coordinator_loses_nothing(run_directory):
         with pytest.raises(Unreachable) as at_work:
             client.ask(run.path, "set", {}, 0.1)
     assert frozen.value.hint == (
-        f"it will be replaced after 30 s without a word; or: kill -9 {ME['pid']} has its agent "
-        "start another one at once, which goes on where it was: nothing is lost"
+        f"kill -9 {ME['pid']}\nhas its agent start another one at once, which goes on where it was"
+        ": nothing is lost; else it will be replaced after 30 s without a word"
     )
-    looks = "dlctl status -j digits-7f3a   |   dlctl logs coordinator -j digits-7f3a"
+    looks = "dlctl status -j digits-7f3a\nor: dlctl logs coordinator -j digits-7f3a"
     assert at_work.value.hint == looks, "it works: to kill it would help nobody"
 
 

@@ -179,3 +179,21 @@ def test_a_value_that_is_not_what_was_written_is_not_read(run, table):
             sqlite3.DatabaseError, match=f"of table {table} is not what was written"
         ):
             db.check()
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (
+            "*** in database main ***\nPage 56: btreeInitPage() returns error code 11\nPage 29: x",
+            "page 56 is damaged",
+        ),
+        ("Tree 5 page 7 cell 0: Rowid 3 out of order", "page 7 is damaged"),
+        (
+            "wrong # of entries in index metric_by_daemon",
+            "wrong # of entries in index metric_by_daemon",
+        ),
+    ],
+)
+def test_what_sqlite_has_found_is_told_without_its_internals(found, said):
+    assert rundb._in_plain_words([found, "Page 99: more of it"]) == said

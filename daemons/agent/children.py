@@ -20,6 +20,7 @@ from dlctl import processes, runs
 from dlctl.launch import local
 from dlctl.launch.base import Credentials
 from dlctl.roles.agent import ProcessStarted
+from dlctl.roles.byitself import UNSAID
 from dlctl.roles.effects import ProcessEnded, SignalProcess, StartProcess
 from dlctl.roles.membership import STATUS_UNKNOWN
 
@@ -83,6 +84,8 @@ class Children:
             status = child.popen.wait()
         is_another = status in (-signal.SIGKILL, STATUS_UNKNOWN) and not child.is_killed
         cause = self._oom.cause(child.pid) if is_another else ""
+        if status >= 0 and exit_code(path) is None:
+            cause = UNSAID
         self._oom.forget(child.pid)
         self.loop.post(ProcessEnded(name, incarnation, status, last_lines(path), cause))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from daemons import orphans, process
 from daemons.coordinator.agents import Agents
+from daemons.coordinator.directories import Directories
 from daemons.coordinator.past import read_past
 from daemons.coordinator.records import Records
 from daemons.incoming import Incoming
@@ -72,6 +73,7 @@ def _lead(context: process.Context, db: RunDb, lock: int) -> int:
         address = addresses.of_coordinator(directory.name, job).bind
     control = loop.transport.listen(address, CONTROL_FRAME_BYTES_MAX)
     records = Records(directory, db, loop)
+    Directories(directory, db, loop)
     Outgoing(loop, directory, COORDINATOR, AT_HOME)
     Incoming(loop, directory)
     Mirrored(loop, directory)

@@ -1,4 +1,4 @@
-"""Performs what the coordinator writes down: rows in run.db, checkpoint directories, manifests.
+"""Performs what the coordinator writes down: rows in run.db.
 
 The machine's times are monotonic; here they become wall-clock times. What the next coordinator has
 to know is committed before anything behind it is sent, and a term is on the disk before its daemon
@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from daemons.loop import Loop
-from dlctl import branches, checkpoints, processes
-from dlctl.errors import DlctlError
+from dlctl import processes
 from dlctl.launch import base
 from dlctl.machine import Send
-from dlctl.manifest import SCHEMA
 from dlctl.messages import Json
 from dlctl.names import HOME_AGENT
 from dlctl.roles import journal as j
@@ -74,8 +72,6 @@ class Records:
         loop.perform(j.AddMetric, self._on_metric)
         loop.perform(j.Snapshot, self._on_snapshot)
         loop.perform(j.RecordCheckpoint, self._on_checkpoint)
-        loop.perform(j.BeginCheckpoint, self._on_begin)
-        loop.perform(j.CompleteCheckpoint, self._on_complete)
         loop.after_events = self.commit
 
     # ------------------------------------------------------------ rows
@@ -209,43 +205,6 @@ class Records:
         row = to_wall_clock(effect.value)
         self._history.append(lambda: self.db.put_checkpoint(effect.number, row))
         self.commit()
-
-    # ------------------------------------------------------------ checkpoints
-
-    def _on_begin(self, effect: j.BeginCheckpoint) -> None:
-        try:
-            checkpoints.remove_incomplete(self.directory, effect.number, log.warning)
-            path = checkpoints.create(self.directory, effect.step, effect.number)
-            self.loop.post(j.CheckpointBegun(effect.number, str(path), ""))
-        except DlctlError as error:
-            self.loop.post(j.CheckpointBegun(effect.number, "", f"{error.message} ({error.where})"))
-        except OSError as error:
-            self.loop.post(j.CheckpointBegun(effect.number, "", str(error)))
-
-    def _on_complete(self, effect: j.CompleteCheckpoint) -> None:
-        directory, error = Path(effect.directory), ""
-        manifest = effect.manifest | {"schema": SCHEMA, "at": time.time()}
-        try:
-            checkpoints.write_manifest(directory, manifest)
-        except DlctlError as failure:
-            error = f"{failure.message} ({failure.where})"
-        except OSError as failure:
-            error = str(failure)
-        else:
-            self._prune(directory, effect.keep)
-        self.loop.post(j.CheckpointEnded(effect.number, error))
-
-    def _prune(self, newest: Path, keep: int) -> None:
-        """The new checkpoint is good whatever becomes of the old ones.
-
-        Damaged ones that the run went back from must not take the places of the good ones.
-        """
-        try:
-            branch = branches.chain(branches.resumes(self.db))
-            counts = partial(branches.is_of_branch, branch=branch)
-            checkpoints.prune(self.directory, keep, newest, log.warning, counts)
-        except (DlctlError, OSError, sqlite3.Error) as error:
-            log.warning("cannot remove old checkpoints: %s", error)
 
 
 class _Starts:

@@ -99,7 +99,7 @@ def check(path: Path) -> None:
         raise DlctlError(
             "this must be a directory of yours with mode 0700",
             where=str(path),
-            hint=f"there: chmod 700 {path}   |   or set dir of this host in [[hosts]]",
+            hint=f"there: chmod 700 {path}, or set dir of this host in [[hosts]]",
         )
 
 

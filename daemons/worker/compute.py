@@ -37,6 +37,7 @@ from dlctl.roles.effects import (
     ModelBuilt,
     RunEvaluation,
     TaskFailed,
+    TaskLocated,
 )
 from dlctl.vector import euclidean_norm
 
@@ -70,11 +71,12 @@ class ComputeThread:
         self._work.put(partial(self._evaluate, effect))
 
     def locate(self, _: LocateTask) -> None:
-        """Write into the log where the task is that does not come back."""
+        """Write into the log where the task is that does not come back, and tell the role."""
         from daemons.worker.whereabouts import whereabouts
 
         place, stack = whereabouts(self._thread)
         log.warning("the task has not come back; it is at %s", place, extra={"detail": stack})
+        self._loop.post(TaskLocated(place if stack else ""))
 
     def _run(self) -> None:
         ours = np.geterr()

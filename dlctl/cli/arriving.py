@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dlctl.cli import console, live, onrecord, report, values
-from dlctl.cli.snapshot import ENDED, Snapshot, load, read_job
+from dlctl.cli.snapshot import ENDED, GONE, Snapshot, load, read_job
 from dlctl.errors import DlctlError, JobFailed, NotRunning, Partial, TimedOut
 
 POLL_S = 0.1
@@ -121,7 +121,7 @@ def not_at_work(snapshot: Snapshot, before: Mapping[str, int]) -> list[str]:
 def told(row: Row, now: float) -> str:
     """As in "worker-3 (importing torch)"; of one that hangs, when it is killed, as far as known."""
     name, state = console.escape(str(row["name"])), row.get("state")
-    if state in ("stopped", "failed", "unknown"):
+    if state in ("stopped", "failed", "unknown", GONE):
         return f"{name} (gone)"
     if state == "backoff":
         return f"{name} (is started again)"

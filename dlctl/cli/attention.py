@@ -21,7 +21,9 @@ def lines(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
     chosen = {str(row["name"]): row for row in rows}
     found = [trouble for trouble in troubles.found(snapshot) if trouble.name in chosen]
     shown = []
-    for trouble in found:
+    for trouble, after in zip(found, [*found, None][1:], strict=True):
+        if after is not None and after.next == trouble.next:
+            trouble = trouble._replace(next="")  # Said once, below the last of them.
         shown += _trouble(snapshot, trouble, chosen[trouble.name])
     told = {trouble.name for trouble in found}
     for name, row in chosen.items():
@@ -57,7 +59,7 @@ def _trouble(snapshot: Snapshot, trouble: Trouble, row: Row) -> list[str]:
     shown = [f"{mark} {console.escape(trouble.name)} {console.escape(trouble.what + old)}"]
     shown += [f"       | {console.escape(word)}" for word in _last_words(snapshot, trouble, row)]
     if trouble.next and snapshot.is_live and not _is_told_by_the_run(snapshot, trouble):
-        shown.append(f"       next: {console.escape(trouble.next)}")
+        shown.append(console.next_lines(trouble.next, " " * 7))
     return shown
 
 
@@ -93,7 +95,7 @@ def _run_itself(snapshot: Snapshot) -> list[str]:
         shown.append(console.escape(f"  why         dlctl logs --failed -j {snapshot.run_id}"))
     step = nextstep.of(snapshot)
     if step is not None:
-        shown.append(f"  next        {console.escape(step.text())}")
+        shown.append(console.next_lines(step.text(), "  ", "next        "))
     return shown
 
 

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dlctl import processes, rundb, runs
 from dlctl.cli import console, values
-from dlctl.cli.snapshot import ENDED, Snapshot, is_here
+from dlctl.cli.snapshot import COPY as STATE_OF_COPY
+from dlctl.cli.snapshot import ENDED, UNKNOWN, Snapshot, is_here
 from dlctl.errors import DlctlError
 
 COPY = "a copy of a run cannot take its place: its daemons are found by the name of the run"
@@ -76,10 +79,42 @@ def warn_of_copy(snapshot: Snapshot) -> None:
     """Say so to who only looks, unless the run had ended when it was copied: a process that it is
     shown to have is the original's, and all the rest may have changed since then.
     """
-    found = None if snapshot.run.get("state") in ENDED else _elsewhere(snapshot)
-    if found is not None:
+    if (found := _original(snapshot)) is not None:
         where, why = values.path(snapshot.directory), found[1]
         console.warn(f"{where} is a copy: {why}; what is known of it here may be old")
+
+
+def seen(snapshot: Snapshot) -> Snapshot:
+    """The same, for those who say how a run is and what to do. A copy's processes are those of the
+    original, and live or die without a word here: whoever judged them would have them ended.
+    """
+    if (found := _original(snapshot)) is None:
+        return snapshot
+    nobody = {"pid": None, "pid_start": None}
+    lost = {**nobody, "state": UNKNOWN, "phase": "it is, or was, the original's"}
+    return replace(
+        snapshot,
+        run={**snapshot.run, **nobody},
+        daemons=[{**row, **lost} for row in snapshot.daemons],
+        state=STATE_OF_COPY,
+        reason=f"the run is in {values.path(found[0])}",
+        is_live=False,
+        coordinator_pid=None,
+        beat_age_s=None,
+        original=found[0],
+    )
+
+
+def where_to_look(original: Path) -> str:
+    """The command that says how the run is, of which there is a copy."""
+    if _has_run(original):
+        return f"dlctl status -j {shlex.quote(str(original))}"
+    return f"pgrep -af {shlex.quote(str(original))}"
+
+
+def _original(snapshot: Snapshot) -> tuple[Path, str] | None:
+    """As `_elsewhere`; a copy of a run that had ended is as good as the run."""
+    return None if snapshot.run.get("state") in ENDED else _elsewhere(snapshot)
 
 
 def _elsewhere(snapshot: Snapshot) -> tuple[Path, str] | None:
@@ -158,7 +193,7 @@ def _copy(directory: Path, original: Path, why: str) -> DlctlError:
     return DlctlError(
         f"this directory is a copy: {why}; {COPY}",
         where=str(directory),
-        hint=f"dlctl status -j {original}" if _has_run(original) else f"pgrep -af {original}",
+        hint=where_to_look(original),
     )
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
 from pathlib import Path
 from typing import Any
 
 import click
 
-from dlctl import checkpoints
+from dlctl import checkpoints, preferred, ways
 from dlctl.cli import checkpoint_choice, console, lineage, pick, report, unreadable, values
 from dlctl.cli.countdown import Countdown
 from dlctl.cli.group import Entry, LazyGroup
@@ -16,6 +18,7 @@ from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import DlctlError, NotFound, UsageError
+from dlctl.manifest import FAILURE
 from dlctl.text import plural
 
 Data = dict[str, Any]
@@ -77,7 +80,8 @@ def _create(job: str | None, timeout: str, as_json: bool) -> None:
         raise _down(snapshot)
     row = client.ask(snapshot.directory, "checkpoint", {}, limit_s, Countdown(limit_s))
     if row.get("error"):
-        raise DlctlError(f"the checkpoint failed: {row['error']}", where=row.get("path"))
+        said = f"the checkpoint failed: {row['error']}"
+        raise DlctlError(said, where=row.get("path"), hint=_after_failure(snapshot, said))
     if text := report.without_residuals(row):
         console.warn(f"the checkpoint is {text}")
     if as_json:
@@ -86,6 +90,13 @@ def _create(job: str | None, timeout: str, as_json: bool) -> None:
     path = console.escape(values.path(str(row.get("path", ""))))
     size, took = values.size(row.get("nbytes")), values.duration(row.get("seconds"))
     console.out(f"step {values.count(row.get('step'))}  {size} in {took}  {path}")
+
+
+def _after_failure(snapshot: Snapshot, said: str) -> str:
+    """What has been written of a checkpoint is removed when it fails: there may be room again."""
+    if report.full_disk(snapshot) or os.strerror(errno.ENOSPC) in said:
+        return report.make_room(snapshot)
+    return f"dlctl logs coordinator -l warning -j {snapshot.run_id}"
 
 
 def _down(snapshot: Snapshot) -> DlctlError:
@@ -138,6 +149,9 @@ def ls(group_job: str | None, job: str | None, as_json: bool) -> None:
         if problems:
             told = "".join(f"\n  {problem}" for problem in problems)
             console.warn(f"checkpoint {checkpoints.number(path)[0]} is damaged{told}")
+    if failed := [data["number"] for _, data in found if FAILURE in data]:
+        why = "the model may be ruined there; what was saved before is kept as if they were not"
+        console.note(f"{lineage.saved_at_failure(failed)}: {why}")
     for text in _failures(snapshot):
         console.warn(text)
 
@@ -149,6 +163,7 @@ def _as_data(directory: Path, data: Data) -> Data:
         "nbytes": _nbytes(data),
         "servers": len(data["shards"]),
         **values.timed({key: data[key] for key in keys}),
+        FAILURE: data.get(FAILURE),
     }
 
 
@@ -160,7 +175,7 @@ def _row(directory: Path, data: Data, is_damaged: bool, now: float) -> list[str]
         values.size(_bytes_there(directory, data) if is_damaged else _nbytes(data)),
         str(len(data["shards"])),
         console.style("damaged", fg="red") if is_damaged else "all there",
-        console.escape(values.evaluation(data["evaluation"])),
+        console.escape(values.evaluation_at(data["evaluation"], data["step"])),
         console.escape(values.path(directory)),
     ]
 
@@ -229,7 +244,7 @@ def _after_verdict(snapshot: Snapshot, is_any_good: bool) -> str:
     prune = f"dlctl checkpoint prune --damaged -j {snapshot.run_id}"
     file = unreadable.job_file(snapshot.directory)
     anew = nextstep.job_file(snapshot) if file is None else shlex.quote(values.path(file))
-    return prune if is_any_good else f"{prune}   |   dlctl start --fresh {anew}"
+    return prune if is_any_good else ways.either(prune, unreadable.anew(anew))
 
 
 def _show_verdict(path: Path, problems: list[str]) -> None:
@@ -265,7 +280,8 @@ def prune(
     """Remove all but the newest ones.
 
     N good ones stay, every byte of which is checked, and so does one that is being written. What
-    older attempts have left behind is removed, too. Damaged ones that are newer than these do not
+    was saved because the run had failed takes the place of no other one. What older attempts have
+    left behind is removed, too. Damaged ones that are newer than these do not
     count; they stay, and are named, unless --damaged is given.
     """
     if keep is None and not damaged:
@@ -315,7 +331,8 @@ def _unwanted(
         oldest = checkpoints.number(good[:keep][-1])
         readable = [checkpoints.number(path) for path in checkpoints.complete(run_directory)]
         window = sum(number >= oldest for number in readable)
-        found |= {*checkpoints.superfluous(run_directory, window, good[0])}
+        counts = preferred.counting(run_directory, [])
+        found |= {*checkpoints.superfluous(run_directory, window, good[0], counts)}
     return sorted(found, key=checkpoints.number)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dlctl import checkpoints, manifest
+from dlctl import checkpoints, manifest, preferred
 from dlctl.cli import console, lineage, pick, unreadable, values
 from dlctl.cli.snapshot import Snapshot
-from dlctl.errors import NotFound, UsageError
+from dlctl.errors import DlctlError, NotFound, UsageError
+from dlctl.manifest import Manifest
 
 
 def chosen(text: str, job: str | None) -> Path:
@@ -34,10 +35,33 @@ def chosen(text: str, job: str | None) -> Path:
     raise NotFound(f"{snapshot.run_id} has no checkpoint of number or step {text}; known: {known}")
 
 
+def good(snapshot: Snapshot, number: int) -> tuple[Path, Manifest]:
+    """The checkpoint of this number, every byte of which is read, and its manifest.
+
+    Raises NotFound if there is none, and DlctlError if it is damaged.
+    """
+    damage = visible_damage(snapshot.directory)
+    found = [path for path in damage if checkpoints.number(path)[0] == number]
+    known = ", ".join(_one(path, bool(bad)) for path, bad in damage.items()) or "none"
+    hint = f"dlctl checkpoint ls -j {snapshot.run_id}"
+    if not found:
+        raise NotFound(f"{snapshot.run_id} has no checkpoint {number}; known: {known}", hint=hint)
+    if problems := checkpoints.verify(found[0]):
+        told = "".join(f"\n  {problem}" for problem in problems)
+        raise DlctlError(f"checkpoint {number} is damaged; known: {known}{told}", hint=hint)
+    return found[0], checkpoints.read_manifest(found[0])
+
+
+def _one(path: Path, is_damaged: bool) -> str:
+    number, step = checkpoints.number(path)
+    return f"{number} (step {values.count(step)}{', damaged' if is_damaged else ''})"
+
+
 def _newest_good(snapshot: Snapshot) -> Path:
     """With a warning if newer ones had to be passed over."""
     problems: list[str] = []
-    good = checkpoints.newest_good(snapshot.directory, problems.append)
+    ordered = preferred.order(snapshot.directory)
+    good = checkpoints.newest_good(snapshot.directory, problems.append, ordered)
     if good is None:
         raise NotFound(
             "\n  ".join([f"{snapshot.run_id} has no good checkpoint", *problems]),

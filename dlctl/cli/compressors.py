@@ -115,14 +115,14 @@ def _measured(job: str, *, tells: bool) -> list[dict[str, Any]]:
 
 def _job(text: str) -> tuple[JobFile, Path | None]:
     """A job, and the newest good checkpoint if it is a run that has one."""
-    from dlctl import checkpoints, jobfile
+    from dlctl import checkpoints, jobfile, preferred
     from dlctl.cli import pick, remains
 
     if Path(text).is_file():
         return jobfile.load(Path(text)), None
     directory = pick.directory(text)
     job = remains.read_jobfile(directory)
-    good = checkpoints.newest_good(directory, console.warn)
+    good = checkpoints.newest_good(directory, console.warn, preferred.order(directory))
     return job, good[0] if good else None
 
 

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 import click
 
+from dlctl import ways
 from dlctl.errors import DlctlError
 from dlctl.text import escape as escape
 from dlctl.text import escape_lines as escape_lines
@@ -165,12 +166,19 @@ def error(problem: DlctlError) -> None:
     error: worker-3 did not become ready in 60s (state: starting)
       --> runs/mnist-7f3a
       next: dlctl logs worker-3 --previous
+
+    Other ways, and what a command does, stand on lines of their own (see `ways`).
     """
     _write_err(style("error: ", fg="red", bold=True, err=True) + escape_lines(problem.message))
     if problem.where:
         _write_err("  --> " + escape(problem.where))
     if problem.hint:
-        _write_err("  next: " + escape_lines(problem.hint))
+        _write_err(next_lines(problem.hint, "  "))
+
+
+def next_lines(hint: str, indent: str, label: str = ways.NEXT) -> str:
+    """What to do next, below what it is about; see `ways.lines`."""
+    return "\n".join(indent + escape(line) for line in ways.lines(hint, label))
 
 
 def _write_err(text: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlctl import ways
 from dlctl.cli import moved, pick
 from dlctl.cli.changes import Change, differences, from_live
 from dlctl.cli.snapshot import Snapshot
@@ -100,7 +101,7 @@ def examined(decision: Decision, *, ask_hosts: bool = True) -> Decision:
     Raises DlctlError for a directory that is not the run's own, and for a database of which any
     page is damaged: whoever goes on with it may give out terms that were given out before.
     """
-    from dlctl.cli import belonging, recovery
+    from dlctl.cli import belonging, doubtful, recovery
 
     previous = decision.previous
     if decision.way != ENDED or previous is None:
@@ -112,7 +113,8 @@ def examined(decision: Decision, *, ask_hosts: bool = True) -> Decision:
     if not findings.has_updates:
         return decision
     ways = {recovery.AWAY: AWAY, recovery.GO_ON: GO_ON}
-    way = ENDED if decision.changes else ways.get(findings.way, ENDED)
+    takes_checkpoint = bool(decision.changes) or doubtful.has_way_back(previous)
+    way = ENDED if takes_checkpoint else ways.get(findings.way, ENDED)
     return dataclasses.replace(decision, way=way, findings=findings)
 
 
@@ -124,14 +126,15 @@ def with_checkpoint(decision: Decision, job: JobFile, file: Path) -> Decision:
     Raises DlctlError if all are damaged: whether they can be given up is for their owner to say;
     UsageError if the newest good one does not fit.
     """
-    from dlctl import checkpoints, manifest
+    from dlctl import checkpoints, manifest, preferred
     from dlctl.cli import resuming
 
     previous = decision.previous
     if decision.way != ENDED or previous is None:
         return decision
     problems: list[str] = []
-    good = checkpoints.newest_good(previous.directory, problems.append)
+    ordered = preferred.order(previous.directory)
+    good = checkpoints.newest_good(previous.directory, problems.append, ordered)
     if good is not None and not manifest.has_updates(good[1]):
         good = None
     if good is None and problems:
@@ -163,5 +166,5 @@ def refusal(decision: Decision) -> DlctlError | None:
     return UsageError(
         f"{previous.run_id} runs with another content of this job file:\n"
         + "\n".join(f"  {change.text()}" for change in decision.changes),
-        hint=f"{stop_it}   |   some keys change live: dlctl set --list",
+        hint=ways.either(stop_it, ways.told("dlctl set --list", "says which keys change live")),
     )

@@ -89,7 +89,7 @@ def show(findings: list[Finding]) -> None:
             subject = console.escape(finding.subject).ljust(subjects)
             console.out(f"  {mark} {subject}  {console.escape(finding.found)}")
             if finding.mark != OK:
-                console.out(f"  {' ' * width}   fix: {console.escape(finding.fix)}")
+                console.out(console.next_lines(finding.fix, f"  {' ' * width}   ", "fix: "))
 
 
 def _marks() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dlctl import ways
 from dlctl.cli import console
 from dlctl.cli.snapshot import Snapshot, read_job
 from dlctl.units import short_size
@@ -42,10 +43,9 @@ def name_what_stays(snapshot: Snapshot) -> None:
     held = bytes_held(snapshot)
     if held:
         name = console.escape(snapshot.run_id)
-        console.note(
-            f"the shards of {name} stay, {short_size(held)}: dlctl recover {name}   |   "
-            f"to give them up: dlctl stop --kill -j {name}"
-        )
+        console.note(f"the shards of {name} stay, {short_size(held)}")
+        remove = ways.told(f"dlctl stop --kill -j {name}", "gives them up")
+        console.note(console.next_lines(ways.either(f"dlctl recover -j {name}", remove), "  "))
 
 
 def _servers(snapshot: Snapshot) -> Servers | None:

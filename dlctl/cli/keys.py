@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlctl import keys, processes, runs
+from dlctl import keys, processes, runs, ways
 from dlctl.cli import arriving, belonging, console, pick, stop, values
 from dlctl.cli.group import Entry, LazyGroup
 from dlctl.cli.group import command as make_command
@@ -217,7 +217,9 @@ def _renew(snapshot: Snapshot) -> None:
             raise DlctlError(
                 f"{snapshot.run_id} is {snapshot.state}, but some of it is still there: {names}",
                 where=str(directory),
-                hint=f"dlctl recover -j {snapshot.run_id}   |   dlctl stop -j {snapshot.run_id}",
+                hint=ways.either(
+                    f"dlctl recover -j {snapshot.run_id}", f"dlctl stop -j {snapshot.run_id}"
+                ),
             )
         with explained(directory):
             keys.renew(directory)

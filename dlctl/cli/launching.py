@@ -123,7 +123,7 @@ def _again(
     if decision.checkpoint is None:
         otherhosts.end(previous, 0.0, purge=True)
         return _begin(file, job, content)
-    price = resuming.cost(previous, findings, decision.checkpoint)
+    price = resuming.cost(decision, decision.checkpoint)
     return _resume(previous, file, job, content, decision.checkpoint[0], price)
 
 

@@ -13,13 +13,14 @@ from dlctl import branches, checkpoints
 from dlctl.branches import COST, KIND, RESUMED, Resume
 from dlctl.cli import values
 from dlctl.cli.snapshot import Snapshot, checkpoint_row
+from dlctl.manifest import is_doubtful
 from dlctl.rundb import RunDb
 
 
 def record(db: RunDb, directory: Path, checkpoint: Path, told: str) -> None:
     """Put on record that the run resumes; `told`: what that costs, and why. No commit.
 
-    From now on its newest checkpoint is that one: what came after it is damaged.
+    From now on its newest checkpoint is that one: what came after it counts no more.
     """
     number, step = checkpoints.number(checkpoint)
     rows = {row["number"]: row for row in db.checkpoints()}
@@ -37,22 +38,35 @@ def record(db: RunDb, directory: Path, checkpoint: Path, told: str) -> None:
 
 
 def skipped(directory: Path, checkpoint: Path) -> str:
-    """As in "checkpoint 16 is damaged": those that were passed over for `checkpoint`; "" if none.
-
-    The newest good one is taken, so whatever is newer is not good.
+    """As in "checkpoint 16 is damaged": why newer ones than `checkpoint` were passed over; "" if
+    there are none, or for reasons of their owner's. They have been read, so damage is noted.
     """
     newest = checkpoints.number(checkpoint)
-    newer = [checkpoints.number(found) for found in checkpoints.finished(directory)]
-    return damaged([number for number, step in newer if (number, step) > newest])
+    newer = [d for d in checkpoints.finished(directory) if checkpoints.number(d) > newest]
+    bad = [path for path in newer if checkpoints.verify(path, hashes=False)]
+    doubtful = [
+        path for path in newer if path not in bad and is_doubtful(checkpoints.read_manifest(path))
+    ]
+    parts = [damaged([checkpoints.number(path)[0] for path in bad])]
+    parts += [saved_at_failure([checkpoints.number(path)[0] for path in doubtful])]
+    return ", and ".join(filter(None, parts))
 
 
 def damaged(numbers: Sequence[int]) -> str:
     """As in "checkpoints 16 and 17 are damaged"; "" if there are none."""
-    if not numbers:
-        return ""
-    if len(numbers) == 1:
-        return f"checkpoint {numbers[0]} is damaged"
-    return f"checkpoints {', '.join(map(str, numbers[:-1]))} and {numbers[-1]} are damaged"
+    return _of_checkpoints(numbers, "is damaged", "are damaged")
+
+
+def saved_at_failure(numbers: Sequence[int]) -> str:
+    """As in "checkpoint 17 was saved when the run failed"; "" if there are none."""
+    when = "saved when the run failed"
+    return _of_checkpoints(numbers, f"was {when}", f"were {when}")
+
+
+def _of_checkpoints(numbers: Sequence[int], one: str, many: str) -> str:
+    if len(numbers) < 2:
+        return f"checkpoint {numbers[0]} {one}" if numbers else ""
+    return f"checkpoints {', '.join(map(str, numbers[:-1]))} and {numbers[-1]} {many}"
 
 
 def resumes(snapshot: Snapshot) -> list[Resume]:

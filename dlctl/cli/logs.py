@@ -78,7 +78,7 @@ def command(
     """
     if follow and (previous or failed):
         raise UsageError("--follow goes on with the present; --previous and --failed are the past")
-    snapshot = pick.pick(job)
+    snapshot = pick.look(job)
     chosen = _daemons(snapshot, names, roles)
     test = loglines.wanted(
         level, moment(since, snapshot.now), moment(until, snapshot.now), _search(grep)
@@ -93,12 +93,15 @@ def command(
         follow_logs(snapshot, chosen, limit, test, printer)
         return
     files = logfiles.list_files(snapshot.directory)
-    lines = []
+    lines, read = list[Line](), list[LogFile]()
     for name in chosen:
         own = files.get(name, [])
         own = _previous(snapshot, name, own) if previous else own
         lines += logfiles.tail(own, limit, test)
+        read += own
     printer.show(logfiles.in_order(lines))
+    if previous:
+        logs_failed.mark_ends(snapshot, read, chosen, printer)
 
 
 def follow_logs(
@@ -170,7 +173,8 @@ def _previous(snapshot: Snapshot, name: str, files: list[LogFile]) -> list[LogFi
     """The life before this one; of a daemon that is dead now, the one that has just ended."""
     incarnations = sorted({file.incarnation for file in files})
     row = snapshot.daemon(name)
-    if snapshot.is_live and row.get("state") not in ENDED_DAEMON:
+    may_live = snapshot.is_live or snapshot.original is not None
+    if may_live and row.get("state") not in ENDED_DAEMON:
         now = row.get("incarnation", incarnations[-1] if incarnations else 0)
         incarnations = [n for n in incarnations if n < now]
     if not incarnations:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from dlctl.cli import console, lives, logfiles, loglines, report, troubles
+from dlctl.cli import belonging, console, lives, logfiles, loglines, nextstep, report, troubles
 from dlctl.cli.lives import Lives
-from dlctl.cli.logfiles import Line
-from dlctl.cli.snapshot import ENDED, Snapshot
+from dlctl.cli.logfiles import Line, LogFile
+from dlctl.cli.snapshot import ENDED, GONE, Snapshot
 from dlctl.cli.troubles import Trouble
 from dlctl.names import COORDINATOR
 
+LAST_SIGN = "; the time is that of its last sign of life"
 _EVALUATION = re.compile(r"worker-\d+: step \d+: ")
 """What the coordinator's log says of how good the model was."""
 
@@ -24,6 +25,10 @@ def show(
     printer: loglines.Printer,
 ) -> None:
     """Print, for each of these daemons that is not well, the last lines of the life in question."""
+    if snapshot.original is not None:
+        console.note("nobody knows from a copy who is in trouble")
+        console.note(console.next_lines(belonging.where_to_look(snapshot.original), "  "))
+        return
     found = [trouble for trouble in _found(snapshot) if trouble.name in names]
     if not found:
         told = report.went_back(snapshot)
@@ -35,8 +40,53 @@ def show(
     for trouble in found:
         own = [f for f in files.get(trouble.name, []) if f.incarnation == trouble.incarnation]
         printer.show(logfiles.tail(own, limit, test))
-        at, text = _end(snapshot, trouble, known)
+        at, text = _end(snapshot, trouble, known, logfiles.tail(own, 1))
         printer.mark(trouble.name, at, text)
+    if found and (step := nextstep.of(snapshot)) is not None:
+        console.note(console.next_lines(step.text(), ""))
+
+
+def mark_ends(
+    snapshot: Snapshot, files: Sequence[LogFile], names: Sequence[str], printer: loglines.Printer
+) -> None:
+    """Below the lives before the present ones: how each of them ended, in the order of that."""
+    known, ends = lives.load(snapshot.directory), []
+    for name in names:
+        own = [file for file in files if file.name == name]
+        if own and (
+            end := _ended(snapshot, name, own[-1].incarnation, known, logfiles.tail(own, 1))
+        ):
+            ends.append((end[0], name, end[1]))
+    for at, name, text in sorted(ends, key=lambda end: end[0] or 0.0):
+        printer.mark(name, at, text)
+
+
+def _ended(
+    snapshot: Snapshot, name: str, number: int, known: Lives, last_line: Sequence[Line]
+) -> tuple[float | None, str] | None:
+    """(when, how) the process of this incarnation has ended; None if it may be there."""
+    if (found := _on_record(snapshot, name, number, known)) is not None:
+        return found
+    if snapshot.original is not None:
+        return None
+    how = known.takeover if name == COORDINATOR and known.takeover else "ended: nobody has seen how"
+    if number >= troubles.incarnation(snapshot.daemon(name)):
+        if snapshot.is_live:
+            return None
+        why = f": {snapshot.reason}" if snapshot.reason else ""
+        how = f"the run {report.became(snapshot.state)}{why}"
+        if not snapshot.is_gone:
+            return snapshot.run.get("ended_at"), how
+    return (last_line[-1].at if last_line else None), f"{how}{LAST_SIGN}"
+
+
+def _on_record(
+    snapshot: Snapshot, name: str, number: int, known: Lives
+) -> tuple[float | None, str] | None:
+    if (end := known.ends.get((name, number))) is not None:
+        return end.at, troubles.ended(end.how)
+    last = troubles.last_exit(snapshot.daemon(name), number)
+    return None if last is None else (last.get("at"), troubles.ended(report.exited(last)))
 
 
 def _but_evaluations(wanted: Callable[[Line], bool] | None) -> Callable[[Line], bool]:
@@ -60,15 +110,18 @@ def _found(snapshot: Snapshot) -> list[Trouble]:
     return [Trouble(COORDINATOR, "", "", None, number)]
 
 
-def _end(snapshot: Snapshot, trouble: Trouble, known: Lives) -> tuple[float | None, str]:
+def _end(
+    snapshot: Snapshot, trouble: Trouble, known: Lives, last_line: Sequence[Line]
+) -> tuple[float | None, str]:
     """(when, what): how this life ended, or what is wrong with it now."""
-    end = known.ends.get((trouble.name, trouble.incarnation))
+    end = _on_record(snapshot, trouble.name, trouble.incarnation, known)
     if end is not None:
-        return end.at, troubles.ended(end.how)
-    row = snapshot.daemon(trouble.name)
-    last = troubles.last_exit(row, trouble.incarnation)
-    if last is not None:
-        return last.get("at"), troubles.ended(report.exited(last))
+        return end
+    if trouble.what and snapshot.daemon(trouble.name).get("state") == GONE:
+        # When it ended nobody has seen: the time of this command would be another one each time.
+        signs = [trouble.at, *(line.at for line in last_line)]
+        at = max((sign for sign in signs if sign is not None), default=None)
+        return at, f"{trouble.name} {trouble.what}{LAST_SIGN if at is not None else ''}"
     if trouble.what:
         return snapshot.now, f"{trouble.name} {trouble.what}"
     is_over = snapshot.state in ENDED

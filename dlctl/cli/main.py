@@ -10,7 +10,7 @@ import time
 import click
 from click.exceptions import Exit, NoArgsIsHelpError
 
-from dlctl import __version__, runs
+from dlctl import __version__, runs, ways
 from dlctl.cli import console
 from dlctl.cli.group import Entry, LazyGroup
 from dlctl.errors import DlctlError, UsageError
@@ -95,6 +95,7 @@ def run(arguments: list[str]) -> int:
         _show_usage_error(error)
         return UsageError.exit_code
     except DlctlError as error:
+        error.hint = ways.about(error.hint or "", _run_named(arguments))
         console.error(error)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
@@ -118,6 +119,19 @@ def _run(arguments: list[str]) -> int:
     except Exit as end:
         return end.exit_code
     return 0
+
+
+def _run_named(arguments: list[str]) -> str:
+    """The run that -j names in a command line; "" if there is none. Commands that an error names
+    are about the same run.
+    """
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if word in ("-j", "--job"):
+            return following
+        for option in ("--job=", "-j"):
+            if word.startswith(option) and word != option:
+                return word.removeprefix(option)
+    return ""
 
 
 def _show_usage_error(error: click.ClickException) -> None:

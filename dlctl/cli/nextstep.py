@@ -8,15 +8,12 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from dlctl import rundb, silence
-from dlctl.cli import otherhosts, pick, report, unreadable, values
+from dlctl import rundb, silence, ways
+from dlctl.cli import belonging, otherhosts, pick, report, unreadable, values
 from dlctl.cli.snapshot import Snapshot
+from dlctl.text import is_poisoned
 
 _PLACE = re.compile(r"\(([^()\s][^()]*\.py:\d+)\)")
-
-
-POISONED = "no worker is left"
-"""The reason of a run all of whose workers are quarantined."""
 
 
 class Step(NamedTuple):
@@ -25,21 +22,37 @@ class Step(NamedTuple):
     """What it does, as the rest of a sentence that begins with the command."""
     first: str = ""
     """What has to be done before, or it fails again: "correct train.py:45"."""
+    other: str = ""
+    """Another way, see `ways`."""
 
     def text(self) -> str:
-        """As in "correct train.py:45 first, then dlctl recover -j x goes on at step 9"."""
-        before = f"{self.first} first, then " if self.first else ""
-        return f"{before}{self.command} {self.what}"
+        """A line each, as in "correct train.py:45 first, then", "dlctl recover -j x", "goes on at
+        step 9"; see `ways`.
+        """
+        return ways.either(f"{self._before()}{ways.told(self.command, self.what)}", self.other)
+
+    def hint(self) -> str:
+        """The same without what it does."""
+        return ways.either(f"{self._before()}{self.command}", self.other)
+
+    def _before(self) -> str:
+        return f"{self.first} first, then\n" if self.first else ""
 
 
 def of(snapshot: Snapshot) -> Step | None:
     """The next step; None if it trains, has finished, or a newer run has taken its place."""
+    if snapshot.original is not None:
+        return Step(belonging.where_to_look(snapshot.original), "says how the run is")
     if snapshot.silent_s is not None:
         return _of_silent(snapshot)
     if snapshot.is_live or snapshot.state not in ("failed", "stopped") or _is_outdated(snapshot):
         return None
     if snapshot.state == "stopped":
         return _start(snapshot)
+    if is_poisoned(snapshot.reason):
+        from dlctl.cli import doubtful  # only here: it needs `Step`
+
+        return doubtful.step(snapshot)
     step = _after_failure(snapshot)
     return step._replace(first=_mend(snapshot, begins=step.command.startswith("dlctl start")))
 
@@ -49,7 +62,7 @@ def command(snapshot: Snapshot) -> str:
     step = of(snapshot)
     if step is None:
         return f"dlctl status -j {snapshot.run_id}"
-    return f"{step.first} first, then {step.command}" if step.first else step.command
+    return step.hint()
 
 
 def place_of_error(snapshot: Snapshot) -> str:
@@ -81,7 +94,7 @@ def without(snapshot: Snapshot, hosts: list[str]) -> str:
     """How to do without hosts that are lost: as in "without: take h2 out of job.toml, then ..."."""
     start = _start(snapshot)
     then = start.text() if start else "dlctl start JOBFILE"
-    return f"without: take {' and '.join(hosts)} out of {job_file(snapshot)}, then {then}"
+    return f"without: take {' and '.join(hosts)} out of {job_file(snapshot)}, then\n{then}"
 
 
 def _of_silent(snapshot: Snapshot) -> Step:
@@ -91,10 +104,12 @@ def _of_silent(snapshot: Snapshot) -> Step:
 
 def _mend(snapshot: Snapshot, *, begins: bool) -> str:
     """`begins`: the next step begins anew, and what kept it from beginning is still there."""
-    if snapshot.reason.startswith(POISONED):
-        return "correct the data, or have lr lowered as soon as it runs (dlctl set lr=...),"
     if place := place_of_error(snapshot):
         return f"correct {place}"
+    from dlctl.cli import taskfaults  # only here: it needs `job_file`
+
+    if taskfaults.is_ended_by_task(snapshot.reason):
+        return taskfaults.mend(snapshot)
     has_worked = report.has_begun(snapshot)
     has_said_why = bool(snapshot.reason) and not _PLACE.search(snapshot.reason)
     is_to_mend = begins and has_said_why and not has_worked and not snapshot.is_gone
@@ -117,7 +132,7 @@ def _after_failure(snapshot: Snapshot) -> Step:
         return Step(recover, f"goes on at step {step}: nothing is lost")
     if hosts := otherhosts.given_up(snapshot):
         back = f"goes on if {' and '.join(hosts)} can be reached again"
-        return Step(recover, f"{back}; {without(snapshot, hosts)}")
+        return Step(recover, back, other=without(snapshot, hosts))
     if otherhosts.of(snapshot):
         return Step(recover, "asks the other hosts what is left there, and goes on with that")
     if report.saved_step(snapshot) is None:
@@ -134,8 +149,11 @@ def _start(snapshot: Snapshot) -> Step | None:
         recover = f"dlctl recover --dry-run -j {newer}"
         return Step(recover, "says what is left of a newer run of this job, which cannot be read")
     if damaged := report.all_damaged(snapshot):
-        ways = when_all_damaged(snapshot.run_id, job_file(snapshot))
-        return Step(ways, f"begins anew: {damaged}")
+        verify, anew = (
+            f"dlctl checkpoint verify -j {snapshot.run_id}",
+            unreadable.anew(job_file(snapshot)),
+        )
+        return Step(verify, f"says what is wrong: {damaged}", other=anew)
     again = f"dlctl start {job_file(snapshot)}"
     if report.saved_step(snapshot) is None:
         return Step(again, "begins anew: there is no checkpoint to go on from")
@@ -144,7 +162,7 @@ def _start(snapshot: Snapshot) -> Step | None:
 
 def when_all_damaged(run_id: str, job_file: str) -> str:
     """The same commands for everybody who finds that; `job_file` as one types it."""
-    return f"dlctl checkpoint verify -j {run_id}   |   dlctl start --fresh {job_file}"
+    return ways.either(f"dlctl checkpoint verify -j {run_id}", unreadable.anew(job_file))
 
 
 def _from_checkpoint(snapshot: Snapshot) -> str:

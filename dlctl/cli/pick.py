@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlctl import runs
+from dlctl import runs, ways
 from dlctl.cli import belonging
 from dlctl.cli.snapshot import Snapshot, Unreadable, load, started
 from dlctl.errors import DlctlError, NotFound, UsageError
@@ -31,6 +31,11 @@ def pick(job: str | None) -> Snapshot:
     snapshot = read(directory(job))
     belonging.warn_of_copy(snapshot)
     return snapshot
+
+
+def look(job: str | None) -> Snapshot:
+    """The same for a command that says how a run is: of a copy it does not know that."""
+    return belonging.seen(pick(job))
 
 
 def own(job: str | None) -> Snapshot:
@@ -64,7 +69,9 @@ def directory(job: str | None) -> Path:
         return live[0].directory
     here = [directory for directory in found if directory.parent == Path("runs").resolve()]
     if not found:
-        raise NotFound("there are no runs yet", hint="dlctl run JOBFILE   |   dlctl init DIR")
+        raise NotFound(
+            "there are no runs yet", hint=ways.either("dlctl run JOBFILE", "dlctl init DIR")
+        )
     return (here or found)[-1]
 
 

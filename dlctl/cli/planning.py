@@ -129,7 +129,7 @@ def price(decision: Decision) -> list[str]:
         return []
     lines = [again] if (again := resuming.done_again(decision)) else []
     if decision.could_go_on and (again or decision.way == deciding.KEPT):
-        lines.append(f"{resuming.LOSSLESS} {resuming.lossless(decision.previous)}")
+        lines.append(resuming.without_loss(decision))
     return lines
 
 

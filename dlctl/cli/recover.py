@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from dlctl import ways
 from dlctl.cli import console, pick, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import complete_runs, job_option, json_option
@@ -30,12 +31,16 @@ CHANGES_SHOWN = 3
         ("dlctl recover --dry-run", "what died, what is left, and what would be lost"),
         ("dlctl recover", "bring the job back"),
         ("dlctl recover mnist-7f3a --from-checkpoint", "give up what came after it"),
+        ("dlctl recover --checkpoint 1", "go back to this one (dlctl checkpoint ls)"),
     ],
     see_also=["status", "start", "verify"],
 )
 @click.argument("run", required=False, metavar="[RUN]", shell_complete=complete_runs)
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @click.option("--from-checkpoint", is_flag=True, help="Resume from the newest good checkpoint.")
+@click.option(
+    "--checkpoint", "number", type=click.IntRange(1), metavar="N", help="Resume from this one."
+)
 @click.option("--timeout", metavar="TIME", help='Give up waiting after "90s", "5m" (exit code 6).')
 @job_option
 @json_option
@@ -43,6 +48,7 @@ def command(
     run: str | None,
     dry_run: bool,
     from_checkpoint: bool,
+    number: int | None,
     timeout: str | None,
     job: str | None,
     as_json: bool,
@@ -51,11 +57,14 @@ def command(
 
     This is for a run that has failed, or whose coordinator and agents are gone. If the
     coordinator's memory and all shards are there, the run goes on where it was and nothing is lost.
-    Otherwise it resumes from its newest good checkpoint, and what is lost is said. A run that lives
-    is left alone, and one that was stopped or has finished goes on with "dlctl start". Daemons of a
-    living run that die are replaced by themselves. Other hosts are asked for what is there; the
-    exit code is 5 if one that is needed cannot be reached, or a coordinator that is there does not
-    answer (it is replaced by itself), and 1 if nothing is left to go on from.
+    Otherwise it resumes from its newest good checkpoint, and what is lost is said. One that was
+    saved because nobody could use what the workers computed is taken if there is no other one, or
+    if --checkpoint names it. What was set live stays in force in a run that goes on where it was;
+    in one that resumes, all is again as its job file had it. A run that lives is left alone, and
+    one that was stopped or has finished goes on with "dlctl start". Daemons of a living run that
+    die are replaced by themselves. Other hosts are asked for what is there; the exit code is 5 if
+    one that is needed cannot be reached, or a coordinator that is there does not answer (it is
+    replaced by itself), and 1 if nothing is left to go on from.
     """
     limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
     if run is not None and job is not None and run != job:
@@ -65,26 +74,27 @@ def command(
     from dlctl.cli import belonging, recovering, recovery
 
     belonging.check_database(directory)
+    from_checkpoint = from_checkpoint or number is not None
     with nullcontext() if dry_run else belonging.claimed(directory):
         snapshot = pick.read(directory)
         belonging.check(snapshot)
         snapshot = recovering.wait_led(snapshot)
         if not dry_run:
             snapshot = recovering.wait_over(snapshot)
-        findings = recovery.examine(snapshot, from_checkpoint=from_checkpoint)
+        findings = recovery.examine(snapshot, from_checkpoint=from_checkpoint, number=number)
         if not as_json:
             _tell(findings, recovery.lines(findings))
         done = False
-        step = _next(findings, from_checkpoint)
-        data = {**recovery.as_data(findings), "next": step}
+        step = _next(findings, from_checkpoint, number)
+        data = {**recovery.as_data(findings), **ways.as_data(step)}
         if findings.way in (recovery.NOTHING, recovery.AWAY, recovery.SILENT):
             _give(data, as_json, done)
             raise _error(findings)
         if not dry_run:
             findings = _taken_over(findings)
             done = _act(findings, limit_s, from_checkpoint)
-        elif not as_json:
-            console.out(f"  next        {console.escape(step)}")
+        elif not as_json and findings.way != recovery.OVER:
+            console.out(console.next_lines(step, "  ", "next        "))
         _give(data, as_json, done)
 
 
@@ -107,7 +117,11 @@ def _tell(findings: Findings, lines: list[str]) -> None:
         for line in lines:
             console.out(f"  {line}")
         _tell_changes(findings)
+        _tell_live(findings)
     console.out(f"  {console.escape(_verdict(findings))}", flush=True)
+    if findings.way == "over":
+        hint = _how_to_start(findings.snapshot)
+        console.out(console.next_lines(hint, "  ", "next        "), flush=True)
 
 
 def _tell_changes(findings: Findings) -> None:
@@ -118,6 +132,16 @@ def _tell_changes(findings: Findings) -> None:
         start = f"dlctl start {nextstep.job_file(findings.snapshot)}"
         takes = f"{start} takes that{_price_of_start(findings)}, and recover does not"
         console.out(f"  job file    {console.escape(f'says otherwise ({says}): {takes}')}")
+
+
+def _tell_live(findings: Findings) -> None:
+    """What becomes of what was set live."""
+    from dlctl.cli import doubtful
+
+    live = doubtful.set_live(findings.snapshot)
+    if live and findings.way in ("go on", "resume"):
+        becomes = "stays in force" if findings.way == "go on" else "is forgotten"
+        console.out(f"  live        {console.escape(f'{live}: it {becomes}')}")
 
 
 def _price_of_start(findings: Findings) -> str:
@@ -158,7 +182,7 @@ def _verdict(findings: Findings) -> str:
         silent = values.duration(findings.snapshot.silent_s)
         return f"silent      its coordinator has not answered for {silent}"
     if findings.way == "over":
-        return f"over        {_how_to_start(findings.snapshot)}"
+        return f"over        it has {findings.snapshot.state}: nothing to recover"
     if findings.way == "away":
         return "result      it waits for its hosts: nobody else knows what is left there"
     if findings.way == "nothing":
@@ -178,28 +202,33 @@ def _why(snapshot: Snapshot) -> str:
 
 def _failure_to_come(findings: Findings) -> str:
     """What happened once by the user's own code, or at the start, happens again; "" if not so."""
-    from dlctl.cli import nextstep
+    from dlctl.cli import doubtful, nextstep
 
     snapshot = findings.snapshot
     place = nextstep.place_of_error(snapshot)
     if place:
         return f". It will fail again until {place} is corrected"
+    if doubtful.has_failed(snapshot) and findings.way == "go on":
+        return f". But {doubtful.RUINED}: then it will fail again"
     has_failed = snapshot.run.get("state") == "failed" and bool(snapshot.reason)
     if findings.was_at_work or not has_failed:
         return ""
     return ". It will fail again unless that is mended"
 
 
-def _next(findings: Findings, from_checkpoint: bool) -> str:
+def _next(findings: Findings, from_checkpoint: bool, number: int | None) -> str:
     """The next command, and what to do before it."""
-    from dlctl.cli import nextstep
+    from dlctl.cli import doubtful, nextstep
 
     snapshot = findings.snapshot
+    if findings.way == "go on" and doubtful.has_failed(snapshot):
+        return nextstep.command(snapshot)
     if findings.way not in ("go on", "resume", "supervised") or not findings.was_at_work:
         return nextstep.command(snapshot)
     place = nextstep.place_of_error(snapshot)
-    first = f"correct {place} first, then " if place else ""
+    first = f"correct {place} first, then\n" if place else ""
     option = " --from-checkpoint" if from_checkpoint else ""
+    option = option if number is None else f" --checkpoint {number}"
     return f"{first}dlctl recover{option} -j {snapshot.run_id}"
 
 
@@ -219,8 +248,8 @@ def _how_to_start(snapshot: Snapshot) -> str:
     from dlctl.cli import nextstep
 
     step = nextstep.of(snapshot)
-    goes_on = f"dlctl start {nextstep.job_file(snapshot)} goes on" if step is None else step.text()
-    return f"it has {snapshot.state}: nothing to recover; {goes_on}"
+    goes_on = ways.told(f"dlctl start {nextstep.job_file(snapshot)}", "goes on")
+    return goes_on if step is None else step.text()
 
 
 def _error(findings: Findings) -> DlctlError:

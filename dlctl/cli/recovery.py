@@ -15,8 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlctl import checkpoints, processes
-from dlctl.cli import belonging, console, lineage, logfiles, remains, report, values
+from dlctl import checkpoints, preferred, processes
+from dlctl.cli import (
+    belonging,
+    checkpoint_choice,
+    console,
+    lineage,
+    logfiles,
+    remains,
+    report,
+    values,
+)
 from dlctl.cli.remains import NO_STATE, Shard, obstacle
 from dlctl.cli.snapshot import ENDED, Snapshot, is_here, load
 from dlctl.errors import DlctlError
@@ -97,13 +106,16 @@ def examine(
     snapshot: Snapshot,
     *,
     from_checkpoint: bool = False,
+    number: int | None = None,
     read_checkpoints: bool = True,
     ask_hosts: bool = True,
 ) -> Findings:
     """Look at everything; nothing is changed. Checkpoints are read only if they are needed, and
     not at all if the caller does not want to wait for that; likewise the other hosts are asked.
+    `number`: of the checkpoint that is wanted, with `from_checkpoint`.
 
-    Raises DlctlError for a directory that is not the run's own (see `belonging`).
+    Raises DlctlError for a directory that is not the run's own (see `belonging`), or if the
+    checkpoint that is wanted is not there, or damaged.
     """
     in_place = belonging.check(snapshot)
     memory = read_memory(snapshot.directory)
@@ -117,7 +129,11 @@ def examine(
     way = _way(snapshot, obstacles, from_checkpoint)
     checkpoint, damaged = None, list[str]()
     if way == RESUME and read_checkpoints:
-        checkpoint = checkpoints.newest_good(snapshot.directory, damaged.append)
+        if number is None:
+            ordered = preferred.order(snapshot.directory)
+            checkpoint = checkpoints.newest_good(snapshot.directory, damaged.append, ordered)
+        else:
+            checkpoint = checkpoint_choice.good(snapshot, number)
         way = RESUME if checkpoint is not None else NOTHING
     if way in (RESUME, NOTHING) and left.away:
         way = AWAY

@@ -12,10 +12,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from dlctl import checkpoints, runs
+from dlctl import checkpoints, runs, ways
 from dlctl.branches import COST
 from dlctl.cli import console, lineage, values
-from dlctl.cli.snapshot import ENDED, Snapshot, newest_whole
+from dlctl.cli.snapshot import COPY, ENDED, Snapshot, newest_whole
 from dlctl.cli.values import NOTHING
 from dlctl.errors import DlctlError
 from dlctl.manifest import has_updates
@@ -68,6 +68,8 @@ def run_state(snapshot: Snapshot) -> str:
 
 def became(state: str) -> str:
     """A state as a predicate: "is running", "has failed"."""
+    if state == COPY:
+        return "is a copy"
     return f"{'has' if state in ENDED else 'is'} {state}"
 
 
@@ -154,9 +156,9 @@ def _labelled(snapshot: Snapshot) -> list[str]:
         lines.append(f"{bad} checkpoint  {what}: {text(run['checkpoint_error'])}")
     # As soon as nothing has been written for a while that is a trouble of the coordinator's.
     if snapshot.is_live and snapshot.unwritten_s is None and (full := full_disk(snapshot)):
-        bad, step = console.style("!", fg="red"), console.escape(make_room(snapshot))
+        bad = console.style("!", fg="red")
         lines.append(f"{bad} disk        {console.escape(full)}: the run's database has no room")
-        lines.append(f"              next: {step}")
+        lines.append(console.next_lines(make_room(snapshot), " " * 14))
     return lines
 
 
@@ -221,7 +223,7 @@ def full_disk(snapshot: Snapshot) -> str:
 
 def make_room(snapshot: Snapshot) -> str:
     """What to do about a full disk."""
-    return f"make room there: df -h {_place(snapshot)}"
+    return ways.told(f"df -h {_place(snapshot)}", "make room there")
 
 
 def dead_disk(snapshot: Snapshot) -> str:
@@ -232,7 +234,8 @@ def dead_disk(snapshot: Snapshot) -> str:
 
 def mend_disk(snapshot: Snapshot) -> str:
     """What to do about a file system that has stopped taking anything after an error."""
-    return f"see why with dmesg, then check and mount it again: findmnt -T {_place(snapshot)}"
+    what = "see why with dmesg, then check and mount it again"
+    return ways.told(f"findmnt -T {_place(snapshot)}", what)
 
 
 def _place(snapshot: Snapshot) -> str:
@@ -276,7 +279,8 @@ def unsaved_steps(snapshot: Snapshot) -> int:
     row = snapshot.run.get("checkpoint")
     saved = row.get("step") if isinstance(row, Mapping) else None
     step = snapshot.run.get("step")
-    if snapshot.is_live or type(saved) is not int or type(step) is not int:
+    has_no_end = snapshot.is_live or snapshot.original is not None
+    if has_no_end or type(saved) is not int or type(step) is not int:
         return 0
     return max(0, step - saved)
 
@@ -337,6 +341,7 @@ def as_data(snapshot: Snapshot) -> dict[str, Any]:
         "run_id": snapshot.run_id,
         "state": snapshot.state,
         "reason": snapshot.reason,
+        "original": None if snapshot.original is None else str(snapshot.original),
         "is_live": snapshot.is_live,
         "stale_s": snapshot.stale_s,
         "silent_s": snapshot.silent_s,

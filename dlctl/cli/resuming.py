@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlctl import checkpoints
+from dlctl import checkpoints, manifest, ways
 from dlctl.cli import console, lineage, values
 from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import DlctlError, UsageError
@@ -15,7 +15,6 @@ from dlctl.text import plural
 
 if TYPE_CHECKING:
     from dlctl.cli.deciding import Decision
-    from dlctl.cli.recovery import Findings
     from dlctl.config import JobFile
 
 Good = tuple[Path, dict[str, Any]]
@@ -45,6 +44,10 @@ def tell(decision: Decision) -> None:
     if decision.checkpoint is None:
         console.note(f"{name} ({previous.state}) has no checkpoint to go on from; a new run begins")
         return
+    if manifest.is_doubtful(decision.checkpoint[1]):
+        number = decision.checkpoint[1]["number"]
+        told = "its model may be ruined; if it fails again, --fresh begins anew"
+        console.warn(f"{lineage.saved_at_failure([number])}: {told}")
     step, steps = values.count(decision.checkpoint[1]["step"]), steps_again(decision)
     again = f", {plural(steps, 'step')} {'is' if steps == 1 else 'are'} done again" if steps else ""
     console.note(f"resumes {name} from step {step}{again}; --fresh starts a new run")
@@ -54,9 +57,27 @@ def warn_of_loss(decision: Decision) -> None:
     """What is given up although all of it is kept, and how it would not be."""
     if not decision.could_go_on or not (again := done_again(decision)):
         return
+    console.warn(console.escape(f"{why_back(decision)}: {again}; {without_loss(decision)}"))
+
+
+def why_back(decision: Decision) -> str:
+    """Why a run that could go on where it was goes back to a checkpoint."""
+    from dlctl.cli import doubtful
+
     assert decision.previous is not None
-    how = f"{LOSSLESS} {lossless(decision.previous)}"
-    console.warn(console.escape(f"the job file has changed: {again}; {how}"))
+    if doubtful.has_failed(decision.previous):
+        return doubtful.RUINED
+    return "the job file has changed"
+
+
+def without_loss(decision: Decision) -> str:
+    """How nothing would be given up of a run all of which is kept."""
+    from dlctl.cli import doubtful
+
+    assert decision.previous is not None
+    if doubtful.has_failed(decision.previous):
+        return f"it goes on there with: dlctl recover -j {decision.previous.run_id}"
+    return f"{LOSSLESS}: {lossless(decision.previous)}"
 
 
 def steps_again(decision: Decision) -> int:
@@ -101,9 +122,16 @@ def lossless(previous: Snapshot) -> str:
     from dlctl.cli import nextstep
 
     name = previous.run_id
-    return (
-        f"dlctl recover -j {name} (it goes on with the old job file), then dlctl stop -j {name}, "
-        f"then dlctl start {nextstep.job_file(previous)}; some keys change live: dlctl set --list"
+    start = f"dlctl start {nextstep.job_file(previous)}"
+    return f"dlctl recover -j {name} && dlctl stop -j {name} && {start}"
+
+
+def _lossless(previous: Snapshot) -> str:
+    """The same as a hint."""
+    return ways.told(
+        lossless(previous),
+        "loses nothing: first it goes on with the old job file (dlctl set --list says which keys "
+        "change live)",
     )
 
 
@@ -119,8 +147,10 @@ def all_kept(decision: Decision) -> DlctlError:
         f"the job file has changed, and {previous.run_id} has no checkpoint: all of its "
         f"{findings.done} would be given up, which are kept{changes}",
         where=str(previous.directory),
-        hint=f"{lossless(previous)}   |   to give them up: dlctl start --fresh "
-        f"{nextstep.job_file(previous)}",
+        hint=ways.either(
+            _lossless(previous),
+            ways.told(f"dlctl start --fresh {nextstep.job_file(previous)}", "gives them up"),
+        ),
     )
 
 
@@ -130,26 +160,27 @@ def all_damaged(decision: Decision, problems: list[str], file: Path) -> DlctlErr
 
     previous = decision.previous
     assert previous is not None
-    kept = f"{LOSSLESS} {lossless(previous)}   |   " if decision.could_go_on else ""
+    kept = _lossless(previous) if decision.could_go_on else ""
     damaged = report.damaged_in_words(len(checkpoints.finished(previous.directory)))
     return DlctlError(
         f"{previous.run_id} cannot go on: {damaged}\n"
         + "\n".join(f"  {problem}" for problem in problems),
         where=str(previous.directory),
-        hint=kept + nextstep.when_all_damaged(previous.run_id, shlex.quote(values.path(file))),
+        hint=ways.either(
+            kept, nextstep.when_all_damaged(previous.run_id, shlex.quote(values.path(file)))
+        ),
     )
 
 
-def cost(previous: Snapshot, findings: Findings | None, good: Good) -> str:
-    """What it costs to go on from there, and why, for the run's events; "" if nothing is lost.
-
-    `findings`: of a run that has failed.
-    """
+def cost(decision: Decision, good: Good) -> str:
+    """What it costs to go on from there, and why, for the run's events; "" if nothing is lost."""
     from dlctl.cli import recovery
 
+    previous, findings = decision.previous, decision.findings
+    assert previous is not None
     if findings is not None and findings.way in (recovery.GO_ON, recovery.RESUME):
         found = dataclasses.replace(findings, way=recovery.RESUME, checkpoint=good)
-        return recovery.cost(found, "the job file has changed")
+        return recovery.cost(found, why_back(decision))
     step = values.number(previous.run.get("step")) or 0.0
     again = max(0, int(step) - int(good[1]["step"]))
     if not again:

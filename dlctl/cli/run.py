@@ -172,7 +172,7 @@ def _tell_next(snapshot: Snapshot, file: Path) -> None:
         commands.append((f"dlctl run --fresh {file}", "train anew"))
         commands.append((f"dlctl run {file}", "train on, with a later stop in [job]"))
     elif not snapshot.is_live:
-        commands.append(_again(snapshot, file, saved))
+        commands += _again(snapshot, file, saved)
     commands.append((f"dlctl status {job}", "rates, staleness and troubles of every daemon"))
     commands.append((f"dlctl events {job}", "what happened, in order"))
     width = max(len(command) for command, _ in commands)
@@ -180,14 +180,14 @@ def _tell_next(snapshot: Snapshot, file: Path) -> None:
         console.note(console.escape(f"  {command:<{width}}  {what}"))
 
 
-def _again(snapshot: Snapshot, file: Path, saved: bool) -> tuple[str, str]:
-    """(how an ended run goes on, what that does)."""
-    step = nextstep.of(snapshot)
+def _again(snapshot: Snapshot, file: Path, saved: bool) -> list[tuple[str, str]]:
+    """(how an ended run goes on, what that does), the ways to choose from."""
+    step, run = nextstep.of(snapshot), f"dlctl run {file}"
     if step is None:
-        return f"dlctl run {file}", "goes on from the last checkpoint" if saved else "trains anew"
+        return [(run, "goes on from the last checkpoint" if saved else "trains anew")]
     if report.all_damaged(snapshot):
-        return step.command, step.what
-    return f"dlctl run {file}", step.what + (f" ({step.first} first)" if step.first else "")
+        return [(step.command, step.what), (f"dlctl run --fresh {file}", "train anew")]
+    return [(run, step.what + (f" ({step.first} first)" if step.first else ""))]
 
 
 def _exit_as_the_job(snapshot: Snapshot) -> None:

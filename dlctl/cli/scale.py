@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from dlctl import ways
 from dlctl.cli import arriving, console, pick, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
@@ -15,6 +16,7 @@ from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import UsageError
 
 ROLES = ("worker", "server", "agent", "coordinator")
+EXAMPLE = "dlctl scale worker=8"
 
 
 @make_command(
@@ -59,29 +61,29 @@ def parse(text: str) -> int:
     role, equals, number = text.partition("=")
     role = role.strip()
     if not equals:
-        raise UsageError(f'"{text}" is not ROLE=N', hint="dlctl scale worker=8")
+        raise UsageError(f'"{text}" is not ROLE=N', hint=EXAMPLE)
     if role in ("workers", "servers"):
         role = role.removesuffix("s")
     if role == "server":
         raise UsageError(
             "servers cannot be scaled while a run lives: each of them owns a part of the model",
-            hint="dlctl stop, change count in [servers], dlctl start JOBFILE",
+            hint=ways.told("dlctl stop", "then change count in [servers], and dlctl start JOBFILE"),
         )
     if role != "worker":
         close = difflib.get_close_matches(role, ROLES[:1], n=1)
         meant = '; did you mean "worker"?' if close else "; only workers can be scaled"
-        raise UsageError(f'"{role}" is no role that can be scaled{meant}')
+        raise UsageError(f'"{role}" is no role that can be scaled{meant}', hint=EXAMPLE)
     number = number.strip()
     if not (number.isascii() and number.isdigit()):
-        raise UsageError(f'"{number}" is not a number of workers', hint="dlctl scale worker=8")
+        raise UsageError(f'"{number}" is not a number of workers', hint=EXAMPLE)
     from dlctl.config import COUNT_MAX  # only here: it takes pydantic along
 
     if not 1 <= int(number) <= COUNT_MAX:
         raise UsageError(
             f"a run has 1 to {COUNT_MAX} workers, not {number}",
-            hint=f"dlctl scale worker={COUNT_MAX} is the most"
+            hint=ways.told(f"dlctl scale worker={COUNT_MAX}", "that is the most")
             if int(number)
-            else "dlctl stop ends the run and saves it",
+            else ways.told("dlctl stop", "ends the run and saves it"),
         )
     return int(number)
 

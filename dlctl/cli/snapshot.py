@@ -26,6 +26,8 @@ UNKNOWN = "unknown"
 """State of a daemon on another host that nobody has heard of."""
 SILENT = "silent"
 """State of a coordinator whose process is there and stands still."""
+COPY = "copy"
+"""State of a run whose directory is a copy: what has become of it since is known elsewhere."""
 STALE_AFTER_S = 5.0
 PENDING_MAX_S = 10.0
 """How long a run may exist before its coordinator has written its pid."""
@@ -53,6 +55,8 @@ class Snapshot:
     """Of the living coordinator; None if there is none."""
     beat_age_s: float | None = None
     """How long ago the coordinator was seen to work, see `runs.beat_age_s`."""
+    original: Path | None = None
+    """Where the run is, if this is what a copy of its directory says (see `belonging.seen`)."""
 
     @property
     def run_id(self) -> str:
@@ -130,6 +134,8 @@ class Snapshot:
             is_heard = writer is None or writer == self.run.get("pid_start")
             is_at_work = self.is_current or self.unwritten_s is not None
             return "running" if is_at_work and is_heard else "starting"
+        if self.original is not None:
+            return UNKNOWN
         if self.run.get("pid") is None:
             return "pending" if self.is_live else "stopped"
         return "stopped" if self.state in ENDED and not self.is_gone else GONE
@@ -151,7 +157,10 @@ class Snapshot:
 
 
 def load(directory: Path) -> Snapshot:
-    """Read a run. Raises NotFound if `directory` is none, and Unreadable if we cannot read it."""
+    """Read a run. Raises NotFound if `directory` is none, and Unreadable if we cannot read it, or
+    if what it was last is not to be seen any more: its log is damaged before its end. Of a run that
+    lives that is not asked, for it takes its time.
+    """
     try:
         run = rundb.read(directory)
     except NotFound:
@@ -168,6 +177,9 @@ def load(directory: Path) -> Snapshot:
     now = time.time()
     there = processes.is_alive(run.get("pid"), run.get("pid_start"))
     state, reason, is_live = _truth(directory, run, now, has_coordinator=there)
+    if not is_live and (damage := rundb.damage_of_log(directory)):
+        what = f"the run's database is damaged: {damage}"
+        raise Unreadable(what, where=str(directory / rundb.FILE))
     if isinstance(run.get("checkpoint"), Mapping):
         run["checkpoint"] = _newest_there(directory, run["checkpoint"], is_live)
     rows = [row for row in run.pop("daemons") if type(row.get("name")) is str]
@@ -209,12 +221,12 @@ def _newest_there(
 
 
 def newest_whole(directory: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The newest checkpoint of a run with nothing missing and no damage that anybody knows of, and
-    its manifest; None if there is none. Its bytes are not read: that takes long.
+    """The checkpoint that a run goes on from first, with nothing missing and no damage that anybody
+    knows of, and its manifest; None if there is none. Its bytes are not read: that takes long.
     """
-    from dlctl import checkpoints
+    from dlctl import checkpoints, preferred
 
-    for path in reversed(checkpoints.complete(directory)):
+    for path in preferred.order(directory):
         if not checkpoints.verify(path, hashes=False):
             return path, checkpoints.read_manifest(path)
     return None

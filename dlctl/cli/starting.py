@@ -7,6 +7,7 @@ import time
 from contextlib import closing, suppress
 from typing import Any
 
+from dlctl import ways
 from dlctl.cli import (
     console,
     live,
@@ -22,7 +23,7 @@ from dlctl.cli.launching import Launched
 from dlctl.cli.snapshot import ENDED, READY, Snapshot, load, read_job
 from dlctl.errors import JobFailed, TimedOut
 from dlctl.rundb import RunDb
-from dlctl.text import is_birth
+from dlctl.text import is_birth, is_poisoned
 
 POLL_S = 0.1
 MARGIN_S = 30.0
@@ -59,7 +60,10 @@ def wait_ready(
             raise TimedOut(
                 f"{snapshot.run_id} is not ready after {values.duration(limit_s)} and goes on "
                 f"starting; it waits for {late or 'its coordinator'}",
-                hint=f"dlctl wait --for ready -j {snapshot.run_id}   |   dlctl stop",
+                hint=ways.either(
+                    f"dlctl wait --for ready -j {snapshot.run_id}",
+                    f"dlctl stop -j {snapshot.run_id}",
+                ),
             )
         progress.phase(state, late, waited_s)
         time.sleep(POLL_S)
@@ -96,14 +100,18 @@ def failed(launched: Launched, what: str) -> JobFailed:
     return JobFailed(
         f"{snapshot.run_id} {what}: {snapshot.reason or snapshot.state}{quoted(snapshot)}",
         where=str(snapshot.directory),
-        hint=f"dlctl logs --failed -j {snapshot.run_id}   |   dlctl events -j {snapshot.run_id}"
-        + _doctor(snapshot),
+        hint=ways.either(
+            nextstep.command(snapshot) if is_poisoned(snapshot.reason) else "",
+            f"dlctl logs --failed -j {snapshot.run_id}",
+            f"dlctl events -j {snapshot.run_id}",
+            _doctor(snapshot),
+        ),
     )
 
 
 def _doctor(snapshot: Snapshot) -> str:
     """Where other hosts take part, what is wrong is often there, or on the way."""
-    return f"   |   dlctl doctor {nextstep.job_file(snapshot)}" if otherhosts.of(snapshot) else ""
+    return f"dlctl doctor {nextstep.job_file(snapshot)}" if otherhosts.of(snapshot) else ""
 
 
 def _record_death(launched: Launched) -> None:

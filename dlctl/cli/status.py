@@ -85,7 +85,7 @@ def command(
         return
     if address is not None:
         raise UsageError("--from needs --key FILE", hint="the owner makes it: dlctl keys reader")
-    snapshot = pick.pick(job)
+    snapshot = pick.look(job)
     while True:
         _show(snapshot, names, wide, as_json, clear=every_s is not None and console.is_tty())
         if every_s is None or not snapshot.is_live:

@@ -124,7 +124,7 @@ def _tell_kept(snapshot: Snapshot, kill: bool) -> None:
         console.note(console.escape(f"its state ({plural(held, 'shard')}) is kept; {remove}"))
     step = None if kill else nextstep.of(load(snapshot.directory))
     if step is not None:
-        console.note(console.escape(f"next: {step.text()}"))
+        console.note(console.next_lines(step.text(), ""))
 
 
 def stop(

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from dlctl import runs, silence
-from dlctl.cli import belonging, lives, nextstep, report, values
+from dlctl import runs, silence, ways
+from dlctl.cli import belonging, lives, nextstep, report, taskfaults, values
 from dlctl.cli.snapshot import (
     GONE,
     READY,
@@ -19,6 +19,7 @@ from dlctl.cli.snapshot import (
     is_here,
 )
 from dlctl.names import COORDINATOR, NO_ROOM
+from dlctl.text import ALIKE_LIFE_S
 
 RECENT_S = 60.0
 """A daemon that has taken another one's place is told of for so long."""
@@ -50,8 +51,11 @@ class Trouble(NamedTuple):
 def found(snapshot: Snapshot) -> list[Trouble]:
     """Everybody who is not well, or has not been a moment ago; the coordinator first.
 
-    As long as the coordinator cannot write, nobody knows that of the others.
+    As long as the coordinator cannot write, nobody knows that of the others; nor of anybody from a
+    copy.
     """
+    if snapshot.original is not None:
+        return []
     troubles = [*_coordinator(snapshot)]
     if snapshot.unwritten_s is not None:
         return troubles
@@ -96,6 +100,13 @@ def died(last: Row, now: float) -> str:
     return f"ended{when}: {how}{colon}{why}"
 
 
+def _died(last: Any, now: float) -> str:
+    """The same of one that has been replaced since or waits for that, and whose doing it was."""
+    return (
+        f"{died(last, now)}{taskfaults.blame(last)}" if isinstance(last, Mapping) else "has ended"
+    )
+
+
 # ---------------------------------------------------------------- the coordinator
 
 
@@ -134,15 +145,15 @@ def _coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
 def _absent(snapshot: Snapshot, heard_at: float | None, number: int) -> Trouble:
     """Of a coordinator that is gone, and whether there will be another one."""
     unseen_s, job = _unseen_s(snapshot, heard_at), f"-j {snapshot.run_id}"
-    since = "" if unseen_s is None else f" since {values.duration(unseen_s)}"
-    text = f"is gone{since} (pid {snapshot.run.get('pid')})"
+    gone = "is gone" if unseen_s is None else f"has been gone for {values.duration(unseen_s)}"
+    text = f"{gone} (pid {snapshot.run.get('pid')})"
     why, mend = _disk(snapshot) if snapshot.is_live else ("", "")
     if why:
         text += f"; its agent may not be able to start another one: {why}"
-        step = f"{mend}; then dlctl recover {job}"
+        step = f"{mend}, then\ndlctl recover {job}"
     elif snapshot.is_live:
         text += "; its agent starts another one"
-        step = f"dlctl recover {job}, if that does not end"
+        step = ways.told(f"dlctl recover {job}", "if that does not end")
     else:
         text += ", and nobody starts it again"
         step = nextstep.command(snapshot)
@@ -237,36 +248,52 @@ def _daemon(snapshot: Snapshot, row: Row) -> Iterator[Trouble]:
         yield Trouble(name, text, "", heard_at, number)
     elif state == "quarantined":
         back = f"dlctl restart {name} {job}" if snapshot.is_live else nextstep.command(snapshot)
+        back = taskfaults.step_of_ended(snapshot, row) or back
         yield Trouble(name, _quarantined(snapshot, row), back, at, number)
     elif state == GONE:
         yield Trouble(name, _gone(snapshot, row), "", heard_at, number)
     elif state == "failed":
-        how = died(last, snapshot.now) if isinstance(last, Mapping) else "has ended"
-        yield Trouble(name, how, logs, at, number)
+        yield Trouble(name, _died(last, snapshot.now), logs, at, number)
     elif state == "backoff":
-        yield Trouble(name, _waiting(snapshot, row), logs, at, number)
+        helps = taskfaults.step_of_ended(snapshot, row) or logs
+        yield Trouble(name, _waiting(snapshot, row), helps, at, number)
     elif not snapshot.is_live:
         return
     elif state == "slow" or _is_quiet(snapshot, row):
-        helps = f"dlctl restart {name} {job}" if state == "slow" else ""
+        helps = taskfaults.step_of_stuck(snapshot, row) if state == "slow" else ""
         text = _slow(snapshot, row)
         yield Trouble(name, text, helps, heard_at, number, is_grave=state == "slow")
     elif state == "starting" and (isinstance(last, Mapping) or row.get("phase") == NO_ROOM):
         # A coordinator that came after it does not know how the one before ended.
-        text = f"{died(last, snapshot.now)}; a new one starts" if last else "starts"
+        text = f"{_died(last, snapshot.now)}; a new one starts" if last else "starts"
         text += f"{_phase(row)}{_meanwhile(snapshot, row)}"
-        yield Trouble(name, text, _to_start(row, job), at, number - 1)
-    elif isinstance(last, Mapping) and last.get("code") and at and snapshot.now - at < RECENT_S:
-        text = f"{died(last, snapshot.now)}; the new one is at work"
-        more = f"dlctl logs {name} --previous {job}"
-        yield Trouble(name, text, more, at, number - 1, is_over=True, is_grave=False)
+        helps = taskfaults.step_of_ended(snapshot, row) or _to_start(row, job)
+        yield Trouble(name, text, helps, at, number - 1)
+    elif isinstance(last, Mapping) and at and snapshot.now - at < _told_for_s(last):
+        text = f"{_died(last, snapshot.now)}; the new one is at work"
+        helps = taskfaults.step_of_ended(snapshot, row) or f"dlctl logs {name} --previous {job}"
+        over = not _comes_again(last)
+        yield Trouble(name, text, helps, at, number - 1, is_over=over, is_grave=not over)
+
+
+def _comes_again(last: Row) -> bool:
+    """Whether the next process will end in the same way, as the ones before it have."""
+    return taskfaults.times(last) > 1
+
+
+def _told_for_s(last: Row) -> float:
+    """How long it is told of an end when the next process is at work; 0: it was in order."""
+    if _comes_again(last):
+        return ALIKE_LIFE_S
+    return RECENT_S if last.get("code") or taskfaults.blame(last) else 0.0
 
 
 def _to_start(row: Row, job: str) -> str:
     """What helps one that starts again, or says why it had to."""
     name = row["name"]
     if row.get("phase") == NO_ROOM:
-        return f"make room for its state; dlctl logs {name} -l error {job} says where"
+        where = f"dlctl logs {name} -l error {job}"
+        return ways.told(where, "says where: make room for its state there")
     return f"dlctl logs {name} --previous {job}"
 
 
@@ -308,7 +335,7 @@ def _gone(snapshot: Snapshot, row: Row) -> str:
 
 def _waiting(snapshot: Snapshot, row: Row) -> str:
     last, retry_at = row.get("last_exit"), values.number(row.get("retry_at"))
-    how = died(last, snapshot.now) if isinstance(last, Mapping) else "has ended"
+    how = _died(last, snapshot.now)
     left_s = 0.0 if retry_at is None else retry_at - snapshot.now
     soon = f"in {values.duration(left_s)}" if left_s > 0 else "at once"
     again = values.number(row.get("restarts"))
@@ -345,10 +372,10 @@ def _is_quiet(snapshot: Snapshot, row: Row) -> bool:
 def _slow(snapshot: Snapshot, row: Row) -> str:
     heard_at, phase = values.number(row.get("updated_at")), row.get("phase")
     silent_s = 0.0 if heard_at is None else snapshot.now - heard_at
-    is_stuck = "stuck_s" in report.metrics(row)  # it says so itself
-    if silent_s > (STALE_AFTER_S if is_stuck else STUCK_REPORT_S):
+    if silent_s > (STALE_AFTER_S if taskfaults.is_stuck(row) else STUCK_REPORT_S):
         return f"has not answered for {values.duration(silent_s)}; {_replaced(snapshot)}"
-    return f"is slow: {phase}" if isinstance(phase, str) and phase else "is slow"
+    at = f", at {where}" if (where := taskfaults.place(row)) else ""
+    return f"is slow: {phase}{at}" if isinstance(phase, str) and phase else "is slow"
 
 
 def still_there(snapshot: Snapshot) -> list[Row]:

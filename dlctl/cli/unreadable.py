@@ -13,20 +13,21 @@ import sqlite3
 import time
 import tomllib
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlctl import checkpoints, rundb
+from dlctl import checkpoints, preferred, rundb, ways
 from dlctl.cli import pick, values
 from dlctl.cli.snapshot import Snapshot, Unreadable, load, newest_whole, read_job, started
 from dlctl.errors import DlctlError, NotFound
+from dlctl.units import short_size
 
 if TYPE_CHECKING:
     from dlctl.config import JobFile
     from dlctl.launch import local
 
 STATE = "unreadable"
-OR = "   |   "
 _RUN_ID_END = re.compile(r"-[0-9a-f]{4}")
 
 
@@ -58,28 +59,63 @@ def explained(directory: Path, error: DlctlError, *, read_all: bool = False) -> 
 
     `read_all`: every byte of the checkpoints is read; otherwise `export` does that itself.
     """
-    there = [found.name for found in living(directory)]
-    good = checkpoints.newest_good(directory) if read_all else newest_whole(directory)
-    told = [error.message]
-    ways = [error.hint] if error.hint else []
-    if there:
+    named = _named(directory)
+    told, hints = [error.message, *_last_step(directory)], [error.hint]
+    if there := [found.name for found in living(directory)]:
         told.append(f"daemons of it live: {', '.join(there)}")
-        ways.append(f"dlctl stop --kill -j {_named(directory)}")
-    if good is not None:
-        path = shlex.quote(values.path(good[0]))
-        what = "newest good checkpoint is whole" if read_all else "newest checkpoint is still there"
-        told.append(f"its {what}: step {values.count(good[1]['step'])}, {values.path(good[0])}")
-        which = path if read_all else f"-j {_named(directory)}"
-        ways.append(f"dlctl checkpoint export {which}")
-    elif count := len(checkpoints.finished(directory)):
-        told.append(f"and of its {count} checkpoints none is whole")
-        ways.append(f"dlctl checkpoint verify -j {_named(directory)}")
-    else:
-        told.append("and it has no checkpoint")
+        hints.append(ways.told(f"dlctl stop --kill -j {named}", "ends them"))
+    saved, way = _saved(directory, named, read_all=read_all)
+    told.append(saved)
+    hints.append(way)
     if file := job_file(directory):
-        ways.append(f"dlctl start --fresh {shlex.quote(values.path(file))}")
+        hints.append(anew(shlex.quote(values.path(file))))
+    if held := _bytes_held(directory):
+        told.append(f"its servers' shards are still kept, {short_size(held)}")
+        if not there:
+            hints.append(ways.told(f"dlctl stop --kill -j {named}", "gives the shards up"))
     where = error.where or str(directory / rundb.FILE)
-    return Unreadable("\n  ".join(told), where=where, hint=OR.join(ways) or f"ls -l {directory}")
+    hint = ways.either(*hints) or f"ls -l {directory}"
+    return Unreadable("\n  ".join(told), where=where, hint=hint)
+
+
+def anew(job_file: str) -> str:
+    """`job_file` as one types it."""
+    return ways.told(f"dlctl start --fresh {job_file}", "begins anew, at step 0")
+
+
+def _last_step(directory: Path) -> list[str]:
+    """How far the run had come, as far as its database still says."""
+    try:
+        with closing(rundb.RunDb(directory, readonly=True)) as db:
+            step = db.run().get("step")
+    except (sqlite3.Error, ValueError, DlctlError):
+        return []
+    return [f"it had come to step {values.count(step)} at least"] if type(step) is int else []
+
+
+def _saved(directory: Path, named: str, *, read_all: bool) -> tuple[str, str | None]:
+    """(what is there of checkpoints, what can be done with them)."""
+    good = (
+        checkpoints.newest_good(directory, ordered=preferred.order(directory))
+        if read_all
+        else newest_whole(directory)
+    )
+    if good is not None:
+        step, path = values.count(good[1]["step"]), values.path(good[0])
+        what = "newest good checkpoint is whole" if read_all else "newest checkpoint is still there"
+        which = shlex.quote(path) if read_all else f"-j {named}"
+        export = ways.told(f"dlctl checkpoint export {which}", f"the model as of step {step}")
+        return f"its {what}: step {step}, {path}", export
+    if count := len(checkpoints.finished(directory)):
+        verify = f"dlctl checkpoint verify -j {named}"
+        return f"and of its {count} checkpoints none is whole", verify
+    return "and it has no checkpoint", None
+
+
+def _bytes_held(directory: Path) -> int:
+    from dlctl.cli import kept
+
+    return kept.bytes_held(Snapshot(directory, {}, [], STATE, "", False, time.time()))
 
 
 def living(directory: Path) -> list[local.Living]:

@@ -112,6 +112,15 @@ def evaluation(metrics: Any) -> str:
     return ", ".join(f"{name} {decimal(value, 4)}" for name, value in shown.items()) or NOTHING
 
 
+def evaluation_at(metrics: Any, step: int) -> str:
+    """The same of a checkpoint at this step, as in "accuracy 0.912 (at step 7,640)" if that was
+    measured at another one: what was done since may have changed it.
+    """
+    shown = evaluation(metrics)
+    at = metrics.get("step") if isinstance(metrics, Mapping) else None
+    return shown if at in (None, step) or shown == NOTHING else f"{shown} (at step {count(at)})"
+
+
 def exit_in_words(code: Any) -> str:
     """A process's end: `code` as subprocess gives it, negative for the signal that killed it."""
     if type(code) is not int:

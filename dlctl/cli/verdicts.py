@@ -19,7 +19,7 @@ from typing import Any
 from dlctl import acks, branches, checkpoints, placement
 from dlctl.acks import AckRecord
 from dlctl.branches import Resume
-from dlctl.cli import lineage, remains
+from dlctl.cli import lineage, remains, report
 from dlctl.cli.snapshot import Snapshot
 from dlctl.config import JobFile
 from dlctl.names import HOME_AGENT
@@ -70,6 +70,8 @@ class Witness:
     """Its server and its state are gone: what the checkpoint has is all that there is."""
     why: str = ""
     """Why there is no table."""
+    is_damaged: bool = False
+    """That is so because its server and state are gone, and all checkpoints are damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +198,9 @@ def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> tuple[list[Witness], 
     job = remains.read_jobfile(snapshot.directory)
     is_over = snapshot.state in ("stopped", "finished")
     kept, away = ({}, {}) if is_over else _kept(snapshot, job)
-    saved: Path | None = None
+    saved, damage = None, ""
     if not snapshot.is_live and len(kept) + len(away) < job.servers.count:
-        saved = _newest_good(own)
+        saved, damage = _newest_good(snapshot, own)
     tables = _tables(saved) if saved is not None else []
     found = []
     for index in range(max(job.servers.count, len(tables))):
@@ -207,6 +209,8 @@ def _witnesses(snapshot: Snapshot, own: Sequence[Path]) -> tuple[list[Witness], 
             found.append(Witness(index, str(kept[index].path), table))
         elif snapshot.is_live or index in away:
             found.append(Witness(index, "", None, why=away.get(index, MUTE)))
+        elif damage:
+            found.append(Witness(index, "", None, why=damage, is_damaged=True))
         else:
             source = str(saved) if index < len(tables) else ""
             found.append(Witness(index, source, _table_at(tables, index), is_saved=True))
@@ -236,9 +240,17 @@ def _table_at(tables: Sequence[Table], index: int) -> Table:
     return tables[index] if index < len(tables) else {}
 
 
-def _newest_good(own: Sequence[Path]) -> Path | None:
-    """The newest of these checkpoints in which every byte is right."""
-    return next((path for path in reversed(own) if not checkpoints.verify(path)), None)
+def _newest_good(snapshot: Snapshot, own: Sequence[Path]) -> tuple[Path | None, str]:
+    """(the newest of these checkpoints in which every byte is right, why nobody knows what is left
+    if there is none). What a damaged one had cannot be known: that is no proof of a loss.
+    """
+    good = next((path for path in reversed(own) if not checkpoints.verify(path)), None)
+    if good is not None:
+        return good, ""
+    left = set(checkpoints.complete(snapshot.directory)) - set(own)
+    of_branch = [path for path in checkpoints.finished(snapshot.directory) if path not in left]
+    damaged = [found[0] for path in reversed(of_branch) if (found := checkpoints.verify(path))]
+    return None, f"{report.damaged_in_words(len(damaged))}: {damaged[0]}" if damaged else ""
 
 
 def _tables(directory: Path) -> list[Table]:

@@ -54,14 +54,18 @@ def command(run: str | None, job: str | None, as_json: bool) -> None:
     elif found:
         rows = [_row(verdict) for verdict in found]
         console.out(console.table(HEADERS, rows, ("INC", "EPOCH", *HEADERS[4:])))
-    _conclude(snapshot.run_id, found, lineage.resumes(snapshot))
+    is_damaged = any(witness.is_damaged for witness in witnesses)
+    _conclude(snapshot.run_id, found, lineage.resumes(snapshot), is_damaged=is_damaged)
 
 
-def _conclude(run_id: str, found: Sequence[Verdict], resumes: Sequence[Resume]) -> None:
+def _conclude(
+    run_id: str, found: Sequence[Verdict], resumes: Sequence[Resume], *, is_damaged: bool
+) -> None:
     """The headline. Raises DlctlError if something was lost, Partial if that is not known of all.
 
     What cannot be checked is no proof that nothing was lost, and must not read like one.
     """
+    events = f"dlctl events -j {run_id}"
     pushes = sum(verdict.acknowledged for verdict in found)
     lost = sum(verdict.lost or 0 for verdict in found)
     unknown: Counter[str] = Counter()
@@ -75,13 +79,13 @@ def _conclude(run_id: str, found: Sequence[Verdict], resumes: Sequence[Resume]) 
         more = f"; {unchecked:,} more could not be checked" if unchecked else ""
         raise DlctlError(
             f"{run_id} has lost {acknowledged(lost)}{more}{_why_lost(found, resumes)}",
-            hint=f"dlctl events -j {run_id}",
+            hint=events,
         )
     if unchecked:
         raise Partial(
             f"{run_id}: no loss found, but {unchecked:,} of {acknowledged(pushes)} could not be "
             "checked",
-            hint=f"dlctl events -j {run_id}",
+            hint=f"dlctl checkpoint verify -j {run_id}" if is_damaged else events,
         )
     told = f"{acknowledged(pushes)}, none lost" if pushes else "no push was acknowledged so far"
     console.note(f"{console.escape(run_id)}: {told}")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import click
 
+from dlctl import ways
 from dlctl.cli import console, pick, report, values
 from dlctl.cli.following import POLL_S
 from dlctl.cli.group import command as make_command
@@ -119,7 +120,9 @@ def _impossible(snapshot: Snapshot, goal: str) -> DlctlError:
     why = f": {snapshot.reason}" if snapshot.reason else ""
     return kind(
         f"{snapshot.run_id} {report.became(snapshot.state)}{why}; it did not come to: {goal}",
-        hint=f"dlctl status -j {snapshot.run_id}   |   dlctl logs --failed -j {snapshot.run_id}",
+        hint=ways.either(
+            f"dlctl status -j {snapshot.run_id}", f"dlctl logs --failed -j {snapshot.run_id}"
+        ),
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
 
-from dlctl.cli import console, nextstep, pick, report, values, waits
+from dlctl import ways
+from dlctl.cli import console, nextstep, pick, report, taskfaults, values, waits
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.snapshot import GONE, Snapshot
@@ -33,7 +35,7 @@ def command(name: str | None, job: str | None, as_json: bool) -> None:
     and limits that somebody has set. Each comes with those who wait for it below, and with the
     command that helps. The exit code is 0 whatever the answer.
     """
-    snapshot = pick.pick(job)
+    snapshot = pick.look(job)
     chosen = pick.match_daemons([name], snapshot.roles()) if name is not None else []
     found = waits.causes(snapshot) if snapshot.is_live or snapshot.is_gone else []
     if chosen and not _waits_for_coordinator(found):
@@ -55,31 +57,39 @@ def _lines(snapshot: Snapshot, found: list[Wait], chosen: list[str]) -> list[str
     run_id = console.escape(snapshot.run_id)
     if _waits_for_coordinator(found):
         text = console.escape(f"{found[0].name} {found[0].what}")
-        return [text, *_meanwhile(snapshot, found[0]), *_next(found[0])]
+        return [text, *_meanwhile(snapshot, found[0]), *_next(found[0].next)]
     if not snapshot.is_live:
         return _ended(snapshot)
-    lines = []
+    lines: list[str] = []
     if snapshot.stale_s is not None:
         lines.append(f"what is known of {run_id} is {values.duration(snapshot.stale_s)} old")
     if not found:
-        who = console.escape(", ".join(chosen)) if chosen else "nobody"
-        verb = (
-            ("waits for nobody" if len(chosen) == 1 else "wait for nobody") if chosen else "waits"
-        )
-        lines.append(f"{who} {verb}: {run_id} {console.escape(report.became(snapshot.state))}")
-        lines += [f"  {_at(snapshot, name)}" for name in chosen]
+        lines += _nobody(snapshot, chosen)
         lines += [f"  it {told}"] if (told := report.went_back(snapshot)) else []
-    for wait in found:
-        lines += _tree(snapshot, wait, 0)
+    for wait, after in zip(found, [*found, None][1:], strict=True):
+        is_said_below = after is not None and after.next == wait.next
+        lines += _tree(snapshot, replace(wait, next="") if is_said_below else wait, 0)
     return lines
+
+
+def _nobody(snapshot: Snapshot, chosen: list[str]) -> list[str]:
+    """That nobody waits; or, if somebody is in a batch for long, that they wait for the task."""
+    state = console.escape(f"{snapshot.run_id} {report.became(snapshot.state)}")
+    late = [str(row["name"]) for row in taskfaults.in_long_batches(snapshot)]
+    if late and not chosen:
+        text = f"batches take longer than usual: {state}"
+        return [text, *(f"  {_at(snapshot, name)}" for name in late)]
+    who = console.escape(", ".join(chosen)) if chosen else "nobody"
+    verb = ("waits for nobody" if len(chosen) == 1 else "wait for nobody") if chosen else "waits"
+    return [f"{who} {verb}: {state}", *(f"  {_at(snapshot, name)}" for name in chosen)]
 
 
 def _ended(snapshot: Snapshot) -> list[str]:
     why = f": {snapshot.reason}" if snapshot.reason else ""
-    text = f"nobody waits: {snapshot.run_id} {report.became(snapshot.state)}{why}"
+    who = "nobody waits" if snapshot.original is None else "nobody knows from here who waits"
+    text = f"{who}: {snapshot.run_id} {report.became(snapshot.state)}{why}"
     step = nextstep.of(snapshot)
-    lines = [text, *([f"   next: {step.text()}"] if step is not None else [])]
-    return [console.escape(line) for line in lines]
+    return [console.escape(text), *(_next(step.text()) if step is not None else [])]
 
 
 def _meanwhile(snapshot: Snapshot, coordinator: Wait) -> list[str]:
@@ -98,13 +108,17 @@ def _waits_for_coordinator(found: list[Wait]) -> bool:
     return bool(found) and found[0].name == COORDINATOR and found[0].is_sentence
 
 
-def _next(wait: Wait) -> list[str]:
-    return [f"   next: {console.escape(wait.next)}"] if wait.next else []
+def _next(hint: str) -> list[str]:
+    return [console.next_lines(hint, "   ")] if hint else []
 
 
 def _at(snapshot: Snapshot, name: str) -> str:
     row = snapshot.daemon(name)
-    return f"{name}: {report.doing(row, snapshot.now)}" if row else f"{name}: nothing is known yet"
+    if not row:
+        return f"{name}: nothing is known yet"
+    long_s = taskfaults.long_s(row)
+    late = "" if long_s is None else f", in one batch for {values.duration(long_s)}"
+    return f"{name}: {report.doing(row, snapshot.now)}{late}"
 
 
 def _tree(snapshot: Snapshot, wait: Wait, depth: int) -> list[str]:
@@ -114,9 +128,9 @@ def _tree(snapshot: Snapshot, wait: Wait, depth: int) -> list[str]:
     if depth:
         lines = [f"{'   ' * (depth - 1)}└─ {name} waits for it{age}: {what}{stale}"]
     elif wait.is_sentence:
-        lines = [f"{console.style(name, bold=True)} {what}", *_next(wait)]
+        lines = [f"{console.style(name, bold=True)} {what}", *_next(wait.next)]
     else:
-        lines = [f"{console.style(name, bold=True)}: {what}{age}{stale}", *_next(wait)]
+        lines = [f"{console.style(name, bold=True)}: {what}{age}{stale}", *_next(wait.next)]
     for other in wait.waiting:
         lines += _tree(snapshot, other, depth + 1)
     return lines
@@ -128,6 +142,6 @@ def _as_data(wait: Wait) -> dict[str, Any]:
         "what": wait.what,
         "since": wait.since,
         "stale_s": wait.stale_s,
-        "next": wait.next,
+        **ways.as_data(wait.next),
         "waiting": [_as_data(other) for other in wait.waiting],
     }

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dlctl import ways
 from dlctl.config import JobFile
 from dlctl.health.findings import FAULT, LINKS, OK, WARNING, Facts, Finding, duration_text
 from dlctl.health.needs import CONTROL, Need
@@ -86,7 +87,7 @@ def _taken(need: Need, place: Facts, run_of: Mapping[int, str]) -> Finding:
     if not owner:
         text = f"port {port} is taken by a process that this user may not see"
         look = f"sudo ss -ltnp 'sport = :{port}'"
-        fix = f"who it is: {look}   |   another port in [network]"
+        fix = ways.either(ways.told(look, "says who it is"), "another port in [network]")
         return Finding(need.name, place["name"], FAULT, text, fix, place)
     command = shlex.join(owner["command"])[:COMMAND_CHARS_MAX]
     text = f"port {port} is taken by pid {pid}: {command}"

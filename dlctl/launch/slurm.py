@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from dlctl import ways
 from dlctl.config import Host, JobFile, from_dict
 from dlctl.errors import DlctlError, TimedOut, Unreachable
 from dlctl.launch import answers, base, slurmcalls, slurmfiles, slurmscript, slurmwords
@@ -132,7 +133,7 @@ class SlurmLauncher:
         try:
             slurmcalls.end(self.directory)
         except DlctlError as error:
-            log.warning("%s; %s", error.message, error.hint)
+            log.warning("%s; %s", error.message, ways.in_a_line(error.hint))
 
     # ------------------------------------------------------------ the job
 
@@ -246,7 +247,11 @@ class SlurmLauncher:
         """No agent will ever be started."""
         self._is_over = True
         log.warning("%s", error.message)
-        self.tell(base.Notice("over", "; ".join(filter(None, (error.message, error.hint)))))
+        self.tell(
+            base.Notice(
+                "over", "; ".join(filter(None, (error.message, ways.in_a_line(error.hint))))
+            )
+        )
 
     # ------------------------------------------------------------ orders and answers
 

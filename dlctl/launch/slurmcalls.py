@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from dlctl import ways
 from dlctl.errors import DlctlError, Unreachable
 from dlctl.launch import commands, slurmfiles, slurmscript, slurmwords
 from dlctl.launch.slurmwords import Facts
@@ -148,7 +149,7 @@ def _end_job(handle: Handle, orderly_s: float) -> None:
             raise Unreachable(
                 f"the Slurm job {job_id} may still be there: {words}",
                 where=f"job {job_id}",
-                hint=f"squeue -j {job_id}   |   scancel {job_id}",
+                hint=ways.either(f"squeue -j {job_id}", f"scancel {job_id}"),
             )
 
 

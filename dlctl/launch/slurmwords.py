@@ -161,7 +161,7 @@ def refused(said: Said) -> DlctlError:
     text = f"Slurm has not taken the job: {words}"
     if said.status == LATE or "Unable to contact" in said.err:
         return Unreachable(text, where="sbatch", hint="sinfo says whether Slurm answers")
-    hint = "correct [slurm] in the job file; what there is: sinfo -s   |   sacctmgr show assoc"
+    hint = "correct [slurm] in the job file; sinfo -s and sacctmgr show assoc say what there is"
     return DlctlError(text, where="[slurm]", hint=hint)
 
 

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 from dlctl import messages as m
 from dlctl.config import JobFile
+from dlctl.manifest import FAILURE
 from dlctl.messages import Json
 
 if TYPE_CHECKING:
     from dlctl.roles.coordinator import Coordinator
+
+FAILURE_CHARS = 500
 
 
 def leaves_residuals(job: JobFile) -> bool:
@@ -22,6 +25,8 @@ def manifest_of(coordinator: Coordinator) -> Json:
     """What a checkpoint that begins now says of its run."""
     of, layout = coordinator, coordinator.arrivals.layout
     assert layout is not None
+    end = of.ending
+    failure = {FAILURE: end.reason[:FAILURE_CHARS]} if end and end.state == "failed" else {}
     return {
         "run_id": of.arrivals.run_id,
         "job": of.job.job.name,
@@ -32,6 +37,7 @@ def manifest_of(coordinator: Coordinator) -> Json:
         "optimizer": of.job.optimizer.name,
         "data": of.work.to_json(),
         "evaluation": of.evaluations.newest,
+        **failure,
     }
 
 

@@ -273,10 +273,10 @@ class Coordinator:
                 self.evaluations.begin(now)
 
     def _update_health(self, now: float) -> None:
-        troubled = [d.name for d in self.members.daemons.values() if d.state != "running"]
-        state = "degraded" if troubled else "running"
+        state, reason = self.overview.health()
         if state != self.state:
-            self.change_state(state, ", ".join(troubled), now)
+            self.change_state(state, reason, now)
+        self.reason = reason  # An event for every change of it would be too many.
 
     def admit_members(self, now: float) -> None:
         """The daemons of this run may connect to us, and its clients; to servers its workers."""

@@ -158,6 +158,13 @@ class Computed(Event):
         """Whether the loss and the gradient are: what is not gets no further."""
         return math.isfinite(self.loss) and math.isfinite(self.norm)
 
+    @property
+    def odd(self) -> str:
+        """What of it is not finite; a gradient may be too large for that beside a finite loss."""
+        if not math.isfinite(self.loss):
+            return f"loss {self.loss}"
+        return f"gradient of norm {self.norm} (its loss is {self.loss:.6g})"
+
 
 @dataclass(frozen=True, slots=True)
 class RunEvaluation(Effect):
@@ -170,7 +177,13 @@ class RunEvaluation(Effect):
 
 @dataclass(frozen=True, slots=True)
 class LocateTask(Effect):
-    """The task does not come back: write into the log where it is. Nothing answers this."""
+    """The task does not come back: write into the log where it is; answered by `TaskLocated`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLocated(Event):
+    place: str
+    """The innermost line of the user's own, as in "/home/me/train.py:51"; "" if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,4 +253,5 @@ class ProcessEnded(Event):
     """Exit code, or minus the signal that killed it."""
     last_lines: tuple[str, ...]
     cause: str = ""
-    """Why the signal came, if that is known: "out of memory: limit 64 MiB"."""
+    """Why the signal came, if that is known: "out of memory: limit 64 MiB". Of one that has exited,
+    that it said nothing of it (`byitself.UNSAID`)."""

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
+from dlctl.messages import Json
 from dlctl.names import NO_ROOM
 from dlctl.roles.desk import EXIT_FENCED, EXIT_POISONED
 from dlctl.roles.effects import ProcessEnded
 from dlctl.roles.journal import KillAgent
 from dlctl.roles.membership import STATUS_UNKNOWN, Daemon
-from dlctl.text import plural
+from dlctl.text import ENDED_BY_ITSELF, NO_WORKER, plural
 
 if TYPE_CHECKING:
     from dlctl.roles.coordinator import Coordinator
@@ -44,6 +45,11 @@ def last_error(status: int, last_lines: tuple[str, ...]) -> str:
         return f"a bug in dlctl: {last_lines[-1]}"
     errors = [line.removeprefix(_ERROR) for line in last_lines if line.startswith(_ERROR)]
     return errors[-1] if errors and status > 0 else ""
+
+
+def in_full(last_exit: Json) -> str:
+    """How a process ended, how often in a row, and whose doing that was, as far as it is known."""
+    return f"{last_exit['text']}{last_exit.get('blame', '')}"
 
 
 class Losses:
@@ -213,12 +219,13 @@ class Losses:
         asked = end.status in (0, STATUS_UNKNOWN)
         asked |= end.status == -15 and ("kill", name) in self.desk.outstanding
         planned = self.of.ending is not None and asked
-        daemon.ended(end.status, end.last_lines, now, end.cause)
+        said = last_error(end.status, end.last_lines)
+        daemon.ended(end.status, end.last_lines, now, end.cause, said)
         if planned:
             daemon.state = "stopped"
         self._drop_questions(name)
         assert daemon.last_exit is not None
-        text = f"{name} ended: {daemon.last_exit['text']}"
+        text = f"{name} ended: {in_full(daemon.last_exit)}"
         kind = "stop" if planned else "exit"
         last_lines = [] if planned else list(end.last_lines[-5:])
         if daemon.role != "agent" or not self.of.hosts.is_away(daemon):
@@ -307,15 +314,26 @@ class Losses:
         elif worker.error:
             self.of.end("failed", f"{worker.name}: {worker.error}", now)
         elif worker.deaths_in_row > self.of.job.workers.restarts_max:
-            died = plural(worker.deaths_in_row, "time")
-            self.of.end(
-                "failed", f"{worker.name} died {died} before or soon after it was at work", now
-            )
+            self._give_up(worker, last_error(status, last_lines), now)
         else:
             worker.back_off(now)
             again = f"; {plural(portions, 'portion')} of data that it held can be had by all again"
             text = f"{worker.name} starts again{again if portions else ''}"
             self.desk.event("lost", worker.name, text)
+
+    def _give_up(self, worker: Daemon, said: str, now: float) -> None:
+        """No restart mends it. One that has been at work in between did no harm to the others: they
+        go on without it, as long as not all of them end like that.
+        """
+        last = worker.last_exit or {}
+        died = plural(worker.deaths_in_row, "time")
+        if last.get("had_lived") and (last.get("in_row") or 0) > 1:
+            words = f"{ENDED_BY_ITSELF} ({last['text']}){last['blame']}"
+            self._quarantine(worker, ": ".join(filter(None, (words, said))), now)
+            return
+        reason = f"{worker.name} died {died} before or soon after it was at work"
+        blame = f": {in_full(last)}" if last.get("blame") else ""
+        self.of.end("failed", f"{reason}{blame}", now)
 
     def _quarantine(self, worker: Daemon, error: str, now: float) -> None:
         worker.state, worker.error = "quarantined", error
@@ -330,7 +348,7 @@ class Losses:
         workers = self.members.of("worker")
         if all(worker.state == "quarantined" for worker in workers):
             newest = max(workers, key=lambda worker: (worker.last_exit or {}).get("at", 0.0))
-            reason = f"no worker is left: {newest.name}: {newest.error or 'it is quarantined'}"
+            reason = f"{NO_WORKER}: {newest.name}: {newest.error or 'it is quarantined'}"
             self.of.end("failed", reason, now)
 
     def on_failed(self, peer: Peer, message: m.Failed, now: float) -> None:

@@ -16,13 +16,14 @@ from typing import Any
 from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.names import HOME_AGENT
+from dlctl.roles import byitself
 from dlctl.text import describe_code
 
 BACKOFF_S = {"agent": (0.5, 2.0), "server": (0.1, 2.0), "worker": (0.5, 30.0)}
 """The first and the longest pause before another start. Everybody waits for a server."""
 LIFE_S = {"agent": 3.0, "server": 1.0, "worker": 10.0}
 """A process that has been at work after so long has not died of its start: its death does not count
-with those before it."""
+with those before it, unless it has ended by itself in the same way (`byitself`)."""
 STATUS_UNKNOWN = -255
 """The exit status of a process that was not our child: nobody can say what it was."""
 
@@ -97,7 +98,8 @@ class Daemon:
     kill_at: float | None = None
     """Of a worker that is to leave: when it is killed, if it has not left in order by then."""
     deaths_in_row: int = 0
-    """Of processes that lived only shortly, the newest one included."""
+    """Of processes that lived only shortly, or ended by themselves in the same way; the newest one
+    included."""
 
     @property
     def alive(self) -> bool:
@@ -143,16 +145,31 @@ class Daemon:
         self.phase, self.waiting_for = phase, waiting_for
         self.reported_at = now
 
-    def ended(self, status: int, last_lines: tuple[str, ...], now: float, cause: str = "") -> None:
+    def ended(
+        self, status: int, last_lines: tuple[str, ...], now: float, cause: str = "", said: str = ""
+    ) -> None:
+        """`said`: what it has said itself of its end."""
         lived_s = now - (self.started_at or now)
         has_lived = lived_s > LIFE_S[self.role] and self.state != "starting"
-        self.deaths_in_row = 1 if has_lived else self.deaths_in_row + 1
+        is_worker = self.role == "worker"  # Nobody else runs what the user has written.
+        alike = byitself.in_row(self.last_exit, status, cause, lived_s) if is_worker else 0
+        counts = not has_lived or alike > 1
+        self.deaths_in_row = self.deaths_in_row + 1 if counts else 1
         self.state = "stopped" if status == 0 else "failed"
         self.phase, self.waiting_for, self.waiting_since = "", "", None
         self.pid = self.peer = None
         is_ours = self.killed_for and status in (-9, STATUS_UNKNOWN)
         text = self.killed_for if is_ours else describe_exit(status, cause)
         self.last_exit = {"code": status, "text": text, "at": now, "last_lines": list(last_lines)}
+        if alike:
+            self.last_exit |= {"in_row": alike, "blame": byitself.blame(status, alike, said)}
+            self.last_exit["had_lived"] = has_lived
+
+    def forgive(self) -> None:
+        """What was before does not count any more: somebody may have mended it."""
+        self.deaths_in_row = 0
+        if self.last_exit is not None and "in_row" in self.last_exit:
+            self.last_exit = self.last_exit | {"in_row": 0}
 
     def back_off(self, now: float) -> None:
         """Wait before the next incarnation: not at all the first time, then ever longer."""

@@ -156,7 +156,10 @@ class Memory:
             worked_s, checkpoint_s = values.get("clock", (0.0, 0.0))
             of.work.released_at = now - worked_s
             of.arrivals.restore = ""
-            of.checkpointing.schedule(now, checkpoint_s + self.past.gone_s)
+            # One that failed was saved then. To save it again at once, before it fails again, would
+            # have what may be ruined count among those that are kept.
+            since_s = 0.0 if state == "failed" else checkpoint_s + self.past.gone_s
+            of.checkpointing.schedule(now, since_s)
         gone = f", {self.past.gone_s:.0f} s after its last word" if self.past.gone_s else ""
         forgotten = self._forgotten()
         text = f"the coordinator is back{gone}: {forgotten or 'it goes on where it was'}"
@@ -230,7 +233,7 @@ class Memory:
     def _look_after(self, daemon: Daemon, is_ending: bool, now: float) -> None:
         """Do again what may have been lost on its way; agents tell what has become of the rest."""
         of = self.of
-        daemon.deaths_in_row = 0  # What has died with the coordinator, or before, is forgiven.
+        daemon.forgive()  # What has died with the coordinator, or before.
         if daemon.role == "agent":
             # Only of the agent on this machine we can know; the others are heard, or silent. One
             # that has not been heard may never have been placed.

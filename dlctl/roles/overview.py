@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from dlctl.roles.coordinator import Coordinator
 
 REPORT_S = 0.5
+TROUBLED_MAX = 8
+"""So many are named of those who are not well; the table of `status` has all."""
 RATE_S = 2.0
 """The time that rates are measured over."""
 
@@ -63,6 +65,13 @@ class Overview:
             run["checkpoint"] = checkpointing.newest
         self._seen = run
         return run, tuple(d.to_json() for d in of.members.daemons.values())
+
+    def health(self) -> tuple[str, str]:
+        """The state of a run that trains, and why it is no better: all who are not well."""
+        troubled = [d.name for d in self.of.members.daemons.values() if d.state != "running"]
+        more = len(troubled) - TROUBLED_MAX
+        names = troubled[:TROUBLED_MAX] + ([f"and {more} more"] if more > 0 else [])
+        return "degraded" if troubled else "running", ", ".join(names)
 
     def waiting(self) -> str:
         """Whom the run waits for now, and for what; "" if for nobody."""

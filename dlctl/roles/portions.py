@@ -35,6 +35,11 @@ class Portion:
         lo, hi = slice_bounds(self.lease.stop - self.lease.start, self.batches, number)
         return self.lease.start + lo, self.lease.start + hi
 
+    def in_words(self, number: int) -> str:
+        """A batch, for people."""
+        start, stop = self.batch_range(number)
+        return f"samples {start}..{stop - 1} of the order of epoch {self.lease.data_epoch}"
+
     def is_last(self, number: int) -> bool:
         return number == self.batches - 1
 

@@ -159,6 +159,7 @@ class Scaling:
             self.of.losses.end_without_workers(now)
         else:
             daemon.restarts += 1
+            daemon.forgive()
             self.of.begin_anew(daemon, now)
         if daemon.role == "worker":
             self.of.tell_members()

@@ -42,7 +42,7 @@ BATCH_WEIGHT = 0.1
 STUCK_S_MIN, STUCK_BATCHES = 10.0, 10.0
 """A batch that takes longer than both (seconds, and as many other batches) hangs in user code; an
 evaluation is told of, but may well take so long."""
-
+LONG_S_MIN, LONG_BATCHES = 2.0, 3.0  # One that is long is no fault yet.
 ASTRAY = "a replica's own steps have become infinite; a smaller local_lr may help"
 
 
@@ -156,6 +156,11 @@ class Training:
         """How long the present batch or evaluation takes, if far longer than it should, else 0."""
         took_s = now - self._busy_since if self._computing or self._paused else 0.0
         return took_s if took_s > max(STUCK_S_MIN, STUCK_BATCHES * self._batch_s) else 0.0
+
+    def long_s(self, now: float) -> float:
+        """The same of a batch that only takes longer than the others did."""
+        took_s = now - self._busy_since if self._computing else 0.0
+        return took_s if took_s > max(LONG_S_MIN, LONG_BATCHES * self._batch_s) else 0.0
 
     def has_unpushed_steps(self) -> bool:
         """Whether there are steps that no push has taken anything of yet."""
@@ -329,7 +334,7 @@ class Training:
         announced, self._announced = self._announced, False
         if event.is_finite:
             start, stop = portion.batch_range(number)
-            self.poison.computed(self.steps, _where(portion, number))
+            self.poison.computed(self.steps, portion.in_words(number))
             self._accept(event, portion, stop - start)
             self.pacing.computed(took_s)
         else:
@@ -360,7 +365,7 @@ class Training:
 
     def _refuse(self, event: Computed, portion: Portion, number: int) -> None:
         """A NaN would stay in the residual for ever: a poisoned gradient never gets that far."""
-        self.poison.not_finite(f"loss {event.loss}, {_where(portion, number)}")
+        self.poison.not_finite(f"{event.odd}, {portion.in_words(number)}")
         self.desk.note("warning", f"not finite, not pushed: {self.poison.last}")
 
     def _report_done(self, done: list[Portion], now: float) -> None:
@@ -388,12 +393,6 @@ class Training:
         values["portions"] = self.portions.not_done() + self.desk.outstanding.count("portion")
         values["nonfinite_steps"] = self.poison.steps
         return values
-
-
-def _where(portion: Portion, number: int) -> str:
-    """A batch, for people."""
-    start, stop = portion.batch_range(number)
-    return f"samples {start}..{stop - 1} of the order of epoch {portion.lease.data_epoch}"
 
 
 def _kind(key: object) -> object:

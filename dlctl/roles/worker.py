@@ -36,13 +36,13 @@ from dlctl.roles.effects import (
     CoordinatorGone,
     EvaluationRun,
     LoadArrays,
-    LocateTask,
     ModelBuilt,
     TaskFailed,
+    TaskLocated,
 )
 from dlctl.roles.evaluation import Evaluation
-from dlctl.roles.evaluations import EVALUATE_S_MAX
 from dlctl.roles.gathering import Gathering
+from dlctl.roles.hanging import Hanging
 from dlctl.roles.joining import Joining
 from dlctl.roles.lifeline import Lifeline
 from dlctl.roles.live import LiveSettings
@@ -50,6 +50,7 @@ from dlctl.roles.outbox import Outbox
 from dlctl.roles.saving import Saving
 from dlctl.roles.training import Training
 from dlctl.roles.travelling import FileSealed, FilesMissing, saved_file
+from dlctl.text import NOT_FINITE, REFUSED
 from dlctl.vector import to_host
 
 PASSING = {"computing", "waiting for data", "fetching", "pushing"}
@@ -82,8 +83,7 @@ class Worker:
         self._save: m.Save | None = None
         """Asked for; done as soon as the residual is here, with nothing but what pushes have left.
         """
-        self._located = False
-        """It is in the log where the task is in a batch that takes too long."""
+        self._hanging = Hanging(self.desk)
         self._report_at = 0.0
         self._reported_phase = ""
 
@@ -132,6 +132,8 @@ class Worker:
                 self._on_evaluated(number, metrics)
             case TaskFailed(error, detail):
                 self._fail(error, detail)
+            case TaskLocated():
+                self._report_at = now if self._hanging.located(event) else self._report_at
             case CoordinatorGone():
                 self._lifeline.lost(now)
             case Started():
@@ -175,14 +177,13 @@ class Worker:
         self._save_if_clean(self.training)
         poison = self.training.poison
         if poison.steps_in_row >= self.job.workers.nonfinite_steps_max:
-            what = "the loss or its gradient was not finite"
             self._leave_poisoned(
-                f"{what} for {poison.steps_in_row} steps in a row",
+                f"{NOT_FINITE} for {poison.steps_in_row} steps in a row",
                 f"last: {poison.last}. A smaller lr or local_lr may help; nothing was pushed.",
             )
         elif poison.pushes_in_row >= self.job.workers.refused_pushes_max:
             self._leave_poisoned(
-                f"{poison.pushes_in_row} pushes in a row were refused: {poison.reason}",
+                f"{poison.pushes_in_row} {REFUSED}: {poison.reason}",
                 f"they were of {poison.last}; the servers' values are as they were.",
             )
 
@@ -329,14 +330,9 @@ class Worker:
         metrics = self.training.metrics(now) if self.training else {}
         metrics |= {"settings": self.live.values(), **self.outbox.waiting(now)}
         metrics["checkpoint"] = self._saving.newest
-        if self.training is not None and (stuck_s := self.training.stuck_s(now)):
-            metrics["stuck_s"] = round(stuck_s, 1)
-            evaluates = phase == "evaluating"
-            metrics["hangs"] = not evaluates or stuck_s > EVALUATE_S_MAX
-            phase = f"in one {'evaluation' if evaluates else 'batch'} for {stuck_s:.0f} s"
-            if not self._located:
-                self.desk.do(LocateTask())
-        self._located = "stuck_s" in metrics
+        if self.training is not None:
+            stuck, phase = self._hanging.look(self.training, phase, now)
+            metrics |= stuck
         report = m.Report(
             self.birth.name, self.birth.incarnation, phase, self.waiting_for(), metrics
         )

@@ -30,6 +30,7 @@ from dlctl.roles.effects import (
     Settled,
     SignalProcess,
     StartProcess,
+    TaskLocated,
     Unwritten,
 )
 from dlctl.roles.lasting import Lasting
@@ -95,7 +96,7 @@ class ComputeDriver:
         process.perform(Compute, self._compute)
         process.perform(RunEvaluation, self._evaluate)
         process.perform(Settled, self._settled)
-        process.perform(LocateTask, lambda _: None)  # There is no thread to look at.
+        process.perform(LocateTask, lambda _: process.post(TaskLocated("/home/me/train.py:51")))
 
     def _settled(self, effect: Settled) -> None:
         self._counts[effect.shard] = effect.count

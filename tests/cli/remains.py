@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,8 +34,10 @@ def keep(run, shard: int, version: int, deliveries: list[list[int]]) -> Path:
     return place / f"shard-{shard}.state"
 
 
-def save(run, step: int, number: int, version: int = 0, deliveries: tuple = ()) -> Path:
-    """A complete checkpoint of one shard."""
+def save(
+    run, step: int, number: int, version: int = 0, deliveries: tuple = (), **changes: Any
+) -> Path:
+    """A complete checkpoint of one shard. `changes`: of its manifest."""
     directory = checkpoints.create(run.path, step, number)
     arrays = {
         "w": np.full(3, step, np.float32),
@@ -50,6 +53,7 @@ def save(run, step: int, number: int, version: int = 0, deliveries: tuple = ()) 
         "step": step, "samples": 0, "at": time.time(), "workers": [], "shards": [shard],
         "layout": [["w", "trained", [3], "float32", []]], "size": 3, "algorithm": "downpour",
         "optimizer": "sgd", "data": {"portions": []}, "evaluation": None,
+        **changes,
     }  # fmt: skip
     checkpoints.write_manifest(directory, manifest)
     return directory

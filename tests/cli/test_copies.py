@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -237,3 +240,20 @@ def test_a_copy_of_an_ended_run_can_be_kept_and_thinned_out(run, dlctl_command):
     assert (status.code, status.err) == (0, "")
     assert dlctl_command("checkpoint", "prune", "--keep", "1", "-j", str(copy)).code == 0
     assert (len([*copy.glob("ckpt/*-*")]), len([*run.path.glob("ckpt/*-*")])) == (1, 2)
+
+
+def test_a_copy_that_has_grown_old_judges_nobody(living, dlctl_command):
+    """Its coordinator is the original's, which is well: whoever killed it would harm the run."""
+    living.run(state="running", reason="", updated_at=time.time() - 13.0, step=40)
+    living.daemon("worker-1", state="backoff", incarnation=2)
+    copy = copied(living)
+    look = f"dlctl status -j {living.path}"
+    for command in (("status",), ("why",), ("logs", "--failed")):
+        code, out, err = dlctl_command(*command, "-j", str(copy))
+        said = f"{out}\n{err}"
+        assert (code, said.count("dlctl "), said.count(look)) == (0, 1, 1), said
+        assert not re.search(r"kill|has not answered|gone|pid|recover|starts", said), said
+    data = json.loads(dlctl_command("status", "-j", str(copy), "--json").out)
+    assert (data["state"], data["is_live"], data["original"]) == ("copy", False, str(living.path))
+    assert {row["pid"] for row in data["daemons"]} == {None}
+    assert dlctl_command("status", "-j", str(copy), "--check").code == 3

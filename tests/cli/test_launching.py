@@ -17,6 +17,7 @@ import psutil
 import pytest
 from identity import ME
 from launched import JOB, attached, the_run
+from nextlines import commands_of, flat
 
 from dlctl import processes, runs
 from dlctl.cli import onlyone, recovering
@@ -156,13 +157,15 @@ def test_no_new_run_begins_in_silence_when_all_checkpoints_are_damaged(
     assert code == 1
     assert f"{run['run_id']} cannot go on: its only checkpoint is damaged" in err
     assert "cut off" in err
-    ways = f"dlctl checkpoint verify -j {run['run_id']}   |   dlctl start --fresh job.toml"
-    assert f"next: {ways}" in err
-    step = f"{ways} begins anew: its only checkpoint is damaged"
-    assert f"next        {step}" in dlctl_command("status").out
-    assert f"next: {step}" in dlctl_command("why").out
-    assert f"it has stopped: nothing to recover; {step}" in dlctl_command("recover").out
-    assert f"next: {step}" in dlctl_command("stop").err
+    look, anew = f"dlctl checkpoint verify -j {run['run_id']}", "dlctl start --fresh job.toml"
+    assert commands_of(err) == [look, anew]
+    step = f"{look} says what is wrong: its only checkpoint is damaged or"
+    assert f"next {step} {anew} begins anew" in flat(dlctl_command("status").out)
+    for command in ("why", "stop"):
+        out = "".join(dlctl_command(command)[1:])
+        assert (commands_of(out), f"next: {step}" in flat(out)) == ([look, anew], True)
+    over = dlctl_command("recover").out
+    assert f"over it has stopped: nothing to recover next {step} {anew} begins" in flat(over)
     assert (len(list((own_place / "runs").iterdir())), the_run(own_place)) == (1, run)
     assert dlctl_command("start", "--fresh", "job.toml").code == 0
 
@@ -190,8 +193,8 @@ def test_a_run_that_went_back_past_a_damaged_checkpoint_shows_the_one_it_goes_on
     assert "  checkpoint  step 50, " in dlctl_command("status").out
     assert the_run(own_place)["checkpoint"]["number"] == 1
     dlctl_command("stop", "--kill")
-    goes_on = "next        dlctl start job.toml goes on from the checkpoint at step 50"
-    assert goes_on in dlctl_command("status").out
+    goes_on = "next dlctl start job.toml goes on from the checkpoint at step 50"
+    assert goes_on in flat(dlctl_command("status").out)
 
 
 def test_what_start_finds_wrong_with_all_checkpoints_is_known_to_every_command(
@@ -202,16 +205,17 @@ def test_what_start_finds_wrong_with_all_checkpoints_is_known_to_every_command(
     dlctl_command("stop")
     run = the_run(own_place)
     shard = flip_newest_checkpoint(Path(run["directory"]))
-    goes_on = "next        dlctl start job.toml goes on from the checkpoint at step 50"
-    assert goes_on in dlctl_command("status").out, "to know better it would have to read all bytes"
+    goes_on = "next dlctl start job.toml goes on from the checkpoint at step 50"
+    status = flat(dlctl_command("status").out)
+    assert goes_on in status, "to know better it would have to read all bytes"
     assert dlctl_command("start", "job.toml").code == 1
-    ways = f"dlctl checkpoint verify -j {run['run_id']}   |   dlctl start --fresh job.toml"
     status = dlctl_command("status").out
-    assert f"next        {ways} begins anew: its only checkpoint is damaged" in status
+    look = f"dlctl checkpoint verify -j {run['run_id']}"
+    assert f"next {look} says what is wrong: its only checkpoint is damaged" in flat(status)
     assert "  checkpoint  " not in status
     assert "damaged" in dlctl_command("checkpoint", "ls").out
     flip_newest_checkpoint(shard.parents[2])  # Brought back from a backup, perhaps.
-    assert goes_on in dlctl_command("status").out
+    assert goes_on in flat(dlctl_command("status").out)
     assert dlctl_command("start", "job.toml").code == 0
 
 

@@ -204,7 +204,61 @@ def test_failed_shows_a_dead_coordinator_and_not_everybody_else(run, dlctl_comma
     names, lines = zip(*shown(dlctl_command("logs", "--failed").out), strict=True)
     assert set(names) == {"coordinator"}
     assert lines[0] == "INFO  step 9"
-    assert lines[1].startswith("----  coordinator is gone since 12s")
+    assert lines[1].startswith("----  coordinator has been gone for 12s")
+    assert lines[1].endswith("; the time is that of its last sign of life")
+
+
+def test_the_time_of_a_death_that_nobody_has_seen_is_that_of_the_last_sign_of_life(
+    run, dlctl_command
+):
+    """It was the time of the command: four looks at one death told of four times."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        gone = identity(dead.pid)
+    heard_at = time.time() - 12.3
+    run.run(incarnation=2, updated_at=heard_at - 3, **gone)
+    run.daemon("server-0", incarnation=1, updated_at=heard_at, **gone)
+    run.log("coordinator", 2, line(heard_at - AT - 2, "step 9"))
+    whole = dlctl_command("logs", "--failed", "coordinator", "server-0").out
+    marks = [row.split()[2] for row in whole.splitlines() if " ----  " in row]
+    said = [values.clock(at, time.time()) for at in (heard_at - 2, heard_at)]
+    assert marks == said
+
+
+def test_the_life_before_this_one_is_shown_with_how_it_ended(run, dlctl_command):
+    """It is what every death names as the next command."""
+    shown_ = shown(dlctl_command("logs", "worker-1", "--previous").out)
+    assert shown_[-1] == ("worker-1", "----  ended: killed by SIGKILL")
+    run.run(incarnation=2)
+    run.log("coordinator", 1, line(1, "long ago"))
+    last = dlctl_command("logs", "coordinator", "--previous").out.splitlines()[-1]
+    assert values.clock(AT + 1, time.time()) in last
+    assert "----  ended: nobody has seen how; the time is that of its last sign of life" in last
+    run.run(state="stopped", reason="by dlctl stop", ended_at=AT + 9)
+    run.log("coordinator", 2, line(2, "it is over"))
+    out = dlctl_command("logs", "coordinator", "--previous").out
+    assert out.endswith(
+        f"{values.clock(AT + 9, time.time())} ----  the run has stopped: by dlctl stop\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kept", "expected"),
+    [
+        (8, "WARN  (a line that was cut off)"),
+        (60, "ERROR (a line that was cut off)"),
+        (-8, "ERROR no roo ... (a line that was cut off)"),
+    ],
+)
+def test_a_line_that_a_full_disk_has_cut_off_is_shown_as_that(run, dlctl_command, kept, expected):
+    whole = json.dumps(line(7, "no room", "error"))
+    assert len(whole) - 8 > 60
+    cut = whole[:kept] if kept > 0 else whole[:-3]
+    run.log("server-0", 1, cut)
+    out = dlctl_command("logs", "server-0").out
+    assert shown(out)[-1] == ("server-0", expected)
+    run.log("server-0", 1, cut + json.dumps(line(8, "room again")))
+    last = shown(dlctl_command("logs", "server-0").out)[-1]
+    assert last == ("server-0", "INFO  room again (behind a line that was cut off)")
 
 
 def test_failed_shows_a_coordinators_last_words_and_not_how_good_the_model_was(run, dlctl_command):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from identity import ME, identity
+from nextlines import commands_of, flat
 from remains import keep, remember, save
 
 from dlctl import config, jobfile, rundb, runs, states
@@ -91,8 +93,8 @@ def test_a_coordinator_that_stands_still_is_not_said_to_work(
     code, out, err = dlctl_command("recover", *arguments)
     assert (code, out.splitlines()[1][:12]) == (5, "  silent    ")
     assert "does not answer for 22" in err
-    assert "it will be replaced after 30 s without a word; or: kill -9 " in err
-    assert "which goes on where it was: nothing is lost" in err
+    assert "\n  next: kill -9 " in err
+    assert "which goes on where it was: nothing is lost; else it will be replaced after" in err
     data = json.loads(dlctl_command("recover", "--json", *arguments).out)
     assert (data["way"], data["done"]) == ("silent", False)
     assert data["next"].startswith("kill -9 ")
@@ -104,7 +106,11 @@ def test_what_has_ended_in_order_goes_on_with_start(run_directory, dlctl_command
     save(run, step=90, number=1)
     code, out, _ = dlctl_command("recover")
     assert code == 0
-    assert f"it has {state}: nothing to recover; dlctl start '/x/my job.toml' goes on" in out
+    assert (
+        f"it has {state}: nothing to recover\n  next        dlctl start '/x/my job.toml'\n" in out
+    )
+    assert out.count("goes on") == 1
+    assert dlctl_command("recover", "--dry-run").out == out
 
 
 def test_with_memory_and_all_shards_it_goes_on_and_nothing_is_lost(dead, dlctl_command):
@@ -164,10 +170,11 @@ def test_what_the_users_code_has_raised_it_will_raise_again(dead, job, dlctl_com
     fail(dead, job, reason, was_at_work=True)
     lines = dlctl_command("recover", "--dry-run", str(dead.path)).out.splitlines()
     result = "it goes on where it was: nothing is lost. It will fail again until train.py:45 is"
-    assert lines[-2] == f"  result      {result} corrected"
-    assert lines[-1] == (
-        "  next        correct train.py:45 first, then dlctl recover -j recover-7f3a"
-    )
+    assert lines[-3] == f"  result      {result} corrected"
+    assert lines[-2:] == [
+        "  next        correct train.py:45 first, then",
+        "              dlctl recover -j recover-7f3a",
+    ]
 
 
 def test_a_run_that_never_got_to_work_is_not_told_to_go_on_where_it_was(dead, job, dlctl_command):
@@ -179,7 +186,7 @@ def test_a_run_that_never_got_to_work_is_not_told_to_go_on_where_it_was(dead, jo
     assert "server-0    there is nothing of it yet" in out
     assert "nothing is lost" not in out
     assert f"it never got to work: {reason}; it starts again. It will fail again until" in out
-    assert "correct train.py:4 first, then " in out.splitlines()[-1]
+    assert "  next        correct train.py:4 first, then\n" in out
     found = look(dlctl_command, str(dead.path))
     assert (found["was_at_work"], found["next"].startswith("correct train.py:4")) == (False, True)
 
@@ -422,10 +429,17 @@ def test_a_write_ahead_log_that_was_cut_off_costs_its_last_rows_only(dead, dlctl
     assert memory["work"][0] == 90
 
 
-@pytest.mark.parametrize("command", [("recover",), ("recover", "--dry-run")])
+LOOKING = [("status",), ("why",), ("logs", "--failed"), ("events",), ("verify",)]
+
+
+@pytest.mark.parametrize("command", [("recover",), ("recover", "--dry-run"), ("stop",), *LOOKING])
 def test_a_write_ahead_log_that_is_damaged_before_its_end_is_named(dead, dlctl_command, command):
-    """SQLite would pass over all that follows without a word: terms that were given out, too."""
+    """SQLite would pass over all that follows without a word: terms that were given out, too. Who
+    only looked said that nothing is lost, when recover had refused already.
+    """
     remember(dead)
+    keep(dead, 0, version=41, deliveries=[])
+    save(dead, step=30, number=1)
     for step in (97, 98, 99):
         dead.run(step=step)
     wal = dead.path / f"{rundb.FILE}-wal"
@@ -435,10 +449,27 @@ def test_a_write_ahead_log_that_is_damaged_before_its_end_is_named(dead, dlctl_c
     data[len(data) // 2] ^= 1
     (dead.path / rundb.FILE).write_bytes(database)
     wal.write_bytes(data)
-    ended = dlctl_command(*command, str(dead.path))
-    assert (ended.code, f"{wal.name} is damaged at byte" in ended.err) == (1, True)
-    assert "and it has no checkpoint" in ended.err
+    ended = dlctl_command(*command, "-j", str(dead.path))
+    assert (ended.code, ended.out) == (1, "")
+    assert f"the run's database is damaged: {wal.name} is damaged at byte" in ended.err
+    assert "\n  it had come to step 88 at least\n" in ended.err
+    assert re.search(r"\n  its newest .*checkpoint is .*: step 30, runs/", ended.err)
+    assert "\n  its servers' shards are still kept, " in ended.err
+    export, give_up = commands_of(ended.err)
+    assert export.startswith("dlctl checkpoint export ")
+    assert give_up == "dlctl stop --kill -j recover-7f3a"
     assert wal.read_bytes() == data
+    assert " unreadable " in dlctl_command("ps").out
+
+
+def test_the_log_of_a_run_that_lives_is_not_read(dead, monkeypatch):
+    """That takes a moment, and its coordinator sees to it."""
+    looked = []
+    monkeypatch.setattr(rundb, "damage_of_log", lambda directory: looked.append(directory) or "")
+    dead.run(**ME)
+    assert (load(dead.path).is_live, looked) == (True, [])
+    dead.run(**gone())
+    assert (load(dead.path).is_live, looked) == (False, [dead.path])
 
 
 def test_a_copy_is_refused_whether_or_not_the_run_lives(dead, dlctl_command):
@@ -521,7 +552,7 @@ def test_a_run_that_is_down_is_not_saved_and_what_goes_on_with_it_is_said(
     code, _, err = dlctl_command("checkpoint")
     run_id = begun.run()["run_id"]
     assert (code, f"{run_id} is down (failed, at step 90): nobody" in err) == (1, True)
-    assert f"next: dlctl recover -j {run_id} goes on at step 90: nothing is lost" in err
+    assert f"next: dlctl recover -j {run_id} goes on at step 90: nothing is lost" in flat(err)
     save(SimpleNamespace(path=own_place / "runs" / run_id), step=90, number=1)
     assert "there is nothing new to save" in dlctl_command("checkpoint").err
 
@@ -529,7 +560,7 @@ def test_a_run_that_is_down_is_not_saved_and_what_goes_on_with_it_is_said(
 def test_start_goes_on_where_a_dead_run_was_if_nothing_is_lost(begun, job, dlctl_command):
     status = dlctl_command("status").out
     assert "dlctl recover -j quick-" in status
-    assert " goes on at step 90: nothing is lost" in status
+    assert " goes on at step 90: nothing is lost\n" in status
     ended = dlctl_command("start", str(job))
     assert ended.code == 0, ended.err
     assert "goes on where it was, at step 90: nothing is lost" in ended.err
@@ -549,8 +580,8 @@ def test_start_with_another_content_says_what_is_done_again_and_what_would_lose_
     changed(job)
     again = "60 steps after the checkpoint at step 30 are done again"
     lossless = (
-        f"nothing is lost with dlctl recover -j {directory.name} (it goes on with the old job "
-        f"file), then dlctl stop -j {directory.name}, then dlctl start job.toml"
+        f"nothing is lost with: dlctl recover -j {directory.name} && "
+        f"dlctl stop -j {directory.name} && dlctl start job.toml"
     )
     told = dlctl_command("recover", "--dry-run").out
     assert "job.toml takes that from the checkpoint at step 30 (60 steps done again), and" in told
@@ -559,7 +590,7 @@ def test_start_with_another_content_says_what_is_done_again_and_what_would_lose_
     assert json.loads(dlctl_command("plan", "--json", str(job)).out)["done_again"] == 60
     ended = dlctl_command("start", str(job))
     assert ended.code == 0, ended.err
-    assert f"the job file has changed: {again}; {lossless}; some keys change live" in ended.err
+    assert f"the job file has changed: {again}; {lossless}\n" in ended.err
     assert begun.run()["resume"].endswith("000000000030-1")
 
 
@@ -572,7 +603,7 @@ def test_where_no_checkpoint_is_good_what_is_kept_is_not_given_up_either(
     changed(job)
     code, _, err = dlctl_command("start", str(job))
     assert (code, "its only checkpoint is damaged" in err) == (1, True)
-    assert f"next: nothing is lost with dlctl recover -j {directory.name}" in err
+    assert f"next: dlctl recover -j {directory.name} && dlctl stop -j " in err
 
 
 def test_start_with_another_content_does_not_give_up_a_run_that_has_no_checkpoint(
@@ -585,12 +616,12 @@ def test_start_with_another_content_does_not_give_up_a_run_that_has_no_checkpoin
     )
     planned = dlctl_command("plan", str(job)).out
     assert "start refuses, because" in planned
-    assert f"nothing is lost with dlctl recover -j {directory.name}" in planned
+    assert f"nothing is lost with: dlctl recover -j {directory.name} &&" in planned
     code, _, err = dlctl_command("start", str(job))
     assert (code, "has no checkpoint: all of its 90 steps would be given up" in err) == (1, True)
     assert "optimizer.lr: 0.1 -> 0.2" in err
     assert f"next: dlctl recover -j {directory.name}" in err
-    assert "to give them up: dlctl start --fresh job.toml" in err
+    assert "\n    or: dlctl start --fresh job.toml\n        gives them up\n" in err
     assert (len(list((own_place / "runs").iterdir())), begun.memory()["work"][0]) == (1, 90)
     assert dlctl_command("start", "--fresh", str(job)).code == 0
     assert len(list((own_place / "runs").iterdir())) == 2
@@ -641,9 +672,9 @@ def test_without_a_lost_host_is_said_alike_everywhere(dead, job, dlctl_command):
     run.daemon("agent-1", agent="agent-1", state="failed")
     remember(run, "server-0", state="failed")
     without = "without: take nowhere.invalid out of job.toml, then dlctl start job.toml begins anew"
-    assert without in dlctl_command("status").out
+    assert without in flat(dlctl_command("status").out)
     code, _, err = dlctl_command("recover")
-    assert (code, without in err) == (5, True)
+    assert (code, without in flat(err)) == (5, True)
 
 
 def test_a_run_is_killed_although_a_host_of_it_is_lost_for_good(dead, dlctl_command):

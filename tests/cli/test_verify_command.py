@@ -194,6 +194,25 @@ def test_what_only_a_damaged_checkpoint_has_is_lost_before_anything_is_recovered
     assert (code, data["lost"], data["unknown"]) == (1, 10, 0)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_damaged_checkpoints_had_cannot_be_known_if_there_is_no_good_one(
+    run, dlctl_command, count
+):
+    """It was taken for a loss of everything."""
+    made = [save(run, step=n, number=n, deliveries=([0, 1, 50],)) for n in range(15, 15 + count)]
+    for checkpoint in made:
+        damage(checkpoint)
+    acknowledge(run, 0, 1, 1, 50)
+    code, data = verdict(dlctl_command)
+    assert (code, data["lost"], data["unchecked"]) == (8, 0, 50)
+    code, _, err = dlctl_command("verify")
+    which = "its only checkpoint is" if count == 1 else "all of its 2 checkpoints are"
+    file = made[-1] / "shard-0.safetensors"
+    assert (code, f"cannot be checked: {which} damaged: {file}: " in err) == (8, True), err
+    assert "lost" not in err.replace("no loss found", "")
+    assert err.endswith("\n  next: dlctl checkpoint verify -j verify-7f3a\n")
+
+
 def test_a_checkpoint_that_the_run_has_left_proves_nothing_any_more(run, dlctl_command):
     """A worker had begun anew after the checkpoint that the run went back to."""
     older = save(run, step=15, number=15, deliveries=([0, 1, 40],))

@@ -13,6 +13,7 @@ import time
 
 import pytest
 from identity import ME, OF_ANOTHER_BOOT, identity
+from nextlines import flat
 
 from dlctl import runs
 from dlctl.cli import lives, troubles
@@ -251,7 +252,7 @@ def test_a_frozen_coordinator_is_not_answering_everywhere(run, dlctl_command):
     (row,) = (line for line in status.out.splitlines() if line.startswith("worker-0"))
     assert "80" not in row
     assert f"! coordinator {said} word; what is above is old\n" in status.out
-    assert f"  next        {helps}, which goes on where it was: nothing is lost\n" in status.out
+    assert f" next {helps}, which goes on where it was: nothing is lost" in flat(status.out)
     assert "  not answering  " in listed.out
     assert why.out.startswith(f"coordinator {said}")
     assert "\n   what has been handed out goes on without it; all that is new waits" in why.out
@@ -262,7 +263,7 @@ def test_a_frozen_coordinator_is_not_answering_everywhere(run, dlctl_command):
 @pytest.mark.parametrize(
     ("free_bytes", "why", "step"),
     [
-        (0, ": runs has 0 B left", "make room there: df -h runs"),
+        (0, ": runs has 0 B left", "df -h runs\n{}make room there"),
         (10**12, "", "dlctl logs coordinator -l warning -j digits-7f3a"),
     ],
 )
@@ -291,10 +292,10 @@ def test_a_coordinator_that_works_and_cannot_write_is_not_silent(
     assert status.out.startswith("digits-7f3a  running  up")
     assert status.out.count("! ") == 1, "nothing of the others, of whom nobody knows"
     assert f"! {said}" in status.out
-    assert f"       next: {step}\n" in status.out
+    assert f"       next: {step.format(13 * ' ')}\n" in status.out
     assert why_.out.startswith(said)
     without = "); training goes on without worker-0, whose next process joins when this can"
-    assert why_.out.endswith(f"{without} be written\n   next: {step}\n")
+    assert why_.out.endswith(f"{without} be written\n   next: {step.format(9 * ' ')}\n")
     assert [said in line for line in failed.out.splitlines()] == [True]
     assert "kill" not in status.out + why_.out + failed.out
     assert (checked.code, "is running, but cannot write" in checked.err) == (3, True)
@@ -323,7 +324,9 @@ def test_where_not_even_a_lock_can_be_touched_the_disk_is_to_blame_and_not_the_c
         at_work.kill()
     said = "coordinator cannot write the run's database: runs takes nothing: Read-only file system"
     assert why.startswith(said)
-    assert "training goes on\n   next: see why with dmesg, then check and mount it again" in why
+    assert (
+        "training goes on\n   next: findmnt -T runs\n         see why with dmesg, then check" in why
+    )
     assert "kill" not in why
 
 
@@ -337,7 +340,8 @@ def test_whose_agent_may_not_be_able_to_start_a_coordinator_on_such_a_disk_hears
     why = dlctl_command("why").out
     said = "its agent may not be able to start another one: runs takes nothing: Read-only"
     assert said in why
-    assert "findmnt -T runs; then dlctl recover -j digits-7f3a" in why
+    assert "findmnt -T runs\n" in why
+    assert "mount it again, then\n         dlctl recover -j digits-7f3a\n" in why
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["", "a new coordinator"])
@@ -353,8 +357,8 @@ def test_a_server_without_room_for_its_shard_needs_room_and_no_other_help(
     worker(run, 0, phase="pushing", waiting_for="server-0", waits_s=5.0, **ME)
     out = dlctl_command("why").out.splitlines()
     assert "starts (waiting for room); it goes on with its shard" in out[0]
-    said = "make room for its state; dlctl logs server-0 -l error -j digits-7f3a says where"
-    assert out[1] == f"   next: {said}"
+    assert out[1] == "   next: dlctl logs server-0 -l error -j digits-7f3a"
+    assert out[2] == "         says where: make room for its state there"
 
 
 @pytest.mark.parametrize(
@@ -393,7 +397,7 @@ def test_a_dead_coordinator_is_the_root(run, dlctl_command):
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
         gone = identity(dead.pid)
     run.run(updated_at=time.time() - 12.3, **gone).daemon("agent-0", **ME)
-    expected = f"coordinator is gone since 12s (pid {dead.pid})"
+    expected = f"coordinator has been gone for 12s (pid {dead.pid})"
     meanwhile = "   what has been handed out goes on without it; all that is new waits for it"
     out = dlctl_command("why").out
     assert out.startswith(f"{expected}; its agent starts another one\n{meanwhile}\n")
@@ -414,7 +418,7 @@ def test_for_how_long_a_coordinator_is_gone_is_seen_by_its_lock(run, dlctl_comma
     run.daemon("agent-0", **ME)
     (run.path / runs.LOCK).touch()
     os.utime(run.path / runs.LOCK, (time.time() - 8.1, time.time() - 8.1))
-    assert dlctl_command("why").out.startswith("coordinator is gone since 8.1s (pid ")
+    assert dlctl_command("why").out.startswith("coordinator has been gone for 8.1s (pid ")
 
 
 def test_a_coordinator_that_cannot_write_that_it_is_there_is_told_of(
@@ -430,7 +434,7 @@ def test_a_coordinator_that_cannot_write_that_it_is_there_is_told_of(
     said = "coordinator has died or was restarted; the next one is there, and cannot write that: "
     assert out.startswith(f"{said}runs has 0 B left; what is shown is 44s old (")
     assert "); training goes on\n" in out
-    assert out.endswith("   next: make room there: df -h runs\n")
+    assert out.endswith("   next: df -h runs\n         make room there\n")
 
 
 def test_daemons_that_wait_for_each_other_are_found_too(run, dlctl_command):
@@ -448,7 +452,8 @@ def test_an_ended_run_has_nobody_who_waits_and_says_how_it_goes_on(run, dlctl_co
     assert (code, out) == (
         0,
         "nobody waits: digits-7f3a has failed: server-0: boom\n"
-        "   next: dlctl recover --dry-run -j digits-7f3a says what is left of it\n",
+        "   next: dlctl recover --dry-run -j digits-7f3a\n"
+        "         says what is left of it\n",
     )
     assert dlctl_command("why", "worker-9").code == 4
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from house import GUEST, KEYS, House
 
+from daemons.coordinator.directories import Directories
 from daemons.coordinator.records import Records
 from daemons.loop import Loop
 from dlctl.machine import Effect, Event, Exit, Started
@@ -54,13 +55,14 @@ def run_script() -> Callable[..., list[Event]]:
 
 @pytest.fixture
 def record(tmp_path: Path, run_script: Callable[..., list[Event]]) -> Callable[..., list[Event]]:
-    """What one execution of a coordinator does with effects: its `Records` in a loop of its own."""
+    """What one execution of a coordinator does with effects: what it writes, in its own loop."""
     with_database = RunDb(tmp_path, create=True)
     with_database.close()
 
     def run(*effects: Effect, awaited: int = 0) -> list[Event]:
         loop, db = Loop(), RunDb(tmp_path)
         Records(tmp_path, db, loop)
+        Directories(tmp_path, db, loop)
         try:
             return run_script(loop, *effects, awaited=awaited)
         finally:

@@ -53,10 +53,10 @@ def manifest(number: int, directory: Path) -> dict[str, Any]:
     }
 
 
-def save(record: Any, number: int, keep: int = 1) -> j.CheckpointEnded:
-    """A whole checkpoint."""
+def save(record: Any, number: int, keep: int = 1, **changes: Any) -> j.CheckpointEnded:
+    """A whole checkpoint. `changes`: of its manifest."""
     (begun,) = record(j.BeginCheckpoint(number, number * 10), awaited=1)
-    made = manifest(number, Path(begun.directory))
+    made = manifest(number, Path(begun.directory)) | changes
     complete = j.CompleteCheckpoint(number, begun.directory, made, keep)
     (ended,) = record(complete, awaited=1)
     return ended
@@ -112,6 +112,21 @@ def test_damaged_checkpoints_take_the_place_of_no_good_one(tmp_path, record):
         save(record, number, keep=3)
         found.append(numbers(tmp_path))
     assert found == [[3, 4, 5, 6, 7], [4, 6, 7, 8], [7, 8, 9]]
+
+
+def test_what_is_saved_by_failures_takes_the_place_of_no_other_one(tmp_path, record):
+    """However often somebody brings back a run that fails again, one of before that is left."""
+    for number in (1, 2):
+        save(record, number, keep=2)
+    found = []
+    for number in range(3, 7):
+        save(record, number, keep=2, failure="no worker is left: worker-0: ruined")
+        found.append(numbers(tmp_path))
+    assert found == [[1, 2, 3], [1, 2, 3, 4], [1, 2, 4, 5], [1, 2, 5, 6]]
+    save(record, 7, keep=2)
+    assert numbers(tmp_path) == [2, 6, 7]
+    save(record, 8, keep=2)
+    assert numbers(tmp_path) == [7, 8]
 
 
 def test_without_the_database_no_old_checkpoint_is_removed(tmp_path, record, monkeypatch, caplog):

@@ -199,7 +199,8 @@ def delay_fsync(trial: Trial, job: Job) -> Incident:
     incident.require(good(job) not in (None, before), "there is no new checkpoint")
     incident.others_gap_s = job.watch.longest_gap_s(range(WORKERS), began, saved)
     incident.require(
-        incident.others_gap_s <= GAP_S_MAX, f"a worker paused {incident.others_gap_s:.2f} s"
+        incident.others_gap_s <= GAP_S_MAX,
+        f"a worker paused {incident.others_gap_s:.2f} s for {name}",
     )
     incident.false_failovers = replaced(job, incarnations)
     return incident

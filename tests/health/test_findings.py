@@ -85,7 +85,7 @@ def test_a_good_machine_has_nothing_but_good_marks_and_no_fixes() -> None:
             "torch",
             FAULT,
             "is not installed for /venv/bin/python (No module named 'torch'); 4 workers here",
-            "pip install torch   |   workers = 0",
+            "pip install torch\nor: workers = 0",
         ),
         (
             facts(torch={"version": "2.11.0", "cuda": "", "devices": 1}),

@@ -166,7 +166,7 @@ def test_training_goes_on_while_the_disk_is_full_and_saves_when_there_is_room(
         ended = place.dlctl("checkpoint")
         assert ended.code == 1
         assert "No space left on device" in ended.err
-        assert "next: make room there: df -h runs" in place.dlctl("status").out
+        assert "next: df -h runs\n" in place.dlctl("status").out
         said = "coordinator cannot write the run's database: runs has "
         place.until("nobody takes it for silent", lambda: said in place.dlctl("why").out)
         status = place.dlctl("status").out

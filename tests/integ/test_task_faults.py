@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from workplace import TASK, Command, Ended, Workplace
+from workplace import ENDLESS, TASK, Command, Ended, Workplace
 
 AT_ONCE = 2
 """Jobs that run beside each other: importing torch is most of what they do."""
@@ -161,6 +161,34 @@ def test_a_loss_that_stays_nan_fails_the_run_and_never_gets_into_the_weights(
     place.nothing_left()
 
 
+def test_a_model_that_a_rate_has_ruined_comes_back_as_it_was_before_however_often_that_fails(
+    place: Workplace,
+) -> None:
+    """What status names is done, and works; what it warns of is tried before, and harms nothing."""
+    ruined = "max(float(p.abs().max()) for p in model.parameters()) > 1e3"
+    _task(place, f"if {ruined}: return model(batch[0]).sum() * float('inf')")
+    place.job(stop=ENDLESS, more_workers="nonfinite_steps_max = 6", more="keep = 1")
+    place.start()
+    place.until_step(20)
+    saved = json.loads(place.dlctl("checkpoint", "create", "--json").out)
+    assert place.dlctl("set", "lr=1e5").code == 0
+    place.until_state("failed")
+    for _ in range(2):
+        place.dlctl("recover")
+        place.until_state("failed")
+    listed = json.loads(place.dlctl("checkpoint", "ls", "--json").out)["checkpoints"]
+    good = [row["step"] for row in listed if row["failure"] is None]
+    assert good == [saved["step"]]
+    way = f"dlctl recover -j {place.directory.name} --from-checkpoint"
+    assert way in place.dlctl("status").out
+    back = place.dlctl(*way.split()[1:])
+    assert back.code == 0, back.err
+    assert "set live" in back.out
+    place.until_step(place.run()["step"] + 20)
+    assert "lr   0.1" in place.dlctl("get", "lr").out, "the job file's applies again"
+    assert place.dlctl("stop").code == 0
+
+
 def test_the_batches_of_pushes_that_are_refused_are_named_by_status_and_events(
     place: Workplace,
 ) -> None:
@@ -216,3 +244,42 @@ def test_a_process_that_crashes_again_and_again_fails_the_run_with_its_last_word
     assert "train.py" in ended.err, "where it crashed"
     assert place.daemon("worker-0")["last_exit"]["text"] == "killed by SIGABRT"
     place.nothing_left()
+
+
+def test_a_task_that_ends_its_own_process_is_blamed_for_it_whatever_the_code_is(
+    place: Workplace,
+) -> None:
+    """Code 0, too, which a process of dlctl has that was told to end: its log would say so."""
+    _task(place, "if self.calls > 20: __import__('os')._exit(0)")
+    place.job(stop=ENDLESS, more_workers="restarts_max = 1")
+    ended = place.dlctl("run", "job.toml")
+    assert ended.code == 7
+    assert "died 2 times before or soon after it was at work: exit 0, for the 2nd time" in ended.err
+    last = place.daemon("worker-0")["last_exit"]
+    assert (last["code"], last["in_row"]) == (0, 2)
+    assert "so something in the task ends the process (os._exit, or a library)" in last["blame"]
+    step = "find what ends the process in train.py, and correct it first, then"
+    assert step in place.dlctl("status").out
+    place.nothing_left()
+
+
+def test_all_who_hang_in_one_line_name_it_and_go_on_when_it_is_corrected(place: Workplace) -> None:
+    """What `status` and `why` advise works, and one command is enough for all of them."""
+    _task(place, "if self.calls > 20: threading.Event().wait()")
+    place.job(stop=ENDLESS, workers=2, more="[timeouts]\ngrace_s = 2.0\n")
+    place.start()
+    line = LOSS + 4  # `CALLS` goes before it.
+    where = f"in one batch for 1[0-9] s, at train.py:{line}\n"
+    for name in ("worker-0", "worker-1"):
+        place.until(f"{name} to be stuck", lambda name=name: place.daemon(name)["state"] == "slow")
+        place.until("its place", lambda name=name: "stuck_at" in place.daemon(name)["metrics"])
+    why = place.dlctl("why").out
+    assert len(re.findall(where, why)) == 2, why
+    command = f"dlctl restart 'worker-*' -j {place.directory.name}"
+    assert why.count(command) == 1
+    assert place.run()["reason"] == "worker-0, worker-1"
+    _task(place, "pass")
+    step = place.run()["step"]
+    assert place.dlctl("restart", "worker-*").code == 0
+    place.until_step(step + 20)
+    assert place.dlctl("stop").code == 0

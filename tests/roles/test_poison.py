@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+import pytest
+
+from dlctl.roles.effects import Computed
 from dlctl.roles.poison import BATCHES_KEPT, Poison
 
 
@@ -61,3 +67,16 @@ def test_an_older_push_that_is_settled_late_does_not_end_the_row() -> None:
     refuse(poison, 6)
     poison.settled(5)
     assert poison.pushes_in_row == 1
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "odd"),
+    [
+        (math.nan, 1.0, "loss nan"),
+        (math.inf, math.inf, "loss inf"),
+        (1.27e36, math.inf, "gradient of norm inf (its loss is 1.27e+36)"),
+    ],
+)
+def test_what_is_not_finite_is_named(loss: float, norm: float, odd: str) -> None:
+    computed = Computed(loss, None, np.zeros(0), norm)
+    assert (computed.is_finite, computed.odd) == (False, odd)

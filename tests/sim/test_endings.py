@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +13,7 @@ from simulated import Watcher, job_file
 from dlctl import messages as m
 from dlctl import registry
 from dlctl.machine import Received, Send, Started
+from dlctl.manifest import FAILURE
 from dlctl.roles.desk import COORDINATOR, EXIT_POISONED, Birth
 from dlctl.roles.effects import LoadArrays
 from dlctl.roles.server import Server
@@ -304,3 +307,38 @@ def test_a_run_ends_when_the_last_worker_that_could_work_has_been_removed(
     assert outcome.store.texts("state")[-1].startswith("failed: no worker is left: worker-0: ")
     assert list(outcome.store.texts("quarantine")), "that came first"
     assert outcome.seconds < 60.0
+
+
+def poisoned(checkpoint_s: float) -> Simulation:
+    """A run that has failed after 30 seconds: nobody could use what its workers computed."""
+    job = job_file(workers=2, epochs=1000.0, checkpoint_s=checkpoint_s)
+    compute = ComputeOptions(step_s=0.05)
+    simulation = Simulation(job, LeastSquares(samples=1024), compute=compute)
+
+    def poison(name: str) -> None:
+        worker = simulation.world.process(name)
+        worker.exit_code = EXIT_POISONED
+        worker.end(EXIT_POISONED)
+
+    for name in ("worker-0", "worker-1"):
+        simulation.at(30.0, partial(poison, name))
+    assert simulation.run().state == "failed"
+    return simulation
+
+
+def test_what_is_saved_because_the_run_failed_says_so() -> None:
+    store = poisoned(checkpoint_s=20.0).world.store
+    first, last = (store.manifests[path] for path in sorted(store.manifests))
+    assert FAILURE not in first
+    assert last[FAILURE].startswith("no worker is left: worker-")
+
+
+def test_a_run_that_failed_is_not_saved_again_as_soon_as_it_is_brought_back() -> None:
+    """It may fail again at once: what is ruined would count as a good one each time."""
+    simulation = poisoned(checkpoint_s=20.0)
+    saved = len(simulation.world.store.manifests)
+    world = simulation.world
+    world.restart_coordinator(lambda: replace(world.past(), gone_s=3600.0))
+    simulation.run(world.timeline.now + 15.0)
+    assert simulation.store.run["state"] == "degraded", "it is brought back"
+    assert len(simulation.world.store.manifests) == saved

@@ -14,6 +14,7 @@ from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import LeastSquares
 from dlctl.sim.simulation import Simulation
+from dlctl.text import PLACE_CHARS_MAX, bounded_place
 
 HUNG = ComputeOptions(step_s=0.1, slow={1: 1e6})
 
@@ -56,6 +57,50 @@ def test_where_a_task_hangs_is_looked_for_once():
     job = job_file(workers=2, seconds=100.0)
     Simulation(job, LeastSquares(), compute=HUNG, checkers=(located,)).run()
     assert located.names == ["worker-1"]
+
+
+def seen_at(when_s: float, compute: ComputeOptions, workers: int) -> Simulation:
+    """A run as it was then; nothing is written of it afterwards."""
+    job = job_file(workers=workers, seconds=1000.0)
+    simulation = Simulation(job, LeastSquares(), compute=compute)
+    simulation.run(when_s)
+    return simulation
+
+
+def test_a_worker_that_hangs_says_in_which_line_and_all_who_do_are_named() -> None:
+    """The first of them was not the only one, and by then the run was called degraded."""
+    hung = ComputeOptions(step_s=0.1, slow=dict.fromkeys(range(3), 1e6))
+    store = seen_at(60.0, hung, 3).store
+    for name in ("worker-0", "worker-1", "worker-2"):
+        assert store.daemons[name]["metrics"]["stuck_at"] == "/home/me/train.py:51"
+    assert store.run["state"] == "degraded"
+    assert store.run["reason"] == "worker-0, worker-1, worker-2"
+    assert [text for text in store.texts("state") if "degraded" in text] != []
+    assert len([text for text in store.texts("state") if "degraded" in text]) == 1
+
+
+def test_of_many_who_hang_the_first_are_named_and_the_others_counted() -> None:
+    hung = ComputeOptions(step_s=0.1, slow=dict.fromkeys(range(10), 1e6))
+    reason = seen_at(40.0, hung, 10).store.run["reason"]
+    assert reason.startswith("worker-0, worker-1, ")
+    assert reason.endswith("worker-7, and 2 more")
+
+
+def test_a_batch_that_takes_longer_than_usual_is_told_of_before_it_counts_as_hanging() -> None:
+    hung = ComputeOptions(step_s=0.1, slow={1: 1e6})
+    rows = seen_at(8.0, hung, 2).store.daemons
+    assert rows["worker-1"]["state"] == "running"
+    assert rows["worker-1"]["metrics"]["in_batch_s"] > 2.0
+    assert "in_batch_s" not in rows["worker-0"]["metrics"]
+    assert "in_batch_s" not in seen_at(40.0, hung, 2).store.daemons["worker-1"]["metrics"]
+
+
+def test_the_place_where_a_task_hangs_can_be_sent_whatever_its_name_is() -> None:
+    assert bounded_place("/home/me/train.py:51") == "/home/me/train.py:51"
+    assert bounded_place("/odd/\udcff.py:7") == "/odd/\\udcff.py:7"
+    long = bounded_place(f"/{'x' * 5000}/train.py:51")
+    assert len(long) == PLACE_CHARS_MAX
+    assert (long[:4], long[-12:]) == ("...x", "/train.py:51")
 
 
 TOPK = ("topk", {"density": 0.1})

@@ -1,0 +1,86 @@
+"""Directories of checkpoints are begun, completed and removed in a thread of its own, one after the
+other: a disk that is slow, or hangs, keeps the coordinator from none of its daemons.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from daemons.loop import Loop
+from dlctl import branches, checkpoints, preferred
+from dlctl.branches import Resume
+from dlctl.errors import DlctlError
+from dlctl.manifest import SCHEMA
+from dlctl.roles import journal as j
+from dlctl.rundb import RunDb
+
+log = logging.getLogger("dlctl")
+
+
+class Directories:
+    def __init__(self, directory: Path, db: RunDb, loop: Loop) -> None:
+        self.directory = directory
+        self._db = db
+        self._loop = loop
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        loop.perform(j.BeginCheckpoint, self._on_begin)
+        loop.perform(j.CompleteCheckpoint, self._on_complete)
+
+    def _on_begin(self, effect: j.BeginCheckpoint) -> None:
+        self._thread.submit(self._begin, effect)
+
+    def _on_complete(self, effect: j.CompleteCheckpoint) -> None:
+        """The database is this thread's."""
+        try:
+            branch = branches.chain(branches.resumes(self._db))
+        except (DlctlError, sqlite3.Error) as error:
+            log.warning("cannot remove old checkpoints: %s", error)
+            branch = None
+        self._thread.submit(self._complete, effect, branch)
+
+    # ------------------------------------------------------------ in the thread
+
+    def _begin(self, effect: j.BeginCheckpoint) -> None:
+        try:
+            checkpoints.remove_incomplete(self.directory, effect.number, log.warning)
+            path = checkpoints.create(self.directory, effect.step, effect.number)
+            self._loop.post(j.CheckpointBegun(effect.number, str(path), ""))
+        except Exception as error:
+            self._loop.post(j.CheckpointBegun(effect.number, "", _words(error)))
+
+    def _complete(self, effect: j.CompleteCheckpoint, branch: Sequence[Resume] | None) -> None:
+        directory, error = Path(effect.directory), ""
+        manifest = effect.manifest | {"schema": SCHEMA, "at": time.time()}
+        try:
+            checkpoints.write_manifest(directory, manifest)
+        except Exception as failure:
+            error = _words(failure)
+        if not error and branch is not None:
+            self._prune(directory, effect.keep, branch)
+        self._loop.post(j.CheckpointEnded(effect.number, error))
+
+    def _prune(self, newest: Path, keep: int, branch: Sequence[Resume]) -> None:
+        """The new checkpoint is good whatever becomes of the old ones.
+
+        Damaged ones that the run went back from must not take the places of the good ones, nor must
+        what it has saved because it had failed.
+        """
+        try:
+            counts = preferred.counting(self.directory, branch)
+            checkpoints.prune(self.directory, keep, newest, log.warning, counts)
+        except Exception as error:
+            log.warning("cannot remove old checkpoints: %s", _words(error))
+
+
+def _words(error: Exception) -> str:
+    match error:
+        case DlctlError():
+            return f"{error.message} ({error.where})"
+        case OSError():
+            return str(error)
+    return f"a bug in dlctl: {type(error).__name__}: {error}"

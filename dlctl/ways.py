@@ -1,0 +1,81 @@
+"""What to do next, as lines that can be pasted into a shell.
+
+    next: dlctl recover -j mnist-7f3a
+          goes on at step 90: nothing is lost
+      or: dlctl start --fresh job.toml
+          begins anew
+
+A hint (`DlctlError.hint`) is such text without the labels: a command per line, below it what it
+does, and "or: " before every other way. So no line has two commands, nor prose behind one: whoever
+pastes a line gets what he has read. A pipe between two ways would run both of them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from typing import Any
+
+OR = "or: "
+NEXT = "next: "
+OF_A_RUN = (
+    *("status", "logs", "events", "why", "wait", "get", "set", "scale", "restart", "recover"),
+    *("stop", "checkpoint", "verify"),
+)
+"""Commands that take -j."""
+
+
+def either(*hints: str | None) -> str:
+    """Ways to choose from, the best one first; empty ones are left out."""
+    return f"\n{OR}".join(hint for hint in hints if hint)
+
+
+def told(command: str, what: str) -> str:
+    """A command, and what it does, or when to use it."""
+    return f"{command}\n{what}" if what else command
+
+
+def lines(hint: str, label: str = NEXT) -> list[str]:
+    """As it is shown: every way on lines of its own, below the first one."""
+    width = len(label)
+    other = OR.rjust(width) if label.rstrip().endswith(":") else "or".ljust(width)
+    shown: list[str] = []
+    for line in hint.split("\n"):
+        before = other if line.startswith(OR) else " " * width
+        shown.append((before if shown else label) + line.removeprefix(OR))
+    return shown
+
+
+def each(hint: str) -> list[str]:
+    """Every way as one line, for programs: what it does stands behind the command."""
+    return [" ".join(way.split("\n")) for way in hint.split(f"\n{OR}")] if hint else []
+
+
+def as_data(hint: str) -> dict[str, Any]:
+    """For `--json`: `next` is the best way, and `or` are the others."""
+    first, *others = each(hint) or [""]
+    return {"next": first, "or": others}
+
+
+def in_a_line(hint: str | None) -> str:
+    """For a log, and for the end of a sentence."""
+    return f"; {OR}".join(each(hint or ""))
+
+
+def about(hint: str, run: str) -> str:
+    """The same commands about the run that somebody has named: without its name they would be about
+    the newest one. "" if nobody has named any.
+    """
+    return "\n".join(_about(line, run) for line in hint.split("\n")) if run else hint
+
+
+def _about(line: str, run: str) -> str:
+    words = line.removeprefix(OR).split()
+    if words[:1] != ["dlctl"] or words[1:2] == [] or words[1] not in OF_A_RUN:
+        return line
+    return line if _names_one(words) else f"{line} -j {shlex.quote(run)}"
+
+
+def _names_one(words: Iterable[str]) -> bool:
+    """A path does so, too."""
+    return any(word.startswith(("-j", "--job", "--help")) or "/" in word for word in words)
