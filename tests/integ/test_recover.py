@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
@@ -158,30 +159,31 @@ def test_stop_kill_keeps_the_agent_from_starting_its_coordinator_again(place: Wo
     assert place.dlctl("recover").out.count("nothing to recover") == 1
 
 
-def test_a_copy_of_a_living_run_is_refused(place: Workplace) -> None:
+def copied(place: Workplace) -> Path:
+    """A copy of the directory of a run that lives."""
     place.task(pause_s=SLOW_S)
     place.job(stop=ENDLESS)
     directory = place.start()
     place.until_step(5)
     copy = place.path / "elsewhere" / directory.name
     shutil.copytree(directory, copy)
+    return copy
+
+
+def test_a_copy_of_a_living_run_is_refused(place: Workplace) -> None:
+    copy = copied(place)
     for arguments in (["recover"], ["recover", "--dry-run"]):
         ended = place.dlctl(*arguments, str(copy))
         assert (ended.code, "this directory is a copy" in ended.err) == (1, True)
     assert place.dlctl("stop").code == 0
     ended = place.dlctl("recover", str(copy))
-    assert (ended.code, str(directory) in ended.err) == (1, True)
+    assert (ended.code, str(place.directory) in ended.err) == (1, True)
     place.nothing_left()
 
 
 def test_who_stops_or_kills_an_old_copy_does_no_harm_to_the_run(place: Workplace) -> None:
     """The copy takes its run for dead: it knows neither the coordinator nor the agent of now."""
-    place.task(pause_s=SLOW_S)
-    place.job(stop=ENDLESS)
-    directory = place.start()
-    place.until_step(5)
-    copy = place.path / "elsewhere" / directory.name
-    shutil.copytree(directory, copy)
+    copy = copied(place)
     os.kill(place.pid("coordinator"), signal.SIGKILL)
     place.until("the next one", lambda: place.run()["incarnation"] == 2)
     place.until_state("running")

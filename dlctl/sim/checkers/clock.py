@@ -9,9 +9,8 @@ import numpy as np
 from dlctl import messages as m
 from dlctl.machine import Effect, Peer, Send
 from dlctl.messages import Array, Message
-from dlctl.roles.basis import Slice
-from dlctl.roles.channel import Channel
 from dlctl.roles.effects import Compute
+from dlctl.sim.checkers.arrivals import when_placed
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.process import Process
 
@@ -43,16 +42,11 @@ class ClockChecker(Checker):
 
     def on_message(self, process: Process, peer: Peer, message: Message) -> None:
         """A worker is about to get an answer: from now on its model is looked at."""
-        training = getattr(process.machine, "training", None)
-        if training is None or not isinstance(message, m.Parameters | m.SparseParameters):
-            return
-        another = training.fetcher.placed
 
-        def placed(channel: Channel, arrived: Slice, model: Array) -> None:
-            another(channel, arrived, model)
-            self._placed[process, channel.shard] = model.copy()
+        def placed(shard: int, model: Array) -> None:
+            self._placed[process, shard] = model
 
-        training.fetcher.placed = placed
+        when_placed(process, message, placed)
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         match effect:

@@ -7,11 +7,10 @@ from collections import defaultdict
 import numpy as np
 
 from dlctl.machine import Effect, Peer
-from dlctl.messages import Array, Message, Parameters, SparseParameters
-from dlctl.roles.basis import Slice
-from dlctl.roles.channel import Channel
+from dlctl.messages import Array, Message
 from dlctl.roles.effects import Compute
 from dlctl.roles.training import Training
+from dlctl.sim.checkers.arrivals import when_placed
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.problems import Ledger
 from dlctl.sim.process import Process
@@ -30,16 +29,10 @@ class OwnStepsChecker(Checker):
         """Steps before the last push but one, and before the last one."""
 
     def on_message(self, process: Process, peer: Peer, message: Message) -> None:
-        training = getattr(process.machine, "training", None)
-        if training is None or not isinstance(message, Parameters | SparseParameters):
-            return
-        another = training.fetcher.placed
+        def placed(shard: int, model: Array) -> None:
+            self._sent[process, shard] = model
 
-        def placed(channel: Channel, arrived: Slice, model: Array) -> None:
-            another(channel, arrived, model)
-            self._sent[process, channel.shard] = model.copy()
-
-        training.fetcher.placed = placed
+        when_placed(process, message, placed)
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         if not isinstance(effect, Compute):

@@ -1,0 +1,26 @@
+"""Where checkers see what of a model has arrived at a worker, before any step is made with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dlctl.messages import Array, Message, Parameters, SparseParameters
+from dlctl.roles.basis import Slice
+from dlctl.roles.channel import Channel
+from dlctl.sim.process import Process
+
+
+def when_placed(process: Process, message: Message, then: Callable[[int, Array], None]) -> None:
+    """If this answer is about to be placed in the worker's model: have `then` be called with the
+    shard and a copy of its slice when that is done.
+    """
+    training = getattr(process.machine, "training", None)
+    if training is None or not isinstance(message, Parameters | SparseParameters):
+        return
+    another = training.fetcher.placed
+
+    def placed(channel: Channel, arrived: Slice, model: Array) -> None:
+        another(channel, arrived, model)
+        then(channel.shard, model.copy())
+
+    training.fetcher.placed = placed
