@@ -37,9 +37,10 @@ from dlctl.errors import DlctlError, NotFound
 
 SCHEMA_VERSION = 4
 FILE = "run.db"
-WAL_PAGES = 250
-"""Of 4 KiB, after which what was written goes from SQLite's log into the database: a run should
-not need megabytes for a few rows that change all the time."""
+WAL_PAGES = 1000
+"""Of 4 KiB, after which what was written goes from SQLite's log into the database. That costs three
+syncs, on a busy disk seconds; and a run should not need many megabytes for a few rows that change
+all the time."""
 LOOKS_MAX = 5
 """At a log that seems to be damaged, while it becomes another one all the time."""
 ENDED = ("stopped", "finished", "failed")
