@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shlex
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -103,6 +104,14 @@ def seen(snapshot: Snapshot) -> Snapshot:
         beat_age_s=None,
         original=found[0],
     )
+
+
+def original_of(directory: Path) -> Path | None:
+    """Where the run is of which this is a copy whose database cannot be read; None if it is the
+    run's own directory, as far as anybody knows. A run that lives is often damaged in the copying.
+    """
+    found = _elsewhere(Snapshot(directory, {}, [], "unknown", "", False, time.time()))
+    return None if found is None else found[0]
 
 
 def where_to_look(original: Path) -> str:

@@ -62,7 +62,7 @@ def directory(job: str | None) -> Path:
     if job:
         return _named(job)
     found = known()
-    live = [snapshot for snapshot in readable(found) if snapshot.is_live]
+    live = [snapshot for snapshot in _without_copies(readable(found)) if snapshot.is_live]
     if len(live) > 1:
         raise _ambiguous("several jobs run", live)
     if live:
@@ -79,7 +79,7 @@ def known() -> list[Path]:
     """Directories of all runs in ./runs and in the user's index, the last started one last."""
     here = Path("runs")
     local = [d.resolve() for d in here.iterdir() if _is_run(d)] if here.is_dir() else []
-    return sorted({*local, *runs.all_runs()}, key=lambda d: (started(d), d.name))
+    return sorted({*local, *runs.all_runs()}, key=lambda d: (started(d), d.name, d))
 
 
 def _is_run(directory: Path) -> bool:
@@ -99,6 +99,13 @@ def readable(
     return found
 
 
+def _without_copies(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """Those that nobody knows to be a copy of another one: the processes of a copy are the
+    original's, and no command can do anything for it that it cannot do for the original.
+    """
+    return [snapshot for snapshot in snapshots if belonging.seen(snapshot).original is None]
+
+
 def _named(job: str) -> Path:
     path = Path(job)
     if path.is_dir() and _is_run(path):
@@ -106,7 +113,10 @@ def _named(job: str) -> Path:
     found = known()
     exact = [directory for directory in found if directory.name == job]
     if len(exact) > 1:
-        raise _ambiguous(f'several runs are called "{job}"', readable(exact))
+        own = _without_copies(readable(exact))
+        if len(own) != 1:
+            raise _ambiguous(f'several runs are called "{job}"', readable(exact))
+        exact = [own[0].directory]
     of_job = exact or _of_job_file(path, found) or _of_name(job, found)
     if not of_job:
         raise _unknown(job, found)
@@ -134,7 +144,8 @@ def of_job(file: str, name: str) -> list[Snapshot]:
     "dlctl start" takes that one up again.
     """
     wanted = {"job_file": file, "name": name}
-    return [s for s in readable(known()) if {key: s.run.get(key) for key in wanted} == wanted]
+    same = [s for s in readable(known()) if {key: s.run.get(key) for key in wanted} == wanted]
+    return _without_copies(same)
 
 
 def _of_name(job: str, found: list[Path]) -> list[Path]:

@@ -31,11 +31,13 @@ def command(show_all: bool, as_json: bool) -> None:
 
     UP is the time since the start, or how long the run took; EPOCH is how often all of its data was
     seen. A run whose coordinator died without a word is "failed"; one whose coordinator is there
-    and says nothing is "not answering"; one whose database cannot be read is "unreadable". HELD,
-    with --all, is what its servers keep or have left behind, in memory unless the job says
-    otherwise; "dlctl stop --kill" removes what an ended run holds.
+    and says nothing is "not answering"; one whose database cannot be read is "unreadable"; what is
+    only a copy of a run's directory is a "copy". HELD, with --all, is what its servers keep or have
+    left behind, in memory unless the job says otherwise; "dlctl stop --kill" removes what an ended
+    run holds.
     """
-    snapshots = unreadable.all_of(pick.known())
+    found = unreadable.all_of(pick.known())
+    snapshots = [belonging.seen(snapshot) for snapshot in found]
     shown = [s for s in reversed(snapshots) if show_all or s.is_live or _is_recent(s)]
     if as_json:
         console.out_json("dlctl.ps/1", {"runs": [report.as_data(s) for s in shown]})
@@ -47,7 +49,7 @@ def command(show_all: bool, as_json: bool) -> None:
         console.out(console.table((*HEADERS[:-1], HELD, HEADERS[-1]), rows, RIGHT))
     elif shown:
         console.out(console.table(HEADERS, [_row(s) for s in shown], RIGHT))
-    for snapshot in shown:
+    for snapshot in found:
         belonging.warn_of_copy(snapshot)
     _note_hidden(len(snapshots) - len(shown))
 
@@ -66,7 +68,7 @@ def _is_recent(snapshot: Snapshot) -> bool:
 
 def _held(snapshot: Snapshot) -> str:
     """What the servers of a run keep, or have left behind."""
-    size_bytes = kept.bytes_held(snapshot)
+    size_bytes = kept.bytes_held(snapshot) if snapshot.original is None else 0
     return values.size(size_bytes) if size_bytes else values.NOTHING
 
 

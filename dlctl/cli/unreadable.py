@@ -59,8 +59,13 @@ def explained(directory: Path, error: DlctlError, *, read_all: bool = False) -> 
 
     `read_all`: every byte of the checkpoints is read; otherwise `export` does that itself.
     """
-    named = _named(directory)
+    from dlctl.cli import belonging
+
+    named, where = _named(directory), error.where or str(directory / rundb.FILE)
     told, hints = [error.message, *_last_step(directory)], [error.hint]
+    if (original := belonging.original_of(directory)) is not None:
+        told.append(f"this directory is a copy, and the run is in {original}")
+        return Unreadable("\n  ".join(told), where=where, hint=belonging.where_to_look(original))
     if there := [found.name for found in living(directory)]:
         told.append(f"daemons of it live: {', '.join(there)}")
         hints.append(ways.told(f"dlctl stop --kill -j {named}", "ends them"))
@@ -73,7 +78,6 @@ def explained(directory: Path, error: DlctlError, *, read_all: bool = False) -> 
         told.append(f"its servers' shards are still kept, {short_size(held)}")
         if not there:
             hints.append(ways.told(f"dlctl stop --kill -j {named}", "gives the shards up"))
-    where = error.where or str(directory / rundb.FILE)
     hint = ways.either(*hints) or f"ls -l {directory}"
     return Unreadable("\n  ".join(told), where=where, hint=hint)
 

@@ -257,3 +257,36 @@ def test_a_copy_that_has_grown_old_judges_nobody(living, dlctl_command):
     assert (data["state"], data["is_live"], data["original"]) == ("copy", False, str(living.path))
     assert {row["pid"] for row in data["daemons"]} == {None}
     assert dlctl_command("status", "-j", str(copy), "--check").code == 3
+
+
+def test_a_copy_that_was_damaged_in_the_copying_is_sent_to_the_run(living, dlctl_command):
+    """A run that is written while it is copied: its own database is well, and it has the shards."""
+    copy = copied(living)
+    (copy / "run.db").write_bytes(b"torn" * 4096)
+    for command in (("recover",), ("recover", "--dry-run"), ("status",), ("why",)):
+        code, out, err = dlctl_command(*command, "-j", str(copy))
+        assert (code, out) == (1, ""), err
+        assert f"\n  this directory is a copy, and the run is in {living.path}\n" in err
+        assert err.endswith(f"\n  next: dlctl status -j {living.path}\n")
+        assert "--kill" not in err
+        assert "--fresh" not in err
+
+
+def test_beside_a_copy_commands_are_about_the_run(living, dlctl_command, monkeypatch):
+    """As from a project that was copied with its runs."""
+    copy = living.path.parent.parent / "copies" / "runs" / living.path.name
+    shutil.copytree(living.path, copy)
+    monkeypatch.chdir(copy.parent.parent)
+    for words in ((), ("-j", living.path.name)):
+        code, out, err = dlctl_command("status", "--json", *words)
+        assert (code, json.loads(out)["directory"]) == (0, str(living.path)), err
+
+
+def test_ps_calls_a_copy_a_copy(living, dlctl_command, monkeypatch):
+    copy = living.path.parent.parent / "copies" / "runs" / living.path.name
+    shutil.copytree(living.path, copy)
+    monkeypatch.chdir(copy.parent.parent)
+    code, out, err = dlctl_command("ps", "--json")
+    states_of = {run["directory"]: run["state"] for run in json.loads(out)["runs"]}
+    assert (code, states_of) == (0, {str(living.path): "running", str(copy): "copy"})
+    assert "is a copy: coordinator lives and works in" in err
