@@ -46,7 +46,16 @@ def all_runs() -> Iterator[Path]:
     if index.is_dir():
         known = (link for link in index.iterdir() if not link.name.startswith("."))
         links = sorted(known, key=lambda link: link.lstat().st_mtime)
-        yield from (link.resolve() for link in links if (link / "run.db").exists())
+        yield from (link.resolve() for link in links if is_run(link))
+
+
+def is_run(directory: Path) -> bool:
+    """Whether this is the directory of a run: it has the run's database, or had one, as long as
+    there is a checkpoint to go on from.
+    """
+    if (directory / "run.db").exists():
+        return True
+    return (directory / "job.json").exists() and any(directory.glob("ckpt/*/manifest.json"))
 
 
 def register(directory: Path) -> None:

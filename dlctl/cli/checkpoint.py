@@ -144,7 +144,8 @@ def ls(group_job: str | None, job: str | None, as_json: bool) -> None:
         rows = [_row(path, data, bool(damage[path]), snapshot.now) for path, data in found]
         console.out(console.table(HEADERS, rows, HEADERS[:5]))
     else:
-        console.note(f"{console.escape(snapshot.run_id)} has no checkpoint yet")
+        what = "no checkpoint whose manifest can be read" if damage else "no checkpoint yet"
+        console.note(f"{console.escape(snapshot.run_id)} has {what}")
     for path, problems in damage.items():
         if problems:
             told = "".join(f"\n  {problem}" for problem in problems)
@@ -241,10 +242,12 @@ def _after_verdict(snapshot: Snapshot, is_any_good: bool) -> str:
     """What to do about damaged checkpoints of a run."""
     from dlctl.cli import nextstep
 
-    prune = f"dlctl checkpoint prune --damaged -j {snapshot.run_id}"
+    prune = ways.told(
+        f"dlctl checkpoint prune --damaged -j {snapshot.run_id}", "removes the damaged ones"
+    )
     file = unreadable.job_file(snapshot.directory)
     anew = nextstep.job_file(snapshot) if file is None else shlex.quote(values.path(file))
-    return prune if is_any_good else ways.either(prune, unreadable.anew(anew))
+    return prune if is_any_good else ways.either(unreadable.anew(anew), prune)
 
 
 def _show_verdict(path: Path, problems: list[str]) -> None:

@@ -78,7 +78,7 @@ def command(
     """
     if follow and (previous or failed):
         raise UsageError("--follow goes on with the present; --previous and --failed are the past")
-    snapshot = pick.look(job)
+    snapshot = pick.skim(job)
     chosen = _daemons(snapshot, names, roles)
     test = loglines.wanted(
         level, moment(since, snapshot.now), moment(until, snapshot.now), _search(grep)

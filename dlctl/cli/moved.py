@@ -106,6 +106,14 @@ def job_file_now(run: Snapshot) -> Path | None:
     return file if file.is_file() and not obstacle(run, file) else None
 
 
+def beside(run: Snapshot) -> Path | None:
+    """The job file that `dlctl start` would take this run over for, in the directory of its runs'
+    directory; None if there is none.
+    """
+    file = run.directory.resolve().parents[1] / Path(str(run.run.get("job_file"))).name
+    return job_file_now(run) or (file if file.is_file() and not obstacle(run, file) else None)
+
+
 def of_another_place(run: Snapshot, file: Path) -> bool:
     """Whether this run of a job file is to be taken over."""
     return run.run.get("job_file") != pick.job_file(file)
@@ -130,10 +138,26 @@ def made_for(run: Snapshot) -> str:
 def not_used(file: Path, job: JobFile) -> str:
     """What to say before a new run begins although one lies here; "" if none does."""
     run = newest(file, job)
-    if run is None or not (why := obstacle(run, file)):
+    if run is None:
+        return _unreadable(file, job)
+    if not (why := obstacle(run, file)):
         return ""
     where, old = values.path(run.directory), run.run.get("job_file")
     return f"a run of this name lies in {where}, made for {old}; it is not used: {why}"
+
+
+def _unreadable(file: Path, job: JobFile) -> str:
+    """The same of runs whose database cannot be read; what is surely of this job is refused."""
+    parent = Path(os.path.abspath(file.parent / job.job.run_dir))
+    for directory in sorted(parent.glob(f"{job.job.name}-????")):
+        try:
+            snapshot.load(directory.resolve())
+        except snapshot.Unreadable as error:
+            where = values.path(directory)
+            return f"a run of this name lies in {where}; it is not used: {error.message}"
+        except DlctlError:
+            continue
+    return ""
 
 
 def take_over(run: Snapshot, file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from contextlib import closing, suppress
@@ -13,6 +14,10 @@ from dlctl.cli import belonging, otherhosts, pick, report, unreadable, values
 from dlctl.cli.snapshot import Snapshot
 from dlctl.text import is_poisoned
 
+_OUTSIDE = re.compile(
+    r"\b(ModuleNotFound|FileNotFound|Permission|OS|IO|Connection|Timeout|\w*Memory)Error\b"
+)
+"""What a line of code has met with, and is seldom to blame for."""
 _PLACE = re.compile(r"\(([^()\s][^()]*\.py:\d+)\)")
 
 
@@ -80,13 +85,23 @@ def place_of_error(snapshot: Snapshot) -> str:
     return f"{values.path(file)}:{line}"
 
 
+def mending(snapshot: Snapshot, place: str) -> str:
+    """What to do about it: "correct train.py:45", if it can be the code that is wrong there."""
+    is_outside = _OUTSIDE.search(snapshot.reason) is not None
+    return f"mend what has failed at {place}" if is_outside else f"correct {place}"
+
+
 def _beside_job(snapshot: Snapshot, file: str) -> Path:
     return Path(str(snapshot.run.get("job_file") or "")).parent / file
 
 
 def job_file(snapshot: Snapshot) -> str:
-    """As one types it."""
+    """As one types it; of a run that was moved with its project, the one beside it."""
     file = snapshot.run.get("job_file")
+    if isinstance(file, str) and not os.path.lexists(file):
+        from dlctl.cli import moved  # only here: it is hardly ever needed
+
+        file = str(moved.beside(snapshot) or file)
     return shlex.quote(values.path(file)) if isinstance(file, str) and file else "JOBFILE"
 
 
@@ -105,7 +120,7 @@ def _of_silent(snapshot: Snapshot) -> Step:
 def _mend(snapshot: Snapshot, *, begins: bool) -> str:
     """`begins`: the next step begins anew, and what kept it from beginning is still there."""
     if place := place_of_error(snapshot):
-        return f"correct {place}"
+        return mending(snapshot, place)
     from dlctl.cli import taskfaults  # only here: it needs `job_file`
 
     if taskfaults.is_ended_by_task(snapshot.reason):
@@ -139,7 +154,17 @@ def _after_failure(snapshot: Snapshot) -> Step:
         return _start(snapshot) or Step(
             f"dlctl recover --dry-run -j {snapshot.run_id}", "says what is left of it"
         )
-    return Step(recover, _from_checkpoint(snapshot))
+    return Step(recover, _resumes(snapshot))
+
+
+def _resumes(snapshot: Snapshot) -> str:
+    """What becomes of a run that has failed, and what that costs, as `dlctl recover` will say."""
+    from dlctl.cli import recovery  # only here: it takes numpy along
+
+    if not (cost := recovery.cost_at_a_glance(snapshot)):
+        return _from_checkpoint(snapshot)
+    saved = values.count(report.saved_step(snapshot))
+    return f"goes on from the checkpoint at step {saved}; {cost}"
 
 
 def _start(snapshot: Snapshot) -> Step | None:

@@ -44,7 +44,8 @@ def job_option(function: F) -> F:
         metavar="NAME",
         envvar="DLCTL_JOB",
         shell_complete=complete_runs,
-        help="Name or run id of the job.  [default: the only one that runs, else the newest]",
+        help="Name or run id of the job.  [default: the only one that runs, else the newest; of "
+        "those in ./runs, if there are any]",
     )
     return option(function)  # type: ignore[type-var]
 

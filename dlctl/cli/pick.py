@@ -23,10 +23,11 @@ LISTED_MAX = 8
 
 
 def pick(job: str | None) -> Snapshot:
-    """The run that `-j/--job` or $DLCTL_JOB names; else the only one that runs, else the newest.
+    """The run that `-j/--job` or $DLCTL_JOB names; else the only one that runs, else the newest:
+    of those in ./runs, and if there are none, of all.
 
-    `job` is a run id, a job's name (its newest run), a run directory, or a job file. Raises
-    NotFound with what there is, and UsageError if several runs could be meant.
+    `job` is a run id, a job's name (its newest run, by the same rule), a run directory, or a job
+    file. Raises NotFound with what there is, and UsageError if several runs could be meant.
     """
     snapshot = read(directory(job))
     belonging.warn_of_copy(snapshot)
@@ -36,6 +37,15 @@ def pick(job: str | None) -> Snapshot:
 def look(job: str | None) -> Snapshot:
     """The same for a command that says how a run is: of a copy it does not know that."""
     return belonging.seen(pick(job))
+
+
+def skim(job: str | None) -> Snapshot:
+    """The same for a command that shows files: of the database it needs hardly anything, so damage
+    that can be passed over does not keep it from them.
+    """
+    snapshot = _loaded(directory(job))
+    belonging.warn_of_copy(snapshot)
+    return belonging.seen(snapshot)
 
 
 def own(job: str | None) -> Snapshot:
@@ -48,7 +58,16 @@ def own(job: str | None) -> Snapshot:
 
 
 def read(directory: Path) -> Snapshot:
-    """A run. If its database cannot be read the error says what is still there, and what next."""
+    """A run. If its database cannot be read, or is damaged, the error says what is still there, and
+    what next. Of a run that lives nobody can tell whether it is: its coordinator has it in memory.
+    """
+    snapshot = _loaded(directory)
+    if not snapshot.is_live:
+        belonging.check_database(directory, read_all=False)
+    return snapshot
+
+
+def _loaded(directory: Path) -> Snapshot:
     try:
         return load(directory)
     except Unreadable as error:
@@ -61,29 +80,41 @@ def directory(job: str | None) -> Path:
     """The same as a directory, whose database may be damaged."""
     if job:
         return _named(job)
-    found = known()
+    found = _nearest(known())
     live = [snapshot for snapshot in _without_copies(readable(found)) if snapshot.is_live]
     if len(live) > 1:
         raise _ambiguous("several jobs run", live)
     if live:
         return live[0].directory
-    here = [directory for directory in found if directory.parent == Path("runs").resolve()]
     if not found:
         raise NotFound(
             "there are no runs yet", hint=ways.either("dlctl run JOBFILE", "dlctl init DIR")
         )
-    return (here or found)[-1]
+    return found[-1]
+
+
+def _nearest(directories: Sequence[Path]) -> list[Path]:
+    """Those in ./runs; all, if none of them is: who works in a project means its runs, and must not
+    end those of another one. A copy is nobody's own, see `belonging`.
+    """
+    here = [directory for directory in directories if directory.parent == Path("runs").resolve()]
+    return [directory for directory in here if not _is_copy(directory)] or [*directories]
+
+
+def _is_copy(directory: Path) -> bool:
+    try:
+        return belonging.seen(load(directory)).original is not None
+    except Unreadable:
+        return belonging.original_of(directory) is not None
+    except DlctlError:
+        return False
 
 
 def known() -> list[Path]:
     """Directories of all runs in ./runs and in the user's index, the last started one last."""
     here = Path("runs")
-    local = [d.resolve() for d in here.iterdir() if _is_run(d)] if here.is_dir() else []
+    local = [d.resolve() for d in here.iterdir() if runs.is_run(d)] if here.is_dir() else []
     return sorted({*local, *runs.all_runs()}, key=lambda d: (started(d), d.name, d))
-
-
-def _is_run(directory: Path) -> bool:
-    return (directory / "run.db").is_file()
 
 
 def readable(
@@ -108,7 +139,7 @@ def _without_copies(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
 
 def _named(job: str) -> Path:
     path = Path(job)
-    if path.is_dir() and _is_run(path):
+    if path.is_dir() and runs.is_run(path):
         return path.resolve()
     found = known()
     exact = [directory for directory in found if directory.name == job]
@@ -149,9 +180,17 @@ def of_job(file: str, name: str) -> list[Snapshot]:
 
 
 def _of_name(job: str, found: list[Path]) -> list[Path]:
+    """Raises UsageError if they are of several job files, and not just one of them lives."""
     from dlctl.cli import unreadable
 
-    return [run.directory for run in unreadable.all_of(found) if run.run.get("name") == job]
+    named = [run for run in unreadable.all_of(found) if run.run.get("name") == job]
+    near = _nearest([run.directory for run in named])
+    same = [run for run in _without_copies(named) if run.directory in near]
+    live = [run for run in same if run.is_live]
+    newest = {str(run.run.get("job_file")): run for run in same}
+    if len(newest) > 1 and len(live) != 1:
+        raise _ambiguous(f'several jobs are called "{job}"', [*newest.values()])
+    return [run.directory for run in (live if len(newest) > 1 else same)]
 
 
 def _unknown(job: str, found: list[Path]) -> NotFound:
@@ -166,7 +205,8 @@ def _unknown(job: str, found: list[Path]) -> NotFound:
 def _ambiguous(what: str, snapshots: Sequence[Snapshot]) -> UsageError:
     same = len({s.run_id for s in snapshots}) < len(snapshots)
     names = [str(s.directory) if same else s.run_id for s in snapshots]
-    return UsageError(f"{what}: {_listed(names)}", hint=f"say which one: -j {names[-1]}")
+    hint = ways.told("dlctl ps", "shows them; -j and one of these names says which one is meant")
+    return UsageError(f"{what}: {_listed(names)}", hint=hint)
 
 
 def _listed(names: Sequence[str]) -> str:

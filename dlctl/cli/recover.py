@@ -226,7 +226,7 @@ def _next(findings: Findings, from_checkpoint: bool, number: int | None) -> str:
     if findings.way not in ("go on", "resume", "supervised") or not findings.was_at_work:
         return nextstep.command(snapshot)
     place = nextstep.place_of_error(snapshot)
-    first = f"correct {place} first, then\n" if place else ""
+    first = f"{nextstep.mending(snapshot, place)} first, then\n" if place else ""
     option = " --from-checkpoint" if from_checkpoint else ""
     option = option if number is None else f" --checkpoint {number}"
     return f"{first}dlctl recover{option} -j {snapshot.run_id}"

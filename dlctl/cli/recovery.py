@@ -11,7 +11,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from dlctl.cli import (
     values,
 )
 from dlctl.cli.remains import NO_STATE, Shard, obstacle
-from dlctl.cli.snapshot import ENDED, Snapshot, is_here, load
+from dlctl.cli.snapshot import ENDED, Snapshot, is_here, load, newest_whole
 from dlctl.errors import DlctlError
 from dlctl.rundb import RunDb
 from dlctl.text import grave, plural
@@ -318,6 +318,21 @@ def cost(findings: Findings, why: str = "") -> str:
     reasons.append(lineage.skipped(findings.snapshot.directory, findings.checkpoint[0]))
     because = ", and ".join(filter(None, reasons))
     return ", ".join(parts) + (f", because {because}" if because else "")
+
+
+def cost_at_a_glance(snapshot: Snapshot) -> str | None:
+    """The same before anything is done: no other host is asked, no checkpoint read to its end.
+
+    None: it is not what is left that leads back to the checkpoint, or nobody can tell.
+    """
+    newest = newest_whole(snapshot.directory)
+    try:
+        findings = examine(snapshot, read_checkpoints=False, ask_hosts=False)
+    except DlctlError:
+        return None
+    if newest is None or not findings.obstacles:
+        return None
+    return cost(replace(findings, way=RESUME, checkpoint=newest))
 
 
 def _reasons(findings: Findings) -> Iterator[str]:

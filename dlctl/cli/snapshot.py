@@ -163,8 +163,11 @@ def load(directory: Path) -> Snapshot:
     """
     try:
         run = rundb.read(directory)
-    except NotFound:
-        raise
+    except NotFound as error:
+        if not runs.is_run(directory):
+            raise
+        what = f"the run's database is gone: there is no {rundb.FILE}"
+        raise Unreadable(what, where=str(directory)) from error
     except (sqlite3.Error, ValueError) as error:
         raise Unreadable(
             f"cannot read the run's database: {error}", where=str(directory / rundb.FILE)

@@ -17,10 +17,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlctl import checkpoints, preferred, rundb, ways
+from dlctl import checkpoints, preferred, rundb, runs, ways
 from dlctl.cli import pick, values
 from dlctl.cli.snapshot import Snapshot, Unreadable, load, newest_whole, read_job, started
-from dlctl.errors import DlctlError, NotFound
+from dlctl.errors import DlctlError
 from dlctl.units import short_size
 
 if TYPE_CHECKING:
@@ -187,16 +187,13 @@ def _newer(
 ) -> Iterator[tuple[Path, DlctlError]]:
     """(directory, why it cannot be read) of such runs, the newest first."""
     since = (0.0, "") if previous is None else _age(previous.directory)
-    here = {path.resolve() for path in parent.glob(f"{name}-????") if _is_run(path)}
+    here = {path.resolve() for path in parent.glob(f"{name}-????") if runs.is_run(path)}
     found = {path for path in here | {*pick.known()} if _has_name(path, name)}
     for directory in sorted(found, key=_age, reverse=True):
         if _age(directory) <= since or not _may_belong(directory, file):
             continue
         try:
             load(directory)
-        except NotFound as error:
-            if checkpoints.finished(directory):
-                yield directory, error
         except Unreadable as error:
             yield directory, error
 
@@ -204,10 +201,6 @@ def _newer(
 def _age(directory: Path) -> tuple[float, str]:
     """What comes later in order was started later."""
     return started(directory) or directory.stat().st_mtime, directory.name
-
-
-def _is_run(path: Path) -> bool:
-    return path.is_dir() and ((path / rundb.FILE).exists() or bool(checkpoints.finished(path)))
 
 
 def _has_name(directory: Path, name: str) -> bool:

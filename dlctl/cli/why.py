@@ -57,7 +57,9 @@ def _lines(snapshot: Snapshot, found: list[Wait], chosen: list[str]) -> list[str
     run_id = console.escape(snapshot.run_id)
     if _waits_for_coordinator(found):
         text = console.escape(f"{found[0].name} {found[0].what}")
-        return [text, *_meanwhile(snapshot, found[0]), *_next(found[0].next)]
+        step = nextstep.of(snapshot) if snapshot.is_gone else None
+        hint = found[0].next if step is None else step.text()
+        return [text, *_meanwhile(snapshot, found[0]), *_next(hint)]
     if not snapshot.is_live:
         return _ended(snapshot)
     lines: list[str] = []

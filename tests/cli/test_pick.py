@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from identity import ME, OF_ANOTHER_BOOT
 
 from dlctl import runs
 from dlctl.cli import pick
-from dlctl.cli.snapshot import load, natural
+from dlctl.cli.snapshot import Unreadable, load, natural
 from dlctl.errors import DlctlError, NotFound, UsageError
+from dlctl.rundb import RunDb
 
 KNOWN = {
     "coordinator": "coordinator",
@@ -23,6 +25,12 @@ KNOWN = {
     "worker-0": "worker",
     "worker-1": "worker",
 }
+
+
+def set_run(directory: Path, **values) -> None:
+    with closing(RunDb(directory)) as db:
+        db.put_run(**values)
+        db.commit()
 
 
 def started(run, at: float):
@@ -56,7 +64,7 @@ def test_several_live_runs_are_ambiguous(run_directory):
         run_directory(name).run(state="running", **ME)
     with pytest.raises(UsageError, match="several jobs run: a-0001, b-0002") as caught:
         pick.pick(None)
-    assert caught.value.hint == "say which one: -j b-0002"
+    assert caught.value.hint.startswith("dlctl ps\n")
 
 
 def test_a_job_name_means_its_newest_run(run_directory):
@@ -180,3 +188,45 @@ def test_a_run_is_known_all_the_time_while_it_is_entered_anew(run_directory, mon
     runs.register(run.path)
     assert seen == [[run.path]] * len(seen)
     assert seen
+
+
+def test_who_works_in_a_project_means_its_runs(run_directory, tmp_path, monkeypatch):
+    """Nobody ends, without a word, what runs for another project."""
+    here = run_directory("digits-0001").run(state="stopped", name="digits", job_file="/a/job.toml")
+    other = tmp_path / "other"
+    (other / "runs").mkdir(parents=True)
+    shutil.copytree(here.path, other / "runs" / "digits-0002")
+    runs.register(other / "runs" / "digits-0002")
+    set_run(other / "runs" / "digits-0002", state="running", job_file="/b/job.toml", **ME)
+    for job in (None, "digits"):
+        assert pick.pick(job).directory == here.path
+    monkeypatch.chdir(other)
+    for job in (None, "digits"):
+        assert pick.pick(job).run_id == "digits-0002"
+
+
+def test_a_name_that_several_projects_have_is_ambiguous_elsewhere(
+    run_directory, tmp_path, monkeypatch
+):
+    run_directory("digits-0001").run(state="stopped", name="digits", job_file="/a/job.toml")
+    two = run_directory("digits-0002").run(state="stopped", name="digits", job_file="/b/job.toml")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match='several jobs are called "digits"') as caught:
+        pick.pick("digits")
+    assert "digits-0001, digits-0002" in caught.value.message
+    two.run(state="running", **ME)
+    assert pick.pick("digits").run_id == "digits-0002"
+
+
+def test_a_run_whose_database_was_removed_is_still_known(run_directory):
+    run = run_directory("digits-0001")
+    checkpoint = run.path / "ckpt" / "000000000008-1"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text("{}")
+    (run.path / "run.db").unlink()
+    with pytest.raises(Unreadable, match=r"the run's database is gone: there is no run\.db"):
+        pick.pick(None)
+    (checkpoint / "manifest.json").unlink()
+    with pytest.raises(NotFound):
+        pick.pick(None)

@@ -215,6 +215,9 @@ def test_otherwise_the_newest_good_checkpoint_and_the_losses_in_numbers(dead, dl
     out = dlctl_command("recover", "--dry-run").out
     assert "obstacle    shard of server-0: its server is gone and has left no state" in out
     assert "60 steps done again, 20 updates of server-0 lost" in out, "as it has last reported"
+    for command in ("status", "why"):
+        said = " ".join(dlctl_command(command).out.split())
+        assert "server-0 is gone and has left no state" in said, "before anybody has to ask"
 
 
 def test_states_that_are_damaged_or_of_another_run_are_named(dead, run_directory, dlctl_command):

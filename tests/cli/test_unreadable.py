@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -173,6 +174,28 @@ def test_a_damaged_page_is_no_bug_of_ours(stopped, dlctl_command):
     assert commands_of(err)[0] == f"dlctl checkpoint export -j {stopped.name}"
 
 
+def test_damage_that_nobody_has_come_upon_is_told_by_all_alike(stopped, dlctl_command):
+    """Of a table that they have no use for: else `why` and `stop` would send the user to `start`,
+    which refuses."""
+    damaged_page(stopped, "metric")
+    for command in (("status",), ("why",), ("stop",), ("events",), ("verify",), ("recover",)):
+        code, out, err = dlctl_command(*command)
+        assert (code, out) == (1, ""), command
+        assert "error: the run's database is damaged: " in err, command
+        assert "dlctl checkpoint export" in commands_of(err)[0], command
+    assert dlctl_command("logs", "--failed").code == 0
+
+
+def test_a_run_that_cannot_be_read_in_a_copied_project_is_named_when_a_new_one_begins(
+    lost, own_place, tmp_path, dlctl_command, monkeypatch
+):
+    shutil.copytree(own_place, tmp_path / "copied")
+    monkeypatch.chdir(tmp_path / "copied")
+    code, _, err = dlctl_command("plan", "job.toml")
+    assert code == 0, err
+    assert f"a run of this name lies in runs/{lost.name}; it is not used: cannot " in err
+
+
 def test_runs_of_other_jobs_and_older_ones_stand_in_nobody_s_way(
     lost, job, own_place, tmp_path, dlctl_command
 ):
@@ -252,7 +275,7 @@ def test_where_all_checkpoints_are_bad_verify_says_so_too(stopped, dlctl_command
     for shard in stopped.glob("ckpt/*/shard-0.safetensors"):
         shard.write_bytes(b"")
     prune = f"dlctl checkpoint prune --damaged -j {stopped.name}"
-    ways = [prune, "dlctl start --fresh job.toml"]
+    ways = ["dlctl start --fresh job.toml", prune]
     assert commands_of(dlctl_command("checkpoint", "verify").err) == ways
     overwrite(stopped)
     assert commands_of(dlctl_command("checkpoint", "verify").err) == ways
