@@ -78,7 +78,12 @@ def _create(job: str | None, timeout: str, as_json: bool) -> None:
     snapshot = pick.own(job)
     if not snapshot.is_live:
         raise _down(snapshot)
-    row = client.ask(snapshot.directory, "checkpoint", {}, limit_s, Countdown(limit_s))
+    try:
+        row = client.ask(snapshot.directory, "checkpoint", {}, limit_s, Countdown(limit_s))
+    except DlctlError as error:
+        if os.strerror(errno.ENOSPC) in error.message:
+            error.hint = error.hint or report.make_room(snapshot)
+        raise
     if row.get("error"):
         said = f"the checkpoint failed: {row['error']}"
         raise DlctlError(said, where=row.get("path"), hint=_after_failure(snapshot, said))

@@ -141,7 +141,7 @@ def with_checkpoint(decision: Decision, job: JobFile, file: Path) -> Decision:
         raise resuming.all_damaged(decision, problems, file)
     if good is None:
         return dataclasses.replace(decision, way=KEPT if decision.could_go_on else BEGIN)
-    resuming.check_fits(previous, good, job)
+    resuming.check_fits(previous.run_id, good, job)
     return dataclasses.replace(decision, way=RESUME, checkpoint=good, damaged=problems)
 
 

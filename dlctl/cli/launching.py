@@ -23,6 +23,7 @@ from dlctl.cli import (
     belonging,
     console,
     deciding,
+    grafting,
     kept,
     lineage,
     moved,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     import subprocess
 
     from dlctl.cli.recovery import Findings
+    from dlctl.cli.resuming import Good
     from dlctl.config import JobFile
 
 POLL_S = 0.05
@@ -58,8 +60,9 @@ class Launched(NamedTuple):
     """The run goes on where it was; otherwise it begins, or resumes from a checkpoint."""
 
 
-def launch(file: Path, *, fresh: bool) -> Launched:
-    """Start the coordinator of a job, or find out that there is nothing to start.
+def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
+    """Start the coordinator of a job, or find out that there is nothing to start. `source`: of a
+    checkpoint that a new run is to begin with.
 
     Raises UsageError for a job file that is not valid or differs from its run that still lives,
     TimedOut if another command does not come to an end of starting it, and DlctlError if the run
@@ -70,6 +73,8 @@ def launch(file: Path, *, fresh: bool) -> Launched:
 
     job = jobfile.load(file)
     content: Json = json.loads(json.dumps(config.to_dict(job)))
+    graft = None if source is None else grafting.check(source, job)
+    fresh = fresh or graft is not None
     with onlyone.starting(file):
         previous = _begun(deciding.to_go_on_from(file, job, fresh=fresh))
         decision = deciding.at_first(previous, file, content, fresh=fresh)
@@ -87,7 +92,7 @@ def launch(file: Path, *, fresh: bool) -> Launched:
             console.note(f"{console.escape(summary(job))}")
             if previous is not None:
                 kept.name_what_stays(previous)
-            return _begin(file, job, content)
+            return _begin(file, job, content, graft)
         with belonging.claimed(previous.directory):
             return _again(decision, previous, file, job, content, summary(job))
 
@@ -193,15 +198,15 @@ def _tell_that_it_goes_on(previous: Snapshot, findings: Findings) -> None:
 # ---------------------------------------------------------------- its directory
 
 
-def _begin(file: Path, job: JobFile, content: Json) -> Launched:
-    """A new run in a new directory."""
+def _begin(file: Path, job: JobFile, content: Json, graft: Good | None = None) -> Launched:
+    """A new run in a new directory; `graft`: the checkpoint that it begins with."""
     parent = _run_dir(file, job)
     made_parent = not parent.exists()
     unfinished.sweep(parent, job.job.name)
     with _new_directory(parent, job.job.name) as directory:
         try:
             with explained(directory):
-                _write_new(directory, file, job, content)
+                _write_new(directory, file, job, content, graft)
                 runs.socket_address(directory.name, "coordinator")
                 runs.register(directory)
                 return Launched(directory, start_coordinator(directory))
@@ -302,13 +307,18 @@ def _new_directory(parent: Path, name: str) -> Iterator[Path]:
         yield directory
 
 
-def _write_new(directory: Path, file: Path, job: JobFile, content: Json) -> None:
+def _write_new(
+    directory: Path, file: Path, job: JobFile, content: Json, graft: Good | None
+) -> None:
     (directory / unfinished.LOGS).mkdir()
     _write_job(directory, file, content)
     keys.renew(directory)
     with closing(RunDb(directory, create=True)) as db:
         db.put_run(**_row(directory, pick.job_file(file), job, resume=""))
         db.commit()
+    if graft is not None:
+        grafting.put(directory, graft)
+        grafting.tell(graft)
     unfinished.unmark(directory)
 
 

@@ -22,13 +22,15 @@ Good = tuple[Path, dict[str, Any]]
 LOSSLESS = "nothing is lost with"
 
 
-def check_fits(previous: Snapshot, good: Good, job: JobFile) -> None:
-    """Raises UsageError if another method or rule would have to go on with a checkpoint."""
+def check_fits(run_id: str, good: Good, job: JobFile) -> None:
+    """Raises UsageError if another method or rule would have to go on with a checkpoint of this
+    run.
+    """
     for section, now in (("algorithm", job.algorithm.name), ("optimizer", job.optimizer.name)):
         before = good[1][section]
         if isinstance(before, str) and before != now:
             raise UsageError(
-                f'{previous.run_id} was trained with the {section} "{before}", not "{now}": '
+                f'{run_id} was trained with the {section} "{before}", not "{now}": '
                 "its checkpoint does not fit",
                 hint="begin a new run with --fresh",
             )

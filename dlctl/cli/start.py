@@ -18,16 +18,34 @@ from dlctl.errors import UsageError
     examples=[
         ("dlctl start job.toml", "start it, or go on with its last run"),
         ("dlctl start --fresh job.toml", "a new run from the beginning"),
+        (
+            "dlctl start --from runs/mnist-7f3a/ckpt/000000000400-2 job.toml",
+            "a new run that goes on from there",
+        ),
         ("dlctl start -f job.toml", "and follow its logs; Ctrl-C only leaves"),
     ],
     see_also=["plan", "doctor", "run", "status", "stop"],
 )
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("--fresh", is_flag=True, help="Begin a new run even if one could be resumed.")
+@click.option(
+    "--from",
+    "source",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Begin a new run with this checkpoint, of whatever run.",
+)
 @click.option("--timeout", metavar="TIME", help='Give up waiting after "90s", "5m" (exit code 6).')
 @click.option("-d", "--no-wait", is_flag=True, help="Return at once, before it is ready.")
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs when it is ready.")
-def command(file: Path, fresh: bool, timeout: str | None, no_wait: bool, follow: bool) -> None:
+def command(
+    file: Path,
+    fresh: bool,
+    source: Path | None,
+    timeout: str | None,
+    no_wait: bool,
+    follow: bool,
+) -> None:
     """Start a job in the background; wait until it is ready.
 
     A job that was stopped goes on from its newest good checkpoint. One that has failed goes on
@@ -38,6 +56,10 @@ def command(file: Path, fresh: bool, timeout: str | None, no_wait: bool, follow:
     was. A run that was moved together with its job file goes on at the new place. Starting a job
     that runs already does nothing. If a daemon fails while the job starts, its last lines are
     shown, nothing is left running, and the exit code is 7.
+
+    With --from a new run begins with a checkpoint of another one, such as a run whose database is
+    damaged: model, optimiser, residuals and the data that is done are those of the checkpoint, of
+    which a copy is made.
     """
     from dlctl.cli import launching, live, starting
 
@@ -45,7 +67,7 @@ def command(file: Path, fresh: bool, timeout: str | None, no_wait: bool, follow:
         raise UsageError("--no-wait and --follow exclude each other")
     limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
     began = time.monotonic()
-    launched = launching.launch(file, fresh=fresh)
+    launched = launching.launch(file, fresh=fresh, source=source)
     if console.is_quiet():
         console.out(launched.directory.name, flush=True)
     if no_wait:

@@ -69,11 +69,13 @@ def explained(directory: Path, error: DlctlError, *, read_all: bool = False) -> 
     if there := [found.name for found in living(directory)]:
         told.append(f"daemons of it live: {', '.join(there)}")
         hints.append(ways.told(f"dlctl stop --kill -j {named}", "ends them"))
-    saved, way = _saved(directory, named, read_all=read_all)
+    file = job_file(directory)
+    typed = shlex.quote(values.path(file)) if file else ""
+    saved, ways_on = _saved(directory, named, typed, read_all=read_all)
     told.append(saved)
-    hints.append(way)
-    if file := job_file(directory):
-        hints.append(anew(shlex.quote(values.path(file))))
+    hints += ways_on
+    if file:
+        hints.append(anew(typed))
     if held := _bytes_held(directory):
         told.append(f"its servers' shards are still kept, {short_size(held)}")
         if not there:
@@ -97,7 +99,7 @@ def _last_step(directory: Path) -> list[str]:
     return [f"it had come to step {values.count(step)} at least"] if type(step) is int else []
 
 
-def _saved(directory: Path, named: str, *, read_all: bool) -> tuple[str, str | None]:
+def _saved(directory: Path, named: str, job_file: str, *, read_all: bool) -> tuple[str, list[str]]:
     """(what is there of checkpoints, what can be done with them)."""
     good = (
         checkpoints.newest_good(directory, ordered=preferred.order(directory))
@@ -109,11 +111,13 @@ def _saved(directory: Path, named: str, *, read_all: bool) -> tuple[str, str | N
         what = "newest good checkpoint is whole" if read_all else "newest checkpoint is still there"
         which = shlex.quote(path) if read_all else f"-j {named}"
         export = ways.told(f"dlctl checkpoint export {which}", f"the model as of step {step}")
-        return f"its {what}: step {step}, {path}", export
+        start = f"dlctl start --from {shlex.quote(path)} {job_file}"
+        on = [ways.told(start, f"a new run goes on from step {step}")] if job_file else []
+        return f"its {what}: step {step}, {path}", [*on, export]
     if count := len(checkpoints.finished(directory)):
         verify = f"dlctl checkpoint verify -j {named}"
-        return f"and of its {count} checkpoints none is whole", verify
-    return "and it has no checkpoint", None
+        return f"and of its {count} checkpoints none is whole", [verify]
+    return "and it has no checkpoint", []
 
 
 def _bytes_held(directory: Path) -> int:

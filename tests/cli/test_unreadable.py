@@ -74,7 +74,8 @@ def test_no_new_run_begins_while_the_last_one_cannot_be_read(
     newest = sorted(lost.glob("ckpt/*-2"))[0].relative_to(own_place)
     assert f"its newest good checkpoint is whole: step 100, {newest}\n" in err
     assert f"  --> {lost / rundb.FILE}\n" in err
-    export, fresh = commands_of(err)
+    on, export, fresh = commands_of(err)
+    assert on == f"dlctl start --from {newest} job.toml"
     assert export == f"dlctl checkpoint export {newest}"
     assert fresh == "dlctl start --fresh job.toml"
     assert [path.name for path in (own_place / "runs").iterdir()] == [lost.name]
@@ -109,7 +110,8 @@ def test_every_command_says_what_next_and_that_works_as_it_stands(
 ):
     code, _, err = dlctl_command(*command)
     assert (code, str(lost / rundb.FILE) in err) == (1, True)
-    export, fresh = commands_of(err)
+    on, export, fresh = commands_of(err)
+    assert on.startswith("dlctl start --from runs/")
     assert "NUMBER" not in err
     assert "JOBFILE" not in err
     # The stand-in's checkpoints are good; their model is nothing that torch could have.
@@ -159,7 +161,7 @@ def test_a_run_is_not_gone_on_with_by_a_database_of_which_a_page_is_damaged(
     code, _, err = dlctl_command("start", "job.toml")
     assert (code, "the run's database is damaged: " in err) == (1, True)
     assert not re.search(r"\*\*\*|btree|error code", err), "how SQLite has it helps nobody"
-    assert commands_of(err)[1] == "dlctl start --fresh job.toml"
+    assert commands_of(err)[2] == "dlctl start --fresh job.toml"
     said = flat(err)
     assert (
         "the model as of step 100 or: dlctl start --fresh job.toml begins anew, at step 0" in said
@@ -171,7 +173,7 @@ def test_a_damaged_page_is_no_bug_of_ours(stopped, dlctl_command):
     damaged_page(stopped, "event")
     code, _, err = dlctl_command("events", "-j", stopped.name)
     assert (code, "the run's database is damaged: " in err) == (1, True)
-    assert commands_of(err)[0] == f"dlctl checkpoint export -j {stopped.name}"
+    assert commands_of(err)[1] == f"dlctl checkpoint export -j {stopped.name}"
 
 
 def test_damage_that_nobody_has_come_upon_is_told_by_all_alike(stopped, dlctl_command):
@@ -182,7 +184,7 @@ def test_damage_that_nobody_has_come_upon_is_told_by_all_alike(stopped, dlctl_co
         code, out, err = dlctl_command(*command)
         assert (code, out) == (1, ""), command
         assert "error: the run's database is damaged: " in err, command
-        assert "dlctl checkpoint export" in commands_of(err)[0], command
+        assert "dlctl start --from runs/" in commands_of(err)[0], command
     assert dlctl_command("logs", "--failed").code == 0
 
 
@@ -212,16 +214,16 @@ def test_a_run_whose_job_cannot_be_read_either_is_taken_for_one_of_its_name(lost
     (lost / "job.json").write_bytes(b"\xff")
     (lost / "job.toml").unlink()
     code, _, err = dlctl_command("start", "job.toml")
-    assert (code, commands_of(err)[1]) == (1, "dlctl start --fresh job.toml")
+    assert (code, commands_of(err)[2]) == (1, "dlctl start --fresh job.toml")
     assert "unreadable" in dlctl_command("ps").out
 
 
 def test_the_job_file_is_the_one_that_is_as_the_run_s_copy(lost, job, dlctl_command):
     job.rename(job.with_name("my job.toml"))
     job.with_name("a.toml").write_text(JOB + "# another one of this name\n")
-    assert commands_of(dlctl_command("status").err)[1] == "dlctl start --fresh 'my job.toml'"
+    assert commands_of(dlctl_command("status").err)[2] == "dlctl start --fresh 'my job.toml'"
     job.with_name("my job.toml").unlink()
-    assert commands_of(dlctl_command("status").err)[1] == "dlctl start --fresh a.toml"
+    assert commands_of(dlctl_command("status").err)[2] == "dlctl start --fresh a.toml"
     job.with_name("a.toml").unlink()
     assert len(commands_of(dlctl_command("status").err)) == 1
 

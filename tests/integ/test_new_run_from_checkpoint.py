@@ -1,0 +1,70 @@
+"""A run whose database is lost trains on: a new one begins with its checkpoint."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from contextlib import closing
+
+from workplace import ENDLESS, SLOW_S, Workplace
+
+from dlctl import checkpoints, rundb
+
+
+def test_of_a_run_whose_database_is_lost_a_new_one_goes_on_with_the_checkpoint(
+    place: Workplace,
+) -> None:
+    place.task(pause_s=SLOW_S)
+    place.job(stop=ENDLESS, servers=2, workers=2)
+    old = place.start()
+    place.until_step(20)
+    assert place.dlctl("stop").code == 0
+    (saved,) = checkpoints.complete(old)
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+    manifest = checkpoints.read_manifest(saved)
+    (old / rundb.FILE).write_bytes(b"torn" * 4096)
+
+    refused = place.dlctl("start", "job.toml")
+    assert refused.code == 1, "a run that cannot be read is not passed over"
+    told = f"dlctl start --from {saved.relative_to(place.path)} job.toml"
+    assert told in refused.err, "and how it goes on is said"
+
+    began = place.dlctl(*shlex.split(told)[1:])
+    assert began.code == 0, began.err
+    said = f"a new run begins with the checkpoint of {old.name} at step {manifest['step']}"
+    assert said in began.err
+    new = place.directory
+    assert new != old
+    place.until_step(manifest["step"] + 20)
+    with closing(rundb.RunDb(new, readonly=True)) as db:
+        assert set(db.terms().values()) == {2}, "none that the shards know of is given out again"
+    assert place.dlctl("stop").code == 0
+    checked = place.dlctl("verify", "--json")
+    assert (checked.code, json.loads(checked.out)["lost"]) == (0, 0), checked.err
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+    shutil.rmtree(old)
+    place.nothing_left()
+
+
+def test_a_new_run_begins_with_no_damaged_or_foreign_checkpoint(place: Workplace) -> None:
+    place.task()
+    place.job(stop="{ steps = 20 }")
+    assert place.dlctl("run", "job.toml").code == 0
+    old = place.directory
+    (saved,) = checkpoints.complete(old)
+    adagrad = (place.path / "job.toml").read_text()
+    assert 'name = "adagrad"' in adagrad
+    (place.path / "other.toml").write_text(adagrad.replace('name = "adagrad"', 'name = "sgd"'))
+    shard = saved / "shard-0.safetensors"
+    for source, job, why in (
+        (old, "job.toml", "is no checkpoint directory: it has no manifest.json"),
+        (saved, "other.toml", 'was trained with the optimizer "adagrad", not "sgd"'),
+        (saved, "job.toml", "this checkpoint is damaged"),
+    ):
+        if "damaged" in why:
+            shard.write_bytes(shard.read_bytes()[:-1])
+        refused = place.dlctl("start", "--from", str(source), job)
+        assert (refused.code in (1, 2), why in refused.err) == (True, True), refused.err
+        assert [path.name for path in (place.path / "runs").iterdir()] == [old.name]
+    place.nothing_left()
