@@ -347,9 +347,10 @@ def test_a_daemon_that_fails_while_starting_is_quoted(job, own_place, play, dlct
 
 
 def test_a_job_that_fails_soon_after_its_start_is_quoted_too(job, play, dlctl_command):
-    play("start", "ready", "fail")
+    play("start", "fail_once_ready")
     code, _, err = dlctl_command("start", "job.toml")
     assert code == 7
+    assert "failed soon after its start" in err
     assert "ImportError: no module named tensors" in err
 
 

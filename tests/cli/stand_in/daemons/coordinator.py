@@ -62,10 +62,17 @@ class Coordinator:
 
     def fail(self) -> None:
         """As the real one does when the user's code cannot be imported."""
+        self._fail()
+
+    def fail_once_ready(self) -> None:
+        """In one transaction: nobody sees it ready, and well."""
+        self._fail(ready_at=time.time())
+
+    def _fail(self, **values: object) -> None:
         words = ["Traceback (most recent call last):", "ImportError: no module named tensors"]
         end = {"code": 1, "text": "exit 1", "at": time.time(), "last_lines": words}
         self.daemon("worker-0", state="failed", error="ImportError", last_exit=end)
-        self.end("failed", "worker-0: ImportError")
+        self.end("failed", "worker-0: ImportError", **values)
 
     def fail_at_work(self) -> None:
         """As the real one does when the user's loss() raises: it, and the worker, say so."""
@@ -178,8 +185,8 @@ class Coordinator:
         self.db.put_checkpoint(number, row)
         self.put(step=step, checkpoint={**row, "at": time.time()})
 
-    def end(self, state: str, reason: str) -> None:
-        self.put(state=state, reason=reason, ended_at=time.time())
+    def end(self, state: str, reason: str, **values: object) -> None:
+        self.put(state=state, reason=reason, ended_at=time.time(), **values)
         sys.exit(0 if state == "finished" else 1)
 
 
