@@ -26,7 +26,7 @@ from dlctl.cli import (
     report,
     values,
 )
-from dlctl.cli.remains import NO_STATE, Shard, obstacle
+from dlctl.cli.remains import KEEPS_NOTHING, NO_STATE, Shard, obstacle
 from dlctl.cli.snapshot import ENDED, Snapshot, is_here, load, newest_whole
 from dlctl.errors import DlctlError
 from dlctl.rundb import RunDb
@@ -38,6 +38,7 @@ HEALTHY, SILENT, SUPERVISED, GO_ON, RESUME, OVER, NOTHING, AWAY = (
 """It lives; its coordinator stands still; its agent starts the coordinator again; the two ways; it
 has ended in order; none; none until its hosts can be reached."""
 LAST_LINES = 3
+_KEEPS = 'and durability = "none" keeps nothing'
 WITHOUT_A_WORD = "its log says nothing of it, as after SIGKILL or a power failure"
 Json = dict[str, Any]
 
@@ -337,11 +338,16 @@ def cost_at_a_glance(snapshot: Snapshot) -> str | None:
 
 def _reasons(findings: Findings) -> Iterator[str]:
     """The obstacles as parts of a sentence, those of shards together."""
-    names = [shard.name for shard in findings.shards if shard.problem == NO_STATE]
-    if names:
-        verb = "is gone and has left" if len(names) == 1 else "are gone and have left"
-        yield f"{' and '.join(names)} {verb} no state"
-    known = {obstacle(shard) for shard in findings.shards if shard.problem == NO_STATE}
+    known = set[str]()
+    for problem, one, several in (
+        (NO_STATE, "is gone and has left no state", "are gone and have left no state"),
+        (KEEPS_NOTHING, f"is gone, {_KEEPS}", f"are gone, {_KEEPS}"),
+    ):
+        shards = [shard for shard in findings.shards if shard.problem == problem]
+        known |= {obstacle(shard) for shard in shards}
+        if shards:
+            names = " and ".join(shard.name for shard in shards)
+            yield f"{names} {one if len(shards) == 1 else several}"
     yield from (text for text in findings.obstacles if text not in known)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dlctl.states import Kept
 
 NO_STATE = "its server is gone and has left no state"
+KEEPS_NOTHING = 'its server is gone, and durability = "none" keeps nothing'
 NOT_ASKED = "its host was not asked"
 
 
@@ -130,7 +131,7 @@ def _shard(
 
 def _state_problem(job: config.JobFile, kept: Kept | None) -> str:
     if job.servers.durability == "none":
-        return 'its server is gone, and durability = "none" keeps nothing'
+        return KEEPS_NOTHING
     if kept is None:
         return NO_STATE
     # Without values yet it is as good as new: the workers initialise it.

@@ -57,11 +57,12 @@ def test_without_durability_a_killed_server_ends_the_run_which_says_how_to_go_on
     assert re.search(r"dlctl run job.toml +goes on from the checkpoint at step", ended.err)
     run = place.run()
     again = run["step"] - run["checkpoint"]["step"]
-    rest = {0: "", 1: "; 1 step is done again"}.get(again, f"; {again} steps are done again")
-    saved = f"goes on from the checkpoint at step {run['checkpoint']['step']}{rest}"
+    rest = {0: "", 1: "1 step is done again, "}.get(again, f"{again} steps are done again, ")
+    saved = f"goes on from the checkpoint at step {run['checkpoint']['step']}; {rest}"
     recover = f"dlctl recover -j {place.directory.name}"
     status = place.dlctl("status").out
-    assert status.endswith(f"  next        {recover}\n              {saved}\n")
+    assert f"  next        {recover}\n              {saved}" in status
+    assert 'lost, because server-0 and server-1 are gone, and durability = "none" keeps' in status
     failed = place.dlctl("logs", "--failed").out
     assert {line.partition(" ")[0] for line in failed.splitlines()} == {"server-1"}
     assert failed.endswith("----  ended: killed by SIGKILL\n")
