@@ -76,13 +76,9 @@ def require_own(snapshot: Snapshot) -> None:
         raise _copy(directory, *found)
 
 
-def warn_of_copy(snapshot: Snapshot) -> None:
-    """Say so to who only looks, unless the run had ended when it was copied: a process that it is
-    shown to have is the original's, and all the rest may have changed since then.
-    """
-    if (found := _original(snapshot)) is not None:
-        where, why = values.path(snapshot.directory), found[1]
-        console.warn(f"{where} is a copy: {why}; what is known of it here may be old")
+def is_copy(snapshot: Snapshot) -> bool:
+    """Whether this is a copy of a run that had not ended: one that had is as good as the run."""
+    return _original(snapshot) is not None
 
 
 def seen(snapshot: Snapshot) -> Snapshot:
@@ -91,6 +87,7 @@ def seen(snapshot: Snapshot) -> Snapshot:
     """
     if (found := _original(snapshot)) is None:
         return snapshot
+    original, why = found
     nobody = {"pid": None, "pid_start": None}
     lost = {**nobody, "state": UNKNOWN, "phase": "it is, or was, the original's"}
     return replace(
@@ -98,12 +95,21 @@ def seen(snapshot: Snapshot) -> Snapshot:
         run={**snapshot.run, **nobody},
         daemons=[{**row, **lost} for row in snapshot.daemons],
         state=STATE_OF_COPY,
-        reason=f"the run is in {values.path(found[0])}",
+        reason=why,
         is_live=False,
         coordinator_pid=None,
         beat_age_s=None,
-        original=found[0],
+        original=original,
     )
+
+
+def warn_of_copy(seen: Snapshot) -> None:
+    """Say so to who only looks, of what `seen` has called a copy: a process that it is shown to
+    have is the original's, and all the rest may have changed since it was made.
+    """
+    if seen.original is not None:
+        where = values.path(seen.directory)
+        console.warn(f"{where} is a copy: {seen.reason}; what is known of it here may be old")
 
 
 def original_of(directory: Path) -> Path | None:

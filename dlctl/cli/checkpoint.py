@@ -11,7 +11,16 @@ from typing import Any
 import click
 
 from dlctl import checkpoints, preferred, ways
-from dlctl.cli import checkpoint_choice, console, lineage, pick, report, unreadable, values
+from dlctl.cli import (
+    checkpoint_choice,
+    console,
+    knownruns,
+    lineage,
+    pick,
+    report,
+    unreadable,
+    values,
+)
 from dlctl.cli.countdown import Countdown
 from dlctl.cli.group import Entry, LazyGroup
 from dlctl.cli.group import command as make_command
@@ -136,7 +145,7 @@ def ls(group_job: str | None, job: str | None, as_json: bool) -> None:
     Complete means that the manifest is there. One of which a file is missing, or has another size
     than the manifest says, is marked as damaged; "dlctl checkpoint verify" checks every byte.
     """
-    snapshot = unreadable.look(pick.directory(job or group_job))
+    snapshot = knownruns.load_any(pick.directory(job or group_job))
     damage = checkpoint_choice.visible_damage(snapshot.directory)
     found = [(d, checkpoints.read_manifest(d)) for d in checkpoints.complete(snapshot.directory)]
     if as_json:
@@ -220,7 +229,7 @@ def verify(group_job: str | None, directory: str | None, job: str | None, as_jso
     Without an argument all checkpoints of the job are checked. The exit code is 1 if anything is
     wrong, and 4 if there is no such checkpoint.
     """
-    snapshot = unreadable.look(pick.directory(job or group_job)) if directory is None else None
+    snapshot = knownruns.load_any(pick.directory(job or group_job)) if directory is None else None
     if snapshot is not None:
         chosen = checkpoints.finished(snapshot.directory)
         if not chosen:
@@ -294,7 +303,7 @@ def prune(
     """
     if keep is None and not damaged:
         raise UsageError("say what to remove: --keep N, or --damaged")
-    snapshot = unreadable.look(pick.directory(job or group_job))
+    snapshot = knownruns.load_any(pick.directory(job or group_job))
     if not checkpoints.finished(snapshot.directory):
         console.note(f"{console.escape(snapshot.run_id)} has no checkpoint yet")
     good, bad = _examined(snapshot.directory, None if damaged else keep)

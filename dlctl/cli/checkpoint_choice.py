@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dlctl import checkpoints, manifest, preferred
-from dlctl.cli import console, lineage, pick, unreadable, values
+from dlctl.cli import console, knownruns, lineage, pick, values
 from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.manifest import Manifest
@@ -19,7 +19,7 @@ def chosen(text: str, job: str | None) -> Path:
     """
     if (Path(text) / manifest.MANIFEST).is_file():
         return Path(text).absolute()
-    snapshot = unreadable.look(pick.directory(job))
+    snapshot = knownruns.load_any(pick.directory(job))
     if text == "latest":
         return _newest_good(snapshot)
     found = checkpoints.finished(snapshot.directory)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlctl import ways
-from dlctl.cli import moved, pick
+from dlctl.cli import knownruns, moved
 from dlctl.cli.changes import Change, differences, from_live
 from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import DlctlError, UsageError
@@ -54,7 +54,7 @@ class Decision:
 
 def newest(file: Path, job: JobFile) -> Snapshot | None:
     """The newest run of this job file under this name, or one that was moved here with it."""
-    if same := pick.of_job(pick.job_file(file), job.job.name):
+    if same := knownruns.of_job(knownruns.job_file(file), job.job.name):
         return same[-1]
     found = moved.newest(file, job)
     return None if found is None or moved.obstacle(found, file) else found

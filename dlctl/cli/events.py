@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dlctl.cli import console, following, lives, logfiles, pick, report, values
+from dlctl.cli import chosendaemons, console, following, lives, logfiles, pick, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import Tail, job_option, json_option
 from dlctl.cli.snapshot import Snapshot
@@ -47,7 +47,7 @@ def _complete_kinds(
     ],
     see_also=["status", "logs"],
 )
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=pick.complete_daemons)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=chosendaemons.complete)
 @click.option("-f", "--follow", is_flag=True, help="Wait for more until the job ends.")
 @click.option(
     "-n", "--tail", "tail", type=Tail("events"), help='Last N, or "all" (50; with --since: all).'
@@ -83,7 +83,7 @@ def command(
     evaluation.
     """
     snapshot = pick.pick(job)
-    chosen = pick.match_daemons(names, snapshot.roles()) if names else []
+    chosen = chosendaemons.match(names, snapshot.roles()) if names else []
     since_at = moment(since, snapshot.now)
 
     def wanted(event: Event) -> bool:

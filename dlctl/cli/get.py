@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from dlctl import settings
-from dlctl.cli import console, pick, report
+from dlctl.cli import chosendaemons, console, pick, report
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.snapshot import Snapshot
@@ -24,7 +24,7 @@ from dlctl.cli.snapshot import Snapshot
     see_also=["set", "status"],
 )
 @click.argument(
-    "arguments", nargs=-1, metavar="[NAME]... [KEY]...", shell_complete=pick.complete_daemons
+    "arguments", nargs=-1, metavar="[NAME]... [KEY]...", shell_complete=chosendaemons.complete
 )
 @job_option
 @json_option
@@ -36,7 +36,7 @@ def command(arguments: tuple[str, ...], job: str | None, as_json: bool) -> None:
     keys = [text for text in arguments if text in settings.SETTINGS]
     names = [text for text in arguments if text not in settings.SETTINGS]
     snapshot = pick.pick(job)
-    chosen = pick.match_daemons(names, snapshot.roles())
+    chosen = chosendaemons.match(names, snapshot.roles())
     found = {name: _chosen(live(snapshot, name), keys) for name in chosen}
     if as_json:
         shown = {name: own for name, own in found.items() if own}

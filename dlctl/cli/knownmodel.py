@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlctl.cli import pick
+from dlctl.cli import knownruns
 from dlctl.health.needs import Model
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ def find(file: Path, job: JobFile) -> Model | None:
     """By the newest checkpoint of the newest run that has one; None if there is none."""
     from dlctl import checkpoints
 
-    for run in reversed(pick.of_job(pick.job_file(file), job.job.name)):
+    for run in reversed(knownruns.of_job(knownruns.job_file(file), job.job.name)):
         if found := checkpoints.complete(run.directory):
             manifest = checkpoints.read_manifest(found[-1])
             stored_bytes = sum(shard["nbytes"] for shard in manifest["shards"])

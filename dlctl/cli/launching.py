@@ -25,11 +25,11 @@ from dlctl.cli import (
     deciding,
     grafting,
     kept,
+    knownruns,
     lineage,
     moved,
     onlyone,
     otherhosts,
-    pick,
     stop,
     unfinished,
     values,
@@ -225,7 +225,7 @@ def _resume(
     """
     directory = previous.directory
     _check_owned(directory)
-    row = _row(directory, pick.job_file(file), job, resume=str(checkpoint))
+    row = _row(directory, knownruns.job_file(file), job, resume=str(checkpoint))
     with explained(directory):
         before = {name: (directory / name).read_bytes() for name in ("job.toml", "job.json")}
         with closing(RunDb(directory)) as db:
@@ -314,7 +314,7 @@ def _write_new(
     _write_job(directory, file, content)
     keys.renew(directory)
     with closing(RunDb(directory, create=True)) as db:
-        db.put_run(**_row(directory, pick.job_file(file), job, resume=""))
+        db.put_run(**_row(directory, knownruns.job_file(file), job, resume=""))
         db.commit()
     if graft is not None:
         grafting.put(directory, graft)

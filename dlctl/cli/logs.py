@@ -8,7 +8,7 @@ from contextlib import closing
 
 import click
 
-from dlctl.cli import following, logfiles, loglines, logs_failed, pick
+from dlctl.cli import chosendaemons, following, logfiles, loglines, logs_failed, pick
 from dlctl.cli.events import moment
 from dlctl.cli.group import command as make_command
 from dlctl.cli.logfiles import Line, LogFile
@@ -33,7 +33,7 @@ Wanted = Callable[[Line], bool] | None
     ],
     see_also=["status", "events"],
 )
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=pick.complete_daemons)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=chosendaemons.complete)
 @click.option("-f", "--follow", is_flag=True, help="Wait for more until the job ends.")
 @click.option(
     "-n", "--tail", "tail", type=Tail("lines"), help='Last N lines of each daemon, or "all" (100).'
@@ -150,7 +150,7 @@ def _daemons(snapshot: Snapshot, names: Sequence[str], roles: Sequence[str]) -> 
     known = snapshot.roles()
     for name in logfiles.list_files(snapshot.directory):
         known.setdefault(name, name.partition("-")[0])
-    return pick.match_daemons(names, known, roles)
+    return chosendaemons.match(names, known, roles)
 
 
 def _limit(tail: int | None, failed: bool, since: str | None) -> int | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlctl import processes, rundb, runs
-from dlctl.cli import belonging, pick, snapshot, values
+from dlctl.cli import belonging, knownruns, snapshot, values
 from dlctl.cli.snapshot import Snapshot, started
 from dlctl.errors import DlctlError
 
@@ -35,7 +35,7 @@ def newest(file: Path, job: JobFile) -> Snapshot | None:
     found = [d for d in parent.glob(f"{job.job.name}-*") if (d / rundb.FILE).is_file()]
     strange = [
         run
-        for run in pick.readable(d.resolve() for d in found)
+        for run in knownruns.all_of(d.resolve() for d in found)
         if run.run.get("name") == job.job.name and _is_strange(run, file)
     ]
     return max(strange, key=lambda run: (started(run.directory), run.run_id), default=None)
@@ -43,7 +43,7 @@ def newest(file: Path, job: JobFile) -> Snapshot | None:
 
 def _is_strange(run: Snapshot, file: Path) -> bool:
     old = run.run.get("job_file")
-    if not isinstance(old, str) or not old or old == pick.job_file(file):
+    if not isinstance(old, str) or not old or old == knownruns.job_file(file):
         return False
     return not os.path.exists(old) or bool(_why_a_copy(run))
 
@@ -116,7 +116,7 @@ def beside(run: Snapshot) -> Path | None:
 
 def of_another_place(run: Snapshot, file: Path) -> bool:
     """Whether this run of a job file is to be taken over."""
-    return run.run.get("job_file") != pick.job_file(file)
+    return run.run.get("job_file") != knownruns.job_file(file)
 
 
 def read_job(run: Snapshot, file: Path) -> dict[str, Any]:
@@ -149,14 +149,11 @@ def not_used(file: Path, job: JobFile) -> str:
 def _unreadable(file: Path, job: JobFile) -> str:
     """The same of runs whose database cannot be read; what is surely of this job is refused."""
     parent = Path(os.path.abspath(file.parent / job.job.run_dir))
-    for directory in sorted(parent.glob(f"{job.job.name}-????")):
-        try:
-            snapshot.load(directory.resolve())
-        except snapshot.Unreadable as error:
-            where = values.path(directory)
-            return f"a run of this name lies in {where}; it is not used: {error.message}"
-        except DlctlError:
-            continue
+    found = sorted(parent.glob(f"{job.job.name}-????"))
+    for run in knownruns.all_of(directory.resolve() for directory in found):
+        if run.state == knownruns.UNREADABLE:
+            where = values.path(run.directory)
+            return f"a run of this name lies in {where}; it is not used: {run.reason}"
     return ""
 
 
@@ -168,6 +165,6 @@ def take_over(run: Snapshot, file: Path) -> None:
     content = json.dumps(read_job(run, file), indent=1).encode()
     runs.write(run.directory / "job.json", content, JOB_MODE)
     with closing(rundb.RunDb(run.directory)) as db:
-        db.put_run(job_file=pick.job_file(file))
+        db.put_run(job_file=knownruns.job_file(file))
         db.commit()
     runs.register(run.directory)

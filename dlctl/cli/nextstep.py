@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from dlctl import rundb, silence, ways
-from dlctl.cli import belonging, otherhosts, pick, report, unreadable, values
+from dlctl import silence, ways
+from dlctl.cli import belonging, knownruns, otherhosts, report, unreadable, values
 from dlctl.cli.snapshot import Snapshot
 from dlctl.text import is_poisoned
+
+if TYPE_CHECKING:
+    from dlctl.cli.recovery import Findings
 
 _OUTSIDE = re.compile(
     r"\b(ModuleNotFound|FileNotFound|Permission|OS|IO|Connection|Timeout|\w*Memory)Error\b"
@@ -136,13 +139,13 @@ def _is_outdated(snapshot: Snapshot) -> bool:
     file = snapshot.run.get("job_file")
     if not isinstance(file, str):
         return False
-    newest = pick.of_job(file, str(snapshot.run.get("name")))[-1:]
+    newest = knownruns.of_job(file, str(snapshot.run.get("name")))[-1:]
     return [run.directory for run in newest] != [snapshot.directory.resolve()]
 
 
 def _after_failure(snapshot: Snapshot) -> Step:
-    recover = f"dlctl recover -j {snapshot.run_id}"
-    if _loses_nothing(snapshot):
+    recover, left = f"dlctl recover -j {snapshot.run_id}", _left(snapshot)
+    if left is not None and left.loses_nothing:
         step = values.count(snapshot.run.get("step"))
         return Step(recover, f"goes on at step {step}: nothing is lost")
     if hosts := otherhosts.given_up(snapshot):
@@ -154,14 +157,23 @@ def _after_failure(snapshot: Snapshot) -> Step:
         return _start(snapshot) or Step(
             f"dlctl recover --dry-run -j {snapshot.run_id}", "says what is left of it"
         )
-    return Step(recover, _resumes(snapshot))
+    return Step(recover, _goes_back(snapshot, left))
 
 
-def _resumes(snapshot: Snapshot) -> str:
-    """What becomes of a run that has failed, and what that costs, as `dlctl recover` will say."""
-    from dlctl.cli import recovery  # only here: it takes numpy along
+def _left(snapshot: Snapshot) -> Findings | None:
+    """What is left of a run that has failed; None if it has done nothing that could be lost."""
+    if not (snapshot.is_gone or report.has_begun(snapshot)):
+        return None
+    from dlctl.cli import recovery  # only here and below: it takes numpy along
 
-    if not (cost := recovery.cost_at_a_glance(snapshot)):
+    return recovery.at_a_glance(snapshot)
+
+
+def _goes_back(snapshot: Snapshot, left: Findings | None) -> str:
+    """To its checkpoint, and what that costs, as `dlctl recover` will say."""
+    from dlctl.cli import recovery
+
+    if left is None or not (cost := recovery.cost_of_going_back(left)):
         return _from_checkpoint(snapshot)
     saved = values.count(report.saved_step(snapshot))
     return f"goes on from the checkpoint at step {saved}; {cost}"
@@ -193,14 +205,3 @@ def when_all_damaged(run_id: str, job_file: str) -> str:
 def _from_checkpoint(snapshot: Snapshot) -> str:
     saved = values.count(report.saved_step(snapshot))
     return f"goes on from the checkpoint at step {saved}{report.done_again(snapshot)}"
-
-
-def _loses_nothing(snapshot: Snapshot) -> bool:
-    """Whether all that a failed run has done is still there, and worth going on with."""
-    with closing(rundb.RunDb(snapshot.directory, readonly=True)) as db:
-        has_worked = snapshot.is_gone or report.has_begun(snapshot)
-        if not has_worked or not db.memory():
-            return False
-    from dlctl.cli import recovery  # only here: it takes numpy along
-
-    return recovery.can_go_on(snapshot.directory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dlctl.cli import belonging, console, kept, pick, report, unreadable, values
+from dlctl.cli import belonging, console, kept, knownruns, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import json_option
 from dlctl.cli.snapshot import Snapshot
@@ -36,8 +36,7 @@ def command(show_all: bool, as_json: bool) -> None:
     left behind, in memory unless the job says otherwise; "dlctl stop --kill" removes what an ended
     run holds.
     """
-    found = unreadable.all_of(pick.known())
-    snapshots = [belonging.seen(snapshot) for snapshot in found]
+    snapshots = [belonging.seen(run) for run in knownruns.all_of(knownruns.directories())]
     shown = [s for s in reversed(snapshots) if show_all or s.is_live or _is_recent(s)]
     if as_json:
         console.out_json("dlctl.ps/1", {"runs": [report.as_data(s) for s in shown]})
@@ -49,15 +48,15 @@ def command(show_all: bool, as_json: bool) -> None:
         console.out(console.table((*HEADERS[:-1], HELD, HEADERS[-1]), rows, RIGHT))
     elif shown:
         console.out(console.table(HEADERS, [_row(s) for s in shown], RIGHT))
-    for snapshot in found:
+    for snapshot in snapshots:
         belonging.warn_of_copy(snapshot)
-    _note_hidden(len(snapshots) - len(shown))
+    _note_hidden(len(snapshots), len(shown))
 
 
-def _note_hidden(hidden: int) -> None:
-    if hidden:
-        console.note(f"{hidden} older not shown; all: dlctl ps -a")
-    elif not pick.known():
+def _note_hidden(known: int, shown: int) -> None:
+    if known > shown:
+        console.note(f"{known - shown} older not shown; all: dlctl ps -a")
+    elif not known:
         console.note("there are no runs yet; begin with: dlctl init demo")
 
 

@@ -76,7 +76,7 @@ def command(
     belonging.check_database(directory)
     from_checkpoint = from_checkpoint or number is not None
     with nullcontext() if dry_run else belonging.claimed(directory):
-        snapshot = pick.read(directory)
+        snapshot = pick.read(directory, every_page=False)
         belonging.check(snapshot)
         snapshot = recovering.wait_led(snapshot)
         if not dry_run:

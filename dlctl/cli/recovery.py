@@ -26,8 +26,8 @@ from dlctl.cli import (
     report,
     values,
 )
-from dlctl.cli.remains import KEEPS_NOTHING, NO_STATE, Shard, obstacle
-from dlctl.cli.snapshot import ENDED, Snapshot, is_here, load, newest_whole
+from dlctl.cli.remains import ITS_SERVER_IS, KEEPS_NOTHING, NO_STATE, Shard, obstacle
+from dlctl.cli.snapshot import ENDED, Snapshot, is_here, newest_whole
 from dlctl.errors import DlctlError
 from dlctl.rundb import RunDb
 from dlctl.text import grave, plural
@@ -38,7 +38,6 @@ HEALTHY, SILENT, SUPERVISED, GO_ON, RESUME, OVER, NOTHING, AWAY = (
 """It lives; its coordinator stands still; its agent starts the coordinator again; the two ways; it
 has ended in order; none; none until its hosts can be reached."""
 LAST_LINES = 3
-_KEEPS = 'and durability = "none" keeps nothing'
 WITHOUT_A_WORD = "its log says nothing of it, as after SIGKILL or a power failure"
 Json = dict[str, Any]
 
@@ -71,6 +70,11 @@ class Findings:
         if self.way != RESUME or self.checkpoint is None:
             return 0
         return max(0, self.step - int(self.checkpoint[1]["step"]))
+
+    @property
+    def loses_nothing(self) -> bool:
+        """Whether it can go on without a loss, and has anything to lose."""
+        return self.way == GO_ON and (self.snapshot.is_gone or self.has_updates)
 
     @property
     def has_updates(self) -> bool:
@@ -145,6 +149,14 @@ def examine(
         snapshot, way, _causes(snapshot, living), living, shards, obstacles,
         _was_at_work(snapshot, memory), int(max(step or 0.0, seen)), checkpoint, damaged, left.away,
     )  # fmt: skip
+
+
+def at_a_glance(snapshot: Snapshot) -> Findings | None:
+    """The same, as far as it can be seen here and at once; None if the directory is strange."""
+    try:
+        return examine(snapshot, read_checkpoints=False, ask_hosts=False)
+    except DlctlError:
+        return None
 
 
 def _way(snapshot: Snapshot, obstacles: list[str], from_checkpoint: bool) -> str:
@@ -303,7 +315,7 @@ def cost(findings: Findings, why: str = "") -> str:
     """What it costs to resume, and why it had to be, for the run's events; "" if nothing is lost.
 
     As in "183 steps are done again, 192 updates are lost, because server-0 and server-1 are gone
-    and have left no state, and checkpoint 16 is damaged". `why`: if nothing stood in the way.
+    and left no state, and checkpoint 16 is damaged". `why`: if nothing stood in the way.
     """
     assert findings.checkpoint is not None
     steps = findings.lost_steps
@@ -321,34 +333,27 @@ def cost(findings: Findings, why: str = "") -> str:
     return ", ".join(parts) + (f", because {because}" if because else "")
 
 
-def cost_at_a_glance(snapshot: Snapshot) -> str | None:
-    """The same before anything is done: no other host is asked, no checkpoint read to its end.
-
-    None: it is not what is left that leads back to the checkpoint, or nobody can tell.
+def cost_of_going_back(findings: Findings) -> str:
+    """The same before anything is done; "" too if it is not what is left that leads back to the
+    newest checkpoint. Its bytes are not read.
     """
-    newest = newest_whole(snapshot.directory)
-    try:
-        findings = examine(snapshot, read_checkpoints=False, ask_hosts=False)
-    except DlctlError:
-        return None
+    newest = newest_whole(findings.snapshot.directory)
     if newest is None or not findings.obstacles:
-        return None
+        return ""
     return cost(replace(findings, way=RESUME, checkpoint=newest))
 
 
 def _reasons(findings: Findings) -> Iterator[str]:
     """The obstacles as parts of a sentence, those of shards together."""
-    known = set[str]()
-    for problem, one, several in (
-        (NO_STATE, "is gone and has left no state", "are gone and have left no state"),
-        (KEEPS_NOTHING, f"is gone, {_KEEPS}", f"are gone, {_KEEPS}"),
-    ):
+    told = set[str]()
+    for problem in (NO_STATE, KEEPS_NOTHING):
         shards = [shard for shard in findings.shards if shard.problem == problem]
-        known |= {obstacle(shard) for shard in shards}
+        told |= {obstacle(shard) for shard in shards}
         if shards:
             names = " and ".join(shard.name for shard in shards)
-            yield f"{names} {one if len(shards) == 1 else several}"
-    yield from (text for text in findings.obstacles if text not in known)
+            verb = "is" if len(shards) == 1 else "are"
+            yield f"{names} {verb} {problem.removeprefix(ITS_SERVER_IS)}"
+    yield from (text for text in findings.obstacles if text not in told)
 
 
 def as_data(findings: Findings) -> Json:
@@ -376,15 +381,3 @@ def as_data(findings: Findings) -> Json:
         "lost_steps": findings.lost_steps,
         "lost_updates": findings.lost_updates(),
     }
-
-
-def can_go_on(directory: Path) -> bool:
-    """Whether a run that has failed can go on without a loss, and has anything to lose, as far as
-    that can be seen from here; also if its directory is strange.
-    """
-    snapshot = load(directory)
-    try:
-        findings = examine(snapshot, read_checkpoints=False, ask_hosts=False)
-    except DlctlError:
-        return False
-    return findings.way == GO_ON and (snapshot.is_gone or findings.has_updates)

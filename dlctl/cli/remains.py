@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from dlctl.launch.answers import Answer
     from dlctl.states import Kept
 
-NO_STATE = "its server is gone and has left no state"
-KEEPS_NOTHING = 'its server is gone, and durability = "none" keeps nothing'
+ITS_SERVER_IS = "its server is "
+NO_STATE = f"{ITS_SERVER_IS}gone and left no state"
+KEEPS_NOTHING = f'{ITS_SERVER_IS}gone, and durability = "none" keeps nothing'
 NOT_ASKED = "its host was not asked"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import click
 
 from dlctl import processes
-from dlctl.cli import arriving, console, pick, values
+from dlctl.cli import arriving, chosendaemons, console, pick, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
 from dlctl.cli.snapshot import Snapshot, natural
@@ -24,7 +24,7 @@ from dlctl.names import COORDINATOR
     ],
     see_also=["scale", "status", "why"],
 )
-@click.argument("names", nargs=-1, metavar="NAME...", shell_complete=pick.complete_daemons)
+@click.argument("names", nargs=-1, metavar="NAME...", shell_complete=chosendaemons.complete)
 @click.option(
     "--timeout", metavar="TIME", help="Give up waiting after it.  [default: as long as a start]"
 )
@@ -43,7 +43,7 @@ def command(names: tuple[str, ...], timeout: str | None, no_wait: bool, job: str
     limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
     snapshot = pick.own(job)
     arriving.require_live(snapshot, "restarted")
-    chosen = pick.match_daemons(names, _roles(snapshot))
+    chosen = chosendaemons.match(names, _roles(snapshot))
     before = _incarnations(snapshot, chosen)
     arriving.ask(snapshot, "restart", {"names": chosen})
     if no_wait:

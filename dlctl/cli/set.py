@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from dlctl import settings
-from dlctl.cli import changes, console, nextstep, onrecord, pick, report, values
+from dlctl.cli import changes, chosendaemons, console, nextstep, onrecord, pick, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
 from dlctl.cli.snapshot import Snapshot, read_job
@@ -120,7 +120,7 @@ def _requests(
     set or nothing, as far as is known. Raises UsageError.
     """
     roles = snapshot.roles()
-    chosen = pick.match_daemons(names, roles)
+    chosen = chosendaemons.match(names, roles)
     optimizer = read_job(snapshot.directory).get("optimizer", {}).get("options", {})
     settings.require_decay({k: settings.parse(k, text) for k, text in wanted.items()}, optimizer)
     requests: dict[tuple[str, ...], dict[str, str]] = {}

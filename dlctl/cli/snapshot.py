@@ -156,10 +156,10 @@ class Snapshot:
         return {name: names[name] for name in sorted(names, key=natural)}
 
 
-def load(directory: Path) -> Snapshot:
+def load(directory: Path, *, every_page: bool = False) -> Snapshot:
     """Read a run. Raises NotFound if `directory` is none, and Unreadable if we cannot read it, or
-    if what it was last is not to be seen any more: its log is damaged before its end. Of a run that
-    lives that is not asked, for it takes its time.
+    if what it was last is not to be seen any more: its log is damaged before its end, or any page
+    (`every_page`). Of a run that lives that is not asked: its coordinator has it in memory.
     """
     try:
         run = rundb.read(directory)
@@ -180,8 +180,9 @@ def load(directory: Path) -> Snapshot:
     now = time.time()
     there = processes.is_alive(run.get("pid"), run.get("pid_start"))
     state, reason, is_live = _truth(directory, run, now, has_coordinator=there)
-    if not is_live and (damage := rundb.damage_of_log(directory)):
-        what = f"the run's database is damaged: {damage}"
+    find_damage = rundb.damage if every_page else rundb.damage_of_log
+    if not is_live and (damage := find_damage(directory)):
+        what = f"the run's database is damaged: {' '.join(damage.split())}"
         raise Unreadable(what, where=str(directory / rundb.FILE))
     if isinstance(run.get("checkpoint"), Mapping):
         run["checkpoint"] = _newest_there(directory, run["checkpoint"], is_live)

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from dlctl import rundb
-from dlctl.cli import attention, console, daemontable, lives, pick, report, values
+from dlctl.cli import attention, chosendaemons, console, daemontable, lives, pick, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.snapshot import Snapshot, load
@@ -31,7 +31,7 @@ RECENT_EVENTS = 10
     ],
     see_also=["ps", "logs", "events"],
 )
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=pick.complete_daemons)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=chosendaemons.complete)
 @click.option("--wide", is_flag=True, help="Show host, memory, intervals, waiting, latencies, too.")
 @click.option("--check", is_flag=True, help="Exit with 3 unless the job runs and is well.")
 @click.option(
@@ -104,7 +104,7 @@ def _show(
 ) -> None:
     everybody = snapshot.everybody()
     known = {row["name"]: str(row.get("role", "")) for row in everybody}
-    chosen = pick.match_daemons(names, known)
+    chosen = chosendaemons.match(names, known)
     rows = [row for row in everybody if row["name"] in chosen]
     if as_json:
         data = {**report.as_data(snapshot), "daemons": values.timed(rows)}

@@ -16,6 +16,7 @@ from dlctl.cli import (
     belonging,
     console,
     kept,
+    knownruns,
     nextstep,
     otherhosts,
     pick,
@@ -69,9 +70,9 @@ def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> Non
     """
     grace_s = values.parse_duration(grace, "--grace")
     directory = pick.directory(job)
-    snapshot = unreadable.look(directory) if kill else pick.read(directory)
+    snapshot = knownruns.load_any(directory) if kill else pick.read(directory)
     belonging.require_own(snapshot)
-    if snapshot.state == unreadable.STATE:
+    if snapshot.state == knownruns.UNREADABLE:
         _end_unreadable(snapshot)
         return
     if snapshot.is_live:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlctl import checkpoints, preferred, rundb, runs, ways
-from dlctl.cli import pick, values
+from dlctl.cli import knownruns, values
 from dlctl.cli.snapshot import Snapshot, Unreadable, load, newest_whole, read_job, started
 from dlctl.errors import DlctlError
 from dlctl.units import short_size
@@ -27,28 +27,7 @@ if TYPE_CHECKING:
     from dlctl.config import JobFile
     from dlctl.launch import local
 
-STATE = "unreadable"
 _RUN_ID_END = re.compile(r"-[0-9a-f]{4}")
-
-
-def look(directory: Path) -> Snapshot:
-    """A run; of one that cannot be read only what is known without its database, as `STATE`.
-
-    Raises NotFound if `directory` is no run.
-    """
-    try:
-        return load(directory)
-    except Unreadable as error:
-        job = read_job(directory)
-        name, method = ((job.get(key) or {}).get("name") for key in ("job", "algorithm"))
-        known = {"name": name, "algorithm": method}
-        run = {key: value for key, value in known.items() if isinstance(value, str)}
-        return Snapshot(directory, run, [], STATE, error.message, False, time.time())
-
-
-def all_of(directories: Iterable[Path]) -> list[Snapshot]:
-    """The same of all that are runs."""
-    return pick.readable(directories, look)
 
 
 # ---------------------------------------------------------------- what to do
@@ -123,7 +102,8 @@ def _saved(directory: Path, named: str, job_file: str, *, read_all: bool) -> tup
 def _bytes_held(directory: Path) -> int:
     from dlctl.cli import kept
 
-    return kept.bytes_held(Snapshot(directory, {}, [], STATE, "", False, time.time()))
+    unknown = knownruns.UNREADABLE
+    return kept.bytes_held(Snapshot(directory, {}, [], unknown, "", False, time.time()))
 
 
 def living(directory: Path) -> list[local.Living]:
@@ -135,7 +115,7 @@ def living(directory: Path) -> list[local.Living]:
 
 def _named(directory: Path) -> str:
     """How to name a run: its id, if no other run has the same and commands find it by that."""
-    same = [known for known in pick.known() if known.name == directory.name]
+    same = [known for known in knownruns.directories() if known.name == directory.name]
     path = directory.name if same == [directory.resolve()] else values.path(directory)
     return shlex.quote(path)
 
@@ -149,7 +129,7 @@ def damaged(words: Iterable[str], error: Exception) -> DlctlError | None:
     from dlctl.cli import belonging
 
     named = set(words)
-    known = pick.known()[::-1]
+    known = knownruns.directories()[::-1]
     for directory in sorted(known, key=lambda directory: directory.name not in named):
         try:
             belonging.check_database(directory, read_all=False)
@@ -192,7 +172,7 @@ def _newer(
     """(directory, why it cannot be read) of such runs, the newest first."""
     since = (0.0, "") if previous is None else _age(previous.directory)
     here = {path.resolve() for path in parent.glob(f"{name}-????") if runs.is_run(path)}
-    found = {path for path in here | {*pick.known()} if _has_name(path, name)}
+    found = {path for path in here | {*knownruns.directories()} if _has_name(path, name)}
     for directory in sorted(found, key=_age, reverse=True):
         if _age(directory) <= since or not _may_belong(directory, file):
             continue

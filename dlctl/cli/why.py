@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from dlctl import ways
-from dlctl.cli import console, nextstep, pick, report, taskfaults, values, waits
+from dlctl.cli import chosendaemons, console, nextstep, pick, report, taskfaults, values, waits
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.snapshot import GONE, Snapshot
@@ -25,7 +25,7 @@ from dlctl.names import COORDINATOR
     ],
     see_also=["status", "logs", "set", "restart"],
 )
-@click.argument("name", required=False, metavar="[NAME]", shell_complete=pick.complete_daemons)
+@click.argument("name", required=False, metavar="[NAME]", shell_complete=chosendaemons.complete)
 @job_option
 @json_option
 def command(name: str | None, job: str | None, as_json: bool) -> None:
@@ -36,7 +36,7 @@ def command(name: str | None, job: str | None, as_json: bool) -> None:
     command that helps. The exit code is 0 whatever the answer.
     """
     snapshot = pick.look(job)
-    chosen = pick.match_daemons([name], snapshot.roles()) if name is not None else []
+    chosen = chosendaemons.match([name], snapshot.roles()) if name is not None else []
     found = waits.causes(snapshot) if snapshot.is_live or snapshot.is_gone else []
     if chosen and not _waits_for_coordinator(found):
         found = [wait for wait in found if set(wait.names()) & set(chosen)]

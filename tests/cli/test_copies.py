@@ -17,7 +17,7 @@ from answering import coordinator, done
 from identity import identity
 from remains import keep, remember, save
 
-from dlctl import config, keys, rundb, runs, states
+from dlctl import config, keys, processes, rundb, runs, states
 from dlctl.cli import belonging
 
 ACTING = [
@@ -39,7 +39,10 @@ def daemon() -> Iterator[Callable[..., dict]]:
             words = [sys.executable, "-c", WORK, f"daemons.{role}", str(directory), name, "1", ""]
             process = started.enter_context(subprocess.Popen(words))
             started.callback(process.kill)
-            return identity(process.pid)
+            known = identity(process.pid)
+            while not processes.command_line(known["pid"], known["pid_start"]):
+                pass  # A program has begun a moment before its words are there to be read.
+            return known
 
         yield start
 

@@ -14,7 +14,7 @@ import pytest
 from identity import ME, OF_ANOTHER_BOOT
 
 from dlctl import runs
-from dlctl.cli import pick
+from dlctl.cli import chosendaemons, pick
 from dlctl.cli.snapshot import Unreadable, load, natural
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.rundb import RunDb
@@ -140,22 +140,22 @@ def test_a_state_from_the_future_is_passed_on_as_text(run_directory):
 
 
 def test_daemons_are_chosen_by_name_glob_and_role():
-    assert pick.match_daemons([], KNOWN) == list(KNOWN)
-    assert pick.match_daemons(["worker-*", "server-0"], KNOWN) == [
+    assert chosendaemons.match([], KNOWN) == list(KNOWN)
+    assert chosendaemons.match(["worker-*", "server-0"], KNOWN) == [
         "server-0",
         "worker-0",
         "worker-1",
     ]
-    assert pick.match_daemons([], KNOWN, ["worker"]) == ["worker-0", "worker-1"]
+    assert chosendaemons.match([], KNOWN, ["worker"]) == ["worker-0", "worker-1"]
 
 
 def test_a_daemon_that_does_not_exist_is_named_with_a_suggestion():
     with pytest.raises(NotFound, match='no daemon is called "worker-7"; did you mean "worker-1"'):
-        pick.match_daemons(["worker-7"], KNOWN)
+        chosendaemons.match(["worker-7"], KNOWN)
     with pytest.raises(NotFound, match="known: coordinator, server-0"):
-        pick.match_daemons(["zzz"], KNOWN)
+        chosendaemons.match(["zzz"], KNOWN)
     with pytest.raises(NotFound, match="role server"):
-        pick.match_daemons(["worker-*"], KNOWN, ["server"])
+        chosendaemons.match(["worker-*"], KNOWN, ["server"])
 
 
 def test_names_are_sorted_as_people_count():

@@ -170,7 +170,7 @@ def test_what_was_lost_because_the_run_went_back_is_said_to_be(run, dlctl_comman
     acknowledge(run, 0, 1, 1, 50)
     resumed(run, older, worker_0=1)
     assert "went back" not in dlctl_command("verify").err, "it is not known to have given up any"
-    cost = "60 steps are done again, because server-0 is gone and has left no state"
+    cost = "60 steps are done again, because server-0 is gone and left no state"
     lineage.record(run.db, run.path, older, cost)
     run.db.commit()
     keep(run, 0, version=3, deliveries=[[0, 1, 40], [0, 2, 7]])

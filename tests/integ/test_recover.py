@@ -126,7 +126,7 @@ def test_without_a_shards_state_it_resumes_from_its_checkpoint_and_says_what_is_
     assert place.run()["step"] >= saved
     (told,) = place.events("resumed")
     assert f"at step {saved}: {asked['lost_steps']} steps are done again" in told
-    assert "because server-1 is gone and has left no state" in told
+    assert "because server-1 is gone and left no state" in told
     checked = place.dlctl("verify")
     assert (checked.code, "acknowledged pushes" in checked.err) == (1, True)
     assert place.dlctl("stop").code == 0
