@@ -250,7 +250,7 @@ class Coordinator:
             self.desk.send(peer, m.Dismiss(f"worker-{message.slot} has been replaced"))
             return
         self.reports.heard(worker, peer, now)
-        self.reports.is_at_work(worker)
+        self.reports.is_at_work(worker, now)
         self.work.on_request(message, now)
 
     def _advance_run(self, now: float) -> None:

@@ -93,7 +93,8 @@ class Ending:
         self._saved = False
         """The last checkpoint has been begun, or there is nothing to save."""
         self._evaluations_left = 0
-        self._save_until = 0.0
+        self._save_until: float | None = None
+        """No further attempt is made after that; None if none has failed: one may take its time."""
         self._save_again_at: float | None = None
 
     @property
@@ -116,7 +117,7 @@ class Ending:
         elif self.step == EVALUATING:
             self._evaluations_left = EVALUATIONS_MAX
         elif self.step == SAVING:
-            self._saved, self._save_until = False, now + SAVE_AGAIN_S
+            self._saved, self._save_until = False, None
         elif self.step == RECORDING:
             self.desk.do(PutOnRecord())
         elif self.step == COLLECTING:
@@ -174,14 +175,18 @@ class Ending:
         if not self._saved:
             self._saved = True
             self.save(now)
-        elif self.checkpointing.last_error and now < self._save_until:
-            if self._save_again_at is None:
-                self._save_again_at = now + SAVE_PAUSE_S
-            elif now >= self._save_again_at:
-                self._save_again_at = None
-                self.save(now)
-        else:
+            return
+        if not self.checkpointing.last_error:
+            return
+        if self._save_until is None:
+            self._save_until = now + SAVE_AGAIN_S
+        if now >= self._save_until:
             self._save_again_at = None
+        elif self._save_again_at is None:
+            self._save_again_at = now + SAVE_PAUSE_S
+        elif now >= self._save_again_at:
+            self._save_again_at = None
+            self.save(now)
 
     def hurry(self, now: float) -> None:
         """Kill what is left (`stop --kill`)."""
@@ -235,11 +240,22 @@ class Ending:
         agents = self.step == LEAVING
         return [d for d in self.members.daemons.values() if (d.role == "agent") == agents]
 
+    def drain_late(self, worker: Daemon, now: float) -> None:
+        """A worker that has come to work only now, or is back. There is no data for it any more,
+        and the others may wait for it at a barrier.
+        """
+        is_told = worker.drained or ("drain", worker.name) in self.desk.outstanding
+        if self.needs_servers() and not is_told:
+            self._tell_to_drain(worker, now)
+
     def _drain(self, now: float) -> None:
         for worker in self.members.of("worker"):
             if worker.alive and worker.asked_for_data:
-                worker.state = "draining"
-                self.desk.ask(("drain", worker.name), worker.name, m.Drain(self.reason), now)
+                self._tell_to_drain(worker, now)
+
+    def _tell_to_drain(self, worker: Daemon, now: float) -> None:
+        worker.state = "draining"
+        self.desk.ask(("drain", worker.name), worker.name, m.Drain(self.reason), now)
 
     def _shut_down(self, now: float) -> None:
         """Have them exit; repeated until their exit is known (`Losses.on_exit`)."""
@@ -292,10 +308,7 @@ class Ending:
         return EVALUATING in self._steps and any(d.evaluates for d in self.members.of("worker"))
 
     def _finish_step(self, *, is_killed: bool = False) -> None:
-        if self.step == DRAINING:
-            for worker in self.members.of("worker"):
-                self.desk.outstanding.drop(("drain", worker.name))
-        elif self.step == EVALUATING:
+        if self.step == EVALUATING:
             self.evaluations.gone(self.evaluations.worker)
         elif self.step == SAVING:
             self._look_at_the_last_checkpoint(is_killed)

@@ -53,18 +53,20 @@ class Reports:
             of.tell_members(daemon)
         elif "step" in report.metrics:
             # It trains, although nobody remembers that it has asked for data.
-            self.is_at_work(daemon)
+            self.is_at_work(daemon, now)
         if of.state in ("running", "degraded"):
             step = report.metrics.get("step") or report.metrics.get("version")
             step = step if isinstance(step, int) and step < 2**63 else 0
             self.desk.do(AddMetric(report.name, step, report.metrics))
 
-    def is_at_work(self, worker: Daemon) -> None:
-        """A worker has asked for data: it takes part."""
+    def is_at_work(self, worker: Daemon, now: float) -> None:
+        """A worker has asked for data: it takes part, or drains at once if the run ends."""
         if not worker.asked_for_data:
             worker.asked_for_data = True
             worker.state = "running" if self.of.ending is None else worker.state
             self.of.tell_members()
+        if self.of.ending is not None:
+            self.of.ending.drain_late(worker, now)
 
     def on_evaluated(self, message: m.Evaluated, now: float) -> None:
         """Metrics of an evaluation; they may end the run."""

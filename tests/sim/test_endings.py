@@ -16,6 +16,7 @@ from dlctl.machine import Received, Send, Started
 from dlctl.manifest import FAILURE
 from dlctl.roles.desk import COORDINATOR, EXIT_POISONED, Birth
 from dlctl.roles.effects import LoadArrays
+from dlctl.roles.ending import SAVE_AGAIN_S
 from dlctl.roles.server import Server
 from dlctl.roles.travelling import CheckFile, FileSealed, StillReading
 from dlctl.sim import arrays, drivers
@@ -68,6 +69,41 @@ def test_the_last_checkpoint_waits_for_files_that_a_slow_disk_reads_and_not_for_
     assert outcome.state == "finished"
     assert [row["without"] for row in outcome.store.checkpoints.values()] == [without]
     assert (outcome.seconds > 1200.0) == reads
+
+
+@pytest.mark.parametrize("algorithm", ["sync", "local-sgd"])
+def test_who_has_not_heard_that_it_is_to_drain_is_told_when_it_asks_for_data(
+    algorithm: str,
+) -> None:
+    """It was given up. But the others wait for it at a barrier, and can save only behind that."""
+    drained = Watcher(m.Drained)
+    job = job_file(
+        workers=3, servers=2, epochs=1000.0, portion_batches=8, checkpoint_s=0.3,
+        algorithm=(algorithm, {}),
+    )  # fmt: skip
+    compute = ComputeOptions(step_s=0.05)
+    simulation = Simulation(job, LeastSquares(samples=1024), compute=compute, checkers=(drained,))
+    network = simulation.world.network
+    simulation.at(0.7, lambda: simulation.world.kill("worker-2"))  # Its portions begin in between.
+    simulation.at(3.0, lambda: network.cut(COORDINATOR, "worker-1"))
+    simulation.at(7.0, lambda: network.heal(COORDINATOR, "worker-1"))
+    simulation.request(4.0, "stop", STOP | {"grace_s": 0.0})
+    assert simulation.run().state == "stopped"
+    assert drained.messages("worker-1")
+
+
+def test_a_last_checkpoint_that_took_long_to_fail_is_tried_again() -> None:
+    job = job_file(workers=2, epochs=1000.0)
+    simulation = Simulation(job, LeastSquares(samples=1024), compute=ComputeOptions(step_s=0.05))
+    disk = simulation.world.disk
+    disk.save_s = 1.5 * SAVE_AGAIN_S
+    simulation.request(2.0, "stop", STOP)
+    simulation.at(disk.save_s + 1.0, lambda: setattr(disk, "full", 1))
+    simulation.at(disk.save_s + 4.0, lambda: setattr(disk, "full", 0))
+    outcome = simulation.run()
+    assert outcome.state == "stopped"
+    assert [bool(row["error"]) for row in outcome.store.checkpoints.values()] == [True, False]
+    assert np.array_equal(saved_weights(outcome), outcome.weights)
 
 
 def test_coordinators_that_die_sooner_than_a_checkpoint_is_due_do_not_put_it_off_for_ever() -> None:
