@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where it is set, a hundred modules are compiled again in every process that a test starts.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test soak fuzz lint faults hosts slurm rampage bench peers man clean install
+.PHONY: demo test test-machines test-processes soak fuzz lint faults hosts slurm rampage bench peers man clean install
 
 # Most modules of torch are never imported: compiling them all takes longer than installing them.
 install: $(VENV)/.installed
@@ -19,12 +19,16 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/dlctl run --fresh examples/digits/job.toml
 
-# What computes has a process per core; what mostly waits for processes of its own has four.
-PROCESSES = tests/integ tests/hosts tests/daemons tests/slurm
+# What only computes, and waits for no clock, takes the time that is left over by the processes that
+# all others start and wait for.
+MACHINES = $(addprefix tests/,algorithms compress contracts fuzz models optim roles shards sim wire)
 PYTEST = $(BIN)/python -m pytest --no-loadscope-reorder
 test: install
-	$(PYTEST) -n auto $(addprefix --ignore=,$(PROCESSES)) tests
-	$(PYTEST) -n 4 $(PROCESSES)
+	$(MAKE) --no-print-directory -j 2 --output-sync=target test-machines test-processes
+test-machines:
+	nice -n 19 $(PYTEST) -n auto $(MACHINES)
+test-processes:
+	$(PYTEST) -n 4 $(addprefix --ignore=,$(MACHINES)) tests
 
 SEEDS ?= 100000
 FIRST ?= 0

@@ -100,6 +100,42 @@ def test_a_restored_pool_goes_on_where_it_was(done: int, limit: int) -> None:
     assert drain(after) == drain(before)
 
 
+@given(st.data())
+def test_a_pool_is_what_its_notes_say(data: st.DataObject) -> None:
+    """Whenever its coordinator dies: the next one has nothing else."""
+    pool = PortionPool(30, 10)
+    pool.limit = 9
+    notes: dict[tuple[int, int], int] = {}
+    for _ in range(data.draw(st.integers(0, 30))):
+        slot = data.draw(st.integers(0, 2))
+        what = data.draw(st.sampled_from(["take", "finish", "die", "note"]))
+        if what == "take":
+            pool.take(slot)
+        elif what == "finish":
+            pool.finish(data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2)))
+        elif what == "die":
+            pool.release(slot)
+        else:
+            write_down(notes, pool)
+    write_down(notes, pool)
+    next_pool = PortionPool(30, 10)
+    next_pool.limit = 9
+    next_pool.go_on(pool.next, notes)
+    assert next_pool.done_count == pool.done_count
+    assert next_pool.complete_epochs() == pool.complete_epochs()
+    assert next_pool.done() == pool.done()
+    for slot in range(3):
+        assert next_pool.release(slot) == pool.release(slot)
+    assert drain(next_pool) == drain(pool)
+
+
+def write_down(notes: dict[tuple[int, int], int], pool: PortionPool) -> None:
+    for epoch, portion, standing in pool.take_changes():
+        notes.pop((epoch, portion), None)
+        if standing is not None:
+            notes[epoch, portion] = standing
+
+
 @given(st.integers(0, 1000), st.integers(1, 40))
 def test_slices_are_contiguous_and_nearly_equal(size: int, parts: int) -> None:
     bounds = [slice_bounds(size, parts, i) for i in range(parts)]

@@ -175,6 +175,50 @@ def test_initial_values_of_another_type_are_refused() -> None:
     assert life.join().initialised
 
 
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("change", [-1, 1])
+def test_initial_values_of_another_length_are_refused(which: int, change: int) -> None:
+    life = Life(Keeping())
+    life.join()
+    lengths = [SIZE, 2, 1]
+    lengths[which] += change
+    arrays = [np.zeros(n, d) for n, d in zip(lengths, ("f4", "f8", "f4"), strict=True)]
+    life.ask(m.Initialise(0, 1, *arrays))
+    assert not life.join().initialised
+
+
+def test_who_shows_a_token_of_another_epoch_is_not_answered_and_fences_nobody() -> None:
+    life = at_work(Keeping())
+    effects = life.tell(m.Join(RUN, 0, 2, sign(KEY, RUN, 0, 1)), b"stranger")
+    assert [type(effect) for effect in effects] == [Note]
+    assert life.push(0) == [(0, APPLIED)]
+
+
+def test_a_server_in_the_place_of_one_that_was_closed_for_good_applies_nothing_either() -> None:
+    keeping = Keeping()
+    first = at_work(keeping)
+    first.push(0)
+    first.tell(m.Save(1, ".", is_last=True))
+    second = Life(keeping, 2, keep=True)
+    second.join()
+    assert second.push(1) == []
+    assert second.w == [1, 0, 0, 0]
+    second.tell(m.Reopen(1))
+    assert second.push(1) == [(1, APPLIED)]
+
+
+def test_members_who_are_told_again_are_not_written_down_again() -> None:
+    """They are told with every report of a server."""
+    keeping = Keeping()
+    life = at_work(keeping)
+    life.tell(m.Members((0, 1)))
+    written = bytes(keeping.buffer)
+    life.tell(m.Members((0, 1)))
+    assert bytes(keeping.buffer) == written
+    life.tell(m.Members((0,)))
+    assert bytes(keeping.buffer) != written
+
+
 def test_a_worker_of_before_has_to_join_again_before_it_pushes() -> None:
     keeping = Keeping()
     at_work(keeping).push(0)
