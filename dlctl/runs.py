@@ -24,6 +24,8 @@ from pathlib import Path
 
 from dlctl.errors import DlctlError
 
+UNFINISHED = ".dlctl-unfinished"
+"""A file in the directory of a run that is being made: until it is gone, that is no run."""
 _TAKES_NOTHING = (errno.EROFS, errno.EIO, errno.ENOSPC, errno.EDQUOT)
 LOCK = "lock"
 """A file in the run directory: the coordinator holds it, and touches it every second."""
@@ -53,6 +55,8 @@ def is_run(directory: Path) -> bool:
     """Whether this is the directory of a run: it has the run's database, or had one, as long as
     there is a checkpoint to go on from.
     """
+    if (directory / UNFINISHED).exists():
+        return False
     if (directory / "run.db").exists():
         return True
     return (directory / "job.json").exists() and any(directory.glob("ckpt/*/manifest.json"))

@@ -77,7 +77,13 @@ def require_own(snapshot: Snapshot) -> None:
 
 
 def is_copy(snapshot: Snapshot) -> bool:
-    """Whether this is a copy of a run that had not ended: one that had is as good as the run."""
+    """Whether this is a copy of a run that had not ended: one that had is as good as the run, but
+    for one under another name beside it, as a backup is.
+    """
+    run_id = snapshot.run.get("run_id")
+    is_renamed = isinstance(run_id, str) and run_id != snapshot.directory.name
+    if is_renamed and _of_this_name(snapshot.directory, str(run_id)) is not None:
+        return True
     return _original(snapshot) is not None
 
 
@@ -170,16 +176,13 @@ def _is_at(directory: Path, recorded: Mapping[str, Any]) -> bool:
 def _under_another_name(directory: Path, run_id: str) -> DlctlError:
     """A directory that was renamed can get its name back, unless the run is there as well."""
     text = f'this is the run {run_id}, but its directory is called "{directory.name}"'
+    if (other := _of_this_name(directory, run_id)) is not None:
+        return DlctlError(
+            f"{text}: it is a copy, and the run is in {values.path(other)}; {COPY}",
+            where=str(directory),
+            hint=f"dlctl status -j {other}",
+        )
     own = directory.parent / run_id
-    link = (runs.index_dir() / run_id).resolve()
-    for other in (own, link):
-        if _has_run(other) and not other.samefile(directory):
-            where = values.path(other)
-            return DlctlError(
-                f"{text}: it is a copy, and the run is in {where}; {COPY}",
-                where=str(directory),
-                hint=f"dlctl status -j {other}",
-            )
     if os.path.lexists(own):
         return DlctlError(
             f"{text}, and something else is in its place",
@@ -187,6 +190,14 @@ def _under_another_name(directory: Path, run_id: str) -> DlctlError:
             hint=f"ls -ld {own}",
         )
     return DlctlError(text, where=str(directory), hint=f"mv {directory} {own}")
+
+
+def _of_this_name(directory: Path, run_id: str) -> Path | None:
+    """Where a run of this id is, beside a directory of another name or as far as we know of it."""
+    for other in (directory.parent / run_id, (runs.index_dir() / run_id).resolve()):
+        if _has_run(other) and not other.samefile(directory):
+            return other
+    return None
 
 
 def _work_elsewhere(snapshot: Snapshot) -> Iterator[tuple[str, Path]]:

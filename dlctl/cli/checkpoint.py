@@ -59,7 +59,7 @@ def command(ctx: click.Context, job: str | None) -> None:
     """Save one now; ls, verify, prune and export those that there are.
 
     Without a subcommand it saves now. The job is the one that -j names, else the only one that
-    runs, else the newest.
+    runs, else the newest: of those in ./runs, if there are any.
     """
     ctx.obj = job
     if ctx.invoked_subcommand is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlctl.cli import pick
+from dlctl.cli import knownruns, pick
 from dlctl.errors import DlctlError, NotFound
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     from click.shell_completion import CompletionItem
 
     try:
-        names = pick.read(pick.directory(ctx.params.get("job"))).roles()
+        names = knownruns.load_any(pick.directory(ctx.params.get("job"))).roles()
     except DlctlError:
         return []
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]

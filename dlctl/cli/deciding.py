@@ -161,7 +161,7 @@ def refusal(decision: Decision) -> DlctlError | None:
 
         return resuming.all_kept(decision)
     if decision.way == SECOND:
-        text = f"{previous.run_id} still runs; --fresh begins a second run"
+        text = f"{previous.run_id} still runs; this would begin a second run"
         return UsageError(text, hint=stop_it)
     return UsageError(
         f"{previous.run_id} runs with another content of this job file:\n"

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import closing
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, BinaryIO
 
 from dlctl import checkpoints
 from dlctl.cli import console, lineage, values
 from dlctl.errors import DlctlError, UsageError
-from dlctl.manifest import MANIFEST, Manifest
+from dlctl.manifest import MANIFEST, Manifest, is_doubtful
 from dlctl.rundb import RunDb
 
 if TYPE_CHECKING:
@@ -46,36 +46,55 @@ def check(source: Path, job: JobFile) -> Good:
     return good
 
 
-def put(directory: Path, good: Good) -> None:
-    """Have the new run in `directory`, which has not begun, begin with it. Raises DlctlError,
-    OSError or sqlite3.Error.
+def copy(directory: Path, good: Good) -> Path:
+    """A complete copy of it in the directory of a run that is being made. Raises DlctlError or
+    OSError.
     """
     source, manifest = good
-    copy = checkpoints.create(directory, manifest["step"], manifest["number"])
-    for part in (*manifest["shards"], *manifest["workers"]):
-        with (source / part["file"]).open("rb") as old, (copy / part["file"]).open("xb") as new:
+    made = checkpoints.create(directory, manifest["step"], manifest["number"])
+    for part in filter(itemgetter("file"), (*manifest["shards"], *manifest["workers"])):
+        with _opened(source / part["file"]) as old, (made / part["file"]).open("xb") as new:
             shutil.copyfileobj(old, new)
             new.flush()
             os.fsync(new.fileno())
-    checkpoints.write_manifest(copy, manifest)
-    with closing(RunDb(directory)) as db:
-        db.put_run(resume=str(copy))
-        db.put_terms(_terms(manifest))
-        lineage.record(db, directory, copy, "")
-        db.commit()
+    checkpoints.write_manifest(made, manifest)
+    return made
+
+
+def _opened(file: Path) -> BinaryIO:
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise DlctlError(
+            f"cannot read the checkpoint: {error.strerror}",
+            where=str(file),
+            hint="dlctl checkpoint ls -q",
+        ) from error
+
+
+def record(db: RunDb, directory: Path, copy: Path) -> None:
+    """Have a run that is being made begin with it. No commit. Raises DlctlError, sqlite3.Error."""
+    db.put_terms(_terms(checkpoints.read_manifest(copy)))
+    lineage.record(db, directory, copy, "")
 
 
 def tell(good: Good) -> None:
+    if is_doubtful(good[1]):
+        told = lineage.saved_at_failure([good[1]["number"]])
+        console.warn(f"{told}: its model may be ruined")
     step, run_id = values.count(good[1]["step"]), console.escape(str(good[1]["run_id"]))
     console.note(f"a new run begins with the checkpoint of {run_id} at step {step}")
 
 
 def _terms(manifest: Manifest) -> dict[str, int]:
     """The newest epochs and generations that the checkpoint knows of."""
+    from dlctl.cli import verdicts  # only here: it takes numpy along
+
     terms: dict[str, int] = {}
     for shard in manifest["shards"]:
-        state: dict[str, Any] = shard["state"]
-        terms[shard["name"]] = int(state.get("generation", 0))
-        for slot, epoch, *_ in state.get("deliveries", []):
+        state = shard["state"]
+        generation = state.get("generation")
+        terms[shard["name"]] = generation if type(generation) is int else 0
+        for slot, epoch in verdicts.table_of(state.get("deliveries")):
             terms[f"worker-{slot}"] = max(epoch, terms.get(f"worker-{slot}", 0))
     return terms

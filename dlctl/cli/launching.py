@@ -80,7 +80,7 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
         decision = deciding.at_first(previous, file, content, fresh=fresh)
         if refusal := deciding.refusal(decision):
             raise refusal
-        if previous is None and (told := moved.not_used(file, job)):
+        if previous is None and graft is None and (told := moved.not_used(file, job)):
             console.warn(console.escape(told))
         if previous is not None and decision.way != deciding.BEGIN:
             previous = _taken_over(previous, file)
@@ -313,13 +313,15 @@ def _write_new(
     (directory / unfinished.LOGS).mkdir()
     _write_job(directory, file, content)
     keys.renew(directory)
+    copy = None if graft is None else grafting.copy(directory, graft)
     with closing(RunDb(directory, create=True)) as db:
-        db.put_run(**_row(directory, knownruns.job_file(file), job, resume=""))
+        db.put_run(**_row(directory, knownruns.job_file(file), job, resume=str(copy or "")))
+        if copy is not None:
+            grafting.record(db, directory, copy)
         db.commit()
-    if graft is not None:
-        grafting.put(directory, graft)
-        grafting.tell(graft)
     unfinished.unmark(directory)
+    if graft is not None:
+        grafting.tell(graft)
 
 
 def _write_job(directory: Path, file: Path, content: Json) -> None:

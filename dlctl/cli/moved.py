@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlctl import processes, rundb, runs
-from dlctl.cli import belonging, knownruns, snapshot, values
+from dlctl.cli import belonging, knownruns, snapshot, unreadable, values
 from dlctl.cli.snapshot import Snapshot, started
 from dlctl.errors import DlctlError
 
@@ -32,7 +32,7 @@ def newest(file: Path, job: JobFile) -> Snapshot | None:
     Another job file may well have runs of the same name here: these are its own.
     """
     parent = Path(os.path.abspath(file.parent / job.job.run_dir))
-    found = [d for d in parent.glob(f"{job.job.name}-*") if (d / rundb.FILE).is_file()]
+    found = [d for d in parent.glob(f"{job.job.name}-*") if runs.is_run(d)]
     strange = [
         run
         for run in knownruns.all_of(d.resolve() for d in found)
@@ -110,8 +110,11 @@ def beside(run: Snapshot) -> Path | None:
     """The job file that `dlctl start` would take this run over for, in the directory of its runs'
     directory; None if there is none.
     """
+    if (now := job_file_now(run)) is not None:
+        return now
     file = run.directory.resolve().parents[1] / Path(str(run.run.get("job_file"))).name
-    return job_file_now(run) or (file if file.is_file() and not obstacle(run, file) else None)
+    is_its = file.is_file() and unreadable.job_section(file).get("name") == run.run.get("name")
+    return file if is_its and not obstacle(run, file) else None
 
 
 def of_another_place(run: Snapshot, file: Path) -> bool:

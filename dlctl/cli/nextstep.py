@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from dlctl.cli.recovery import Findings
 
 _OUTSIDE = re.compile(
-    r"\b(ModuleNotFound|FileNotFound|Permission|OS|IO|Connection|Timeout|\w*Memory)Error\b"
+    r"\b(ModuleNotFound|FileNotFound|NotADirectory|IsADirectory|Permission|OS|IO|BrokenPipe"
+    r"|Connection\w*|Timeout|URL|HTTP|SSL|\w*Memory)Error\b"
 )
 """What a line of code has met with, and is seldom to blame for."""
 _PLACE = re.compile(r"\(([^()\s][^()]*\.py:\d+)\)")

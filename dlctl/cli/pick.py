@@ -43,9 +43,23 @@ def own(job: str | None) -> Snapshot:
     """The same for a command that acts on the run. Raises DlctlError for a copy as well, for that
     would be to act on the original (see `belonging`).
     """
-    snapshot = read(directory(job))
+    snapshot = read(own_directory(job))
     belonging.require_own(snapshot)
     return snapshot
+
+
+def own_directory(job: str | None) -> Path:
+    """The same as `directory`. Raises DlctlError instead of going on to the run of another place if
+    what lies in ./runs is a copy: in a copied project, that is what its user means.
+    """
+    found = directory(job)
+    if job is not None and (Path(job).exists() or job == found.name):
+        return found
+    if not knownruns.is_here(found):
+        for run in knownruns.all_of(filter(knownruns.is_here, knownruns.directories())):
+            if job in (None, run.run.get("name")):
+                belonging.require_own(run)
+    return found
 
 
 def _seen(snapshot: Snapshot) -> Snapshot:
@@ -117,14 +131,24 @@ def _of_job_file(path: Path, found: list[Path]) -> list[Path]:
 def _of_name(job: str, found: list[Path]) -> list[Path]:
     """Raises UsageError if they are of several job files, and not just one of them lives."""
     named = [run for run in knownruns.all_of(found) if run.run.get("name") == job]
-    own = knownruns.without_copies(named)
+    own = knownruns.without_copies(named) or named
     same = [run for run in own if knownruns.is_here(run.directory)] or own
-    newest = {str(run.run.get("job_file")): run for run in same}
+    newest = {_owner(run, same): run for run in same}
     if len(newest) > 1:
         same = [run for run in same if run.is_live]
         if len(same) != 1:
             raise _ambiguous(f'several jobs are called "{job}"', [*newest.values()])
     return [run.directory for run in same]
+
+
+def _owner(run: Snapshot, others: Sequence[Snapshot]) -> str:
+    """The job file that a run is of. If that is gone, as after a move, or not known, as with a
+    damaged database: that of the newest run beside it, or the directory that it lies in.
+    """
+    place = run.directory.parent
+    beside = [other for other in others if other.directory.parent == place]
+    files = [str(one.run.get("job_file")) for one in (*beside, run)]
+    return next((file for file in reversed(files) if os.path.exists(file)), str(place))
 
 
 def _unknown(job: str, found: list[Path]) -> NotFound:

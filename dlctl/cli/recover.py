@@ -69,11 +69,12 @@ def command(
     limit_s = None if timeout is None else values.parse_duration(timeout, "--timeout")
     if run is not None and job is not None and run != job:
         raise UsageError(f'the run is given twice: "{run}" and -j "{job}"')
-    directory = pick.directory(run or job)
+    directory = pick.own_directory(run or job)
 
-    from dlctl.cli import belonging, recovering, recovery
+    from dlctl.cli import belonging, knownruns, recovering, recovery
 
-    belonging.check_database(directory)
+    if not knownruns.load_any(directory).is_live:
+        belonging.check_database(directory)
     from_checkpoint = from_checkpoint or number is not None
     with nullcontext() if dry_run else belonging.claimed(directory):
         snapshot = pick.read(directory, every_page=False)

@@ -69,7 +69,7 @@ def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> Non
     exit code is 8 if the job has stopped, but steps are lost because its last checkpoint failed.
     """
     grace_s = values.parse_duration(grace, "--grace")
-    directory = pick.directory(job)
+    directory = pick.own_directory(job)
     snapshot = knownruns.load_any(directory) if kill else pick.read(directory)
     belonging.require_own(snapshot)
     if snapshot.state == knownruns.UNREADABLE:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from dlctl import rundb, runs
+from dlctl import checkpoints, rundb, runs
 
-MARK = ".dlctl-unfinished"
+MARK = runs.UNFINISHED
 _RUN_ID_END = re.compile(r"-[0-9a-f]{4}(\.new)?$")
 _DATABASES = (rundb.FILE, f".{rundb.FILE}.tmp")
 _FILES = (
@@ -24,6 +25,7 @@ _FILES = (
     *(name + s for name in _DATABASES for s in ("", "-journal", "-wal", "-shm")),
 )
 _TEMPORARY = re.compile(r"\.(job\.toml|job\.json|key)\.[0-9a-f]{8}\.tmp")
+_OF_CHECKPOINT = re.compile(r".+\.safetensors|\.?manifest\.json(\.[0-9a-f]{8}\.tmp)?")
 LOGS = "logs"
 
 
@@ -85,7 +87,9 @@ def _remove_if_ours(directory: Path) -> None:
     if not _may_be_ours(directory) or not all(map(_is_ours, entries)):
         return
     for entry in sorted(entries, key=lambda path: path.name == MARK):
-        if entry.name == LOGS:
+        if entry.name == checkpoints.FOLDER:
+            shutil.rmtree(entry)
+        elif entry.name == LOGS:
             entry.rmdir()
         else:
             entry.unlink()
@@ -97,4 +101,12 @@ def _is_ours(path: Path) -> bool:
         return False
     if path.name == LOGS:
         return path.is_dir() and not any(path.iterdir())
+    if path.name == checkpoints.FOLDER:
+        return path.is_dir() and all(map(_is_checkpoint, path.iterdir()))
     return path.is_file() and (path.name in _FILES or bool(_TEMPORARY.fullmatch(path.name)))
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether this is one that a run was to begin with, or part of it."""
+    files = list(path.iterdir()) if path.is_dir() and not path.is_symlink() else [path]
+    return all(file.is_file() and _OF_CHECKPOINT.fullmatch(file.name) for file in files)

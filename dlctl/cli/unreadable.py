@@ -13,7 +13,7 @@ import sqlite3
 import time
 import tomllib
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,7 @@ def explained(directory: Path, error: DlctlError, *, read_all: bool = False) -> 
         return Unreadable("\n  ".join(told), where=where, hint=belonging.where_to_look(original))
     if there := [found.name for found in living(directory)]:
         told.append(f"daemons of it live: {', '.join(there)}")
-        hints.append(ways.told(f"dlctl stop --kill -j {named}", "ends them"))
+        hints.append(_ending(directory, named))
     file = job_file(directory)
     typed = shlex.quote(values.path(file)) if file else ""
     saved, ways_on = _saved(directory, named, typed, read_all=read_all)
@@ -61,6 +61,14 @@ def explained(directory: Path, error: DlctlError, *, read_all: bool = False) -> 
             hints.append(ways.told(f"dlctl stop --kill -j {named}", "gives the shards up"))
     hint = ways.either(*hints) or f"ls -l {directory}"
     return Unreadable("\n  ".join(told), where=where, hint=hint)
+
+
+def _ending(directory: Path, named: str) -> str:
+    """How to end the daemons of a run; one that is led, as far as it can be read, saves itself."""
+    with suppress(DlctlError):
+        if load(directory).is_live:
+            return ways.told(f"dlctl stop -j {named}", "ends the run with a checkpoint")
+    return ways.told(f"dlctl stop --kill -j {named}", "ends them")
 
 
 def anew(job_file: str) -> str:
@@ -208,7 +216,7 @@ def _home(directory: Path) -> Path | None:
     task = section.get("task") if isinstance(section, dict) else None
     if not isinstance(task, str):
         return None
-    inner = _table(directory / "job.toml").get("task")
+    inner = job_section(directory / "job.toml").get("task")
     if isinstance(inner, str) and task.endswith(f"/{inner}"):
         return Path(task.removesuffix(f"/{inner}"))
     return Path(task).parent
@@ -222,12 +230,12 @@ def job_file(directory: Path) -> Path | None:
     files = [file for home in homes for file in sorted(home.glob("*.toml")) if file.is_file()]
     copy = _bytes(directory / "job.toml")
     same = [file for file in files if copy and _bytes(file) == copy]
-    same += [file for file in files if _has_name(directory, str(_table(file).get("name")))]
+    same += [file for file in files if _has_name(directory, str(job_section(file).get("name")))]
     return same[0] if same else None
 
 
-def _table(file: Path) -> dict[str, object]:
-    """[job] of a job file; {} if it cannot be read."""
+def job_section(file: Path) -> dict[str, object]:
+    """[job] of a job file, as it stands there; {} if it cannot be read."""
     try:
         found = tomllib.loads(_bytes(file).decode()).get("job")
     except ValueError:

@@ -25,6 +25,7 @@ ACTING = [
     ("restart", "worker-0", "-d"), ("set", "worker-0", "push=off"), ("checkpoint",),
     ("checkpoint", "create"), ("keys", "rotate", "-d"), ("recover",),
 ]  # fmt: skip
+BEGUN_S = 10.0
 STOPPING = [("stop",), ("stop", "--kill")]
 WORK = "import signal; signal.pause()"
 
@@ -40,8 +41,10 @@ def daemon() -> Iterator[Callable[..., dict]]:
             process = started.enter_context(subprocess.Popen(words))
             started.callback(process.kill)
             known = identity(process.pid)
+            # A program has begun a moment before its words are there to be read.
+            until = time.monotonic() + BEGUN_S
             while not processes.command_line(known["pid"], known["pid_start"]):
-                pass  # A program has begun a moment before its words are there to be read.
+                assert time.monotonic() < until, f"{name} has not begun"
             return known
 
         yield start
@@ -283,6 +286,36 @@ def test_beside_a_copy_commands_are_about_the_run(living, dlctl_command, monkeyp
     for words in ((), ("-j", living.path.name)):
         code, out, err = dlctl_command("status", "--json", *words)
         assert (code, json.loads(out)["directory"]) == (0, str(living.path)), err
+
+
+@pytest.mark.parametrize("command", [("stop",), ("recover",), ("scale", "worker=3")], ids=" ".join)
+@pytest.mark.parametrize("words", [(), ("-j", "copied")], ids=" ".join)
+def test_who_acts_beside_a_copy_does_not_reach_another_project(
+    living, dlctl_command, monkeypatch, command, words
+):
+    """In a copied project its user means what lies there. An id is that of just one run."""
+    place = living.path.parent.parent / "copies"
+    shutil.copytree(living.path, place / "runs" / living.path.name)
+    with coordinator(lambda q, n: [done(q, before=2, after=2)]) as (address, heard):
+        living.run(control=address)
+        monkeypatch.chdir(place)
+        code, out, err = dlctl_command(*command, *words)
+        assert (code, out, heard) == (1, "", [])
+        assert f"copy: coordinator lives and works in {living.path}" in err
+        assert dlctl_command("scale", "worker=2", "-j", living.path.name).code == 0
+    assert [request.verb for request in heard] == ["scale"]
+
+
+def test_a_backup_beside_its_run_is_never_meant(run, dlctl_command):
+    """It was made last, so that it looks like the newest run of the job."""
+    run.run(state="stopped", step=88)
+    backup = run.path.with_name("backup")
+    shutil.copytree(run.path, backup)
+    (backup / "job.json").touch()
+    for words in ((), ("-j", "copied")):
+        assert json.loads(dlctl_command("status", "--json", *words).out)["run_id"] == run.path.name
+    assert dlctl_command("status", "-j", str(backup)).code == 0
+    assert dlctl_command("stop").code == 0
 
 
 def test_ps_calls_a_copy_a_copy(living, dlctl_command, monkeypatch):

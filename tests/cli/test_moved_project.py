@@ -189,3 +189,15 @@ def test_runs_of_another_job_file_that_is_there_are_no_concern(stopped, job, dlc
     assert dlctl_command("start", "job.toml").code == 0
     assert "lies in" not in dlctl_command("plan", "other.toml").err
     assert dlctl_command("stop", "-j", "job.toml").code == 0
+
+
+def test_the_job_file_of_another_job_is_not_taken_for_a_run_s_own(
+    stopped, job, own_place, dlctl_command
+):
+    """It has the same name, beside a run whose own job file is gone."""
+    with closing(RunDb(next(own_place.glob("runs/*-*")))) as db:
+        db.put_run(job_file="/before/job.toml")
+        db.commit()
+    assert "dlctl start job.toml" in dlctl_command("status").out
+    job.write_text(job.read_text().replace('"quick"', '"slow"'))
+    assert "dlctl start /before/job.toml" in dlctl_command("status").out

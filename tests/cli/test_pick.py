@@ -197,7 +197,8 @@ def test_who_works_in_a_project_means_its_runs(run_directory, tmp_path, monkeypa
     (other / "runs").mkdir(parents=True)
     shutil.copytree(here.path, other / "runs" / "digits-0002")
     runs.register(other / "runs" / "digits-0002")
-    set_run(other / "runs" / "digits-0002", state="running", job_file="/b/job.toml", **ME)
+    ours = {"run_id": "digits-0002", "state": "running", "job_file": "/b/job.toml"}
+    set_run(other / "runs" / "digits-0002", **ours, **ME)
     for job in (None, "digits"):
         assert pick.pick(job).directory == here.path
     monkeypatch.chdir(other)
@@ -206,10 +207,12 @@ def test_who_works_in_a_project_means_its_runs(run_directory, tmp_path, monkeypa
 
 
 def test_a_name_that_several_projects_have_is_ambiguous_elsewhere(
-    run_directory, tmp_path, monkeypatch
+    run_directory, own_place, tmp_path, monkeypatch
 ):
-    run_directory("digits-0001").run(state="stopped", name="digits", job_file="/a/job.toml")
-    two = run_directory("digits-0002").run(state="stopped", name="digits", job_file="/b/job.toml")
+    one, two = (run_directory(f"digits-000{n}").run(name="digits") for n in (1, 2))
+    for run, file in ((one, own_place / "a.toml"), (two, own_place / "b.toml")):
+        file.touch()
+        run.run(state="stopped", job_file=str(file))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match='several jobs are called "digits"') as caught:
@@ -217,6 +220,17 @@ def test_a_name_that_several_projects_have_is_ambiguous_elsewhere(
     assert "digits-0001, digits-0002" in caught.value.message
     two.run(state="running", **ME)
     assert pick.pick("digits").run_id == "digits-0002"
+
+
+def test_runs_that_were_left_behind_make_no_name_ambiguous(run_directory, own_place):
+    """By a move of their project, of which `start` takes over the newest run, or by damage."""
+    moved, damaged, newest = (started(run_directory(f"digits-000{n}"), n) for n in (1, 2, 3))
+    (own_place / "job.toml").touch()
+    moved.run(job_file="/before/job.toml")
+    newest.run(job_file=str(own_place / "job.toml"))
+    damaged.db.close()
+    (damaged.path / "run.db").write_bytes(b"torn" * 4096)
+    assert pick.pick("digits").directory == newest.path
 
 
 def test_a_run_whose_database_was_removed_is_still_known(run_directory):

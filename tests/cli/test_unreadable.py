@@ -249,6 +249,23 @@ def test_daemons_of_it_that_live_are_named_and_ended(job, play, own_place, dlctl
     assert dlctl_command("start", "--fresh", "job.toml").code == 0
 
 
+def test_a_run_that_lives_is_ended_with_a_checkpoint_whatever_page_is_damaged(
+    job, play, own_place, dlctl_command
+):
+    """Its coordinator has what it needs in memory: nothing has to be given up."""
+    play("start", "ready", "forever")
+    dlctl_command("start", "job.toml")
+    directory = Path(the_run(own_place)["directory"])
+    damaged_page(directory, "event")
+    code, out, err = dlctl_command("recover")
+    assert (code, "its coordinator works: there is nothing to recover" in out) == (0, True), err
+    code, _, err = dlctl_command("events", "-j", directory.name)
+    assert code == 1
+    assert commands_of(err)[0] == f"dlctl stop -j {directory.name}"
+    assert dlctl_command("stop", "-j", directory.name).code == 0
+    assert len(list(directory.glob("ckpt/*/manifest.json"))) == 1
+
+
 def test_a_run_of_another_version_is_not_taken_for_none(stopped, own_place, dlctl_command):
     with closing(rundb.RunDb(stopped)) as db:
         db._db.execute("PRAGMA user_version=99")

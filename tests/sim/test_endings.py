@@ -72,7 +72,7 @@ def test_the_last_checkpoint_waits_for_files_that_a_slow_disk_reads_and_not_for_
 
 
 @pytest.mark.parametrize("algorithm", ["sync", "local-sgd"])
-def test_who_has_not_heard_that_it_is_to_drain_is_told_when_it_asks_for_data(
+def test_who_was_cut_off_when_it_was_to_drain_does_so_when_it_is_heard_again(
     algorithm: str,
 ) -> None:
     """It was given up. But the others wait for it at a barrier, and can save only behind that."""
@@ -90,6 +90,18 @@ def test_who_has_not_heard_that_it_is_to_drain_is_told_when_it_asks_for_data(
     simulation.request(4.0, "stop", STOP | {"grace_s": 0.0})
     assert simulation.run().state == "stopped"
     assert drained.messages("worker-1")
+
+
+def test_who_comes_to_work_while_the_run_drains_is_told_to_drain() -> None:
+    """Its process was on its way when the others were told; there is no data for it any more."""
+    drained = Watcher(m.Drained)
+    job = job_file(workers=2, epochs=1000.0, portion_batches=8, algorithm=("sync", {}))
+    compute = ComputeOptions(step_s=0.05)
+    simulation = Simulation(job, LeastSquares(samples=1024), compute=compute, checkers=(drained,))
+    simulation.at(1.0, lambda: simulation.world.kill("worker-1"))
+    simulation.request(1.1, "stop", STOP)
+    assert simulation.run().state == "stopped"
+    assert len(drained.messages("worker-1")) == 1
 
 
 def test_a_last_checkpoint_that_took_long_to_fail_is_tried_again() -> None:
