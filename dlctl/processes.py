@@ -24,6 +24,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STATE, _START_TICKS = 0, 19
 """Fields 3 and 22 of /proc/PID/stat, see proc(5), counted behind the command's name."""
 _ENDED = (b"Z", b"X")
+_STOPPED = (b"T", b"t")
 
 
 @cache
@@ -131,6 +132,21 @@ def command_line(pid: Any, start: Any) -> list[str]:
 def living(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Those of the rows (with `pid` and `pid_start`) whose process is still there."""
     return [row for row in rows if is_alive(row.get("pid"), row.get("pid_start"))]
+
+
+def stopped(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those of them whose process is there and does nothing until somebody sends it SIGCONT."""
+    return [row for row in living(rows) if _is_stopped(row["pid"])]
+
+
+def _is_stopped(pid: int) -> bool:
+    fields = _stat(pid)
+    return bool(fields) and fields[_STATE] in _STOPPED
+
+
+def working(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those whose process is there and is not stopped."""
+    return [row for row in living(rows) if not _is_stopped(row["pid"])]
 
 
 def wait(rows: Iterable[Mapping[str, Any]], timeout_s: float) -> list[Mapping[str, Any]]:

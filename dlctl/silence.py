@@ -64,7 +64,7 @@ def limit_s(directory: Path) -> float:
 
 def has_agent(daemons: Iterable[Mapping[str, Any]]) -> bool:
     """Whether somebody is there who starts the coordinator again."""
-    return bool(processes.living(row for row in daemons if row.get("role") == "agent"))
+    return bool(processes.working(row for row in daemons if row.get("role") == "agent"))
 
 
 def mute(directory: Path, run: Mapping[str, Any], lasts: str, where: str) -> Unreachable:

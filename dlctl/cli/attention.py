@@ -89,7 +89,7 @@ def _run_itself(snapshot: Snapshot) -> list[str]:
     there = [] if snapshot.is_live else troubles.still_there(snapshot)
     if there:
         left = [f"{row['name']} (pid {row['pid']})" for row in there]
-        ends = f"dlctl stop -j {snapshot.run_id} ends them"
+        ends = f"to give the run up, dlctl stop -j {snapshot.run_id} ends them"
         shown.append(console.escape(f"  still there {', '.join(left)}; {ends}"))
     if snapshot.state == "failed" and not snapshot.is_live:
         shown.append(console.escape(f"  why         dlctl logs --failed -j {snapshot.run_id}"))

@@ -15,6 +15,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -182,9 +183,14 @@ def next_lines(hint: str, indent: str, label: str = ways.NEXT) -> str:
 
 
 def _write_err(text: str) -> None:
-    """A line on stderr; there is nobody to tell if that fails."""
+    """A line on stderr, behind what is on stdout so far: both may go to one place. There is nobody
+    to tell if that fails.
+    """
     if sys.stderr is None:
         return
+    if (stream := _stream(err=False)) is not None:
+        with suppress(OSError, ValueError):  # Whoever writes there next is told.
+            stream.flush()
     try:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()

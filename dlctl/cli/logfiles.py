@@ -192,6 +192,16 @@ def last_words(run_directory: Path, name: str, limit: int = 10) -> list[str]:
     return [line.text for line in tail(newest, limit)]
 
 
+def last_error(run_directory: Path, name: str, since: float) -> str:
+    """The last error that the newest processes of a daemon have logged after `since`; "" if none
+    has. Of one that ends as soon as it begins that is what it has met with.
+    """
+    newest = list_files(run_directory).get(name, [])[-2:]
+    grave = LEVELS.index("error")
+    found = tail(newest, 1, lambda line: line.severity >= grave and line.at > since)
+    return found[0].text if found else ""
+
+
 # ---------------------------------------------------------------- following
 
 

@@ -10,6 +10,7 @@ from dlctl.cli.lives import Lives
 from dlctl.cli.logfiles import Line, LogFile
 from dlctl.cli.snapshot import ENDED, GONE, Snapshot
 from dlctl.cli.troubles import Trouble
+from dlctl.errors import DlctlError
 from dlctl.names import COORDINATOR
 
 LAST_SIGN = "; the time is that of its last sign of life"
@@ -24,13 +25,17 @@ def show(
     wanted: Callable[[Line], bool] | None,
     printer: loglines.Printer,
 ) -> None:
-    """Print, for each of these daemons that is not well, the last lines of the life in question."""
+    """Print, for each of these daemons that is not well, the last lines of the life in question.
+
+    Raises DlctlError behind them if the run's database is damaged: then that is what comes next.
+    """
     if snapshot.original is not None:
         console.note("nobody knows from a copy who is in trouble")
         console.note(console.next_lines(belonging.where_to_look(snapshot.original), "  "))
         return
     found = [trouble for trouble in _found(snapshot) if trouble.name in names]
-    if not found:
+    damage = None if snapshot.is_live else _damage(snapshot)
+    if not found and damage is None:
         told = report.went_back(snapshot)
         state = report.became(snapshot.state) + (f"; it {told}" if told else "")
         console.note(f"no daemon is in trouble: {snapshot.run_id} {state}")
@@ -42,8 +47,18 @@ def show(
         printer.show(logfiles.tail(own, limit, test))
         at, text = _end(snapshot, trouble, known, logfiles.tail(own, 1))
         printer.mark(trouble.name, at, text)
+    if damage is not None:
+        raise damage
     if found and (step := nextstep.of(snapshot)) is not None:
         console.note(console.next_lines(step.text(), ""))
+
+
+def _damage(snapshot: Snapshot) -> DlctlError | None:
+    try:
+        belonging.check_database(snapshot.directory, read_all=False)
+    except DlctlError as error:
+        return error
+    return None
 
 
 def mark_ends(
@@ -123,7 +138,8 @@ def _end(
         at = max((sign for sign in signs if sign is not None), default=None)
         return at, f"{trouble.name} {trouble.what}{LAST_SIGN if at is not None else ''}"
     if trouble.what:
-        return snapshot.now, f"{trouble.name} {trouble.what}"
+        at = snapshot.now if trouble.at is None else trouble.at
+        return at, f"{trouble.name} {trouble.what}"
     is_over = snapshot.state in ENDED
     why = f": {snapshot.reason}" if snapshot.reason else ""
     return snapshot.run.get("ended_at") if is_over else None, f"the run failed{why}"

@@ -22,6 +22,8 @@ _OUTSIDE = re.compile(
     r"|Connection\w*|Timeout|URL|HTTP|SSL|\w*Memory)Error\b"
 )
 """What a line of code has met with, and is seldom to blame for."""
+KILLED_FROM_OUTSIDE = ("killed by SIGKILL", "killed by SIGTERM")
+"""How the reason ends of a run that somebody has ended: there is nothing to mend."""
 _PLACE = re.compile(r"\(([^()\s][^()]*\.py:\d+)\)")
 
 
@@ -130,7 +132,8 @@ def _mend(snapshot: Snapshot, *, begins: bool) -> str:
     if taskfaults.is_ended_by_task(snapshot.reason):
         return taskfaults.mend(snapshot)
     has_worked = report.has_begun(snapshot)
-    has_said_why = bool(snapshot.reason) and not _PLACE.search(snapshot.reason)
+    was_killed = snapshot.reason.endswith(KILLED_FROM_OUTSIDE)
+    has_said_why = bool(snapshot.reason) and not _PLACE.search(snapshot.reason) and not was_killed
     is_to_mend = begins and has_said_why and not has_worked and not snapshot.is_gone
     return "mend that" if is_to_mend else ""
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dlctl import runs, ways
-from dlctl.cli import belonging, knownruns
+from dlctl.cli import belonging, console, knownruns
 from dlctl.cli.snapshot import Snapshot, Unreadable, load
 from dlctl.errors import NotFound, UsageError
 
@@ -22,21 +22,21 @@ def pick(job: str | None) -> Snapshot:
     `job` is a run id, a job's name (its newest run, by the same rule), a run directory, or a job
     file. Raises NotFound with what there is, and UsageError if several runs could be meant.
     """
-    snapshot = read(directory(job))
+    snapshot = read(_told(job))
     belonging.warn_of_copy(belonging.seen(snapshot))
     return snapshot
 
 
 def look(job: str | None) -> Snapshot:
     """The same for a command that says how a run is: of a copy it does not know that."""
-    return _seen(read(directory(job)))
+    return _seen(read(_told(job)))
 
 
 def skim(job: str | None) -> Snapshot:
     """The same for a command that shows files: of the database it needs hardly anything, so damage
     that can be passed over does not keep it from them.
     """
-    return _seen(read(directory(job), every_page=False))
+    return _seen(read(_told(job), every_page=False))
 
 
 def own(job: str | None) -> Snapshot:
@@ -52,7 +52,7 @@ def own_directory(job: str | None) -> Path:
     """The same as `directory`. Raises DlctlError instead of going on to the run of another place if
     what lies in ./runs is a copy: in a copied project, that is what its user means.
     """
-    found = directory(job)
+    found = _told(job)
     if job is not None and (Path(job).exists() or job == found.name):
         return found
     if not knownruns.is_here(found):
@@ -78,6 +78,15 @@ def read(directory: Path, *, every_page: bool = True) -> Snapshot:
         from dlctl.cli import unreadable
 
         raise unreadable.explained(directory, error) from error
+
+
+def _told(job: str | None) -> Path:
+    """The same as `directory`; in a project that has no run of its own it is said where it lies."""
+    found = directory(job)
+    if job is None and Path("runs").is_dir() and not knownruns.is_here(found):
+        where = console.escape(str(found.parent))
+        console.note(f"there is no run in ./runs: {console.escape(found.name)} is in {where}")
+    return found
 
 
 def directory(job: str | None) -> Path:

@@ -8,7 +8,17 @@ from contextlib import closing
 from typing import Any
 
 from dlctl import runs
-from dlctl.cli import arriving, belonging, console, lineage, otherhosts, recovery, stop
+from dlctl.cli import (
+    arriving,
+    belonging,
+    console,
+    lineage,
+    logfiles,
+    otherhosts,
+    recovery,
+    stop,
+    values,
+)
 from dlctl.cli.launching import (
     Launched,
     explained,
@@ -19,6 +29,7 @@ from dlctl.cli.launching import (
 from dlctl.cli.recovery import Findings
 from dlctl.cli.snapshot import ENDED, Snapshot, load
 from dlctl.errors import DlctlError
+from dlctl.names import COORDINATOR
 from dlctl.rundb import RunDb
 
 POLL_S = 0.1
@@ -39,6 +50,8 @@ def go_on(findings: Findings) -> Launched:
     snapshot = findings.snapshot
     belonging.refuse_unknown_coordinator(snapshot)
     directory = snapshot.directory
+    if recovery.has_coordinator(snapshot):  # Its agent has started one, which has yet to say so.
+        return Launched(directory, None, goes_on=True)
     memory = recovery.read_memory(directory)
     state, _, released = memory["run"]
     going = "running" if released is not None else "starting"
@@ -158,7 +171,7 @@ def wait_over(snapshot: Snapshot) -> Snapshot:
 
 def _is_led_soon(snapshot: Snapshot) -> bool:
     """By what its agent starts, or has started in the moment in which both were killed."""
-    is_supervised = snapshot.is_live and not recovery.has_coordinator(snapshot)
+    is_supervised = snapshot.is_live and not recovery.is_led(snapshot)
     return is_supervised or belonging.has_unknown_coordinator(snapshot)
 
 
@@ -176,7 +189,9 @@ def is_back(snapshot: Snapshot) -> bool:
 def whom(snapshot: Snapshot) -> str:
     """Those who are not at work yet and wait for no other one, and what they are doing."""
     if not _is_led(snapshot):
-        return "coordinator (starting)"
+        since = values.number(snapshot.run.get("updated_at")) or 0.0
+        failed = logfiles.last_error(snapshot.directory, COORDINATOR, since)
+        return f"coordinator (starting{f'; the one before: {failed}' if failed else ''})"
     late = _late(snapshot)
     causes = [row for row in late if not row.get("waiting_for")] or late
     return ", ".join(arriving.told(row, snapshot.now) for row in causes)

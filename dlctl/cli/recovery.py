@@ -163,8 +163,10 @@ def _way(snapshot: Snapshot, obstacles: list[str], from_checkpoint: bool) -> str
     if snapshot.state in ("stopped", "finished"):
         return OVER
     if snapshot.is_live:
-        if has_coordinator(snapshot) or snapshot.run.get("pid") is None:
-            return HEALTHY if snapshot.silent_s is None else SILENT
+        if snapshot.silent_s is not None:
+            return SILENT
+        if is_led(snapshot) or snapshot.run.get("pid") is None:
+            return HEALTHY
         if not from_checkpoint and not obstacles:
             return SUPERVISED
     if from_checkpoint:
@@ -174,8 +176,10 @@ def _way(snapshot: Snapshot, obstacles: list[str], from_checkpoint: bool) -> str
 
 def _has_died(snapshot: Snapshot) -> bool:
     """Whether anybody wants to know what is left of it on other hosts."""
-    is_led = snapshot.is_live and has_coordinator(snapshot)
-    return not is_led and snapshot.state not in ("stopped", "finished")
+    return not (snapshot.is_live and has_coordinator(snapshot)) and snapshot.state not in (
+        "stopped",
+        "finished",
+    )
 
 
 def has_begun(snapshot: Snapshot) -> bool:
@@ -193,6 +197,14 @@ def _has_released(memory: Json) -> bool:
 
 def has_coordinator(snapshot: Snapshot) -> bool:
     return processes.is_alive(snapshot.run.get("pid"), snapshot.run.get("pid_start"))
+
+
+def is_led(snapshot: Snapshot) -> bool:
+    """Whether its coordinator is there, and has said so: one that ends at once, as its agent starts
+    it again and again, is there for a moment each time.
+    """
+    said = snapshot.run.get("updated_by")
+    return has_coordinator(snapshot) and said in (None, snapshot.run.get("pid_start"))
 
 
 def read_memory(directory: Path) -> Json:
@@ -237,7 +249,7 @@ def _causes(snapshot: Snapshot, living: list[str]) -> list[str]:
     lines = []
     if snapshot.run.get("state") == "failed" and snapshot.reason:
         lines.append(f"the run has failed: {snapshot.reason}")
-    if not has_coordinator(snapshot) and snapshot.run.get("state") not in ENDED:
+    if not is_led(snapshot) and snapshot.run.get("state") not in ENDED:
         lines += _coordinator_end(snapshot)
     for row in snapshot.daemons:
         if row["name"] not in living:
@@ -249,6 +261,11 @@ def _coordinator_end(snapshot: Snapshot) -> list[str]:
     if snapshot.run.get("pid") is None:
         return []
     heard = values.ago(snapshot.run.get("updated_at"), snapshot.now)
+    if has_coordinator(snapshot):
+        since = values.number(snapshot.run.get("updated_at")) or 0.0
+        failed = logfiles.last_error(snapshot.directory, "coordinator", since)
+        starts = f"coordinator: it is being started (pid {snapshot.run['pid']}, last heard {heard})"
+        return [starts, *([f"  | {failed}"] if failed else [])]
     gone = f"coordinator: gone (pid {snapshot.run['pid']}, last heard {heard})"
     words = _troubles(snapshot.directory, "coordinator")
     return [gone if words else f"{gone}; {WITHOUT_A_WORD}", *words]

@@ -258,7 +258,7 @@ def _truth(
     if has_coordinator:
         return state, reason, True
     agents = [row for row in run["daemons"] if row.get("role") == "agent"]
-    if processes.living(agents):
+    if processes.working(agents):
         again = "the coordinator is gone; its agent starts it again"
         return ("recovering" if state in READY else state), again, True
     gone = f"the coordinator is gone (pid {run['pid']}, the run was {state})"

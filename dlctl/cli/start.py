@@ -85,6 +85,7 @@ def command(
         raise
     finally:
         progress.close()
+    snapshot = starting.wait_over(snapshot)
     if snapshot.state == "failed":
         raise starting.failed(launched, "failed soon after its start")
     if launched.process is not None:

@@ -28,6 +28,8 @@ from dlctl.text import is_birth, is_poisoned
 POLL_S = 0.1
 MARGIN_S = 30.0
 """On top of the job's own limit, after which the coordinator gives up by itself."""
+OVER_S = 60.0
+"""For a run that ends as soon as it is ready."""
 LAST_LINES = 12
 DEATH_S = 2.0
 
@@ -74,6 +76,17 @@ def _is_ready(snapshot: Snapshot, launched: Launched) -> bool:
         return recovering.is_back(snapshot)
     is_at_work = snapshot.state in (*READY, "finished")
     return is_at_work or snapshot.run.get("ready_at") is not None
+
+
+def wait_over(snapshot: Snapshot) -> Snapshot:
+    """One that comes to its end already, as when the task raises at once: wait for it, for what
+    there is to say is how it ended.
+    """
+    until = time.monotonic() + OVER_S
+    while snapshot.state == "stopping" and snapshot.is_live and time.monotonic() < until:
+        time.sleep(POLL_S)
+        snapshot = load(snapshot.directory)
+    return snapshot
 
 
 def _ready_s(launched: Launched) -> float:

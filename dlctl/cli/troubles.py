@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from dlctl import runs, silence, ways
-from dlctl.cli import belonging, lives, nextstep, report, taskfaults, values
+from dlctl.cli import belonging, doubtful, lives, logfiles, nextstep, report, taskfaults, values
 from dlctl.cli.snapshot import (
     GONE,
     READY,
@@ -19,7 +19,8 @@ from dlctl.cli.snapshot import (
     is_here,
 )
 from dlctl.names import COORDINATOR, NO_ROOM
-from dlctl.text import ALIKE_LIFE_S
+from dlctl.processes import stopped
+from dlctl.text import ALIKE_LIFE_S, KILLED
 
 RECENT_S = 60.0
 """A daemon that has taken another one's place is told of for so long."""
@@ -123,7 +124,7 @@ def _coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
         yield _unwritten(snapshot, heard_at, number)
     elif row["state"] == GONE and belonging.has_unknown_coordinator(snapshot):
         yield _unrecorded(snapshot, heard_at, number)
-    elif row["state"] == GONE:
+    elif row["state"] == GONE or (row["state"] == "starting" and _last_error(snapshot, heard_at)):
         yield _absent(snapshot, heard_at, number)
     elif row["state"] == "starting" and snapshot.run.get("updated_by") is not None:
         text = "has died or was restarted; the next one starts and goes on where it was"
@@ -146,18 +147,34 @@ def _absent(snapshot: Snapshot, heard_at: float | None, number: int) -> Trouble:
     """Of a coordinator that is gone, and whether there will be another one."""
     unseen_s, job = _unseen_s(snapshot, heard_at), f"-j {snapshot.run_id}"
     gone = "is gone" if unseen_s is None else f"has been gone for {values.duration(unseen_s)}"
-    text = f"{gone} (pid {snapshot.run.get('pid')})"
     why, mend = _disk(snapshot) if snapshot.is_live else ("", "")
+    failed = _last_error(snapshot, heard_at) if snapshot.is_live else ""
+    text = gone if failed else f"{gone} (pid {snapshot.run.get('pid')})"
     if why:
         text += f"; its agent may not be able to start another one: {why}"
         step = f"{mend}, then\ndlctl recover {job}"
+    elif failed:
+        text += f"; its agent starts another one again and again, which ends at once: {failed}"
+        logs = f"dlctl logs {COORDINATOR} -l error {job}"
+        step = ways.told(logs, "says more; as soon as that is mended the next one goes on")
     elif snapshot.is_live:
         text += "; its agent starts another one"
         step = ways.told(f"dlctl recover {job}", "if that does not end")
     else:
-        text += ", and nobody starts it again"
+        text += f", and nobody starts it again{_stopped_agents(snapshot)}"
         step = nextstep.command(snapshot)
     return Trouble(COORDINATOR, text, step, heard_at, number)
+
+
+def _last_error(snapshot: Snapshot, heard_at: float | None) -> str:
+    """What the coordinators have ended with that were started since one was heard last."""
+    return logfiles.last_error(snapshot.directory, COORDINATOR, heard_at or 0.0)
+
+
+def _stopped_agents(snapshot: Snapshot) -> str:
+    """Whoever could do it, and is stopped himself, as by SIGSTOP."""
+    agents = [row for row in snapshot.daemons if row.get("role") == "agent" and is_here(row)]
+    return "".join(f": {row['name']} is stopped (pid {row['pid']})" for row in stopped(agents))
 
 
 def _unseen_s(snapshot: Snapshot, heard_at: float | None) -> float | None:
@@ -247,12 +264,14 @@ def _daemon(snapshot: Snapshot, row: Row) -> Iterator[Trouble]:
         text = f"has not answered for {values.duration(silent_s)}, nor has its host"
         yield Trouble(name, text, "", heard_at, number)
     elif state == "quarantined":
-        back = f"dlctl restart {name} {job}" if snapshot.is_live else nextstep.command(snapshot)
+        back = nextstep.command(snapshot)
+        if snapshot.is_live:
+            back = f"{doubtful.mend(snapshot, row)}dlctl restart {name} {job}"
         back = taskfaults.step_of_ended(snapshot, row) or back
         yield Trouble(name, _quarantined(snapshot, row), back, at, number)
     elif state == GONE:
         yield Trouble(name, _gone(snapshot, row), "", heard_at, number)
-    elif state == "failed":
+    elif state == "failed" and snapshot.reason != KILLED:  # That was asked for.
         yield Trouble(name, _died(last, snapshot.now), logs, at, number)
     elif state == "backoff":
         helps = taskfaults.step_of_ended(snapshot, row) or logs

@@ -68,7 +68,7 @@ def causes(snapshot: Snapshot) -> list[Wait]:
     roots.sort(key=lambda name: name not in known)
     ring = [] if roots else list(edges)[:1]
     found = [_tree(snapshot, rows, known, edges, name, frozenset()) for name in roots + ring]
-    found += _limits(snapshot)
+    found += [*_limits(snapshot), *_disk(snapshot)]
     return [*found, *_run_itself(snapshot, found)]
 
 
@@ -227,6 +227,14 @@ def _limit(row: Row, direction: str) -> float | None:
         except UsageError:
             return None
     return values.number(limit)
+
+
+def _disk(snapshot: Snapshot) -> list[Wait]:
+    """Nobody waits for it yet, but whoever dies now will."""
+    if not snapshot.is_live or not (full := report.full_disk(snapshot)):
+        return []
+    text = f"{full}: the run's database has no room"
+    return [Wait("the disk", text, None, report.make_room(snapshot))]
 
 
 def _run_itself(snapshot: Snapshot, found: Sequence[Wait]) -> list[Wait]:

@@ -37,7 +37,7 @@ _SHOWN = (
 LASTING = (
     "state", "role", "index", "agent", "incarnation", "agent_incarnation", "term", "address", "pid",
     "host", "registered", "model_ready", "has_worked", "has_served", "asked_for_data", "drained",
-    "leaving", "restarts", "deaths_in_row", "settings",
+    "leaving", "restarts", "deaths_in_row", "settings", "error",
 )  # fmt: skip
 """What the next coordinator has to know of a daemon (see `Memory`)."""
 _LASTING_BUT_STATE = attrgetter(*LASTING[1:])  # Asked for after every event: a loop takes longer.
@@ -267,8 +267,10 @@ class Membership:
     def restore(self, name: str, lasting: Json, now: float) -> Daemon:
         """A daemon as another coordinator has known it; times begin anew."""
         daemon = Daemon(name, lasting["role"], lasting["index"], lasting["agent"])
-        for key in LASTING:
-            setattr(daemon, key, lasting[key])
+        for key in LASTING:  # An older dlctl may not have known all of them.
+            setattr(daemon, key, lasting.get(key, getattr(daemon, key)))
+        if daemon.state != "quarantined":
+            daemon.error = ""  # Somebody may have mended it: it would end the run once more.
         daemon.heard_at = now
         daemon.started_at = now if daemon.alive else None
         daemon.retry_at = now if daemon.state == "backoff" else None

@@ -33,9 +33,10 @@ from dlctl.flat import Layout
 from dlctl.machine import Effect
 from dlctl.messages import Json
 from dlctl.names import HOME_AGENT
+from dlctl.roles.effects import ProcessEnded
 from dlctl.roles.evaluations import Asked
 from dlctl.roles.journal import Remember
-from dlctl.roles.membership import LASTING, Daemon
+from dlctl.roles.membership import LASTING, STATUS_UNKNOWN, Daemon
 
 if TYPE_CHECKING:
     from dlctl.roles.arrivals import Past
@@ -239,7 +240,10 @@ class Memory:
             # that has not been heard may never have been placed.
             is_here = self.past.agents.get(daemon.name) == daemon.incarnation
             is_there = is_here if daemon.name == HOME_AGENT else daemon.registered
-            if not daemon.alive or not is_there:
+            if daemon.alive and not is_there and daemon.name == HOME_AGENT:
+                unseen = ProcessEnded(daemon.name, daemon.incarnation, STATUS_UNKNOWN, ())
+                of.losses.on_exit(unseen, now)
+            elif not daemon.alive or not is_there:
                 of.begin_anew(daemon, now)
         elif daemon.state in ("stopped", "failed") and not is_ending:
             daemon.state, daemon.retry_at = "backoff", now

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,18 @@ def test_data_goes_to_stdout_and_all_else_to_stderr(capsys: pytest.CaptureFixtur
         "a note\nwarning: careful\nhint: dlctl ps\n"
         "error: it failed\n  --> a.toml:3\n  next: dlctl validate a.toml\n"
     )
+
+
+def test_what_goes_to_one_place_keeps_its_order() -> None:
+    """As with 2>&1: stdout has a buffer when it is no terminal."""
+    code = (
+        "from dlctl.cli import console\n"
+        "for n in range(3): console.out(f'data {n}'); console.note(f'note {n}')\n"
+    )
+    said = subprocess.check_output([sys.executable, "-c", code], stderr=subprocess.STDOUT)
+    assert said.decode().splitlines() == [
+        f"{what} {n}" for n in range(3) for what in ("data", "note")
+    ]
 
 
 def test_quiet_drops_notes_and_hints_but_never_warnings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -346,11 +346,13 @@ def test_a_daemon_that_fails_while_starting_is_quoted(job, own_place, play, dlct
     assert not processes.is_alive(ended["pid"], ended["pid_start"])
 
 
-def test_a_job_that_fails_soon_after_its_start_is_quoted_too(job, play, dlctl_command):
-    play("start", "fail_once_ready")
+@pytest.mark.parametrize("scene", ["fail_once_ready", "fail_soon"])
+def test_a_job_that_fails_soon_after_its_start_is_quoted_too(job, play, dlctl_command, scene):
+    play("start", scene)
     code, _, err = dlctl_command("start", "job.toml")
     assert code == 7
     assert "failed soon after its start" in err
+    assert "Running in the background" not in err
     assert "ImportError: no module named tensors" in err
 
 

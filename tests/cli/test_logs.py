@@ -224,6 +224,22 @@ def test_the_time_of_a_death_that_nobody_has_seen_is_that_of_the_last_sign_of_li
     assert marks == said
 
 
+def test_what_is_wrong_has_the_time_at_which_it_began(run, dlctl_command):
+    """And not that of the command."""
+    taken_over_at = time.time() - 7.3
+    run.run(
+        state="running", incarnation=2, updated_by=ME["pid_start"], updated_at=time.time(), **ME
+    )
+    run.event(taken_over_at - 9, "state", "", "running")
+    run.event(taken_over_at, "recover", "coordinator", "it is back")
+    (mark,) = (
+        row for row in dlctl_command("logs", "--failed", "coordinator").out.splitlines()
+        if " ----  " in row
+    )  # fmt: skip
+    assert values.clock(taken_over_at, time.time()) in mark
+    assert "coordinator died; the new one has taken over 7." in mark
+
+
 def test_the_life_before_this_one_is_shown_with_how_it_ended(run, dlctl_command):
     """It is what every death names as the next command."""
     shown_ = shown(dlctl_command("logs", "worker-1", "--previous").out)

@@ -222,6 +222,23 @@ def test_a_name_that_several_projects_have_is_ambiguous_elsewhere(
     assert pick.pick("digits").run_id == "digits-0002"
 
 
+def test_the_run_of_another_place_is_not_taken_for_one_of_this_project(
+    run_directory, tmp_path, monkeypatch, capsys
+):
+    """Its own may have been removed. Where nobody has runs, nothing has to be said."""
+    run = run_directory("digits-0001")
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    assert pick.pick(None).directory == run.path
+    assert capsys.readouterr().err == ""
+    (here / "runs").mkdir()
+    for choose in (pick.pick, pick.look, pick.skim, pick.own):
+        assert choose(None).directory == run.path
+        said = f"there is no run in ./runs: digits-0001 is in {run.path.parent}\n"
+        assert capsys.readouterr().err == said
+
+
 def test_runs_that_were_left_behind_make_no_name_ambiguous(run_directory, own_place):
     """By a move of their project, of which `start` takes over the newest run, or by damage."""
     moved, damaged, newest = (started(run_directory(f"digits-000{n}"), n) for n in (1, 2, 3))

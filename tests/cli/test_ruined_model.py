@@ -77,7 +77,7 @@ def test_without_such_a_rate_the_job_file_is_to_be_changed_and_start_goes_back(
     failed, dlctl_command
 ):
     out = dlctl_command("status").out
-    assert "correct the data, or lower lr in job.toml, first, then" in out
+    assert "correct the data or the task, or lower lr in job.toml, first, then" in out
     assert "dlctl start job.toml" in out
     assert "goes back to checkpoint 1 (step 60" in out
     assert "was set live" not in out

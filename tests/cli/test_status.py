@@ -15,7 +15,7 @@ from nextlines import flat
 from remains import save
 
 from dlctl.cli import lineage, status
-from dlctl.text import COORDINATOR_GONE
+from dlctl.text import COORDINATOR_GONE, KILLED
 
 
 def training(run):
@@ -124,7 +124,10 @@ def test_a_dead_coordinator_is_told_and_living_orphans_are_named(run_directory, 
     assert f"failed (the coordinator is gone (pid {dead.pid}, the run was running))" in out
     assert f"server-0  {dead.pid}  gone" in " ".join(out.split()).replace(" ", "  ")
     assert "! coordinator has been gone for 12s" in out
-    assert f"still there worker-0 (pid {os.getpid()}); dlctl stop -j digits-7f3a ends them" in out
+    there = (
+        f"still there worker-0 (pid {os.getpid()}); to give the run up, dlctl stop -j digits-7f3a"
+    )
+    assert f"{there} ends them" in out
     assert "next        dlctl recover --dry-run -j digits-7f3a\n" in out
     assert dlctl_command("ps").out.splitlines()[1].split()[1] == "failed"
 
@@ -226,7 +229,9 @@ def test_what_to_do_when_all_workers_are_quarantined_is_no_mere_repetition(
     reason = f"no worker is left: worker-1: {odd}"
     run_directory().run(state="failed", reason=reason, step=20, job_file="/x/job.toml")
     out = dlctl_command("status").out
-    assert "next        correct the data, or lower lr in /x/job.toml, first, then" in out
+    assert (
+        "next        correct the data or the task, or lower lr in /x/job.toml, first, then" in out
+    )
     assert "dlctl start --fresh /x/job.toml" in out
 
 
@@ -448,6 +453,22 @@ def test_what_it_has_cost_to_go_back_to_a_checkpoint_is_told_for_a_while(
     assert told in dlctl_command("logs", "--failed").err
     run.run(started_at=now - 3600)
     assert "resumed" not in dlctl_command("status").out
+
+
+def test_who_was_killed_on_request_is_in_no_trouble(run_directory, dlctl_command):
+    last = {"code": -9, "text": "killed by SIGKILL", "at": time.time(), "last_lines": []}
+    run = run_directory().daemon("worker-0", state="failed", last_exit=last)
+    assert "! worker-0 was killed by SIGKILL" in dlctl_command("status").out
+    run.run(reason=KILLED)
+    assert "worker-0 was killed" not in dlctl_command("status").out
+
+
+def test_what_somebody_has_killed_while_it_started_need_not_be_mended(run_directory, dlctl_command):
+    how = "the coordinator died while it started: "
+    run = run_directory().run(state="failed", reason=f"{how}exit 1", job_file="/x/job.toml")
+    assert "mend that first, then" in dlctl_command("status").out
+    run.run(reason=f"{how}killed by SIGKILL")
+    assert "mend" not in dlctl_command("status").out
 
 
 def test_every_command_names_the_same_next_step_of_a_failed_run(run_directory, dlctl_command):

@@ -8,16 +8,19 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 
 import pytest
 from identity import ME, OF_ANOTHER_BOOT, identity
 from nextlines import flat
 
 from dlctl import runs
-from dlctl.cli import lives, troubles
+from dlctl.cli import lives, recovering, troubles
+from dlctl.text import NOT_FINITE
 
 
 @pytest.fixture
@@ -411,6 +414,76 @@ def test_a_dead_coordinator_is_the_root(run, dlctl_command):
     run.daemon("worker-0", **gone)
     out = dlctl_command("why").out
     assert out.startswith(f"{alone}   gone, too: agent-0, worker-0\n   next: dlctl recover")
+
+
+def test_what_every_next_coordinator_ends_with_is_told_and_recover_does_not_call_it_well(
+    run, dlctl_command, monkeypatch
+):
+    """The process of each is there for a moment, and says nothing but that to its log."""
+    monkeypatch.setattr(recovering, "LED_S", 0.0)
+    monkeypatch.setattr("dlctl.processes.age_s", lambda start: 0.5)
+    heard_at = time.time() - 12.3
+    run.run(updated_at=heard_at, updated_by=OF_ANOTHER_BOOT, state="running", incarnation=3)
+    run.daemon("agent-0", **ME)
+    taken = "cannot listen on tcp://127.0.0.1:17501: Address already in use (held by pid 9, nc)"
+    for number, age_s in ((2, 9.0), (3, 4.0)):
+        at = datetime.fromtimestamp(time.time() - age_s, UTC).isoformat()
+        run.log("coordinator", number, {"ts": at, "level": "error", "msg": taken})
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        gone = identity(dead.pid)
+    said = "coordinator has been gone for 12s; its agent starts another one again and again"
+    for process in (ME, gone):
+        run.run(**process)
+        for command in ("why", "status"):
+            assert f"{said}, which ends at once: {taken}" in dlctl_command(command).out
+        looked = dlctl_command("recover", "--dry-run").out
+        assert "nothing to recover" not in looked
+        assert f"  cause         | {taken}\n" in looked
+    run.log("coordinator", 4, {"ts": at, "level": "info", "msg": "coordinator starts"})
+    run.run(updated_by=ME["pid_start"], updated_at=time.time(), **ME)
+    assert dlctl_command("why").out.startswith("nobody waits")
+    assert "there is nothing to recover" in dlctl_command("recover", "--dry-run").out
+
+
+def test_an_agent_that_is_stopped_is_not_said_to_start_anybody(run, dlctl_command):
+    with (
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as coordinator,
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as agent,
+    ):
+        run.run(updated_at=time.time() - 44.4, **identity(coordinator.pid))
+        run.daemon("agent-0", **identity(agent.pid))
+        agent.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, agent.pid, os.WSTOPPED)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("dlctl.processes.age_s", lambda start: 100.0 if start else None)
+            silent = dlctl_command("why").out
+        coordinator.kill()
+        coordinator.wait()
+        out = dlctl_command("why").out
+        agent.kill()
+    recover = "dlctl recover -j digits-7f3a"
+    assert f"next: kill -9 {coordinator.pid}; {recover}\n" in silent
+    assert "it will be replaced" not in silent
+    alone = f"and nobody starts it again: agent-0 is stopped (pid {agent.pid})\n"
+    assert alone in out
+    assert "next: dlctl recover --dry-run -j digits-7f3a\n" in out
+
+
+def test_a_full_disk_is_told_of_before_anybody_waits_for_it(run, dlctl_command, monkeypatch):
+    usage = shutil.disk_usage(run.path)._replace(free=0)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    out = dlctl_command("why").out
+    assert out.startswith("the disk: runs has 0 B left: the run's database has no room\n")
+    assert "next: df -h runs" in out
+
+
+def test_what_has_to_be_done_before_a_quarantined_worker_is_restarted_is_said(run, dlctl_command):
+    error = f"{NOT_FINITE} for 20 steps in a row (worker-1)"
+    run.daemon("worker-1", state="quarantined", error=error)
+    back = "first, then\n         dlctl restart worker-1 -j digits-7f3a\n"
+    out = dlctl_command("why").out
+    assert f"worker-1 is quarantined: {error}" in out
+    assert f"   next: correct what gives this worker such values (its host, its data) {back}" in out
 
 
 def test_for_how_long_a_coordinator_is_gone_is_seen_by_its_lock(run, dlctl_command):

@@ -195,6 +195,22 @@ def test_a_coordinator_that_stands_still_for_too_long_is_ended_by_its_agent():
     assert (sim.world.processes[0].status, sim.world.coordinator.incarnation) == (-9, 2)
 
 
+def test_an_agent_that_died_with_its_coordinator_is_said_to_have_been_found_gone():
+    """Nobody has seen it, but the one that is started in its place is not the same."""
+    sim = simulation()
+
+    def kill() -> None:
+        for name in ("coordinator", "agent-0"):
+            sim.world.kill(name)
+        sim.world.recover(0.5)
+
+    sim.at(1.5, kill)
+    outcome = sim.run(100.0)
+    assert (outcome.state, outcome.store.daemons["agent-0"]["incarnation"]) == ("finished", 2)
+    assert outcome.store.daemons["agent-0"]["restarts"] == 1
+    assert [text for text in outcome.store.texts("exit") if text.startswith("agent-0 ended: gone")]
+
+
 def test_nobody_judges_a_coordinator_while_he_stands_still_himself():
     sim = simulation(heal_at_s=60.0)
     for name in ("coordinator", "agent-0"):

@@ -58,6 +58,17 @@ def test_one_poisoned_worker_is_quarantined_and_the_others_finish(value: float, 
     assert len(workers) == 1, "it was not replaced"
 
 
+def test_why_a_worker_is_quarantined_outlives_the_coordinator() -> None:
+    job = job_file(workers=3, servers=2, nonfinite_steps_max=5, epochs=400.0)
+    simulation = Simulation(job, BadHost(np.nan), compute=STEPS)
+    simulation.at(4.0, lambda: simulation.world.kill("coordinator"))
+    outcome = simulation.run()
+    assert simulation.world.coordinator.incarnation == 2
+    row = outcome.store.daemons["worker-1"]
+    assert row["state"] == "quarantined"
+    assert "not finite for 5 steps in a row" in row["error"]
+
+
 class Known(BadHost):
     """Remembers what slot 1 has computed with: the numbers of the samples, batch by batch."""
 

@@ -68,6 +68,12 @@ class Coordinator:
         """In one transaction: nobody sees it ready, and well."""
         self._fail(ready_at=time.time())
 
+    def fail_soon(self) -> None:
+        """As the real one does when the task raises as soon as the run is ready."""
+        self.put(state="stopping", reason="worker-0: ImportError", ready_at=time.time())
+        self.serve(500)
+        self._fail()
+
     def _fail(self, **values: object) -> None:
         words = ["Traceback (most recent call last):", "ImportError: no module named tensors"]
         end = {"code": 1, "text": "exit 1", "at": time.time(), "last_lines": words}
