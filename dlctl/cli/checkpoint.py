@@ -303,7 +303,7 @@ def prune(
     """
     if keep is None and not damaged:
         raise UsageError("say what to remove: --keep N, or --damaged")
-    snapshot = knownruns.load_any(pick.directory(job or group_job))
+    snapshot = knownruns.load_any(pick.own_directory(job or group_job))
     if not checkpoints.finished(snapshot.directory):
         console.note(f"{console.escape(snapshot.run_id)} has no checkpoint yet")
     good, bad = _examined(snapshot.directory, None if damaged else keep)

@@ -21,7 +21,7 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     from click.shell_completion import CompletionItem
 
     try:
-        names = knownruns.load_any(pick.directory(ctx.params.get("job"))).roles()
+        names = knownruns.load_any(pick.silently(ctx.params.get("job"))).roles()
     except DlctlError:
         return []
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]

@@ -75,7 +75,7 @@ def _first(snapshot: Snapshot) -> str:
     return f"correct the data or the task, or lower lr in {_job_file(snapshot)},"
 
 
-def mend(snapshot: Snapshot, worker: Mapping[str, Any]) -> str:
+def mend(worker: Mapping[str, Any]) -> str:
     """What has to be done before a quarantined worker is restarted, or it is quarantined again; ""
     if it is no such reason. The others train on: it need not be the rate.
     """

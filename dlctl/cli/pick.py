@@ -22,21 +22,21 @@ def pick(job: str | None) -> Snapshot:
     `job` is a run id, a job's name (its newest run, by the same rule), a run directory, or a job
     file. Raises NotFound with what there is, and UsageError if several runs could be meant.
     """
-    snapshot = read(_told(job))
+    snapshot = read(directory(job))
     belonging.warn_of_copy(belonging.seen(snapshot))
     return snapshot
 
 
 def look(job: str | None) -> Snapshot:
     """The same for a command that says how a run is: of a copy it does not know that."""
-    return _seen(read(_told(job)))
+    return _seen(read(directory(job)))
 
 
 def skim(job: str | None) -> Snapshot:
     """The same for a command that shows files: of the database it needs hardly anything, so damage
     that can be passed over does not keep it from them.
     """
-    return _seen(read(_told(job), every_page=False))
+    return _seen(read(directory(job), every_page=False))
 
 
 def own(job: str | None) -> Snapshot:
@@ -52,8 +52,8 @@ def own_directory(job: str | None) -> Path:
     """The same as `directory`. Raises DlctlError instead of going on to the run of another place if
     what lies in ./runs is a copy: in a copied project, that is what its user means.
     """
-    found = _told(job)
-    if job is not None and (Path(job).exists() or job == found.name):
+    found = directory(job)
+    if job is not None and (job == found.name or _is_path(job)):
         return found
     if not knownruns.is_here(found):
         for run in knownruns.all_of(filter(knownruns.is_here, knownruns.directories())):
@@ -80,17 +80,19 @@ def read(directory: Path, *, every_page: bool = True) -> Snapshot:
         raise unreadable.explained(directory, error) from error
 
 
-def _told(job: str | None) -> Path:
-    """The same as `directory`; in a project that has no run of its own it is said where it lies."""
-    found = directory(job)
-    if job is None and Path("runs").is_dir() and not knownruns.is_here(found):
+def directory(job: str | None) -> Path:
+    """The same as a directory, whose database may be damaged. In a project that has no run of its
+    own it is said where it lies.
+    """
+    found = silently(job)
+    if not job and Path("runs").is_dir() and not knownruns.is_here(found):
         where = console.escape(str(found.parent))
-        console.note(f"there is no run in ./runs: {console.escape(found.name)} is in {where}")
+        console.note(f"no run of its own is in ./runs: {console.escape(found.name)} is in {where}")
     return found
 
 
-def directory(job: str | None) -> Path:
-    """The same as a directory, whose database may be damaged."""
+def silently(job: str | None) -> Path:
+    """The same without a word, for the completion of a command line."""
     if job:
         return _named(job)
     found = knownruns.nearest()
@@ -106,13 +108,22 @@ def directory(job: str | None) -> Path:
 
 def _named(job: str) -> Path:
     path = Path(job)
-    if path.is_dir() and runs.is_run(path):
+    if _is_run(path):
         return path.resolve()
     found = knownruns.directories()
     same = _of_id(job, found) or _of_job_file(path, found) or _of_name(job, found)
     if not same:
         raise _unknown(job, found)
     return same[-1]
+
+
+def _is_run(path: Path) -> bool:
+    return path.is_dir() and runs.is_run(path)
+
+
+def _is_path(job: str) -> bool:
+    """Whether it is by its place that a run, or its job file, is named."""
+    return Path(job).is_file() or _is_run(Path(job))
 
 
 def _of_id(job: str, found: list[Path]) -> list[Path]:
@@ -138,16 +149,15 @@ def _of_job_file(path: Path, found: list[Path]) -> list[Path]:
 
 
 def _of_name(job: str, found: list[Path]) -> list[Path]:
-    """Raises UsageError if they are of several job files, and not just one of them lives."""
+    """The one that lives, else those of one job file. Raises UsageError if there are several."""
     named = [run for run in knownruns.all_of(found) if run.run.get("name") == job]
     own = knownruns.without_copies(named) or named
     same = [run for run in own if knownruns.is_here(run.directory)] or own
     newest = {_owner(run, same): run for run in same}
-    if len(newest) > 1:
-        same = [run for run in same if run.is_live]
-        if len(same) != 1:
-            raise _ambiguous(f'several jobs are called "{job}"', [*newest.values()])
-    return [run.directory for run in same]
+    live = [run for run in same if run.is_live]
+    if len(live) > 1 or (not live and len(newest) > 1):
+        raise _ambiguous(f'several jobs are called "{job}"', live or [*newest.values()])
+    return [run.directory for run in live or same]
 
 
 def _owner(run: Snapshot, others: Sequence[Snapshot]) -> str:

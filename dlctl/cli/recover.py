@@ -73,7 +73,7 @@ def command(
 
     from dlctl.cli import belonging, knownruns, recovering, recovery
 
-    if not knownruns.load_any(directory).is_live:
+    if not (was_led := recovery.is_led(knownruns.load_any(directory))):
         belonging.check_database(directory)
     from_checkpoint = from_checkpoint or number is not None
     with nullcontext() if dry_run else belonging.claimed(directory):
@@ -82,6 +82,8 @@ def command(
         snapshot = recovering.wait_led(snapshot)
         if not dry_run:
             snapshot = recovering.wait_over(snapshot)
+        if was_led and not recovery.is_led(snapshot):
+            belonging.check_database(directory)
         findings = recovery.examine(snapshot, from_checkpoint=from_checkpoint, number=number)
         if not as_json:
             _tell(findings, recovery.lines(findings))

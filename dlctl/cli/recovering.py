@@ -118,6 +118,12 @@ def resume(findings: Findings, why: str = "") -> Launched:
     assert findings.checkpoint is not None
     snapshot = findings.snapshot
     belonging.refuse_unknown_coordinator(snapshot)
+    if recovery.has_coordinator(snapshot):
+        raise DlctlError(
+            f"a coordinator of {snapshot.run_id} is there (pid {snapshot.run['pid']})",
+            where=str(snapshot.directory),
+            hint=f"dlctl status -j {snapshot.run_id}",
+        )
     directory = snapshot.directory
     cost = recovery.cost(findings, why)
     stop.clean_up(snapshot, 0.0)
@@ -189,8 +195,8 @@ def is_back(snapshot: Snapshot) -> bool:
 def whom(snapshot: Snapshot) -> str:
     """Those who are not at work yet and wait for no other one, and what they are doing."""
     if not _is_led(snapshot):
-        since = values.number(snapshot.run.get("updated_at")) or 0.0
-        failed = logfiles.last_error(snapshot.directory, COORDINATOR, since)
+        since = values.number(snapshot.run.get("updated_at"))
+        failed = logfiles.ends_at_once(snapshot.directory, COORDINATOR, since)
         return f"coordinator (starting{f'; the one before: {failed}' if failed else ''})"
     late = _late(snapshot)
     causes = [row for row in late if not row.get("waiting_for")] or late

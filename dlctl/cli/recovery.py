@@ -200,11 +200,11 @@ def has_coordinator(snapshot: Snapshot) -> bool:
 
 
 def is_led(snapshot: Snapshot) -> bool:
-    """Whether its coordinator is there, and has said so: one that ends at once, as its agent starts
-    it again and again, is there for a moment each time.
+    """Whether its coordinator is there, and has said so, or works and cannot write it: one that
+    ends at once, as its agent starts it again and again, is there for a moment each time.
     """
-    said = snapshot.run.get("updated_by")
-    return has_coordinator(snapshot) and said in (None, snapshot.run.get("pid_start"))
+    said = snapshot.run.get("updated_by") in (None, snapshot.run.get("pid_start"))
+    return has_coordinator(snapshot) and (said or snapshot.unwritten_s is not None)
 
 
 def read_memory(directory: Path) -> Json:
@@ -262,8 +262,8 @@ def _coordinator_end(snapshot: Snapshot) -> list[str]:
         return []
     heard = values.ago(snapshot.run.get("updated_at"), snapshot.now)
     if has_coordinator(snapshot):
-        since = values.number(snapshot.run.get("updated_at")) or 0.0
-        failed = logfiles.last_error(snapshot.directory, "coordinator", since)
+        since = values.number(snapshot.run.get("updated_at"))
+        failed = logfiles.ends_at_once(snapshot.directory, "coordinator", since)
         starts = f"coordinator: it is being started (pid {snapshot.run['pid']}, last heard {heard})"
         return [starts, *([f"  | {failed}"] if failed else [])]
     gone = f"coordinator: gone (pid {snapshot.run['pid']}, last heard {heard})"

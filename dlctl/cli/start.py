@@ -76,6 +76,8 @@ def command(
     progress = live.open_progress()
     try:
         snapshot = starting.wait_ready(launched, limit_s, progress)
+        left_s = None if limit_s is None else limit_s - (time.monotonic() - began)
+        snapshot = starting.wait_over(launched, snapshot, left_s, progress)
     except KeyboardInterrupt:
         progress.close()
         job = f"-j {console.escape(launched.directory.name)}"
@@ -85,7 +87,6 @@ def command(
         raise
     finally:
         progress.close()
-    snapshot = starting.wait_over(snapshot)
     if snapshot.state == "failed":
         raise starting.failed(launched, "failed soon after its start")
     if launched.process is not None:
@@ -98,7 +99,10 @@ def command(
 def _tell(snapshot: Snapshot) -> None:
     """What to type next."""
     job = f"-j {snapshot.run_id}"
-    if snapshot.is_live:
+    if snapshot.state == "stopping":
+        why = console.escape(f" ({snapshot.reason})" if snapshot.reason else "")
+        console.note(f"It comes to its end{why}.  status: dlctl status {job}")
+    elif snapshot.is_live:
         commands = (
             f"status: dlctl status {job}   logs: dlctl logs -f {job}   stop: dlctl stop {job}"
         )

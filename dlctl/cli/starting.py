@@ -78,12 +78,18 @@ def _is_ready(snapshot: Snapshot, launched: Launched) -> bool:
     return is_at_work or snapshot.run.get("ready_at") is not None
 
 
-def wait_over(snapshot: Snapshot) -> Snapshot:
-    """One that comes to its end already, as when the task raises at once: wait for it, for what
-    there is to say is how it ended.
+def wait_over(
+    launched: Launched, snapshot: Snapshot, limit_s: float | None, progress: live.Progress
+) -> Snapshot:
+    """Of a run that we have started and that comes to its end already, as when the task raises at
+    once: what there is to say is how it ended. It is waited for at most `OVER_S`, or `limit_s`.
     """
-    until = time.monotonic() + OVER_S
-    while snapshot.state == "stopping" and snapshot.is_live and time.monotonic() < until:
+    began = time.monotonic()
+    limit_s = OVER_S if limit_s is None else min(limit_s, OVER_S)
+    while launched.process is not None and snapshot.state == "stopping" and snapshot.is_live:
+        if (waited_s := time.monotonic() - began) > limit_s:
+            break
+        progress.phase(snapshot.state, waiting_for(snapshot), waited_s)
         time.sleep(POLL_S)
         snapshot = load(snapshot.directory)
     return snapshot

@@ -300,7 +300,7 @@ def record_end(directory: Path, state: str, reason: str) -> None:
     """Write that the run is over: in this state, for this reason, without any daemon.
 
     From then on no agent starts its coordinator again. A database that cannot be written (a frozen
-    coordinator has it locked, the disk is full) is told, and left as it is.
+    coordinator has it locked, the disk is full, a page is damaged) is told, and left as it is.
     """
     try:
         with closing(RunDb(directory)) as db:
@@ -310,5 +310,5 @@ def record_end(directory: Path, state: str, reason: str) -> None:
                 if not processes.is_alive(row.get("pid"), row.get("pid_start")):
                     db.put_daemon(row["name"], {**row, "state": "stopped", "pid": None})
             db.commit()
-    except sqlite3.OperationalError as error:
+    except sqlite3.DatabaseError as error:
         console.warn(f"cannot write the run's database: {error} ({directory})")

@@ -168,7 +168,7 @@ def _absent(snapshot: Snapshot, heard_at: float | None, number: int) -> Trouble:
 
 def _last_error(snapshot: Snapshot, heard_at: float | None) -> str:
     """What the coordinators have ended with that were started since one was heard last."""
-    return logfiles.last_error(snapshot.directory, COORDINATOR, heard_at or 0.0)
+    return logfiles.ends_at_once(snapshot.directory, COORDINATOR, heard_at)
 
 
 def _stopped_agents(snapshot: Snapshot) -> str:
@@ -264,15 +264,15 @@ def _daemon(snapshot: Snapshot, row: Row) -> Iterator[Trouble]:
         text = f"has not answered for {values.duration(silent_s)}, nor has its host"
         yield Trouble(name, text, "", heard_at, number)
     elif state == "quarantined":
-        back = nextstep.command(snapshot)
-        if snapshot.is_live:
-            back = f"{doubtful.mend(snapshot, row)}dlctl restart {name} {job}"
+        again = f"{doubtful.mend(row)}dlctl restart {name} {job}"
+        back = again if snapshot.is_live else nextstep.command(snapshot)
         back = taskfaults.step_of_ended(snapshot, row) or back
         yield Trouble(name, _quarantined(snapshot, row), back, at, number)
     elif state == GONE:
         yield Trouble(name, _gone(snapshot, row), "", heard_at, number)
-    elif state == "failed" and snapshot.reason != KILLED:  # That was asked for.
-        yield Trouble(name, _died(last, snapshot.now), logs, at, number)
+    elif state == "failed":
+        if snapshot.reason != KILLED:  # That was asked for.
+            yield Trouble(name, _died(last, snapshot.now), logs, at, number)
     elif state == "backoff":
         helps = taskfaults.step_of_ended(snapshot, row) or logs
         yield Trouble(name, _waiting(snapshot, row), helps, at, number)

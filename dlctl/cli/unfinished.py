@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -88,12 +87,20 @@ def _remove_if_ours(directory: Path) -> None:
         return
     for entry in sorted(entries, key=lambda path: path.name == MARK):
         if entry.name == checkpoints.FOLDER:
-            shutil.rmtree(entry)
+            _remove_checkpoints(entry)
         elif entry.name == LOGS:
             entry.rmdir()
         else:
             entry.unlink()
     directory.rmdir()
+
+
+def _remove_checkpoints(folder: Path) -> None:
+    for checkpoint in folder.iterdir():
+        for file in filter(_is_part, checkpoint.iterdir()):
+            file.unlink()
+        checkpoint.rmdir()
+    folder.rmdir()
 
 
 def _is_ours(path: Path) -> bool:
@@ -107,6 +114,10 @@ def _is_ours(path: Path) -> bool:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Whether this is one that a run was to begin with, or part of it."""
-    files = list(path.iterdir()) if path.is_dir() and not path.is_symlink() else [path]
-    return all(file.is_file() and _OF_CHECKPOINT.fullmatch(file.name) for file in files)
+    """Whether this is one that a run was to begin with, or as much of it as was copied."""
+    return path.is_dir() and not path.is_symlink() and all(map(_is_part, path.iterdir()))
+
+
+def _is_part(file: Path) -> bool:
+    is_file = file.is_file() and not file.is_symlink()
+    return is_file and bool(_OF_CHECKPOINT.fullmatch(file.name))

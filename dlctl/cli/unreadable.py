@@ -65,8 +65,10 @@ def explained(directory: Path, error: DlctlError, *, read_all: bool = False) -> 
 
 def _ending(directory: Path, named: str) -> str:
     """How to end the daemons of a run; one that is led, as far as it can be read, saves itself."""
+    from dlctl.cli import recovery
+
     with suppress(DlctlError):
-        if load(directory).is_live:
+        if recovery.is_led(load(directory)):
             return ways.told(f"dlctl stop -j {named}", "ends the run with a checkpoint")
     return ways.told(f"dlctl stop --kill -j {named}", "ends them")
 

@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from identity import identity
 from launched import JOB, STAND_IN
 
+from dlctl import processes
 from dlctl.launch import local
+
+BEGUN_S = 10.0
+WORK = "import signal; signal.pause()"
 
 
 @pytest.fixture
@@ -40,3 +47,30 @@ def job(own_place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """What the next coordinators do."""
     return lambda *scenes: monkeypatch.setenv("STAND_IN", ",".join(scenes))
+
+
+@pytest.fixture
+def daemon() -> Iterator[Callable[..., dict]]:
+    """Starts processes that look like daemons: `daemon("server-0", directory)` is its identity."""
+    with ExitStack() as started:
+
+        def start(name: str, directory: Path) -> dict:
+            role = name.partition("-")[0]
+            words = [sys.executable, "-c", WORK, f"daemons.{role}", str(directory), name, "1", ""]
+            process = started.enter_context(subprocess.Popen(words))
+            started.callback(process.kill)
+            known = identity(process.pid)
+            # A program has begun a moment before its words are there to be read.
+            until = time.monotonic() + BEGUN_S
+            while not processes.command_line(known["pid"], known["pid_start"]):
+                assert time.monotonic() < until, f"{name} has not begun"
+            return known
+
+        yield start
+
+
+@pytest.fixture
+def gone_process() -> dict:
+    """The pid of a process that has ended."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        return identity(dead.pid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from daemons.server.statefile import StateFile
 from daemons.worker.acks import Acks
-from dlctl import checkpoints, config, states
+from dlctl import checkpoints, config, rundb, states
 from dlctl.compress.base import Delta
 from dlctl.optim.sgd import SGD
 from dlctl.roles.effects import Settled
@@ -78,3 +79,15 @@ def acknowledge(run, slot: int, incarnation: int, epoch: int, *counts: int) -> N
     record = Acks(run.path, f"worker-{slot}", incarnation, len(counts))
     for shard, count in enumerate(counts):
         record.write(Settled(epoch, shard, count))
+
+
+def damaged_page(directory: Path, table: str) -> None:
+    """A run that can be read, but for one table."""
+    with closing(rundb.RunDb(directory)) as db:
+        query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
+        (page,) = db._db.execute(query, (table,)).fetchone()
+        db._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    path = directory / rundb.FILE
+    data = bytearray(path.read_bytes())
+    data[4096 * (page - 1) : 4096 * page] = b"\xff" * 4096
+    path.write_bytes(data)

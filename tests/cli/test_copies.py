@@ -8,8 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from answering import coordinator, done
 from identity import identity
 from remains import keep, remember, save
 
-from dlctl import config, keys, processes, rundb, runs, states
+from dlctl import config, keys, rundb, runs, states
 from dlctl.cli import belonging
 
 ACTING = [
@@ -25,29 +24,7 @@ ACTING = [
     ("restart", "worker-0", "-d"), ("set", "worker-0", "push=off"), ("checkpoint",),
     ("checkpoint", "create"), ("keys", "rotate", "-d"), ("recover",),
 ]  # fmt: skip
-BEGUN_S = 10.0
 STOPPING = [("stop",), ("stop", "--kill")]
-WORK = "import signal; signal.pause()"
-
-
-@pytest.fixture
-def daemon() -> Iterator[Callable[..., dict]]:
-    """Starts processes that look like daemons: `daemon("server-0", directory)` is its identity."""
-    with ExitStack() as started:
-
-        def start(name: str, directory: Path) -> dict:
-            role = name.partition("-")[0]
-            words = [sys.executable, "-c", WORK, f"daemons.{role}", str(directory), name, "1", ""]
-            process = started.enter_context(subprocess.Popen(words))
-            started.callback(process.kill)
-            known = identity(process.pid)
-            # A program has begun a moment before its words are there to be read.
-            until = time.monotonic() + BEGUN_S
-            while not processes.command_line(known["pid"], known["pid_start"]):
-                assert time.monotonic() < until, f"{name} has not begun"
-            return known
-
-        yield start
 
 
 def gone() -> dict:
@@ -299,11 +276,23 @@ def test_who_acts_beside_a_copy_does_not_reach_another_project(
     with coordinator(lambda q, n: [done(q, before=2, after=2)]) as (address, heard):
         living.run(control=address)
         monkeypatch.chdir(place)
+        (place / "copied").mkdir()  # Its name is the job's, and it is no run.
         code, out, err = dlctl_command(*command, *words)
         assert (code, out, heard) == (1, "", [])
         assert f"copy: coordinator lives and works in {living.path}" in err
         assert dlctl_command("scale", "worker=2", "-j", living.path.name).code == 0
     assert [request.verb for request in heard] == ["scale"]
+
+
+def test_checkpoints_are_not_removed_in_another_project(living, dlctl_command, monkeypatch):
+    for number in (1, 2):
+        save(living, step=30 * number, number=number)
+    place = living.path.parent.parent / "copies"
+    shutil.copytree(living.path, place / "runs" / living.path.name)
+    monkeypatch.chdir(place)
+    code, _, err = dlctl_command("checkpoint", "prune", "--keep", "1")
+    assert (code, f"copy: coordinator lives and works in {living.path}" in err) == (1, True), err
+    assert len([*living.path.glob("ckpt/*-*")]) == 2
 
 
 def test_a_backup_beside_its_run_is_never_meant(run, dlctl_command):

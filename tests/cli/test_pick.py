@@ -222,6 +222,18 @@ def test_a_name_that_several_projects_have_is_ambiguous_elsewhere(
     assert pick.pick("digits").run_id == "digits-0002"
 
 
+def test_a_run_whose_job_file_was_renamed_is_meant_as_long_as_it_lives(run_directory, own_place):
+    """The one of the new name is newer, but has ended: to stop that would do nothing."""
+    lives, newer = (started(run_directory(f"digits-000{n}"), n) for n in (1, 2))
+    lives.run(state="running", job_file=str(own_place / "a.toml"), **ME)
+    (own_place / "b.toml").touch()
+    newer.run(job_file=str(own_place / "b.toml"))
+    assert pick.own("digits").directory == lives.path
+    newer.run(state="running", **ME)
+    with pytest.raises(UsageError, match='several jobs are called "digits": digits-0001, digits-'):
+        pick.own("digits")
+
+
 def test_the_run_of_another_place_is_not_taken_for_one_of_this_project(
     run_directory, tmp_path, monkeypatch, capsys
 ):
@@ -235,7 +247,7 @@ def test_the_run_of_another_place_is_not_taken_for_one_of_this_project(
     (here / "runs").mkdir()
     for choose in (pick.pick, pick.look, pick.skim, pick.own):
         assert choose(None).directory == run.path
-        said = f"there is no run in ./runs: digits-0001 is in {run.path.parent}\n"
+        said = f"no run of its own is in ./runs: digits-0001 is in {run.path.parent}\n"
         assert capsys.readouterr().err == said
 
 

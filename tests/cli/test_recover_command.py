@@ -18,7 +18,7 @@ import psutil
 import pytest
 from identity import ME, identity
 from nextlines import commands_of, flat
-from remains import keep, remember, save
+from remains import damaged_page, keep, remember, save
 
 from dlctl import config, jobfile, rundb, runs, states
 from dlctl.cli import belonging, live, recovering
@@ -413,6 +413,18 @@ def test_a_damaged_database_is_named(dead, dlctl_command):
     assert "the run's database is damaged: " in ended.err
     assert "and it has no checkpoint" in ended.err
     assert "next: dlctl start --fresh job.toml\n" in ended.err
+
+
+@pytest.mark.parametrize("table", ["metric", "memory", "term"])
+def test_a_damaged_page_is_found_although_an_agent_lives(dead, dlctl_command, monkeypatch, table):
+    """It starts a coordinator again that may end at once for that."""
+    monkeypatch.setattr(recovering, "LED_S", 0.1)
+    dead.daemon("agent-0", **ME)
+    dead.db.close()
+    damaged_page(dead.path, table)
+    for command in (("recover",), ("recover", "--dry-run"), ("recover", "--from-checkpoint")):
+        code, out, err = dlctl_command(*command)
+        assert (code, "the run's database is damaged: " in err) == (1, True), out
 
 
 def test_a_write_ahead_log_that_was_cut_off_costs_its_last_rows_only(dead, dlctl_command):

@@ -459,8 +459,9 @@ def test_who_was_killed_on_request_is_in_no_trouble(run_directory, dlctl_command
     last = {"code": -9, "text": "killed by SIGKILL", "at": time.time(), "last_lines": []}
     run = run_directory().daemon("worker-0", state="failed", last_exit=last)
     assert "! worker-0 was killed by SIGKILL" in dlctl_command("status").out
-    run.run(reason=KILLED)
-    assert "worker-0 was killed" not in dlctl_command("status").out
+    for state in ("stopped", "stopping"):
+        run.run(state=state, reason=KILLED, updated_at=time.time(), **ME)
+        assert "worker-0 was killed" not in dlctl_command("status").out
 
 
 def test_what_somebody_has_killed_while_it_started_need_not_be_mended(run_directory, dlctl_command):

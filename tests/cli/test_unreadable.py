@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +16,8 @@ import psutil
 import pytest
 from launched import JOB, the_run
 from nextlines import commands_of, flat
+from orphans import orphan
+from remains import damaged_page, save
 
 from dlctl import rundb
 from dlctl.cli.snapshot import Unreadable, load
@@ -33,18 +36,6 @@ def overwrite(directory: Path, first: int = 0) -> None:
     path.write_bytes(data)
     for log in directory.glob(f"{rundb.FILE}-*"):
         log.write_bytes(b"\xff" * log.stat().st_size)
-
-
-def damaged_page(directory: Path, table: str) -> None:
-    """A run that can be read, but for one table."""
-    with closing(rundb.RunDb(directory)) as db:
-        query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
-        (page,) = db._db.execute(query, (table,)).fetchone()
-        db._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    path = directory / rundb.FILE
-    data = bytearray(path.read_bytes())
-    data[4096 * (page - 1) : 4096 * page] = b"\xff" * 4096
-    path.write_bytes(data)
 
 
 @pytest.fixture
@@ -267,6 +258,23 @@ def test_a_run_that_lives_is_ended_with_a_checkpoint_whatever_page_is_damaged(
     assert commands_of(err)[0] == f"dlctl stop -j {directory.name}"
     assert dlctl_command("stop", "-j", directory.name).code == 0
     assert len(list(directory.glob("ckpt/*/manifest.json"))) == 1
+
+
+def test_a_damaged_run_that_nobody_leads_is_ended_by_the_command_that_is_named(
+    run_directory, daemon, gone_process, dlctl_command
+):
+    """Its agent lives: what stops a run in order needs a coordinator."""
+    run = run_directory()
+    run.run(state="running", step=44, updated_at=time.time() - 12, **gone_process)
+    run.daemon("agent-0", incarnation=1, **daemon("agent-0", run.path))
+    save(run, step=30, number=1)
+    run.db.close()
+    damaged_page(run.path, "event")
+    with orphan(run.path, "worker-0", 1) as worker:
+        code, _, err = dlctl_command("events")
+        assert (code, commands_of(err)[0]) == (1, f"dlctl stop --kill -j {run.path.name}")
+        ended = dlctl_command("stop", "--kill", "-j", run.path.name)
+        assert (ended.code, worker.wait(10) < 0) == (0, True), ended.err
 
 
 def test_a_run_of_another_version_is_not_taken_for_none(stopped, own_place, dlctl_command):

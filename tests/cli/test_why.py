@@ -427,8 +427,7 @@ def test_what_every_next_coordinator_ends_with_is_told_and_recover_does_not_call
     run.daemon("agent-0", **ME)
     taken = "cannot listen on tcp://127.0.0.1:17501: Address already in use (held by pid 9, nc)"
     for number, age_s in ((2, 9.0), (3, 4.0)):
-        at = datetime.fromtimestamp(time.time() - age_s, UTC).isoformat()
-        run.log("coordinator", number, {"ts": at, "level": "error", "msg": taken})
+        run.log("coordinator", number, {"ts": at(age_s), "level": "error", "msg": taken})
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
         gone = identity(dead.pid)
     said = "coordinator has been gone for 12s; its agent starts another one again and again"
@@ -439,10 +438,42 @@ def test_what_every_next_coordinator_ends_with_is_told_and_recover_does_not_call
         looked = dlctl_command("recover", "--dry-run").out
         assert "nothing to recover" not in looked
         assert f"  cause         | {taken}\n" in looked
-    run.log("coordinator", 4, {"ts": at, "level": "info", "msg": "coordinator starts"})
+    run.log("coordinator", 4, {"ts": at(0.0), "level": "info", "msg": "coordinator starts"})
     run.run(updated_by=ME["pid_start"], updated_at=time.time(), **ME)
     assert dlctl_command("why").out.startswith("nobody waits")
     assert "there is nothing to recover" in dlctl_command("recover", "--dry-run").out
+
+
+def test_one_end_with_an_error_is_no_row_of_them(run, dlctl_command, monkeypatch):
+    """Nor is what was logged before the run was started again, or by one that had worked."""
+    monkeypatch.setattr("dlctl.processes.age_s", lambda start: 0.5)
+    row = [{"ts": at(8.0 - n), "level": "info", "msg": f"step {n}"} for n in range(30)]
+    full = {"ts": at(1.0), "level": "error", "msg": "cannot write the run's database"}
+    run.log("coordinator", 1, {"ts": at(90_000.0), "level": "error", "msg": "Address in use"})
+    run.log("coordinator", 2, *row, full)
+    run.log("coordinator", 3, {"ts": at(0.9), "level": "error", "msg": "Address in use"})
+    run.daemon("agent-0", **ME)
+    for heard_at in (time.time() - 12.0, None):
+        run.run(updated_at=heard_at, updated_by=OF_ANOTHER_BOOT, incarnation=4)
+        for command in ("why", "status"):
+            assert "ends at once" not in dlctl_command(command).out
+
+
+def at(age_s: float) -> str:
+    return datetime.fromtimestamp(time.time() - age_s, UTC).isoformat()
+
+
+def test_recover_leaves_a_coordinator_alone_that_works_and_cannot_write(
+    run, dlctl_command, monkeypatch
+):
+    """A successor that has put its pid on record before the disk was full."""
+    monkeypatch.setattr("dlctl.processes.age_s", lambda start: 100.0)
+    run.run(updated_at=time.time() - 44.4, updated_by=OF_ANOTHER_BOOT, incarnation=2)
+    run.daemon("agent-0", **ME)
+    (run.path / runs.LOCK).touch()
+    for command in (("recover", "--dry-run"), ("recover",), ("recover", "--from-checkpoint")):
+        code, out, err = dlctl_command(*command)
+        assert (code, "its coordinator works: there is nothing to recover" in out) == (0, True), err
 
 
 def test_an_agent_that_is_stopped_is_not_said_to_start_anybody(run, dlctl_command):
