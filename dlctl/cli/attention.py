@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dlctl.cli import console, nextstep, report, troubles, values
 from dlctl.cli.report import Row
 from dlctl.cli.snapshot import Snapshot
-from dlctl.cli.troubles import Trouble
+from dlctl.cli.trouble import Trouble
 from dlctl.names import COORDINATOR
 from dlctl.settings import AUTO
 from dlctl.text import COORDINATOR_GONE, grave, is_birth

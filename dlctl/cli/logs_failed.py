@@ -9,7 +9,7 @@ from dlctl.cli import belonging, console, lives, logfiles, loglines, nextstep, r
 from dlctl.cli.lives import Lives
 from dlctl.cli.logfiles import Line, LogFile
 from dlctl.cli.snapshot import ENDED, GONE, Snapshot
-from dlctl.cli.troubles import Trouble
+from dlctl.cli.trouble import Trouble, incarnation
 from dlctl.errors import DlctlError
 from dlctl.names import COORDINATOR
 
@@ -85,7 +85,7 @@ def _ended(
     if snapshot.original is not None:
         return None
     how = known.takeover if name == COORDINATOR and known.takeover else "ended: nobody has seen how"
-    if number >= troubles.incarnation(snapshot.daemon(name)):
+    if number >= incarnation(snapshot.daemon(name)):
         if snapshot.is_live:
             return None
         why = f": {snapshot.reason}" if snapshot.reason else ""
@@ -121,7 +121,7 @@ def _found(snapshot: Snapshot) -> list[Trouble]:
     found = troubles.found(snapshot)
     if found or snapshot.is_live or snapshot.state != "failed":
         return found
-    number = troubles.incarnation(snapshot.coordinator)
+    number = incarnation(snapshot.coordinator)
     return [Trouble(COORDINATOR, "", "", None, number)]
 
 

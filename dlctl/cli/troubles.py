@@ -5,48 +5,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from dlctl import runs, silence, ways
-from dlctl.cli import belonging, doubtful, lives, logfiles, nextstep, report, taskfaults, values
+from dlctl import ways
+from dlctl.cli import coordinatortrouble, doubtful, nextstep, report, taskfaults, values
 from dlctl.cli.snapshot import (
     GONE,
-    READY,
-    SILENT,
     STALE_AFTER_S,
     WITHOUT_PROCESS,
     Snapshot,
     is_here,
 )
-from dlctl.names import COORDINATOR, NO_ROOM
-from dlctl.processes import stopped
+from dlctl.cli.trouble import RECENT_S, Row, Trouble, incarnation, replaced
+from dlctl.names import NO_ROOM
 from dlctl.text import ALIKE_LIFE_S, KILLED
 
-RECENT_S = 60.0
-"""A daemon that has taken another one's place is told of for so long."""
 QUIET_S = 2.5
 """Daemons report once a second: one of which nothing is heard for longer is worth a word."""
 STUCK_REPORT_S = 1.5
 """One that is slow and does not say why is slow because nothing is heard of it for so long."""
 FOUND_GONE = "gone"
 """How an end begins that nobody has seen (see `describe_exit`)."""
-NEEDED = ("server", "worker")
-Row = Mapping[str, Any]
-
-
-class Trouble(NamedTuple):
-    name: str
-    what: str
-    """The rest of a sentence that begins with the name; plain text."""
-    next: str
-    """The command that helps, or tells more; "" if there is nothing to do."""
-    at: float | None
-    """When it began, seconds since 1970; None if nobody knows."""
-    incarnation: int
-    """Of the process in whose log there may be more of it."""
-    is_over: bool = False
-    """Its next process is at work."""
-    is_grave: bool = True
 
 
 def found(snapshot: Snapshot) -> list[Trouble]:
@@ -57,18 +36,12 @@ def found(snapshot: Snapshot) -> list[Trouble]:
     """
     if snapshot.original is not None:
         return []
-    troubles = [*_coordinator(snapshot)]
+    troubles = [*coordinatortrouble.of(snapshot)]
     if snapshot.unwritten_s is not None:
         return troubles
     for row in snapshot.daemons:
         troubles += _daemon(snapshot, row)
     return troubles
-
-
-def incarnation(row: Row) -> int:
-    """The number of a daemon's process; 0 if it has had none."""
-    number = row.get("incarnation")
-    return number if type(number) is int else 0
 
 
 def last_exit(row: Row, number: int) -> Row | None:
@@ -106,144 +79,6 @@ def _died(last: Any, now: float) -> str:
     return (
         f"{died(last, now)}{taskfaults.blame(last)}" if isinstance(last, Mapping) else "has ended"
     )
-
-
-# ---------------------------------------------------------------- the coordinator
-
-
-def _coordinator(snapshot: Snapshot) -> Iterator[Trouble]:
-    row, job = snapshot.coordinator, f"-j {snapshot.run_id}"
-    number, heard_at = incarnation(row), values.number(row.get("updated_at"))
-    if row["state"] == SILENT:
-        silent = values.duration(snapshot.silent_s)
-        text = f"has not answered for {silent} (pid {snapshot.coordinator_pid})"
-        if silence.has_agent(snapshot.daemons):
-            text += f"; {_replaced(snapshot, runs.STILL_LIMITS)}"
-        yield Trouble(COORDINATOR, text, nextstep.command(snapshot), heard_at, number)
-    elif snapshot.unwritten_s is not None:
-        yield _unwritten(snapshot, heard_at, number)
-    elif row["state"] == GONE and belonging.has_unknown_coordinator(snapshot):
-        yield _unrecorded(snapshot, heard_at, number)
-    elif row["state"] == GONE or (row["state"] == "starting" and _last_error(snapshot, heard_at)):
-        yield _absent(snapshot, heard_at, number)
-    elif row["state"] == "starting" and snapshot.run.get("updated_by") is not None:
-        text = "has died or was restarted; the next one starts and goes on where it was"
-        more = f"dlctl logs {COORDINATOR} --previous {job}"
-        yield Trouble(COORDINATOR, text, more, heard_at, number - 1, is_grave=False)
-    elif snapshot.is_live and number > 1:
-        known = lives.load(snapshot.directory)
-        at = known.taken_over_at
-        if at is not None and snapshot.now - at < RECENT_S:
-            ago = values.ago(at, snapshot.now)
-            text = f"{known.takeover} {ago}"
-            if known.takeover == lives.DIED:  # When, nobody has seen.
-                text = f"{known.takeover}; the new one has taken over {ago}"
-            text += f"; {known.forgotten}" if known.forgotten else ""
-            more = f"dlctl logs {COORDINATOR} --previous {job}"
-            yield Trouble(COORDINATOR, text, more, at, number - 1, is_over=True, is_grave=False)
-
-
-def _absent(snapshot: Snapshot, heard_at: float | None, number: int) -> Trouble:
-    """Of a coordinator that is gone, and whether there will be another one."""
-    unseen_s, job = _unseen_s(snapshot, heard_at), f"-j {snapshot.run_id}"
-    gone = "is gone" if unseen_s is None else f"has been gone for {values.duration(unseen_s)}"
-    why, mend = _disk(snapshot) if snapshot.is_live else ("", "")
-    failed = _last_error(snapshot, heard_at) if snapshot.is_live else ""
-    text = gone if failed else f"{gone} (pid {snapshot.run.get('pid')})"
-    if why:
-        text += f"; its agent may not be able to start another one: {why}"
-        step = f"{mend}, then\ndlctl recover {job}"
-    elif failed:
-        text += f"; its agent starts another one again and again, which ends at once: {failed}"
-        logs = f"dlctl logs {COORDINATOR} -l error {job}"
-        step = ways.told(logs, "says more; as soon as that is mended the next one goes on")
-    elif snapshot.is_live:
-        text += "; its agent starts another one"
-        step = ways.told(f"dlctl recover {job}", "if that does not end")
-    else:
-        text += f", and nobody starts it again{_stopped_agents(snapshot)}"
-        step = nextstep.command(snapshot)
-    return Trouble(COORDINATOR, text, step, heard_at, number)
-
-
-def _last_error(snapshot: Snapshot, heard_at: float | None) -> str:
-    """What the coordinators have ended with that were started since one was heard last."""
-    return logfiles.ends_at_once(snapshot.directory, COORDINATOR, heard_at)
-
-
-def _stopped_agents(snapshot: Snapshot) -> str:
-    """Whoever could do it, and is stopped himself, as by SIGSTOP."""
-    agents = [row for row in snapshot.daemons if row.get("role") == "agent" and is_here(row)]
-    return "".join(f": {row['name']} is stopped (pid {row['pid']})" for row in stopped(agents))
-
-
-def _unseen_s(snapshot: Snapshot, heard_at: float | None) -> float | None:
-    """For how long there has been no sign of a coordinator that is gone; None if there never was.
-
-    It goes on to touch its lock when it cannot write. Where not even that is possible the age of
-    the lock is 0 (`runs.beat_age_s`), which is no sign.
-    """
-    beat_age_s = runs.beat_age_s(snapshot.directory, snapshot.now)
-    written_s = None if heard_at is None else snapshot.now - heard_at
-    signs = [age_s for age_s in (beat_age_s, written_s) if age_s]
-    return min(signs, default=None)
-
-
-def _unrecorded(snapshot: Snapshot, heard_at: float | None, number: int) -> Trouble:
-    """Of a coordinator that has taken the place of the one on record, and is not there yet."""
-    why, mend = _disk(snapshot)
-    text = "has died or was restarted; the next one is there"
-    if not why:
-        command = f"dlctl logs {COORDINATOR} -j {snapshot.run_id}"
-        return Trouble(COORDINATOR, f"{text}, and says nothing yet", command, heard_at, number)
-    text += f", and cannot write that: {why}{_old_news(snapshot, heard_at)}"
-    return Trouble(COORDINATOR, text, mend, heard_at, number)
-
-
-def _unwritten(snapshot: Snapshot, heard_at: float | None, number: int) -> Trouble:
-    """Of a coordinator that works and whose words do not reach the disk."""
-    why, mend = _disk(snapshot)
-    text = f"cannot write the run's database{f': {why}' if why else ''}"
-    text += _old_news(snapshot, heard_at)
-    logs = f"dlctl logs {COORDINATOR} -l warning -j {snapshot.run_id}"
-    return Trouble(COORDINATOR, text, mend or logs, heard_at, number)
-
-
-def _old_news(snapshot: Snapshot, heard_at: float | None) -> str:
-    """Of when the newest word on the disk is, and what goes on nevertheless."""
-    if heard_at is None:
-        return _training(snapshot)
-    age, when = values.duration(snapshot.now - heard_at), values.clock(heard_at, snapshot.now)
-    return f"; what is shown is {age} old ({when}){_training(snapshot)}"
-
-
-def _disk(snapshot: Snapshot) -> tuple[str, str]:
-    """(why nothing can be written in the run directory, what to do about it); "" if that can be."""
-    if full := report.full_disk(snapshot):
-        return full, report.make_room(snapshot)
-    dead = report.dead_disk(snapshot)
-    return dead, report.mend_disk(snapshot) if dead else ""
-
-
-def _training(snapshot: Snapshot) -> str:
-    """Whether it goes on. Whoever died since then has no next process at work before that can be
-    put on record; nobody can do without a server, nor all without any worker.
-    """
-    if snapshot.state not in READY:
-        return ""
-    rows = {role: [r for r in snapshot.daemons if r.get("role") == role] for role in NEEDED}
-    gone = {role: [str(r["name"]) for r in rows[role] if r.get("state") == GONE] for role in NEEDED}
-    workers = gone["worker"] if len(gone["worker"]) == len(rows["worker"]) else []
-    if missing := " and ".join([*gone["server"], *workers]):
-        return f"; training waits for {missing}, whose next process begins when this is written"
-    if others := " and ".join(gone["worker"]):
-        text = f"; training goes on without {others}, whose next process"
-        return f"{text} joins when this can be written"
-    return "; training goes on"
-
-
-def _replaced(snapshot: Snapshot, limits: int = 1) -> str:
-    return silence.replaced(limits * silence.limit_s(snapshot.directory))
 
 
 # ---------------------------------------------------------------- daemons
@@ -392,7 +227,7 @@ def _slow(snapshot: Snapshot, row: Row) -> str:
     heard_at, phase = values.number(row.get("updated_at")), row.get("phase")
     silent_s = 0.0 if heard_at is None else snapshot.now - heard_at
     if silent_s > (STALE_AFTER_S if taskfaults.is_stuck(row) else STUCK_REPORT_S):
-        return f"has not answered for {values.duration(silent_s)}; {_replaced(snapshot)}"
+        return f"has not answered for {values.duration(silent_s)}; {replaced(snapshot)}"
     at = f", at {where}" if (where := taskfaults.place(row)) else ""
     return f"is slow: {phase}{at}" if isinstance(phase, str) and phase else "is slow"
 

@@ -264,8 +264,8 @@ def test_recover_does_the_work_of_an_agent_that_does_not(place: Workplace) -> No
     os.kill(agent, signal.SIGSTOP)
     coordinator = place.pid("coordinator")
     os.kill(coordinator, signal.SIGKILL)
-    place.until("status tells", lambda: "  recovering (" in place.dlctl("status").out)
-    assert "its agent starts another one" in place.dlctl("why").out
+    place.until("status tells", lambda: "nobody starts it again" in place.dlctl("status").out)
+    assert f"agent-0 is stopped (pid {agent})" in place.dlctl("why").out
     back = place.dlctl("recover")
     assert back.code == 0, back.err
     assert place.pid("coordinator") != coordinator
