@@ -241,9 +241,11 @@ def _quarantined(snapshot: Snapshot) -> list[str]:
 
 def _losses(findings: Findings) -> str:
     parts = [f"{plural(findings.lost_steps, 'step')} done again"]
+    exact = {shard.name for shard in findings.shards if shard.is_exact}
     for name, updates in findings.lost_updates().items():
         lost = "an unknown number of updates" if updates is None else plural(updates, "update")
-        parts.append(f"{lost} of {name} lost")
+        at_least = "at least " if updates is not None and name not in exact else ""
+        parts.append(f"{at_least}{lost} of {name} lost")
     return ", ".join(parts)
 
 

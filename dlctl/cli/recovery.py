@@ -9,7 +9,7 @@ it cannot be reached, nobody knows what is there.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,27 +18,25 @@ from typing import Any
 from dlctl import checkpoints, preferred, processes
 from dlctl.cli import (
     belonging,
+    causes,
     checkpoint_choice,
     console,
     lineage,
-    logfiles,
     remains,
     report,
     values,
 )
 from dlctl.cli.remains import ITS_SERVER_IS, KEEPS_NOTHING, NO_STATE, Shard, obstacle
-from dlctl.cli.snapshot import ENDED, Snapshot, is_here, newest_whole
+from dlctl.cli.snapshot import Snapshot, newest_whole
 from dlctl.errors import DlctlError
 from dlctl.rundb import RunDb
-from dlctl.text import grave, plural
+from dlctl.text import plural
 
 HEALTHY, SILENT, SUPERVISED, GO_ON, RESUME, OVER, NOTHING, AWAY = (
     "healthy", "silent", "supervised", "go on", "resume", "over", "nothing", "away",
 )  # fmt: skip
 """It lives; its coordinator stands still; its agent starts the coordinator again; the two ways; it
 has ended in order; none; none until its hosts can be reached."""
-LAST_LINES = 3
-WITHOUT_A_WORD = "its log says nothing of it, as after SIGKILL or a power failure"
 Json = dict[str, Any]
 
 
@@ -145,8 +143,10 @@ def examine(
     step = values.number(memory["work"][0]) if "work" in memory else None
     seen = values.number(snapshot.run.get("step")) or 0.0
     living = [*_living(snapshot), *left.living]
+    is_there = has_coordinator(snapshot)
+    ends = causes.of(snapshot, living, is_there=is_there, is_led=is_led(snapshot))
     return Findings(
-        snapshot, way, _causes(snapshot, living), living, shards, obstacles,
+        snapshot, way, ends, living, shards, obstacles,
         _was_at_work(snapshot, memory), int(max(step or 0.0, seen)), checkpoint, damaged, left.away,
     )  # fmt: skip
 
@@ -241,62 +241,6 @@ def _survives_coordinator(snapshot: Snapshot) -> bool:
     return not name or bool(getattr(registry.load("algorithms", name), "survives_server", True))
 
 
-# ---------------------------------------------------------------- causes
-
-
-def _causes(snapshot: Snapshot, living: list[str]) -> list[str]:
-    """Who is gone, and what is known of how; a line each, last words below."""
-    lines = []
-    if snapshot.run.get("state") == "failed" and snapshot.reason:
-        lines.append(f"the run has failed: {snapshot.reason}")
-    if not is_led(snapshot) and snapshot.run.get("state") not in ENDED:
-        lines += _coordinator_end(snapshot)
-    for row in snapshot.daemons:
-        if row["name"] not in living:
-            lines += _end_of(snapshot, row)
-    return lines
-
-
-def _coordinator_end(snapshot: Snapshot) -> list[str]:
-    if snapshot.run.get("pid") is None:
-        return []
-    heard = values.ago(snapshot.run.get("updated_at"), snapshot.now)
-    if has_coordinator(snapshot):
-        since = values.number(snapshot.run.get("updated_at"))
-        failed = logfiles.ends_at_once(snapshot.directory, "coordinator", since)
-        starts = f"coordinator: it is being started (pid {snapshot.run['pid']}, last heard {heard})"
-        return [starts, *([f"  | {failed}"] if failed else [])]
-    gone = f"coordinator: gone (pid {snapshot.run['pid']}, last heard {heard})"
-    words = _troubles(snapshot.directory, "coordinator")
-    return [gone if words else f"{gone}; {WITHOUT_A_WORD}", *words]
-
-
-def _troubles(directory: Path, name: str) -> list[str]:
-    """What the last lines of a daemon's newest log say of any trouble."""
-    files = logfiles.list_files(directory).get(name, [])
-    newest = [file for file in files if file.incarnation == files[-1].incarnation]
-    lines = logfiles.tail(newest, LAST_LINES * 4)
-    grave = [line.text for line in lines if line.severity >= logfiles.LEVELS.index("warning")]
-    return [f"  | {text}" for text in grave[-LAST_LINES:]]
-
-
-def _end_of(snapshot: Snapshot, row: Mapping[str, Any]) -> list[str]:
-    """Of one that is not known to live."""
-    last, name = row.get("last_exit"), str(row["name"])
-    if is_here(row) and row.get("pid") is not None:
-        return [f"{name}: gone (pid {row['pid']})"]
-    if not isinstance(last, Mapping) or not last.get("code"):
-        return []
-    words = last.get("last_lines")
-    lines = _grave([str(word) for word in words] if isinstance(words, list) else [])
-    return [f"{name}: {report.exited(last)} {values.ago(last.get('at'), snapshot.now)}", *lines]
-
-
-def _grave(lines: list[str]) -> list[str]:
-    """The last lines that say more than that all is well."""
-    return [f"  | {line}" for line in grave(lines)[-LAST_LINES:]]
-
-
 # ---------------------------------------------------------------- in words
 
 
@@ -323,6 +267,7 @@ def _shard_line(findings: Findings, shard: Shard, saved: Any) -> str:
     if not findings.was_at_work and not shard.alive and not shard.path:
         what = "there is nothing of it yet"
     at = "" if shard.version is None else f", version {values.count(shard.version)}"
+    at += " at least" if at and not shard.is_exact and not shard.alive else ""
     checkpoint = f" (the checkpoint has {values.count(saved)})" if type(saved) is int else ""
     where = f", {values.path(shard.path)}" if shard.path and not shard.alive else ""
     return f"{shard.name:<10}  {what}{at}{checkpoint}{where}"
@@ -341,7 +286,9 @@ def cost(findings: Findings, why: str = "") -> str:
     if len(known) < len(findings.shards):
         parts.append("an unknown number of updates is lost")
     elif sum(known):
-        parts.append(f"{plural(sum(known), 'update')} {'is' if sum(known) == 1 else 'are'} lost")
+        lost = f"{plural(sum(known), 'update')} {'is' if sum(known) == 1 else 'are'} lost"
+        is_exact = all(shard.is_exact for shard in findings.shards)
+        parts.append(lost if is_exact else f"at least {lost}")
     if not parts:
         return ""
     reasons = [*_reasons(findings)] or [why]
@@ -388,8 +335,11 @@ def as_data(findings: Findings) -> Json:
         "was_at_work": findings.was_at_work,
         "step": findings.step,
         "shards": [
-            {key: getattr(s, key) for key in ("name", "alive", "problem", "version", "path")}
-            for s in findings.shards
+            {
+                key: getattr(shard, key)
+                for key in ("name", "alive", "problem", "version", "is_exact", "path")
+            }
+            for shard in findings.shards
         ],
         "checkpoint": None
         if checkpoint is None

@@ -48,6 +48,8 @@ class Shard:
     """Why nobody can go on with it; "" if that can be."""
     version: int | None
     """Updates it has applied, as far as that is known."""
+    is_exact: bool
+    """Its state says so; otherwise its server has said it last, and may have applied more since."""
     path: str
     """Where its state is kept; "" if there is none."""
 
@@ -119,15 +121,15 @@ def _shard(
     is_here = agent == HOME_AGENT and processes.is_alive(row.get("pid"), row.get("pid_start"))
     alive = is_here or name in remains.living
     reported = report.metrics(row).get("version")
-    version = reported if type(reported) is int else None
+    version, is_exact = reported if type(reported) is int else None, False
     if kept is not None and (kept.initialised or not kept.problem):
-        version = kept.version
+        version, is_exact = kept.version, not alive
     remembered = memory.get(f"daemon/{name}")
     has_served = isinstance(remembered, Mapping) and bool(remembered.get("has_served"))
     problem = ""
     if has_served and not alive:
         problem = remains.away.get(agent, "") or _state_problem(job, kept)
-    return Shard(name, alive, problem, version, "" if kept is None else str(kept.path))
+    return Shard(name, alive, problem, version, is_exact, "" if kept is None else str(kept.path))
 
 
 def _state_problem(job: config.JobFile, kept: Kept | None) -> str:
