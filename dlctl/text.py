@@ -13,7 +13,6 @@ KILLED = "killed by dlctl stop --kill"
 """Why a run has ended, whether its coordinator says so or the command."""
 NO_WORKER = "no worker is left"
 """How the reason begins of a run all of whose workers are quarantined."""
-UNUSABLE = "nothing that it computes can be used"
 NOT_FINITE, REFUSED = "the loss or its gradient was not finite", "pushes in a row were refused"
 """What is said of a worker nothing of whose results can be used: as a rule the model is ruined."""
 ENDED_BY_ITSELF = "it ended by itself"
@@ -29,7 +28,7 @@ _EXITS = {
     70: "a bug in dlctl",
     75: "fenced: replaced by a newer process",
     76: "to be started again",
-    79: UNUSABLE,
+    79: "nothing that it computes can be used",
 }
 """What the exit codes of daemons mean, which their commands do not have."""
 _BIRTH = re.compile(r"INFO \w+ [\w-]+ starts, pid \d+")

@@ -82,9 +82,8 @@ def is_copy(snapshot: Snapshot) -> bool:
     """
     run_id = snapshot.run.get("run_id")
     is_renamed = isinstance(run_id, str) and run_id != snapshot.directory.name
-    if is_renamed and _of_this_name(snapshot.directory, str(run_id)) is not None:
-        return True
-    return _original(snapshot) is not None
+    is_backup = is_renamed and _of_this_name(snapshot.directory, str(run_id)) is not None
+    return is_backup or _original(snapshot) is not None
 
 
 def seen(snapshot: Snapshot) -> Snapshot:

@@ -11,6 +11,7 @@ from dlctl.cli.trouble import RECENT_S, Trouble, incarnation, replaced
 from dlctl.names import COORDINATOR
 
 NEEDED = ("server", "worker")
+"""Roles without any process of which nobody trains."""
 
 
 def of(snapshot: Snapshot) -> Iterator[Trouble]:
@@ -27,7 +28,7 @@ def of(snapshot: Snapshot) -> Iterator[Trouble]:
         yield _unwritten(snapshot, heard_at, number)
     elif row["state"] == GONE and belonging.has_unknown_coordinator(snapshot):
         yield _unrecorded(snapshot, heard_at, number)
-    elif row["state"] == GONE or (row["state"] == "starting" and _last_error(snapshot, heard_at)):
+    elif row["state"] == GONE or (row["state"] == "starting" and _ends_at_once(snapshot, heard_at)):
         yield _absent(snapshot, heard_at, number)
     elif row["state"] == "starting" and snapshot.run.get("updated_by") is not None:
         text = "has died or was restarted; the next one starts and goes on where it was"
@@ -51,7 +52,7 @@ def _absent(snapshot: Snapshot, heard_at: float | None, number: int) -> Trouble:
     unseen_s, job = _unseen_s(snapshot, heard_at), f"-j {snapshot.run_id}"
     gone = "is gone" if unseen_s is None else f"has been gone for {values.duration(unseen_s)}"
     why, mend = _disk(snapshot) if snapshot.is_live else ("", "")
-    failed = _last_error(snapshot, heard_at) if snapshot.is_live else ""
+    failed = _ends_at_once(snapshot, heard_at) if snapshot.is_live else ""
     text = gone if failed else f"{gone} (pid {snapshot.run.get('pid')})"
     if why:
         text += f"; its agent may not be able to start another one: {why}"
@@ -69,7 +70,7 @@ def _absent(snapshot: Snapshot, heard_at: float | None, number: int) -> Trouble:
     return Trouble(COORDINATOR, text, step, heard_at, number)
 
 
-def _last_error(snapshot: Snapshot, heard_at: float | None) -> str:
+def _ends_at_once(snapshot: Snapshot, heard_at: float | None) -> str:
     """What the coordinators have ended with that were started since one was heard last."""
     return logfiles.ends_at_once(snapshot.directory, COORDINATOR, heard_at)
 

@@ -19,7 +19,7 @@ from dlctl.cli.snapshot import Snapshot, newest_whole
 from dlctl.errors import DlctlError
 from dlctl.manifest import has_updates, is_doubtful
 from dlctl.rundb import RunDb
-from dlctl.text import NOT_FINITE, REFUSED, UNUSABLE, is_poisoned
+from dlctl.text import is_poisoned
 
 RUINED = "the model may be ruined where it stopped"
 RATES = {"lr", "local_lr"}
@@ -73,17 +73,6 @@ def _first(snapshot: Snapshot) -> str:
     if _live(snapshot).keys() & RATES:
         return ""
     return f"correct the data or the task, or lower lr in {_job_file(snapshot)},"
-
-
-def mend(worker: Mapping[str, Any]) -> str:
-    """What has to be done before a quarantined worker is restarted, or it is quarantined again; ""
-    if it is no such reason. The others train on: it need not be the rate.
-    """
-    last = worker.get("last_exit")
-    said = f"{worker.get('error')} {last.get('text') if isinstance(last, Mapping) else ''}"
-    if not any(words in said for words in (NOT_FINITE, REFUSED, UNUSABLE)):
-        return ""
-    return "correct what gives this worker such values (its host, its data) first, then\n"
 
 
 def _command(snapshot: Snapshot) -> str:

@@ -200,11 +200,13 @@ def ends_at_once(run_directory: Path, name: str, since: float | None) -> str:
     """What the last of several processes of a daemon has met with, all of which began after `since`
     and ended with an error at once; "" if there are no two such.
     """
+    if since is None:
+        return ""
     files = list_files(run_directory).get(name, [])
     errors = []
     for number in sorted({file.incarnation for file in files})[-SHORT_LIVES:]:
         lines = tail([file for file in files if file.incarnation == number], SHORT_LINES)
-        is_short = 0 < len(lines) < SHORT_LINES and since is not None and lines[0].at > since
+        is_short = 0 < len(lines) < SHORT_LINES and lines[0].at > since
         grave = [line.text for line in lines if line.severity >= LEVELS.index("error")]
         errors += grave[-1:] if is_short else []
     return errors[-1] if len(errors) > 1 else ""

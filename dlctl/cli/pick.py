@@ -53,11 +53,11 @@ def own_directory(job: str | None) -> Path:
     what lies in ./runs is a copy: in a copied project, that is what its user means.
     """
     found = directory(job)
-    if job is not None and (job == found.name or _is_path(job)):
+    if job and (job == found.name or _is_path(job)):
         return found
     if not knownruns.is_here(found):
         for run in knownruns.all_of(filter(knownruns.is_here, knownruns.directories())):
-            if job in (None, run.run.get("name")):
+            if not job or job == run.run.get("name"):
                 belonging.require_own(run)
     return found
 

@@ -189,12 +189,12 @@ def is_back(snapshot: Snapshot) -> bool:
     if snapshot.state in ENDED:
         return snapshot.state != "failed"
     is_starting = snapshot.run.get("state") in ("starting", "stopping")
-    return _is_led(snapshot) and not is_starting and not _late(snapshot)
+    return _has_spoken(snapshot) and not is_starting and not _late(snapshot)
 
 
 def whom(snapshot: Snapshot) -> str:
     """Those who are not at work yet and wait for no other one, and what they are doing."""
-    if not _is_led(snapshot):
+    if not _has_spoken(snapshot):
         since = values.number(snapshot.run.get("updated_at"))
         failed = logfiles.ends_at_once(snapshot.directory, COORDINATOR, since)
         return f"coordinator (starting{f'; the one before: {failed}' if failed else ''})"
@@ -203,7 +203,7 @@ def whom(snapshot: Snapshot) -> str:
     return ", ".join(arriving.told(row, snapshot.now) for row in causes)
 
 
-def _is_led(snapshot: Snapshot) -> bool:
+def _has_spoken(snapshot: Snapshot) -> bool:
     """Whether the new coordinator has written what is known of the others; not the one before."""
     heard = snapshot.run.get("updated_by") == snapshot.run.get("pid_start")
     return heard and recovery.has_coordinator(snapshot)

@@ -176,10 +176,8 @@ def _way(snapshot: Snapshot, obstacles: list[str], from_checkpoint: bool) -> str
 
 def _has_died(snapshot: Snapshot) -> bool:
     """Whether anybody wants to know what is left of it on other hosts."""
-    return not (snapshot.is_live and has_coordinator(snapshot)) and snapshot.state not in (
-        "stopped",
-        "finished",
-    )
+    is_over = snapshot.state in ("stopped", "finished")
+    return not is_over and not (snapshot.is_live and has_coordinator(snapshot))
 
 
 def has_begun(snapshot: Snapshot) -> bool:

@@ -155,9 +155,9 @@ def _labelled(snapshot: Snapshot) -> list[str]:
         what = "the last one failed" if since is None else f"failing for {values.duration(since)}"
         lines.append(f"{bad} checkpoint  {what}: {text(run['checkpoint_error'])}")
     # As soon as nothing has been written for a while that is a trouble of the coordinator's.
-    if snapshot.is_live and snapshot.unwritten_s is None and (full := full_disk(snapshot)):
+    if snapshot.unwritten_s is None and (full := no_room(snapshot)):
         bad = console.style("!", fg="red")
-        lines.append(f"{bad} disk        {console.escape(full)}: the run's database has no room")
+        lines.append(f"{bad} disk        {console.escape(full)}")
         lines.append(console.next_lines(make_room(snapshot), " " * 14))
     return lines
 
@@ -219,6 +219,12 @@ def full_disk(snapshot: Snapshot) -> str:
     if (free := _free_bytes(snapshot.directory)) >= FULL_BYTES:
         return ""
     return f"{values.path(snapshot.directory.parent)} has {values.size(free)} left"
+
+
+def no_room(snapshot: Snapshot) -> str:
+    """What that means for a run that lives, as a sentence; "" if there is room."""
+    full = full_disk(snapshot) if snapshot.is_live else ""
+    return f"{full}: the run's database has no room" if full else ""
 
 
 def make_room(snapshot: Snapshot) -> str:

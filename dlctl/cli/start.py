@@ -77,7 +77,7 @@ def command(
     try:
         snapshot = starting.wait_ready(launched, limit_s, progress)
         left_s = None if limit_s is None else limit_s - (time.monotonic() - began)
-        snapshot = starting.wait_over(launched, snapshot, left_s, progress)
+        snapshot = starting.wait_for_end(launched, snapshot, left_s, progress)
     except KeyboardInterrupt:
         progress.close()
         job = f"-j {console.escape(launched.directory.name)}"

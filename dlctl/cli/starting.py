@@ -78,7 +78,7 @@ def _is_ready(snapshot: Snapshot, launched: Launched) -> bool:
     return is_at_work or snapshot.run.get("ready_at") is not None
 
 
-def wait_over(
+def wait_for_end(
     launched: Launched, snapshot: Snapshot, limit_s: float | None, progress: live.Progress
 ) -> Snapshot:
     """Of a run that we have started and that comes to its end already, as when the task raises at

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dlctl import ways
-from dlctl.cli import coordinatortrouble, doubtful, nextstep, report, taskfaults, values
+from dlctl.cli import coordinatortrouble, nextstep, report, taskfaults, values
 from dlctl.cli.snapshot import (
     GONE,
     STALE_AFTER_S,
@@ -18,7 +18,7 @@ from dlctl.cli.snapshot import (
 )
 from dlctl.cli.trouble import RECENT_S, Row, Trouble, incarnation, replaced
 from dlctl.names import NO_ROOM
-from dlctl.text import ALIKE_LIFE_S, KILLED
+from dlctl.text import ALIKE_LIFE_S, KILLED, NOT_FINITE, REFUSED
 
 QUIET_S = 2.5
 """Daemons report once a second: one of which nothing is heard for longer is worth a word."""
@@ -99,7 +99,7 @@ def _daemon(snapshot: Snapshot, row: Row) -> Iterator[Trouble]:
         text = f"has not answered for {values.duration(silent_s)}, nor has its host"
         yield Trouble(name, text, "", heard_at, number)
     elif state == "quarantined":
-        again = f"{doubtful.mend(row)}dlctl restart {name} {job}"
+        again = f"{_mend_first(row)}dlctl restart {name} {job}"
         back = again if snapshot.is_live else nextstep.command(snapshot)
         back = taskfaults.step_of_ended(snapshot, row) or back
         yield Trouble(name, _quarantined(snapshot, row), back, at, number)
@@ -178,6 +178,15 @@ def _quarantined(snapshot: Snapshot, row: Row) -> str:
     if isinstance(error, str) and error:  # Its exit says less.
         return f"is quarantined: {error}" + (f" ({ago})" if ago else "")
     return "is quarantined" + (f": {report.exited(last)} {ago}" if last else "")
+
+
+def _mend_first(row: Row) -> str:
+    """What has to be done before a quarantined worker is restarted, or it is quarantined again; ""
+    if its reason does not tell. The others train on: it need not be the rate.
+    """
+    if not any(words in str(row.get("error")) for words in (NOT_FINITE, REFUSED)):
+        return ""
+    return "correct what gives this worker such values (its host, its data) first, then\n"
 
 
 def _gone(snapshot: Snapshot, row: Row) -> str:

@@ -231,10 +231,8 @@ def _limit(row: Row, direction: str) -> float | None:
 
 def _disk(snapshot: Snapshot) -> list[Wait]:
     """Nobody waits for it yet, but whoever dies now will."""
-    if not snapshot.is_live or not (full := report.full_disk(snapshot)):
-        return []
-    text = f"{full}: the run's database has no room"
-    return [Wait("the disk", text, None, report.make_room(snapshot))]
+    full = report.no_room(snapshot)
+    return [Wait("the disk", full, None, report.make_room(snapshot))] if full else []
 
 
 def _run_itself(snapshot: Snapshot, found: Sequence[Wait]) -> list[Wait]:
