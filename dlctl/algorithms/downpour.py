@@ -90,7 +90,11 @@ class Options:
 
 
 class Replica(WorkerSide):
-    """The client of Alg. 1.1. `residual` is accrued: what a push leaves is in the next one."""
+    """The client of Alg. 1.1. `residual` is accrued: what a push leaves is in the next one.
+
+    A gradient that is not finite is no step. What has ruined it may be this replica's own steps, so
+    the batch after it is computed with what the servers have, and not before that has come.
+    """
 
     options: Options
 
@@ -101,15 +105,17 @@ class Replica(WorkerSide):
         step = samples = 0
         fetched_at = -math.inf
         pushed_at = -1 if self.options.push_before_fetch else -math.inf
+        left_out = False
         while True:
             data = yield NextData()
             if data is not None:
                 fetches = step - fetched_at >= self.interval("fetch_every_steps")
-                if fetches:
-                    yield Fetch(wait=not self.options.overlap)
+                if fetches or left_out:
+                    yield Fetch(wait=left_out or not self.options.overlap)
                 computed = yield NextGradient()
+                left_out = computed is None
                 if computed is None:
-                    continue  # It was not finite, and is left out.
+                    continue  # Not finite; as may be this replica by its own steps: see above.
                 self.residual += computed.gradient
                 if self.changes_parameters():
                     self.parameters -= self.options.local_lr * computed.gradient

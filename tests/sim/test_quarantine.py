@@ -101,6 +101,34 @@ def test_the_batches_of_refused_pushes_are_named_in_the_last_words_of_their_work
     assert [batch for push in named for batch in push] == problem.batches[:5]
 
 
+class Stumbles(LeastSquares):
+    """One gradient in the run is far too large: whoever makes a step with it is out of range."""
+
+    bad_batch = 30
+    batches = 0
+
+    def gradient(self, w: Array, batch: Batch) -> tuple[float, Array]:
+        loss, gradient = super().gradient(w, batch)
+        self.batches += 1
+        if self.batches == self.bad_batch:
+            return loss, np.full_like(gradient, HUGE)
+        return (loss if np.abs(w).max() < 1e6 else np.nan), gradient
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_has_ruined_itself_between_two_fetches_goes_on_from_what_the_servers_have(overlap):
+    """Which it fetches at once: what is not finite is no step, so none would lead to a fetch."""
+    method = ("downpour", {"fetch_every_steps": 10, "local_lr": 0.01, "overlap": overlap})
+    job = job_file(workers=2, servers=2, algorithm=method, epochs=4.0)
+    slow = NetworkOptions(link=Link(latency_s=0.5))
+    outcome = Simulation(job, Stumbles(), compute=STEPS, network=slow).run(600.0)
+    assert (outcome.state, outcome.left_behind) == ("finished", [])
+    assert outcome.store.texts("quarantine") == []
+    rows = [outcome.store.daemons[f"worker-{i}"]["metrics"] for i in (0, 1)]
+    assert sum(row["refused"] for row in rows) == 1
+    assert sum(row["nonfinite_steps"] for row in rows) == 1
+
+
 @pytest.mark.parametrize("method", [("downpour", {}), ("sync", {})], ids=["downpour", "sync"])
 def test_refusals_by_one_of_two_servers_only_are_in_a_row_too(method) -> None:
     """Of one layer that explodes the other server never hears: it takes every push."""
