@@ -110,6 +110,8 @@ class Replica(WorkerSide):
             data = yield NextData()
             if data is not None:
                 fetches = step - fetched_at >= self.interval("fetch_every_steps")
+                if left_out and self.options.overlap:
+                    yield Fetch(wait=True)  # One under way may have been placed in part before.
                 if fetches or left_out:
                     yield Fetch(wait=left_out or not self.options.overlap)
                 computed = yield NextGradient()

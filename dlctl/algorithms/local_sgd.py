@@ -33,8 +33,8 @@ Everything else is as in `sync`: who takes part, who is waited for, and that a p
 is over is dropped. A replica without data in the middle of a round pushes what it has. One whose
 steps become infinite ends its round there: it pushes nothing of it, waits for the mean of the
 others and goes on from that. It looks when it pushes, and before that only once the norms of
-residual and steps, added up, come near to it. Gradients that are not finite are left out, as in
-every method.
+residual and steps, added up, come near to it. A gradient that is not finite is left out, as in
+every method; two in a row end the round, too, for its own steps may be what has ruined the replica.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from typing import Annotated
 from annotated_types import Ge
 
 from dlctl.algorithms import sync
-from dlctl.algorithms.base import Algorithm, Fetch, NextGradient, Push, Requests
+from dlctl.algorithms.base import Algorithm, Fetch, NextData, NextGradient, Push, Requests
 from dlctl.config import Choice
 from dlctl.finite import LocalRate
 from dlctl.messages import Array
@@ -53,6 +53,8 @@ from dlctl.vector import Vector, copy_of, euclidean_norm, is_finite
 
 REACH_MAX = 1e18
 """A vector with a smaller norm is finite, and the sum of its squares is in float32, too."""
+LEFT_OUT_MAX = 2
+"""So many gradients in a row that are not finite end a round: by then it may not be the data."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -126,13 +128,17 @@ class Replica(sync.Replica):
         been placed: steps that are dropped here stand on top of them. So no step follows until all
         slices were fetched again.
         """
-        steps = samples = 0
+        steps = samples = left_out = 0
         self._is_on_way, self._reach = True, euclidean_norm(self.residual)
-        while steps < self.options.local_steps:
+        while steps < self.options.local_steps and left_out < LEFT_OUT_MAX:
+            if (yield NextData()) is None:
+                break
             own_lr = self.options.local_lr
             computed = yield NextGradient(own_lr)
             if computed is None:
-                break
+                left_out += 1
+                continue
+            left_out = 0
             self._reach += own_lr * computed.norm
             steps += 1
             samples += computed.samples

@@ -52,7 +52,7 @@ from dlctl.messages import APPLIED, HELD, LATE, REFUSED, Array, Json
 from dlctl.parallel import BLOCK, scratch
 from dlctl.shards.base import Shard
 
-Accrues = Generator[NextGradient, Step | None, int]
+Accrues = Generator[NextData | NextGradient, Any, int]
 
 AHEAD_MAX = 2**32
 """Steps. Shards may honestly differ by some: a checkpoint is not of one moment. Without a limit one
@@ -74,7 +74,7 @@ class Replica(WorkerSide):
 
     def _accrue(self) -> Accrues:
         """Add to the residual what is pushed next. Returns the samples it is of, 0 without data."""
-        computed = yield NextGradient()
+        computed: Step | None = yield NextGradient()
         if computed is None:
             return 0
         self.residual += computed.gradient

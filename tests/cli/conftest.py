@@ -44,6 +44,13 @@ def job(own_place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
+def clock_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time of day passes: what is told to the tenth of a second does not hang on the load."""
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+
+
+@pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """What the next coordinators do."""
     return lambda *scenes: monkeypatch.setenv("STAND_IN", ",".join(scenes))

@@ -164,6 +164,7 @@ def test_a_coordinator_that_waits_for_the_others_is_said_to_come_last(run, dlctl
     assert "coordinator (starting)" in alone.err
 
 
+@pytest.mark.usefixtures("clock_stands")
 def test_when_a_worker_is_killed_that_hangs_is_said_once(run, dlctl_command):
     hangs = {"state": "draining", "phase": "in one batch for 57 s", "metrics": {"stuck_s": 57.0}}
     run.daemon("worker-1", incarnation=1, kill_at=time.time() + 29.9, **hangs)

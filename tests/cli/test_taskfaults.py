@@ -8,6 +8,8 @@ import time
 import pytest
 from identity import ME
 
+pytestmark = pytest.mark.usefixtures("clock_stands")
+
 BLAME = "no worker of dlctl ends with that code, so something in the task ends the process (x)"
 JOB = "-j digits-7f3a"
 

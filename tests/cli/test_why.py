@@ -22,6 +22,8 @@ from dlctl import runs
 from dlctl.cli import lives, recovering, troubles
 from dlctl.text import NOT_FINITE
 
+pytestmark = pytest.mark.usefixtures("clock_stands")
+
 
 @pytest.fixture
 def run(run_directory):
