@@ -85,7 +85,11 @@ class RunDb:
             if create and not path.exists():
                 _make(path)
             if not readonly and (damage := damage_of_log(directory)):
-                raise sqlite3.DatabaseError(damage)
+                raise DlctlError(
+                    f"cannot use the run's database: {damage}",
+                    where=str(path),
+                    hint=f"dlctl recover --dry-run -j {directory.name}",
+                )
             self._db = sqlite3.connect(f"file:{path}?mode={mode}", uri=True, timeout=10)
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             # Survives the end of any process; what has to survive more than that, see `sync`.

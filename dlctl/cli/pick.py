@@ -142,10 +142,10 @@ def _of_job_file(path: Path, found: list[Path]) -> list[Path]:
     if not path.is_file():
         return []
     file = knownruns.job_file(path)
-    same = [s.directory for s in knownruns.all_of(found) if s.run.get("job_file") == file]
+    same = [run for run in knownruns.all_of(found) if run.run.get("job_file") == file]
     if not same:
         raise NotFound(f'no run was started from "{path}"', hint=f"dlctl start {path}")
-    return same
+    return [run.directory for run in knownruns.without_copies(same) or same]
 
 
 def _of_name(job: str, found: list[Path]) -> list[Path]:

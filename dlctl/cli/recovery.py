@@ -198,11 +198,12 @@ def has_coordinator(snapshot: Snapshot) -> bool:
 
 
 def is_led(snapshot: Snapshot) -> bool:
-    """Whether its coordinator is there, and has said so, or works and cannot write it: one that
-    ends at once, as its agent starts it again and again, is there for a moment each time.
+    """Whether it lives, and its coordinator is there and has said so, or works and cannot write it.
+    One that ends at once, as its agent starts it again and again, is there for a moment each time.
     """
     said = snapshot.run.get("updated_by") in (None, snapshot.run.get("pid_start"))
-    return has_coordinator(snapshot) and (said or snapshot.unwritten_s is not None)
+    is_there = snapshot.is_live and has_coordinator(snapshot)
+    return is_there and (said or snapshot.unwritten_s is not None)
 
 
 def read_memory(directory: Path) -> Json:

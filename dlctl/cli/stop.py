@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from dlctl import processes, runs
+from dlctl import processes, rundb, runs
 from dlctl.cli import (
     belonging,
     console,
@@ -29,7 +29,6 @@ from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
 from dlctl.cli.snapshot import Snapshot, load
 from dlctl.errors import DlctlError, Partial, TimedOut, Unreachable
-from dlctl.rundb import RunDb
 from dlctl.text import KILLED, plural
 
 GRACE = "30s"
@@ -72,7 +71,7 @@ def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> Non
     directory = pick.own_directory(job)
     snapshot = knownruns.load_any(directory) if kill else pick.read(directory)
     belonging.require_own(snapshot)
-    if snapshot.state == knownruns.UNREADABLE:
+    if snapshot.state == knownruns.UNREADABLE or (kill and rundb.damage_of_log(directory)):
         _end_unreadable(snapshot)
         return
     if snapshot.is_live:
@@ -303,7 +302,7 @@ def record_end(directory: Path, state: str, reason: str) -> None:
     coordinator has it locked, the disk is full, a page is damaged) is told, and left as it is.
     """
     try:
-        with closing(RunDb(directory)) as db:
+        with closing(rundb.RunDb(directory)) as db:
             if db.run().get("state") != state:
                 db.put_end(state, reason, time.time())
             for row in db.daemons():

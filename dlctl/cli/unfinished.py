@@ -11,7 +11,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from dlctl import checkpoints, rundb, runs
@@ -46,7 +46,8 @@ def made(directory: Path) -> Iterator[None]:
         except FileNotFoundError as error:  # Swept away, as it was not held yet.
             raise FileExistsError(errno.EEXIST, error.strerror, str(directory)) from error
         except OSError as error:
-            _remove_if_ours(new)
+            with suppress(OSError):  # Who sweeps it away holds it.
+                _remove_if_ours(new)
             if error.errno == errno.ENOTEMPTY:  # Somebody else has that name meanwhile.
                 raise FileExistsError(errno.EEXIST, error.strerror, str(directory)) from error
             raise

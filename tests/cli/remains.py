@@ -81,6 +81,20 @@ def acknowledge(run, slot: int, incarnation: int, epoch: int, *counts: int) -> N
         record.write(Settled(epoch, shard, count))
 
 
+def damaged_log(run) -> Path:
+    """A bit of the log of a run's database has flipped, and rows were written after it."""
+    for step in (97, 98, 99):
+        run.run(step=step)
+    log = run.path / f"{rundb.FILE}-wal"
+    data = bytearray(log.read_bytes())
+    database = (run.path / rundb.FILE).read_bytes()
+    run.db.close()
+    data[len(data) // 2] ^= 1
+    (run.path / rundb.FILE).write_bytes(database)
+    log.write_bytes(data)
+    return log
+
+
 def damaged_page(directory: Path, table: str) -> None:
     """A run that can be read, but for one table."""
     with closing(rundb.RunDb(directory)) as db:

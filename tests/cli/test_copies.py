@@ -297,13 +297,19 @@ def test_checkpoints_are_not_removed_in_another_project(living, dlctl_command, m
 
 def test_a_backup_beside_its_run_is_never_meant(run, dlctl_command):
     """It was made last, so that it looks like the newest run of the job."""
-    run.run(state="stopped", step=88)
+    file = run.path.parent.parent / "job.toml"
+    file.touch()
+    run.run(state="stopped", step=88, job_file=str(file))
+    for number in (1, 2):
+        save(run, step=30 * number, number=number)
     backup = run.path.with_name("backup")
     shutil.copytree(run.path, backup)
     (backup / "job.json").touch()
-    for words in ((), ("-j", "copied")):
+    for words in ((), ("-j", "copied"), ("-j", "job.toml")):
         assert json.loads(dlctl_command("status", "--json", *words).out)["run_id"] == run.path.name
     assert dlctl_command("status", "-j", str(backup)).code == 0
+    assert dlctl_command("checkpoint", "prune", "--keep", "1", "-j", "job.toml").code == 0
+    assert [len([*place.glob("ckpt/*-*")]) for place in (run.path, backup)] == [1, 2]
     assert dlctl_command("stop").code == 0
 
 

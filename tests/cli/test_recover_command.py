@@ -18,7 +18,7 @@ import psutil
 import pytest
 from identity import ME, identity
 from nextlines import commands_of, flat
-from remains import damaged_page, keep, remember, save
+from remains import damaged_log, damaged_page, keep, remember, save
 
 from dlctl import config, jobfile, rundb, runs, states
 from dlctl.cli import belonging, live, recovering
@@ -457,15 +457,8 @@ def test_a_write_ahead_log_that_is_damaged_before_its_end_is_named(dead, dlctl_c
     remember(dead)
     keep(dead, 0, version=41, deliveries=[])
     save(dead, step=30, number=1)
-    for step in (97, 98, 99):
-        dead.run(step=step)
-    wal = dead.path / f"{rundb.FILE}-wal"
-    data = bytearray(wal.read_bytes())
-    database = (dead.path / rundb.FILE).read_bytes()
-    dead.db.close()
-    data[len(data) // 2] ^= 1
-    (dead.path / rundb.FILE).write_bytes(database)
-    wal.write_bytes(data)
+    wal = damaged_log(dead)
+    data = wal.read_bytes()
     ended = dlctl_command(*command, "-j", str(dead.path))
     assert (ended.code, ended.out) == (1, "")
     assert f"the run's database is damaged: {wal.name} is damaged at byte" in ended.err

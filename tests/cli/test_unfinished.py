@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import subprocess
 import sys
@@ -100,6 +101,19 @@ def test_a_command_that_is_killed_between_any_two_of_its_calls_leaves_nothing_fo
         assert len(list(tmp_path.iterdir())) == 1, doom
         unfinished.sweep(tmp_path, "a")
         assert not list(tmp_path.iterdir()), doom
+
+
+def test_who_is_swept_away_as_it_begins_is_told_what_means_another_name(tmp_path, monkeypatch):
+    """Another command holds the directory, and has removed it by the time that ours would."""
+
+    def held(directory: Path) -> None:
+        directory.rmdir()
+        raise BlockingIOError(errno.EWOULDBLOCK, "held")
+
+    monkeypatch.setattr(unfinished.runs, "held", held)
+    with pytest.raises(BlockingIOError), unfinished.made(tmp_path / "a-0001"):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_database_that_was_half_made_keeps_nobody_from_sweeping(tmp_path):

@@ -17,7 +17,7 @@ import pytest
 from launched import JOB, the_run
 from nextlines import commands_of, flat
 from orphans import orphan
-from remains import damaged_page, save
+from remains import damaged_log, damaged_page, save
 
 from dlctl import rundb
 from dlctl.cli.snapshot import Unreadable, load
@@ -275,6 +275,38 @@ def test_a_damaged_run_that_nobody_leads_is_ended_by_the_command_that_is_named(
         assert (code, commands_of(err)[0]) == (1, f"dlctl stop --kill -j {run.path.name}")
         ended = dlctl_command("stop", "--kill", "-j", run.path.name)
         assert (ended.code, worker.wait(10) < 0) == (0, True), ended.err
+
+
+def test_so_is_one_whose_log_is_damaged(run_directory, daemon, gone_process, dlctl_command):
+    """As long as the agent lives the log is not looked at, and what says so cannot be written."""
+    run = run_directory()
+    run.run(state="running", step=44, updated_at=time.time() - 12, **gone_process)
+    run.daemon("agent-0", incarnation=1, **daemon("agent-0", run.path))
+    run.db._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    damaged_log(run)
+    with orphan(run.path, "worker-0", 1) as worker:
+        code, _, err = dlctl_command("recover")
+        assert (code, commands_of(err)[0]) == (1, f"dlctl stop --kill -j {run.path.name}")
+        code, _, err = dlctl_command("stop")
+        assert (code, *commands_of(err)) == (1, f"dlctl recover --dry-run -j {run.path.name}")
+        ended = dlctl_command("stop", "--kill", "-j", run.path.name)
+        assert (ended.code, worker.wait(10) < 0) == (0, True), ended.err
+
+
+def test_a_damaged_run_that_has_ended_is_not_led_by_a_coordinator_that_leaves(
+    run_directory, daemon, dlctl_command
+):
+    """There is nobody any more who would save it, or whom recover could call well."""
+    run = run_directory()
+    run.run(state="failed", step=44, **daemon("coordinator", run.path))
+    save(run, step=30, number=1)
+    run.db.close()
+    damaged_page(run.path, "event")
+    code, _, err = dlctl_command("recover", "--dry-run")
+    assert (code, "the run's database is damaged" in err) == (1, True), err
+    with orphan(run.path, "worker-0", 1):
+        code, _, err = dlctl_command("events")
+    assert (code, commands_of(err)[0]) == (1, f"dlctl stop --kill -j {run.path.name}")
 
 
 def test_a_run_of_another_version_is_not_taken_for_none(stopped, own_place, dlctl_command):
