@@ -13,7 +13,8 @@ KILLED = "killed by dlctl stop --kill"
 """Why a run has ended, whether its coordinator says so or the command."""
 NO_WORKER = "no worker is left"
 """How the reason begins of a run all of whose workers are quarantined."""
-NOT_FINITE, REFUSED = "the loss or its gradient was not finite", "pushes in a row were refused"
+NO_USE = "the loss or its gradient was not finite or too large"
+REFUSED = "pushes in a row were refused"
 """What is said of a worker nothing of whose results can be used: as a rule the model is ruined."""
 ENDED_BY_ITSELF = "it ended by itself"
 """How the words begin of a worker that did so again and again."""
@@ -37,7 +38,7 @@ _HARMLESS_SPACES = "\u00a0\u202f\u3000"
 
 def is_poisoned(reason: str) -> bool:
     """Whether a run has failed because nobody could use what its workers computed."""
-    return reason.startswith(NO_WORKER) and (NOT_FINITE in reason or REFUSED in reason)
+    return reason.startswith(NO_WORKER) and (NO_USE in reason or REFUSED in reason)
 
 
 def escape(text: str) -> str:

@@ -13,9 +13,9 @@ from dlctl import checkpoints, manifest, preferred
 from dlctl.cli import lineage
 from dlctl.errors import DlctlError
 from dlctl.rundb import RunDb
-from dlctl.text import NO_WORKER, NOT_FINITE, REFUSED
+from dlctl.text import NO_USE, NO_WORKER, REFUSED
 
-RUINED = f"{NO_WORKER}: worker-1: {NOT_FINITE} for 20 steps in a row"
+RUINED = f"{NO_WORKER}: worker-1: {NO_USE} for 20 steps in a row"
 LAYOUT = [["w", "trained", [2], "float32", []]]
 
 

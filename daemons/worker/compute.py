@@ -136,11 +136,12 @@ class ComputeThread:
             norm = euclidean_norm(gradient)
         else:
             gradient = None
-            loss, norm = self._replica.descend(batch, effect.own_lr)
-        computed = Computed(loss, gradient, self._averaged, norm)
+            loss, norm = self._replica.descend(batch, effect.own_lr, effect.norm_max)
+        is_usable = effect.is_usable(loss, norm)
+        computed = Computed(loss, gradient, self._averaged, norm, is_usable)
         if not self._averaged.size:
             return computed
-        self._keep_or_restore(is_good=computed.is_finite)
+        self._keep_or_restore(is_good=is_usable)
         return replace(computed, averaged=self._averaged)
 
     def _keep_or_restore(self, *, is_good: bool) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -125,9 +126,10 @@ class Replica:
             value = float(loss.detach())  # a GPU tells of its errors only now
         return Step(value, _own(self._gradient))
 
-    def descend(self, batch: Any, lr: float) -> OwnStep:
-        """Parameters -= lr * gradient of one batch, if that and its loss are finite. It is not made
-        one vector: each parameter goes along its own. Raises TaskError.
+    def descend(self, batch: Any, lr: float, norm_max: float = sys.float_info.max) -> OwnStep:
+        """Parameters -= lr * gradient of one batch, if that and its loss are finite, and its norm
+        is not larger. It is not made one vector: each parameter goes along its own. Raises
+        TaskError.
         """
         loss = self._loss(batch)
         with calling(_BACKWARD):
@@ -140,7 +142,7 @@ class Replica:
                     views.append(view)
                     gradients.append(gradient.coalesce() if gradient.is_sparse else gradient)
             norm, value = _norm(gradients), float(loss.detach())
-        if math.isfinite(norm) and math.isfinite(value) and views:
+        if norm <= norm_max and math.isfinite(value) and views:
             torch._foreach_add_(views, gradients, alpha=-lr)
         return OwnStep(value, norm)
 

@@ -46,13 +46,20 @@ class Fetch:
     clock_min: int = 0
 
 
+LEFT_OUT_MAX = 3
+"""So many gradients in a row that are of no use: by then it may not be the data but the replica,
+which its own steps have ruined. It goes on from what the servers have.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class NextGradient:
     """Lease data if needed and compute. Resumed with a `Step`, or None: no data for now.
 
     On None nothing may stay behind unpushed, because this may be the end of the run. Batches whose
-    gradient is not finite are left out, and the next one is computed instead; but right after
-    `NextData` it is the announced batch or, if that one is not finite, None.
+    gradient is of no use, not finite or too large, are left out, and the next one is computed
+    instead; but right after `NextData` it is the announced batch or, if that one is of no use,
+    None. See `LEFT_OUT_MAX`.
     """
 
     own_lr: float | None = None

@@ -48,6 +48,7 @@ from annotated_types import Ge, Gt, Lt
 
 from dlctl import messages
 from dlctl.algorithms.base import (
+    LEFT_OUT_MAX,
     Algorithm,
     CoordinatorSide,
     Fetch,
@@ -92,8 +93,8 @@ class Options:
 class Replica(WorkerSide):
     """The client of Alg. 1.1. `residual` is accrued: what a push leaves is in the next one.
 
-    A gradient that is not finite is no step. What has ruined it may be this replica's own steps, so
-    the batch after it is computed with what the servers have, and not before that has come.
+    A gradient that is of no use is no step. After several in a row every batch is computed with
+    what the servers have then.
     """
 
     options: Options
@@ -105,19 +106,18 @@ class Replica(WorkerSide):
         step = samples = 0
         fetched_at = -math.inf
         pushed_at = -1 if self.options.push_before_fetch else -math.inf
-        left_out = False
+        left_out = 0
         while True:
             data = yield NextData()
             if data is not None:
                 fetches = step - fetched_at >= self.interval("fetch_every_steps")
-                if left_out and self.options.overlap:
-                    yield Fetch(wait=True)  # One under way may have been placed in part before.
-                if fetches or left_out:
-                    yield Fetch(wait=left_out or not self.options.overlap)
+                is_lost = left_out >= LEFT_OUT_MAX
+                if fetches or is_lost:
+                    yield Fetch(wait=is_lost or not self.options.overlap)
                 computed = yield NextGradient()
-                left_out = computed is None
+                left_out = left_out + 1 if computed is None else 0
                 if computed is None:
-                    continue  # Not finite; as may be this replica by its own steps: see above.
+                    continue
                 self.residual += computed.gradient
                 if self.changes_parameters():
                     self.parameters -= self.options.local_lr * computed.gradient

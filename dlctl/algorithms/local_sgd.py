@@ -33,8 +33,8 @@ Everything else is as in `sync`: who takes part, who is waited for, and that a p
 is over is dropped. A replica without data in the middle of a round pushes what it has. One whose
 steps become infinite ends its round there: it pushes nothing of it, waits for the mean of the
 others and goes on from that. It looks when it pushes, and before that only once the norms of
-residual and steps, added up, come near to it. A gradient that is not finite is left out, as in
-every method; two in a row end the round, too, for its own steps may be what has ruined the replica.
+residual and steps, added up, come near to it. So does one whose steps have led to where several
+gradients in a row are of no use. One such gradient is left out, as in every method.
 """
 
 from __future__ import annotations
@@ -45,7 +45,15 @@ from typing import Annotated
 from annotated_types import Ge
 
 from dlctl.algorithms import sync
-from dlctl.algorithms.base import Algorithm, Fetch, NextData, NextGradient, Push, Requests
+from dlctl.algorithms.base import (
+    LEFT_OUT_MAX,
+    Algorithm,
+    Fetch,
+    NextData,
+    NextGradient,
+    Push,
+    Requests,
+)
 from dlctl.config import Choice
 from dlctl.finite import LocalRate
 from dlctl.messages import Array
@@ -53,8 +61,6 @@ from dlctl.vector import Vector, copy_of, euclidean_norm, is_finite
 
 REACH_MAX = 1e18
 """A vector with a smaller norm is finite, and the sum of its squares is in float32, too."""
-LEFT_OUT_MAX = 2
-"""So many gradients in a row that are not finite end a round: by then it may not be the data."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,7 +128,7 @@ class Replica(sync.Replica):
         self._left += self.residual - before
 
     def _accrue(self) -> sync.Accrues:
-        """A round's steps; as soon as they are infinite, none of them and 0 samples.
+        """A round's steps; if they become infinite or lead astray, none of them and 0 samples.
 
         What this replica would compute with is of no use then, nor are slices of a mean that have
         been placed: steps that are dropped here stand on top of them. So no step follows until all
@@ -130,7 +136,11 @@ class Replica(sync.Replica):
         """
         steps = samples = left_out = 0
         self._is_on_way, self._reach = True, euclidean_norm(self.residual)
-        while steps < self.options.local_steps and left_out < LEFT_OUT_MAX:
+        while steps < self.options.local_steps:
+            if left_out >= LEFT_OUT_MAX and (steps or self._is_ahead):
+                self.settle()
+                self._drop()
+                return 0
             if (yield NextData()) is None:
                 break
             own_lr = self.options.local_lr
@@ -153,11 +163,14 @@ class Replica(sync.Replica):
         self.settle()
         if is_finite(self.residual):
             return False
+        self._drop()
+        return True
+
+    def _drop(self) -> None:
         if not is_finite(self._left):
             self._left[:] = 0  # It was restored like this.
         self.residual[:] = self._left
         self._is_on_way = False
-        return True
 
 
 LOCAL_SGD = Algorithm(

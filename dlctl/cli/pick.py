@@ -139,13 +139,27 @@ def _of_id(job: str, found: list[Path]) -> list[Path]:
 
 
 def _of_job_file(path: Path, found: list[Path]) -> list[Path]:
+    """The one that lives, else all. Raises UsageError if several do."""
     if not path.is_file():
         return []
-    file = knownruns.job_file(path)
-    same = [run for run in knownruns.all_of(found) if run.run.get("job_file") == file]
+    same = [run for run in knownruns.all_of(found) if _is_of(run, knownruns.job_file(path))]
     if not same:
         raise NotFound(f'no run was started from "{path}"', hint=f"dlctl start {path}")
-    return [run.directory for run in knownruns.without_copies(same) or same]
+    own = knownruns.without_copies(same) or same
+    live = [run for run in own if run.is_live]
+    if len(live) > 1:
+        raise _ambiguous(f'several runs of "{path}" are at work', live)
+    return [run.directory for run in live or own]
+
+
+def _is_of(run: Snapshot, job_file: str) -> bool:
+    """If its database cannot be read: as far as that can be seen."""
+    if run.state != knownruns.UNREADABLE:
+        return run.run.get("job_file") == job_file
+    from dlctl.cli import unreadable
+
+    file = unreadable.job_file(run.directory)
+    return file is not None and knownruns.job_file(file) == job_file
 
 
 def _of_name(job: str, found: list[Path]) -> list[Path]:

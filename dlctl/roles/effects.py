@@ -6,6 +6,7 @@ Arrays in an effect are not changed by the role until the answer has come.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -139,7 +140,13 @@ class Compute(Effect):
     stop: int
     number: int
     own_lr: float | None = None
-    """If all is finite, parameters -= own_lr * gradient, which is not handed out then."""
+    """If it is of use, parameters -= own_lr * gradient, which is not handed out then."""
+    norm_max: float = sys.float_info.max
+    """A gradient with a larger Euclidean norm is of no use."""
+
+    def is_usable(self, loss: float, norm: float) -> bool:
+        """Whether what was computed is finite and not too large: what is not gets no further."""
+        return math.isfinite(loss) and norm <= self.norm_max
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +159,16 @@ class Computed(Event):
     """float64[n], the buffers after this step."""
     norm: float
     """Euclidean, of the gradient; not finite if an element or the sum of their squares is not."""
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether the loss and the gradient are: what is not gets no further."""
-        return math.isfinite(self.loss) and math.isfinite(self.norm)
+    is_usable: bool
+    """See `Compute`."""
 
     @property
     def odd(self) -> str:
-        """What of it is not finite; a gradient may be too large for that beside a finite loss."""
+        """Why it is of no use; a gradient may be too large to be squared beside a finite loss."""
         if not math.isfinite(self.loss):
             return f"loss {self.loss}"
-        return f"gradient of norm {self.norm} (its loss is {self.loss:.6g})"
+        limit = ", above servers.push_norm_max" if math.isfinite(self.norm) else ""
+        return f"gradient of norm {self.norm:.6g}{limit} (its loss is {self.loss:.6g})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,15 @@
-"""What a worker computes and nobody can use: not finite, or refused by a server; and in a row.
+"""What a worker computes and nobody can use: not finite, too large, or refused by a server.
 
 A NaN would stay in the residual for ever, and one that got into a shard would be in every replica a
-moment later. So a gradient that is not finite gets no further than here, and a server takes no
-push that could make its values infinite.
+moment later. A server takes no push that could make its values infinite. So a gradient that is not
+finite, or alone larger than any push may be, gets no further than here: with a step along it a
+replica would come to where no other one is, and what it computed there might be small enough to
+be taken.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 
 BATCHES_KEPT = 256
@@ -14,9 +17,10 @@ BATCHES_KEPT = 256
 
 
 class Poison:
-    def __init__(self) -> None:
+    def __init__(self, push_norm_max: float) -> None:
+        self._push_norm_max = push_norm_max
         self.steps = self.steps_in_row = 0
-        """Gradients that were not finite."""
+        """Gradients that were not finite, or too large."""
         self.pushes = self.pushes_in_row = 0
         """Pushes that a server refused."""
         self.last = ""
@@ -28,12 +32,16 @@ class Poison:
         """Pushes that a shard has refused and that not all shards have answered."""
         self._newest_refused = -1
 
+    def norm_max(self, own_lr: float | None) -> float:
+        """Of a gradient, or of one along which a replica goes by `own_lr` and pushes the step."""
+        return min(self._push_norm_max / (own_lr or 1.0), sys.float_info.max)
+
     def computed(self, step: int, where: str) -> None:
-        """A gradient that is finite, of the batch `where`."""
+        """A gradient that is of use, of the batch `where`."""
         self.steps_in_row = 0
         self._batches.append((step, where))
 
-    def not_finite(self, what: str) -> None:
+    def of_no_use(self, what: str) -> None:
         self.steps += 1
         self.steps_in_row += 1
         self.last = what

@@ -43,7 +43,7 @@ STUCK_S_MIN, STUCK_BATCHES = 10.0, 10.0
 """A batch that takes longer than both (seconds, and as many other batches) hangs in user code; an
 evaluation is told of, but may well take so long."""
 LONG_S_MIN, LONG_BATCHES = 2.0, 3.0  # One that is long is no fault yet.
-ASTRAY = "a replica's own steps have become infinite; a smaller local_lr may help"
+ASTRAY = "a replica's own steps have led too far; a smaller local_lr may help"
 
 
 class Training:
@@ -58,6 +58,7 @@ class Training:
         batch_size: int,
         lease_ahead_s: float,
         averaged: m.Array,
+        push_norm_max: float,
     ) -> None:
         self.desk = desk
         self.identity = identity
@@ -73,7 +74,7 @@ class Training:
         self.pacing = Pacing(side, outbox.limiters)
         self.steps = 0
         self.loss: float | None = None
-        self.poison = Poison()
+        self.poison = Poison(push_norm_max)
         self.staleness_sum = self.staleness_number = 0
         self.draining = False
         self.parked = False
@@ -316,23 +317,22 @@ class Training:
         self._computing, self._busy_since = batch, now
         for c in self.channels:
             c.base_version = c.version
-        portion, number = batch
-        lease = portion.lease
-        self.desk.do(Compute(lease.data_epoch, lease.start, lease.stop, number, own_lr))
+        lease, limit = batch[0].lease, self.poison.norm_max(own_lr)
+        self.desk.do(Compute(lease.data_epoch, lease.start, lease.stop, batch[1], own_lr, limit))
         if not self.draining:
             self.leasing.look_ahead(self._batch_s, now)
 
     # ------------------------------------------------------------ gradients
 
     def on_computed(self, event: Computed, now: float) -> None:
-        """A gradient has come. It gets no further unless it and its loss are finite."""
+        """A gradient has come. If it is of no use, it gets no further."""
         assert self._computing is not None
         portion, number = self._computing
         self._computing = None
         took_s = now - self._busy_since
         self._batch_s += (BATCH_WEIGHT if self._batch_s else 1.0) * (took_s - self._batch_s)
         announced, self._announced = self._announced, False
-        if event.is_finite:
+        if event.is_usable:
             start, stop = portion.batch_range(number)
             self.poison.computed(self.steps, portion.in_words(number))
             self._accept(event, portion, stop - start)
@@ -365,8 +365,8 @@ class Training:
 
     def _refuse(self, event: Computed, portion: Portion, number: int) -> None:
         """A NaN would stay in the residual for ever: a poisoned gradient never gets that far."""
-        self.poison.not_finite(f"{event.odd}, {portion.in_words(number)}")
-        self.desk.note("warning", f"not finite, not pushed: {self.poison.last}")
+        self.poison.of_no_use(f"{event.odd}, {portion.in_words(number)}")
+        self.desk.note("warning", f"of no use, not pushed: {self.poison.last}")
 
     def _report_done(self, done: list[Portion], now: float) -> None:
         for p in done:

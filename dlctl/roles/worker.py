@@ -50,7 +50,7 @@ from dlctl.roles.outbox import Outbox
 from dlctl.roles.saving import Saving
 from dlctl.roles.training import Training
 from dlctl.roles.travelling import FileSealed, FilesMissing, saved_file
-from dlctl.text import NOT_FINITE, REFUSED
+from dlctl.text import NO_USE, REFUSED
 from dlctl.vector import to_host
 
 PASSING = {"computing", "waiting for data", "fetching", "pushing"}
@@ -178,7 +178,7 @@ class Worker:
         poison = self.training.poison
         if poison.steps_in_row >= self.job.workers.nonfinite_steps_max:
             self._leave_poisoned(
-                f"{NOT_FINITE} for {poison.steps_in_row} steps in a row",
+                f"{NO_USE} for {poison.steps_in_row} steps in a row",
                 f"last: {poison.last}. A smaller lr or local_lr may help; nothing was pushed.",
             )
         elif poison.pushes_in_row >= self.job.workers.refused_pushes_max:
@@ -222,6 +222,7 @@ class Worker:
         self.training = Training(
             self.desk, identity, self.joining.channels, self.outbox, side, self.compressor,
             self.job.workers.batch_size, self.job.data.lease_ahead_s, model.averaged,
+            self.job.servers.push_norm_max,
         )  # fmt: skip
 
     def _on_restored(self, arrays: Any) -> None:

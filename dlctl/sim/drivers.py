@@ -142,10 +142,12 @@ class ComputeDriver:
         self.computed += 1
         loss, self._gradient[:] = self.problem.gradient(self.parameters, batch)
         self._averaged = self.problem.averaged(self._averaged, batch)
-        computed = Computed(loss, self._gradient, self._averaged, euclidean_norm(self._gradient))
+        norm = euclidean_norm(self._gradient)
+        is_usable = effect.is_usable(loss, norm)
+        computed = Computed(loss, self._gradient, self._averaged, norm, is_usable)
         if effect.own_lr is not None:
             computed = replace(computed, gradient=None)
-            if computed.is_finite:
+            if is_usable:
                 self.parameters -= effect.own_lr * self._gradient
         self.process.post(computed)
 

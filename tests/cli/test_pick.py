@@ -273,3 +273,30 @@ def test_a_run_whose_database_was_removed_is_still_known(run_directory):
     (checkpoint / "manifest.json").unlink()
     with pytest.raises(NotFound):
         pick.pick(None)
+
+
+def test_a_job_file_whose_name_was_changed_means_the_run_that_lives(run_directory, own_place):
+    file = own_place / "job.toml"
+    file.touch()
+    living = run_directory("a-0001").run(state="running", job_file=str(file), **ME)
+    newer = run_directory("b-0002").run(state="stopped", job_file=str(file))
+    assert pick.pick("job.toml").directory == living.path
+    newer.run(state="running", **ME)
+    two = r'several runs of "job\.toml" are at work: a-0001, b-0002'
+    with pytest.raises(UsageError, match=two):
+        pick.pick("job.toml")
+
+
+def test_a_job_file_whose_newest_run_cannot_be_read_does_not_mean_the_one_before(
+    run_directory, own_place
+):
+    file = own_place / "job.toml"
+    file.write_text('[job]\nname = "digits"\n')
+    run_directory("digits-0001").run(state="stopped", job_file=str(file))
+    newest = run_directory("digits-0002").run(state="stopped", job_file=str(file))
+    newest.db.close()
+    (newest.path / "job.toml").write_bytes(file.read_bytes())
+    (newest.path / "run.db").write_bytes(b"this is no database" * 100)
+    with pytest.raises(DlctlError, match="file is not a database") as raised:
+        pick.pick("job.toml")
+    assert raised.value.where == str(newest.path / "run.db")

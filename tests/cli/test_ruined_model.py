@@ -16,9 +16,9 @@ from remains import keep, remember, save
 from dlctl import checkpoints, config, jobfile, preferred, states
 from dlctl.cli import belonging, starting
 from dlctl.cli.launching import Launched
-from dlctl.text import NO_WORKER, NOT_FINITE
+from dlctl.text import NO_USE, NO_WORKER
 
-REASON = f"{NO_WORKER}: worker-1: {NOT_FINITE} for 20 steps in a row"
+REASON = f"{NO_WORKER}: worker-1: {NO_USE} for 20 steps in a row"
 ACCURACY = {"accuracy": 0.9778, "step": 55}
 
 
@@ -68,7 +68,7 @@ def test_a_rate_that_was_set_live_is_told_and_forgotten_where_the_model_is_not_r
 
 def test_logs_of_the_failed_end_with_what_to_do(failed, dlctl_command):
     set_lr(failed)
-    failed.daemon("worker-1", state="quarantined", incarnation=1, error=NOT_FINITE)
+    failed.daemon("worker-1", state="quarantined", incarnation=1, error=NO_USE)
     shown = dlctl_command("logs", "--failed")
     assert "dlctl recover -j ruined-7f3a --from-checkpoint" in shown.err
 

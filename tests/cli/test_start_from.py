@@ -15,7 +15,7 @@ from remains import save
 from dlctl import checkpoints, jobfile, rundb
 from dlctl.cli import grafting, unfinished
 from dlctl.errors import DlctlError
-from dlctl.text import NO_WORKER, NOT_FINITE
+from dlctl.text import NO_USE, NO_WORKER
 
 KILLED_AFTER = """
 import os, sys
@@ -76,7 +76,7 @@ def test_a_checkpoint_of_a_model_that_may_be_ruined_is_said_to_be_one(
     job, play, run_directory, dlctl_command
 ):
     play("start", "ready", "forever")
-    failure = f"{NO_WORKER}: {NOT_FINITE} in 3 steps in a row"
+    failure = f"{NO_WORKER}: {NO_USE} in 3 steps in a row"
     source = save(run_directory("old-0001"), step=30, number=4, failure=failure)
     code, _, err = dlctl_command("start", "--from", str(source), "job.toml")
     told = "checkpoint 4 was saved when the run failed: its model may be ruined"

@@ -225,7 +225,7 @@ def test_running_takes_a_process_that_is_there(run_directory, dlctl_command):
 def test_what_to_do_when_all_workers_are_quarantined_is_no_mere_repetition(
     run_directory, dlctl_command
 ):
-    odd = "the loss or its gradient was not finite for 20 steps in a row"
+    odd = "the loss or its gradient was not finite or too large for 20 steps in a row"
     reason = f"no worker is left: worker-1: {odd}"
     run_directory().run(state="failed", reason=reason, step=20, job_file="/x/job.toml")
     out = dlctl_command("status").out

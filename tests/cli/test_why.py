@@ -20,7 +20,7 @@ from nextlines import flat
 
 from dlctl import runs
 from dlctl.cli import lives, recovering, troubles
-from dlctl.text import NOT_FINITE
+from dlctl.text import NO_USE
 
 pytestmark = pytest.mark.usefixtures("clock_stands")
 
@@ -511,7 +511,7 @@ def test_a_full_disk_is_told_of_before_anybody_waits_for_it(run, dlctl_command, 
 
 
 def test_what_has_to_be_done_before_a_quarantined_worker_is_restarted_is_said(run, dlctl_command):
-    error = f"{NOT_FINITE} for 20 steps in a row (worker-1)"
+    error = f"{NO_USE} for 20 steps in a row (worker-1)"
     run.daemon("worker-1", state="quarantined", error=error)
     back = "first, then\n         dlctl restart worker-1 -j digits-7f3a\n"
     out = dlctl_command("why").out

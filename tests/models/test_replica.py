@@ -116,6 +116,16 @@ def test_no_step_is_made_along_what_is_not_finite(task_of, factor):
     assert np.array_equal(replica.parameters, before)
 
 
+def test_no_step_is_made_along_what_no_server_would_take(task_of):
+    replica = replica_of(task_of(loss=lambda model, batch: 1e6 * model(batch).sum()))
+    before = replica.parameters.copy()
+    norm = replica.descend(torch.ones(1, 6), 0.1, norm_max=1e3).norm
+    assert norm > 1e3
+    assert np.array_equal(replica.parameters, before)
+    replica.descend(torch.ones(1, 6), 0.1, norm_max=norm)
+    assert not np.array_equal(replica.parameters, before)
+
+
 def test_the_gradient_is_one_buffer_that_is_used_again(animal):
     replica = replica_of(animal)
     first = replica.gradient(animal.batch()).gradient

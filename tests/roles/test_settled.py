@@ -35,7 +35,7 @@ class Replica:
         side = DOWNPOUR.worker(DOWNPOUR.Options(**options), np.zeros(4, np.float32), 0)
         self.training = Training(
             self.desk, identity, self.channels, outbox, side, Dense(Dense.Options()),
-            batch_size=1, lease_ahead_s=0.0, averaged=np.zeros(0),
+            batch_size=1, lease_ahead_s=0.0, averaged=np.zeros(0), push_norm_max=1e9,
         )  # fmt: skip
         self._advance()
         self.leased(1, 0, batches)
@@ -61,7 +61,7 @@ class Replica:
     def push(self, value: float = 1.0) -> None:
         """One more step, which is one more push."""
         gradient = np.full(4, value, np.float32)
-        self.training.on_computed(Computed(1.0, gradient, np.zeros(0), 1.0), 0.0)
+        self.training.on_computed(Computed(1.0, gradient, np.zeros(0), 1.0, True), 0.0)
         self._advance()
 
     def ack(self, shard: int, seq: int, outcome: str = APPLIED) -> list[tuple[int, int, int]]:

@@ -1,10 +1,13 @@
 """What the tests of simulated runs share."""
 
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 from seeds import pool
+
+from dlctl.roles.poison import Poison
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +15,11 @@ def cores() -> Iterator[ProcessPoolExecutor]:
     """All cores of this machine."""
     with pool() as executor:
         yield executor
+
+
+@pytest.fixture
+def heedless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers push what is too large, as many smaller gradients may be together, and as one does
+    that lies: it is for the servers to refuse it.
+    """
+    monkeypatch.setattr(Poison, "norm_max", lambda poison, own_lr: sys.float_info.max)

@@ -76,6 +76,7 @@ class GoesAstray(Ledger):
         return loss, gradient
 
 
+@pytest.mark.usefixtures("heedless")
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("number", range(8, 16))
 def test_wherever_in_a_round_a_step_becomes_infinite_the_replica_goes_on_without_it(
