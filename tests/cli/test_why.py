@@ -72,7 +72,7 @@ def test_the_slowest_worker_of_a_barrier_is_the_root(run, dlctl_command):
 
 def test_a_server_that_is_started_again_is_the_root_of_all_who_wait_for_it(run, dlctl_command):
     last = {"code": -9, "text": "killed by SIGKILL", "at": time.time() - 3, "last_lines": []}
-    run.daemon("server-0", state="backoff", retry_at=time.time() + 3600, last_exit=last)
+    run.daemon("server-0", state="backoff", retry_at=time.time() + 3599, last_exit=last)
     worker(run, 0, phase="fetching", waiting_for="server-0", waits_s=3)
     data = json.loads(dlctl_command("why", "--json").out)
     assert data["schema"] == "dlctl.why/1"
