@@ -12,7 +12,7 @@ import pytest
 from scenarios import COMPUTE, HEAL_AT_S, TIMEOUTS, mixed_faults, poor_network
 from simulated import ACCOUNT, Watcher, job_file, ledger_checkers
 
-from dlctl.algorithms.base import Fetch, NextData, NextGradient, Requests, Step
+from dlctl.algorithms.base import LEFT_OUT_MAX, Fetch, NextData, NextGradient, Requests, Step
 from dlctl.algorithms.base import Push as PushRequest
 from dlctl.algorithms.downpour import DOWNPOUR, Options, Replica
 from dlctl.messages import Push
@@ -209,7 +209,10 @@ class AsBefore(Replica):
 
 
 def conversation(kind: type[Replica], options: Options, seed: int) -> list[tuple[Any, ...]]:
-    """What a replica asks for, with its vectors, while data ends and gradients are poisoned."""
+    """What a replica asks for, with its vectors, while data ends and gradients are poisoned: never
+    so many in a row that it takes itself for their cause.
+    """
+    left_out = 0
     dice = np.random.default_rng([seed, 3])
     side = kind(options, np.zeros(3, np.float32), 0)
     asked: list[tuple[Any, ...]] = []
@@ -222,7 +225,9 @@ def conversation(kind: type[Replica], options: Options, seed: int) -> list[tuple
             answer = None if dice.random() < 0.15 else object()
         elif isinstance(request, NextGradient):
             gradient = dice.standard_normal(3).astype(np.float32)
-            answer = None if dice.random() < 0.15 else Step(gradient, 8, 0.0)
+            is_bad = dice.random() < 0.15 and left_out < LEFT_OUT_MAX - 1
+            left_out = left_out + 1 if is_bad else 0
+            answer = None if is_bad else Step(gradient, 8, 0.0)
         elif isinstance(request, PushRequest):
             asked.append((request.samples,))
             side.residual[:] = 0
