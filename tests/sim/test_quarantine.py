@@ -79,6 +79,7 @@ def test_why_a_worker_is_quarantined_outlives_the_coordinator() -> None:
     job = job_file(workers=3, servers=2, nonfinite_steps_max=5, epochs=400.0)
     simulation = Simulation(job, BadHost(np.nan), compute=STEPS)
     simulation.at(4.0, lambda: simulation.world.kill("coordinator"))
+    simulation.request(10.0, "stop", {})
     outcome = simulation.run()
     assert simulation.world.coordinator.incarnation == 2
     row = outcome.store.daemons["worker-1"]
