@@ -83,11 +83,11 @@ class Servers:
     """Where the servers keep their shards, a full path. "": shared memory (/dev/shm) if there is
     room, else the run directory; with durability = "disk" always the run directory."""
     push_norm_max: PushNorm = 1e9
-    """A push with a larger Euclidean norm is refused, as one with a NaN is; a single gradient of
-    that size is left out by its worker. With that, and the limits of lr, weight_decay and eps, no
-    number of pushes makes a weight or the optimiser's state infinite or NaN. Should an update do so
-    all the same, as with an optimiser of somebody else's, nobody gets to see it: its server ends,
-    and the run fails and says so."""
+    """A push with a larger Euclidean norm is refused, as one with a NaN is; a worker leaves out a
+    single gradient of which such a push would come. With that, and the limits of lr, weight_decay
+    and eps, no number of pushes makes a weight or the optimiser's state infinite or NaN. Should an
+    update do so all the same, as with an optimiser of somebody else's, nobody gets to see it: its
+    server ends, and the run fails and says so."""
     fetch_values: Literal["float32", "float16", "bfloat16"] = "float32"
     """Precision of the parameters that workers fetch. "float16" (11 significant bits) and
     "bfloat16" (8) halve the bytes of all values, for slow links. The servers keep theirs in
@@ -121,9 +121,10 @@ class Workers:
     quarantined instead.
     """
     nonfinite_steps_max: Annotated[int, Ge(1)] = 20
-    """Steps in a row with a NaN or infinite loss or gradient, or a gradient larger than
-    servers.push_norm_max, after which a worker is quarantined: it is not replaced until
-    "dlctl restart" asks for it. They are left out, and nothing of them is pushed.
+    """Steps in a row with a NaN or infinite loss or gradient, or a gradient above what
+    servers.push_norm_max allows, after which a worker is quarantined: it is not replaced until
+    "dlctl restart" asks for it. They are left out, and nothing of them is pushed. After 10 in a row
+    a replica goes on from what the servers have, as it may have ruined itself.
     """
     refused_pushes_max: Annotated[int, Ge(1)] = 3
     """Pushes in a row that the servers refuse after which a worker is quarantined."""

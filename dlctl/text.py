@@ -13,9 +13,10 @@ KILLED = "killed by dlctl stop --kill"
 """Why a run has ended, whether its coordinator says so or the command."""
 NO_WORKER = "no worker is left"
 """How the reason begins of a run all of whose workers are quarantined."""
-NO_USE = "the loss or its gradient was not finite or too large"
-REFUSED = "pushes in a row were refused"
+NOT_FINITE, REFUSED = "the loss or its gradient was not finite", "pushes in a row were refused"
 """What is said of a worker nothing of whose results can be used: as a rule the model is ruined."""
+NO_USE = f"{NOT_FINITE} or too large"
+"""The first of these at its full length; runs of earlier versions have the short one on record."""
 ENDED_BY_ITSELF = "it ended by itself"
 """How the words begin of a worker that did so again and again."""
 BLAMED = "something in the task ends the process"
@@ -38,7 +39,7 @@ _HARMLESS_SPACES = "\u00a0\u202f\u3000"
 
 def is_poisoned(reason: str) -> bool:
     """Whether a run has failed because nobody could use what its workers computed."""
-    return reason.startswith(NO_WORKER) and (NO_USE in reason or REFUSED in reason)
+    return reason.startswith(NO_WORKER) and (NOT_FINITE in reason or REFUSED in reason)
 
 
 def escape(text: str) -> str:

@@ -46,9 +46,10 @@ class Fetch:
     clock_min: int = 0
 
 
-LEFT_OUT_MAX = 3
-"""So many gradients in a row that are of no use: by then it may not be the data but the replica,
-which its own steps have ruined. It goes on from what the servers have.
+LEFT_OUT_MAX = 10
+"""So many gradients in a row that are of no use: by then it is hardly the data, of which a tenth
+may be NaN, but the replica, which its own steps have ruined. It goes on from what the servers have,
+if `workers.nonfinite_steps_max` is larger: else it is quarantined before.
 """
 
 

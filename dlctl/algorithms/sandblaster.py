@@ -37,14 +37,13 @@ Rules:
 
 Where the paper says nothing: m, the line search and its c1 are ours. The first step along a
 steepest descent is min(1, 1 / |g|_1), as in torch.optim.LBFGS. If g.d >= 0, or no step along d goes
-down, the pairs are forgotten and d = -g. A loss that is not finite is a point too far, unless a
-worker meets `workers.nonfinite_steps_max` such batches in a row. So is one where a shard refuses a
-push, since g lacks that portion there, unless `workers.refused_pushes_max` of a worker's are
-refused in a row. Every push holds one portion; the paper sends after "every few", but a shard could
-not take one out of several again, and larger portions come to the same. The last portions of slow
-replicas are not given to others besides (backup copies) so far.
-
-The loss must be a function of the parameters alone: no dropout, no batch normalisation in training.
+down, the pairs are forgotten and d = -g. A loss or gradient that is not finite, or too large, is a
+point too far, unless a worker meets `workers.nonfinite_steps_max` such batches in a row. So is one
+where a shard refuses a push, since g lacks that portion there, unless `workers.refused_pushes_max`
+of a worker's are refused in a row. Every push holds one portion; the paper sends after "every few",
+but a shard could not take one out of several again, and larger portions come to the same. The last
+portions of slow replicas are not given to others besides (backup copies) so far. The loss must be a
+function of the parameters alone: no dropout, no batch normalisation in training.
 """
 
 from __future__ import annotations

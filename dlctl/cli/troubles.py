@@ -18,7 +18,7 @@ from dlctl.cli.snapshot import (
 )
 from dlctl.cli.trouble import RECENT_S, Row, Trouble, incarnation, replaced
 from dlctl.names import NO_ROOM
-from dlctl.text import ALIKE_LIFE_S, KILLED, NO_USE, REFUSED
+from dlctl.text import ALIKE_LIFE_S, KILLED, NOT_FINITE, REFUSED
 
 QUIET_S = 2.5
 """Daemons report once a second: one of which nothing is heard for longer is worth a word."""
@@ -184,7 +184,7 @@ def _mend_first(row: Row) -> str:
     """What has to be done before a quarantined worker is restarted, or it is quarantined again; ""
     if its reason does not tell. The others train on: it need not be the rate.
     """
-    if not any(words in str(row.get("error")) for words in (NO_USE, REFUSED)):
+    if not any(words in str(row.get("error")) for words in (NOT_FINITE, REFUSED)):
         return ""
     return "correct what gives this worker such values (its host, its data) first, then\n"
 

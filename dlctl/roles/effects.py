@@ -167,7 +167,7 @@ class Computed(Event):
         """Why it is of no use; a gradient may be too large to be squared beside a finite loss."""
         if not math.isfinite(self.loss):
             return f"loss {self.loss}"
-        limit = ", above servers.push_norm_max" if math.isfinite(self.norm) else ""
+        limit = ", above what servers.push_norm_max allows" if math.isfinite(self.norm) else ""
         return f"gradient of norm {self.norm:.6g}{limit} (its loss is {self.loss:.6g})"
 
 

@@ -199,7 +199,7 @@ def test_the_batches_of_gradients_that_no_server_would_take_are_named_by_status_
     assert ended.code == 7
     assert "worker-0: the loss or its gradient was not finite or too large for 20 st" in ended.err
     left_out = (
-        r"gradient of norm \S+, above servers\.push_norm_max \(its loss is \S+\), "
+        r"gradient of norm \S+, above what servers\.push_norm_max allows \(its loss is \S+\), "
         r"samples \d+\.\.\d+ of the order of epoch \d+"
     )
     assert re.search(left_out, ended.err)

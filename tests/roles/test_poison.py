@@ -76,7 +76,11 @@ def test_an_older_push_that_is_settled_late_does_not_end_the_row() -> None:
         (math.inf, math.inf, "loss inf"),
         (1.27e36, math.inf, "gradient of norm inf (its loss is 1.27e+36)"),
         (3.5, math.nan, "gradient of norm nan (its loss is 3.5)"),
-        (3.5, 2e9, "gradient of norm 2e+09, above servers.push_norm_max (its loss is 3.5)"),
+        (
+            3.5,
+            2e9,
+            "gradient of norm 2e+09, above what servers.push_norm_max allows (its loss is 3.5)",
+        ),
     ],
 )
 def test_what_is_of_no_use_is_named(loss: float, norm: float, odd: str) -> None:

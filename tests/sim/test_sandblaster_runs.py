@@ -202,9 +202,11 @@ class Precipice(LeastSquares):
         return loss, gradient * np.float32(1e12 if is_beyond else 1.0)
 
 
-@pytest.mark.usefixtures("heedless")
-def test_a_batch_of_which_a_portion_is_refused_is_a_point_too_far():
-    """Its loss alone would be good, and its gradient lacks a portion on the shards that refused."""
+@pytest.mark.parametrize("who", ["the worker", "the servers"])
+def test_a_batch_of_which_a_portion_is_refused_is_a_point_too_far(who, request):
+    """Its loss alone would be good, and its gradient lacks what `who` has refused."""
+    if who == "the servers":
+        request.getfixturevalue("heedless")
     precipice = Precipice(samples=233, size=12)
     assert np.abs(precipice.solution).sum() > 4.0
     outcome = Simulation(job(), precipice, checkers=(NothingLeft(),)).run()
