@@ -42,8 +42,9 @@ point too far, unless a worker meets `workers.nonfinite_steps_max` such batches 
 where a shard refuses a push, since g lacks that portion there, unless `workers.refused_pushes_max`
 of a worker's are refused in a row. Every push holds one portion; the paper sends after "every few",
 but a shard could not take one out of several again, and larger portions come to the same. The last
-portions of slow replicas are not given to others besides (backup copies) so far. The loss must be a
-function of the parameters alone: no dropout, no batch normalisation in training.
+portions of slow replicas are not given to others besides (backup copies) so far.
+
+The loss must be a function of the parameters alone: no dropout, no batch normalisation in training.
 """
 
 from __future__ import annotations
