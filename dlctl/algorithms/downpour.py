@@ -93,8 +93,8 @@ class Options:
 class Replica(WorkerSide):
     """The client of Alg. 1.1. `residual` is accrued: what a push leaves is in the next one.
 
-    A gradient that is of no use is no step. After several in a row every batch is computed with
-    what the servers have then.
+    A gradient that is of no use is no step, so it leads to no fetch. After several in a row, which
+    this replica's own steps may have brought about, it fetches before each batch.
     """
 
     options: Options

@@ -167,6 +167,7 @@ class Replica(sync.Replica):
         return True
 
     def _drop(self) -> None:
+        """Forget the steps of this round; what earlier pushes have left in the residual stays."""
         if not is_finite(self._left):
             self._left[:] = 0  # It was restored like this.
         self.residual[:] = self._left

@@ -317,8 +317,9 @@ class Training:
         self._computing, self._busy_since = batch, now
         for c in self.channels:
             c.base_version = c.version
-        lease, limit = batch[0].lease, self.poison.norm_max(own_lr)
-        self.desk.do(Compute(lease.data_epoch, lease.start, lease.stop, batch[1], own_lr, limit))
+        portion, number = batch
+        lease, limit = portion.lease, self.poison.norm_max(own_lr)
+        self.desk.do(Compute(lease.data_epoch, lease.start, lease.stop, number, own_lr, limit))
         if not self.draining:
             self.leasing.look_ahead(self._batch_s, now)
 
