@@ -180,11 +180,12 @@ class Ending:
             return
         if self._save_until is None:
             self._save_until = now + SAVE_AGAIN_S
-        if now >= self._save_until:
-            self._save_again_at = None
-        elif self._save_again_at is None:
-            self._save_again_at = now + SAVE_PAUSE_S
+        if self._save_again_at is None:
+            if now < self._save_until:
+                self._save_again_at = now + SAVE_PAUSE_S
         elif now >= self._save_again_at:
+            # It comes late if we stood still, which was no time to try in.
+            self._save_until += now - self._save_again_at
             self._save_again_at = None
             self.save(now)
 

@@ -118,6 +118,23 @@ def test_a_last_checkpoint_that_took_long_to_fail_is_tried_again() -> None:
     assert np.array_equal(saved_weights(outcome), outcome.weights)
 
 
+def test_a_coordinator_that_stood_still_between_last_checkpoints_has_all_of_its_time_to_try():
+    frozen_s = 0.9 * SAVE_AGAIN_S
+    job = job_file(workers=2, epochs=1000.0)
+    simulation = Simulation(job, LeastSquares(samples=1024), compute=ComputeOptions(step_s=0.05))
+    world = simulation.world
+    world.disk.save_s = 1.0
+    simulation.request(2.0, "stop", STOP)
+    for at_s in (2.9, 3.5 + frozen_s + 0.02):  # While it saves.
+        simulation.at(at_s, lambda: world.kill("server-0"))
+    simulation.at(3.5, lambda: world.freeze("coordinator"))
+    simulation.at(3.5 + frozen_s, lambda: world.thaw("coordinator"))
+    outcome = simulation.run()
+    assert outcome.state == "stopped", outcome.reason
+    assert [bool(row["error"]) for row in outcome.store.checkpoints.values()] == [True, True, False]
+    assert np.array_equal(saved_weights(outcome), outcome.weights)
+
+
 def test_coordinators_that_die_sooner_than_a_checkpoint_is_due_do_not_put_it_off_for_ever() -> None:
     job = job_file(workers=2, epochs=1000.0, checkpoint_s=20.0)
     simulation = Simulation(job, LeastSquares(samples=1024), compute=ComputeOptions(step_s=0.05))
