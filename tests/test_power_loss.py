@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -27,20 +28,31 @@ class Disk:
         self._contents: dict[int, bytes] = {}
         self._names: dict[int, dict[str, int]] = {root.stat().st_ino: {}}
         self._is_directory: dict[int, bool] = {}
+        self._held: dict[int, int] = {}
+        """Descriptors: an inode that is open is not given to a new file when its own is removed."""
 
-    def synced(self, descriptor: int) -> None:
+    def close(self) -> None:
+        for descriptor in self._held.values():
+            os.close(descriptor)
+
+    def synced(self, path: Path) -> None:
         """Everything that was asked for of this file or directory is on the disk now."""
-        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        inode = os.fstat(descriptor).st_ino
+        inode = self._hold(path)
         if path.is_dir():
             self._names[inode] = self._entries(path)
         else:
             self._contents[inode] = path.read_bytes()
 
     def _entries(self, path: Path) -> dict[str, int]:
-        found = {entry.name: entry.inode() for entry in os.scandir(path)}
-        self._is_directory |= {e.inode(): e.is_dir() for e in os.scandir(path)}
-        return found
+        return {entry.name: self._hold(path / entry.name) for entry in os.scandir(path)}
+
+    def _hold(self, path: Path) -> int:
+        descriptor = os.open(path, os.O_PATH)
+        inode = os.fstat(descriptor).st_ino
+        if self._held.setdefault(inode, descriptor) != descriptor:
+            os.close(descriptor)
+        self._is_directory[inode] = path.is_dir()
+        return inode
 
     def pictures(self) -> list[Path]:
         made = []
@@ -63,7 +75,7 @@ class Disk:
 
 
 @pytest.fixture
-def look(tmp_path, monkeypatch) -> Callable[[int], Disk]:
+def look(tmp_path, monkeypatch) -> Iterator[Callable[[Path, list[int]], Disk]]:
     """Have every picture be looked at: the newest good checkpoint is at least of this number."""
 
     def begin(run: Path, least: list[int]) -> Disk:
@@ -77,15 +89,20 @@ def look(tmp_path, monkeypatch) -> Callable[[int], Disk]:
                 shutil.rmtree(picture)
 
         def sync(descriptor: int) -> None:
+            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            if not path.is_relative_to(run.parent):  # Who looks at a picture may write into it.
+                return real(descriptor)
             check()
             real(descriptor)
-            disk.synced(descriptor)
-            check()
+            disk.synced(path)
+            return check()
 
         monkeypatch.setattr(os, "fsync", sync)
+        held.callback(disk.close)
         return disk
 
-    return begin
+    with ExitStack() as held:
+        yield begin
 
 
 def test_whenever_power_is_lost_the_newest_good_checkpoint_is_there(tmp_path, look):
@@ -99,3 +116,24 @@ def test_whenever_power_is_lost_the_newest_good_checkpoint_is_there(tmp_path, lo
         disk.pictures()
         checkpoints.prune(run, keep=2, trusted=directory)
     assert disk.taken > 100
+
+
+def test_what_was_removed_and_might_be_found_has_nothing_of_what_came_after_it(tmp_path):
+    """A file system gives the inodes of what was removed to what is made next."""
+    root = tmp_path / "root"
+    old, new = root / "old", root / "new"
+    old.mkdir(parents=True)
+    disk = Disk(root, tmp_path / "pictures")
+    for path in (old / "file", old, root):
+        if not path.is_dir():
+            path.write_bytes(b"before")
+        disk.synced(path)
+    shutil.rmtree(old)
+    new.mkdir()
+    (new / "file").write_bytes(b"after")
+    disk.synced(new / "file")
+    disk.synced(root)
+    names_synced, names_now = disk.pictures()
+    disk.close()
+    assert list((names_synced / "new").iterdir()) == []
+    assert (names_now / "new" / "file").read_bytes() == b"after"
