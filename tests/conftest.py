@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from dlctl import config, runs
@@ -18,6 +19,17 @@ START = 1_750_000_000.0
 """A time in June 2025, in seconds since 1970."""
 ONE_BY_ONE = ("test_deaths.py", "test_ends.py", "test_recover.py", "test_surroundings.py")
 """Files whose tests share nothing and take long: each of them may run anywhere."""
+
+
+# The same examples every time, however slow the machine is just then.
+settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("repeatable")
 
 
 def pytest_configure() -> None:

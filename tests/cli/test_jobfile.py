@@ -670,8 +670,6 @@ PIECES = [
 
 @settings(
     max_examples=300,
-    deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(

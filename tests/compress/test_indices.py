@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dlctl.compress.indices import pack, packed_bytes_max, unpack
 from dlctl.errors import RemoteProtocolError
 
-seeded = settings(derandomize=True, database=None, deadline=None, max_examples=200)
+seeded = settings(max_examples=200)
 
 
 def bernoulli(size, density, seed=0):

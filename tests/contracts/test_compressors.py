@@ -161,7 +161,7 @@ def test_sent_plus_residual_is_the_sum_of_all_gradients_to_the_last_bit(
 
 
 @pytest.mark.parametrize("make", COMPRESSING, indirect=True)
-@settings(derandomize=True, database=None, deadline=None, max_examples=16)
+@settings(max_examples=16)
 @given(data=st.data())
 def test_every_single_take_is_exact_for_any_finite_vector(make, data):
     compressor = make()
@@ -351,7 +351,7 @@ wire_arrays = st.sampled_from(wire.DTYPES).flatmap(
 )
 
 
-@settings(derandomize=True, database=None, deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(
     content=st.lists(wire_arrays, max_size=4), length=st.integers(0, 40), size=st.integers(0, 40)
 )
@@ -359,7 +359,7 @@ def test_random_arrays_are_refused_or_are_a_valid_delta(compressor, content, len
     refused_or_valid(compressor, Packed("x", length, tuple(content)), size)
 
 
-@settings(derandomize=True, database=None, deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_a_proper_push_with_some_bytes_changed_is_refused_or_a_valid_delta(compressor, data):
     size = data.draw(st.integers(1, 500))

@@ -309,7 +309,7 @@ def test_a_loan_that_is_too_large_is_refused(lender: Lender) -> None:
         Borrower().read(lend(lender, frames_of(1))[0], 1000)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**64 - 1)),
     st.integers(0, 60), st.booleans(),

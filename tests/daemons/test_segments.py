@@ -44,7 +44,7 @@ def put_together(assembly: Assembly, parts: list[Frames], source: bytes = b"a") 
     return assembly.take(source, last, MAX)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 40_000), max_size=6))
 def test_whatever_is_cut_comes_out_as_it_was(lengths: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -136,7 +136,7 @@ BEGINNINGS = st.lists(SIZES, max_size=4).map(
 ANYTHING = st.lists(st.binary(max_size=80), max_size=4)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.lists(
         st.tuples(

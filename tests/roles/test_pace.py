@@ -310,7 +310,7 @@ def test_the_same_measurements_give_the_same_intervals() -> None:
 SECONDS = st.sampled_from([0.0, 1e-9, 0.01, 0.1, 30.0, 1e9])
 
 
-@settings(derandomize=True, database=None, deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.integers(1, 70),
     st.booleans(),

@@ -75,7 +75,7 @@ ANY = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.dictionaries(st.text(), ANY))
 def test_any_report_fits_beside_others(metrics: dict[str, Any]) -> None:
     rows = [row(metrics | {"more": metrics}, LONG)] * ROWS_MAX

@@ -247,7 +247,7 @@ def run(steps: list[str], seed: int, precision: Precision = "float32") -> World:
     return world
 
 
-@settings(derandomize=True, database=None, deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.lists(
         st.one_of(st.just(ROUND), st.sampled_from(sorted(STEPS)).map(lambda step: (step,))),

@@ -18,7 +18,7 @@ from dlctl.shards.history import PART, VERSIONS_MAX, History
 from dlctl.shards.memory import in_memory
 
 SIZE = 64
-seeded = settings(derandomize=True, database=None, deadline=None, max_examples=200)
+seeded = settings(max_examples=200)
 
 
 def where(*positions: int) -> np.ndarray:

@@ -172,7 +172,7 @@ def _small_blocks(monkeypatch):
 
 
 class TestKilledAnywhere(KilledAnywhere.TestCase):
-    settings = settings(max_examples=150, stateful_step_count=25, deadline=None, derandomize=True)
+    settings = settings(max_examples=150, stateful_step_count=25)
 
 
 # ---------------------------------------------------------------- the same, one story at a time

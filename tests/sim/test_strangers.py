@@ -67,8 +67,6 @@ def _any_of(kind) -> st.SearchStrategy:
 ANYTHING = st.one_of([_any_of(kind) for kind in MESSAGES.values()])
 STORIES = settings(
     max_examples=25,
-    deadline=None,
-    derandomize=True,
     phases=[Phase.generate, Phase.shrink],
 )
 SLOW_STEPS = ComputeOptions(step_s=0.05, spread=0.0)
