@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dlctl.compress.indices import pack, packed_bytes_max, unpack
 from dlctl.errors import RemoteProtocolError
 
-seeded = settings(max_examples=200)
+with_many_examples = settings(max_examples=200)
 
 
 def bernoulli(size, density, seed=0):
@@ -54,7 +54,7 @@ def test_indices_come_back_as_they_were(size, indices):
     assert found.tolist() == indices
 
 
-@seeded
+@with_many_examples
 @given(st.data())
 def test_any_set_of_indices_comes_back(data):
     size = data.draw(st.one_of(st.integers(0, 300), st.integers(0, 2**50)))
@@ -62,7 +62,7 @@ def test_any_set_of_indices_comes_back(data):
     comes_back(np.array(sorted(chosen), np.int64), size)
 
 
-@seeded
+@with_many_examples
 @given(st.data(), st.integers(1, 120))
 def test_any_part_of_a_small_shard_comes_back(data, size):
     """Of every density: those of more than one half are written as what is left out."""
@@ -213,7 +213,7 @@ def test_positions_that_are_not_bytes_are_refused():
     refused(np.zeros((1, 1), np.uint8), 1, 8, "bytes")
 
 
-@seeded
+@with_many_examples
 @given(st.data(), st.sets(st.integers(0, 299), max_size=200), st.integers(300, 400))
 def test_one_changed_byte_is_refused_or_another_set(data, chosen, size):
     packed = pack(np.array(sorted(chosen), np.int64), size)
@@ -222,13 +222,13 @@ def test_one_changed_byte_is_refused_or_another_set(data, chosen, size):
     valid_or_refused(packed, len(chosen), size)
 
 
-@seeded
+@with_many_examples
 @given(st.binary(max_size=64), st.integers(0, 80), st.integers(0, 2**40))
 def test_random_bytes_are_refused_or_valid(data, count, size):
     valid_or_refused(np.frombuffer(data, np.uint8), count, size)
 
 
-@seeded
+@with_many_examples
 @given(st.data(), st.integers(1, 60), st.integers(1, 5000))
 def test_random_bytes_of_a_length_that_may_be_are_refused_or_valid(data, count, size):
     if count > size:

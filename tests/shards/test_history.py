@@ -18,7 +18,7 @@ from dlctl.shards.history import PART, VERSIONS_MAX, History
 from dlctl.shards.memory import in_memory
 
 SIZE = 64
-seeded = settings(max_examples=200)
+with_many_examples = settings(max_examples=200)
 
 
 def where(*positions: int) -> np.ndarray:
@@ -156,7 +156,7 @@ def test_positions_beyond_four_billion_keep_all_their_bits() -> None:
     assert vars(History(2**32 + 1))["_dtype"] == np.int64
 
 
-@seeded
+@with_many_examples
 @given(
     st.lists(
         st.none() | st.just("step") | st.sets(st.integers(0, SIZE - 1), max_size=5), max_size=30
