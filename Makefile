@@ -53,7 +53,8 @@ faults: install
 # what else takes long on real processes.
 hosts: install
 	$(BIN)/python -m pytest -m "long or not long" tests/hosts tests/integ/test_new_keys.py \
-		tests/integ/test_surroundings.py tests/sim/test_rotation.py
+		tests/integ/test_surroundings.py tests/models/test_first_calls.py \
+		tests/sim/test_rotation.py
 
 # A real Slurm on three such hosts: killed daemons, scancel, preemption, a time limit; needs root.
 slurm: install

@@ -14,6 +14,7 @@ from benchmarks.peers import bouncing
 from benchmarks.replay import Gradients, Replay
 from benchmarks.roundtrip_dense import _here
 from benchmarks.shard import Worker, shard
+from daemons.worker.first_calls import make_first_calls
 from dlctl.compress.none import Dense, DenseOptions
 from dlctl.messages import Packed
 
@@ -23,6 +24,7 @@ OPTIMIZERS = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_replay_is_what_torch_makes_of_the_same_gradients(optimizer: str) -> None:
+    make_first_calls()
     gradients = Gradients("test", optimizer, SIZE)
     w = torch.zeros(SIZE, requires_grad=True)
     by_torch = OPTIMIZERS[optimizer]([w], lr=0.01)

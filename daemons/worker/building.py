@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from daemons.worker.data import PortionLoader
+from daemons.worker.first_calls import make_first_calls
 from daemons.worker.replica import Replica, choose_device
 from daemons.worker.task import load_task
 from dlctl import cores
@@ -29,6 +30,7 @@ def build(job: JobFile, slot: int, processes: int) -> Built:
     """
     workers = job.workers
     torch.set_num_threads(workers.threads or _fair_share(workers.count))
+    make_first_calls()
     task = load_task(job.job.task, Path(job.job.task.rpartition(":")[0]).parent)
     device = choose_device(workers.device, slot)
     replica = Replica(task, device=str(device), seed=job.job.seed)
