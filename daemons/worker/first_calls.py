@@ -18,7 +18,7 @@ THROUGH_MKL = (
     "expm1", "floor", "lgamma", "log", "log10", "log1p", "log2", "round", "sin", "sinh", "sqrt",
     "tan", "tanh", "trunc",
 )  # fmt: skip
-"""Those that some version of torch computes with MKL. One too many costs some microseconds."""
+"""Those that torch computes with MKL or may in another version: one too many costs microseconds."""
 
 
 def make_first_calls() -> None:

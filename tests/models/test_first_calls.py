@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -68,15 +69,15 @@ class Calls(TorchFunctionMode):
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> config.JobFile:
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[config.JobFile]:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     path = tmp_path / "calling_task.py"
     path.write_text(dedent(TASK))
-    return config.JobFile(
+    yield config.JobFile(
         job=config.Job(name="calling", task=str(path)),
         workers=config.Workers(count=1, device="cpu", threads=1, batch_size=1),
     )
+    sys.modules.pop("calling_task", None)
 
 
 def test_each_was_called_by_one_thread_before_any_code_of_the_user(job: config.JobFile) -> None:
