@@ -9,7 +9,7 @@ import psutil
 
 from benchmarks.figures import Figure
 from benchmarks.sandbox import Dlctl, sandbox, write_job
-from dlctl import rundb, runs
+from dlctl.runs import database, paths
 
 MB = 1e6
 
@@ -31,7 +31,7 @@ def _one_run(file: Path, seconds: float) -> tuple[float, float]:
     """(RSS, USS) in MB of server-0 after `seconds` of training."""
     with Dlctl().running(file):
         time.sleep(seconds)
-        daemons = rundb.read(list(runs.all_runs())[-1])["daemons"]
+        daemons = database.read(list(paths.all_runs())[-1])["daemons"]
         pid = next(row["pid"] for row in daemons if row["name"] == "server-0")
         memory = psutil.Process(pid).memory_full_info()
     return memory.rss / MB, memory.uss / MB

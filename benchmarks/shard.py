@@ -18,18 +18,20 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import zmq
 
-from daemons.transport import Transport
-from dlctl import config, keys, runs, states
+from daemons.transport.sockets import Transport
+from dlctl import config
 from dlctl import messages as m
+from dlctl.control import keys
 from dlctl.flat import TRAINED, Entry, Layout
 from dlctl.launch import addresses, local
 from dlctl.launch.base import Credentials
 from dlctl.machine import Peer
-from dlctl.roles.basis import Basis, answer_bytes, slice_in
-from dlctl.roles.desk import COORDINATOR
-from dlctl.roles.doors import keys_of
-from dlctl.roles.keyring import Keyring, NoKeys
-from dlctl.roles.token import sign
+from dlctl.roles.protocol.authz import keys_of
+from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.roles.protocol.keyring import Keyring, NoKeys
+from dlctl.roles.protocol.token import sign
+from dlctl.roles.worker.basis import Basis, answer_bytes, slice_in
+from dlctl.runs import kept_shards, paths
 
 ANSWER_LIMIT_MS = 60_000
 EPOCH, GENERATION = 1, 1
@@ -223,8 +225,8 @@ def serving(
         process.kill()
         process.wait()
         coordinator.transport.close()
-        runs.remove_sockets(run.name)
-        shutil.rmtree(states.shared_memory() / run.name, ignore_errors=True)
+        paths.remove_sockets(run.name)
+        shutil.rmtree(kept_shards.shared_memory() / run.name, ignore_errors=True)
 
 
 def _assign(coordinator: End, size: int, keyring: Keyring, workers: list[str]) -> tuple[Peer, str]:

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import zmq
 
-from daemons.early import Early
-from daemons.transport import Transport
+from daemons.transport.partial_receive import PartialReceive
+from daemons.transport.sockets import Transport
 from dlctl.machine import (
     Admit,
     Coming,
@@ -127,7 +127,7 @@ class Loop:
 
     def hear_early(self, kind: type[Message]) -> None:
         """Tell the machine of large messages of this kind while they come, too."""
-        self.transport.early = Early(kind, self._on_coming)
+        self.transport.early = PartialReceive(kind, self._on_coming)
 
     def _on_coming(self, part: Coming) -> None:
         if self._machine is not None and self.exit_code is None:

@@ -14,20 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemons import logs
-from dlctl import __version__, config, runs, ways
+from dlctl import __version__, config
 from dlctl.errors import DlctlError
 from dlctl.launch.base import HOST_FILE, NO_CREDENTIALS, Credentials
-from dlctl.roles.desk import Birth
+from dlctl.roles.protocol.context import Birth
+from dlctl.runs import paths
+from dlctl.util import hints
 
 log = logging.getLogger("dlctl")
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class DaemonContext:
     """What a daemon is started with."""
 
     directory: Path
-    """The run directory, or what stands for it on another machine (`daemons.host`)."""
+    """The run directory, or what stands for it on another machine (`daemons.node`)."""
     control: str
     """The coordinator's address; "" for the coordinator itself."""
     birth: Birth
@@ -64,15 +66,15 @@ def host_name() -> str:
 def in_words(error: DlctlError) -> str:
     """What went wrong, where and what to do next, in one line: as the reason that a run ended."""
     where = f" ({error.where})" if error.where and error.where not in error.message else ""
-    return "; ".join(filter(None, (error.message + where, ways.in_a_line(error.hint))))
+    return "; ".join(filter(None, (error.message + where, hints.in_a_line(error.hint))))
 
 
-def main(role: str, body: Callable[[Context], int]) -> None:
+def main(role: str, body: Callable[[DaemonContext], int]) -> None:
     """Run a daemon: `python -m daemons.ROLE RUN_DIRECTORY NAME INCARNATION CONTROL_ADDRESS`."""
     if len(sys.argv) != 5:
         sys.exit(f"usage: python -m daemons.{role} RUN_DIRECTORY NAME INCARNATION CONTROL_ADDRESS")
     directory, name, incarnation = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    handler = logs.set_up(name, incarnation, runs.log_path(directory, name, incarnation))
+    handler = logs.set_up(name, incarnation, paths.log_path(directory, name, incarnation))
     faulthandler.enable()
     try:
         birth = Birth(
@@ -81,7 +83,9 @@ def main(role: str, body: Callable[[Context], int]) -> None:
         job, credentials = read_job(directory), read_credentials(sys.stdin.fileno())
         log.info("%s %s starts, pid %d", role, name, os.getpid())
         is_home = not (directory / HOST_FILE).exists()
-        code = body(Context(directory, sys.argv[4], birth, job, credentials, handler, is_home))
+        code = body(
+            DaemonContext(directory, sys.argv[4], birth, job, credentials, handler, is_home)
+        )
     except DlctlError as error:
         log.error("%s", in_words(error))
         code = error.exit_code

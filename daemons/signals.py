@@ -17,15 +17,16 @@ import sqlite3
 from pathlib import Path
 
 from daemons.loop import Loop
-from daemons.process import Context
-from dlctl import processes, rundb
+from daemons.process import DaemonContext
 from dlctl.errors import DlctlError
 from dlctl.machine import StopRequested
+from dlctl.runs import database
+from dlctl.util import processes
 
 log = logging.getLogger("dlctl")
 
 
-def stop_the_run(loop: Loop, context: Context) -> None:
+def stop_the_run(loop: Loop, context: DaemonContext) -> None:
     """From now on: hand SIGTERM and SIGINT on to the coordinator; end alone if it is gone, or on
     another machine.
     """
@@ -48,7 +49,7 @@ def stop_the_run(loop: Loop, context: Context) -> None:
 def _signal_coordinator(directory: Path) -> bool:
     """Whether there was a coordinator to signal, as far as that can be known."""
     try:
-        run = rundb.read(directory)
+        run = database.read(directory)
     except (DlctlError, OSError, sqlite3.Error) as error:
         log.warning("cannot read who the coordinator is: %s", error)
         return False

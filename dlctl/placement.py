@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dlctl.config import Host, JobFile
-from dlctl.names import HOME_AGENT
+from dlctl.util.names import HOME_AGENT
 
 
 def agents(hosts: Sequence[Host]) -> dict[str, Host]:

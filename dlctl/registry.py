@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from dlctl.errors import UsageError
-from dlctl.suggest import did_you_mean
+from dlctl.util.did_you_mean import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

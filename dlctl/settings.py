@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from dlctl import finite, ranges, ways
 from dlctl.errors import UsageError
-from dlctl.suggest import did_you_mean
-from dlctl.units import format_rate, format_size, parse_rate, parse_size
+from dlctl.util import bounds, hints, numeric_limits
+from dlctl.util.did_you_mean import did_you_mean
+from dlctl.util.units import format_rate, format_size, parse_rate, parse_size
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 AUTO = "auto"
@@ -90,7 +90,7 @@ def require(name: str, reported: Any, keys: Iterable[str]) -> None:
         if isinstance(reported, Mapping) and key not in reported:
             raise UsageError(
                 f"{name} has no {key}: neither its method nor its compressor has it",
-                hint=ways.told(f"dlctl get {name}", "shows what it has"),
+                hint=hints.told(f"dlctl get {name}", "shows what it has"),
             )
 
 
@@ -99,11 +99,11 @@ def require_decay(values: Mapping[str, Any], optimizer: Mapping[str, Any]) -> No
     job file has among the options of its optimiser.
     """
     weight_decay = optimizer.get("weight_decay", 0.0)
-    if fault := finite.decay_fault(values.get("lr", 0.0), weight_decay):
-        most = finite.most_with(weight_decay)
+    if fault := numeric_limits.decay_fault(values.get("lr", 0.0), weight_decay):
+        most = numeric_limits.most_with(weight_decay)
         raise UsageError(
             f"lr: {fault}",
-            hint=ways.told(f"dlctl set lr={most}", "that is the most with the job's weight_decay"),
+            hint=hints.told(f"dlctl set lr={most}", "that is the most with the job's weight_decay"),
         )
 
 
@@ -152,8 +152,8 @@ def _number(text: str) -> float:
 def _within(hint: Any, text: str) -> float:
     """A number as the job file may have it: the type says which."""
     number = _number(text)
-    if not ranges.holds(hint, number):
-        (ends,) = ranges.bounds(hint)
+    if not bounds.holds(hint, number):
+        (ends,) = bounds.bounds(hint)
         raise ValueError(f"must be {' and '.join(ends)} (got {text})")
     return number
 
@@ -175,8 +175,8 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "count": _count,
     "rate": parse_rate,
     "size": parse_size,
-    "learning rate": partial(_within, finite.LearningRate),
-    "local rate": partial(_within, finite.LocalRate),
+    "learning rate": partial(_within, numeric_limits.LearningRate),
+    "local rate": partial(_within, numeric_limits.LocalRate),
     "fraction": _fraction,
     "level": _level,
 }

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from dlctl import parallel
 from dlctl.messages import Array
-from dlctl.parallel import BLOCK, PLACES
+from dlctl.util import threads
+from dlctl.util.threads import BLOCK, PLACES
 
 Vector = Any
 """numpy.ndarray or torch.Tensor, 1-d, float."""
@@ -37,7 +37,7 @@ def zeros_like(u: Vector) -> Vector:
 def copy_into(target: Vector, values: Array) -> None:
     """target[:] = values, from the host to wherever `target` is."""
     if isinstance(target, np.ndarray):
-        parallel.copy(target, values)
+        threads.copy(target, values)
     else:
         target.copy_(target.new_tensor(values))
 
@@ -56,7 +56,7 @@ def chosen(u: Array, where: Array) -> Array:
 def put_into(target: Vector, where: Array, values: Array) -> None:
     """target[where] = values, from the host to wherever `target` is."""
     if isinstance(target, np.ndarray):
-        parallel.in_parts(where.size, partial(_put_part, target, where, values), BLOCK)
+        threads.in_parts(where.size, partial(_put_part, target, where, values), BLOCK)
     else:
         target[indices_like(target, where)] = target.new_tensor(values)
 
@@ -166,7 +166,7 @@ def _squares(u: Vector) -> float:
     """
     if not isinstance(u, np.ndarray):
         return float(u @ u)
-    return sum(parallel.in_parts(len(u), partial(_squares_of_part, u)))
+    return sum(threads.in_parts(len(u), partial(_squares_of_part, u)))
 
 
 def _squares_of_part(u: Array, lo: int, hi: int) -> float:

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 import zmq
 
-from daemons.transport import Transport
+from daemons.transport.sockets import Transport
 from dlctl import wire
-from dlctl.keys import CurveKeys
+from dlctl.control.keys import CurveKeys
 from dlctl.messages import Reply, Request
 
 Replies = list[Reply | list[bytes]]

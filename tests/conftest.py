@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from dlctl import config, runs
-from dlctl.rundb import RunDb
+from dlctl import config
+from dlctl.runs import paths
+from dlctl.runs.database import RunDb
 
 START = 1_750_000_000.0
 """A time in June 2025, in seconds since 1970."""
@@ -79,7 +80,7 @@ class RunDirectory:
         (path / "job.json").write_text(json.dumps(config.to_dict(job)))
         self.db = RunDb(path, create=True)
         self.run(run_id=path.name, name=job.job.name, algorithm=job.algorithm.name, state="stopped")
-        runs.register(path)
+        paths.register(path)
 
     def run(self, **values: Any) -> RunDirectory:
         self.db.put_run(**values)

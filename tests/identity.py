@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from dlctl import processes
+from dlctl.util import processes
 
 
 def identity(pid: int) -> dict[str, Any]:

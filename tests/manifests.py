@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlctl.flat import Layout
-from dlctl.manifest import SCHEMA
+from dlctl.runs.manifest import SCHEMA
 
 LAYOUT = [
     ["weight", "trained", [10, 10], "float32", ["tied"]],

@@ -17,9 +17,9 @@ import pytest
 from manifests import whole
 from safetensors.numpy import load_file
 
-from dlctl import checkpoints, damage, manifest
 from dlctl.errors import DlctlError
 from dlctl.flat import slice_bounds
+from dlctl.runs import checkpoint_damage, checkpoints, manifest
 
 SIZE = 103
 W = np.random.default_rng(7).standard_normal(SIZE).astype(np.float32)
@@ -451,15 +451,15 @@ def test_a_note_counts_for_the_files_that_were_read_and_goes_when_they_are_good(
     checkpoints.verify(directory)
     flip(directory / "shard-0.safetensors", -1)
     assert checkpoints.verify(directory, hashes=False) == [], "it may have been brought back"
-    assert (directory / damage.NOTE).exists()
+    assert (directory / checkpoint_damage.NOTE).exists()
     assert checkpoints.verify(directory) == []
-    assert not (directory / damage.NOTE).exists()
+    assert not (directory / checkpoint_damage.NOTE).exists()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"files": 1, "problems": 2}', "\udcff"])
 def test_a_note_that_says_nothing_is_none(tmp_path, text):
     directory = save(tmp_path)
-    (directory / damage.NOTE).write_bytes(text.encode(errors="surrogateescape"))
+    (directory / checkpoint_damage.NOTE).write_bytes(text.encode(errors="surrogateescape"))
     assert checkpoints.verify(directory, hashes=False) == []
 
 
@@ -467,7 +467,7 @@ def test_where_nothing_can_be_noted_what_is_found_is_told_all_the_same(tmp_path,
     def refuse(*arguments):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(damage.runs, "write", refuse)
+    monkeypatch.setattr(checkpoint_damage.runs, "write", refuse)
     directory = save(tmp_path)
     flip(directory / "shard-0.safetensors", -1)
     assert len(checkpoints.verify(directory)) == 1

@@ -14,11 +14,12 @@ from answering import RING, RUN_KEY, coordinator, coordinator_with_keys, done
 from identity import ME, OF_ANOTHER_BOOT, identity
 from proxies import Proxy, cut_in_the_middle
 
-from daemons import gatekeeper
-from daemons.transport import Transport
-from dlctl import client, keys, processes, runs
+from daemons.transport.sockets import Transport, zap
+from dlctl.control import client, keys
 from dlctl.errors import DlctlError, NotPermitted, RemoteProtocolError, TimedOut, Unreachable
 from dlctl.messages import Reply, Request
+from dlctl.runs import paths
+from dlctl.util import processes
 
 
 def test_a_question_is_answered(run_directory):
@@ -131,7 +132,7 @@ def test_what_helps_against_a_mute_coordinator_loses_nothing(run_directory):
         run = run_directory().run(control=address, **ME).daemon("agent-0", **ME)
         with pytest.raises(Unreachable) as frozen:
             client.ask(run.path, "set", {}, 0.1)
-        (run.path / runs.LOCK).touch()
+        (run.path / paths.LOCK).touch()
         with pytest.raises(Unreachable) as at_work:
             client.ask(run.path, "set", {}, 0.1)
     assert frozen.value.hint == (
@@ -268,8 +269,8 @@ def keyed_run(run_directory):
 
 
 def test_who_comes_too_often_goes_on_trying_and_gets_in(keyed_run, monkeypatch):
-    monkeypatch.setattr(gatekeeper, "COMINGS_MAX", 1.0)
-    monkeypatch.setattr(gatekeeper, "COMINGS_PER_S", 0.6)
+    monkeypatch.setattr(zap, "COMINGS_MAX", 1.0)
+    monkeypatch.setattr(zap, "COMINGS_PER_S", 0.6)
     monkeypatch.setattr(client, "RESEND_S", 0.1)
     with coordinator_with_keys(lambda q: [done(q, new=1)], "client") as (address, listener):
         run = keyed_run(address)
@@ -281,8 +282,8 @@ def test_who_comes_too_often_goes_on_trying_and_gets_in(keyed_run, monkeypatch):
 
 
 def test_who_comes_too_often_for_too_long_hears_that_and_nothing_of_keys(keyed_run, monkeypatch):
-    monkeypatch.setattr(gatekeeper, "COMINGS_MAX", 0.0)
-    monkeypatch.setattr(gatekeeper, "COMINGS_PER_S", 0.0)
+    monkeypatch.setattr(zap, "COMINGS_MAX", 0.0)
+    monkeypatch.setattr(zap, "COMINGS_PER_S", 0.0)
     monkeypatch.setattr(client, "REFUSED_S", 0.2)
     monkeypatch.setattr(client, "RESEND_S", 0.1)
     monkeypatch.setattr(client, "MUTE_S", 1.0)
@@ -296,7 +297,7 @@ def test_who_comes_too_often_for_too_long_hears_that_and_nothing_of_keys(keyed_r
 
 
 def test_a_coordinator_that_was_not_told_yet_who_may_come_has_no_wrong_key(keyed_run, monkeypatch):
-    monkeypatch.setattr(gatekeeper, "UNDECIDED_S", 0.2)
+    monkeypatch.setattr(zap, "UNDECIDED_S", 0.2)
     monkeypatch.setattr(client, "REFUSED_S", 0.2)
     monkeypatch.setattr(client, "RESEND_S", 0.1)
     with coordinator_with_keys(lambda q: [done(q, new=1)]) as (address, listener):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlctl import cores, parallel
+from dlctl.util import cores, threads
 
 V1 = "4:memory:/job/7\n2:cpuacct:/\n1:cpu,cpuacct:/job/7\n0::/\n"
 V2 = "0::/system.slice/run-7.scope\n"
@@ -86,8 +86,8 @@ def test_threads_are_no_more_than_the_quota_lets_run(monkeypatch) -> None:
     here = len(os.sched_getaffinity(0))
     assert 1 <= cores.usable() <= here
     monkeypatch.setattr(cores, "quotas", lambda root: iter([1.0]))
-    parallel.threads.cache_clear()
+    threads.threads.cache_clear()
     try:
-        assert parallel.threads() == 1
+        assert threads.threads() == 1
     finally:
-        parallel.threads.cache_clear()
+        threads.threads.cache_clear()

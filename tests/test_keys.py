@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from dlctl import keys
+from dlctl.control import keys
 from dlctl.errors import DlctlError
 
 RUN_KEY = bytes(range(32))

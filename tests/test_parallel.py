@@ -14,14 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlctl import parallel, registry
+from dlctl import registry
 from dlctl.compress.base import Delta
 from dlctl.compress.none import Dense, DenseOptions
-from dlctl.parallel import BLOCK, PART, in_parts
 from dlctl.shards.base import Shard, Spec
 from dlctl.shards.image import Form
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import InMemory
+from dlctl.util import threads
+from dlctl.util.threads import BLOCK, PART, in_parts
 from dlctl.vector import euclidean_norm, is_finite, put_into
 
 sys.path.insert(0, str(Path(__file__).parent / "shards"))
@@ -37,11 +38,11 @@ def use_threads(monkeypatch):
     """Have so many, whatever this machine has."""
 
     def use(count: int) -> None:
-        monkeypatch.setattr(parallel, "threads", lambda: count)
-        parallel._pool.cache_clear()
+        monkeypatch.setattr(threads, "threads", lambda: count)
+        threads._pool.cache_clear()
 
     yield use
-    parallel._pool.cache_clear()
+    threads._pool.cache_clear()
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -107,7 +108,7 @@ def test_what_is_longer_or_shorter_is_not_copied():
     target = np.zeros(2, np.float32)
     for length in (1, 3):
         with pytest.raises(AssertionError, match=f"{length} elements for 2"):
-            parallel.copy(target, np.ones(length, np.float32))
+            threads.copy(target, np.ones(length, np.float32))
     assert not target.any()
 
 

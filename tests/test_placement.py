@@ -8,8 +8,8 @@ import pytest
 
 from dlctl import config
 from dlctl.config import Host
-from dlctl.names import HOME_AGENT
 from dlctl.placement import agents, place, takes_workers
+from dlctl.util.names import HOME_AGENT
 
 
 def job(servers: int, workers: int, *hosts: Host) -> config.JobFile:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from test_checkpoints import save
 
-from dlctl import checkpoints
+from dlctl.runs import checkpoints
 
 
 class Disk:

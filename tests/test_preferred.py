@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from manifests import whole
 
-from dlctl import checkpoints, manifest, preferred
 from dlctl.cli import lineage
 from dlctl.errors import DlctlError
-from dlctl.rundb import RunDb
-from dlctl.text import NO_USE, NO_WORKER, REFUSED
+from dlctl.runs import checkpoints, manifest, preferred
+from dlctl.runs.database import RunDb
+from dlctl.util.text import NO_USE, NO_WORKER, REFUSED
 
 RUINED = f"{NO_WORKER}: worker-1: {NO_USE} for 20 steps in a row"
 LAYOUT = [["w", "trained", [2], "float32", []]]

@@ -14,8 +14,8 @@ import psutil
 import pytest
 from identity import ME, OF_ANOTHER_BOOT, identity
 
-from dlctl import processes
 from dlctl.cli.snapshot import load
+from dlctl.util import processes
 
 SLEEPER = "import signal; print(flush=True); signal.pause()"
 CONFUSING = "open('/proc/self/comm', 'w').write('a) Z 1 (b')"

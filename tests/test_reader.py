@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from answering import RING, coordinator_with_keys, done
 
-from daemons import gatekeeper
-from dlctl import reader
+from daemons.transport import zap
+from dlctl.control import reader
 from dlctl.messages import Reply, Request
 
 ROWS = [{"name": f"worker-{slot}", "at": 1.0} for slot in range(100)]
@@ -13,8 +13,8 @@ ROWS = [{"name": f"worker-{slot}", "at": 1.0} for slot in range(100)]
 
 def test_a_status_of_many_pages_takes_one_connection(monkeypatch):
     """A key may come only so often."""
-    monkeypatch.setattr(gatekeeper, "COMINGS_MAX", 1.0)
-    monkeypatch.setattr(gatekeeper, "COMINGS_PER_S", 0.0)
+    monkeypatch.setattr(zap, "COMINGS_MAX", 1.0)
+    monkeypatch.setattr(zap, "COMINGS_PER_S", 0.0)
 
     def page(request: Request) -> list[Reply]:
         first = request.arguments["first"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlctl import recycled
-from dlctl.recycled import Recycled
+from dlctl.util import buffer_pool
+from dlctl.util.buffer_pool import BufferPool
 
 
 def address(array: np.ndarray) -> int:
@@ -13,7 +13,7 @@ def address(array: np.ndarray) -> int:
 
 
 def test_what_somebody_still_sees_is_never_given_to_another() -> None:
-    memory = Recycled()
+    memory = BufferPool()
     first = memory.take(1000)
     where = address(first)
     seen = np.frombuffer(first.data[100:200], np.float32)
@@ -28,7 +28,7 @@ def test_what_somebody_still_sees_is_never_given_to_another() -> None:
 
 
 def test_a_much_smaller_message_does_not_take_the_place_of_a_large_one() -> None:
-    memory = Recycled()
+    memory = BufferPool()
     where = address(memory.take(1000))
     small = memory.take(400)
     assert small.size == 400
@@ -37,26 +37,26 @@ def test_a_much_smaller_message_does_not_take_the_place_of_a_large_one() -> None
 
 
 def test_of_unused_pieces_few_are_kept() -> None:
-    memory = Recycled()
+    memory = BufferPool()
     for size in (1000, 10_000, 100_000, 1_000_000):
         memory.take(size)
-    assert len(memory._arrays) <= recycled.FREE_MAX
+    assert len(memory._arrays) <= buffer_pool.FREE_MAX
 
 
 def test_of_very_many_pieces_some_are_looked_at_for_each_that_is_wanted(monkeypatch) -> None:
     """And not all: a server answers many workers at once, in many pieces each."""
     looks = 0
-    honest = recycled.is_unused
+    honest = buffer_pool.is_unused
 
     def counted(arrays, at):
         nonlocal looks
         looks += 1
         return honest(arrays, at)
 
-    monkeypatch.setattr(recycled, "is_unused", counted)
-    memory, count = Recycled(400), 1000
+    monkeypatch.setattr(buffer_pool, "is_unused", counted)
+    memory, count = BufferPool(400), 1000
     held = [memory.take(100) for _ in range(count)]
-    assert looks <= count * recycled.LOOKS_MAX
+    assert looks <= count * buffer_pool.LOOKS_MAX
     places = {address(array) for array in held}
     del held[: count // 2]
     again = [memory.take(100) for _ in range(count // 2)]
@@ -65,10 +65,10 @@ def test_of_very_many_pieces_some_are_looked_at_for_each_that_is_wanted(monkeypa
 
 
 def test_what_is_not_used_for_a_while_is_given_back() -> None:
-    memory = Recycled()
+    memory = BufferPool()
     held = memory.take(1000)
     memory.take(1000)
-    for _ in range(recycled.IDLE_CHECKS):
+    for _ in range(buffer_pool.IDLE_CHECKS):
         memory.check()
     assert len(memory._arrays) == 2
     memory.check()
@@ -79,7 +79,7 @@ def test_what_is_not_used_for_a_while_is_given_back() -> None:
 def test_a_message_in_many_pieces_lies_in_the_same_memory_every_time() -> None:
     """The last piece of it is smaller; it must not cost the others their places."""
     sizes = [1000] * 40 + [100]
-    memory = Recycled(len(sizes))
+    memory = BufferPool(len(sizes))
     places = [{address(piece) for piece in [memory.take(size) for size in sizes]} for _ in range(3)]
     assert places[0] == places[1] == places[2]
     assert len(places[0]) == len(sizes)

@@ -6,8 +6,9 @@ from typing import get_type_hints
 
 import pytest
 
-from dlctl import finite, registry, settings
+from dlctl import registry, settings
 from dlctl.errors import UsageError
+from dlctl.util import numeric_limits
 
 GOOD = {
     "push_every_steps": ["1", "4", "1000000", "auto"],
@@ -78,9 +79,9 @@ def test_a_rate_that_cannot_be_is_refused_in_the_words_of_the_job_file():
 @pytest.mark.parametrize(
     ("kind", "key", "limits"),
     [
-        ("optimizers", "lr", finite.LearningRate),
-        ("optimizers", "weight_decay", finite.WeightDecay),
-        ("algorithms", "local_lr", finite.LocalRate),
+        ("optimizers", "lr", numeric_limits.LearningRate),
+        ("optimizers", "weight_decay", numeric_limits.WeightDecay),
+        ("algorithms", "local_lr", numeric_limits.LocalRate),
     ],
 )
 def test_rates_have_the_same_limits_in_the_job_file(kind, key, limits):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dlctl import registry
 from dlctl.cli.keydocs import keys
 from dlctl.config import Workers
-from dlctl.suggest import ALIASES, closest, did_you_mean
+from dlctl.util.did_you_mean import ALIASES, closest, did_you_mean
 
 
 def test_every_other_name_stands_for_one_that_exists_and_is_no_name_beside_it() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MODULE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
 CODE = sorted([*ROOT.glob("dlctl/**/*.py"), *ROOT.glob("daemons/**/*.py")])
 TESTS = sorted(ROOT.glob("tests/**/*.py"))
@@ -43,9 +42,8 @@ def name(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", CODE, ids=name)
-def test_modules_and_functions_are_small(path: Path) -> None:
+def test_functions_are_small(path: Path) -> None:
     text = path.read_text()
-    assert text.count("\n") <= MODULE_LINES_MAX
     sizes = {f.name: (f.end_lineno or 0) - f.lineno + 1 for f in functions(ast.parse(text))}
     assert {n: size for n, size in sizes.items() if size > FUNCTION_LINES_MAX} == {}
 

@@ -19,11 +19,11 @@ from dlctl.flat import slice_bounds
 from dlctl.machine import Received, Started
 from dlctl.messages import APPLIED, Assign, Initialise, Message, Welcome
 from dlctl.optim.adagrad import Adagrad
-from dlctl.roles.channel import Channel, Identity
-from dlctl.roles.desk import COORDINATOR, Birth
-from dlctl.roles.outstanding import Outstanding
-from dlctl.roles.server import Server
-from dlctl.roles.token import sign
+from dlctl.roles.protocol.context import COORDINATOR, Birth
+from dlctl.roles.protocol.retry import Retries
+from dlctl.roles.protocol.token import sign
+from dlctl.roles.server.server import Server
+from dlctl.roles.worker.shard_client import Identity, ShardClient
 
 KEY = b"the key of this run"
 JOB = JobFile(
@@ -75,7 +75,7 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
 
     # A worker joins with the epoch that the coordinator gave it, and brings the initial values.
     me = Identity("tour-1", slot=0, epoch=1, token=sign(KEY, "tour-1", 0, 1))
-    channel = Channel(0, me, Outstanding(resend_s=1.0))
+    channel = ShardClient(0, me, Retries(resend_s=1.0))
     w, averaged, constant = replica.parameters[lo:hi].copy(), replica.averaged(), replica.constant()
     ask(channel.join(now=0.0).message)
     channel.on_joined(ask(Initialise(me.slot, me.epoch, w, averaged, constant)), now=0.0)

@@ -6,31 +6,31 @@ import re
 from pathlib import Path
 
 import dlctl
-from dlctl import ways
 from dlctl.cli import console, main
 from dlctl.errors import DlctlError
+from dlctl.util import hints
 
 
 def test_every_way_and_what_it_does_have_lines_of_their_own(capsys):
     """Ways were joined by "   |   ": whoever pasted them had both of them done."""
-    hint = ways.either("", ways.told("dlctl recover -j x", "loses nothing"), None, "dlctl ps")
+    hint = hints.either("", hints.told("dlctl recover -j x", "loses nothing"), None, "dlctl ps")
     console.error(DlctlError("no", hint=hint))
     assert capsys.readouterr().err == (
         "error: no\n  next: dlctl recover -j x\n        loses nothing\n    or: dlctl ps\n"
     )
     in_a_column = ["next    dlctl recover -j x", "        loses nothing", "or      dlctl ps"]
-    assert ways.lines(hint, "next    ") == in_a_column
+    assert hints.lines(hint, "next    ") == in_a_column
 
 
 def test_programs_get_every_way_by_itself():
-    hint = ways.either("correct a.py:4 first, then\ndlctl recover", "dlctl ps")
-    assert ways.as_data(hint) == {
+    hint = hints.either("correct a.py:4 first, then\ndlctl recover", "dlctl ps")
+    assert hints.as_data(hint) == {
         "next": "correct a.py:4 first, then dlctl recover",
         "or": ["dlctl ps"],
     }
-    assert ways.as_data("") == {"next": "", "or": []}
-    assert ways.in_a_line(hint) == "correct a.py:4 first, then dlctl recover; or: dlctl ps"
-    assert ways.in_a_line(None) == ""
+    assert hints.as_data("") == {"next": "", "or": []}
+    assert hints.in_a_line(hint) == "correct a.py:4 first, then dlctl recover; or: dlctl ps"
+    assert hints.in_a_line(None) == ""
 
 
 def test_no_text_of_ours_joins_commands_by_a_pipe():
@@ -43,12 +43,12 @@ def test_no_text_of_ours_joins_commands_by_a_pipe():
 
 def test_what_comes_next_is_about_the_run_that_was_named(own_place, capsys):
     """It was about the newest one."""
-    hint = ways.either(ways.told("dlctl status", "says more"), "dlctl ps", "dlctl logs -j y")
+    hint = hints.either(hints.told("dlctl status", "says more"), "dlctl ps", "dlctl logs -j y")
     at = "dlctl checkpoint export runs/x/ckpt/9-1"
-    assert ways.about(at, "x") == at
+    assert hints.about(at, "x") == at
     expected = "dlctl status -j 'my run'\nsays more\nor: dlctl ps\nor: dlctl logs -j y"
-    assert ways.about(hint, "my run") == expected
-    assert ways.about(hint, "") == hint
+    assert hints.about(hint, "my run") == expected
+    assert hints.about(hint, "") == hint
     for given in (["-j", "digits-7f3a"], ["--job", "digits-7f3a"], ["--job=digits-7f3a"]):
         assert main.run(["set", "lrr=1", *given]) == 2
         assert capsys.readouterr().err.endswith("\n  next: dlctl set --list -j digits-7f3a\n")

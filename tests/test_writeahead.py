@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from dlctl import processes, rundb
 from dlctl.errors import DlctlError
-from dlctl.rundb import FILE, RunDb
-from dlctl.writeahead import damaged_at
+from dlctl.runs import database
+from dlctl.runs.database import FILE, RunDb
+from dlctl.runs.wal import damaged_at
+from dlctl.util import processes
 
 FRAME_BYTES = 24 + 4096
 HEADER_BYTES = 32
@@ -138,7 +139,7 @@ def test_nobody_who_would_write_opens_a_database_with_a_damaged_log(run, tmp_pat
     with pytest.raises(DlctlError, match=f"run.db-wal is damaged at byte {at:,} of") as raised:
         RunDb(damaged)
     assert raised.value.where == str(damaged / FILE)
-    assert "run.db-wal is damaged" in rundb.damage(damaged)
+    assert "run.db-wal is damaged" in database.damage(damaged)
     assert newest_term(damaged) < newest_term(run), "whoever reads sees what is left"
     assert log_of(damaged) == log, "as it was found: whoever closes it would hide the damage"
 
@@ -155,7 +156,7 @@ def test_after_a_restart_of_the_machine_the_end_of_a_log_may_be_missing(
             db.put_terms({"worker-0": COMMITS + number})
             db.commit()
         damaged = copy(run, tmp_path / "damaged", flip(log_of(run), at + 100))
-    assert bool(rundb.damage(damaged)) == is_named
+    assert bool(database.damage(damaged)) == is_named
     with nullcontext() if not is_named else pytest.raises(DlctlError):
         RunDb(damaged).close()
 
@@ -196,4 +197,4 @@ def test_a_value_that_is_not_what_was_written_is_not_read(run, table):
     ],
 )
 def test_what_sqlite_has_found_is_told_without_its_internals(found, said):
-    assert rundb._in_plain_words([found, "Page 99: more of it"]) == said
+    assert database._in_plain_words([found, "Page 99: more of it"]) == said

@@ -32,8 +32,8 @@ from torch import Tensor
 from benchmarks.peers.settings import Settings, from_command_line
 from benchmarks.peers.watch import Watch
 from benchmarks.sandbox import Dlctl, console_script, sandbox
-from dlctl import rundb, runs, states
 from dlctl.config import Servers
+from dlctl.runs import database, kept_shards, paths
 from dlctl.shards import image
 
 ROOT = Path(__file__).parents[2]
@@ -174,10 +174,10 @@ def _wait_until_ready(start: subprocess.Popen[str]) -> tuple[Shards, float]:
     does not begin."""
     until = time.monotonic() + START_S_MAX
     while time.monotonic() < until and not start.poll():
-        for run in runs.all_runs():
-            if (ready_at := rundb.read(run).get("ready_at")) is not None:
+        for run in paths.all_runs():
+            if (ready_at := database.read(run).get("ready_at")) is not None:
                 # Before that, the servers have got the initial values.
-                places = states.places(run, Servers())
+                places = kept_shards.places(run, Servers())
                 return Shards(sorted(places[0].glob("shard-*.state"))), ready_at
         time.sleep(LOOK_S)
     raise RuntimeError("the run did not begin")

@@ -7,28 +7,28 @@ from contextlib import suppress
 from daemons import process, signals
 from daemons.agent.children import Children
 from daemons.agent.supervision import Supervision
-from daemons.host.end import purge_files
+from daemons.files.file_sender import ON_HOSTS, FileSender
 from daemons.loop import Loop
-from daemons.outgoing import ON_HOSTS, Outgoing
-from dlctl import runs
-from dlctl.roles.agent import Agent
-from dlctl.roles.desk import COORDINATOR
-from dlctl.roles.effects import SignalProcess, StartProcess
+from daemons.node.end import purge_files
+from dlctl.roles.agent.agent import Agent
+from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.roles.protocol.effects import SignalProcess, StartProcess
+from dlctl.runs import paths
 
 
-def serve(context: process.Context) -> int:
+def serve(context: process.DaemonContext) -> int:
     loop = Loop(context.log_handler.rotate_if_full, secret=context.credentials.secret)
     children = Children(context, loop)
     loop.chores.append(children.look)
     loop.perform(StartProcess, children.start)
     loop.perform(SignalProcess, children.signal)
-    Outgoing(loop, context.directory, context.birth.name, ON_HOSTS)
+    FileSender(loop, context.directory, context.birth.name, ON_HOSTS)
     signals.stop_the_run(loop, context)
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
     machine = Agent(context.birth, context.job.timeouts.resend_s, children.adopt())
     if not context.is_home:
         return _serve_host(context, loop, machine)
-    still_s = runs.STILL_LIMITS * context.job.timeouts.silent_s
+    still_s = paths.STILL_LIMITS * context.job.timeouts.silent_s
     supervision = Supervision(context.directory, loop, still_s, context.job.servers)
     supervision.begin()
     loop.chores.append(supervision.look)
@@ -37,12 +37,12 @@ def serve(context: process.Context) -> int:
     return code
 
 
-def _serve_host(context: process.Context, loop: Loop, machine: Agent) -> int:
+def _serve_host(context: process.DaemonContext, loop: Loop, machine: Agent) -> int:
     """Away from home nobody else would remove what is left here."""
     code = loop.run(machine)
     if machine.is_over:
         # Not what the next agent of this run is just being given.
-        with suppress(BlockingIOError), runs.held(context.directory):
+        with suppress(BlockingIOError), paths.held(context.directory):
             purge_files(context.directory)
     return code
 

@@ -14,15 +14,16 @@ from dataclasses import dataclass
 
 from daemons import process
 from daemons.agent.oom import OomWatch
-from daemons.lastwords import exit_code, last_lines
+from daemons.log_tail import exit_code, last_lines
 from daemons.loop import Loop
-from dlctl import processes, runs
 from dlctl.launch import local
 from dlctl.launch.base import Credentials
-from dlctl.roles.agent import ProcessStarted
-from dlctl.roles.byitself import UNSAID
-from dlctl.roles.effects import ProcessEnded, SignalProcess, StartProcess
-from dlctl.roles.membership import STATUS_UNKNOWN
+from dlctl.roles.agent.agent import ProcessStarted
+from dlctl.roles.coordinator.crash_loops import UNSAID
+from dlctl.roles.protocol.effects import ProcessEnded, SignalProcess, StartProcess
+from dlctl.roles.protocol.limits import STATUS_UNKNOWN
+from dlctl.runs import paths
+from dlctl.util import processes
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ class _Child:
 
 
 class Children:
-    def __init__(self, context: process.Context, loop: Loop) -> None:
+    def __init__(self, context: process.DaemonContext, loop: Loop) -> None:
         self.context = context
         self.loop = loop
         self._running: dict[tuple[str, int], _Child] = {}
@@ -75,7 +76,7 @@ class Children:
         child = self._running.pop((name, incarnation))
         self.loop.unwatch(child.pidfd)
         os.close(child.pidfd)
-        path = runs.log_path(self.context.directory, name, incarnation)
+        path = paths.log_path(self.context.directory, name, incarnation)
         if child.popen is None:
             said = exit_code(path)
             status = STATUS_UNKNOWN if said is None else said

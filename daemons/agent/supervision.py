@@ -21,14 +21,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from daemons import orphans
+from daemons import parent_watch
 from daemons.loop import Loop
-from dlctl import config, processes, rundb, runs
+from dlctl import config
 from dlctl.errors import DlctlError
 from dlctl.launch import local
 from dlctl.machine import StopRequested
-from dlctl.roles.effects import CoordinatorGone, RestartCoordinator
-from dlctl.rundb import ENDED
+from dlctl.roles.protocol.effects import CoordinatorGone, RestartCoordinator
+from dlctl.runs import database, paths
+from dlctl.runs.database import ENDED
+from dlctl.util import processes
 
 log = logging.getLogger("dlctl")
 AWAY_S = 3.0
@@ -57,8 +59,8 @@ class Supervision:
     def begin(self) -> None:
         """Watch the coordinator that there is."""
         with contextlib.suppress(FileNotFoundError):
-            self._lock = os.open(self.directory / runs.LOCK, os.O_RDONLY | os.O_CLOEXEC)
-        self._watch(*self._present(rundb.read(self.directory)))
+            self._lock = os.open(self.directory / paths.LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        self._watch(*self._present(database.read(self.directory)))
 
     def _present(self, run: Mapping[str, Any]) -> tuple[int | None, str | None]:
         """The pid and start of the process that is on record. If that has ended, of another one
@@ -92,14 +94,14 @@ class Supervision:
         now = time.monotonic()
         was_away, self._looked_at = now - self._looked_at > AWAY_S, now
         try:
-            beat = (self.directory / runs.LOCK).stat().st_mtime_ns
+            beat = (self.directory / paths.LOCK).stat().st_mtime_ns
         except OSError:
             return
         if beat != self._beat or was_away:
             self._beat, self._beat_at = beat, now
         elif self._pidfd >= 0 and now - self._beat_at > self.still_s:
             self._beat_at = now
-            if why := runs.refusal(self.directory):  # Then its time says nothing.
+            if why := paths.refusal(self.directory):  # Then its time says nothing.
                 log.warning("nobody sees whether the coordinator works: %s", why)
                 return
             log.warning("the coordinator has stood still for %.0f s: it is killed", self.still_s)
@@ -120,23 +122,23 @@ class Supervision:
         if not self._finds_it_ended:
             return
         if self._is_removed():
-            orphans.remove_leftovers(self.directory, "stopped", self.servers)
+            parent_watch.remove_leftovers(self.directory, "stopped", self.servers)
             return
-        with contextlib.suppress(BlockingIOError), runs.held(self.directory):
+        with contextlib.suppress(BlockingIOError), paths.held(self.directory):
             state = self._state()  # Nobody brings it back now, but somebody may have.
             if state in ENDED:
-                orphans.remove_leftovers(self.directory, state, self.servers)
+                parent_watch.remove_leftovers(self.directory, state, self.servers)
 
     def _is_removed(self) -> bool:
         """Whether there is nothing any more that another coordinator could lead."""
         try:
-            return rundb.is_removed(self.directory, self._lock)
+            return database.is_removed(self.directory, self._lock)
         except OSError:  # it cannot be seen
             return False
 
     def _state(self) -> str:
         try:
-            return str(rundb.read(self.directory).get("state"))
+            return str(database.read(self.directory).get("state"))
         except (DlctlError, sqlite3.Error) as error:
             log.error("cannot read the run's database: %s", error)
             return ""
@@ -146,7 +148,7 @@ class Supervision:
             if self._is_removed():
                 self._gone()
                 return
-            run = rundb.read(self.directory)
+            run = database.read(self.directory)
             if run.get("state") in ENDED:
                 self._gone()
                 return

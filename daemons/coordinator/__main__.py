@@ -9,31 +9,33 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from daemons import orphans, process
+from daemons import parent_watch, process
 from daemons.coordinator.agents import Agents
 from daemons.coordinator.directories import Directories
 from daemons.coordinator.past import read_past
 from daemons.coordinator.records import Records
-from daemons.incoming import Incoming
+from daemons.files.file_receiver import FileReceiver
+from daemons.files.file_sender import AT_HOME, FileSender
+from daemons.files.log_mirror import Mirrored
 from daemons.loop import Loop
-from daemons.mirrored import Mirrored
-from daemons.outgoing import AT_HOME, Outgoing
-from dlctl import keys, registry, rundb, runs
+from dlctl import registry
+from dlctl.control import keys
 from dlctl.errors import DlctlError
 from dlctl.launch import addresses, local
-from dlctl.locks import GLANCE_S, is_locked_within
 from dlctl.machine import StopRequested
-from dlctl.roles.coordinator import Coordinator
-from dlctl.roles.desk import COORDINATOR, EXIT_RESTART
-from dlctl.roles.journal import KeyRenewed, RenewKey
-from dlctl.rundb import RunDb
+from dlctl.roles.coordinator.coordinator import Coordinator
+from dlctl.roles.coordinator.records import KeyRenewed, RenewKey
+from dlctl.roles.protocol.context import COORDINATOR, EXIT_RESTART
+from dlctl.runs import database, paths
+from dlctl.runs.database import RunDb
+from dlctl.util.flock import GLANCE_S, is_locked_within
 
 log = logging.getLogger("dlctl")
 CONTROL_FRAME_BYTES_MAX = 64 << 20
 """Nobody has more to say to the coordinator at once: the layout of a model is the largest."""
 
 
-def coordinate(context: process.Context) -> int:
+def coordinate(context: process.DaemonContext) -> int:
     """Lead the run to its end. A crash, a restart on request, or an error while there is an agent
     leaves the daemons as they are: the agent starts the next coordinator, which goes on with what
     this one has remembered.
@@ -52,14 +54,14 @@ def coordinate(context: process.Context) -> int:
         raise
     finally:
         if is_over:
-            orphans.end_all(directory, db)
-            orphans.remove_leftovers(directory, db.run().get("state"), context.job.servers)
+            parent_watch.end_all(directory, db)
+            parent_watch.remove_leftovers(directory, db.run().get("state"), context.job.servers)
         db.close()
         os.close(lock)
     return code
 
 
-def _lead(context: process.Context, db: RunDb, lock: int) -> int:
+def _lead(context: process.DaemonContext, db: RunDb, lock: int) -> int:
     directory, job = context.directory, context.job
     keyring = keys.keyring(directory, job.is_encrypted)
     before = db.run()
@@ -74,8 +76,8 @@ def _lead(context: process.Context, db: RunDb, lock: int) -> int:
     control = loop.transport.listen(address, CONTROL_FRAME_BYTES_MAX)
     records = Records(directory, db, loop)
     Directories(directory, db, loop)
-    Outgoing(loop, directory, COORDINATOR, AT_HOME)
-    Incoming(loop, directory)
+    FileSender(loop, directory, COORDINATOR, AT_HOME)
+    FileReceiver(loop, directory)
     Mirrored(loop, directory)
     loop.perform(RenewKey, lambda _: loop.post(_renew_key(directory)))
     agents = Agents(context, loop, control, keyring.public(COORDINATOR))
@@ -106,7 +108,7 @@ def _beat(directory: Path, lock: int, loop: Loop) -> None:
     directory is removed, nobody could find, and no command could end.
     """
     with suppress(OSError):
-        if rundb.is_removed(directory, lock):
+        if database.is_removed(directory, lock):
             loop.post(StopRequested("its run directory was removed", at_once=True))
         os.utime(lock)
 
@@ -135,7 +137,7 @@ def _write_end(db: RunDb, reason: str) -> None:
 
 def _lock(directory: Path) -> int:
     """Hold the run directory for as long as this process lives. Raises DlctlError if it is held."""
-    descriptor = os.open(directory / runs.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(directory / paths.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if is_locked_within(GLANCE_S, descriptor):
         return descriptor
     os.close(descriptor)

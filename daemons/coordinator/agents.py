@@ -9,21 +9,24 @@ import logging
 from contextlib import closing
 
 from daemons import process
-from daemons.lastwords import LINES, exit_code, last_lines
+from daemons.log_tail import LINES, exit_code, last_lines
 from daemons.loop import Loop
-from dlctl import placement, registry, runs
+from dlctl import placement, registry
 from dlctl.errors import DlctlError
 from dlctl.launch.base import Credentials, Ended, Launcher, Notice, Order, Waiting
-from dlctl.roles.effects import AgentWaits, HostsTaken, ProcessEnded
-from dlctl.roles.journal import KillAgent, LaunchAgent
-from dlctl.roles.membership import STATUS_UNKNOWN
-from dlctl.rundb import RunDb
+from dlctl.roles.coordinator.records import KillAgent, LaunchAgent
+from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, ProcessEnded
+from dlctl.roles.protocol.limits import STATUS_UNKNOWN
+from dlctl.runs import paths
+from dlctl.runs.database import RunDb
 
 log = logging.getLogger("dlctl")
 
 
 class Agents:
-    def __init__(self, context: process.Context, loop: Loop, control: str, public: str) -> None:
+    def __init__(
+        self, context: process.DaemonContext, loop: Loop, control: str, public: str
+    ) -> None:
         """`public`: the coordinator's own public key, if it has one."""
         self.context = context
         self.loop = loop
@@ -84,7 +87,7 @@ class Agents:
             words = (*end.words[-LINES:], *_in_words(end.error))
             log.warning("%s: %s", name, " | ".join(words))
         else:
-            path = runs.log_path(self.context.directory, name, incarnation)
+            path = paths.log_path(self.context.directory, name, incarnation)
             words = last_lines(path)
             status = exit_code(path) if status is None else status
         status = STATUS_UNKNOWN if status is None else status
@@ -96,7 +99,7 @@ def _in_words(error: DlctlError) -> tuple[str, ...]:
     return (f"ERROR {process.in_words(error)}",)
 
 
-def _recorded(context: process.Context) -> dict[str, int]:
+def _recorded(context: process.DaemonContext) -> dict[str, int]:
     """The newest incarnation of every daemon that another coordinator of this run has started.
 
     What it has remembered for its successor is newer than the rows that `status` reads.

@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from daemons.loop import Loop
-from dlctl import branches, checkpoints, preferred
-from dlctl.branches import Resume
 from dlctl.errors import DlctlError
-from dlctl.manifest import SCHEMA
-from dlctl.roles import journal as j
-from dlctl.rundb import RunDb
+from dlctl.roles.coordinator import records as j
+from dlctl.runs import branches, checkpoints, preferred
+from dlctl.runs.branches import Resume
+from dlctl.runs.database import RunDb
+from dlctl.runs.manifest import SCHEMA
 
 log = logging.getLogger("dlctl")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from daemons.mirrored import sizes
-from dlctl import checkpoints, runs
+from daemons.files.log_mirror import sizes
 from dlctl.messages import Json
-from dlctl.roles.arrivals import Past
-from dlctl.roles.memory import has_released, newest_checkpoint
-from dlctl.rundb import RunDb
+from dlctl.roles.coordinator.persistence import has_released, newest_checkpoint
+from dlctl.roles.coordinator.registration import Past
+from dlctl.runs import checkpoints, paths
+from dlctl.runs.database import RunDb
 
 
 def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
@@ -33,7 +33,7 @@ def read_past(directory: Path, db: RunDb, agents: dict[str, int]) -> Past:
     numbers = [row["number"] for row in db.checkpoints()]
     newest = max([*numbers, checkpoints.highest_number(directory), remembered])
     gone_s = max(0.0, now - heard_at) if memory and heard_at else 0.0
-    beat_age_s = runs.beat_age_s(directory, now)
+    beat_age_s = paths.beat_age_s(directory, now)
     return Past(
         terms=db.terms(),
         incarnations=db.incarnations(),

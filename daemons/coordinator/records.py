@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from daemons.loop import Loop
-from dlctl import processes
 from dlctl.launch import base
 from dlctl.machine import Send
 from dlctl.messages import Json
-from dlctl.names import HOME_AGENT
-from dlctl.roles import journal as j
-from dlctl.roles.effects import OnRecord, Unwritten
-from dlctl.roles.lasting import Lasting
-from dlctl.rundb import RunDb
+from dlctl.roles.coordinator import records as j
+from dlctl.roles.coordinator.lasting import Lasting
+from dlctl.roles.protocol.effects import OnRecord, Unwritten
+from dlctl.runs.database import RunDb
+from dlctl.util import processes
+from dlctl.util.names import HOME_AGENT
 
 log = logging.getLogger("dlctl")
 RETRY_S = 1.0

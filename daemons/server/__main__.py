@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import os
 
-from daemons import orphans, process, signals
-from daemons.files import files_of
+from daemons import parent_watch, process, signals
+from daemons.files.arrays import files_of
 from daemons.loop import Loop
-from daemons.server import failpoint, keeping
+from daemons.server import failpoint
+from daemons.server.storages import choose_storages
 from daemons.server.watching import Watch
 from dlctl import registry
 from dlctl.launch import addresses
 from dlctl.messages import Push
-from dlctl.roles.desk import COORDINATOR
-from dlctl.roles.effects import LoadArrays, SaveArrays
-from dlctl.roles.server import Server
+from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.roles.protocol.effects import LoadArrays, SaveArrays
+from dlctl.roles.server.server import Server
 
 
-def serve(context: process.Context) -> int:
+def serve(context: process.DaemonContext) -> int:
     job, birth = context.job, context.birth
     loop = Loop(context.log_handler.rotate_if_full, secret=context.credentials.secret)
     files = files_of(loop, context.directory, birth)
     loop.perform(SaveArrays, files.save)
     loop.perform(LoadArrays, files.load)
     signals.stop_the_run(loop, context)
-    loop.chores.append(orphans.watch_parents(loop, context))
+    loop.chores.append(parent_watch.watch_parents(loop, context))
     place = addresses.of_server(birth.run_id, birth.name, job, context.control)
     address = place.told(loop.transport.listen(place.bind))
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
     point = failpoint.from_environment(os.environ)
-    storages = keeping.storages(context.directory, job.servers, point)
+    storages = choose_storages(context.directory, job.servers, point)
     loop.chores.append(Watch(storages, context.directory))
     loop.hear_early(Push)
     machine = Server(

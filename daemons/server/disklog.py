@@ -21,11 +21,11 @@ from daemons.server.files import (
     open_locked,
     own_directory,
 )
-from dlctl.directories import sync_directory
 from dlctl.errors import DlctlError
 from dlctl.shards.base import Point, Spec
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.records import Bytes
+from dlctl.util.fsync import sync_directory
 
 MARGIN_BYTES = 1 << 20
 """What a new base has to leave free, for the records of others on the same disk."""

@@ -16,9 +16,9 @@ from pathlib import Path
 from threading import Event
 
 from dlctl.errors import DlctlError
-from dlctl.locks import GLANCE_S, RETRY_S, is_locked_within
 from dlctl.shards.base import Held, NoRoom
-from dlctl.units import format_size
+from dlctl.util.flock import GLANCE_S, RETRY_S, is_locked_within
+from dlctl.util.units import format_size
 
 LOCK_S = 10.0
 """How long to wait for a process that is about to end."""

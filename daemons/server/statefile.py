@@ -20,8 +20,8 @@ from daemons.server.files import (
     open_locked,
     own_directory,
 )
-from dlctl import states
 from dlctl.errors import DlctlError
+from dlctl.runs import kept_shards
 from dlctl.shards.base import Point, Spec, Unusable, not_replaced, unusable
 from dlctl.shards.image import Form, has_updates
 from dlctl.shards.mapped import Mapped
@@ -46,7 +46,7 @@ class StateFile:
     def create(self, spec: Spec) -> Mapped:
         """Raises DlctlError, with place and size, if it cannot be made anywhere; Unusable if there
         is a state that must not be replaced."""
-        boot_id = states.boot_id()
+        boot_id = kept_shards.boot_id()
         for place in self.places:
             self._remove_old(place / _file(spec), spec, boot_id)
         size_bytes = Form.of(spec, boot_id).total_bytes
@@ -77,7 +77,7 @@ class StateFile:
                 continue
             try:
                 buffer = _map(self._descriptor, os.fstat(self._descriptor).st_size)
-                self._storage = Mapped.reopen(buffer, spec, states.boot_id(), self.point)
+                self._storage = Mapped.reopen(buffer, spec, kept_shards.boot_id(), self.point)
                 return self._storage
             except Unusable as error:
                 raise unusable(spec, error, str(path)) from error

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 
-from daemons import logs, orphans, process
-from daemons.files import files_of
+from daemons import logs, parent_watch, process
+from daemons.files.arrays import files_of
 from daemons.loop import Loop
 from daemons.worker.acks import Acks
 from daemons.worker.compute import ComputeThread
 from dlctl import registry
 from dlctl.compress import values
-from dlctl.roles.desk import COORDINATOR
-from dlctl.roles.effects import (
+from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.roles.protocol.effects import (
     BuildModel,
     Compute,
     LoadArrays,
@@ -22,10 +22,10 @@ from dlctl.roles.effects import (
     SaveArrays,
     Settled,
 )
-from dlctl.roles.worker import Worker
+from dlctl.roles.worker.worker import Worker
 
 
-def serve(context: process.Context) -> int:
+def serve(context: process.DaemonContext) -> int:
     job = context.job
     logs.capture_prints()
     loop = Loop(context.log_handler.rotate_if_full, secret=context.credentials.secret)
@@ -41,7 +41,7 @@ def serve(context: process.Context) -> int:
     loop.perform(LocateTask, thread.locate)
     loop.perform(Settled, acks.write)
     loop.stop_on_signals()
-    loop.chores += [orphans.watch_parents(loop, context), values.MEMORY.check]
+    loop.chores += [parent_watch.watch_parents(loop, context), values.MEMORY.check]
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
     compressor = registry.load("compressors", job.compression.name)
     machine = Worker(

@@ -1,7 +1,7 @@
 """Writes down what the servers have settled, where it outlives the worker.
 
 One store into mapped memory per ack, about a microsecond with everything around it. The kernel
-keeps the page when the process is killed; `dlctl/acks.py` has the format and reads it.
+keeps the page when the process is killed; `dlctl/runs/acks.py` has the format and reads it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import mmap
 import sys
 from pathlib import Path
 
-from dlctl import acks
-from dlctl.roles.effects import Settled
+from dlctl.roles.protocol.effects import Settled
+from dlctl.runs import acks
 
 log = logging.getLogger("dlctl")
 

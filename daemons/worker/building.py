@@ -11,8 +11,8 @@ from daemons.worker.data import PortionLoader
 from daemons.worker.first_calls import make_first_calls
 from daemons.worker.replica import Replica, choose_device
 from daemons.worker.task import load_task
-from dlctl import cores
 from dlctl.config import JobFile
+from dlctl.util import cores
 
 
 class Built(NamedTuple):

@@ -26,7 +26,7 @@ from dlctl.config import JobFile
 from dlctl.errors import DlctlError
 from dlctl.machine import Event
 from dlctl.messages import Array
-from dlctl.roles.effects import (
+from dlctl.roles.protocol.effects import (
     BuffersLoaded,
     BuildModel,
     Compute,
@@ -72,7 +72,7 @@ class ComputeThread:
 
     def locate(self, _: LocateTask) -> None:
         """Write into the log where the task is that does not come back, and tell the role."""
-        from daemons.worker.whereabouts import whereabouts
+        from daemons.worker.stack_dump import whereabouts
 
         place, stack = whereabouts(self._thread)
         log.warning("the task has not come back; it is at %s", place, extra={"detail": stack})

@@ -61,8 +61,8 @@ from dlctl.algorithms.base import (
     WorkerSide,
 )
 from dlctl.compress.base import Delta
-from dlctl.finite import LocalRate
 from dlctl.messages import APPLIED
+from dlctl.util.numeric_limits import LocalRate
 
 
 @dataclass(slots=True, kw_only=True)

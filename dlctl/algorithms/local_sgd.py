@@ -55,8 +55,8 @@ from dlctl.algorithms.base import (
     Requests,
 )
 from dlctl.config import Choice
-from dlctl.finite import LocalRate
 from dlctl.messages import Array
+from dlctl.util.numeric_limits import LocalRate
 from dlctl.vector import Vector, copy_of, euclidean_norm, is_finite
 
 REACH_MAX = 1e18

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlctl import messages, parallel
+from dlctl import messages
 from dlctl.algorithms.base import (
     Algorithm,
     Fetch,
@@ -49,8 +49,9 @@ from dlctl.algorithms.base import (
 )
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, HELD, LATE, REFUSED, Array, Json
-from dlctl.parallel import BLOCK, scratch
 from dlctl.shards.base import Shard
+from dlctl.util import threads
+from dlctl.util.threads import BLOCK, scratch
 
 Accrues = Generator[NextData | NextGradient, Any, int]
 
@@ -254,7 +255,7 @@ def _weighted_sum(vectors: Sequence[Array], weights: Sequence[np.float32]) -> Ar
             for vector, weight in zip(vectors, weights, strict=True):
                 into += np.multiply(vector[cut], weight, out=scratch(into.size))
 
-    parallel.in_parts(total.size, add)
+    threads.in_parts(total.size, add)
     return total
 
 

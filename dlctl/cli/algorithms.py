@@ -12,7 +12,7 @@ from dlctl.cli import console
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import json_option
 from dlctl.errors import NotFound
-from dlctl.suggest import closest
+from dlctl.util.did_you_mean import closest
 
 SECTIONS = {"algorithms": "algorithm", "optimizers": "optimizer", "compressors": "compression"}
 """Kind -> the section of the job file where its names are used; launchers have none."""

@@ -33,7 +33,7 @@ def require_live(snapshot: Snapshot, what: str) -> None:
 
 def ask(snapshot: Snapshot, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """The coordinator's answer. Raises as `client.ask` does, with a next command."""
-    from dlctl import client
+    from dlctl.control import client
 
     try:
         result = client.ask(snapshot.directory, verb, arguments, ASK_S)

@@ -8,9 +8,9 @@ from dlctl.cli import console, nextstep, report, troubles, values
 from dlctl.cli.report import Row
 from dlctl.cli.snapshot import Snapshot
 from dlctl.cli.trouble import Trouble
-from dlctl.names import COORDINATOR
 from dlctl.settings import AUTO
-from dlctl.text import COORDINATOR_GONE, grave, is_birth
+from dlctl.util.names import COORDINATOR
+from dlctl.util.text import COORDINATOR_GONE, grave, is_birth
 
 LAST_LINES = 3
 _STARTING = ("starting", "recovering", "draining")

@@ -18,11 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dlctl import processes, rundb, runs
 from dlctl.cli import console, values
 from dlctl.cli.snapshot import COPY as STATE_OF_COPY
 from dlctl.cli.snapshot import ENDED, UNKNOWN, Snapshot, is_here
 from dlctl.errors import DlctlError
+from dlctl.runs import database, paths
+from dlctl.util import processes
 
 COPY = "a copy of a run cannot take its place: its daemons are found by the name of the run"
 
@@ -37,10 +38,10 @@ def check_database(directory: Path, *, read_all: bool = True) -> None:
 
     `read_all`: see `unreadable.explained`.
     """
-    if said := rundb.damage(directory):
+    if said := database.damage(directory):
         from dlctl.cli import unreadable
 
-        path = directory / rundb.FILE
+        path = directory / database.FILE
         text = f"the run's database is damaged: {' '.join(said.split())}"
         damage = DlctlError(text, where=str(path))
         raise unreadable.explained(directory, damage, read_all=read_all)
@@ -146,7 +147,7 @@ def _elsewhere(snapshot: Snapshot) -> tuple[Path, str] | None:
         if _has_run(other) or not is_itself:
             return other, f"{name} lives and works in {other}"
     original = Path(str(recorded.get("path")))
-    link = (runs.index_dir() / directory.name).resolve()
+    link = (paths.index_dir() / directory.name).resolve()
     known = [original] if _is_at(original, recorded) else []
     known += [link] if not is_itself and _has_run(link) else []
     for other in known:
@@ -156,7 +157,7 @@ def _elsewhere(snapshot: Snapshot) -> tuple[Path, str] | None:
 
 
 def _has_run(directory: Path) -> bool:
-    return (directory / rundb.FILE).exists()
+    return (directory / database.FILE).exists()
 
 
 def _recorded(snapshot: Snapshot) -> Mapping[str, Any]:
@@ -193,7 +194,7 @@ def _under_another_name(directory: Path, run_id: str) -> DlctlError:
 
 def _of_this_name(directory: Path, run_id: str) -> Path | None:
     """Where a run of this id is, beside a directory of another name or as far as we know of it."""
-    for other in (directory.parent / run_id, (runs.index_dir() / run_id).resolve()):
+    for other in (directory.parent / run_id, (paths.index_dir() / run_id).resolve()):
         if _has_run(other) and not other.samefile(directory):
             return other
     return None
@@ -230,7 +231,7 @@ def claimed(directory: Path) -> Iterator[None]:
     """Only one command at a time brings a run back. Raises DlctlError if another one does it."""
     with ExitStack() as held:
         try:
-            held.enter_context(runs.held(directory))
+            held.enter_context(paths.held(directory))
         except BlockingIOError:
             raise DlctlError(
                 f"another command is bringing {directory.name} back just now",
@@ -245,7 +246,7 @@ def refuse_unknown_coordinator(snapshot: Snapshot) -> None:
     if has_unknown_coordinator(snapshot):
         raise DlctlError(
             f"a coordinator that is not on record holds {snapshot.run_id}",
-            where=str(snapshot.directory / runs.LOCK),
+            where=str(snapshot.directory / paths.LOCK),
             hint=f"dlctl status -j {snapshot.run_id}",
         )
 
@@ -255,7 +256,7 @@ def has_unknown_coordinator(snapshot: Snapshot) -> bool:
     if processes.is_alive(snapshot.run.get("pid"), snapshot.run.get("pid_start")):
         return False
     try:
-        descriptor = os.open(snapshot.directory / runs.LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(snapshot.directory / paths.LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dlctl.cli import logfiles, report, values
 from dlctl.cli.snapshot import ENDED, Snapshot, is_here
-from dlctl.text import grave
+from dlctl.util.text import grave
 
 LAST_LINES = 3
 WITHOUT_A_WORD = "its log says nothing of it, as after SIGKILL or a power failure"

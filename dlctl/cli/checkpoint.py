@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from dlctl import checkpoints, preferred, ways
 from dlctl.cli import (
     checkpoint_choice,
     console,
@@ -27,8 +26,10 @@ from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import DlctlError, NotFound, UsageError
-from dlctl.manifest import FAILURE
-from dlctl.text import plural
+from dlctl.runs import checkpoints, preferred
+from dlctl.runs.manifest import FAILURE
+from dlctl.util import hints
+from dlctl.util.text import plural
 
 Data = dict[str, Any]
 HEADERS = ("NUMBER", "STEP", "SAVED", "SIZE", "SERVERS", "FILES", "EVALUATION", "DIRECTORY")
@@ -81,7 +82,7 @@ def create(group_job: str | None, timeout: str, job: str | None, as_json: bool) 
 
 
 def _create(job: str | None, timeout: str, as_json: bool) -> None:
-    from dlctl import client
+    from dlctl.control import client
 
     limit_s = values.parse_duration(timeout, "--timeout")
     snapshot = pick.own(job)
@@ -256,12 +257,12 @@ def _after_verdict(snapshot: Snapshot, is_any_good: bool) -> str:
     """What to do about damaged checkpoints of a run."""
     from dlctl.cli import nextstep
 
-    prune = ways.told(
+    prune = hints.told(
         f"dlctl checkpoint prune --damaged -j {snapshot.run_id}", "removes the damaged ones"
     )
     file = unreadable.job_file(snapshot.directory)
     anew = nextstep.job_file(snapshot) if file is None else shlex.quote(values.path(file))
-    return prune if is_any_good else ways.either(unreadable.anew(anew), prune)
+    return prune if is_any_good else hints.either(unreadable.anew(anew), prune)
 
 
 def _show_verdict(path: Path, problems: list[str]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dlctl import checkpoints, manifest, preferred
 from dlctl.cli import console, knownruns, lineage, pick, values
 from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import DlctlError, NotFound, UsageError
-from dlctl.manifest import Manifest
+from dlctl.runs import checkpoints, manifest, preferred
+from dlctl.runs.manifest import Manifest
 
 
 def chosen(text: str, job: str | None) -> Path:

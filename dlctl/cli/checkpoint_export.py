@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
-from dlctl import checkpoints
 from dlctl.cli import console, values
 from dlctl.cli.checkpoint_choice import chosen
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
 from dlctl.errors import DlctlError
+from dlctl.runs import checkpoints
 
 ENDINGS = {"safetensors": ".safetensors", "torch": ".pt"}
 TORCH_ENDINGS = (".pt", ".pth", ".bin")
@@ -83,7 +83,7 @@ def _file_stem(directory: Path) -> str:
 
 def _export(directory: Path, kind: str, file: Path) -> None:
     """Another process does it, because it needs torch. Its error becomes ours."""
-    argv = [sys.executable, "-P", "-m", "daemons.export", str(directory), "--to", kind]
+    argv = [sys.executable, "-P", "-m", "daemons.files.export", str(directory), "--to", kind]
     argv += ["--output", str(file), "--errors", "json"]
     done = subprocess.run(argv, capture_output=True, text=True)
     if done.returncode != 0:

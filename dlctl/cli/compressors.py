@@ -115,8 +115,9 @@ def _measured(job: str, *, tells: bool) -> list[dict[str, Any]]:
 
 def _job(text: str) -> tuple[JobFile, Path | None]:
     """A job, and the newest good checkpoint if it is a run that has one."""
-    from dlctl import checkpoints, jobfile, preferred
+    from dlctl import jobfile
     from dlctl.cli import pick, remains
+    from dlctl.runs import checkpoints, preferred
 
     if Path(text).is_file():
         return jobfile.load(Path(text)), None
@@ -134,7 +135,7 @@ def _gradient(job: JobFile, checkpoint: Path | None) -> Array:
 
     with tempfile.TemporaryDirectory(prefix="dlctl-gradient-") as directory:
         file = Path(directory) / "gradient.npy"
-        argv = [sys.executable, "-P", "-m", "daemons.gradient", str(file)]
+        argv = [sys.executable, "-P", "-m", "daemons.worker.sample_gradient", str(file)]
         argv += ["--checkpoint", str(checkpoint)] if checkpoint else []
         done = subprocess.run(argv, input=json.dumps(to_dict(job)), capture_output=True, text=True)
         if done.returncode != 0:

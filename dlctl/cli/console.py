@@ -21,10 +21,10 @@ from typing import Any, TextIO
 
 import click
 
-from dlctl import ways
 from dlctl.errors import DlctlError
-from dlctl.text import escape as escape
-from dlctl.text import escape_lines as escape_lines
+from dlctl.util import hints
+from dlctl.util.text import escape as escape
+from dlctl.util.text import escape_lines as escape_lines
 
 SIGPIPE_EXIT_CODE = 141
 """What a shell reports for a program that wrote to a pipe nobody reads: 128 + SIGPIPE."""
@@ -177,9 +177,9 @@ def error(problem: DlctlError) -> None:
         _write_err(next_lines(problem.hint, "  "))
 
 
-def next_lines(hint: str, indent: str, label: str = ways.NEXT) -> str:
-    """What to do next, below what it is about; see `ways.lines`."""
-    return "\n".join(indent + escape(line) for line in ways.lines(hint, label))
+def next_lines(hint: str, indent: str, label: str = hints.NEXT) -> str:
+    """What to do next, below what it is about; see `hints.lines`."""
+    return "\n".join(indent + escape(line) for line in hints.lines(hint, label))
 
 
 def _write_err(text: str) -> None:

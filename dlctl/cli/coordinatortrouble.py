@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dlctl import processes, runs, silence, ways
 from dlctl.cli import belonging, lives, logfiles, nextstep, report, values
 from dlctl.cli.snapshot import GONE, READY, SILENT, Snapshot, is_here
 from dlctl.cli.trouble import RECENT_S, Trouble, incarnation, replaced
-from dlctl.names import COORDINATOR
+from dlctl.control import unresponsive
+from dlctl.runs import paths
+from dlctl.util import hints, processes
+from dlctl.util.names import COORDINATOR
 
 NEEDED = ("server", "worker")
 """Roles without any process of which nobody trains."""
@@ -21,8 +23,8 @@ def of(snapshot: Snapshot) -> Iterator[Trouble]:
     if row["state"] == SILENT:
         silent = values.duration(snapshot.silent_s)
         text = f"has not answered for {silent} (pid {snapshot.coordinator_pid})"
-        if silence.has_agent(snapshot.daemons):
-            text += f"; {replaced(snapshot, runs.STILL_LIMITS)}"
+        if unresponsive.has_agent(snapshot.daemons):
+            text += f"; {replaced(snapshot, paths.STILL_LIMITS)}"
         yield Trouble(COORDINATOR, text, nextstep.command(snapshot), heard_at, number)
     elif snapshot.unwritten_s is not None:
         yield _unwritten(snapshot, heard_at, number)
@@ -60,10 +62,10 @@ def _absent(snapshot: Snapshot, heard_at: float | None, number: int) -> Trouble:
     elif failed:
         text += f"; its agent starts another one again and again, which ends at once: {failed}"
         logs = f"dlctl logs {COORDINATOR} -l error {job}"
-        step = ways.told(logs, "says more; as soon as that is mended the next one goes on")
+        step = hints.told(logs, "says more; as soon as that is mended the next one goes on")
     elif snapshot.is_live:
         text += "; its agent starts another one"
-        step = ways.told(f"dlctl recover {job}", "if that does not end")
+        step = hints.told(f"dlctl recover {job}", "if that does not end")
     else:
         text += f", and nobody starts it again{_stopped_agents(snapshot)}"
         step = nextstep.command(snapshot)
@@ -86,9 +88,9 @@ def _unseen_s(snapshot: Snapshot, heard_at: float | None) -> float | None:
     """For how long there has been no sign of a coordinator that is gone; None if there never was.
 
     It goes on to touch its lock when it cannot write. Where not even that is possible the age of
-    the lock is 0 (`runs.beat_age_s`), which is no sign.
+    the lock is 0 (`paths.beat_age_s`), which is no sign.
     """
-    beat_age_s = runs.beat_age_s(snapshot.directory, snapshot.now)
+    beat_age_s = paths.beat_age_s(snapshot.directory, snapshot.now)
     written_s = None if heard_at is None else snapshot.now - heard_at
     signs = [age_s for age_s in (beat_age_s, written_s) if age_s]
     return min(signs, default=None)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dlctl import processes
 from dlctl.cli import console, lives, report, values
 from dlctl.cli.report import Row
 from dlctl.cli.snapshot import ENDED, GONE, Snapshot, is_here
 from dlctl.cli.values import NOTHING
-from dlctl.names import COORDINATOR
 from dlctl.settings import AUTO
+from dlctl.util import processes
+from dlctl.util.names import COORDINATOR
 
 _Cell = Callable[[Snapshot, Row], str]
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlctl import ways
 from dlctl.cli import knownruns, moved
 from dlctl.cli.changes import Change, differences, from_live
 from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import DlctlError, UsageError
+from dlctl.util import hints
 
 if TYPE_CHECKING:
     from dlctl.cli.recovery import Findings
@@ -126,8 +126,8 @@ def with_checkpoint(decision: Decision, job: JobFile, file: Path) -> Decision:
     Raises DlctlError if all are damaged: whether they can be given up is for their owner to say;
     UsageError if the newest good one does not fit.
     """
-    from dlctl import checkpoints, manifest, preferred
     from dlctl.cli import resuming
+    from dlctl.runs import checkpoints, manifest, preferred
 
     previous = decision.previous
     if decision.way != ENDED or previous is None:
@@ -166,5 +166,5 @@ def refusal(decision: Decision) -> DlctlError | None:
     return UsageError(
         f"{previous.run_id} runs with another content of this job file:\n"
         + "\n".join(f"  {change.text()}" for change in decision.changes),
-        hint=ways.either(stop_it, ways.told("dlctl set --list", "says which keys change live")),
+        hint=hints.either(stop_it, hints.told("dlctl set --list", "says which keys change live")),
     )

@@ -12,14 +12,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from dlctl import checkpoints, preferred, settings, ways
+from dlctl import settings
 from dlctl.cli import nextstep, report, values
 from dlctl.cli.nextstep import Step
 from dlctl.cli.snapshot import Snapshot, newest_whole
 from dlctl.errors import DlctlError
-from dlctl.manifest import has_updates, is_doubtful
-from dlctl.rundb import RunDb
-from dlctl.text import is_poisoned
+from dlctl.runs import checkpoints, preferred
+from dlctl.runs.database import RunDb
+from dlctl.runs.manifest import has_updates, is_doubtful
+from dlctl.util import hints
+from dlctl.util.text import is_poisoned
 
 RUINED = "the model may be ruined where it stopped"
 RATES = {"lr", "local_lr"}
@@ -64,7 +66,7 @@ def _further(snapshot: Snapshot, path: Path) -> str:
         if is_older and not checkpoints.verify(older, hashes=False):
             made = checkpoints.read_manifest(older)
             back = f"dlctl recover -j {snapshot.run_id} --checkpoint {made['number']}"
-            return ways.told(back, f"goes back further, to checkpoint {_named(made)}")
+            return hints.told(back, f"goes back further, to checkpoint {_named(made)}")
     return ""
 
 

@@ -15,7 +15,7 @@ from dlctl.cli.group import command as make_command
 from dlctl.cli.options import Tail, job_option, json_option
 from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import UsageError
-from dlctl.rundb import RunDb
+from dlctl.runs.database import RunDb
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

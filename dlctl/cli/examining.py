@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlctl import runs
 from dlctl.cli import console, deciding, knownmodel
 from dlctl.cli.snapshot import Snapshot
 from dlctl.cli.visits import Visit, Visits, control_request, listen_request, understood
@@ -15,8 +14,9 @@ from dlctl.errors import DlctlError, NotFound
 from dlctl.health import needs, network, resources, software
 from dlctl.health.findings import FAULT, LINKS, Finding
 from dlctl.health.needs import CONTROL, HERE, Link, Need
-from dlctl.names import HOME_AGENT
-from dlctl.text import plural
+from dlctl.runs import paths
+from dlctl.util.names import HOME_AGENT
+from dlctl.util.text import plural
 
 if TYPE_CHECKING:
     from dlctl.config import JobFile
@@ -71,7 +71,7 @@ def _wanted(all_needs: dict[str, Need], only_host: str | None) -> dict[str, Need
 
 def _request(need: Need, job: JobFile | None, file: Path | None) -> dict[str, Any]:
     """What is to be looked at on this machine in particular."""
-    folder = str(runs.index_dir().parent) if need.is_here else ""
+    folder = str(paths.index_dir().parent) if need.is_here else ""
     if job is not None and file is not None and need.is_here:
         folder = os.path.abspath(file.parent / job.job.run_dir)
     state_dir = job.servers.state_dir if job is not None and need.servers else ""

@@ -14,11 +14,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from dlctl import checkpoints
 from dlctl.cli import console, lineage, values
 from dlctl.errors import DlctlError, UsageError
-from dlctl.manifest import MANIFEST, Manifest, is_doubtful
-from dlctl.rundb import RunDb
+from dlctl.runs import checkpoints
+from dlctl.runs.database import RunDb
+from dlctl.runs.manifest import MANIFEST, Manifest, is_doubtful
 
 if TYPE_CHECKING:
     from dlctl.cli.resuming import Good

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlctl import ways
 from dlctl.cli import console
 from dlctl.cli.snapshot import Snapshot, read_job
-from dlctl.units import short_size
+from dlctl.util import hints
+from dlctl.util.units import short_size
 
 if TYPE_CHECKING:
     from dlctl.config import Servers
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
 
 def bytes_held(snapshot: Snapshot) -> int:
     """What the states of this run take; 0 if its job cannot be read."""
-    from dlctl import states  # here and below, because it takes numpy along
+    from dlctl.runs import kept_shards  # here and below, because it takes numpy along
 
     servers = _servers(snapshot)
-    return 0 if servers is None else states.bytes_held(snapshot.directory, servers)
+    return 0 if servers is None else kept_shards.bytes_held(snapshot.directory, servers)
 
 
 def shards(snapshot: Snapshot) -> int:
     """How many shards there are states of."""
-    from dlctl import states
+    from dlctl.runs import kept_shards
 
     servers = _servers(snapshot)
-    return 0 if servers is None else len(states.kept(snapshot.directory, servers))
+    return 0 if servers is None else len(kept_shards.kept(snapshot.directory, servers))
 
 
 def remove(snapshot: Snapshot) -> None:
     """Remove what servers that were killed have left; what a living one has open stays."""
-    from dlctl import states
+    from dlctl.runs import kept_shards
 
     servers = _servers(snapshot)
     if servers is not None:
-        states.remove(snapshot.directory, servers)
+        kept_shards.remove(snapshot.directory, servers)
 
 
 def name_what_stays(snapshot: Snapshot) -> None:
@@ -44,8 +44,8 @@ def name_what_stays(snapshot: Snapshot) -> None:
     if held:
         name = console.escape(snapshot.run_id)
         console.note(f"the shards of {name} stay, {short_size(held)}")
-        remove = ways.told(f"dlctl stop --kill -j {name}", "gives them up")
-        console.note(console.next_lines(ways.either(f"dlctl recover -j {name}", remove), "  "))
+        remove = hints.told(f"dlctl stop --kill -j {name}", "gives them up")
+        console.note(console.next_lines(hints.either(f"dlctl recover -j {name}", remove), "  "))
 
 
 def _servers(snapshot: Snapshot) -> Servers | None:

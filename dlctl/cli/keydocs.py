@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 
 from annotated_types import Len
 
-from dlctl import ranges
+from dlctl.util import bounds
 
 _TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 
@@ -94,7 +94,7 @@ def _describe(hint: Any) -> tuple[str, str]:
 def _limit(constraint: Any) -> str:
     if isinstance(constraint, Len):
         return f"{constraint.min_length} to {constraint.max_length} characters"
-    return ranges.bound(constraint)
+    return bounds.bound(constraint)
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

@@ -12,19 +12,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlctl import keys, processes, runs, ways
 from dlctl.cli import arriving, belonging, console, pick, stop, values
 from dlctl.cli.group import Entry, LazyGroup
 from dlctl.cli.group import command as make_command
 from dlctl.cli.launching import explained
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.snapshot import Snapshot, natural, read_job
+from dlctl.control import keys
 from dlctl.errors import DlctlError
-from dlctl.names import COORDINATOR
-from dlctl.rundb import RunDb
+from dlctl.runs import paths
+from dlctl.runs.database import RunDb
+from dlctl.util import hints, processes
+from dlctl.util.names import COORDINATOR
 
 if TYPE_CHECKING:
-    from dlctl.reader import ReaderKey
+    from dlctl.control.reader import ReaderKey
 
 SCHEMA = "dlctl.keys/1"
 SAVE_S = 600.0
@@ -126,7 +128,7 @@ def reader(file: Path, force: bool, job: str | None, as_json: bool) -> None:
             hint="write another file, or overwrite it with --force",
         )
     try:
-        runs.write(file, made.to_bytes(), 0o600)
+        paths.write(file, made.to_bytes(), 0o600)
     except OSError as error:
         raise DlctlError(f"cannot write the key: {error.strerror}", where=str(file)) from error
     if as_json:
@@ -138,8 +140,8 @@ def reader(file: Path, force: bool, job: str | None, as_json: bool) -> None:
 
 def _readers_key(snapshot: Snapshot) -> ReaderKey:
     """Raises DlctlError if the connections of this run have no keys."""
-    from dlctl.reader import ReaderKey
-    from dlctl.roles.doors import READER
+    from dlctl.control.reader import ReaderKey
+    from dlctl.roles.protocol.authz import READER
 
     coordinator, address = snapshot.run.get("control_key"), snapshot.run.get("control")
     if not coordinator or not isinstance(address, str):
@@ -170,7 +172,7 @@ def _who() -> str:
 
 def _ask(snapshot: Snapshot) -> None:
     """Have the coordinator put a new key in force. Raises as `client.ask` does."""
-    from dlctl import client
+    from dlctl.control import client
 
     arguments = {"old": _fingerprint(snapshot.directory), "by": _who()}
     timeouts = read_job(snapshot.directory).get("timeouts", {})
@@ -217,7 +219,7 @@ def _renew(snapshot: Snapshot) -> None:
             raise DlctlError(
                 f"{snapshot.run_id} is {snapshot.state}, but some of it is still there: {names}",
                 where=str(directory),
-                hint=ways.either(
+                hint=hints.either(
                     f"dlctl recover -j {snapshot.run_id}", f"dlctl stop -j {snapshot.run_id}"
                 ),
             )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def find(file: Path, job: JobFile) -> Model | None:
     """By the newest checkpoint of the newest run that has one; None if there is none."""
-    from dlctl import checkpoints
+    from dlctl.runs import checkpoints
 
     for run in reversed(knownruns.of_job(knownruns.job_file(file), job.job.name)):
         if found := checkpoints.complete(run.directory):

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dlctl import runs
 from dlctl.cli import belonging
 from dlctl.cli.snapshot import Snapshot, Unreadable, load, read_job, started
 from dlctl.errors import DlctlError
+from dlctl.runs import paths
 
 UNREADABLE = "unreadable"
 """State of a run whose database cannot be read."""
@@ -22,8 +22,8 @@ UNREADABLE = "unreadable"
 def directories() -> list[Path]:
     """Of all runs, the last started one last."""
     here = Path("runs")
-    local = [d.resolve() for d in here.iterdir() if runs.is_run(d)] if here.is_dir() else []
-    return sorted({*local, *runs.all_runs()}, key=lambda d: (started(d), d.name, d))
+    local = [d.resolve() for d in here.iterdir() if paths.is_run(d)] if here.is_dir() else []
+    return sorted({*local, *paths.all_runs()}, key=lambda d: (started(d), d.name, d))
 
 
 def nearest() -> list[Snapshot]:

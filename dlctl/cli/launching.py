@@ -18,7 +18,6 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlctl import checkpoints, keys, runs
 from dlctl.cli import (
     belonging,
     console,
@@ -36,8 +35,10 @@ from dlctl.cli import (
 )
 from dlctl.cli.deciding import Decision
 from dlctl.cli.snapshot import Snapshot, load
+from dlctl.control import keys
 from dlctl.errors import DlctlError
-from dlctl.rundb import RunDb
+from dlctl.runs import checkpoints, paths
+from dlctl.runs.database import RunDb
 
 if TYPE_CHECKING:
     import subprocess
@@ -207,8 +208,8 @@ def _begin(file: Path, job: JobFile, content: Json, graft: Good | None = None) -
         try:
             with explained(directory):
                 _write_new(directory, file, job, content, graft)
-                runs.socket_address(directory.name, "coordinator")
-                runs.register(directory)
+                paths.socket_address(directory.name, "coordinator")
+                paths.register(directory)
                 return Launched(directory, start_coordinator(directory))
         except BaseException:
             _remove(directory, made_parent)
@@ -237,13 +238,13 @@ def _resume(
         with explained(directory):
             give_up_shards(previous)
             _write_job(directory, file, content)
-            runs.socket_address(directory.name, "coordinator")
-            runs.register(directory)
+            paths.socket_address(directory.name, "coordinator")
+            paths.register(directory)
             return Launched(directory, start_coordinator(directory))
     except BaseException:
         with explained(directory):
             for name, data in before.items():
-                runs.write(directory / name, data, moved.JOB_MODE)
+                paths.write(directory / name, data, moved.JOB_MODE)
             with closing(RunDb(directory)) as db:
                 db.put_run(**{key: previous.run.get(key) for key in row})
                 db.commit()
@@ -285,7 +286,7 @@ def _check_owned(directory: Path, owners: tuple[int, ...] | None = None) -> None
 @contextmanager
 def _new_directory(parent: Path, name: str) -> Iterator[Path]:
     """<name>-<4 hexadecimal digits>, unknown so far to this user; while we are here, it is ours."""
-    index = runs.index_dir()
+    index = paths.index_dir()
     with ExitStack() as ours:
         for _ in range(1000):
             directory = parent / f"{name}-{secrets.token_hex(2)}"
@@ -325,8 +326,8 @@ def _write_new(
 
 
 def _write_job(directory: Path, file: Path, content: Json) -> None:
-    runs.write(directory / "job.toml", file.read_bytes(), moved.JOB_MODE)
-    runs.write(directory / "job.json", json.dumps(content, indent=1).encode(), moved.JOB_MODE)
+    paths.write(directory / "job.toml", file.read_bytes(), moved.JOB_MODE)
+    paths.write(directory / "job.json", json.dumps(content, indent=1).encode(), moved.JOB_MODE)
 
 
 def resume_keys(previous: Snapshot, resume: str) -> Json:
@@ -374,7 +375,7 @@ def explained(directory: Path) -> Iterator[None]:
 
 
 def _remove(directory: Path, made_parent: bool) -> None:
-    link = runs.index_dir() / directory.name
+    link = paths.index_dir() / directory.name
     if link.is_symlink():
         link.unlink()
     shutil.rmtree(directory, ignore_errors=True)

@@ -1,5 +1,5 @@
 """What is told of the checkpoints that a run has gone on from, and put on record for later; see
-`dlctl/branches.py`.
+`dlctl/runs/branches.py`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from dlctl import branches, checkpoints
-from dlctl.branches import COST, KIND, RESUMED, Resume
 from dlctl.cli import values
 from dlctl.cli.snapshot import Snapshot, checkpoint_row
-from dlctl.manifest import is_doubtful
-from dlctl.rundb import RunDb
+from dlctl.runs import branches, checkpoints
+from dlctl.runs.branches import COST, KIND, RESUMED, Resume
+from dlctl.runs.database import RunDb
+from dlctl.runs.manifest import is_doubtful
 
 
 def record(db: RunDb, directory: Path, checkpoint: Path, told: str) -> None:

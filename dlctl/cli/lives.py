@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlctl.errors import DlctlError
-from dlctl.names import COORDINATOR
-from dlctl.rundb import RunDb
+from dlctl.runs.database import RunDb
+from dlctl.util.names import COORDINATOR
 
 TAKEOVER = "recover"
 """The kind of event that tells of a coordinator which has taken the place of another one."""

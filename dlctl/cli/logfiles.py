@@ -21,7 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from dlctl.plain import is_deep
+from dlctl.util.json_depth import is_deep
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 TEXT = "text"
@@ -340,7 +340,7 @@ class _Tail:
 
 def parse_time(text: str, now: float) -> float:
     """A moment: "10m" (ago) or an ISO time, local unless it says its zone. Raises ValueError."""
-    from dlctl.units import parse_duration
+    from dlctl.util.units import parse_duration
 
     try:
         return now - parse_duration(text)

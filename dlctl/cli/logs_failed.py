@@ -11,7 +11,7 @@ from dlctl.cli.logfiles import Line, LogFile
 from dlctl.cli.snapshot import ENDED, GONE, Snapshot
 from dlctl.cli.trouble import Trouble, incarnation
 from dlctl.errors import DlctlError
-from dlctl.names import COORDINATOR
+from dlctl.util.names import COORDINATOR
 
 LAST_SIGN = "; the time is that of its last sign of life"
 _EVALUATION = re.compile(r"worker-\d+: step \d+: ")

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dlctl import reader
 from dlctl.cli import console, report, values
+from dlctl.control import reader
 from dlctl.errors import UsageError
 
 SCHEMA = "dlctl.status-from/1"

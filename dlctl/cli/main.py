@@ -10,10 +10,12 @@ import time
 import click
 from click.exceptions import Exit, NoArgsIsHelpError
 
-from dlctl import __version__, runs, ways
+from dlctl import __version__
 from dlctl.cli import console
 from dlctl.cli.group import Entry, LazyGroup
 from dlctl.errors import DlctlError, UsageError
+from dlctl.runs import paths
+from dlctl.util import hints
 
 _HELP = {
     "Jobs": {
@@ -95,7 +97,7 @@ def run(arguments: list[str]) -> int:
         _show_usage_error(error)
         return UsageError.exit_code
     except DlctlError as error:
-        error.hint = ways.about(error.hint or "", _run_named(arguments))
+        error.hint = hints.about(error.hint or "", _run_named(arguments))
         console.error(error)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
@@ -197,7 +199,7 @@ def _report_bug(error: Exception, arguments: list[str]) -> None:
     text = f"dlctl {__version__}, Python {sys.version}\narguments: {arguments}\n"
     text += "".join(traceback.format_exception(error))
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.txt"
-    directory = runs.index_dir().parent / "crash"
+    directory = paths.index_dir().parent / "crash"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         (directory / name).touch(mode=0o600)

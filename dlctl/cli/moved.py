@@ -14,10 +14,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlctl import processes, rundb, runs
 from dlctl.cli import belonging, knownruns, snapshot, unreadable, values
 from dlctl.cli.snapshot import Snapshot, started
 from dlctl.errors import DlctlError
+from dlctl.runs import database, paths
+from dlctl.util import processes
 
 if TYPE_CHECKING:
     from dlctl.config import JobFile
@@ -32,7 +33,7 @@ def newest(file: Path, job: JobFile) -> Snapshot | None:
     Another job file may well have runs of the same name here: these are its own.
     """
     parent = Path(os.path.abspath(file.parent / job.job.run_dir))
-    found = [d for d in parent.glob(f"{job.job.name}-*") if runs.is_run(d)]
+    found = [d for d in parent.glob(f"{job.job.name}-*") if paths.is_run(d)]
     strange = [
         run
         for run in knownruns.all_of(d.resolve() for d in found)
@@ -166,8 +167,8 @@ def take_over(run: Snapshot, file: Path) -> None:
     Where it was when it was started stays on record: what its servers have kept may be older.
     """
     content = json.dumps(read_job(run, file), indent=1).encode()
-    runs.write(run.directory / "job.json", content, JOB_MODE)
-    with closing(rundb.RunDb(run.directory)) as db:
+    paths.write(run.directory / "job.json", content, JOB_MODE)
+    with closing(database.RunDb(run.directory)) as db:
         db.put_run(job_file=knownruns.job_file(file))
         db.commit()
-    runs.register(run.directory)
+    paths.register(run.directory)

@@ -9,10 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlctl import silence, ways
 from dlctl.cli import belonging, knownruns, otherhosts, report, unreadable, values
 from dlctl.cli.snapshot import Snapshot
-from dlctl.text import is_poisoned
+from dlctl.control import unresponsive
+from dlctl.util import hints
+from dlctl.util.text import is_poisoned
 
 if TYPE_CHECKING:
     from dlctl.cli.recovery import Findings
@@ -40,11 +41,11 @@ class Step(NamedTuple):
         """A line each, as in "correct train.py:45 first, then", "dlctl recover -j x", "goes on at
         step 9"; see `ways`.
         """
-        return ways.either(f"{self._before()}{ways.told(self.command, self.what)}", self.other)
+        return hints.either(f"{self._before()}{hints.told(self.command, self.what)}", self.other)
 
     def hint(self) -> str:
         """The same without what it does."""
-        return ways.either(f"{self._before()}{self.command}", self.other)
+        return hints.either(f"{self._before()}{self.command}", self.other)
 
     def _before(self) -> str:
         return f"{self.first} first, then\n" if self.first else ""
@@ -120,7 +121,7 @@ def without(snapshot: Snapshot, hosts: list[str]) -> str:
 
 def _of_silent(snapshot: Snapshot) -> Step:
     run = {**snapshot.run, "daemons": snapshot.daemons}
-    return Step(*silence.way(snapshot.directory, run))
+    return Step(*unresponsive.way(snapshot.directory, run))
 
 
 def _mend(snapshot: Snapshot, *, begins: bool) -> str:
@@ -203,7 +204,7 @@ def _start(snapshot: Snapshot) -> Step | None:
 
 def when_all_damaged(run_id: str, job_file: str) -> str:
     """The same commands for everybody who finds that; `job_file` as one types it."""
-    return ways.either(f"dlctl checkpoint verify -j {run_id}", unreadable.anew(job_file))
+    return hints.either(f"dlctl checkpoint verify -j {run_id}", unreadable.anew(job_file))
 
 
 def _from_checkpoint(snapshot: Snapshot) -> str:

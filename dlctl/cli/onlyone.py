@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dlctl import runs
 from dlctl.cli import console, values
 from dlctl.errors import DlctlError, TimedOut
+from dlctl.runs import paths
 
 HELD_S = 600.0
 """For another command: it may be checking a large checkpoint, or waiting for daemons to end."""
@@ -63,7 +63,7 @@ def starting(file: Path, timeout_s: float = HELD_S) -> Iterator[None]:
 def lock_path(file: Path) -> Path:
     """One for each job file, by whatever way it is named."""
     name = hashlib.sha256(os.fsencode(file.resolve())).hexdigest()
-    return runs.index_dir().parent / "locks" / name[:32]
+    return paths.index_dir().parent / "locks" / name[:32]
 
 
 def _lock(path: Path, file: Path, timeout_s: float) -> int:

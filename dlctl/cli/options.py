@@ -62,9 +62,9 @@ def complete_runs(
     """Run ids from the local index; never from the network."""
     from click.shell_completion import CompletionItem
 
-    from dlctl import runs
+    from dlctl.runs import paths
 
-    found = (directory.name for directory in runs.all_runs())
+    found = (directory.name for directory in paths.all_runs())
     return [CompletionItem(name) for name in found if name.startswith(incomplete)]
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlctl import ways
 from dlctl.cli import console
 from dlctl.cli.snapshot import Snapshot, read_job
 from dlctl.errors import DlctlError
-from dlctl.text import plural
+from dlctl.util import hints
+from dlctl.util.text import plural
 
 if TYPE_CHECKING:
     from dlctl.config import Host
@@ -61,7 +61,7 @@ def end(snapshot: Snapshot, grace_s: float, *, purge: bool) -> list[str]:
     for agent, answer in ssh.ask(hosts, request, grace_s + ANSWER_S).items():
         if answer.value is None or not answer.is_good:
             error = explain(answer)
-            console.warn("; ".join(filter(None, (error.message, ways.in_a_line(error.hint)))))
+            console.warn("; ".join(filter(None, (error.message, hints.in_a_line(error.hint)))))
             failed.append(hosts[agent].ssh)
             continue
         _tell(hosts[agent].ssh, answer.value)
@@ -78,7 +78,7 @@ def _end_job(snapshot: Snapshot, *, at_once: bool) -> list[str]:
     try:
         slurmcalls.end(snapshot.directory, at_once=at_once)
     except DlctlError as error:
-        console.warn("; ".join(filter(None, (error.message, ways.in_a_line(error.hint)))))
+        console.warn("; ".join(filter(None, (error.message, hints.in_a_line(error.hint)))))
         return [error.where or "Slurm's nodes"]
     if handle is not None:
         console.note(f"the Slurm job {console.escape(handle.job_id or handle.name)} is over")

@@ -7,10 +7,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from dlctl import runs, ways
 from dlctl.cli import belonging, console, knownruns
 from dlctl.cli.snapshot import Snapshot, Unreadable, load
 from dlctl.errors import NotFound, UsageError
+from dlctl.runs import paths
+from dlctl.util import hints
 
 LISTED_MAX = 8
 
@@ -101,7 +102,7 @@ def silently(job: str | None) -> Path:
         raise _ambiguous("several jobs run", live)
     if not found:
         raise NotFound(
-            "there are no runs yet", hint=ways.either("dlctl run JOBFILE", "dlctl init DIR")
+            "there are no runs yet", hint=hints.either("dlctl run JOBFILE", "dlctl init DIR")
         )
     return (live or found)[-1].directory
 
@@ -118,7 +119,7 @@ def _named(job: str) -> Path:
 
 
 def _is_run(path: Path) -> bool:
-    return path.is_dir() and runs.is_run(path)
+    return path.is_dir() and paths.is_run(path)
 
 
 def _is_path(job: str) -> bool:
@@ -201,7 +202,7 @@ def meant(close: Sequence[str], names: Sequence[str]) -> str:
 def _ambiguous(what: str, snapshots: Sequence[Snapshot]) -> UsageError:
     same = len({s.run_id for s in snapshots}) < len(snapshots)
     names = [str(s.directory) if same else s.run_id for s in snapshots]
-    hint = ways.told("dlctl ps", "shows them; -j and one of these names says which one is meant")
+    hint = hints.told("dlctl ps", "shows them; -j and one of these names says which one is meant")
     return UsageError(f"{what}: {_listed(names)}", hint=hint)
 
 

@@ -16,7 +16,7 @@ from dlctl.cli import deciding, values
 from dlctl.errors import DlctlError
 from dlctl.flat import slice_bounds
 from dlctl.health.needs import CONTROL, HERE, Model
-from dlctl.text import plural
+from dlctl.util.text import plural
 
 if TYPE_CHECKING:
     from dlctl.cli.deciding import Decision

@@ -11,14 +11,14 @@ from typing import Any
 
 import click
 
-from dlctl import ways
 from dlctl.cli import console, pick, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import complete_runs, job_option, json_option
 from dlctl.cli.recovery import Findings
 from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import DlctlError, UsageError
-from dlctl.text import plural
+from dlctl.util import hints
+from dlctl.util.text import plural
 
 SCHEMA = "dlctl.recover/1"
 CHANGES_SHOWN = 3
@@ -89,7 +89,7 @@ def command(
             _tell(findings, recovery.lines(findings))
         done = False
         step = _next(findings, from_checkpoint, number)
-        data = {**recovery.as_data(findings), **ways.as_data(step)}
+        data = {**recovery.as_data(findings), **hints.as_data(step)}
         if findings.way in (recovery.NOTHING, recovery.AWAY, recovery.SILENT):
             _give(data, as_json, done)
             raise _error(findings)
@@ -253,14 +253,14 @@ def _how_to_start(snapshot: Snapshot) -> str:
     from dlctl.cli import nextstep
 
     step = nextstep.of(snapshot)
-    goes_on = ways.told(f"dlctl start {nextstep.job_file(snapshot)}", "goes on")
+    goes_on = hints.told(f"dlctl start {nextstep.job_file(snapshot)}", "goes on")
     return goes_on if step is None else step.text()
 
 
 def _error(findings: Findings) -> DlctlError:
     """Of findings that nothing can be done with now."""
-    from dlctl import silence
     from dlctl.cli import withouthosts
+    from dlctl.control import unresponsive
 
     if findings.way == "away":
         return withouthosts.error(findings)
@@ -269,7 +269,7 @@ def _error(findings: Findings) -> DlctlError:
     snapshot = findings.snapshot
     run = {**snapshot.run, "daemons": snapshot.daemons}
     lasts = values.duration(snapshot.silent_s)
-    return silence.mute(snapshot.directory, run, lasts, str(snapshot.directory))
+    return unresponsive.mute(snapshot.directory, run, lasts, str(snapshot.directory))
 
 
 def _nothing(findings: Findings) -> DlctlError:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
-from dlctl import runs
 from dlctl.cli import (
     arriving,
     belonging,
@@ -29,8 +28,9 @@ from dlctl.cli.launching import (
 from dlctl.cli.recovery import Findings
 from dlctl.cli.snapshot import ENDED, Snapshot, load
 from dlctl.errors import DlctlError
-from dlctl.names import COORDINATOR
-from dlctl.rundb import RunDb
+from dlctl.runs import paths
+from dlctl.runs.database import RunDb
+from dlctl.util.names import COORDINATOR
 
 POLL_S = 0.1
 LED_S = 5.0
@@ -68,8 +68,8 @@ def go_on(findings: Findings) -> Launched:
                 | _known_to_be_gone(findings, memory)
             )
             db.commit()
-        runs.socket_address(directory.name, "coordinator")
-        runs.register(directory)
+        paths.socket_address(directory.name, "coordinator")
+        paths.register(directory)
         try:
             return Launched(directory, start_coordinator(directory), goes_on=True)
         except BaseException:
@@ -135,8 +135,8 @@ def resume(findings: Findings, why: str = "") -> Launched:
             db.clear_memory()
             db.commit()
         give_up_shards(snapshot)
-        runs.socket_address(directory.name, "coordinator")
-        runs.register(directory)
+        paths.socket_address(directory.name, "coordinator")
+        paths.register(directory)
         return Launched(directory, start_coordinator(directory))
 
 

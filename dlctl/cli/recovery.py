@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dlctl import checkpoints, preferred, processes
 from dlctl.cli import (
     belonging,
     causes,
@@ -29,8 +28,10 @@ from dlctl.cli import (
 from dlctl.cli.remains import ITS_SERVER_IS, KEEPS_NOTHING, NO_STATE, Shard, obstacle
 from dlctl.cli.snapshot import Snapshot, newest_whole
 from dlctl.errors import DlctlError
-from dlctl.rundb import RunDb
-from dlctl.text import plural
+from dlctl.runs import checkpoints, preferred
+from dlctl.runs.database import RunDb
+from dlctl.util import processes
+from dlctl.util.text import plural
 
 HEALTHY, SILENT, SUPERVISED, GO_ON, RESUME, OVER, NOTHING, AWAY = (
     "healthy", "silent", "supervised", "go on", "resume", "over", "nothing", "away",

@@ -10,16 +10,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlctl import config, placement, processes
+from dlctl import config, placement
 from dlctl.cli import otherhosts, report
 from dlctl.cli.snapshot import Snapshot, read_job
 from dlctl.config import Host
 from dlctl.errors import DlctlError
-from dlctl.names import HOME_AGENT
+from dlctl.util import processes
+from dlctl.util.names import HOME_AGENT
 
 if TYPE_CHECKING:
     from dlctl.launch.answers import Answer
-    from dlctl.states import Kept
+    from dlctl.runs.kept_shards import Kept
 
 ITS_SERVER_IS = "its server is "
 NO_STATE = f"{ITS_SERVER_IS}gone and left no state"
@@ -56,10 +57,10 @@ class Shard:
 
 def look(snapshot: Snapshot, job: config.JobFile, *, ask_hosts: bool) -> Remains:
     """Look here and, if they are to be asked, on the other hosts, on all at once."""
-    from dlctl import states  # here and below, because it takes numpy along
+    from dlctl.runs import kept_shards  # here and below, because it takes numpy along
 
     hosts = otherhosts.of(snapshot)
-    kept = {found.shard: found for found in states.kept(snapshot.directory, job.servers)}
+    kept = {found.shard: found for found in kept_shards.kept(snapshot.directory, job.servers)}
     if not hosts or not ask_hosts:
         return Remains(kept, [], dict.fromkeys(hosts, NOT_ASKED))
     from dlctl.launch import remote, ssh
@@ -91,7 +92,7 @@ def _read(host: Host, answer: Answer) -> tuple[list[str], list[Kept]]:
 
 
 def _kept(host: Host, row: Mapping[str, Any]) -> Kept:
-    from dlctl.states import Kept
+    from dlctl.runs.kept_shards import Kept
 
     known = {key.name: row[key.name] for key in fields(Kept)}
     return Kept(**{**known, "path": Path(f"{host.ssh}:{row['path']}")})

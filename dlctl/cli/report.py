@@ -12,15 +12,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from dlctl import checkpoints, runs, ways
-from dlctl.branches import COST
 from dlctl.cli import console, lineage, values
 from dlctl.cli.snapshot import COPY, ENDED, Snapshot, newest_whole
 from dlctl.cli.values import NOTHING
 from dlctl.errors import DlctlError
-from dlctl.manifest import has_updates
-from dlctl.rundb import RunDb
-from dlctl.text import plural
+from dlctl.runs import checkpoints, paths
+from dlctl.runs.branches import COST
+from dlctl.runs.database import RunDb
+from dlctl.runs.manifest import has_updates
+from dlctl.util import hints
+from dlctl.util.text import plural
 
 FULL_BYTES = 1_000_000
 """Less room than this on its disk, and a run cannot write any more what is going on."""
@@ -229,19 +230,19 @@ def no_room(snapshot: Snapshot) -> str:
 
 def make_room(snapshot: Snapshot) -> str:
     """What to do about a full disk."""
-    return ways.told(f"df -h {_place(snapshot)}", "make room there")
+    return hints.told(f"df -h {_place(snapshot)}", "make room there")
 
 
 def dead_disk(snapshot: Snapshot) -> str:
     """As in "runs takes nothing: Read-only file system"; "" if it does."""
-    why = runs.refusal(snapshot.directory)
+    why = paths.refusal(snapshot.directory)
     return f"{values.path(snapshot.directory.parent)} takes nothing: {why}" if why else ""
 
 
 def mend_disk(snapshot: Snapshot) -> str:
     """What to do about a file system that has stopped taking anything after an error."""
     what = "see why with dmesg, then check and mount it again"
-    return ways.told(f"findmnt -T {_place(snapshot)}", what)
+    return hints.told(f"findmnt -T {_place(snapshot)}", what)
 
 
 def _place(snapshot: Snapshot) -> str:

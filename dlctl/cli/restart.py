@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import click
 
-from dlctl import processes
 from dlctl.cli import arriving, chosendaemons, console, pick, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
 from dlctl.cli.snapshot import Snapshot, natural
 from dlctl.errors import UsageError
-from dlctl.names import COORDINATOR
+from dlctl.util import processes
+from dlctl.util.names import COORDINATOR
 
 
 @make_command(

@@ -7,11 +7,12 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlctl import checkpoints, manifest, ways
 from dlctl.cli import console, lineage, values
 from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import DlctlError, UsageError
-from dlctl.text import plural
+from dlctl.runs import checkpoints, manifest
+from dlctl.util import hints
+from dlctl.util.text import plural
 
 if TYPE_CHECKING:
     from dlctl.cli.deciding import Decision
@@ -130,7 +131,7 @@ def lossless(previous: Snapshot) -> str:
 
 def _lossless(previous: Snapshot) -> str:
     """The same as a hint."""
-    return ways.told(
+    return hints.told(
         lossless(previous),
         "loses nothing: first it goes on with the old job file (dlctl set --list says which keys "
         "change live)",
@@ -149,9 +150,9 @@ def all_kept(decision: Decision) -> DlctlError:
         f"the job file has changed, and {previous.run_id} has no checkpoint: all of its "
         f"{findings.done} would be given up, which are kept{changes}",
         where=str(previous.directory),
-        hint=ways.either(
+        hint=hints.either(
             _lossless(previous),
-            ways.told(f"dlctl start --fresh {nextstep.job_file(previous)}", "gives them up"),
+            hints.told(f"dlctl start --fresh {nextstep.job_file(previous)}", "gives them up"),
         ),
     )
 
@@ -168,7 +169,7 @@ def all_damaged(decision: Decision, problems: list[str], file: Path) -> DlctlErr
         f"{previous.run_id} cannot go on: {damaged}\n"
         + "\n".join(f"  {problem}" for problem in problems),
         where=str(previous.directory),
-        hint=ways.either(
+        hint=hints.either(
             kept, nextstep.when_all_damaged(previous.run_id, shlex.quote(values.path(file)))
         ),
     )

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from dlctl import ways
 from dlctl.cli import arriving, console, pick, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
 from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import UsageError
+from dlctl.util import hints
 
 ROLES = ("worker", "server", "agent", "coordinator")
 EXAMPLE = "dlctl scale worker=8"
@@ -67,7 +67,9 @@ def parse(text: str) -> int:
     if role == "server":
         raise UsageError(
             "servers cannot be scaled while a run lives: each of them owns a part of the model",
-            hint=ways.told("dlctl stop", "then change count in [servers], and dlctl start JOBFILE"),
+            hint=hints.told(
+                "dlctl stop", "then change count in [servers], and dlctl start JOBFILE"
+            ),
         )
     if role != "worker":
         close = difflib.get_close_matches(role, ROLES[:1], n=1)
@@ -81,9 +83,9 @@ def parse(text: str) -> int:
     if not 1 <= int(number) <= COUNT_MAX:
         raise UsageError(
             f"a run has 1 to {COUNT_MAX} workers, not {number}",
-            hint=ways.told(f"dlctl scale worker={COUNT_MAX}", "that is the most")
+            hint=hints.told(f"dlctl scale worker={COUNT_MAX}", "that is the most")
             if int(number)
-            else ways.told("dlctl stop", "ends the run and saves it"),
+            else hints.told("dlctl stop", "ends the run and saves it"),
         )
     return int(number)
 

@@ -146,7 +146,7 @@ def _ask(
     rows: list[list[str]],
     missing: set[str],
 ) -> None:
-    from dlctl import client
+    from dlctl.control import client
 
     arguments = {"names": names, "settings": assigned}
     result = client.ask(snapshot.directory, "set", arguments, timeout_s)

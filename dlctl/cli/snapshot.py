@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlctl import processes, rundb, runs
 from dlctl.errors import DlctlError, NotFound
-from dlctl.names import COORDINATOR, HOME_AGENT
-from dlctl.rundb import ENDED as ENDED
+from dlctl.runs import database, paths
+from dlctl.runs.database import ENDED as ENDED
+from dlctl.util import processes
+from dlctl.util.names import COORDINATOR, HOME_AGENT
 
 LIVE = ("pending", "starting", "running", "degraded", "recovering", "checkpointing", "stopping")
 READY = ("running", "degraded", "recovering", "checkpointing")
@@ -54,7 +55,7 @@ class Snapshot:
     coordinator_pid: int | None = None
     """Of the living coordinator; None if there is none."""
     beat_age_s: float | None = None
-    """How long ago the coordinator was seen to work, see `runs.beat_age_s`."""
+    """How long ago the coordinator was seen to work, see `paths.beat_age_s`."""
     original: Path | None = None
     """Where the run is, if this is what a copy of its directory says (see `belonging.seen`)."""
 
@@ -162,15 +163,15 @@ def load(directory: Path, *, every_page: bool = False) -> Snapshot:
     (`every_page`). Of a run that lives that is not asked: its coordinator has it in memory.
     """
     try:
-        run = rundb.read(directory)
+        run = database.read(directory)
     except NotFound as error:
-        if not runs.is_run(directory):
+        if not paths.is_run(directory):
             raise
-        what = f"the run's database is gone: there is no {rundb.FILE}"
+        what = f"the run's database is gone: there is no {database.FILE}"
         raise Unreadable(what, where=str(directory)) from error
     except (sqlite3.Error, ValueError) as error:
         raise Unreadable(
-            f"cannot read the run's database: {error}", where=str(directory / rundb.FILE)
+            f"cannot read the run's database: {error}", where=str(directory / database.FILE)
         ) from error
     except DlctlError as error:
         if not _has_content(directory):
@@ -180,24 +181,24 @@ def load(directory: Path, *, every_page: bool = False) -> Snapshot:
     now = time.time()
     there = processes.is_alive(run.get("pid"), run.get("pid_start"))
     state, reason, is_live = _truth(directory, run, now, has_coordinator=there)
-    find_damage = rundb.damage if every_page else rundb.damage_of_log
+    find_damage = database.damage if every_page else database.damage_of_log
     if not is_live and (damage := find_damage(directory)):
         what = f"the run's database is damaged: {' '.join(damage.split())}"
-        raise Unreadable(what, where=str(directory / rundb.FILE))
+        raise Unreadable(what, where=str(directory / database.FILE))
     if isinstance(run.get("checkpoint"), Mapping):
         run["checkpoint"] = _newest_there(directory, run["checkpoint"], is_live)
     rows = [row for row in run.pop("daemons") if type(row.get("name")) is str]
     rows = [_in_truth(row, is_live) for row in rows]
     rows.sort(key=lambda row: natural(row["name"]))
     pid = run["pid"] if there else None
-    beat_age_s = None if pid is None else runs.beat_age_s(directory, now)
+    beat_age_s = None if pid is None else paths.beat_age_s(directory, now)
     return Snapshot(directory, run, rows, state, reason, is_live, now, pid, beat_age_s)
 
 
 def _has_content(directory: Path) -> bool:
     """SQLite takes an empty file for a database of version 0."""
     try:
-        return (directory / rundb.FILE).stat().st_size > 0
+        return (directory / database.FILE).stat().st_size > 0
     except OSError:
         return False
 
@@ -209,7 +210,10 @@ def _newest_there(
     (`checkpoint prune --damaged`), or is damaged: the run does not go back to that. None if none is
     left. While a run lives it is enough to ask whether somebody knows of any damage.
     """
-    from dlctl import checkpoints, damage  # only here: most commands have no other use for it
+    from dlctl.runs import (  # only here: most commands have no other use for it
+        checkpoint_damage,
+        checkpoints,
+    )
 
     path = newest.get("path")
     if not isinstance(path, str):
@@ -217,7 +221,7 @@ def _newest_there(
     # The run may have been moved.
     here = Path(path) if Path(path).is_dir() else checkpoints.of_run(directory, path)
     if here.is_dir():
-        known = damage.noted(here) if is_live else checkpoints.verify(here, hashes=False)
+        known = checkpoint_damage.noted(here) if is_live else checkpoints.verify(here, hashes=False)
         if not known:
             return {**newest, "path": str(here)}
     found = newest_whole(directory)
@@ -228,7 +232,7 @@ def newest_whole(directory: Path) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint that a run goes on from first, with nothing missing and no damage that anybody
     knows of, and its manifest; None if there is none. Its bytes are not read: that takes long.
     """
-    from dlctl import checkpoints, preferred
+    from dlctl.runs import checkpoints, preferred
 
     for path in preferred.order(directory):
         if not checkpoints.verify(path, hashes=False):

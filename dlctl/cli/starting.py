@@ -7,7 +7,6 @@ import time
 from contextlib import closing, suppress
 from typing import Any
 
-from dlctl import ways
 from dlctl.cli import (
     console,
     live,
@@ -22,8 +21,9 @@ from dlctl.cli import (
 from dlctl.cli.launching import Launched
 from dlctl.cli.snapshot import ENDED, READY, Snapshot, load, read_job
 from dlctl.errors import JobFailed, TimedOut
-from dlctl.rundb import RunDb
-from dlctl.text import is_birth, is_poisoned
+from dlctl.runs.database import RunDb
+from dlctl.util import hints
+from dlctl.util.text import is_birth, is_poisoned
 
 POLL_S = 0.1
 MARGIN_S = 30.0
@@ -62,7 +62,7 @@ def wait_ready(
             raise TimedOut(
                 f"{snapshot.run_id} is not ready after {values.duration(limit_s)} and goes on "
                 f"starting; it waits for {late or 'its coordinator'}",
-                hint=ways.either(
+                hint=hints.either(
                     f"dlctl wait --for ready -j {snapshot.run_id}",
                     f"dlctl stop -j {snapshot.run_id}",
                 ),
@@ -119,7 +119,7 @@ def failed(launched: Launched, what: str) -> JobFailed:
     return JobFailed(
         f"{snapshot.run_id} {what}: {snapshot.reason or snapshot.state}{quoted(snapshot)}",
         where=str(snapshot.directory),
-        hint=ways.either(
+        hint=hints.either(
             nextstep.command(snapshot) if is_poisoned(snapshot.reason) else "",
             f"dlctl logs --failed -j {snapshot.run_id}",
             f"dlctl events -j {snapshot.run_id}",

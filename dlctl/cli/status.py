@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
-from dlctl import rundb
 from dlctl.cli import attention, chosendaemons, console, daemontable, lives, pick, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.snapshot import Snapshot, load
 from dlctl.errors import NotRunning, UsageError
+from dlctl.runs import database
 
 RECENT_EVENTS = 10
 
@@ -126,7 +126,7 @@ def _lines(
 
 
 def _recent_events(snapshot: Snapshot, names: Sequence[str]) -> list[str]:
-    with closing(rundb.RunDb(snapshot.directory, readonly=True)) as db:
+    with closing(database.RunDb(snapshot.directory, readonly=True)) as db:
         found = [event for event in db.events() if lives.about(event, names)][-RECENT_EVENTS:]
     shown = [report.event(event, snapshot.now) for event in found]
     return ["recent events", *(f"  {line}" for line in shown)] if shown else []

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from dlctl import processes, rundb, runs
 from dlctl.cli import (
     belonging,
     console,
@@ -29,7 +28,9 @@ from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
 from dlctl.cli.snapshot import Snapshot, load
 from dlctl.errors import DlctlError, Partial, TimedOut, Unreachable
-from dlctl.text import KILLED, plural
+from dlctl.runs import database, paths
+from dlctl.util import processes
+from dlctl.util.text import KILLED, plural
 
 GRACE = "30s"
 SAVE_S = 600.0
@@ -71,7 +72,7 @@ def command(grace: str, no_checkpoint: bool, kill: bool, job: str | None) -> Non
     directory = pick.own_directory(job)
     snapshot = knownruns.load_any(directory) if kill else pick.read(directory)
     belonging.require_own(snapshot)
-    if snapshot.state == knownruns.UNREADABLE or (kill and rundb.damage_of_log(directory)):
+    if snapshot.state == knownruns.UNREADABLE or (kill and database.damage_of_log(directory)):
         _end_unreadable(snapshot)
         return
     if snapshot.is_live:
@@ -106,7 +107,7 @@ def _end_unreadable(snapshot: Snapshot) -> None:
     for _ in range(2):
         rows = [found.row() for found in unreadable.living(snapshot.directory)]
         _end(rows, snapshot.run_id, 0.0)
-    runs.remove_sockets(snapshot.run_id)
+    paths.remove_sockets(snapshot.run_id)
     away = otherhosts.end(snapshot, 0.0, purge=True)
     _tell_kept(snapshot, kill=True)
     console.note(console.escape(f"no process of {snapshot.run_id} is left here"))
@@ -132,10 +133,11 @@ def stop(
 ) -> Snapshot:
     """Stop a live run and wait for its end; returns the run as it is then.
 
-    `origin`: who asks, see `dlctl.roles.ending.STOPPED_BY`; the run's reason tells of it.
+    `origin`: who asks, see `STOPPED_BY` in `dlctl.roles.coordinator.shutdown`; the run's
+    reason tells of it.
     Raises Unreachable, TimedOut, or Partial if processes are left that cannot be ended.
     """
-    from dlctl import client
+    from dlctl.control import client
 
     arguments = {
         "names": [],
@@ -182,7 +184,7 @@ def settle(snapshot: Snapshot, grace_s: float = EXIT_S) -> Snapshot:
         time.sleep(POLL_S)
     after = load(snapshot.directory)
     _end([*_coordinator(after), *left_of(after)], snapshot.run_id, grace_s)
-    runs.remove_sockets(snapshot.run_id)
+    paths.remove_sockets(snapshot.run_id)
     after = load(snapshot.directory)
     if after.state in ("stopped", "finished"):
         kept.remove(after)
@@ -240,7 +242,7 @@ def clean_up(snapshot: Snapshot, grace_s: float) -> list[str]:
     They are known by their command lines and the run's records, never by a pid alone.
     """
     ended = _end(left_of(snapshot), snapshot.run_id, grace_s)
-    runs.remove_sockets(snapshot.run_id)
+    paths.remove_sockets(snapshot.run_id)
     return ended
 
 
@@ -302,7 +304,7 @@ def record_end(directory: Path, state: str, reason: str) -> None:
     coordinator has it locked, the disk is full, a page is damaged) is told, and left as it is.
     """
     try:
-        with closing(rundb.RunDb(directory)) as db:
+        with closing(database.RunDb(directory)) as db:
             if db.run().get("state") != state:
                 db.put_end(state, reason, time.time())
             for row in db.daemons():

@@ -11,7 +11,7 @@ from typing import Any
 
 from dlctl.cli import nextstep, otherhosts, report, values
 from dlctl.cli.snapshot import Snapshot, read_job
-from dlctl.text import BLAMED, ENDED_BY_ITSELF, bounded_place
+from dlctl.util.text import BLAMED, ENDED_BY_ITSELF, bounded_place
 
 Row = Mapping[str, Any]
 

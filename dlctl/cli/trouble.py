@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from dlctl import silence
 from dlctl.cli.snapshot import Snapshot
+from dlctl.control import unresponsive
 
 RECENT_S = 60.0
 """A daemon that has taken another one's place is told of for so long."""
@@ -35,4 +35,4 @@ def incarnation(row: Row) -> int:
 
 
 def replaced(snapshot: Snapshot, limits: int = 1) -> str:
-    return silence.replaced(limits * silence.limit_s(snapshot.directory))
+    return unresponsive.replaced(limits * unresponsive.limit_s(snapshot.directory))

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dlctl import ways
 from dlctl.cli import coordinatortrouble, nextstep, report, taskfaults, values
 from dlctl.cli.snapshot import (
     GONE,
@@ -17,8 +16,9 @@ from dlctl.cli.snapshot import (
     is_here,
 )
 from dlctl.cli.trouble import RECENT_S, Row, Trouble, incarnation, replaced
-from dlctl.names import NO_ROOM
-from dlctl.text import ALIKE_LIFE_S, KILLED, NOT_FINITE, REFUSED
+from dlctl.util import hints
+from dlctl.util.names import NO_ROOM
+from dlctl.util.text import ALIKE_LIFE_S, KILLED, NOT_FINITE, REFUSED
 
 QUIET_S = 2.5
 """Daemons report once a second: one of which nothing is heard for longer is worth a word."""
@@ -147,7 +147,7 @@ def _to_start(row: Row, job: str) -> str:
     name = row["name"]
     if row.get("phase") == NO_ROOM:
         where = f"dlctl logs {name} -l error {job}"
-        return ways.told(where, "says where: make room for its state there")
+        return hints.told(where, "says where: make room for its state there")
     return f"dlctl logs {name} --previous {job}"
 
 

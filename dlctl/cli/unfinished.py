@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from dlctl import checkpoints, rundb, runs
+from dlctl.runs import checkpoints, database, paths
 
-MARK = runs.UNFINISHED
+MARK = paths.UNFINISHED
 _RUN_ID_END = re.compile(r"-[0-9a-f]{4}(\.new)?$")
-_DATABASES = (rundb.FILE, f".{rundb.FILE}.tmp")
+_DATABASES = (database.FILE, f".{database.FILE}.tmp")
 _FILES = (
     *(MARK, "job.toml", "job.json", "key"),
     *(name + s for name in _DATABASES for s in ("", "-journal", "-wal", "-shm")),
@@ -40,7 +40,7 @@ def made(directory: Path) -> Iterator[None]:
     new.mkdir(parents=True)
     with ExitStack() as held:
         try:
-            held.enter_context(runs.held(new))
+            held.enter_context(paths.held(new))
             (new / MARK).touch(exist_ok=False)
             new.rename(directory)
         except FileNotFoundError as error:  # Swept away, as it was not held yet.
@@ -67,7 +67,7 @@ def sweep(parent: Path, name: str) -> None:
         try:
             if not _may_be_ours(directory):
                 continue
-            with runs.held(directory):
+            with paths.held(directory):
                 _remove_if_ours(directory)
         except OSError:  # somebody makes it just now, or it cannot be removed
             continue

@@ -17,11 +17,12 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlctl import checkpoints, preferred, rundb, runs, ways
 from dlctl.cli import knownruns, values
 from dlctl.cli.snapshot import Snapshot, Unreadable, load, newest_whole, read_job, started
 from dlctl.errors import DlctlError
-from dlctl.units import short_size
+from dlctl.runs import checkpoints, database, paths, preferred
+from dlctl.util import hints
+from dlctl.util.units import short_size
 
 if TYPE_CHECKING:
     from dlctl.config import JobFile
@@ -40,26 +41,26 @@ def explained(directory: Path, error: DlctlError, *, read_all: bool = False) -> 
     """
     from dlctl.cli import belonging
 
-    named, where = _named(directory), error.where or str(directory / rundb.FILE)
-    told, hints = [error.message, *_last_step(directory)], [error.hint]
+    named, where = _named(directory), error.where or str(directory / database.FILE)
+    told, next_steps = [error.message, *_last_step(directory)], [error.hint]
     if (original := belonging.original_of(directory)) is not None:
         told.append(f"this directory is a copy, and the run is in {original}")
         return Unreadable("\n  ".join(told), where=where, hint=belonging.where_to_look(original))
     if there := [found.name for found in living(directory)]:
         told.append(f"daemons of it live: {', '.join(there)}")
-        hints.append(_ending(directory, named))
+        next_steps.append(_ending(directory, named))
     file = job_file(directory)
     typed = shlex.quote(values.path(file)) if file else ""
     saved, ways_on = _saved(directory, named, typed, read_all=read_all)
     told.append(saved)
-    hints += ways_on
+    next_steps += ways_on
     if file:
-        hints.append(anew(typed))
+        next_steps.append(anew(typed))
     if held := _bytes_held(directory):
         told.append(f"its servers' shards are still kept, {short_size(held)}")
         if not there:
-            hints.append(ways.told(f"dlctl stop --kill -j {named}", "gives the shards up"))
-    hint = ways.either(*hints) or f"ls -l {directory}"
+            next_steps.append(hints.told(f"dlctl stop --kill -j {named}", "gives the shards up"))
+    hint = hints.either(*next_steps) or f"ls -l {directory}"
     return Unreadable("\n  ".join(told), where=where, hint=hint)
 
 
@@ -69,19 +70,19 @@ def _ending(directory: Path, named: str) -> str:
 
     with suppress(DlctlError):
         if recovery.is_led(load(directory)):
-            return ways.told(f"dlctl stop -j {named}", "ends the run with a checkpoint")
-    return ways.told(f"dlctl stop --kill -j {named}", "ends them")
+            return hints.told(f"dlctl stop -j {named}", "ends the run with a checkpoint")
+    return hints.told(f"dlctl stop --kill -j {named}", "ends them")
 
 
 def anew(job_file: str) -> str:
     """`job_file` as one types it."""
-    return ways.told(f"dlctl start --fresh {job_file}", "begins anew, at step 0")
+    return hints.told(f"dlctl start --fresh {job_file}", "begins anew, at step 0")
 
 
 def _last_step(directory: Path) -> list[str]:
     """How far the run had come, as far as its database still says."""
     try:
-        with closing(rundb.RunDb(directory, readonly=True)) as db:
+        with closing(database.RunDb(directory, readonly=True)) as db:
             step = db.run().get("step")
     except (sqlite3.Error, ValueError, DlctlError):
         return []
@@ -99,9 +100,9 @@ def _saved(directory: Path, named: str, job_file: str, *, read_all: bool) -> tup
         step, path = values.count(good[1]["step"]), values.path(good[0])
         what = "newest good checkpoint is whole" if read_all else "newest checkpoint is still there"
         which = shlex.quote(path) if read_all else f"-j {named}"
-        export = ways.told(f"dlctl checkpoint export {which}", f"the model as of step {step}")
+        export = hints.told(f"dlctl checkpoint export {which}", f"the model as of step {step}")
         start = f"dlctl start --from {shlex.quote(path)} {job_file}"
-        on = [ways.told(start, f"a new run goes on from step {step}")] if job_file else []
+        on = [hints.told(start, f"a new run goes on from step {step}")] if job_file else []
         return f"its {what}: step {step}, {path}", [*on, export]
     if count := len(checkpoints.finished(directory)):
         verify = f"dlctl checkpoint verify -j {named}"
@@ -181,7 +182,7 @@ def _newer(
 ) -> Iterator[tuple[Path, DlctlError]]:
     """(directory, why it cannot be read) of such runs, the newest first."""
     since = (0.0, "") if previous is None else _age(previous.directory)
-    here = {path.resolve() for path in parent.glob(f"{name}-????") if runs.is_run(path)}
+    here = {path.resolve() for path in parent.glob(f"{name}-????") if paths.is_run(path)}
     found = {path for path in here | {*knownruns.directories()} if _has_name(path, name)}
     for directory in sorted(found, key=_age, reverse=True):
         if _age(directory) <= since or not _may_belong(directory, file):

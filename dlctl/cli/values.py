@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dlctl import units
 from dlctl.errors import UsageError
-from dlctl.text import describe_code
-from dlctl.units import format_duration, short_rate, short_size
+from dlctl.util import units
+from dlctl.util.text import describe_code
+from dlctl.util.units import format_duration, short_rate, short_size
 
 NOTHING = "-"
 _TIME_KEYS = ("at", "ts", "since", "until")

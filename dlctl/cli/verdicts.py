@@ -1,9 +1,10 @@
 """Was an acknowledged push lost? What workers were told, against what the shards have on record.
 
 Every incarnation of a worker has in writing up to which push each shard has acknowledged it
-(`dlctl/acks.py`). Every shard keeps, per slot and epoch, up to which push it has taken them: in the
-state that its server keeps, else in the newest good checkpoint. A checkpoint that is damaged, or
-that the run has left for an older one, proves nothing: what it has is not in the shards.
+(`dlctl/runs/acks.py`). Every shard keeps, per slot and epoch, up to which push it has taken them:
+in the state that its server keeps, else in the newest good checkpoint. A checkpoint that is
+damaged, or that the run has left for an older one, proves nothing: what it has is not in the
+shards.
 
 Epochs of before the run went back to a checkpoint are judged by that checkpoint. A shard that has
 forgotten an old epoch cannot be asked about it: "unknown".
@@ -16,15 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlctl import acks, branches, checkpoints, placement
-from dlctl.acks import AckRecord
-from dlctl.branches import Resume
+from dlctl import placement
 from dlctl.cli import lineage, remains, report
 from dlctl.cli.snapshot import Snapshot
 from dlctl.config import JobFile
-from dlctl.names import HOME_AGENT
-from dlctl.roles.deliveries import PAST_KEPT
-from dlctl.states import Kept
+from dlctl.roles.server.dedup import PAST_KEPT
+from dlctl.runs import acks, branches, checkpoints
+from dlctl.runs.acks import AckRecord
+from dlctl.runs.branches import Resume
+from dlctl.runs.kept_shards import Kept
+from dlctl.util.names import HOME_AGENT
 
 LOOKS = 5
 """At a state that a living server writes."""

@@ -14,8 +14,8 @@ from dlctl.cli.options import complete_runs, job_option, json_option
 from dlctl.errors import DlctlError, Partial, UsageError
 
 if TYPE_CHECKING:
-    from dlctl.branches import Resume
     from dlctl.cli.verdicts import Verdict, Witness
+    from dlctl.runs.branches import Resume
 
 HEADERS = ("WORKER", "INC", "EPOCH", "SERVER", "ACKNOWLEDGED", "RECORDED", "LOST")
 KEYS = ("worker", "incarnation", "epoch", "shard", "acknowledged", "recorded", "lost", "why")

@@ -1,6 +1,6 @@
 """The machines of a job, each in a conversation over its own login: asked, connected, measured.
 
-What they answer are facts (`daemons.host.probe`); what these mean is in `dlctl.health`.
+What they answer are facts (`daemons.node.probe`); what these mean is in `dlctl.health`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Visits:
     # ------------------------------------------------------------ questions
 
     def examine(self, request: Callable[[Need], Facts]) -> None:
-        """`request`: what is special about a machine; see `daemons.host.examine`."""
+        """`request`: what is special about a machine; see `daemons.node.examine`."""
 
         def one(visit: Visit) -> None:
             try:
@@ -129,7 +129,7 @@ class Visits:
                 visit.offset_s, visit.error_s = at - (sent + took_s / 2), took_s / 2
 
     def listen(self, requests: Mapping[str, list[Facts]]) -> None:
-        """Agent -> where its machine is to listen; see `daemons.host.listening`."""
+        """Agent -> where its machine is to listen; see `daemons.node.listening`."""
 
         self._listening_since = time.monotonic()
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import click
 
-from dlctl import ways
 from dlctl.cli import console, pick, report, values
 from dlctl.cli.following import POLL_S
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.snapshot import READY, Snapshot, load
 from dlctl.errors import DlctlError, JobFailed, NotFound, NotRunning, TimedOut, UsageError
+from dlctl.util import hints
 
 GOALS = ("ready", "finished", "stopped", "checkpoint", "step=N", "epoch=X")
 Goal = Callable[[Snapshot], bool]
@@ -120,7 +120,7 @@ def _impossible(snapshot: Snapshot, goal: str) -> DlctlError:
     why = f": {snapshot.reason}" if snapshot.reason else ""
     return kind(
         f"{snapshot.run_id} {report.became(snapshot.state)}{why}; it did not come to: {goal}",
-        hint=ways.either(
+        hint=hints.either(
             f"dlctl status -j {snapshot.run_id}", f"dlctl logs --failed -j {snapshot.run_id}"
         ),
     )

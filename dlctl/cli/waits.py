@@ -17,7 +17,7 @@ from dlctl import settings
 from dlctl.cli import report, troubles, values
 from dlctl.cli.snapshot import ENDED, STALE_AFTER_S, Snapshot
 from dlctl.errors import UsageError
-from dlctl.names import COORDINATOR
+from dlctl.util.names import COORDINATOR
 
 WAIT_S = 2.0
 """Shorter waits are answers on their way."""

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from dlctl import ways
 from dlctl.cli import chosendaemons, console, nextstep, pick, report, taskfaults, values, waits
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.snapshot import GONE, Snapshot
 from dlctl.cli.waits import Wait
-from dlctl.names import COORDINATOR
+from dlctl.util import hints
+from dlctl.util.names import COORDINATOR
 
 
 @make_command(
@@ -144,6 +144,6 @@ def _as_data(wait: Wait) -> dict[str, Any]:
         "what": wait.what,
         "since": wait.since,
         "stale_s": wait.stale_s,
-        **ways.as_data(wait.next),
+        **hints.as_data(wait.next),
         "waiting": [_as_data(other) for other in wait.waiting],
     }

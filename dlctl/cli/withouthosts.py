@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dlctl import ways
 from dlctl.cli import nextstep, otherhosts
 from dlctl.cli.recovery import Findings
 from dlctl.errors import Unreachable
+from dlctl.util import hints
 
 
 def error(findings: Findings) -> Unreachable:
@@ -17,9 +17,9 @@ def error(findings: Findings) -> Unreachable:
     return Unreachable(
         f"{snapshot.run_id} cannot go on without {names}:\n{why}",
         where=", ".join(hosts),
-        hint=ways.either(
-            ways.told(f"dlctl recover -j {snapshot.run_id}", f"when {names} {are} back"),
-            ways.told(f"dlctl doctor {nextstep.job_file(snapshot)}", "says what is wrong there"),
+        hint=hints.either(
+            hints.told(f"dlctl recover -j {snapshot.run_id}", f"when {names} {are} back"),
+            hints.told(f"dlctl doctor {nextstep.job_file(snapshot)}", "says what is wrong there"),
             nextstep.without(snapshot, hosts),
         ),
     )

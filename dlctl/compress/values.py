@@ -11,17 +11,17 @@ from typing import Literal
 
 import numpy as np
 
-from dlctl import parallel
 from dlctl.compress import bfloat16
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, Packed
-from dlctl.parallel import BLOCK, PART
-from dlctl.recycled import Recycled
+from dlctl.util import threads
+from dlctl.util.buffer_pool import BufferPool
+from dlctl.util.threads import BLOCK, PART
 from dlctl.vector import Vector, cast, copy_into, host_view, to_host
 
 Precision = Literal["float32", "float16", "bfloat16"]
 
-MEMORY = Recycled(free_max=1)
+MEMORY = BufferPool(free_max=1)
 """For the values of large pushes. Whoever makes them for long calls its `check` once a second."""
 WIRE_DTYPES = (np.dtype("<f4"), np.dtype("<f2"), np.dtype("<u2"))
 LARGEST: dict[Precision, float] = {
@@ -63,7 +63,7 @@ def _take_all(u: Array) -> Array:
             taken[cut] = u[cut]
             u[cut] = 0
 
-    parallel.in_parts(u.size, take)
+    threads.in_parts(u.size, take)
     return taken
 
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from dlctl import placement
 from dlctl.config import Host, JobFile
-from dlctl.hostnames import HERE as HERE
-from dlctl.names import HOME_AGENT
+from dlctl.util.hostnames import HERE as HERE
+from dlctl.util.names import HOME_AGENT
 
 CONTROL = "coordinator"
 SHM_BYTES_MIN = 64 << 20

@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dlctl import ways
 from dlctl.config import JobFile
 from dlctl.health.findings import FAULT, LINKS, OK, WARNING, Facts, Finding, duration_text
 from dlctl.health.needs import CONTROL, Need
-from dlctl.text import plural
-from dlctl.units import short_rate
+from dlctl.util import hints
+from dlctl.util.text import plural
+from dlctl.util.units import short_rate
 
 COMMAND_CHARS_MAX = 120
 
@@ -87,7 +87,7 @@ def _taken(need: Need, place: Facts, run_of: Mapping[int, str]) -> Finding:
     if not owner:
         text = f"port {port} is taken by a process that this user may not see"
         look = f"sudo ss -ltnp 'sport = :{port}'"
-        fix = ways.either(ways.told(look, "says who it is"), "another port in [network]")
+        fix = hints.either(hints.told(look, "says who it is"), "another port in [network]")
         return Finding(need.name, place["name"], FAULT, text, fix, place)
     command = shlex.join(owner["command"])[:COMMAND_CHARS_MAX]
     text = f"port {port} is taken by pid {pid}: {command}"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from dlctl.health.findings import FAULT, OK, WARNING, Facts, Finding, duration_text
 from dlctl.health.needs import Need
-from dlctl.text import plural
-from dlctl.units import short_size
+from dlctl.util.text import plural
+from dlctl.util.units import short_size
 
 DISK_BYTES_MIN = 50 << 20
 DISK_BYTES_GOOD = 512 << 20

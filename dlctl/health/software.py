@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dlctl import ways
 from dlctl.health.findings import FAULT, OK, WARNING, Facts, Finding
 from dlctl.health.needs import Need
-from dlctl.text import plural
+from dlctl.util import hints
+from dlctl.util.text import plural
 
 
 def findings(need: Need, facts: Facts, here: Facts) -> Iterator[Finding]:
@@ -67,7 +67,7 @@ def _torch(need: Need, facts: Facts, here: Facts) -> Finding:
         if not missing:
             fix = f"{facts['python']} -c 'import torch' there says more; often another build helps"
         if not need.is_here:
-            fix = ways.either(fix, "workers = 0 for this host in [[hosts]]")
+            fix = hints.either(fix, "workers = 0 for this host in [[hosts]]")
         text = f"{what} for {facts['python']} ({torch['problem']}); {whom}"
         return Finding(need.name, "torch", mark, text, fix)
     text = f"{torch['version']}, " + (f"CUDA {torch['cuda']}" if torch["cuda"] else "without CUDA")

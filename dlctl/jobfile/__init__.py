@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dlctl import finite, registry
+from dlctl import registry
 from dlctl.config import Choice, JobFile
 from dlctl.errors import UsageError
 from dlctl.jobfile import checks, reading, schema
@@ -30,7 +30,8 @@ from dlctl.jobfile.problems import Fault as Fault
 from dlctl.jobfile.problems import JobFileError as JobFileError
 from dlctl.jobfile.problems import Problem as Problem
 from dlctl.jobfile.problems import locate
-from dlctl.suggest import did_you_mean
+from dlctl.util import numeric_limits
+from dlctl.util.did_you_mean import did_you_mean
 
 SECTIONS = {"algorithm": "algorithms", "optimizer": "optimizers", "compression": "compressors"}
 """Section of the job file -> kind of the registry that its `name` is looked up in."""
@@ -152,9 +153,9 @@ def _check_decay(resolved: Mapping[str, Choice]) -> list[Fault]:
     """A decay may be too large for a rate, which need not be in the file."""
     options = resolved["optimizer"].options if "optimizer" in resolved else {}
     lr, decay = options.get("lr", 0.0), options.get("weight_decay", 0.0)
-    if not (fault := finite.decay_fault(lr, decay)):
+    if not (fault := numeric_limits.decay_fault(lr, decay)):
         return []
-    most = f"{finite.most_with(lr)} is the most with this lr"
+    most = f"{numeric_limits.most_with(lr)} is the most with this lr"
     return [Fault(("optimizer", "weight_decay"), fault, most)]
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dlctl.errors import UsageError
 from dlctl.jobfile.positions import KeyPath, Place, Spot
-from dlctl.text import escape
+from dlctl.util.text import escape
 
 UNREADABLE = "cannot read the job file"
 SHOWN_MAX = 50

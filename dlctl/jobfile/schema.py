@@ -12,10 +12,10 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from dlctl import ranges
 from dlctl.jobfile.positions import KeyPath
 from dlctl.jobfile.problems import Fault
-from dlctl.suggest import closest, did_you_mean
+from dlctl.util import bounds
+from dlctl.util.did_you_mean import closest, did_you_mean
 
 T = TypeVar("T")
 SUGGESTIONS_MAX = 100
@@ -120,8 +120,8 @@ def _fault(
 def _range(kind: Any, path: KeyPath, detail: ErrorDetails) -> str:
     """The whole range, although pydantic names only the end of it that the value is beyond."""
     (limit,) = detail["ctx"].values()
-    beyond = ranges.bound(_BOUNDS[detail["type"]](limit))
-    whole = (ends for ends in ranges.bounds(_hint_at(kind, path)) if beyond in ends)
+    beyond = bounds.bound(_BOUNDS[detail["type"]](limit))
+    whole = (ends for ends in bounds.bounds(_hint_at(kind, path)) if beyond in ends)
     return f"must be {' and '.join(next(whole, [beyond]))}"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from dlctl.config import Slurm
 from dlctl.jobfile.hosts import FULL_PATH
 from dlctl.jobfile.problems import Fault
-from dlctl.units import parse_duration
+from dlctl.util.units import parse_duration
 
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:+-]*")
 CONSTRAINT = re.compile(r"[A-Za-z0-9\[(][A-Za-z0-9_.&|*()\[\]-]*")

@@ -10,10 +10,11 @@ import ipaddress
 import socket
 from typing import NamedTuple
 
-from dlctl import placement, runs
+from dlctl import placement
 from dlctl.config import Host, JobFile
 from dlctl.errors import DlctlError
 from dlctl.launch import slurmcalls, ssh
+from dlctl.runs import paths
 
 LOOPBACK = "127.0.0.1"
 
@@ -33,7 +34,7 @@ class Place(NamedTuple):
 def of_coordinator(run_id: str, job: JobFile) -> Place:
     """Raises DlctlError if this machine's address cannot be found out."""
     if not job.uses_tcp:
-        return Place(runs.socket_address(run_id, "control"))
+        return Place(paths.socket_address(run_id, "control"))
     host = LOOPBACK
     if job.has_other_hosts:
         host = job.network.address or _address_towards(_target(job))
@@ -46,7 +47,7 @@ def of_server(run_id: str, name: str, job: JobFile, control: str) -> Place:
     Raises DlctlError if this machine's address cannot be found out.
     """
     if not job.uses_tcp:
-        return Place(runs.socket_address(run_id, name))
+        return Place(paths.socket_address(run_id, name))
     port = port_of(name, job)
     if not job.has_other_hosts:
         return Place(_tcp(LOOPBACK, port))

@@ -1,6 +1,6 @@
 """What comes back from another machine: an answer in JSON, or words that say why there is none.
 
-`python -m daemons.host` prints a line of its own (`MARK`) and its answer in the line behind it: a
+`python -m daemons.node` prints a line of its own (`MARK`) and its answer in the line behind it: a
 login shell may print what it likes before that. What ssh and the remote Python say goes to standard
 error, and stays as it is: their words are shown, and an error of ours only says what they mean.
 """
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from dlctl import errors
 from dlctl.errors import DlctlError, NotPermitted, Unreachable
-from dlctl.text import escape
+from dlctl.util.text import escape
 
 MARK = b"=== dlctl answers ==="
 ANSWER_BYTES_MAX = 1 << 20
@@ -33,7 +33,7 @@ class Answer(NamedTuple):
     host: str
     """As in the job file."""
     value: dict[str, Any] | None
-    """What `daemons.host` has said; None: nothing of it has come."""
+    """What `daemons.node` has said; None: nothing of it has come."""
     status: int
     """The exit code of ssh, which is the remote one or `SSH_FAILED`, or one of those above."""
     words: str

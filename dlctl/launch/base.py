@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from dlctl import runs
 from dlctl.errors import DlctlError
+from dlctl.runs import paths
 
 HOST_FILE = "host.json"
 """Only in a directory that stands for a run directory on another machine than the coordinator's."""
@@ -85,7 +85,7 @@ def open_log(directory: Path, name: str, incarnation: int) -> int:
     Whatever the process prints, a crash of the interpreter included, ends up there; its own
     log lines are JSON, and nobody else writes the file.
     """
-    path = runs.log_path(directory, name, incarnation)
+    path = paths.log_path(directory, name, incarnation)
     path.parent.mkdir(exist_ok=True)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 

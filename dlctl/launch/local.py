@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from dlctl import processes
 from dlctl.config import Host
 from dlctl.errors import DlctlError
 from dlctl.launch import base
-from dlctl.rundb import RunDb
+from dlctl.runs.database import RunDb
+from dlctl.util import processes
 
 log = logging.getLogger("dlctl")
 BEGUN_S, LOOK_S = 1.0, 0.001

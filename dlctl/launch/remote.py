@@ -14,12 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlctl import __version__, rundb, wire
+from dlctl import __version__, wire
 from dlctl.config import Host
 from dlctl.errors import DlctlError
 from dlctl.launch import answers, base, taskfiles
 from dlctl.launch.commands import wait_for_any
 from dlctl.launch.ssh import Call
+from dlctl.runs import database
 
 log = logging.getLogger("dlctl")
 BEGIN_S = 90.0
@@ -35,7 +36,7 @@ def shared_request(directory: Path) -> dict[str, Any]:
     task as they are now. All agents are to have the same. Raises DlctlError and OSError.
     """
     job = base.read_job(directory)
-    home = Path(str(rundb.read(directory).get("job_file"))).parent
+    home = Path(str(database.read(directory).get("job_file"))).parent
     found = taskfiles.collect(home, job["job"]["task"], home / job["job"]["run_dir"])
     for path in found.left_out:
         log.warning("%s is not sent to other hosts: it leads out of %s", path, home)

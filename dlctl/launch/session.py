@@ -1,6 +1,6 @@
 """A conversation with a machine: many questions over one login, or with a process here.
 
-The other end is `daemons.host.probe`: one JSON object per line, both ways. Every conversation has
+The other end is `daemons.node.probe`: one JSON object per line, both ways. Every conversation has
 its own connection, so that a login is really tried; what it takes is known, too.
 """
 
@@ -17,7 +17,6 @@ from typing import Any
 
 from dlctl.config import Host
 from dlctl.errors import DlctlError
-from dlctl.hostnames import HERE
 from dlctl.launch.answers import (
     ANSWER_BYTES_MAX,
     MARK,
@@ -32,8 +31,9 @@ from dlctl.launch.answers import (
 )
 from dlctl.launch.commands import kill_group
 from dlctl.launch.sshwords import argv, python_words
+from dlctl.util.hostnames import HERE
 
-MODULE = "daemons.host.probe"
+MODULE = "daemons.node.probe"
 WORDS_BYTES_MAX = 64 * 1024
 END_S = 2.0
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from dlctl import ways
 from dlctl.config import Host, JobFile, from_dict
 from dlctl.errors import DlctlError, TimedOut, Unreachable
 from dlctl.launch import answers, base, slurmcalls, slurmfiles, slurmscript, slurmwords
 from dlctl.launch.commands import Command, Said, wait_for_any
 from dlctl.launch.remote import begin_request, shared_request
 from dlctl.launch.slurmwords import Facts
-from dlctl.units import format_duration
+from dlctl.util import hints
+from dlctl.util.units import format_duration
 
 log = logging.getLogger("dlctl")
 POLL_S = 2.0
@@ -133,7 +133,7 @@ class SlurmLauncher:
         try:
             slurmcalls.end(self.directory)
         except DlctlError as error:
-            log.warning("%s; %s", error.message, ways.in_a_line(error.hint))
+            log.warning("%s; %s", error.message, hints.in_a_line(error.hint))
 
     # ------------------------------------------------------------ the job
 
@@ -249,7 +249,7 @@ class SlurmLauncher:
         log.warning("%s", error.message)
         self.tell(
             base.Notice(
-                "over", "; ".join(filter(None, (error.message, ways.in_a_line(error.hint))))
+                "over", "; ".join(filter(None, (error.message, hints.in_a_line(error.hint))))
             )
         )
 

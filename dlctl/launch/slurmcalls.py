@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from dlctl import ways
 from dlctl.errors import DlctlError, Unreachable
 from dlctl.launch import commands, slurmfiles, slurmscript, slurmwords
 from dlctl.launch.slurmwords import Facts
+from dlctl.util import hints
 
 HANDLE = "slurm.json"
 COMMAND_S = 20.0
@@ -149,7 +149,7 @@ def _end_job(handle: Handle, orderly_s: float) -> None:
             raise Unreachable(
                 f"the Slurm job {job_id} may still be there: {words}",
                 where=f"job {job_id}",
-                hint=ways.either(f"squeue -j {job_id}", f"scancel {job_id}"),
+                hint=hints.either(f"squeue -j {job_id}", f"scancel {job_id}"),
             )
 
 

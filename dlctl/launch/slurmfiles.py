@@ -5,7 +5,7 @@ nothing in it is of another one; attempts of the same job (Slurm may queue it ag
 by their number. Its mode is 0700, and that of its files 0600: orders hold secret keys.
 
     job.sh, job.log     the script, and what it and the keepers have printed
-    agent-N.order       what `daemons.host begin` is to be asked on node N-1
+    agent-N.order       what `daemons.node begin` is to be asked on node N-1
     agent-N.kill        the incarnation that is to be killed
     agent-N.answer      {attempt, incarnation, state, ...}: what became of it
     notice              Slurm has sent its signal
@@ -21,8 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dlctl import runs
 from dlctl.errors import DlctlError
+from dlctl.runs import paths
 
 FOLDER = "slurm"
 OVER = "over"
@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 def root(given: str) -> Path:
     """Where such directories are made; `given`: `dir` in [slurm]."""
-    return Path(given).expanduser() if given else runs.index_dir().parent / FOLDER
+    return Path(given).expanduser() if given else paths.index_dir().parent / FOLDER
 
 
 def make(directory: Path) -> None:
@@ -51,14 +51,14 @@ def make(directory: Path) -> None:
 
 def check(directory: Path) -> None:
     """Raises DlctlError unless this is a directory of ours that nobody else can enter."""
-    if not runs.is_private(directory):
+    if not paths.is_private(directory):
         words = "the directory of the orders must be yours, with mode 0700"
         raise DlctlError(words, where=str(directory))
 
 
 def write(path: Path, value: Json) -> None:
     """All of it or nothing takes the place of `path`; only we can read it. Raises OSError."""
-    runs.write(path, json.dumps(value).encode(), 0o600)
+    paths.write(path, json.dumps(value).encode(), 0o600)
 
 
 def read(path: Path) -> Json:

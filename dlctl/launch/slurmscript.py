@@ -1,6 +1,6 @@
 """The batch script of a run's Slurm job. It is rendered from the job alone, and holds no secret.
 
-One srun starts one keeper on every node (`daemons.host.keep`), which starts and holds the agent
+One srun starts one keeper on every node (`daemons.node.keep`), which starts and holds the agent
 there. A keeper or a node that is lost must not take the others with it: hence --no-kill, --wait=0
 and --kill-on-bad-exit=0.
 """
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from dlctl.config import Slurm
-from dlctl.units import parse_duration
+from dlctl.util.units import parse_duration
 
 NOTICE = "notice"
 """The file that says that Slurm has sent its signal: the time is nearly over, or others need the
@@ -97,5 +97,5 @@ def _srun(asked: Slurm, directory: Path) -> list[str]:
     words = ["srun", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--ntasks-per-node=1"]
     words += [f"--cpus-per-task={asked.cpus_per_node}"] if asked.cpus_per_node else []
     python = os.path.expanduser(asked.python) or sys.executable
-    words += ["--cpu-bind=none", python, "-P", "-m", "daemons.host.keep", str(directory)]
+    words += ["--cpu-bind=none", python, "-P", "-m", "daemons.node.keep", str(directory)]
     return [*words, REQUEUE] if asked.requeue else words

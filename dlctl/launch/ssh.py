@@ -39,7 +39,7 @@ class Call:
     def __init__(
         self, host: Host, request: Mapping[str, Any], timeout_s: float, *, is_shared: bool = True
     ) -> None:
-        """`request`: what `daemons.host` there is to do. `is_shared`: over a connection that is
+        """`request`: what `daemons.node` there is to do. `is_shared`: over a connection that is
         kept for the next call; one whose host is gone takes long to notice that.
 
         Raises DlctlError and OSError.

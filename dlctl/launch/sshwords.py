@@ -1,6 +1,6 @@
 """What the system's ssh is told: whom to connect to, and what to run there. Nothing is started.
 
-    ssh NAME -- PYTHON -P -m daemons.host
+    ssh NAME -- PYTHON -P -m daemons.node
 
 The user's own configuration of ssh holds: aliases, jump hosts, agents, known hosts. Nobody is asked
 anything: where ssh would ask (for a password, or whether a host key is right), the call fails. So
@@ -14,10 +14,10 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from dlctl import runs
 from dlctl.config import Host
 from dlctl.errors import UsageError
-from dlctl.hostnames import ssh_fault
+from dlctl.runs import paths
+from dlctl.util.hostnames import ssh_fault
 
 CONTROL = "ssh"
 """The directory of shared connections, beside those of the runs: no run id has no dash."""
@@ -41,9 +41,9 @@ def control_path() -> str:
 
     Raises DlctlError if somebody else may go in there.
     """
-    directory = str(runs.socket_dir(CONTROL))
+    directory = str(paths.socket_dir(CONTROL))
     size_bytes = len(os.fsencode(directory)) + 1 + CONTROL_NAME_CHARS
-    return f"{directory}/%C" if size_bytes <= runs.SOCKET_PATH_MAX else ""
+    return f"{directory}/%C" if size_bytes <= paths.SOCKET_PATH_MAX else ""
 
 
 def argv(host: Host, words: Sequence[str], control_path: str) -> list[str]:
@@ -70,7 +70,7 @@ def _checked(host: Host) -> str:
     return host.ssh
 
 
-def python_words(host: Host, module: str = "daemons.host") -> list[str]:
+def python_words(host: Host, module: str = "daemons.node") -> list[str]:
     """What is run there. A login begins in the home directory, so that "~/" needs no shell."""
     python = host.python or sys.executable
     if python.startswith("~/"):

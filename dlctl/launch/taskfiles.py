@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dlctl.errors import DlctlError, UsageError
-from dlctl.units import format_size
+from dlctl.util.units import format_size
 
 FILES_MAX = 2000
 BYTES_MAX = 16 << 20

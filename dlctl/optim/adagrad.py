@@ -18,10 +18,10 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from dlctl.config import STRICT
-from dlctl.finite import LearningRate
 from dlctl.messages import Json
 from dlctl.optim.blocks import Block, Rule
-from dlctl.parallel import scratch
+from dlctl.util.numeric_limits import LearningRate
+from dlctl.util.threads import scratch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

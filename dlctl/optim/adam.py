@@ -19,10 +19,10 @@ import numpy as np
 from annotated_types import Ge, Le, Lt
 
 from dlctl.config import STRICT
-from dlctl.finite import LearningRate, WeightDecay
 from dlctl.messages import Array, Json
 from dlctl.optim.blocks import Block, Rule
-from dlctl.parallel import scratch
+from dlctl.util.numeric_limits import LearningRate, WeightDecay
+from dlctl.util.threads import scratch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from dlctl import parallel
 from dlctl.compress.base import Delta
 from dlctl.messages import Array
-from dlctl.parallel import BLOCK, PLACES
+from dlctl.util import threads
+from dlctl.util.threads import BLOCK, PLACES
 from dlctl.vector import chosen
 
 
@@ -59,8 +59,8 @@ def go_over(delta: Delta, cut: Cut, rule: Rule) -> None:
     """Have the rule go over all blocks of a push; a large one is shared by several threads."""
     # Where single elements are looked up, a few of them take as long as many in a row. Either way
     # a part begins where a block does, so that no two threads have to do with one block.
-    part = parallel.PART if delta.indices is None else BLOCK
-    parallel.in_parts(delta.values.size, lambda lo, hi: rule(cut(lo, hi)), part)
+    part = threads.PART if delta.indices is None else BLOCK
+    threads.in_parts(delta.values.size, lambda lo, hi: rule(cut(lo, hi)), part)
 
 
 def update_in_place(w: Array, delta: Delta, slots: Mapping[str, Array], rule: Rule) -> None:

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dlctl.config import STRICT
-from dlctl.finite import LearningRate, WeightDecay
 from dlctl.messages import Json
 from dlctl.optim.blocks import Block, Rule
-from dlctl.parallel import scratch
+from dlctl.util.numeric_limits import LearningRate, WeightDecay
+from dlctl.util.threads import scratch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ from concurrent.futures import Future, wait
 
 import numpy as np
 
-from dlctl import parallel
 from dlctl.compress.base import Delta
 from dlctl.optim.blocks import Cut, Rule
+from dlctl.util import threads
 
 
 class Ahead:
@@ -35,7 +35,7 @@ class Ahead:
     def come(self, count: int) -> None:
         """The first `count` values are there."""
         if count > self._begun:
-            self._parts += parallel.begin(self._begun, count, self._work)
+            self._parts += threads.begin(self._begun, count, self._work)
             self._begun = count
 
     def _work(self, lo: int, hi: int) -> None:

@@ -26,10 +26,10 @@ import numpy as np
 
 from dlctl.errors import DlctlError
 from dlctl.messages import Array, Json
-from dlctl.parallel import PLACES
 from dlctl.shards.base import Spec, Unusable, W
 from dlctl.shards.records import read_body
 from dlctl.shards.undo import Undo
+from dlctl.util.threads import PLACES
 
 FORMAT = 3
 MAGIC = b"dlctlSHD"

@@ -22,16 +22,16 @@ from typing import Any
 
 import numpy as np
 
-from dlctl import parallel
 from dlctl.compress.base import Delta
 from dlctl.messages import Array, Json
 from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Block, Cut, Rule, go_over, update_in_place
-from dlctl.parallel import BLOCK, PLACES
 from dlctl.shards import image
 from dlctl.shards.ahead import Ahead
 from dlctl.shards.base import Extras, Point, Spec, Unusable, W, check_state, no_point
 from dlctl.shards.image import Commit, Form
+from dlctl.util import threads
+from dlctl.util.threads import BLOCK, PLACES
 from dlctl.vector import all_finite
 
 
@@ -231,7 +231,7 @@ class Mapped:
         """Copy everything to the other buffer."""
         target = self._following
         for present, following in zip(self._vectors.values(), target.values(), strict=True):
-            parallel.copy(following, present)
+            threads.copy(following, present)
             self._point("vector copied")
         self._vectors = target
 

@@ -23,8 +23,8 @@ import msgpack
 import numpy as np
 
 from dlctl.messages import Array, Json
-from dlctl.plain import is_deep
 from dlctl.shards.base import Unusable
+from dlctl.util.json_depth import is_deep
 
 Bytes = bytes | memoryview
 MAGIC = b"dlJ1"

@@ -33,11 +33,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlctl import parallel
 from dlctl.compress.values import LARGEST, Precision, take_values
 from dlctl.messages import Array
-from dlctl.parallel import BLOCK
 from dlctl.shards.base import Shard
+from dlctl.util import threads
+from dlctl.util.threads import BLOCK
 from dlctl.vector import chosen
 
 _DTYPES = {"float16": np.float16, "bfloat16": np.uint16}
@@ -84,7 +84,7 @@ class Summary:
             touched = shard.history.touched(self._version, shard.version) if is_known else None
         self._version, self._forgotten = shard.version, shard.history.forgotten
         if touched is None:
-            parts = parallel.in_parts(shard.size, lambda lo, hi: self._round(shard.w, lo, hi))
+            parts = threads.in_parts(shard.size, lambda lo, hi: self._round(shard.w, lo, hi))
             return all(parts)
         # At once, or what two updates have touched would be rounded twice.
         return self._round_at(shard.w, np.concatenate([np.empty(0, np.int64), *touched]))

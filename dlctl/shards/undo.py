@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlctl.messages import Array
-from dlctl.parallel import PLACES
 from dlctl.shards.base import Unusable
+from dlctl.util.threads import PLACES
 
 _WORD = 2**64 - 1
 _IS_MARK = 1 << 63

@@ -1,4 +1,4 @@
-"""A daemon's arrays in checkpoints, as `daemons/files.py` saves and loads them."""
+"""A daemon's arrays in checkpoints, as `daemons/files/arrays.py` saves and loads them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from dlctl.messages import Array
-from dlctl.names import HOME_AGENT
-from dlctl.roles.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
-from dlctl.roles.travelling import FilesMissing, Wanted, checkpoint_file
+from dlctl.roles.protocol.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
+from dlctl.roles.protocol.travelling import FilesMissing, Wanted, checkpoint_file
 from dlctl.sim.disk import Disk
 from dlctl.sim.hostfiles import HostDisks, IncomingDriver, sha256
 from dlctl.sim.process import Process
 from dlctl.sim.store import MANIFEST, Store, packed, unpacked
+from dlctl.util.names import HOME_AGENT
 
 LOAD_S = 0.05
 

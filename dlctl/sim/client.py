@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlctl.machine import DeadlineReached, Effect, Event, Exit, Received, Send, Started
 from dlctl.messages import Json, Reply, Request
-from dlctl.roles.desk import COORDINATOR
+from dlctl.roles.protocol.context import COORDINATOR
 
 REPEAT_S = 1.0
 PATIENCE_S = 60.0

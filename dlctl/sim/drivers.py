@@ -12,10 +12,10 @@ import numpy as np
 from dlctl.flat import AVERAGED, CONSTANT
 from dlctl.machine import Exit, Send
 from dlctl.messages import Array
-from dlctl.names import HOME_AGENT
-from dlctl.roles import journal as j
-from dlctl.roles.agent import ProcessStarted
-from dlctl.roles.effects import (
+from dlctl.roles.agent.agent import ProcessStarted
+from dlctl.roles.coordinator import records as j
+from dlctl.roles.coordinator.lasting import Lasting
+from dlctl.roles.protocol.effects import (
     BuffersLoaded,
     BuildModel,
     Compute,
@@ -33,12 +33,12 @@ from dlctl.roles.effects import (
     TaskLocated,
     Unwritten,
 )
-from dlctl.roles.lasting import Lasting
-from dlctl.roles.membership import STATUS_UNKNOWN
+from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.sim.disk import NO_SPACE, SAVE_S, Disk
 from dlctl.sim.problems import Batch, Problem, batch_rows
 from dlctl.sim.process import Process
 from dlctl.sim.store import Store
+from dlctl.util.names import HOME_AGENT
 from dlctl.vector import euclidean_norm
 
 SPAWN_S = 0.05

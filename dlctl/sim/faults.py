@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dlctl.machine import Effect, Peer, Send
 from dlctl.messages import Message
-from dlctl.roles.desk import COORDINATOR
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.crashpoints import PointCrash
 from dlctl.sim.disk import SAVE_S
 from dlctl.sim.process import Process

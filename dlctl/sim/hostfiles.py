@@ -1,7 +1,8 @@
 """Files of simulated hosts: nothing that one has written is on another before it was transferred.
 
 Beside the coordinator, files are in the run's `Store`. Every other host has a disk of its own, and
-a file gets from one to the other as bytes, with the effects of `dlctl/roles/travelling.py`.
+a file gets from one to the other as bytes, with the effects of
+`dlctl/roles/protocol/travelling.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from dlctl.messages import FileData
-from dlctl.roles import travelling as t
+from dlctl.roles.protocol import travelling as t
 from dlctl.sim.disk import SAVE_S, Disk
 from dlctl.sim.process import Process
 from dlctl.sim.store import MANIFEST, Store, packed, unpacked
@@ -38,7 +39,7 @@ class HostDisks:
 
 
 class OutgoingDriver:
-    """Answers `ReadFile`, as `daemons/outgoing.py` does."""
+    """Answers `ReadFile`, as `daemons/files/file_sender.py` does."""
 
     def __init__(self, process: Process, find: Find, remove: Callable[[str], None]) -> None:
         self.process = process
@@ -60,7 +61,7 @@ class OutgoingDriver:
 
 
 class IncomingDriver:
-    """Takes the bytes of whole files, as `daemons/incoming.py` does."""
+    """Takes the bytes of whole files, as `daemons/files/file_receiver.py` does."""
 
     def __init__(self, process: Process, disk: Disk, keep: Callable[[str, bytes], None]) -> None:
         self.process = process
@@ -90,7 +91,7 @@ class IncomingDriver:
 
 
 class MirrorDriver:
-    """Keeps the logs and ack records of other hosts, as `daemons/mirrored.py` does."""
+    """Keeps the logs and ack records of other hosts, as `daemons/files/log_mirror.py` does."""
 
     def __init__(self, process: Process, mirrored: dict[str, bytearray], disk: Disk) -> None:
         self.process = process

@@ -6,13 +6,13 @@ listener that does not know whom to let in. Whether keys can be forged is no que
 
 from __future__ import annotations
 
-from dlctl.roles.keyring import fingerprint
+from dlctl.roles.protocol.keyring import fingerprint
 
 _SECRET, _PUBLIC = "secret ", "public key "
 
 
 class SimulatedKeys:
-    """The keyring of a coordinator (`dlctl.roles.keyring`)."""
+    """The keyring of a coordinator (`dlctl.roles.protocol.keyring`)."""
 
     def __init__(self, token_key: bytes, number: int = 0) -> None:
         """`number`: how often the run's key has been renewed."""

@@ -203,7 +203,7 @@ class Network:
     # ------------------------------------------------------------ messages
 
     def send(self, source: Endpoint, peer: Peer, message: Message) -> None:
-        """Send and forget, as `daemons.transport` does."""
+        """Send and forget, as `daemons.transport.sockets` does."""
         frames = wire.encode(message)
         if message.borrows:
             frames = [bytes(frame) for frame in frames]

@@ -25,10 +25,10 @@ from dlctl.machine import (
     StopRequested,
 )
 from dlctl.messages import Message
-from dlctl.names import HOME_AGENT
 from dlctl.shards.base import NoRoom
 from dlctl.sim.network import Network
 from dlctl.sim.timeline import Timeline
+from dlctl.util.names import HOME_AGENT
 
 SPINS_MAX = 3
 """Deadlines in a row that may lie in the past: beyond that the real loop would burn a core."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from dlctl.config import JobFile
 from dlctl.machine import Started
 from dlctl.messages import Array, Json
-from dlctl.roles.arrivals import Past
-from dlctl.roles.desk import COORDINATOR
-from dlctl.roles.doors import CLIENT
+from dlctl.roles.coordinator.registration import Past
+from dlctl.roles.protocol.authz import CLIENT
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Checker
 from dlctl.sim.client import Client
 from dlctl.sim.drivers import ComputeOptions

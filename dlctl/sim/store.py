@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from dlctl.messages import Array, Json
-from dlctl.roles.arrivals import Past
-from dlctl.roles.memory import has_released, newest_checkpoint
+from dlctl.roles.coordinator.persistence import has_released, newest_checkpoint
+from dlctl.roles.coordinator.registration import Past
 
 MANIFEST = "manifest.json"
 

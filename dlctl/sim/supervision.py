@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dlctl.runs import STILL_LIMITS
+from dlctl.runs.paths import STILL_LIMITS
 from dlctl.sim.process import Process
 
 LOOK_S = 1.0

@@ -18,15 +18,14 @@ from dlctl.config import JobFile
 from dlctl.flat import slice_bounds
 from dlctl.machine import Machine, Started, StopRequested
 from dlctl.messages import Array
-from dlctl.names import HOME_AGENT
-from dlctl.roles.agent import Agent, ProcessStarted
-from dlctl.roles.arrivals import Past
-from dlctl.roles.coordinator import Coordinator
-from dlctl.roles.desk import COORDINATOR, EXIT_RESTART, Birth
-from dlctl.roles.effects import CoordinatorGone, RestartCoordinator
-from dlctl.roles.server import Server
-from dlctl.roles.worker import Worker
-from dlctl.rundb import ENDED
+from dlctl.roles.agent.agent import Agent, ProcessStarted
+from dlctl.roles.coordinator.coordinator import Coordinator
+from dlctl.roles.coordinator.registration import Past
+from dlctl.roles.protocol.context import COORDINATOR, EXIT_RESTART, Birth
+from dlctl.roles.protocol.effects import CoordinatorGone, RestartCoordinator
+from dlctl.roles.server.server import Server
+from dlctl.roles.worker.worker import Worker
+from dlctl.runs.database import ENDED
 from dlctl.sim import hostfiles
 from dlctl.sim.arrays import FilesDriver
 from dlctl.sim.crashpoints import CrashPoints
@@ -47,6 +46,7 @@ from dlctl.sim.states import KeptStates
 from dlctl.sim.store import Store
 from dlctl.sim.supervision import Supervision
 from dlctl.sim.timeline import Timeline
+from dlctl.util.names import HOME_AGENT
 
 RUN_ID = "simulated-0000"
 KEY = b"the key of a simulated run"
@@ -162,7 +162,7 @@ class World:
         return process
 
     def end_orphans(self) -> None:
-        """Stop daemons of which agent and coordinator are gone, as `daemons/orphans.py` does."""
+        """Stop daemons whose agent and coordinator are gone (`daemons/parent_watch.py`)."""
         if self.coordinator.alive or HOME_AGENT in self.living():
             return
         for orphan in self.children("server", "worker"):

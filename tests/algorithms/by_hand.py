@@ -29,7 +29,7 @@ from dlctl.compress.base import Delta
 from dlctl.flat import slice_bounds
 from dlctl.messages import HELD, Array
 from dlctl.optim.sgd import SGD
-from dlctl.roles.vectors import Vectors
+from dlctl.roles.server.vectors import Vectors
 from dlctl.shards.memory import in_memory
 from dlctl.vector import euclidean_norm
 

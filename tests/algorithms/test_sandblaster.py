@@ -26,9 +26,9 @@ from dlctl.algorithms.sandblaster import LBFGS, SANDBLASTER, Options, Pair
 from dlctl.errors import UsageError
 from dlctl.messages import APPLIED, LATE
 from dlctl.optim.sgd import SGD
-from dlctl.roles.leases import PortionPool
-from dlctl.roles.portions import Portion
-from dlctl.roles.vectors import Vectors
+from dlctl.roles.coordinator.leases import PortionPool
+from dlctl.roles.server.vectors import Vectors
+from dlctl.roles.worker.portions import Portion
 from dlctl.shards.memory import in_memory
 from dlctl.sim.problems import Batch, LeastSquares, Logistic, batch_rows
 

@@ -14,8 +14,8 @@ import pytest
 from identity import identity
 from launched import JOB, STAND_IN
 
-from dlctl import processes
 from dlctl.launch import local
+from dlctl.util import processes
 
 BEGUN_S = 10.0
 WORK = "import signal; signal.pause()"

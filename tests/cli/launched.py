@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dlctl import rundb
+from dlctl.runs import database
 
 STAND_IN = Path(__file__).parent / "stand_in"
 JOB = """
@@ -32,7 +32,7 @@ grace_s = 5.0
 
 def the_run(own_place: Path) -> dict:
     (directory,) = (own_place / "runs").iterdir()
-    return rundb.read(directory)
+    return database.read(directory)
 
 
 @contextmanager

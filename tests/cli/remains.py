@@ -11,10 +11,11 @@ import numpy as np
 
 from daemons.server.statefile import StateFile
 from daemons.worker.acks import Acks
-from dlctl import checkpoints, config, rundb, states
+from dlctl import config
 from dlctl.compress.base import Delta
 from dlctl.optim.sgd import SGD
-from dlctl.roles.effects import Settled
+from dlctl.roles.protocol.effects import Settled
+from dlctl.runs import checkpoints, database, kept_shards
 from dlctl.shards.base import Shard, Spec, no_point
 
 SIZE = 8
@@ -24,7 +25,7 @@ def keep(run, shard: int, version: int, deliveries: list[list[int]]) -> Path:
     """The state of a server that was killed after `version` updates; its path."""
     optimizer = SGD(SGD.Options(lr=0.1))
     spec = Spec(run.path.name, shard, 0, SIZE, optimizer.slots, workers=4)
-    (place, *_) = states.places(run.path, config.Servers())
+    (place, *_) = kept_shards.places(run.path, config.Servers())
     files = StateFile([place], no_point)
     made = Shard(optimizer, files.create(spec))
     for _ in range(version):
@@ -85,23 +86,23 @@ def damaged_log(run) -> Path:
     """A bit of the log of a run's database has flipped, and rows were written after it."""
     for step in (97, 98, 99):
         run.run(step=step)
-    log = run.path / f"{rundb.FILE}-wal"
+    log = run.path / f"{database.FILE}-wal"
     data = bytearray(log.read_bytes())
-    database = (run.path / rundb.FILE).read_bytes()
+    whole = (run.path / database.FILE).read_bytes()
     run.db.close()
     data[len(data) // 2] ^= 1
-    (run.path / rundb.FILE).write_bytes(database)
+    (run.path / database.FILE).write_bytes(whole)
     log.write_bytes(data)
     return log
 
 
 def damaged_page(directory: Path, table: str) -> None:
     """A run that can be read, but for one table."""
-    with closing(rundb.RunDb(directory)) as db:
+    with closing(database.RunDb(directory)) as db:
         query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
         (page,) = db._db.execute(query, (table,)).fetchone()
         db._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    path = directory / rundb.FILE
+    path = directory / database.FILE
     data = bytearray(path.read_bytes())
     data[4096 * (page - 1) : 4096 * page] = b"\xff" * 4096
     path.write_bytes(data)

@@ -16,9 +16,9 @@ from identity import ME, OF_ANOTHER_BOOT, identity
 from orphans import orphan
 from remains import keep, save
 
-from dlctl import client
+from dlctl.control import client
 from dlctl.messages import Reply, Request
-from dlctl.rundb import RunDb
+from dlctl.runs.database import RunDb
 
 
 @contextmanager

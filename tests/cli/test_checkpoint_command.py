@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dlctl import checkpoints, manifest
 from dlctl.cli import checkpoint_export
+from dlctl.runs import checkpoints, manifest
 
 
 def save(run: Path, step: int, number: int) -> Path:

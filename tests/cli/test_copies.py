@@ -16,8 +16,10 @@ from answering import coordinator, done
 from identity import identity
 from remains import keep, remember, save
 
-from dlctl import config, keys, rundb, runs, states
+from dlctl import config
 from dlctl.cli import belonging
+from dlctl.control import keys
+from dlctl.runs import database, kept_shards, paths
 
 ACTING = [
     ("stop",), ("stop", "--no-checkpoint"), ("stop", "--kill"), ("scale", "worker=3"),
@@ -41,7 +43,7 @@ def run(run_directory) -> Iterator:
     made.run(state="running", step=88, place=place, **gone())
     keys.renew(made.path)
     yield made
-    states.remove(made.path, config.Servers())
+    kept_shards.remove(made.path, config.Servers())
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def content(directory: Path) -> dict[Path, bytes]:
 
 
 def socket(run) -> Path:
-    path = runs.socket_dir(run.path.name) / "server-0"
+    path = paths.socket_dir(run.path.name) / "server-0"
     path.touch()
     return path
 
@@ -114,7 +116,7 @@ def test_a_copy_of_before_everybody_was_replaced_takes_nothing_away(
 def test_to_kill_a_copy_of_a_dead_run_leaves_what_it_can_go_on_from(run, dlctl_command):
     remember(run, "server-0")
     state = keep(run, 0, version=41, deliveries=[])
-    (runs.index_dir() / run.path.name).unlink()
+    (paths.index_dir() / run.path.name).unlink()
     code, _, err = dlctl_command("stop", "--kill", "-j", str(copied(run)))
     assert (code, state.exists()) == (1, True), err
     assert "nothing is lost" in dlctl_command("recover", "--dry-run", "-j", str(run.path)).out
@@ -130,7 +132,7 @@ def test_a_copy_of_an_ended_run_takes_nothing_from_the_run_that_goes_on(run, dlc
 
 def test_a_copy_whose_database_cannot_be_read_is_one_as_well(run, dlctl_command):
     copy, path, state = copied(run), socket(run), keep(run, 0, version=1, deliveries=[])
-    (copy / rundb.FILE).write_bytes(b"not a database" * 1000)
+    (copy / database.FILE).write_bytes(b"not a database" * 1000)
     code, _, err = dlctl_command("stop", "--kill", "-j", str(copy))
     assert (code, f"this directory is a copy: the run is in {run.path}" in err) == (1, True), err
     assert (path.exists(), state.exists()) == (True, True)
@@ -141,7 +143,7 @@ def test_a_copy_of_a_run_that_was_moved_afterwards_is_one_as_well(run, dlctl_com
     there = run.path.parent.parent / "there" / run.path.name
     there.parent.mkdir()
     run.path.rename(there)
-    runs.register(there)
+    paths.register(there)
     code, _, err = dlctl_command("stop", "--kill", "-j", str(copy))
     assert (code, f"this directory is a copy: the run is in {there}" in err) == (1, True), err
     assert state.exists()

@@ -19,18 +19,19 @@ from identity import ME
 from launched import JOB, attached, the_run
 from nextlines import commands_of, flat
 
-from dlctl import processes, runs
 from dlctl.cli import onlyone, recovering
 from dlctl.cli.changes import differences
 from dlctl.cli.snapshot import load
 from dlctl.errors import TimedOut
-from dlctl.rundb import RunDb
+from dlctl.runs import paths
+from dlctl.runs.database import RunDb
+from dlctl.util import processes
 
 
 def left_over(own_place: Path) -> list[str]:
     """Everything that a failed start could leave behind."""
     found = [str(p.relative_to(own_place)) for p in own_place.iterdir()]
-    index = runs.index_dir()
+    index = paths.index_dir()
     links = [link.name for link in index.iterdir()] if index.exists() else []
     return sorted(name for name in [*found, *links] if name not in ("train.py", "job.toml"))
 
@@ -55,7 +56,7 @@ def test_a_job_is_started_and_its_directory_is_complete(job, own_place, play, dl
     assert json.loads((directory / "job.json").read_text())["workers"]["count"] == 2
     key = directory / "key"
     assert (key.stat().st_mode & 0o777, len(key.read_bytes())) == (0o600, 32)
-    assert [found.name for found in runs.all_runs()] == [directory.name]
+    assert [found.name for found in paths.all_runs()] == [directory.name]
 
 
 def test_starting_a_job_that_runs_already_does_nothing(job, own_place, play, dlctl_command):
@@ -273,7 +274,7 @@ def test_a_coordinator_that_an_agent_has_started_just_now_is_not_joined_by_anoth
         return load(directory)
 
     monkeypatch.setattr(recovering, "load", arrives)
-    with (directory / runs.LOCK).open("w") as lock:
+    with (directory / paths.LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, _, err = dlctl_command("start", "--no-wait", "job.toml")
     assert (code, f"{directory.name} has just been brought back" in err) == (0, True), err
@@ -462,7 +463,7 @@ def test_a_job_is_started_by_a_lock_that_network_file_systems_grant(
     with job.open("rb") as stream:
         flock(stream, fcntl.LOCK_SH)
         assert dlctl_command("start", "job.toml").code == 0
-    assert list((runs.index_dir().parent / "locks").iterdir()) == []
+    assert list((paths.index_dir().parent / "locks").iterdir()) == []
 
 
 def test_who_waits_for_another_start_of_the_job_says_so_and_not_for_ever(job, capsys):

@@ -11,8 +11,8 @@ import psutil
 import pytest
 from launched import the_run
 
-from dlctl import rundb
-from dlctl.rundb import RunDb
+from dlctl.runs import database
+from dlctl.runs.database import RunDb
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_copy_of_a_project_begins_anew_and_says_so(
     assert (code, told in err) == (0, True)
     assert f"a run of this name lies in runs/{stopped['run_id']}, " in err
     assert len(list((copy / "runs").iterdir())) == 2
-    assert rundb.read(copy / "runs" / stopped["run_id"])["job_file"] == str(job)
+    assert database.read(copy / "runs" / stopped["run_id"])["job_file"] == str(job)
 
 
 def test_a_run_of_a_job_file_that_was_renamed_is_named(stopped, job, dlctl_command):

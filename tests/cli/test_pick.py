@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from identity import ME, OF_ANOTHER_BOOT
 
-from dlctl import runs
 from dlctl.cli import chosendaemons, pick
 from dlctl.cli.snapshot import Unreadable, load, natural
 from dlctl.errors import DlctlError, NotFound, UsageError
-from dlctl.rundb import RunDb
+from dlctl.runs import paths
+from dlctl.runs.database import RunDb
 
 KNOWN = {
     "coordinator": "coordinator",
@@ -182,10 +182,10 @@ def test_a_run_is_known_all_the_time_while_it_is_entered_anew(run_directory, mon
             try:
                 return honest(path, *rest, **more)
             finally:
-                seen.append(list(runs.all_runs()))
+                seen.append(list(paths.all_runs()))
 
         monkeypatch.setattr(Path, name, looks)
-    runs.register(run.path)
+    paths.register(run.path)
     assert seen == [[run.path]] * len(seen)
     assert seen
 
@@ -196,7 +196,7 @@ def test_who_works_in_a_project_means_its_runs(run_directory, tmp_path, monkeypa
     other = tmp_path / "other"
     (other / "runs").mkdir(parents=True)
     shutil.copytree(here.path, other / "runs" / "digits-0002")
-    runs.register(other / "runs" / "digits-0002")
+    paths.register(other / "runs" / "digits-0002")
     ours = {"run_id": "digits-0002", "state": "running", "job_file": "/b/job.toml"}
     set_run(other / "runs" / "digits-0002", **ours, **ME)
     for job in (None, "digits"):

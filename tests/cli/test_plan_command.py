@@ -11,10 +11,10 @@ import pytest
 from launched import JOB, the_run
 from remains import keep, remember, save
 
-from dlctl import states
 from dlctl.cli import deciding, planning
 from dlctl.cli.changes import Change
-from dlctl.rundb import RunDb
+from dlctl.runs import kept_shards
+from dlctl.runs.database import RunDb
 
 HOSTS = """
 [[hosts]]
@@ -37,7 +37,7 @@ def earlier(run_directory, job: Path, own_place: Path):
     content = config.to_dict(jobfile.load(job))
     (run.path / "job.json").write_text(json.dumps(content))
     yield lambda **values: run.run(name="quick", job_file=str(own_place / job.name), **values)
-    states.remove(run.path, config.Servers())
+    kept_shards.remove(run.path, config.Servers())
 
 
 def planned(dlctl_command, *options: str) -> dict[str, Any]:

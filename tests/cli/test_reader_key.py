@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlctl import keys, reader
+from dlctl.control import keys, reader
 
 
 @pytest.fixture

@@ -20,12 +20,13 @@ from identity import ME, identity
 from nextlines import commands_of, flat
 from remains import damaged_log, damaged_page, keep, remember, save
 
-from dlctl import config, jobfile, rundb, runs, states
+from dlctl import config, jobfile
 from dlctl.cli import belonging, live, recovering
 from dlctl.cli.recovering import is_back, whom
 from dlctl.cli.snapshot import load
 from dlctl.cli.stop import KILLED
-from dlctl.rundb import RunDb
+from dlctl.runs import database, kept_shards, paths
+from dlctl.runs.database import RunDb
 
 
 def gone() -> dict:
@@ -42,7 +43,7 @@ def dead(run_directory) -> Iterator:
     run.run(state="running", step=88, resume="", place=place, **gone())
     run.daemon("server-0", metrics={"version": 40}, **gone())
     yield run
-    states.remove(run.path, config.Servers())
+    kept_shards.remove(run.path, config.Servers())
 
 
 def with_a_host_that_is_lost(dead):
@@ -211,7 +212,7 @@ def test_otherwise_the_newest_good_checkpoint_and_the_losses_in_numbers(dead, dl
     assert (found["lost_steps"], found["lost_updates"]) == (60, {"server-0": 21})
     assert "cut off" in found["damaged"][0]
 
-    states.remove(dead.path, config.Servers())
+    kept_shards.remove(dead.path, config.Servers())
     out = dlctl_command("recover", "--dry-run").out
     assert "obstacle    shard of server-0: its server is gone and left no state" in out
     lost = "60 steps done again, at least 20 updates of server-0 lost"
@@ -227,7 +228,7 @@ def test_states_that_are_damaged_or_of_another_run_are_named(dead, run_directory
     path = keep(dead, 0, version=1, deliveries=[])
     other = run_directory("recover-0000", servers=1).run(state="stopped")
     shutil.copy(keep(other, 0, version=1, deliveries=[]), path)
-    states.remove(other.path, config.Servers())
+    kept_shards.remove(other.path, config.Servers())
     (obstacle,) = look(dlctl_command, str(dead.path))["obstacles"]
     assert "it is of shard 0 of run recover-0000" in obstacle
     path.write_bytes(b"x" * 4096)
@@ -405,7 +406,7 @@ def test_a_coordinator_that_is_not_on_record_is_not_joined_by_another(
 
 def test_a_damaged_database_is_named(dead, dlctl_command):
     dead.db.close()
-    path = dead.path / rundb.FILE
+    path = dead.path / database.FILE
     data = bytearray(path.read_bytes())
     data[4096:] = b"\xff" * (len(data) - 4096)
     path.write_bytes(data)
@@ -433,11 +434,11 @@ def test_a_write_ahead_log_that_was_cut_off_costs_its_last_rows_only(dead, dlctl
     """What the coordinator remembered stands before the cut: the run goes on with that."""
     remember(dead)
     dead.run(step=99, reason="the last transaction")
-    wal = dead.path / f"{rundb.FILE}-wal"
+    wal = dead.path / f"{database.FILE}-wal"
     data = wal.read_bytes()
-    database = (dead.path / rundb.FILE).read_bytes()
+    whole = (dead.path / database.FILE).read_bytes()
     dead.db.close()
-    (dead.path / rundb.FILE).write_bytes(database)
+    (dead.path / database.FILE).write_bytes(whole)
     wal.write_bytes(data[:-100])
     assert look(dlctl_command)["way"] == "go on"
     with closing(RunDb(dead.path, readonly=True)) as db:
@@ -475,7 +476,7 @@ def test_a_write_ahead_log_that_is_damaged_before_its_end_is_named(dead, dlctl_c
 def test_the_log_of_a_run_that_lives_is_not_read(dead, monkeypatch):
     """That takes a moment, and its coordinator sees to it."""
     looked = []
-    monkeypatch.setattr(rundb, "damage_of_log", lambda directory: looked.append(directory) or "")
+    monkeypatch.setattr(database, "damage_of_log", lambda directory: looked.append(directory) or "")
     dead.run(**ME)
     assert (load(dead.path).is_live, looked) == (True, [])
     dead.run(**gone())
@@ -523,13 +524,13 @@ def test_a_copy_under_another_name_is_not_told_to_take_the_place_of_its_run(dead
     shutil.copytree(dead.path, copy)
     for place in (dead.path, dead.path.parent.parent / dead.path.name):
         dead.path.rename(place)
-        runs.register(place)
+        paths.register(place)
         code, _, err = dlctl_command("recover", str(copy))
         assert (code, "it is a copy, and the run is in " in err) == (1, True)
         assert f"next: dlctl status -j {place}\n" in err
         assert "mv " not in err
         place.rename(dead.path)
-    runs.register(dead.path)
+    paths.register(dead.path)
     shutil.rmtree(dead.path)
     dead.path.mkdir()
     err = dlctl_command("recover", str(copy)).err
@@ -655,7 +656,7 @@ sys.exit(main.run(["start", "job.toml"]))
     assert (done.returncode, "cannot write the run's database" in done.stderr) == (1, True)
     assert state.exists()
     assert look(dlctl_command)["way"] == "go on"
-    states.remove(directory, config.Servers())
+    kept_shards.remove(directory, config.Servers())
 
 
 def test_start_waits_for_no_other_command_that_brings_the_run_back(begun, job, dlctl_command):

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from remains import keep, remember, save
 
-from dlctl import checkpoints, config, jobfile, preferred, states
+from dlctl import config, jobfile
 from dlctl.cli import belonging, starting
 from dlctl.cli.launching import Launched
-from dlctl.text import NO_USE, NO_WORKER
+from dlctl.runs import checkpoints, kept_shards, preferred
+from dlctl.util.text import NO_USE, NO_WORKER
 
 REASON = f"{NO_WORKER}: worker-1: {NO_USE} for 20 steps in a row"
 ACCURACY = {"accuracy": 0.9778, "step": 55}
@@ -34,7 +35,7 @@ def failed(run_directory, job) -> Iterator[Any]:
     save(run, step=60, number=1, version=30, evaluation=ACCURACY)
     save(run, step=90, number=2, version=41, evaluation=ACCURACY, failure=REASON)
     yield run
-    states.remove(run.path, config.Servers())
+    kept_shards.remove(run.path, config.Servers())
 
 
 def json_of(run) -> dict[str, Any]:

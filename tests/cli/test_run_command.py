@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 from launched import attached, the_run, until
 
-from dlctl import checkpoints
+from dlctl.runs import checkpoints
 
 
 def test_a_run_that_finishes_shows_what_came_of_it(job, play, dlctl_command):

@@ -10,7 +10,7 @@ from answering import coordinator, done
 from identity import ME
 
 from dlctl.messages import Reply
-from dlctl.rundb import RunDb
+from dlctl.runs.database import RunDb
 
 
 @pytest.fixture

@@ -12,10 +12,11 @@ import pytest
 from launched import the_run
 from remains import save
 
-from dlctl import checkpoints, jobfile, rundb
+from dlctl import jobfile
 from dlctl.cli import grafting, unfinished
 from dlctl.errors import DlctlError
-from dlctl.text import NO_USE, NO_WORKER
+from dlctl.runs import checkpoints, database
+from dlctl.util.text import NO_USE, NO_WORKER
 
 KILLED_AFTER = """
 import os, sys
@@ -94,7 +95,7 @@ def test_what_a_checkpoint_knows_of_terms_is_not_given_out_again(
     source = save(old, step=30, number=4, deliveries=rows, workers=[nobody])
     code, _, err = dlctl_command("start", "--from", str(source), "job.toml")
     assert code == 0, err
-    with closing(rundb.RunDb(new_run(own_place, old.path), readonly=True)) as db:
+    with closing(database.RunDb(new_run(own_place, old.path), readonly=True)) as db:
         assert db.terms() == {"server-0": 0, "worker-0": 3, "worker-1": 7}
 
 
@@ -103,7 +104,7 @@ def test_a_run_that_cannot_be_gone_on_with_is_not_named_beside_its_checkpoint(
 ):
     """It is what the new one begins with: "it is not used" would be wrong."""
     (saved,) = checkpoints.complete(stopped)
-    (stopped / rundb.FILE).write_bytes(b"torn" * 4096)
+    (stopped / database.FILE).write_bytes(b"torn" * 4096)
     code, _, err = dlctl_command("start", "--from", str(saved), "job.toml")
     assert (code, "it is not used" in err) == (0, False), err
 

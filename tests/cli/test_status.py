@@ -15,7 +15,7 @@ from nextlines import flat
 from remains import save
 
 from dlctl.cli import lineage, status
-from dlctl.text import COORDINATOR_GONE, KILLED
+from dlctl.util.text import COORDINATOR_GONE, KILLED
 
 
 def training(run):

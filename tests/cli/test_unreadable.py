@@ -19,9 +19,9 @@ from nextlines import commands_of, flat
 from orphans import orphan
 from remains import damaged_log, damaged_page, save
 
-from dlctl import rundb
 from dlctl.cli.snapshot import Unreadable, load
 from dlctl.launch import local
+from dlctl.runs import database
 
 LOOKING = [
     ("status",), ("why",), ("logs", "--failed"), ("stop",), ("recover",), ("events",), ("verify",),
@@ -30,11 +30,11 @@ LOOKING = [
 
 def overwrite(directory: Path, first: int = 0) -> None:
     """Bytes of the database from `first` on, and its log."""
-    path = directory / rundb.FILE
+    path = directory / database.FILE
     data = bytearray(path.read_bytes())
     data[first:] = b"\xff" * (len(data) - first)
     path.write_bytes(data)
-    for log in directory.glob(f"{rundb.FILE}-*"):
+    for log in directory.glob(f"{database.FILE}-*"):
         log.write_bytes(b"\xff" * log.stat().st_size)
 
 
@@ -66,7 +66,7 @@ def test_no_new_run_begins_while_the_last_one_cannot_be_read(
     assert f"error: {lost.name} is of this job, and cannot be gone on with: cannot " in err
     newest = sorted(lost.glob("ckpt/*-2"))[0].relative_to(own_place)
     assert f"its newest good checkpoint is whole: step 100, {newest}\n" in err
-    assert f"  --> {lost / rundb.FILE}\n" in err
+    assert f"  --> {lost / database.FILE}\n" in err
     on, export, fresh = commands_of(err)
     assert on == f"dlctl start --from {newest} job.toml"
     assert export == f"dlctl checkpoint export {newest}"
@@ -102,7 +102,7 @@ def test_every_command_says_what_next_and_that_works_as_it_stands(
     lost, own_place, dlctl_command, command
 ):
     code, _, err = dlctl_command(*command)
-    assert (code, str(lost / rundb.FILE) in err) == (1, True)
+    assert (code, str(lost / database.FILE) in err) == (1, True)
     on, export, fresh = commands_of(err)
     assert on.startswith("dlctl start --from runs/")
     assert "NUMBER" not in err
@@ -126,15 +126,15 @@ def test_ps_lists_what_cannot_be_read(lost, dlctl_command):
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda directory: (directory / rundb.FILE).write_bytes(b""),
-        lambda directory: (directory / rundb.FILE).unlink(),
+        lambda directory: (directory / database.FILE).write_bytes(b""),
+        lambda directory: (directory / database.FILE).unlink(),
         lambda directory: overwrite(directory, 4096),
     ],
 )
 def test_a_database_that_is_empty_gone_or_damaged_in_part_is_refused_alike(
     stopped, own_place, dlctl_command, damage: Callable[[Path], None]
 ):
-    for log in stopped.glob(f"{rundb.FILE}-*"):
+    for log in stopped.glob(f"{database.FILE}-*"):
         log.unlink()
     damage(stopped)
     code, _, err = dlctl_command("start", "job.toml")
@@ -310,7 +310,7 @@ def test_a_damaged_run_that_has_ended_is_not_led_by_a_coordinator_that_leaves(
 
 
 def test_a_run_of_another_version_is_not_taken_for_none(stopped, own_place, dlctl_command):
-    with closing(rundb.RunDb(stopped)) as db:
+    with closing(database.RunDb(stopped)) as db:
         db._db.execute("PRAGMA user_version=99")
     code, _, err = dlctl_command("start", "job.toml")
     assert (code, "has version 99, this dlctl needs" in err) == (1, True)

@@ -11,18 +11,19 @@ import pytest
 from identity import ME
 from remains import acknowledge, keep, save
 
-from dlctl import branches, config, states
-from dlctl.branches import Resume
+from dlctl import config
 from dlctl.cli import lineage
 from dlctl.cli.verdicts import recorded_pushes, table_of
 from dlctl.launch import ssh
+from dlctl.runs import branches, kept_shards
+from dlctl.runs.branches import Resume
 
 
 @pytest.fixture
 def run(run_directory) -> Iterator:
     made = run_directory("verify-7f3a", servers=1, workers=2).run(state="failed")
     yield made
-    states.remove(made.path, config.Servers())
+    kept_shards.remove(made.path, config.Servers())
 
 
 def verdict(dlctl_command) -> tuple[int, dict]:

@@ -18,9 +18,9 @@ import pytest
 from identity import ME, OF_ANOTHER_BOOT, identity
 from nextlines import flat
 
-from dlctl import runs
 from dlctl.cli import lives, recovering, troubles
-from dlctl.text import NO_USE
+from dlctl.runs import paths
+from dlctl.util.text import NO_USE
 
 pytestmark = pytest.mark.usefixtures("clock_stands")
 
@@ -280,7 +280,7 @@ def test_a_coordinator_that_works_and_cannot_write_is_not_silent(
         run.run(updated_at=time.time() - 44.4, **identity(at_work.pid)).daemon("agent-0", **ME)
         worker(run, 0, waiting_for="server-0", waits_s=60, **(ME | {"pid_start": OF_ANOTHER_BOOT}))
         worker(run, 1, **ME)
-        (run.path / runs.LOCK).touch()
+        (run.path / paths.LOCK).touch()
         monkeypatch.setattr("dlctl.processes.age_s", lambda start: 100.0 if start else None)
         usage = shutil.disk_usage(run.path)._replace(free=free_bytes)
         monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
@@ -288,7 +288,7 @@ def test_a_coordinator_that_works_and_cannot_write_is_not_silent(
             dlctl_command(*command) for command in (["status"], ["why"], ["logs", "--failed"])
         )
         checked = dlctl_command("status", "--check")
-        os.utime(run.path / runs.LOCK, (time.time() - 22, time.time() - 22))
+        os.utime(run.path / paths.LOCK, (time.time() - 22, time.time() - 22))
         assert dlctl_command("why").out.startswith("coordinator has not answered for 22s")
         frozen = dlctl_command("status").out
         assert "goes on with what this one could still write\n" in frozen
@@ -322,8 +322,8 @@ def test_where_not_even_a_lock_can_be_touched_the_disk_is_to_blame_and_not_the_c
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as at_work:
         run.run(updated_at=time.time() - 44.4, **identity(at_work.pid)).daemon("agent-0", **ME)
         worker(run, 0, **ME)
-        (run.path / runs.LOCK).touch()
-        os.utime(run.path / runs.LOCK, (time.time() - 44, time.time() - 44))
+        (run.path / paths.LOCK).touch()
+        os.utime(run.path / paths.LOCK, (time.time() - 44, time.time() - 44))
         monkeypatch.setattr("dlctl.processes.age_s", lambda start: 100.0 if start else None)
         refuse(monkeypatch)
         why = dlctl_command("why").out
@@ -341,7 +341,7 @@ def test_whose_agent_may_not_be_able_to_start_a_coordinator_on_such_a_disk_hears
 ):
     run.run(updated_at=time.time() - 5, **(ME | {"pid_start": OF_ANOTHER_BOOT}))
     run.daemon("agent-0", **ME)
-    (run.path / runs.LOCK).touch()
+    (run.path / paths.LOCK).touch()
     refuse(monkeypatch)
     why = dlctl_command("why").out
     said = "its agent may not be able to start another one: runs takes nothing: Read-only"
@@ -383,7 +383,7 @@ def test_who_dies_while_nothing_can_be_written_is_waited_for_if_all_need_it(
         run.run(updated_at=time.time() - 44.4, **identity(at_work.pid)).daemon("agent-0", **ME)
         for name in ("server-0", "worker-0", "worker-1"):
             run.daemon(name, **(ME | ({"pid_start": OF_ANOTHER_BOOT} if name in dead else {})))
-        (run.path / runs.LOCK).touch()
+        (run.path / paths.LOCK).touch()
         monkeypatch.setattr("dlctl.processes.age_s", lambda start: 100.0 if start else None)
         status = dlctl_command("status").out
         at_work.kill()
@@ -472,7 +472,7 @@ def test_recover_leaves_a_coordinator_alone_that_works_and_cannot_write(
     monkeypatch.setattr("dlctl.processes.age_s", lambda start: 100.0)
     run.run(updated_at=time.time() - 44.4, updated_by=OF_ANOTHER_BOOT, incarnation=2)
     run.daemon("agent-0", **ME)
-    (run.path / runs.LOCK).touch()
+    (run.path / paths.LOCK).touch()
     for command in (("recover", "--dry-run"), ("recover",), ("recover", "--from-checkpoint")):
         code, out, err = dlctl_command(*command)
         assert (code, "its coordinator works: there is nothing to recover" in out) == (0, True), err
@@ -523,8 +523,8 @@ def test_for_how_long_a_coordinator_is_gone_is_seen_by_its_lock(run, dlctl_comma
     """On a full disk it writes nothing, and touches that as long as it lives."""
     run.run(updated_at=time.time() - 44.4, **(ME | {"pid_start": OF_ANOTHER_BOOT}))
     run.daemon("agent-0", **ME)
-    (run.path / runs.LOCK).touch()
-    os.utime(run.path / runs.LOCK, (time.time() - 8.1, time.time() - 8.1))
+    (run.path / paths.LOCK).touch()
+    os.utime(run.path / paths.LOCK, (time.time() - 8.1, time.time() - 8.1))
     assert re.match(r"coordinator has been gone for 8\.\ds \(pid ", dlctl_command("why").out)
 
 
@@ -535,7 +535,7 @@ def test_a_coordinator_that_cannot_write_that_it_is_there_is_told_of(
     run.daemon("agent-0", **ME).daemon("server-0", **ME).daemon("worker-0", **ME)
     usage = shutil.disk_usage(run.path)._replace(free=0)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
-    with (run.path / runs.LOCK).open("w") as lock:
+    with (run.path / paths.LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         out = dlctl_command("why").out
     said = "coordinator has died or was restarted; the next one is there, and cannot write that: "

@@ -10,8 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from dlctl import registry
 from dlctl.compress.base import Delta
-from dlctl.parallel import BLOCK
 from dlctl.shards.memory import in_memory
+from dlctl.util.threads import BLOCK
 
 NAMES = registry.names("optimizers")
 every_kind = pytest.mark.parametrize(

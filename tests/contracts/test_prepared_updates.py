@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlctl import parallel, registry
+from dlctl import registry
 from dlctl.compress.base import Delta
 from dlctl.optim.blocks import Block
 from dlctl.shards.ahead import Ahead
@@ -24,6 +24,7 @@ from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import InMemory
 from dlctl.sim.states import MemoryLog
+from dlctl.util import threads
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
 from kept import dense, snapshot, sparse
@@ -194,10 +195,10 @@ class Waiting:
 
 @pytest.fixture
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(parallel, "threads", lambda: 2)
-    parallel._pool.cache_clear()
+    monkeypatch.setattr(threads, "threads", lambda: 2)
+    threads._pool.cache_clear()
     yield
-    parallel._pool.cache_clear()
+    threads._pool.cache_clear()
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -206,10 +207,10 @@ def test_nobody_writes_any_more_when_an_update_is_finished_or_dropped(end: str, 
     """A commit comes next, or another update into the same memory. What was not begun of one that
     is dropped never is.
     """
-    rule, delta = Waiting(), Delta(np.zeros(5 * parallel.PART, np.float32))
-    ahead = Ahead(delta, lambda lo, hi: iter(range(lo, hi, parallel.PART)), rule)
+    rule, delta = Waiting(), Delta(np.zeros(5 * threads.PART, np.float32))
+    ahead = Ahead(delta, lambda lo, hi: iter(range(lo, hi, threads.PART)), rule)
     for part in (1, 2, 3, 4):
-        ahead.come(part * parallel.PART)
+        ahead.come(part * threads.PART)
     assert rule.are_at_work.wait(10), "other threads do it"
     with ThreadPoolExecutor(1) as other:
         ended = other.submit(getattr(ahead, end))
@@ -235,8 +236,8 @@ def test_what_fails_while_values_come_fails_their_update() -> None:
         raise ValueError("a bug")
 
     def update() -> None:
-        ahead = Ahead(Delta(np.zeros(parallel.PART, np.float32)), lambda lo, hi: iter([]), rule)
-        ahead.come(parallel.PART)
+        ahead = Ahead(Delta(np.zeros(threads.PART, np.float32)), lambda lo, hi: iter([]), rule)
+        ahead.come(threads.PART)
         ahead.finish()
 
     with pytest.raises(ValueError, match="a bug"):
@@ -244,15 +245,15 @@ def test_what_fails_while_values_come_fails_their_update() -> None:
 
 
 def test_large_updates_come_to_the_same_in_several_threads(name: str) -> None:
-    size = 3 * parallel.PART + 17
+    size = 3 * threads.PART + 17
     pair = Pair(name, "mapped", size)
     for seed in range(2):
         dropped, prepared = Values(seed, size), Values(seed + 10, size)
         for part in (1, 2, 3):
-            dropped.come(pair.shard, part * parallel.PART)
+            dropped.come(pair.shard, part * threads.PART)
         pair.apply_prepared(Values(seed + 20, size))
         for part in (1, 2, 3):
-            prepared.come(pair.shard, part * parallel.PART)
+            prepared.come(pair.shard, part * threads.PART)
         pair.apply_prepared(prepared)
         pair.apply_prepared(dropped)
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from dlctl import registry
-from dlctl.parallel import BLOCK, PART
 from dlctl.shards.base import Diverged, Shard, Spec
 from dlctl.shards.image import Form
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.memory import InMemory
 from dlctl.sim.states import MemoryLog
+from dlctl.util.threads import BLOCK, PART
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "shards"))
 from kept import dense, snapshot, sparse

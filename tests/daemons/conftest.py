@@ -12,7 +12,7 @@ from daemons.coordinator.directories import Directories
 from daemons.coordinator.records import Records
 from daemons.loop import Loop
 from dlctl.machine import Effect, Event, Exit, Started
-from dlctl.rundb import RunDb
+from dlctl.runs.database import RunDb
 
 
 @pytest.fixture

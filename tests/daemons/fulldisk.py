@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dlctl.roles import journal as j
-from dlctl.rundb import RunDb
+from dlctl.roles.coordinator import records as j
+from dlctl.runs.database import RunDb
 
 LARGE = j.AddEvent("error", "", "x" * 10_000, {})
 """Finds no room in a database that is full."""

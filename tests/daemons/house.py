@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import zmq
 
-from daemons.transport import Transport
+from daemons.transport.sockets import Transport
 from dlctl import messages as m
-from dlctl.keys import CurveKeys
+from dlctl.control.keys import CurveKeys
 
 KEYS = CurveKeys(b"k" * 32)
 HERE, GUEST = "server-0", "worker-0"

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from daemons.worker.acks import Acks
-from dlctl import acks
 from dlctl.errors import DlctlError
-from dlctl.roles.effects import Settled
+from dlctl.roles.protocol.effects import Settled
+from dlctl.runs import acks
 
 WRITER = """
 import sys
 from pathlib import Path
 from daemons.worker.acks import Acks
-from dlctl.roles.effects import Settled
+from dlctl.roles.protocol.effects import Settled
 
 record = Acks(Path(sys.argv[1]), "worker-0", 3, 2)
 for count in range(1, 1 << 40):

@@ -17,10 +17,9 @@ from house import COME_S, GUEST, HEARD, HERE, KEYS, House, guest
 from proxies import Change, Proxy, cut_in_the_middle
 from zmq.utils.monitor import recv_monitor_message
 
-from daemons import handshakes
-from daemons.handshakes import Handshakes, Target
 from daemons.loop import Loop
-from daemons.transport import Transport
+from daemons.transport.reconnect import Handshakes, Target
+from daemons.transport.sockets import Transport, reconnect
 from dlctl import messages as m
 from dlctl.machine import Connect, Effect, Event, Exit, Peer, Reconnected, Send, Started
 
@@ -260,7 +259,7 @@ def test_a_connection_that_succeeds_after_a_broken_handshake_is_kept(house: Hous
 
 def test_that_a_connection_goes_on_is_seen_before_it_is_replaced(monkeypatch) -> None:
     """libzmq said so just after we had read of its end, and the loop had much else to do."""
-    monkeypatch.setattr(handshakes, "SURE_S", 0.0)
+    monkeypatch.setattr(reconnect, "SURE_S", 0.0)
     watched, target = Handshakes(zmq.Poller()), Target(HERE, "", "")
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0

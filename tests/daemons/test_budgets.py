@@ -21,14 +21,13 @@ import pytest
 import zmq
 from house import COME_S, GUEST, HEARD, HERE, KEYS, House, finds_the_house_open, guest
 
-from daemons import crowd, unread
-from daemons.connections import address, connection, owner
-from daemons.transport import Transport
+from daemons.transport.connections import address, connection, owner
+from daemons.transport.sockets import Transport, backpressure, connection_limit
 from dlctl import messages as m
 from dlctl import wire
 from dlctl.machine import Hush
-from dlctl.roles.desk import Desk
-from dlctl.roles.waste import BURST, PER_S, Waste
+from dlctl.roles.protocol.context import Context
+from dlctl.roles.server.abuse_guard import BURST, PER_S, AbuseGuard
 
 OTHER = "worker-1"
 ANSWER_BYTES = 4 << 20
@@ -86,7 +85,7 @@ def test_what_a_peer_does_not_read_is_dropped_and_the_others_are_served(house: H
             values = np.zeros(ANSWER_BYTES // 4, np.float32)
             house.transport.send(peer, m.Parameters(0, 1, number, 0, values))
         grown = psutil.Process().memory_info().rss - rss
-        assert grown < unread.BYTES_MAX + SLACK_BYTES
+        assert grown < backpressure.BYTES_MAX + SLACK_BYTES
         assert house.transport.unread.dropped > ANSWERS // 2
         with guest(house, OTHER) as transport:
             transport.send(HERE, HEARD)
@@ -106,10 +105,10 @@ def test_who_connects_again_and_again_gets_no_more_than_one_connection_would(hou
             for number in range(2):
                 house.transport.send(peer, m.Parameters(0, 1, number, 0, values))
         grown = psutil.Process().memory_info().rss - rss
-        assert grown < unread.BYTES_MAX + SLACK_BYTES
+        assert grown < backpressure.BYTES_MAX + SLACK_BYTES
         most_in_the_kernel = 3 * SHARD_BYTES
         delivered = sent - house.transport.unread.dropped
-        assert delivered * SHARD_BYTES <= unread.BYTES_MAX + most_in_the_kernel
+        assert delivered * SHARD_BYTES <= backpressure.BYTES_MAX + most_in_the_kernel
         with guest(house, OTHER) as transport:
             transport.send(HERE, HEARD)
             house.transport.send(house.comes(COME_S), m.Parameters(0, 1, 1, 0, values))
@@ -144,7 +143,7 @@ def test_small_answers_that_nobody_reads_are_dropped_over_all_connections_of_a_k
             for number in range(1000):
                 house.transport.send(peer, m.Parameters(0, 1, number, 0, values))
         grown = psutil.Process().memory_info().rss - rss
-        assert grown < unread.SMALL_BYTES_MAX + SLACK_BYTES
+        assert grown < backpressure.SMALL_BYTES_MAX + SLACK_BYTES
         assert house.transport.unread.dropped > 2000
         with guest(house, OTHER) as transport:
             transport.send(HERE, HEARD)
@@ -153,12 +152,12 @@ def test_small_answers_that_nobody_reads_are_dropped_over_all_connections_of_a_k
     house.until(lambda: not house.transport.unread._waiting, 3 * COME_S)
 
 
-class Ledger(unread.Unread):
+class Ledger(backpressure.Unread):
     """Knows how many messages were followed."""
 
     followed = 0
 
-    def add(self, peer: bytes, tracker: unread.Tracker, nbytes: int) -> None:
+    def add(self, peer: bytes, tracker: backpressure.Tracker, nbytes: int) -> None:
         self.followed += 1
         super().add(peer, tracker, nbytes)
 
@@ -176,31 +175,31 @@ def test_one_that_reads_gets_all_small_answers_and_few_of_them_are_followed(hous
 
 
 def test_what_is_not_followed_counts_with_the_next_message_that_is() -> None:
-    waiting, peer = unread.Unread(), connection(GUEST, b"one")
+    waiting, peer = backpressure.Unread(), connection(GUEST, b"one")
     small = [bytes(1000)]
     first = waiting.counts(peer, small)
-    assert first > unread.STRETCH_BYTES, "as much may have gone there before"
+    assert first > backpressure.STRETCH_BYTES, "as much may have gone there before"
     followed, sent = 0, 0
     for _ in range(1000):
         if nbytes := waiting.counts(peer, small):
             waiting.add(peer, zmq.MessageTracker(threading.Event()), nbytes)
             followed += nbytes
         sent += 1000
-    assert sent - unread.STRETCH_BYTES < followed < 1.5 * sent
+    assert sent - backpressure.STRETCH_BYTES < followed < 1.5 * sent
 
 
 def test_a_large_answer_on_a_slow_link_keeps_no_small_ones_back() -> None:
-    waiting, peer = unread.Unread(), connection(GUEST, b"one")
-    for _ in range(unread.MESSAGES_FREE):
-        waiting.add(peer, zmq.MessageTracker(threading.Event()), unread.BYTES_MAX)
-    assert not waiting.has_room(peer, unread.LARGE_BYTES)
+    waiting, peer = backpressure.Unread(), connection(GUEST, b"one")
+    for _ in range(backpressure.MESSAGES_FREE):
+        waiting.add(peer, zmq.MessageTracker(threading.Event()), backpressure.BYTES_MAX)
+    assert not waiting.has_room(peer, backpressure.LARGE_BYTES)
     assert waiting.has_room(peer, 1000)
-    waiting.add(peer, zmq.MessageTracker(threading.Event()), unread.SMALL_BYTES_MAX // 100)
+    waiting.add(peer, zmq.MessageTracker(threading.Event()), backpressure.SMALL_BYTES_MAX // 100)
     for _ in range(200):
-        if waiting.has_room(peer, unread.SMALL_BYTES_MAX // 100):
+        if waiting.has_room(peer, backpressure.SMALL_BYTES_MAX // 100):
             tracker = zmq.MessageTracker(threading.Event())
-            waiting.add(peer, tracker, unread.SMALL_BYTES_MAX // 100)
-    assert not waiting.has_room(peer, unread.SMALL_BYTES_MAX // 100)
+            waiting.add(peer, tracker, backpressure.SMALL_BYTES_MAX // 100)
+    assert not waiting.has_room(peer, backpressure.SMALL_BYTES_MAX // 100)
 
 
 class Clock:
@@ -219,13 +218,13 @@ class Clock:
             self.told.set()
 
 
-@pytest.mark.parametrize("nbytes", [unread.SMALL_BYTES_MAX // 100, unread.BYTES_MAX])
+@pytest.mark.parametrize("nbytes", [backpressure.SMALL_BYTES_MAX // 100, backpressure.BYTES_MAX])
 def test_who_reads_gets_all_although_that_is_told_late(
     nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(late_s=0.06)
-    monkeypatch.setattr(unread, "time", clock)
-    waiting, peer = unread.Unread(), connection(GUEST, b"one")
+    monkeypatch.setattr(backpressure, "time", clock)
+    waiting, peer = backpressure.Unread(), connection(GUEST, b"one")
     for _ in range(100):
         waiting.add(peer, zmq.MessageTracker(clock.told), nbytes)
     assert waiting.has_room(peer, nbytes)
@@ -233,14 +232,14 @@ def test_who_reads_gets_all_although_that_is_told_late(
 
 
 def test_who_does_not_read_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, nbytes = Clock(late_s=math.inf), unread.SMALL_BYTES_MAX // 100
-    monkeypatch.setattr(unread, "time", clock)
-    waiting, peer = unread.Unread(), connection(GUEST, b"one")
+    clock, nbytes = Clock(late_s=math.inf), backpressure.SMALL_BYTES_MAX // 100
+    monkeypatch.setattr(backpressure, "time", clock)
+    waiting, peer = backpressure.Unread(), connection(GUEST, b"one")
     for _ in range(100):
         waiting.add(peer, zmq.MessageTracker(clock.told), nbytes)
     for _ in range(1000):
         assert not waiting.has_room(peer, nbytes)
-    assert clock.now_s < 2 * unread.PATIENCE_S
+    assert clock.now_s < 2 * backpressure.PATIENCE_S
     assert waiting.dropped == 1000
 
 
@@ -249,9 +248,9 @@ def test_however_a_slow_reader_reads_the_others_hardly_wait_for_it(
     every_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is always just about to have read enough, and asks all the time."""
-    clock, nbytes, asked = Clock(late_s=math.inf), unread.BYTES_MAX, 0
-    monkeypatch.setattr(unread, "time", clock)
-    waiting, peer = unread.Unread(), connection(GUEST, b"one")
+    clock, nbytes, asked = Clock(late_s=math.inf), backpressure.BYTES_MAX, 0
+    monkeypatch.setattr(backpressure, "time", clock)
+    waiting, peer = backpressure.Unread(), connection(GUEST, b"one")
     on_their_way: deque[threading.Event] = deque()
     waited_s, read_at = 0.0, 0.0
     while clock.now_s < 100.0:
@@ -266,20 +265,20 @@ def test_however_a_slow_reader_reads_the_others_hardly_wait_for_it(
         waited_s += clock.now_s - before_s
         clock.now_s += 0.005  # What the others get done.
         waiting.check()
-    assert waited_s < 2 * unread.PATIENCE_S + unread.PATIENCE_SHARE * 100.0
+    assert waited_s < 2 * backpressure.PATIENCE_S + backpressure.PATIENCE_SHARE * 100.0
     assert waiting.dropped > asked // 2
 
 
 def test_who_was_waited_for_in_vain_is_waited_for_again_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock, nbytes = Clock(late_s=math.inf), unread.BYTES_MAX
-    monkeypatch.setattr(unread, "time", clock)
-    waiting, peer = unread.Unread(), connection(GUEST, b"one")
-    for _ in range(unread.MESSAGES_FREE):
+    clock, nbytes = Clock(late_s=math.inf), backpressure.BYTES_MAX
+    monkeypatch.setattr(backpressure, "time", clock)
+    waiting, peer = backpressure.Unread(), connection(GUEST, b"one")
+    for _ in range(backpressure.MESSAGES_FREE):
         waiting.add(peer, zmq.MessageTracker(clock.told), nbytes)
     assert not waiting.has_room(peer, nbytes)
-    clock.now_s += unread.PATIENCE_S / unread.PATIENCE_SHARE
+    clock.now_s += backpressure.PATIENCE_S / backpressure.PATIENCE_SHARE
     waiting.check()
     clock.late_s = clock.now_s + 0.06
     assert waiting.has_room(peer, nbytes)
@@ -304,10 +303,10 @@ def test_without_keys_each_connection_is_counted_by_itself(tmp_path: Path) -> No
             for source, _ in here.poller.poll(100):
                 peers |= {peer for peer, *_ in here.receive(source)}  # type: ignore[misc]
         first, second = peers
-        for _ in range(unread.MESSAGES_FREE):
-            here.unread.add(first, zmq.MessageTracker(threading.Event()), unread.BYTES_MAX)
-        assert not here.unread.has_room(first, unread.LARGE_BYTES)
-        assert here.unread.has_room(second, unread.LARGE_BYTES)
+        for _ in range(backpressure.MESSAGES_FREE):
+            here.unread.add(first, zmq.MessageTracker(threading.Event()), backpressure.BYTES_MAX)
+        assert not here.unread.has_room(first, backpressure.LARGE_BYTES)
+        assert here.unread.has_room(second, backpressure.LARGE_BYTES)
     finally:
         here.close()
         there.close()
@@ -325,14 +324,14 @@ def test_one_that_reads_gets_everything_however_much_it_is(house: House) -> None
 
 
 def test_two_answers_may_wait_however_large_they_are() -> None:
-    waiting = unread.Unread()
+    waiting = backpressure.Unread()
     routes = [b"\0peer", b"\0again"]
     for route in routes:
         peer = connection(GUEST, route)
-        assert waiting.has_room(peer, unread.BYTES_MAX * 10)
-        waiting.add(peer, zmq.MessageTracker(threading.Event()), unread.BYTES_MAX * 10)
-    assert not waiting.has_room(connection(GUEST, b"\0and again"), unread.LARGE_BYTES)
-    assert waiting.has_room(connection(OTHER, routes[0]), unread.LARGE_BYTES)
+        assert waiting.has_room(peer, backpressure.BYTES_MAX * 10)
+        waiting.add(peer, zmq.MessageTracker(threading.Event()), backpressure.BYTES_MAX * 10)
+    assert not waiting.has_room(connection(GUEST, b"\0and again"), backpressure.LARGE_BYTES)
+    assert waiting.has_room(connection(OTHER, routes[0]), backpressure.LARGE_BYTES)
 
 
 @pytest.mark.parametrize("route", [b"\0\x80\0\0\1", b"worker-1", b"worker-1\0", b"\0"])
@@ -350,12 +349,12 @@ def test_whatever_a_connection_is_called_its_answers_go_there_and_are_its_owners
 
 
 def test_a_flood_of_useless_messages_is_put_up_with_for_a_while_and_then_not_heard() -> None:
-    desk, now = Desk(1.0), 0.0
-    waste = Waste(desk)
+    context, now = Context(1.0), 0.0
+    waste = AbuseGuard(context)
     for _ in range(10 * int(BURST)):
         now += 0.5 / PER_S  # twice as fast as in the long run
         waste.add(GUEST, now)
-    effects = desk.clear()
+    effects = context.clear()
     assert any(isinstance(effect, Hush) and effect.name == GUEST for effect in effects)
     said = [effect for effect in effects if not isinstance(effect, Hush)]
     assert 1 <= len(said) <= 2, "a line a minute"
@@ -363,14 +362,14 @@ def test_a_flood_of_useless_messages_is_put_up_with_for_a_while_and_then_not_hea
 
 def test_honest_repetition_is_never_too_much() -> None:
     """A window of pushes again every second, for hours; and all at once after a long absence."""
-    desk = Desk(1.0)
-    waste = Waste(desk)
+    context = Context(1.0)
+    waste = AbuseGuard(context)
     for second in range(10_000):
         for _ in range(16):
             waste.add(GUEST, float(second))
     for _ in range(500):
         waste.add(OTHER, 1.0)
-    assert desk.clear() == []
+    assert context.clear() == []
 
 
 def test_who_is_hushed_is_not_heard_and_the_others_are_and_it_is_heard_again(house: House) -> None:
@@ -412,8 +411,8 @@ def comers(port: int, count: int) -> Iterator[None]:
 def test_before_a_crowd_the_door_is_shut_and_opens_again(
     monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    monkeypatch.setattr(crowd, "CONNECTIONS_MAX", crowd.descriptors() + limit)
-    assert limit > crowd.GUESTS_MIN
+    monkeypatch.setattr(connection_limit, "CONNECTIONS_MAX", connection_limit.descriptors() + limit)
+    assert limit > connection_limit.GUESTS_MIN
     house = House({KEYS.public(GUEST): GUEST, KEYS.public(OTHER): OTHER})
     try:
         with guest(house) as inside, ExitStack() as idle:
@@ -446,7 +445,7 @@ def test_ten_thousand_idle_connections_leave_descriptors_and_let_guests_in(house
         while time.monotonic() < deadline:
             house.hears(0.05)
             house.transport.check()
-            most = max(most, crowd.descriptors())
+            most = max(most, connection_limit.descriptors())
         with open(os.devnull) as file:
             assert file.fileno() < soft
         assert most < soft
@@ -457,7 +456,7 @@ def test_ten_thousand_idle_connections_leave_descriptors_and_let_guests_in(house
 DEAF_HOUSE = """
 from house import GUEST, KEYS, House
 from daemons import crowd
-crowd.raise_limit()
+connection_limit.raise_limit()
 house = House({KEYS.public(GUEST): GUEST})
 print(house.port, flush=True)
 input()

@@ -10,8 +10,8 @@ from pathlib import Path
 from daemons.coordinator.directories import Directories
 from daemons.loop import Loop
 from dlctl.machine import Effect, Event, Exit, Started
-from dlctl.roles import journal as j
-from dlctl.rundb import RunDb
+from dlctl.roles.coordinator import records as j
+from dlctl.runs.database import RunDb
 
 PATIENCE_S = 20.0
 

@@ -14,8 +14,7 @@ import pytest
 import zmq
 from house import COME_S, GUEST, HEARD, HERE, KEYS, House, finds_the_house_open, guest
 
-from daemons import connections, gatekeeper, handshakes
-from daemons.transport import Transport
+from daemons.transport.sockets import Transport, connections, reconnect, zap
 from dlctl import messages as m
 from dlctl import wire
 from dlctl.errors import LocalProtocolError
@@ -83,7 +82,7 @@ def test_who_comes_before_it_is_said_who_may_come_is_in_as_soon_as_that_is_said(
 
 def test_who_comes_much_earlier_than_that_comes_again_and_is_not_kept(monkeypatch):
     """What waits at the door takes memory."""
-    monkeypatch.setattr(gatekeeper, "UNDECIDED_S", 0.1)
+    monkeypatch.setattr(zap, "UNDECIDED_S", 0.1)
     house = House(None)
     try:
         with guest(house) as transport:
@@ -100,8 +99,8 @@ def test_who_comes_much_earlier_than_that_comes_again_and_is_not_kept(monkeypatc
 
 
 def test_a_key_that_comes_again_and_again_waits_and_the_others_do_not(monkeypatch, caplog):
-    monkeypatch.setattr(gatekeeper, "COMINGS_MAX", 5.0)
-    monkeypatch.setattr(gatekeeper, "COMINGS_PER_S", 1.0)
+    monkeypatch.setattr(zap, "COMINGS_MAX", 5.0)
+    monkeypatch.setattr(zap, "COMINGS_PER_S", 1.0)
     house = House({KEYS.public(GUEST): GUEST, KEYS.public(STRANGER): STRANGER})
     try:
         with caplog.at_level(logging.WARNING), ExitStack() as many:
@@ -119,13 +118,13 @@ def test_a_key_that_comes_again_and_again_waits_and_the_others_do_not(monkeypatc
 
 
 def test_a_key_may_come_so_often_at_once_and_so_often_in_the_long_run():
-    comings = gatekeeper.Comings()
-    most = int(gatekeeper.COMINGS_MAX)
+    comings = zap.Comings()
+    most = int(zap.COMINGS_MAX)
     assert [comings.takes(b"worker-0", 0.0) for _ in range(2 * most)].count(True) == most
     assert comings.takes(b"worker-1", 0.0)
     times = [step / 100 for step in range(1, 10_001)]
     late = [comings.takes(b"worker-0", now) for now in times].count(True)
-    assert late == pytest.approx(100.0 * gatekeeper.COMINGS_PER_S, rel=0.01)
+    assert late == pytest.approx(100.0 * zap.COMINGS_PER_S, rel=0.01)
 
 
 @pytest.mark.parametrize("who", [GUEST, STRANGER])
@@ -190,7 +189,7 @@ def test_without_a_word_of_who_may_come_nobody_does(names):
 def test_a_listener_with_another_key_than_it_should_is_not_spoken_to_and_named(
     house, caplog, monkeypatch
 ):
-    monkeypatch.setattr(handshakes, "SAY_S", 0.3)
+    monkeypatch.setattr(reconnect, "SAY_S", 0.3)
     with caplog.at_level(logging.WARNING), guest(house, server="server-1") as transport:
         transport.send(HERE, HEARD)
         look_until(transport, lambda: "refused every connection" in caplog.text)
@@ -200,7 +199,7 @@ def test_a_listener_with_another_key_than_it_should_is_not_spoken_to_and_named(
 
 
 def test_a_guest_who_is_not_known_is_told_so(house, caplog, monkeypatch):
-    monkeypatch.setattr(handshakes, "SAY_S", 0.3)
+    monkeypatch.setattr(reconnect, "SAY_S", 0.3)
     with caplog.at_level(logging.WARNING), guest(house, STRANGER) as transport:
         look_until(transport, lambda: "does not know our key" in caplog.text)
 
@@ -215,14 +214,14 @@ def look_until(transport: Transport, seen: Callable[[], bool]) -> None:
 
 
 def test_a_guest_who_comes_too_often_is_told_so_and_comes_again(house, caplog, monkeypatch):
-    monkeypatch.setattr(handshakes, "SAY_S", 0.3)
-    monkeypatch.setattr(gatekeeper, "COMINGS_MAX", 0.0)
-    monkeypatch.setattr(gatekeeper, "COMINGS_PER_S", 0.0)
+    monkeypatch.setattr(reconnect, "SAY_S", 0.3)
+    monkeypatch.setattr(zap, "COMINGS_MAX", 0.0)
+    monkeypatch.setattr(zap, "COMINGS_PER_S", 0.0)
     with caplog.at_level(logging.WARNING), guest(house) as transport:
         look_until(transport, lambda: "too many connections of our key" in caplog.text)
         assert "does not know our key" not in caplog.text
-        monkeypatch.setattr(gatekeeper, "COMINGS_MAX", 9.0)
-        monkeypatch.setattr(gatekeeper, "COMINGS_PER_S", 9.0)
+        monkeypatch.setattr(zap, "COMINGS_MAX", 9.0)
+        monkeypatch.setattr(zap, "COMINGS_PER_S", 9.0)
 
         def is_heard() -> bool:
             transport.send(HERE, HEARD)

@@ -15,7 +15,7 @@ from daemons.loop import Loop
 from daemons.worker.compute import ComputeThread
 from dlctl import config
 from dlctl.machine import Effect, Event, Exit, Started
-from dlctl.roles.effects import (
+from dlctl.roles.protocol.effects import (
     BuildModel,
     Compute,
     Computed,

@@ -12,9 +12,9 @@ import pytest
 
 from daemons.server import disklog
 from daemons.server.disklog import DiskLog, DiskLogs
-from dlctl import states
 from dlctl.config import Servers
 from dlctl.errors import DlctlError
+from dlctl.runs import kept_shards
 from dlctl.shards import records
 from dlctl.shards.base import Extras, Held, NoRoom, Shard, Unusable
 from dlctl.shards.journaled import Journaled
@@ -187,7 +187,7 @@ def test_damage_before_the_end_of_a_journal_is_named_and_not_passed_over(tmp_pat
         with pytest.raises(Unusable, match="its journal is damaged at byte 0 of") as caught:
             found(run / "state")
         assert caught.value.where == str(run / "state")
-        (kept,) = states.kept(run, Servers(durability="disk"))
+        (kept,) = kept_shards.kept(run, Servers(durability="disk"))
         assert "its journal is damaged at byte 0" in kept.problem
 
 
@@ -205,10 +205,10 @@ def test_who_looks_while_the_journal_begins_anew_is_told_to_look_again(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(states.records, "read", read_while_it_goes_on)
-        (kept,) = states.kept(run, Servers(durability="disk"))
+        patch.setattr(kept_shards.records, "read", read_while_it_goes_on)
+        (kept,) = kept_shards.kept(run, Servers(durability="disk"))
         assert (kept.in_use, kept.problem) == (True, "a server is writing it")
-    (kept,) = states.kept(run, Servers(durability="disk"))
+    (kept,) = kept_shards.kept(run, Servers(durability="disk"))
     assert (kept.problem, kept.version) == ("", shard.version)
     let_go(shard)
 
@@ -251,7 +251,7 @@ def test_a_base_of_somebody_else_s_making_is_named(tmp_path):
         {"run_id": run.name, "shard": 0, "state": 7},
     ):
         base.write_bytes(b"".join(records.pack(0, body, [])))
-        (kept,) = states.kept(run, Servers(durability="disk"))
+        (kept,) = kept_shards.kept(run, Servers(durability="disk"))
         assert kept.problem in ("it is of shard None of run None", "it has no state")
 
 
@@ -552,16 +552,16 @@ def test_two_servers_never_have_the_same_log(tmp_path, monkeypatch):
     monkeypatch.setattr("daemons.server.files.LOCK_S", 0.1)
     with pytest.raises(Held, match=f"open: pid {os.getpid()}"):
         DiskLog(tmp_path / "run-1" / "state", 0)
-    (kept,) = states.kept(tmp_path / "run-1", Servers(durability="disk"))
+    (kept,) = kept_shards.kept(tmp_path / "run-1", Servers(durability="disk"))
     assert (kept.in_use, kept.problem, kept.version) == (True, "", 0)
     let_go(shard)
 
 
 def test_what_a_dead_server_has_left_is_removed_and_what_a_living_one_has_stays(tmp_path):
     shard = begun(tmp_path / "run-1" / "state")
-    assert states.remove(tmp_path / "run-1", Servers(durability="disk")) == []
+    assert kept_shards.remove(tmp_path / "run-1", Servers(durability="disk")) == []
     let_go(shard)
-    assert len(states.remove(tmp_path / "run-1", Servers(durability="disk"))) == 3
+    assert len(kept_shards.remove(tmp_path / "run-1", Servers(durability="disk"))) == 3
     assert not (tmp_path / "run-1" / "state").exists()
 
 

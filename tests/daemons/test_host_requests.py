@@ -1,4 +1,4 @@
-"""`daemons.host` on this machine: requests that are refused, and what is looked at and ended."""
+"""`daemons.node` on this machine: requests that are refused, and what is looked at and ended."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from daemons.host.begin import begin
-from daemons.host.end import end
-from daemons.host.look import look
-from dlctl import __version__, config, processes, wire
+from daemons.node.begin import begin
+from daemons.node.end import end
+from daemons.node.look import look
+from dlctl import __version__, config, wire
+from dlctl.control.keys import CurveKeys
 from dlctl.errors import DlctlError, Unreachable, UsageError, VersionMismatch
-from dlctl.keys import CurveKeys
 from dlctl.launch import answers, remote, taskfiles
+from dlctl.util import processes
 
 KEYS = CurveKeys(b"k" * 32)
 RUN_ID, AGENT = "digits-7f3a", "agent-1"
@@ -67,7 +68,7 @@ def called(request: object, *libraries: Path) -> answers.Answer:
     """The whole program, with this on its standard input."""
     places = [*map(str, libraries), str(Path(__file__).parents[2])]
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "daemons.host"],
+        [sys.executable, "-P", "-m", "daemons.node"],
         input=request if isinstance(request, bytes) else json.dumps(request).encode(),
         capture_output=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from daemons.host.keep import Keeper
+from daemons.node.keep import Keeper
 from dlctl import __version__, config, wire
 from dlctl.launch import answers, slurmfiles
 
@@ -102,7 +102,7 @@ def test_a_keeper_that_cannot_answer_goes_on_and_leaves_nothing(
     )  # fmt: skip
     node = {"SLURM_NODEID": "0", "SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "17"}
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "daemons.host.keep", str(orders)],
+        [sys.executable, "-P", "-m", "daemons.node.keep", str(orders)],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env={**os.environ, **node},
     ) as process:  # fmt: skip
         assert process.stdout is not None

@@ -18,15 +18,14 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemons import lending, misses
-from daemons.lending import Borrower, Lender
-from daemons.transport import Transport
+from daemons.transport.shm import Borrower, Lender
+from daemons.transport.sockets import Transport, shm, shm_fallback
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.wire import Frames
 
 MAX = 1 << 40
-LARGE = lending.FRAME_BYTES_MIN
+LARGE = shm.FRAME_BYTES_MIN
 COME_S = 10.0
 RECEIVER, OTHER = "server-0", "server-1"
 
@@ -42,7 +41,7 @@ def lender() -> Iterator[Lender]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """[the time in seconds], which only the test moves."""
     now = [1000.0]
-    monkeypatch.setattr(lending.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(shm.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -50,9 +49,7 @@ def frames_of(content: int, nbytes: int = LARGE) -> Frames:
     return [b"\x94", bytes([content]) * nbytes, b"small"]
 
 
-def lend(
-    lender: Lender, frames: Frames, receiver: Hashable = RECEIVER
-) -> tuple[Frames, lending.Loan]:
+def lend(lender: Lender, frames: Frames, receiver: Hashable = RECEIVER) -> tuple[Frames, shm.Loan]:
     lent = lender.lend(frames, receiver)
     assert lent is not None
     return lent
@@ -95,7 +92,7 @@ def test_what_does_not_come_back_is_never_written_to_again(
     sent, loan = lend(lender, frames_of(1))
     read = Borrower().read(sent, MAX)
     assert read is not None
-    clock[0] += lending.PATIENCE_S + 1
+    clock[0] += shm.PATIENCE_S + 1
     lender.check()
     assert loan.is_over
     for content in range(2, 20):
@@ -105,7 +102,7 @@ def test_what_does_not_come_back_is_never_written_to_again(
 
 def test_who_comes_too_late_finds_nothing(lender: Lender, clock: list[float]) -> None:
     sent, _ = lend(lender, frames_of(1))
-    clock[0] += lending.PATIENCE_S + 1
+    clock[0] += shm.PATIENCE_S + 1
     lender.check()
     assert Borrower().read(sent, MAX) is None
     lend(lender, frames_of(2))
@@ -115,9 +112,9 @@ def test_who_comes_too_late_finds_nothing(lender: Lender, clock: list[float]) ->
 def test_a_peer_that_is_away_is_no_reason_to_stop_lending(
     lender: Lender, clock: list[float]
 ) -> None:
-    for _ in range(2 * misses.MISSES_MAX):
+    for _ in range(2 * shm_fallback.MISSES_MAX):
         lend(lender, frames_of(1))
-        clock[0] += lending.PATIENCE_S + 1
+        clock[0] += shm.PATIENCE_S + 1
         lender.check()
     assert lender.lend(frames_of(1), RECEIVER) is not None
 
@@ -125,13 +122,13 @@ def test_a_peer_that_is_away_is_no_reason_to_stop_lending(
 def test_to_who_finds_nothing_messages_are_sent_for_a_while(
     lender: Lender, clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(misses.MISSES_MAX):
+    for _ in range(shm_fallback.MISSES_MAX):
         sent, loan = lend(lender, frames_of(1))
-        lender.missed(lending.not_found(sent)[0], RECEIVER)
+        lender.missed(shm.not_found(sent)[0], RECEIVER)
         assert loan.is_over
     assert lender.lend(frames_of(1), RECEIVER) is None
     assert "server-0 does not find" in caplog.text
-    clock[0] += misses.PAUSE_S
+    clock[0] += shm_fallback.PAUSE_S
     assert lender.lend(frames_of(1), RECEIVER) is not None
 
 
@@ -146,8 +143,8 @@ def test_who_finds_nothing_is_paused_whoever_finds_everything_meanwhile(lender: 
         lent = lender.lend(frames_of(2), RECEIVER)
         if lent is not None:
             lost += 1
-            lender.missed(lending.not_found(lent[0])[0], RECEIVER)
-    assert lost == misses.MISSES_MAX
+            lender.missed(shm.not_found(lent[0])[0], RECEIVER)
+    assert lost == shm_fallback.MISSES_MAX
     assert lender.lend(frames_of(1), OTHER) is not None, "the sound one has no pause"
 
 
@@ -155,14 +152,14 @@ def test_what_a_receiver_gives_back_ends_a_row_of_its_own_and_a_loan_never_sent_
     lender: Lender,
 ) -> None:
     def misses_one() -> None:
-        lender.missed(lending.not_found(lend(lender, frames_of(1))[0])[0], RECEIVER)
+        lender.missed(shm.not_found(lend(lender, frames_of(1))[0])[0], RECEIVER)
 
-    for _ in range(misses.MISSES_MAX - 1):
+    for _ in range(shm_fallback.MISSES_MAX - 1):
         misses_one()
     borrower = Borrower()
     assert borrower.read(lend(lender, frames_of(1))[0], MAX) is not None
     borrower.give_back()
-    for _ in range(misses.MISSES_MAX - 1):
+    for _ in range(shm_fallback.MISSES_MAX - 1):
         misses_one()
     lend(lender, frames_of(1))[1].cancel()
     misses_one()
@@ -172,8 +169,8 @@ def test_what_a_receiver_gives_back_ends_a_row_of_its_own_and_a_loan_never_sent_
 def test_what_comes_back_late_does_not_end_a_pause(lender: Lender) -> None:
     borrower = Borrower()
     read = borrower.read(lend(lender, frames_of(1))[0], MAX)
-    for _ in range(misses.MISSES_MAX):
-        lender.missed(lending.not_found(lend(lender, frames_of(1))[0])[0], RECEIVER)
+    for _ in range(shm_fallback.MISSES_MAX):
+        lender.missed(shm.not_found(lend(lender, frames_of(1))[0])[0], RECEIVER)
     del read
     borrower.give_back()
     lend(lender, frames_of(1), OTHER)
@@ -181,11 +178,11 @@ def test_what_comes_back_late_does_not_end_a_pause(lender: Lender) -> None:
 
 
 def test_receivers_that_are_gone_are_forgotten(clock: list[float]) -> None:
-    kept = misses.Misses()
-    for number in range(3 * misses.RECEIVERS_MAX):
+    kept = shm_fallback.Misses()
+    for number in range(3 * shm_fallback.RECEIVERS_MAX):
         kept.add(number)
-        assert len(kept._of) <= misses.RECEIVERS_MAX
-    clock[0] += misses.PAUSE_S
+        assert len(kept._of) <= shm_fallback.RECEIVERS_MAX
+    clock[0] += shm_fallback.PAUSE_S
     kept.check()
     assert not kept._of
 
@@ -194,12 +191,12 @@ def test_what_is_looked_for_only_when_it_was_given_up_counts_as_well(
     lender: Lender, clock: list[float]
 ) -> None:
     """A receiver that needs longer than slots are kept for must get its messages in another way."""
-    for _ in range(misses.MISSES_MAX):
+    for _ in range(shm_fallback.MISSES_MAX):
         sent, _ = lend(lender, frames_of(1))
-        clock[0] += lending.PATIENCE_S + 1
+        clock[0] += shm.PATIENCE_S + 1
         lender.check()
         assert Borrower().read(sent, MAX) is None
-        lender.missed(lending.not_found(sent)[0], RECEIVER)
+        lender.missed(shm.not_found(sent)[0], RECEIVER)
     assert lender.lend(frames_of(1), RECEIVER) is None
 
 
@@ -212,7 +209,7 @@ def test_who_had_a_slot_before_others_lets_it_go_in_the_end(
         assert borrower.read(sent, MAX) is not None
         borrower.give_back()
         assert loan.is_over
-    clock[0] += 2 * lending.PATIENCE_S + 1
+    clock[0] += 2 * shm.PATIENCE_S + 1
     for borrower in borrowers:
         borrower.check()
         assert not borrower._seen
@@ -225,7 +222,7 @@ def test_a_loan_that_could_not_be_sent_is_over_at_once(lender: Lender) -> None:
 
 
 def test_there_is_a_limit_to_what_is_lent(lender: Lender, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lending, "BYTES_MAX", 4 * LARGE)
+    monkeypatch.setattr(shm, "BYTES_MAX", 4 * LARGE)
     loans = [lend(lender, frames_of(1))[1] for _ in range(3)]
     assert lender.lend(frames_of(1), RECEIVER) is None
     loans[0].cancel()
@@ -265,7 +262,7 @@ def test_the_memory_of_a_sender_that_is_killed_stays_with_who_reads_it() -> None
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
-        head = process.stdout.read(lending._HEAD.size)
+        head = process.stdout.read(shm._HEAD.size)
         sent: Frames = [head, process.stdout.read(16), b"", b""]
         borrower = Borrower()
         read = borrower.read(sent, MAX)
@@ -289,7 +286,7 @@ def test_a_file_that_is_no_slot_is_not_read(tmp_path: Path) -> None:
     pipe = os.pipe()
     with path.open("r+b") as file:
         for fd in (file.fileno(), *pipe, 999_999):
-            head = lending._HEAD.pack(lending.SHARED, os.getpid(), fd, bytes(16), 1)
+            head = shm._HEAD.pack(shm.SHARED, os.getpid(), fd, bytes(16), 1)
             sent: Frames = [head, LARGE.to_bytes(8, "little"), b""]
             assert Borrower().read(sent, MAX) is None
     for end in pipe:
@@ -322,7 +319,7 @@ def test_what_nobody_would_lend_is_refused_or_not_found(
         sent, loan = lend(lender, frames_of(1))
         cookie = loan.slot.cookie if is_ours else secrets.token_bytes(16)
         fd = loan.slot.fd if is_ours else fd
-        head = lending._HEAD.pack(lending.SHARED, os.getpid(), fd, cookie, number)
+        head = shm._HEAD.pack(shm.SHARED, os.getpid(), fd, cookie, number)
         packed = b"".join(length.to_bytes(8, "little") for length in lengths)
         frames = [b""] * len(lengths)
         try:
@@ -366,7 +363,7 @@ def test_where_proc_is_closed_three_messages_are_lost_and_then_all_are_sent(
 ) -> None:
     values = np.ones(LARGE, np.float32)
     here, there = Transport(zmq.Poller()), Transport(zmq.Poller())
-    monkeypatch.setattr(lending, "_open", lambda pid, fd, cookie: None)
+    monkeypatch.setattr(shm, "_open", lambda pid, fd, cookie: None)
     try:
         there.connect("server-0", here.listen(f"ipc://{tmp_path}/socket"))
         came, deadline, sent = [], time.monotonic() + COME_S, 0
@@ -379,7 +376,7 @@ def test_where_proc_is_closed_three_messages_are_lost_and_then_all_are_sent(
                 for transport in (here, there):
                     for source, _ in transport.poller.poll(50):
                         came += [message for _, message, _ in transport.receive(source)]
-        assert sent == misses.MISSES_MAX + 1
+        assert sent == shm_fallback.MISSES_MAX + 1
         assert np.array_equal(came[0].values, values)
         assert "server-0 does not find" in caplog.text
     finally:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from daemons import loop as loop_module
-from daemons.files import Files
+from daemons.files.arrays import Files
 from daemons.loop import Loop
-from dlctl import checkpoints
 from dlctl import messages as m
 from dlctl.errors import DlctlError
 from dlctl.machine import Effect, Event, Send
-from dlctl.roles.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
+from dlctl.roles.protocol.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
+from dlctl.runs import checkpoints
 
 
 def test_arrays_are_loaded_outside_the_loop_s_thread(tmp_path, run_script, monkeypatch):

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from daemons import crowd, logs, orphans, signals
+from daemons import logs, parent_watch, signals
+from daemons.transport import connection_limit
 from dlctl.machine import Event
 
 
@@ -20,21 +21,21 @@ def too_many(*_: object, **__: object) -> Any:
 
 
 def test_who_cannot_even_count_descriptors_takes_it_that_there_are_too_many(monkeypatch):
-    assert 3 <= crowd.descriptors() < 10_000
+    assert 3 <= connection_limit.descriptors() < 10_000
     monkeypatch.setattr(os, "listdir", too_many)
-    assert crowd.descriptors() == sys.maxsize
+    assert connection_limit.descriptors() == sys.maxsize
 
 
 @pytest.mark.parametrize("is_home", [True, False])
 def test_who_cannot_see_whether_he_is_led_goes_on(tmp_path, monkeypatch, is_home):
-    monkeypatch.setattr(orphans.rundb, "read", too_many)
-    monkeypatch.setattr(orphans.local, "living", too_many)
-    monkeypatch.setattr(orphans, "LOOK_S", 0.0)
-    monkeypatch.setattr(orphans, "ALONE_S", 0.0)
+    monkeypatch.setattr(parent_watch.rundb, "read", too_many)
+    monkeypatch.setattr(parent_watch.local, "living", too_many)
+    monkeypatch.setattr(parent_watch, "LOOK_S", 0.0)
+    monkeypatch.setattr(parent_watch, "ALONE_S", 0.0)
     posted: list[Event] = []
     context: Any = SimpleNamespace(is_home=is_home, directory=tmp_path)
     loop: Any = SimpleNamespace(post=posted.append)
-    chore = orphans.watch_parents(loop, context)
+    chore = parent_watch.watch_parents(loop, context)
     chore()
     chore()
     assert posted == []

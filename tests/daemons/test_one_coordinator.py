@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from dlctl import config, runs
+from dlctl import config
 from dlctl.launch import local
-from dlctl.rundb import RunDb
+from dlctl.runs import paths
+from dlctl.runs.database import RunDb
 
 ENDS_S = 60.0
 FIRST = {"state": "running", "pid": 4711, "incarnation": 1, "control": "ipc:///nowhere"}
@@ -33,7 +34,7 @@ def directory(tmp_path: Path) -> Path:
 @contextmanager
 def held(directory: Path) -> Iterator[int]:
     """As the coordinator at work holds it."""
-    descriptor = os.open(directory / runs.LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(directory / paths.LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
@@ -51,7 +52,7 @@ def test_a_second_coordinator_of_a_run_is_refused_and_changes_nothing(directory:
             second.kill()
             second.wait()
         assert os.fstat(lock).st_mtime_ns == touched_ns, "by this an agent knows that one works"
-    lines = runs.log_path(directory, "coordinator", 2).read_text().splitlines()
+    lines = paths.log_path(directory, "coordinator", 2).read_text().splitlines()
     (error,) = [line for line in map(json.loads, lines) if line["level"] == "error"]
     assert error["msg"] == f"another coordinator has this run ({directory}); dlctl status"
     with closing(RunDb(directory, readonly=True)) as db:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from daemons import orphans, process
+from daemons import parent_watch, process
 from daemons.loop import Loop
 from dlctl import config
 from dlctl.launch import base, local
 from dlctl.machine import Event
-from dlctl.roles.desk import Birth
-from dlctl.roles.effects import CoordinatorGone
+from dlctl.roles.protocol.context import Birth
+from dlctl.roles.protocol.effects import CoordinatorGone
 
 ALONE_S = 0.2
 
@@ -35,8 +35,8 @@ class Heard(Loop):
 @pytest.fixture
 def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], list[Event]]:
     """What a daemon hears in `ALONE_S` and a little more; at home or not."""
-    monkeypatch.setattr(orphans, "LOOK_S", 0.01)
-    monkeypatch.setattr(orphans, "ALONE_S", ALONE_S)
+    monkeypatch.setattr(parent_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(parent_watch, "ALONE_S", ALONE_S)
 
     def hear(is_home: bool) -> list[Event]:
         job = config.JobFile(job=config.Job(name="digits", task="none"))
@@ -45,7 +45,7 @@ def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], l
         context = process.Context(tmp_path, "", birth, job, base.NO_CREDENTIALS, handler, is_home)
         loop = Heard()
         try:
-            chore = orphans.watch_parents(loop, context)
+            chore = parent_watch.watch_parents(loop, context)
             chore()
             assert loop.events == []
             threading.Event().wait(1.5 * ALONE_S)

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from daemons.host import examine, flood
+from daemons.node import examine, flood
 from dlctl.config import Host
 from dlctl.errors import DlctlError, UsageError
 from dlctl.launch.session import Session
@@ -141,7 +141,7 @@ def test_paths_that_would_be_refused_are_refused_here_by_their_names(probe: Sess
 
 def test_it_ends_with_its_input_and_leaves_nothing() -> None:
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "daemons.host.probe"], stdin=-1, stdout=-1, stderr=-1
+        [sys.executable, "-P", "-m", "daemons.node.probe"], stdin=-1, stdout=-1, stderr=-1
     ) as process:
         out, err = process.communicate(b'{"verb": "hello"}\n[]\nno json\n', timeout=20)
     lines = out.splitlines()

@@ -21,12 +21,12 @@ from orphans import orphan
 from daemons.coordinator import records
 from daemons.coordinator.past import read_past
 from daemons.loop import Loop
-from dlctl import checkpoints, runs
 from dlctl.cli import lineage
-from dlctl.manifest import MANIFEST
-from dlctl.names import HOME_AGENT
-from dlctl.roles import journal as j
-from dlctl.rundb import RunDb
+from dlctl.roles.coordinator import records as j
+from dlctl.runs import checkpoints, paths
+from dlctl.runs.database import RunDb
+from dlctl.runs.manifest import MANIFEST
+from dlctl.util.names import HOME_AGENT
 
 
 def manifest(number: int, directory: Path) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def test_a_number_that_daemons_may_know_from_a_full_disk_is_not_given_again(tmp_
 def test_what_a_coordinator_did_and_could_not_write_is_known_to_the_next_one(tmp_path, record):
     """It touched its lock until it died, 8 s ago, and could not write for 23 s before."""
     record(j.Remember("checkpoints", 5))
-    lock, now = tmp_path / runs.LOCK, time.time()
+    lock, now = tmp_path / paths.LOCK, time.time()
     lock.touch()
     os.utime(lock, (now - 8.0, now - 8.0))
     ended = {"code": -9, "text": "killed by SIGKILL", "at": now - 40.0, "last_lines": []}

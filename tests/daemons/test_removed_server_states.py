@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemons.server import disklog, keeping, statefile, watching
+from daemons.server import disklog, statefile, watching
+from daemons.server.storages import choose_storages
 from daemons.server.watching import Watch
 from dlctl import messages as m
-from dlctl import states
 from dlctl.config import Servers
 from dlctl.errors import DlctlError
 from dlctl.messages import APPLIED
+from dlctl.runs import kept_shards
 from dlctl.shards.base import Shard, no_point
 from dlctl.shards.journaled import Journaled
 
@@ -41,7 +42,7 @@ class Kept:
     def __init__(self, run: Path, durability: str) -> None:
         self.run = run
         self.servers = Servers(durability=durability)  # type: ignore[arg-type]
-        self.storages: Any = keeping.storages(run, self.servers, no_point)
+        self.storages: Any = choose_storages(run, self.servers, no_point)
         self.shard = Shard(adagrad(), self.storages.create(SPEC))
         self.model = plain(adagrad(), SPEC)
         self.watch = Watch(self.storages, run)
@@ -52,7 +53,7 @@ class Kept:
             shard.commit({"number": number})
 
     def place(self) -> Path:
-        (kept,) = states.kept(self.run, self.servers)
+        (kept,) = kept_shards.kept(self.run, self.servers)
         assert kept.in_use
         return kept.path.parent
 
@@ -63,7 +64,7 @@ class Kept:
 
     def found(self) -> tuple[Any, Any]:
         """What the next server finds."""
-        storages = keeping.storages(self.run, self.servers, no_point)
+        storages = choose_storages(self.run, self.servers, no_point)
         shard = Shard(adagrad(), storages.reopen(SPEC))
         return shard, shard.resume()
 
@@ -77,7 +78,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeKept:
     run = tmp_path / "run-1"
     run.mkdir()
     monkeypatch.setattr(watching, "LOOK_S", 0.0)
-    monkeypatch.setattr(states, "shared_memory", lambda: tmp_path / SHARED)
+    monkeypatch.setattr(kept_shards, "shared_memory", lambda: tmp_path / SHARED)
     monkeypatch.setattr("daemons.server.files.LOCK_S", 0.1)
     return lambda durability: Kept(run, durability)
 
@@ -125,7 +126,7 @@ def test_what_was_removed_is_put_back_and_the_death_of_the_server_loses_nothing(
 def test_a_state_that_is_removed_again_moves_to_the_other_place(make: MakeKept) -> None:
     kept = make("process")
     kept.push(0)
-    shared, on_disk = states.places(kept.run, kept.servers)
+    shared, on_disk = kept_shards.places(kept.run, kept.servers)
     for number, expected in enumerate([shared, on_disk, on_disk, on_disk], 1):
         shutil.rmtree(kept.place())
         kept.watch()
@@ -156,7 +157,7 @@ def test_if_it_cannot_be_put_back_that_is_said_once_and_tried_again(
 ) -> None:
     kept = make(durability)
     kept.push(0)
-    in_the_way = list(states.places(kept.run, kept.servers))
+    in_the_way = list(kept_shards.places(kept.run, kept.servers))
     shutil.rmtree(kept.place())
     for place in in_the_way:
         place.parent.mkdir(exist_ok=True)
@@ -300,14 +301,14 @@ def test_nothing_comes_back_of_a_run_that_is_over_or_was_removed(
     kept.watch()
     kept.storages.discard()
     kept.watch()
-    assert states.kept(kept.run, kept.servers) == []
+    assert kept_shards.kept(kept.run, kept.servers) == []
     again = make(durability)
     again.push(0)
-    for directory in (again.run, *states.places(again.run, again.servers)):
+    for directory in (again.run, *kept_shards.places(again.run, again.servers)):
         shutil.rmtree(directory, ignore_errors=True)
     again.watch()
     assert not again.run.exists()
-    assert states.kept(again.run, again.servers) == []
+    assert kept_shards.kept(again.run, again.servers) == []
 
 
 @pytest.mark.parametrize("empty", [SHARED, ON_DISK])
@@ -318,13 +319,15 @@ def test_a_file_that_was_begun_in_the_other_place_hides_the_state_from_nobody(
     kept = make("process")
     kept.push(0)
     kept.die()
-    shared, on_disk = (place / "shard-0.state" for place in states.places(kept.run, kept.servers))
+    shared, on_disk = (
+        place / "shard-0.state" for place in kept_shards.places(kept.run, kept.servers)
+    )
     on_disk.parent.mkdir(mode=0o700)
     begun, whole = (shared, on_disk) if empty == SHARED else (on_disk, shared)
     if begun == shared:
         shared.rename(on_disk)
     begun.touch(mode=0o600)
-    (found,) = states.kept(kept.run, kept.servers)
+    (found,) = kept_shards.kept(kept.run, kept.servers)
     assert (found.path, found.version) == (whole, 1)
     assert snapshot(kept.found()[0]) == snapshot(kept.model)
 
@@ -339,9 +342,9 @@ def test_a_real_server_puts_its_files_back_and_its_successor_has_every_push(
     run.initialise()
     run.push(0)
     assert run.is_acknowledged((APPLIED,))
-    (kept,) = states.kept(run.directory, run.servers)
+    (kept,) = kept_shards.kept(run.directory, run.servers)
     shutil.rmtree(kept.path.parent)
-    while not [k for k in states.kept(run.directory, run.servers) if not k.problem]:
+    while not [k for k in kept_shards.kept(run.directory, run.servers) if not k.problem]:
         run.coordinator.wait_for(m.Report)  # about once a second
     run.push(1)
     assert run.is_acknowledged((APPLIED,))

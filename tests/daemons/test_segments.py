@@ -11,10 +11,9 @@ from house import COME_S, GUEST, HEARD, HERE, House, guest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemons import segments
-from daemons.early import Early
-from daemons.segments import Assembly, cut
-from daemons.transport import Transport
+from daemons.transport.chunking import Assembly, cut
+from daemons.transport.partial_receive import PartialReceive
+from daemons.transport.sockets import Transport, chunking
 from dlctl import messages as m
 from dlctl import wire
 from dlctl.errors import RemoteProtocolError
@@ -28,8 +27,8 @@ HEADER = b"\x94"
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of which a test can have many."""
-    monkeypatch.setattr(segments, "SEGMENT_BYTES", 100)
-    monkeypatch.setattr(segments, "FRAME_BYTES_MIN", 200)
+    monkeypatch.setattr(chunking, "SEGMENT_BYTES", 100)
+    monkeypatch.setattr(chunking, "FRAME_BYTES_MIN", 200)
 
 
 def frames_of(lengths: list[int]) -> Frames:
@@ -48,11 +47,11 @@ def put_together(assembly: Assembly, parts: list[Frames], source: bytes = b"a") 
 @given(st.lists(st.integers(0, 40_000), max_size=6))
 def test_whatever_is_cut_comes_out_as_it_was(lengths: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segments, "SEGMENT_BYTES", 1000)
-        patch.setattr(segments, "FRAME_BYTES_MIN", 2000)
+        patch.setattr(chunking, "SEGMENT_BYTES", 1000)
+        patch.setattr(chunking, "FRAME_BYTES_MIN", 2000)
         frames = frames_of(lengths)
-        parts = list(cut(frames, 7)) if segments.are_large(frames) else [frames]
-        assert len(parts) <= segments.SEGMENTS_MAX + len(lengths) + 1
+        parts = list(cut(frames, 7)) if chunking.are_large(frames) else [frames]
+        assert len(parts) <= chunking.SEGMENTS_MAX + len(lengths) + 1
         whole = put_together(Assembly(), parts)
     assert whole is not None
     assert [bytes(frame) for frame in whole] == frames
@@ -60,7 +59,7 @@ def test_whatever_is_cut_comes_out_as_it_was(lengths: list[int]) -> None:
 
 def test_what_is_not_cut_is_left_alone() -> None:
     frames: Frames = [b"\x94\x01", b"x" * 1000]
-    assert not segments.are_large(frames)
+    assert not chunking.are_large(frames)
     assert Assembly().take(b"a", frames, MAX) is frames
 
 
@@ -113,7 +112,7 @@ def test_a_message_that_there_is_no_memory_for_is_refused(monkeypatch: pytest.Mo
         raise MemoryError
 
     monkeypatch.setattr(np, "empty", no_memory)
-    part = next(cut(frames_of([segments.FRAME_BYTES_MIN]), 1))
+    part = next(cut(frames_of([chunking.FRAME_BYTES_MIN]), 1))
     with pytest.raises(RemoteProtocolError, match="no memory"):
         Assembly().take(b"a", part, MAX)
 
@@ -149,9 +148,9 @@ ANYTHING = st.lists(st.binary(max_size=80), max_size=4)
 def test_segments_that_nobody_would_make_do_no_harm(given_parts: list[tuple]) -> None:
     assembly = Assembly()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segments, "STEP_BYTES", 1)
+        patch.setattr(chunking, "STEP_BYTES", 1)
         for kind, number, place, rest, cut_off in given_parts:
-            head = segments._HEAD.pack(kind, number, place)[: 20 - max(0, cut_off - 20)]
+            head = chunking._HEAD.pack(kind, number, place)[: 20 - max(0, cut_off - 20)]
             try:
                 whole = assembly.take(b"a", [head, *rest], 2000)
             except RemoteProtocolError:
@@ -165,12 +164,12 @@ def test_segments_that_nobody_would_make_do_no_harm(given_parts: list[tuple]) ->
 def begun(assembly: Assembly, *lengths: int) -> None:
     """A message with these frames that are cut, and a small header."""
     packed = struct.pack(f"<{1 + len(lengths)}Q", 0, *lengths)
-    head = segments._HEAD.pack(b"\xc1beg", 1, 0)
+    head = chunking._HEAD.pack(b"\xc1beg", 1, 0)
     assert assembly.take(b"a", [head, packed, HEADER, *[b""] * len(lengths)], MAX) is None
 
 
 def segment(place: int, data: bytes) -> Frames:
-    return [segments._HEAD.pack(b"\xc1seg", 1, place), data]
+    return [chunking._HEAD.pack(b"\xc1seg", 1, place), data]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +183,7 @@ def test_a_segment_that_does_not_go_on_where_the_one_before_it_ended_ends_the_me
     monkeypatch: pytest.MonkeyPatch, wrong: Frames
 ) -> None:
     """Whoever reads early has to know that what is there is what was sent."""
-    monkeypatch.setattr(segments, "STEP_BYTES", 1)
+    monkeypatch.setattr(chunking, "STEP_BYTES", 1)
     assembly = Assembly()
     begun(assembly, 100, 50)
     assert assembly.take(b"a", wrong, MAX) is None
@@ -194,7 +193,7 @@ def test_a_segment_that_does_not_go_on_where_the_one_before_it_ended_ends_the_me
 
 
 def test_how_much_has_come_is_known_of_each_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "STEP_BYTES", 1)
+    monkeypatch.setattr(chunking, "STEP_BYTES", 1)
     assembly = Assembly()
     begun(assembly, 100, 50)
     steps = []
@@ -220,7 +219,7 @@ def test_a_message_that_nobody_cuts_like_this_is_refused_at_its_beginning(
     lengths: list[int], rest: Frames
 ) -> None:
     """With a header among the segments, nobody would know where the values begin."""
-    head = segments._HEAD.pack(b"\xc1beg", 1, 0)
+    head = chunking._HEAD.pack(b"\xc1beg", 1, 0)
     packed = struct.pack(f"<{len(lengths)}Q", *lengths)
     with pytest.raises(RemoteProtocolError):
         Assembly().take(b"a", [head, packed, *rest], MAX)
@@ -228,7 +227,7 @@ def test_a_message_that_nobody_cuts_like_this_is_refused_at_its_beginning(
 
 def test_a_large_push_is_heard_of_while_it_comes(house: House) -> None:
     parts: list[Coming] = []
-    house.transport.early = Early(m.Push, parts.append)
+    house.transport.early = PartialReceive(m.Push, parts.append)
     values = np.arange(5_000_000, dtype=np.float32)
     push = m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, m.Packed("none", values.size, (values,)))
     with guest(house) as transport:
@@ -236,8 +235,8 @@ def test_a_large_push_is_heard_of_while_it_comes(house: House) -> None:
         ((came, _),) = house.hears(COME_S)
     assert isinstance(came, m.Push)
     steps = [part.come for part in parts]
-    assert steps == [(i * segments.STEP_BYTES,) for i in range(1, len(steps) + 1)]
-    assert len(steps) == values.nbytes // segments.STEP_BYTES
+    assert steps == [(i * chunking.STEP_BYTES,) for i in range(1, len(steps) + 1)]
+    assert len(steps) == values.nbytes // chunking.STEP_BYTES
     assert {(part.identity, id(part.message)) for part in parts} == {(GUEST, id(parts[0].message))}
     (array,) = parts[0].message.delta.arrays
     assert np.shares_memory(array, came.delta.arrays[0])
@@ -249,11 +248,11 @@ def test_what_is_no_push_is_not_looked_at_before_it_has_come(
 ) -> None:
     """Bytes of a message are copied when it is read: of what has not come, too."""
     parts: list[Coming] = []
-    house.transport.early = Early(m.Push, parts.append)
+    house.transport.early = PartialReceive(m.Push, parts.append)
     read: list[Frames] = []
     monkeypatch.setattr(wire, "decode", lambda frames: read.append(frames) or HEARD)
     push = wire.encode(m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, m.Packed("none", 0, ())))[0]
-    data = bytes(3 * segments.STEP_BYTES)
+    data = bytes(3 * chunking.STEP_BYTES)
     with guest(house) as transport:
         for header in (wire.encode(m.Join("run", 0, 1, data))[0], b"\x94", push[:-1]):
             for part in cut([header, data], 1):
@@ -267,13 +266,13 @@ def test_what_is_no_push_is_not_looked_at_before_it_has_come(
 @pytest.mark.usefixtures("small")
 def test_what_nobody_goes_on_with_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     assembly, clock = Assembly(), [0.0]
-    monkeypatch.setattr(segments.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(chunking.time, "monotonic", lambda: clock[0])
     first, *_ = cut(frames_of([950]), 1)
     assembly.take(b"a", first, MAX)
-    clock[0] = segments.PATIENCE_S - 1
+    clock[0] = chunking.PATIENCE_S - 1
     assembly.check()
     assert len(assembly._arriving) == 1
-    clock[0] = segments.PATIENCE_S + 1
+    clock[0] = chunking.PATIENCE_S + 1
     assembly.check()
     assert not assembly._arriving
 

@@ -20,16 +20,17 @@ import numpy as np
 import pytest
 
 from benchmarks.shard import EPOCH, NETWORKS, SERVER, End
-from daemons import segments
-from dlctl import config, runs, states, wire
+from daemons.transport import chunking
+from dlctl import config, wire
 from dlctl import messages as m
 from dlctl.compress.topk import TopK
 from dlctl.flat import TRAINED, Entry, Layout
 from dlctl.launch import local
 from dlctl.machine import Peer
 from dlctl.messages import APPLIED, DUPLICATE, GAP, REFUSED, Packed
-from dlctl.parallel import PART
-from dlctl.roles.token import sign
+from dlctl.roles.protocol.token import sign
+from dlctl.runs import kept_shards, paths
+from dlctl.util.threads import PART
 
 SLOT = 0
 SIZE = 50_000
@@ -58,7 +59,7 @@ class Run:
         (self.directory / "logs").mkdir(parents=True)
         (self.directory / "job.json").write_text(json.dumps(config.to_dict(job)))
         self.coordinator = End()
-        address = runs.socket_address(self.directory.name, "control")
+        address = paths.socket_address(self.directory.name, "control")
         self.control = self.coordinator.transport.listen(address)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.peer: Peer = ""
@@ -130,8 +131,8 @@ class Run:
             process.wait()
         self.coordinator.transport.close()
         self.worker.transport.close()
-        states.remove(self.directory, self.servers)
-        runs.remove_sockets(self.directory.name)
+        kept_shards.remove(self.directory, self.servers)
+        paths.remove_sockets(self.directory.name)
 
 
 MakeRun = Callable[..., Run]
@@ -190,7 +191,7 @@ def test_the_next_server_has_every_acknowledged_push_and_none_twice(
     assert not parameters.values[PUSHES:].any()
     run.coordinator.transport.send(run.peer, m.Shutdown("over"))
     assert run.processes[-1].wait(20) == 0
-    assert states.kept(run.directory, run.servers) == []
+    assert kept_shards.kept(run.directory, run.servers) == []
 
 
 def test_a_server_that_dies_while_a_large_push_comes_has_nothing_of_it(make_run: MakeRun) -> None:
@@ -201,7 +202,7 @@ def test_a_server_that_dies_while_a_large_push_comes_has_nothing_of_it(make_run:
     run.initialise()
     run.push(0)
     assert run.is_acknowledged((APPLIED,))
-    *parts, _ = segments.cut(wire.encode(run.message(1)), 1)
+    *parts, _ = chunking.cut(wire.encode(run.message(1)), 1)
     for part in parts:
         run.worker.transport._dealers[SERVER].send_multipart(part)
     assert run.processes[-1].wait(20) == -signal.SIGKILL
@@ -230,7 +231,7 @@ def test_what_never_was_in_the_message_never_gets_into_the_shard(make_run: MakeR
     lengths, at = struct.pack("<2Q", len(head), len(body)), -(-len(head) // 64) * 64
 
     def segment(kind: bytes, place: int, *rest: bytes) -> None:
-        dealer.send_multipart([segments._HEAD.pack(kind, 5, place), *rest])
+        dealer.send_multipart([chunking._HEAD.pack(kind, 5, place), *rest])
 
     segment(b"\xc1beg", 0, lengths, b"", b"")
     segment(b"\xc1seg", 0, head)

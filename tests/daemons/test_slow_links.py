@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from house import GUEST, HEARD, HERE, KEYS, House, guest
 
-from daemons.transport import Transport
+from daemons.transport.sockets import Transport
 from dlctl import messages as m
 
 BYTES_PER_S = 250e3

@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from daemons.server import failpoint, keeping, statefile
+from daemons.server import failpoint, statefile
 from daemons.server import files as locked_files
 from daemons.server.files import create_locked, failure
 from daemons.server.statefile import StateFile
-from dlctl import states
+from daemons.server.storages import choose_storages
 from dlctl.config import Servers
 from dlctl.errors import DlctlError, UsageError
+from dlctl.runs import kept_shards
 from dlctl.shards import image
 from dlctl.shards.base import Held, NoRoom, Shard, Unusable, no_point
 from dlctl.shards.journaled import Journaled
@@ -75,17 +76,17 @@ def run(tmp_path):
 
 def test_shared_memory_comes_first_and_the_job_may_say_otherwise(run, tmp_path):
     shm = Path(f"/dev/shm/dlctl-{os.getuid()}/run-1")
-    assert states.places(run, Servers()) == [shm, run / "state"]
-    assert states.places(run, Servers(durability="disk")) == [run / "state"]
+    assert kept_shards.places(run, Servers()) == [shm, run / "state"]
+    assert kept_shards.places(run, Servers(durability="disk")) == [run / "state"]
     elsewhere = Servers(state_dir=str(tmp_path / "fast"))
-    assert states.places(run, elsewhere) == [tmp_path / "fast" / "run-1"]
+    assert kept_shards.places(run, elsewhere) == [tmp_path / "fast" / "run-1"]
 
 
 def test_each_durability_has_its_storage(run, tmp_path):
     kinds = {}
     for durability in ("none", "disk", "process"):
         servers = Servers(durability=durability, state_dir=str(tmp_path / durability))
-        storages = keeping.storages(run, servers, no_point)
+        storages = choose_storages(run, servers, no_point)
         kinds[durability] = type(storages.create(SPEC))
         storages.discard()
     assert kinds["none"] is Memory
@@ -134,7 +135,7 @@ def test_a_new_state_never_replaces_one_with_updates_of_the_same_run(run, monkey
 
 def test_a_state_of_before_a_reboot_is_replaced_because_nobody_can_go_on_with_it(run, monkeypatch):
     let_go(made(run / "state")[0])
-    monkeypatch.setattr(states, "boot_id", lambda: "the next boot")
+    monkeypatch.setattr(kept_shards, "boot_id", lambda: "the next boot")
     files = state_file(run / "state")
     assert not files.create(SPEC).w.any()
     let_go(files)
@@ -200,7 +201,7 @@ def test_what_is_missing_or_of_before_a_reboot_is_said_with_the_place(run, monke
         state_file(run / "state").reopen(SPEC)
     assert caught.value.where == str(run / "state" / "shard-0.state")
     let_go(made(run / "state")[0])
-    monkeypatch.setattr(states, "boot_id", lambda: "the next boot")
+    monkeypatch.setattr(kept_shards, "boot_id", lambda: "the next boot")
     with pytest.raises(Unusable, match="it is of before a reboot") as caught:
         state_file(run / "state").reopen(SPEC)
     assert "power loss" in caught.value.hint
@@ -339,18 +340,18 @@ def test_what_a_run_has_left_is_listed_with_versions_and_reasons(run):
     data = bytearray(damaged.read_bytes())
     data[-5000] ^= 1
     damaged.write_bytes(data)
-    first, second, third = states.kept(run, Servers())
-    assert (first.shard, first.version, first.deliveries) == (0, 1, [[0, 1, 7]])
+    first, second, third = kept_shards.kept(run, Servers())
+    assert (first.shard, first.version, first.dedup) == (0, 1, [[0, 1, 7]])
     assert (first.initialised, first.problem, first.in_use) == (True, "", False)
     assert second.problem.startswith("its vectors are damaged")
     assert third.problem == "it has no values yet"
-    assert states.kept(run.parent / "run-2", Servers()) == []
+    assert kept_shards.kept(run.parent / "run-2", Servers()) == []
 
 
 def test_looking_changes_nothing_and_sees_a_server_at_work(run):
     files, shard = made(run / "state")
     before = (run / "state" / "shard-0.state").read_bytes()
-    (kept,) = states.kept(run, Servers())
+    (kept,) = kept_shards.kept(run, Servers())
     assert (kept.in_use, kept.version) == (True, 1)
     assert (run / "state" / "shard-0.state").read_bytes() == before
     shard.apply(dense(2, SIZE))
@@ -372,7 +373,7 @@ def test_a_server_that_goes_on_while_it_is_looked_at_is_not_said_to_be_damaged(r
         return found
 
     monkeypatch.setattr(image, "read_commit", read_commit)
-    (kept,) = states.kept(run, Servers())
+    (kept,) = kept_shards.kept(run, Servers())
     assert (kept.in_use, kept.problem) == (True, "")
     assert kept.version in range(1, 9), "what it was in the meantime"
     let_go(files)
@@ -392,9 +393,9 @@ def test_what_was_written_over_while_it_was_read_is_looked_at_again(run, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(image, "read_commit", newest_is_torn)
-        (kept,) = states.kept(run, Servers())
+        (kept,) = kept_shards.kept(run, Servers())
         assert (kept.in_use, kept.problem) == (True, "a server is writing it")
-    (kept,) = states.kept(run, Servers())
+    (kept,) = kept_shards.kept(run, Servers())
     assert (kept.problem, kept.version) == ("", shard.version)
     let_go(files)
 
@@ -402,13 +403,13 @@ def test_what_was_written_over_while_it_was_read_is_looked_at_again(run, monkeyp
 def test_what_somebody_else_has_put_in_shared_memory_is_not_in_our_way(run, monkeypatch):
     theirs = run.parent / "dlctl-1000"
     theirs.write_text("no directory")
-    monkeypatch.setattr(states, "shared_memory", lambda: theirs)
-    files, _ = made(*states.places(run, Servers()))
-    (kept,) = states.kept(run, Servers())
+    monkeypatch.setattr(kept_shards, "shared_memory", lambda: theirs)
+    files, _ = made(*kept_shards.places(run, Servers()))
+    (kept,) = kept_shards.kept(run, Servers())
     assert (kept.path.parent, kept.problem) == (run / "state", "")
-    assert states.bytes_held(run, Servers()) > 0
+    assert kept_shards.bytes_held(run, Servers()) > 0
     let_go(files)
-    assert states.remove(run, Servers()) == [kept.path]
+    assert kept_shards.remove(run, Servers()) == [kept.path]
     assert theirs.read_text() == "no directory"
 
 
@@ -444,11 +445,11 @@ def test_what_dead_servers_have_left_is_removed_and_what_living_ones_have_stays(
     other = state_file(run / "state")
     other.create(spec_of(adagrad(), SIZE, shard=1))
     let_go(other)
-    assert states.remove(run, Servers()) == [run / "state" / "shard-1.state"]
+    assert kept_shards.remove(run, Servers()) == [run / "state" / "shard-1.state"]
     let_go(files)
-    assert states.remove(run, Servers()) == [run / "state" / "shard-0.state"]
+    assert kept_shards.remove(run, Servers()) == [run / "state" / "shard-0.state"]
     assert not (run / "state").exists()
-    assert states.remove(run, Servers(durability="disk")) == []
+    assert kept_shards.remove(run, Servers(durability="disk")) == []
 
 
 # ---------------------------------------------------------------- kill -9

@@ -14,9 +14,9 @@ from daemons.coordinator import records
 from daemons.loop import Loop
 from dlctl import messages as m
 from dlctl.machine import Effect, Send
-from dlctl.roles import journal as j
-from dlctl.roles.effects import Unwritten
-from dlctl.rundb import RunDb
+from dlctl.roles.coordinator import records as j
+from dlctl.roles.protocol.effects import Unwritten
+from dlctl.runs.database import RunDb
 
 
 class Sent:

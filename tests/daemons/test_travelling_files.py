@@ -15,27 +15,26 @@ import numpy as np
 import pytest
 from manifests import whole
 
-from daemons import incoming, logs
-from daemons.files import Away, Files, files_of
-from daemons.incoming import Incoming
+from daemons import logs
+from daemons.files import file_receiver
+from daemons.files.arrays import Away, Files, files_of
+from daemons.files.file_receiver import FileReceiver
+from daemons.files.file_sender import AT_HOME, ON_HOSTS, FileSender
+from daemons.files.log_mirror import Mirrored, sizes
 from daemons.loop import Loop
-from daemons.mirrored import Mirrored, sizes
-from daemons.outgoing import AT_HOME, ON_HOSTS, Outgoing
-from dlctl import checkpoints, keys
 from dlctl import messages as m
+from dlctl.control import keys
 from dlctl.errors import DlctlError
 from dlctl.flat import TRAINED, Entry, Layout
-from dlctl.hashing import PIECE_BYTES, sha256_of
 from dlctl.launch.base import HOST_FILE
 from dlctl.machine import DeadlineReached, Exit, Received, Send
-from dlctl.names import HOME_AGENT
-from dlctl.roles.agent import Agent
-from dlctl.roles.desk import COORDINATOR, Birth, Desk
-from dlctl.roles.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
-from dlctl.roles.membership import Membership
-from dlctl.roles.mirror import Mirror
-from dlctl.roles.transfers import Transfers
-from dlctl.roles.travelling import (
+from dlctl.roles.agent.agent import Agent
+from dlctl.roles.coordinator.membership import Membership
+from dlctl.roles.coordinator.mirror import LogMirror
+from dlctl.roles.protocol.context import COORDINATOR, Birth, Context
+from dlctl.roles.protocol.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
+from dlctl.roles.protocol.transfers import Transfers
+from dlctl.roles.protocol.travelling import (
     BYTES_MAX,
     NOT_THERE,
     CheckFile,
@@ -47,6 +46,9 @@ from dlctl.roles.travelling import (
     TakeLog,
     Wanted,
 )
+from dlctl.runs import checkpoints
+from dlctl.util.hashing import PIECE_BYTES, sha256_of
+from dlctl.util.names import HOME_AGENT
 
 SHARD = "ckpt/000000000120-3/shard-0.safetensors"
 LOG = "logs/worker-0.1.jsonl"
@@ -71,7 +73,7 @@ def host(tmp_path: Path) -> Path:
     return directory
 
 
-def ask(outgoing: Outgoing, file: str, part=0, offset=0, nbytes=BYTES_MAX) -> m.FileData:
+def ask(outgoing: FileSender, file: str, part=0, offset=0, nbytes=BYTES_MAX) -> m.FileData:
     return outgoing.answer(m.ReadFile(7, file, part, offset, nbytes))
 
 
@@ -79,7 +81,7 @@ def ask(outgoing: Outgoing, file: str, part=0, offset=0, nbytes=BYTES_MAX) -> m.
 
 
 def test_what_is_meant_to_travel_is_read_piece_by_piece(loop, host):
-    outgoing = Outgoing(loop, host, "agent-1", ON_HOSTS)
+    outgoing = FileSender(loop, host, "agent-1", ON_HOSTS)
     for file in (SHARD, LOG, ACKS):
         content = (host / file).read_bytes()
         whole = ask(outgoing, file)
@@ -103,13 +105,13 @@ def test_what_is_meant_to_travel_is_read_piece_by_piece(loop, host):
     ],
 )  # fmt: skip
 def test_no_other_name_is_answered_whatever_it_leads_to(loop, host, file):
-    answer = ask(Outgoing(loop, host, "agent-1", ON_HOSTS), file)
+    answer = ask(FileSender(loop, host, "agent-1", ON_HOSTS), file)
     assert (answer.data, answer.size) == (b"", 0)
     assert answer.error == "this file is not for others"
 
 
 def test_the_coordinator_shows_checkpoints_and_nothing_else(loop, host):
-    outgoing = Outgoing(loop, host, COORDINATOR, AT_HOME)
+    outgoing = FileSender(loop, host, COORDINATOR, AT_HOME)
     assert ask(outgoing, SHARD).error == ""
     for file in (LOG, ACKS):
         assert ask(outgoing, file).error == "this file is not for others"
@@ -165,7 +167,7 @@ def no_folder(host: Path) -> None:
 )
 def test_what_is_no_plain_file_is_not_read_and_nobody_waits_for_it(loop, host, put, error):
     put(host)
-    outgoing = Outgoing(loop, host, "agent-1", ON_HOSTS)
+    outgoing = FileSender(loop, host, "agent-1", ON_HOSTS)
     answer = ask(outgoing, SHARD)
     assert (answer.error, answer.data) == (error, b"")
     outgoing.remove(SHARD)
@@ -181,18 +183,18 @@ def test_an_offset_beyond_the_end_or_a_huge_size_is_answered_with_what_there_is(
     loop, host, offset, nbytes
 ):
     (host / SHARD).write_bytes(b"x" * 17)
-    answer = ask(Outgoing(loop, host, "agent-1", ON_HOSTS), SHARD, offset=offset, nbytes=nbytes)
+    answer = ask(FileSender(loop, host, "agent-1", ON_HOSTS), SHARD, offset=offset, nbytes=nbytes)
     assert (answer.error, answer.data, answer.size) == ("", b"", 17)
 
 
 def test_no_answer_is_larger_than_a_piece_may_be(loop, host):
     (host / SHARD).write_bytes(bytes(3 * BYTES_MAX))
-    answer = ask(Outgoing(loop, host, "agent-1", ON_HOSTS), SHARD, nbytes=2**62)
+    answer = ask(FileSender(loop, host, "agent-1", ON_HOSTS), SHARD, nbytes=2**62)
     assert len(answer.data) == BYTES_MAX
 
 
 def test_a_copy_that_was_taken_is_removed_and_its_directory_stays_for_others(loop, host):
-    outgoing = Outgoing(loop, host, "agent-1", ON_HOSTS)
+    outgoing = FileSender(loop, host, "agent-1", ON_HOSTS)
     outgoing.remove(SHARD)
     outgoing.remove(SHARD)
     assert (host / SHARD).parent.is_dir()
@@ -216,7 +218,7 @@ def hashed(data: bytes) -> str:
 
 def test_pieces_in_any_order_become_a_file_when_they_are_right(tmp_path, run_script):
     loop, data = Loop(), os.urandom(1000)
-    Incoming(loop, tmp_path)
+    FileReceiver(loop, tmp_path)
     pieces = [TakeBytes(SHARD, at, data[at : at + 300]) for at in (600, 0, 900, 300, 0)]
     event = sealed(loop, run_script, *pieces, SealFile(SHARD, 1000, hashed(data)))
     assert event == FileSealed(SHARD, "")
@@ -228,7 +230,7 @@ def test_a_file_with_one_wrong_byte_or_one_too_few_never_gets_its_name(tmp_path,
     data = os.urandom(1000)
     for taken in (data[:-1], data[:500] + bytes([data[500] ^ 1]) + data[501:]):
         loop = Loop()
-        Incoming(loop, tmp_path)
+        FileReceiver(loop, tmp_path)
         event = sealed(
             loop, run_script, TakeBytes(SHARD, 0, taken), SealFile(SHARD, 1000, hashed(data))
         )  # fmt: skip
@@ -238,7 +240,7 @@ def test_a_file_with_one_wrong_byte_or_one_too_few_never_gets_its_name(tmp_path,
 
 def test_where_there_is_no_room_the_file_fails_in_words_and_nothing_is_left(tmp_path, run_script):
     loop = Loop()
-    Incoming(loop, tmp_path)
+    FileReceiver(loop, tmp_path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
@@ -251,7 +253,7 @@ def test_where_there_is_no_room_the_file_fails_in_words_and_nothing_is_left(tmp_
 
 def looked_at(directory: Path, run_script, nbytes: int, sha256: str) -> str:
     loop = Loop()
-    Incoming(loop, directory)
+    FileReceiver(loop, directory)
     return sealed(loop, run_script, CheckFile(SHARD, nbytes, sha256)).error
 
 
@@ -272,15 +274,15 @@ def test_a_file_that_is_here_is_right_or_said_to_be_wrong(tmp_path, run_script):
 
 @pytest.mark.parametrize("pieces", [0, 1, 5])
 def test_while_a_file_is_read_the_thread_says_so(tmp_path, run_script, monkeypatch, pieces):
-    monkeypatch.setattr(incoming, "READING_S", 0.0)
+    monkeypatch.setattr(file_receiver, "READING_S", 0.0)
     data = os.urandom(pieces * PIECE_BYTES)
     reads = [StillReading()] * pieces
     loop = Loop()
-    Incoming(loop, tmp_path)
+    FileReceiver(loop, tmp_path)
     taken = TakeBytes(SHARD, 0, data), SealFile(SHARD, len(data), hashed(data))
     assert run_script(loop, *taken, awaited=pieces + 1) == [*reads, FileSealed(SHARD, "")]
     loop = Loop()
-    Incoming(loop, tmp_path)
+    FileReceiver(loop, tmp_path)
     check = CheckFile(SHARD, len(data), hashed(data))
     assert run_script(loop, check, awaited=pieces + 1) == [*reads, FileSealed(SHARD, "")]
 
@@ -305,8 +307,8 @@ class Taker:
     """A coordinator that wants one file of the first agent that registers, and then is done."""
 
     def __init__(self, wanted: Wanted) -> None:
-        self.desk = Desk(1.0)
-        self.transfers = Transfers(self.desk)
+        self.context = Context(1.0)
+        self.transfers = Transfers(self.context)
         self.wanted = wanted
         self.peer: str | bytes = ""
         self.error: str | None = None
@@ -323,12 +325,12 @@ class Taker:
                 self.transfers.on_sealed(event, now)
             case DeadlineReached():
                 self.transfers.on_deadline(now)
-        effects = self.desk.clear()
+        effects = self.context.clear()
         return [Send(self.peer, e.message) if isinstance(e, Send) else e for e in effects]
 
     def _done(self, error: str, now: float) -> None:
         self.error = error
-        self.desk.do(Send(self.peer, m.Shutdown("done")), Exit(0, "done"))
+        self.context.do(Send(self.peer, m.Shutdown("done")), Exit(0, "done"))
 
     def deadline(self):
         return self.transfers.deadline()
@@ -341,8 +343,8 @@ def fetched(host: Path, home: Path, wanted: Wanted) -> tuple[str | None, float]:
     address = taking.transport.listen("tcp://127.0.0.1:*")
     taking.transport.admit({ring.public("agent-1"): "agent-1"})
     giving.transport.connect(COORDINATOR, address, ring.public(COORDINATOR))
-    Outgoing(giving, host, "agent-1", ON_HOSTS)
-    Incoming(taking, home)
+    FileSender(giving, host, "agent-1", ON_HOSTS)
+    FileReceiver(taking, home)
     agent = Agent(Birth("run", "agent", "agent-1", 1, os.getpid(), "here", "0"), 1.0)
     taker = Taker(wanted)
     thread = threading.Thread(target=giving.run, args=(agent,))
@@ -389,7 +391,11 @@ class Copying:
         for daemon in self.members.daemons.values():
             daemon.begin(0.0)
             daemon.registered = True
-        self.home, self.loop, self.outgoing = home, loop, Outgoing(loop, host, "agent-1", ON_HOSTS)
+        self.home, self.loop, self.outgoing = (
+            home,
+            loop,
+            FileSender(loop, host, "agent-1", ON_HOSTS),
+        )
         Mirrored(loop, home)
         self.begin()
         self.mirror.follow(self.members.daemons["worker-0"])
@@ -397,8 +403,8 @@ class Copying:
 
     def begin(self) -> None:
         """Another coordinator."""
-        self.desk = Desk(1.0)
-        self.mirror = Mirror(self.desk, self.members)
+        self.context = Context(1.0)
+        self.mirror = LogMirror(self.context, self.members)
         self.memory = getattr(self, "memory", {})
         self.mirror.go_on(self.memory, sizes(self.home))
 
@@ -408,7 +414,7 @@ class Copying:
         self.mirror.on_deadline(self.now)
         for _ in range(1000):
             self.memory |= self.mirror.changes()
-            effects = self.desk.clear()
+            effects = self.context.clear()
             if not effects:
                 return
             for effect in effects:
@@ -505,7 +511,7 @@ def test_a_full_disk_is_said_once_and_the_log_is_complete_when_there_is_room(
     copying.look()
     copying.mirror.on_failed(failed)
     copying.mirror.on_failed(failed)
-    notes = [e for e in copying.desk.clear() if not isinstance(e, Send)]
+    notes = [e for e in copying.context.clear() if not isinstance(e, Send)]
     assert len(notes) == 1
     copying.look()
     assert (copying.home / LOG).read_text() == "0123456789" * 200
@@ -542,7 +548,7 @@ def born(name: str, incarnation: int = 1) -> Birth:
 def load_elsewhere(
     run_script: Callable, host: Path, home: Path, name: str, effect: LoadArrays
 ) -> tuple[ArraysLoaded, list[str]]:
-    """Load on another host; what it says to be missing is put there, as `Incoming` would."""
+    """Load on another host; what it says to be missing is put there, as `FileReceiver` would."""
     away, fetched = Away(host, born(name)), []
     for _ in range(3):
         loop = Loop()

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 
-from dlctl import acks, checkpoints, rundb
 from dlctl.errors import DlctlError
+from dlctl.runs import acks, checkpoints, database
 
 from . import ledger
 from .watch import Watch
@@ -198,13 +198,13 @@ class Job:
 
     @property
     def directory(self) -> Path:
-        found = [d for d in (self.path / "runs").iterdir() if (d / rundb.FILE).exists()]
+        found = [d for d in (self.path / "runs").iterdir() if (d / database.FILE).exists()]
         if not found:
             raise Broken("there is no run directory")
         return max(found, key=lambda d: (d / "key").stat().st_mtime_ns)
 
     def run(self) -> dict[str, Any]:
-        return rundb.read(self.directory)
+        return database.read(self.directory)
 
     def daemons(self) -> dict[str, dict[str, Any]]:
         return {row["name"]: row for row in self.run()["daemons"]}
@@ -224,7 +224,7 @@ class Job:
         return {**found, "coordinator": int(run.get("incarnation") or 0)}
 
     def events(self, after: int = 0) -> list[dict[str, Any]]:
-        with closing(rundb.RunDb(self.directory, readonly=True)) as db:
+        with closing(database.RunDb(self.directory, readonly=True)) as db:
             return list(db.events(after))
 
     def last_event(self) -> int:

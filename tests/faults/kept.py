@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlctl import acks, states
 from dlctl.config import COUNT_MAX, Servers
 from dlctl.flat import slice_bounds
+from dlctl.runs import acks, kept_shards
 from dlctl.shards.base import Spec
 from dlctl.shards.mapped import Mapped
 
@@ -21,7 +21,7 @@ def spec(job: Job, shard: int) -> Spec:
 
 def files(job: Job) -> dict[int, bytes]:
     """Shard -> its file. Raises Broken if one is missing or bad."""
-    found = states.kept(job.directory, Servers(count=SERVERS))
+    found = kept_shards.kept(job.directory, Servers(count=SERVERS))
     if len(found) != SERVERS:
         raise Broken(f"{len(found)} servers have left a state")
     for kept in found:
@@ -32,7 +32,7 @@ def files(job: Job) -> dict[int, bytes]:
 
 def parameters(job: Job, shard: int, data: bytes) -> ledger.Array:
     """float32[cells] of a state. Raises Unusable."""
-    return Mapped.reopen(bytearray(data), spec(job, shard), states.boot_id()).w.copy()
+    return Mapped.reopen(bytearray(data), spec(job, shard), kept_shards.boot_id()).w.copy()
 
 
 def judge(job: Job, found: dict[int, bytes]) -> ledger.Verdict:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dlctl.acks import AckRecord
+from dlctl.runs.acks import AckRecord
 
 LINE = struct.Struct("<QQQQ")
 Array = npt.NDArray[Any]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from dlctl import checkpoints
+from dlctl.runs import checkpoints
 
 from .job import SERVERS, WORKERS, Broken, Job, Options, pause
 from .on_servers import ON_DISK, await_server

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from dlctl import checkpoints, states
 from dlctl.config import Servers
 from dlctl.errors import DlctlError
+from dlctl.runs import checkpoints, kept_shards
 
 from . import kept
 from .job import SERVERS, Broken, Job, Options, pause
@@ -120,7 +120,7 @@ def _where(data: bytes, changed: bytes) -> int:
 def _start_from_damaged(trial: Trial, job: Job, newest: Path, before: Path) -> None:
     """With no other state left, and the newest checkpoint damaged, a run goes on from the one
     before it, and says so."""
-    for path in states.places(job.directory, Servers()):
+    for path in kept_shards.places(job.directory, Servers()):
         shutil.rmtree(path, ignore_errors=True)
     shard = newest / "shard-1.safetensors"
     shard.write_bytes(damaged(trial.rng, shard.read_bytes())[1])

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from dlctl import rundb
+from dlctl.runs import database
 
 from .job import PREFIX, Ended, clean, pause
 
@@ -39,7 +39,7 @@ def dlctl(place: Path, *arguments: str) -> Ended:
 
 def victims(directory: Path) -> list[psutil.Process]:
     """The daemons of the run that are there now."""
-    run = rundb.read(directory)
+    run = database.read(directory)
     rows = [*run["daemons"], {"name": "coordinator", **run}]
     pids = sorted((row["name"], row["pid"]) for row in rows if row.get("pid"))
     return [psutil.Process(pid) for _, pid in pids if psutil.pid_exists(pid)]
@@ -89,10 +89,10 @@ def main() -> int:
 def conclude(place: Path, directory: Path, seed: int, killed: int, recovered: int) -> int:
     """Let all of them come back, end the run in order, and look at what it has come to."""
     until = time.monotonic() + REST_S
-    while rundb.read(directory)["state"] != "running" and time.monotonic() < until:
+    while database.read(directory)["state"] != "running" and time.monotonic() < until:
         pause(0.5)
     ended = dlctl(place, "stop", "-j", directory.name)
-    run = rundb.read(directory)
+    run = database.read(directory)
     accuracy = (run.get("evaluation") or {}).get("accuracy", 0.0)
     print(
         f"{killed} daemons killed in {RAMPAGE_S:.0f} s, recover needed {recovered} times; "

@@ -18,11 +18,12 @@ from pathlib import Path
 import numpy as np
 import zmq
 
-from dlctl import keys, wire
 from dlctl import messages as m
-from dlctl.roles.desk import COORDINATOR
-from dlctl.roles.token import sign
-from dlctl.rundb import RunDb
+from dlctl import wire
+from dlctl.control import keys
+from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.roles.protocol.token import sign
+from dlctl.runs.database import RunDb
 
 from .job import WORKERS, pause
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlctl.acks import AckRecord
+from dlctl.runs.acks import AckRecord
 
 from .__main__ import chosen, table
 from .job import PREFIX, processes_of

@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from dlctl import acks
 from dlctl.errors import DlctlError
+from dlctl.runs import acks
 
 SAMPLE_S = 0.02
 Who = tuple[int, int]

@@ -20,11 +20,11 @@ from typing import Any
 import manifests
 import numpy as np
 
-from dlctl import checkpoints, manifest
 from dlctl.cli import checkpoint as command
 from dlctl.cli import console
 from dlctl.errors import DlctlError
 from dlctl.flat import slice_bounds
+from dlctl.runs import checkpoints, manifest
 
 from . import mutation, trees
 from .harmless import check_harmless

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from daemons import lastwords
+from daemons import log_tail
 from daemons.logs import JsonLines
 from dlctl.cli import console, logfiles, loglines
 
@@ -129,10 +129,10 @@ def _check_readers(directory: Path, file: logfiles.LogFile, lines: list[logfiles
 
 def _check_last_words(directory: Path, path: Path) -> None:
     assert len(logfiles.last_words(directory, WORKER)) <= 10
-    last = lastwords.last_lines(path)
-    assert len(last) <= lastwords.LINES
-    assert all(len(line) <= lastwords.LINE_CHARS_MAX for line in last)
-    code = lastwords.exit_code(path)
+    last = log_tail.last_lines(path)
+    assert len(last) <= log_tail.LINES
+    assert all(len(line) <= log_tail.LINE_CHARS_MAX for line in last)
+    code = log_tail.exit_code(path)
     assert code is None or 0 <= code < 1000
 
 

@@ -30,7 +30,7 @@ from dlctl.messages import (
     Signed,
     SparseParameters,
 )
-from dlctl.roles.basis import slice_in
+from dlctl.roles.worker.basis import slice_in
 
 from . import mutation, trees
 from .parts import join, split

@@ -11,7 +11,7 @@ from dlctl.config import Host, Job, JobFile, Network
 from dlctl.health import network, resources, software
 from dlctl.health.findings import FAULT, OK, WARNING, Finding, by_place, duration_text
 from dlctl.health.needs import HERE, Need
-from dlctl.units import short_size
+from dlctl.util.units import short_size
 
 MB, GB = 10**6, 10**9
 HERE_FACTS: dict[str, Any] = {

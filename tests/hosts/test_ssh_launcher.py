@@ -24,20 +24,20 @@ import zmq
 from daemons import process
 from daemons.coordinator.agents import Agents
 from daemons.loop import Loop
-from daemons.transport import Transport
+from daemons.transport.sockets import Transport
 from dlctl import config
 from dlctl import messages as m
 from dlctl.config import Host
+from dlctl.control.keys import CurveKeys
 from dlctl.errors import DlctlError, NotPermitted, Unreachable, VersionMismatch
-from dlctl.keys import CurveKeys
 from dlctl.launch import answers, base, remote, ssh, sshwords
 from dlctl.launch.answers import Answer
 from dlctl.machine import Effect, Event, Exit, Peer, Received, Send, Started, StopRequested
-from dlctl.roles.desk import COORDINATOR, Birth
-from dlctl.roles.effects import ProcessEnded
-from dlctl.roles.journal import KillAgent, LaunchAgent
-from dlctl.roles.membership import STATUS_UNKNOWN
-from dlctl.rundb import RunDb
+from dlctl.roles.coordinator.records import KillAgent, LaunchAgent
+from dlctl.roles.protocol.context import COORDINATOR, Birth
+from dlctl.roles.protocol.effects import ProcessEnded
+from dlctl.roles.protocol.limits import STATUS_UNKNOWN
+from dlctl.runs.database import RunDb
 
 from .cluster import Cluster
 from .network import LAB_ADDRESS
@@ -182,10 +182,10 @@ class Desk:
 
 
 @pytest.fixture
-def desk(lab: Lab) -> Iterator[Desk]:
-    desk = Desk(lab)
-    yield desk
-    desk.transport.close()
+def context(lab: Lab) -> Iterator[Desk]:
+    context = Desk(lab)
+    yield context
+    context.transport.close()
 
 
 def secrets_in(cluster: Cluster, host: str) -> list[str]:
@@ -223,22 +223,22 @@ def _has(path: Path, known: list[bytes]) -> bool:
 
 
 def test_an_agent_on_another_host_works_without_its_connection_and_can_be_replaced_and_ended(
-    lab: Lab, desk: Desk
+    lab: Lab, context: Desk
 ) -> None:
     cluster, directory = lab.cluster, lab.run([Host(ssh="h1")])
     before = set(files_of(cluster, "h1"))
 
-    first = answers.value_of(lab.begin(desk.order(1), Host(ssh="h1"), directory))
-    peer, register = desk.welcome(AGENT)
+    first = answers.value_of(lab.begin(context.order(1), Host(ssh="h1"), directory))
+    peer, register = context.welcome(AGENT)
     assert (register.host, register.run_id, register.incarnation) == ("h1", RUN_ID, 1)
     assert register.pid == first["pid"]
 
     # ssh is gone, its shared connection too; the agent starts a server all the same.
     for connection in cluster.processes("lab"):
         connection.kill()
-    desk.transport.send(peer, m.Spawn(SERVER, "server", 1, KEYS.secret(SERVER)))
-    _, spawned, _ = desk.hear(m.Spawned)
-    _, at_work = desk.welcome(SERVER)
+    context.transport.send(peer, m.Spawn(SERVER, "server", 1, KEYS.secret(SERVER)))
+    _, spawned, _ = context.hear(m.Spawned)
+    _, at_work = context.welcome(SERVER)
     assert (at_work.host, at_work.pid, at_work.run_id) == ("h1", spawned.pid, RUN_ID)
     assert secrets_in(cluster, "h1") == []
     planted = cluster.files("h1") / "tmp" / "planted"
@@ -247,10 +247,10 @@ def test_an_agent_on_another_host_works_without_its_connection_and_can_be_replac
     planted.unlink()
 
     # Another agent takes the place of the first one, and what that has started lives on.
-    second = answers.value_of(lab.begin(desk.order(2), Host(ssh="h1"), directory))
+    second = answers.value_of(lab.begin(context.order(2), Host(ssh="h1"), directory))
     assert [each.is_running() for each in lab.agents()] == [True]
-    desk.welcome(AGENT)
-    adopted = desk.hear(m.Report, lambda said: said.incarnation == 2)[1].metrics["children"]
+    context.welcome(AGENT)
+    adopted = context.hear(m.Report, lambda said: said.incarnation == 2)[1].metrics["children"]
     assert adopted == {SERVER: 1}
 
     # It has the files of the run there, and nobody else may enter; neither database nor key.
@@ -386,7 +386,7 @@ def test_an_agent_that_is_just_being_started_is_not_left_there(lab: Lab, is_kill
 
 
 def _has_host_process(lab: Lab) -> bool:
-    return any("daemons.host" in p.cmdline() for p in lab.cluster.processes("h1"))
+    return any("daemons.node" in p.cmdline() for p in lab.cluster.processes("h1"))
 
 
 def test_the_coordinator_hears_in_words_why_an_agent_cannot_be_placed(lab: Lab) -> None:
@@ -477,7 +477,7 @@ def test_every_way_to_fail_has_words_of_its_own(broken_lab: Lab) -> None:
     cluster.break_key("h1")
     cluster.firewall("h2", [22])
     cluster.other_version("h3", "9.8.7")
-    desk = Desk(lab)
+    context = Desk(lab)
     directory = lab.run([Host(ssh="h1")])
     wrong = {
         "agent-1": Host(ssh="h1"),
@@ -487,9 +487,9 @@ def test_every_way_to_fail_has_words_of_its_own(broken_lab: Lab) -> None:
         "agent-5": Host(ssh="h3", python="/opt/none/python"),
         "agent-6": Host(ssh="h3", python="/usr/bin/python3"),
     }
-    request = remote.begin_request(remote.shared_request(directory), desk.order(1))
+    request = remote.begin_request(remote.shared_request(directory), context.order(1))
     errors = {n: answers.explain(a) for n, a in lab.ask(wrong, request).items()}
-    desk.transport.close()
+    context.transport.close()
     expected: list[tuple[type[DlctlError], str, str]] = [
         (
             NotPermitted,
@@ -532,20 +532,20 @@ def test_a_home_that_is_read_only_and_a_coordinator_behind_a_firewall_are_named(
 ) -> None:
     lab = broken_lab
     lab.cluster.read_only_home("h1")
-    desk = Desk(lab)
+    context = Desk(lab)
     directory = lab.run([Host(ssh="h1")])
-    read_only = answers.explain(lab.begin(desk.order(1), Host(ssh="h1"), directory))
+    read_only = answers.explain(lab.begin(context.order(1), Host(ssh="h1"), directory))
     assert "Read-only file system" in read_only.message
     assert (read_only.where or "").startswith("h1:/root/.local")
     assert "set dir of this host" in (read_only.hint or "")
     elsewhere = Host(ssh="h1", dir="/tmp/dlctl")
-    assert lab.begin(desk.order(1), elsewhere, directory).is_good
-    desk.welcome(AGENT)
-    desk.transport.close()
+    assert lab.begin(context.order(1), elsewhere, directory).is_good
+    context.welcome(AGENT)
+    context.transport.close()
 
-    alone = answers.explain(lab.begin(desk.order(2), Host(ssh="h2"), directory))
+    alone = answers.explain(lab.begin(context.order(2), Host(ssh="h2"), directory))
     assert type(alone) is Unreachable
-    assert f"the coordinator cannot be reached from here at {desk.control}" in alone.message
+    assert f"the coordinator cannot be reached from here at {context.control}" in alone.message
     assert lab.cluster.processes("h2") == []
     lab.ask({AGENT: elsewhere}, remote.end_request(RUN_ID, purge=True))
     assert not (lab.cluster.files("h1") / "tmp" / "dlctl").exists()

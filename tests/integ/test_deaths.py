@@ -16,7 +16,7 @@ import pytest
 from limited_memory import limited_memory
 from workplace import ENDLESS, SLOW_S, Workplace
 
-from dlctl import rundb
+from dlctl.runs import database
 
 EATING = """def loss(self, model, batch):
         from pathlib import Path
@@ -173,7 +173,7 @@ def test_an_agent_ends_with_its_run_although_nobody_is_left_to_tell_it(place: Wo
     coordinator = psutil.Process(place.pid("coordinator"))
     coordinator.kill()
     psutil.wait_procs([coordinator], timeout=5)
-    with closing(rundb.RunDb(place.directory)) as db:
+    with closing(database.RunDb(place.directory)) as db:
         db.put_run(state="failed", reason="the end was recorded and not told")
         db.commit()
     agent.resume()

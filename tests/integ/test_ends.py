@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 from workplace import ENDLESS, SLOW_S, Workplace
 
-from dlctl import states
+from dlctl.runs import kept_shards
 
 
 def _newest_checkpoint(place: Workplace) -> Path:
@@ -119,7 +119,7 @@ def test_a_job_whose_run_directory_is_removed_ends(place: Workplace, is_led: boo
     place.job(stop=ENDLESS)
     directory = place.start()
     place.until_step(2)
-    shards = states.shared_memory() / directory.name
+    shards = kept_shards.shared_memory() / directory.name
     assert shards.exists()
     agent = psutil.Process(place.pid("agent-0"))
     if not is_led:

@@ -13,11 +13,12 @@ import pytest
 import zmq
 from workplace import ENDLESS, SLOW_S, Workplace
 
-from dlctl import keys, reader, wire
+from dlctl import wire
+from dlctl.control import keys, reader
 from dlctl.errors import NotPermitted
 from dlctl.messages import Request
-from dlctl.roles.desk import COORDINATOR
-from dlctl.roles.doors import CLIENT
+from dlctl.roles.protocol.authz import CLIENT
+from dlctl.roles.protocol.context import COORDINATOR
 
 TCP = '[network]\ntransport = "tcp"\n'
 SILENCE_MS = 500

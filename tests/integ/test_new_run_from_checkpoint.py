@@ -9,7 +9,7 @@ from contextlib import closing
 
 from workplace import ENDLESS, SLOW_S, Workplace
 
-from dlctl import checkpoints, rundb
+from dlctl.runs import checkpoints, database
 
 
 def test_of_a_run_whose_database_is_lost_a_new_one_goes_on_with_the_checkpoint(
@@ -23,7 +23,7 @@ def test_of_a_run_whose_database_is_lost_a_new_one_goes_on_with_the_checkpoint(
     (saved,) = checkpoints.complete(old)
     before = {path.name: path.read_bytes() for path in saved.iterdir()}
     manifest = checkpoints.read_manifest(saved)
-    (old / rundb.FILE).write_bytes(b"torn" * 4096)
+    (old / database.FILE).write_bytes(b"torn" * 4096)
 
     refused = place.dlctl("start", "job.toml")
     assert refused.code == 1, "a run that cannot be read is not passed over"
@@ -37,7 +37,7 @@ def test_of_a_run_whose_database_is_lost_a_new_one_goes_on_with_the_checkpoint(
     new = place.directory
     assert new != old
     place.until_step(manifest["step"] + 20)
-    with closing(rundb.RunDb(new, readonly=True)) as db:
+    with closing(database.RunDb(new, readonly=True)) as db:
         assert set(db.terms().values()) == {2}, "none that the shards know of is given out again"
     assert place.dlctl("stop").code == 0
     checked = place.dlctl("verify", "--json")

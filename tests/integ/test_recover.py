@@ -12,7 +12,7 @@ import psutil
 import pytest
 from workplace import ENDLESS, SLOW_S, Workplace
 
-from dlctl import processes
+from dlctl.util import processes
 
 
 def versions(place: Workplace) -> dict[str, int]:
@@ -134,9 +134,10 @@ def test_without_a_shards_state_it_resumes_from_its_checkpoint_and_says_what_is_
 
 
 def test_when_nothing_is_left_it_says_so_and_how_to_begin_anew(dead: Workplace) -> None:
-    from dlctl import config, states
+    from dlctl import config
+    from dlctl.runs import kept_shards
 
-    states.remove(dead.directory, config.Servers(count=2))
+    kept_shards.remove(dead.directory, config.Servers(count=2))
     ended = dead.dlctl("recover")
     assert ended.code == 1
     assert "there is no good checkpoint" in ended.err

@@ -15,9 +15,10 @@ import pytest
 import zmq
 from workplace import ENDLESS, SLOW_S, Workplace
 
-from dlctl import runs, wire
+from dlctl import wire
 from dlctl.launch import local
 from dlctl.messages import Request
+from dlctl.runs import paths
 
 # ---------------------------------------------------------------- ports
 
@@ -237,7 +238,7 @@ def test_a_coordinator_that_is_started_beside_the_one_at_work_ends_and_the_run_g
     assert second.returncode == 1
     assert (
         "another coordinator has this run"
-        in runs.log_path(directory, "coordinator", 99).read_text()
+        in paths.log_path(directory, "coordinator", 99).read_text()
     )
     place.until_step(place.run()["step"] + 10)
     assert (place.run()["state"], place.pid("coordinator")) == ("running", first)

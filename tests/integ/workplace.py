@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from dlctl import rundb, states
+from dlctl.runs import database, kept_shards
 
 POLL_S = 0.05
 LOG_LINES = 15
@@ -288,14 +288,14 @@ class Workplace:
     @property
     def directory(self) -> Path:
         """The newest run directory."""
-        found = [d for d in (self.path / "runs").iterdir() if (d / rundb.FILE).exists()]
+        found = [d for d in (self.path / "runs").iterdir() if (d / database.FILE).exists()]
         return max(found, key=lambda d: (d / "key").stat().st_mtime_ns)
 
     def run(self) -> dict[str, Any]:
         """What the coordinator last wrote; {} before there is a run."""
         try:
-            return rundb.read(self.directory)
-        except (OSError, ValueError, rundb.NotFound):
+            return database.read(self.directory)
+        except (OSError, ValueError, database.NotFound):
             return {}
 
     def daemon(self, name: str) -> dict[str, Any]:
@@ -309,7 +309,7 @@ class Workplace:
         return pid
 
     def events(self, kind: str = "") -> list[str]:
-        with closing(rundb.RunDb(self.directory, readonly=True)) as db:
+        with closing(database.RunDb(self.directory, readonly=True)) as db:
             return [e["text"] for e in db.events() if not kind or e["kind"] == kind]
 
     def until(self, what: str, condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
@@ -381,8 +381,8 @@ class Workplace:
         assert not self.sockets()
         assert not [*self.path.glob("runs/**/.*.tmp")]
         for run in self.path.glob("runs/*/run.db"):
-            if rundb.read(run.parent).get("state") in ("finished", "stopped"):
-                assert not [*states.shared_memory().glob(f"{run.parent.name}/*")]
+            if database.read(run.parent).get("state") in ("finished", "stopped"):
+                assert not [*kept_shards.shared_memory().glob(f"{run.parent.name}/*")]
                 assert not [*run.parent.glob("state/*")]
 
     def close(self) -> list[str]:
@@ -402,7 +402,7 @@ class Workplace:
             psutil.wait_procs(there, timeout=5)
         for run in self.path.glob("runs*/*"):
             # A run that has failed keeps its shards for `recover`; nobody will ask for it any more.
-            shutil.rmtree(states.shared_memory() / run.name, ignore_errors=True)
+            shutil.rmtree(kept_shards.shared_memory() / run.name, ignore_errors=True)
         left += self.sockets()
         shutil.rmtree(self.path, ignore_errors=True)
         return left

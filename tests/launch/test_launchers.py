@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from dlctl import config, processes
+from dlctl import config
 from dlctl.config import Host, Node
 from dlctl.errors import DlctlError, Unreachable
 from dlctl.launch import base, commands, local, remote, slurm, slurmcalls, slurmfiles
 from dlctl.launch.ssh import address_of
-from dlctl.rundb import RunDb
+from dlctl.runs.database import RunDb
+from dlctl.util import processes
 
 RUN_ID = "digits-7f3a"
 HEAR_S = 10.0

@@ -43,7 +43,7 @@ places=/home/ann/.local/state/dlctl/slurm/digits-97fc-a1b2c3
 trap 'echo "${SLURM_RESTART_COUNT:-0}" > "$places/.notice" \
 && mv -f "$places/.notice" "$places/notice"' USR1
 srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 --cpus-per-task=8 \
---cpu-bind=none /opt/dl/bin/python -P -m daemons.host.keep \
+--cpu-bind=none /opt/dl/bin/python -P -m daemons.node.keep \
 /home/ann/.local/state/dlctl/slurm/digits-97fc-a1b2c3 --requeue &
 step=$!
 # The trap ends a wait, not the step; who asks once more is told how the step has ended.
@@ -156,7 +156,7 @@ def test_whatever_the_directory_is_called_the_shell_runs_one_command_with_it(
         env={"PATH": f"{tools}:{os.environ['PATH']}"},
     )  # fmt: skip
     words = ended.stdout.splitlines()
-    assert words[-5:] == [sys.executable, "-P", "-m", "daemons.host.keep", str(directory)]
+    assert words[-5:] == [sys.executable, "-P", "-m", "daemons.node.keep", str(directory)]
     assert ended.returncode == 0
     output = next(line for line in script.splitlines() if line.startswith("#SBATCH --output="))
     read = read_by_sbatch(output.removeprefix("#SBATCH"))

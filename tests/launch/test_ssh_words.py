@@ -20,9 +20,9 @@ from dlctl.errors import (
     UsageError,
     VersionMismatch,
 )
-from dlctl.hostnames import ssh_fault
 from dlctl.launch import answers, remote, ssh, sshwords
 from dlctl.launch.answers import ANSWER_BYTES_MAX, MARK, NO_ANSWER, NO_SSH, TOO_MUCH, Answer
+from dlctl.util.hostnames import ssh_fault
 
 H7 = Host(ssh="h7")
 HOSTILE = [
@@ -41,7 +41,7 @@ GOOD = [
 
 
 def test_the_command_is_the_systems_ssh_that_asks_nobody_and_forwards_nothing() -> None:
-    words = ["/opt/my python", "-P", "-m", "daemons.host"]
+    words = ["/opt/my python", "-P", "-m", "daemons.node"]
     assert sshwords.argv(Host(ssh="me@h7"), words, "/run/x/%C") == [
         "ssh",
         "-T",
@@ -59,7 +59,7 @@ def test_the_command_is_the_systems_ssh_that_asks_nobody_and_forwards_nothing() 
         "-oControlPersist=60",
         "--",
         "me@h7",
-        "'/opt/my python' -P -m daemons.host",
+        "'/opt/my python' -P -m daemons.node",
     ]
 
 
@@ -203,7 +203,7 @@ MEANT = [
     (126, "sh: 1: /opt/py: Permission denied", DlctlError, "no such Python", "set python"),
     (2, "Unknown option: -P\nusage: python3 [option] ...", DlctlError, "too old: dlctl needs 3.11",
      "set python"),
-    (1, "/opt/py: Error while finding module specification for 'daemons.host' "
+    (1, "/opt/py: Error while finding module specification for 'daemons.node' "
      "(ModuleNotFoundError: No module named 'daemons')", DlctlError, "has no dlctl",
      f"install dlctl {__version__}"),
     (1, "ModuleNotFoundError: No module named 'zmq'", DlctlError, "not all that it needs",

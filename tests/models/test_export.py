@@ -19,12 +19,12 @@ from manifests import whole
 from safetensors.torch import load_file
 from torch import nn
 
-from daemons import export
+from daemons.files import export
 from daemons.worker.replica import Replica
 from daemons.worker.task import Task
-from dlctl import checkpoints
 from dlctl.flat import slice_bounds
-from dlctl.manifest import parse, serialise
+from dlctl.runs import checkpoints
+from dlctl.runs.manifest import parse, serialise
 
 LOADERS = {
     "safetensors": load_file,
@@ -181,7 +181,7 @@ def test_a_disk_that_is_full_leaves_the_old_file_and_nothing_else(checkpoint, tm
 def test_the_command_runs_as_a_module(checkpoint, tmp_path):
     output = tmp_path / "model.safetensors"
     done = subprocess.run(
-        [sys.executable, "-m", "daemons.export", str(checkpoint), "--output", str(output)],
+        [sys.executable, "-m", "daemons.files.export", str(checkpoint), "--output", str(output)],
         capture_output=True,
         text=True,
         check=False,

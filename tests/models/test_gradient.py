@@ -10,7 +10,7 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
-from daemons.gradient import gradient
+from daemons.worker.sample_gradient import gradient
 from daemons.worker.task import TaskError
 from dlctl import config
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from annotated_types import Ge, Le
 
-from dlctl import finite, registry
+from dlctl import registry
 from dlctl.compress.base import Delta
 from dlctl.config import Servers
 from dlctl.optim.adagrad import Adagrad
@@ -19,6 +19,7 @@ from dlctl.optim.adam import Adam
 from dlctl.optim.momentum import Momentum
 from dlctl.optim.sgd import SGD
 from dlctl.shards.memory import in_memory
+from dlctl.util import numeric_limits
 
 LARGEST = float(np.finfo(np.float32).max)
 STEP_MAX = 2.0**103
@@ -30,7 +31,7 @@ def end_of(hint: Any, kind: type) -> float:
     return float(found.le if kind is Le else found.ge)
 
 
-LR, NORM = end_of(finite.LearningRate, Le), end_of(finite.PushNorm, Le)
+LR, NORM = end_of(numeric_limits.LearningRate, Le), end_of(numeric_limits.PushNorm, Le)
 
 
 def least_eps(kind: type) -> float:
@@ -142,7 +143,7 @@ def test_squares_of_pushes_add_up_to_what_float32_can_hold() -> None:
 def test_a_decay_of_more_than_twice_a_weight_makes_it_grow_without_bound(
     kind: Any, decay: float, grows: bool
 ) -> None:
-    """And there is a margin to it: `finite.DECAY_MAX` is half of that."""
+    """And there is a margin to it: `numeric_limits.DECAY_MAX` is half of that."""
     more = {"momentum": 0.0} if kind is Momentum else {}
     shard = in_memory(kind(kind.Options(lr=0.5, weight_decay=2 * decay, **more)), f32(1.0))
     for _ in range(100):
@@ -151,22 +152,22 @@ def test_a_decay_of_more_than_twice_a_weight_makes_it_grow_without_bound(
 
 
 def test_a_decay_that_takes_all_of_a_weight_is_the_most_that_is_allowed() -> None:
-    assert finite.decay_fault(0.1, 10.0) == ""
-    assert finite.decay_fault(1e6, 0.0) == ""
-    assert finite.decay_fault(0.1, 30.0) == (
+    assert numeric_limits.decay_fault(0.1, 10.0) == ""
+    assert numeric_limits.decay_fault(1e6, 0.0) == ""
+    assert numeric_limits.decay_fault(0.1, 30.0) == (
         "lr * weight_decay must be <= 1, or weights grow without bound (got 0.1 * 30)"
     )
 
 
 @pytest.mark.parametrize("other", [0.1, 0.15, 0.3, 1.0, 7.0, 1234.0, 1e6])
 def test_what_is_said_to_be_the_most_is_allowed_and_nearly_the_most(other: float) -> None:
-    most = float(finite.most_with(other))
-    assert finite.decay_fault(most, other) == ""
-    assert finite.decay_fault(most * 1.02, other) != ""
+    most = float(numeric_limits.most_with(other))
+    assert numeric_limits.decay_fault(most, other) == ""
+    assert numeric_limits.decay_fault(most * 1.02, other) != ""
 
 
 def test_the_servers_limit_is_the_one_that_this_is_about() -> None:
-    assert get_type_hints(Servers, include_extras=True)["push_norm_max"] == finite.PushNorm
+    assert get_type_hints(Servers, include_extras=True)["push_norm_max"] == numeric_limits.PushNorm
 
 
 def f32(*numbers: float) -> Any:

@@ -13,16 +13,16 @@ from dlctl.compress.none import Dense
 from dlctl.config import Job, JobFile
 from dlctl.flat import AVERAGED, TRAINED, Entry, Layout
 from dlctl.machine import Event, Received, Send, Started
-from dlctl.roles.buffers import FORGET_AFTER, AveragedBuffers
-from dlctl.roles.desk import COORDINATOR, Birth
-from dlctl.roles.effects import (
+from dlctl.roles.protocol.context import COORDINATOR, Birth
+from dlctl.roles.protocol.effects import (
     BuffersLoaded,
     EvaluationRun,
     LoadBuffers,
     ModelBuilt,
     RunEvaluation,
 )
-from dlctl.roles.worker import Worker
+from dlctl.roles.server.buffers import FORGET_AFTER, AveragedBuffers
+from dlctl.roles.worker.worker import Worker
 
 LAYOUT = Layout(
     (Entry("mean", AVERAGED, (1,), "float32"), Entry("batches", AVERAGED, (1,), "int64"))

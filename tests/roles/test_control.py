@@ -11,13 +11,9 @@ from dlctl import messages as m
 from dlctl.errors import NotPermitted, UsageError
 from dlctl.flat import AVERAGED, Entry, Layout
 from dlctl.machine import Effect, Note, Send
-from dlctl.names import HOME_AGENT
-from dlctl.roles.buffers import AveragedBuffers
-from dlctl.roles.changes import ANSWER_S_MAX, Changes
-from dlctl.roles.checkpointing import SAVE_S_MAX, Checkpointing
-from dlctl.roles.desk import EXIT_FENCED, EXIT_POISONED, EXIT_RESTART
-from dlctl.roles.evaluations import EVALUATE_S_MAX
-from dlctl.roles.journal import (
+from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, Checkpointing
+from dlctl.roles.coordinator.membership import BACKOFF_S, Membership, describe_exit
+from dlctl.roles.coordinator.records import (
     AddEvent,
     BeginCheckpoint,
     CheckpointBegun,
@@ -25,9 +21,13 @@ from dlctl.roles.journal import (
     CompleteCheckpoint,
     History,
 )
-from dlctl.roles.membership import BACKOFF_S, Membership, describe_exit
-from dlctl.roles.transfers import Transfers
-from dlctl.roles.travelling import CheckFile, FileSealed, saved_file
+from dlctl.roles.coordinator.settings import ANSWER_S_MAX, SettingChanges
+from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED, EXIT_RESTART
+from dlctl.roles.protocol.limits import EVALUATE_S_MAX
+from dlctl.roles.protocol.transfers import Transfers
+from dlctl.roles.protocol.travelling import CheckFile, FileSealed, saved_file
+from dlctl.roles.server.buffers import AveragedBuffers
+from dlctl.util.names import HOME_AGENT
 
 
 def members() -> Membership:
@@ -148,10 +148,10 @@ def test_exits_are_told_in_words() -> None:
 
 
 def test_a_change_is_answered_when_all_have_answered() -> None:
-    desk, answers = History(1.0), []
-    changes = Changes(desk, members())
+    context, answers = History(1.0), []
+    changes = SettingChanges(context, members())
     changes.begin(["worker-0", "worker-1"], {"push": 5.0}, 0.0, answers.append)
-    assert sent_to(desk.clear()) == ["worker-0", "worker-1"]
+    assert sent_to(context.clear()) == ["worker-0", "worker-1"]
     for name, now in (("worker-1", 0.002), ("worker-0", 0.003)):
         assert answers == []
         changes.on_changed(m.Changed(1, name, {"push": None}, {"push": 5.0}), now)
@@ -164,8 +164,8 @@ def test_a_change_is_answered_when_all_have_answered() -> None:
 
 
 def test_who_does_not_answer_is_named() -> None:
-    desk, answers = History(1.0), []
-    changes = Changes(desk, members())
+    context, answers = History(1.0), []
+    changes = SettingChanges(context, members())
     changes.begin(["worker-0", "worker-1"], {"push": 5.0}, 0.0, answers.append)
     changes.on_changed(m.Changed(1, "worker-0", {"push": None}, {"push": 5.0}), 0.1)
     assert changes.deadline() == ANSWER_S_MAX
@@ -174,34 +174,34 @@ def test_who_does_not_answer_is_named() -> None:
 
 
 def test_who_does_not_answer_in_time_goes_on_being_asked_as_long_as_its_process_lives() -> None:
-    desk, known = History(1.0), members()
-    changes = Changes(desk, known)
+    context, known = History(1.0), members()
+    changes = SettingChanges(context, known)
     known.daemons["worker-1"].ended(-9, (), 1.0)
     changes.begin(["worker-0", "worker-1"], {"push": 5.0}, 0.0, lambda rows: None)
     changes.on_deadline(ANSWER_S_MAX)
-    assert [key for key, _, _ in desk.outstanding.waiting()] == [("change", "worker-0")]
+    assert [key for key, _, _ in context.retries.waiting()] == [("change", "worker-0")]
     changes.gone("worker-0")
-    assert len(desk.outstanding) == 0
+    assert len(context.retries) == 0
 
 
 def test_an_older_change_is_not_sent_again_on_top_of_a_newer_one() -> None:
-    desk, answers = History(1.0), []
-    changes = Changes(desk, members())
+    context, answers = History(1.0), []
+    changes = SettingChanges(context, members())
     changes.begin(["worker-0"], {"push": 5.0, "fetch": 3.0}, 0.0, answers.append)
     changes.begin(["worker-0"], {"push": 7.0}, 0.1, answers.append)
     first, second = {"push": 5.0, "fetch": 3.0}, {"push": 7.0, "fetch": 3.0}
     changes.on_changed(m.Changed(1, "worker-0", {"push": None, "fetch": None}, first), 0.2)
-    (again,) = desk.outstanding.due(10.0)
+    (again,) = context.retries.due(10.0)
     assert again.message == m.Change(2, second)
     changes.on_changed(m.Changed(2, "worker-0", first, second), 10.1)
-    assert len(desk.outstanding) == 0
+    assert len(context.retries) == 0
     keys = [[row["key"] for row in answer["changes"]] for answer in answers]
     assert keys == [["fetch", "push"], ["push"]]
 
 
 def test_the_answer_to_a_newer_change_answers_the_older_ones_that_it_contains() -> None:
-    desk, answers = History(1.0), []
-    changes = Changes(desk, members())
+    context, answers = History(1.0), []
+    changes = SettingChanges(context, members())
     changes.begin(["worker-0"], {"fetch": 3.0}, 0.0, answers.append)
     changes.begin(["worker-0"], {"push": 7.0}, 0.1, answers.append)
     both = {"push": 7.0, "fetch": 3.0}
@@ -211,36 +211,38 @@ def test_the_answer_to_a_newer_change_answers_the_older_ones_that_it_contains() 
 
 
 def test_what_a_worker_of_this_run_does_not_have_is_refused_and_nothing_is_changed() -> None:
-    desk, known = History(1.0), members()
+    context, known = History(1.0), members()
     for name in ("worker-0", "worker-1"):
         known.daemons[name].metrics = {"settings": {"push": None, "log_level": "info"}}
-    changes = Changes(desk, known)
+    changes = SettingChanges(context, known)
     with pytest.raises(UsageError, match="worker-0 has no density: neither its method nor"):
         changes.begin_texts(
             ["worker-0"], {"push": "5MB/s", "density": "0.1"}, 0.0, lambda rows: None
         )
-    assert desk.clear() == []
+    assert context.clear() == []
     assert known.daemons["worker-0"].settings == {}
     changes.begin_texts(["worker-0"], {"push": "5MB/s"}, 0.0, lambda rows: None)
-    assert sent_to(desk.clear()) == ["worker-0"]
+    assert sent_to(context.clear()) == ["worker-0"]
 
 
 def test_a_rate_that_does_not_go_with_the_jobs_decay_is_refused_and_nothing_is_changed() -> None:
-    desk, known = History(1.0), members()
-    changes = Changes(desk, known, {"lr": 0.1, "weight_decay": 0.5})
+    context, known = History(1.0), members()
+    changes = SettingChanges(context, known, {"lr": 0.1, "weight_decay": 0.5})
     with pytest.raises(UsageError, match=r"^lr: lr \* weight_decay must be <= 1, .*got 3 \* 0.5"):
         changes.begin_texts(["server-0"], {"lr": "3"}, 0.0, lambda rows: None)
     with pytest.raises(UsageError, match=r"^lr: must be > 0 and <= 1000000"):
         changes.begin_texts(["server-0"], {"lr": "1e300"}, 0.0, lambda rows: None)
-    assert desk.clear() == []
+    assert context.clear() == []
     assert known.daemons["server-0"].settings == {}
     changes.begin_texts(["server-0"], {"lr": "2"}, 0.0, lambda rows: None)
-    assert sent_to(desk.clear()) == ["server-0"]
+    assert sent_to(context.clear()) == ["server-0"]
 
 
 def test_a_change_stays_with_the_name_for_its_next_incarnation() -> None:
     known = members()
-    Changes(History(1.0), known).begin(["worker-0"], {"density": 0.5}, 0.0, lambda rows: None)
+    SettingChanges(History(1.0), known).begin(
+        ["worker-0"], {"density": 0.5}, 0.0, lambda rows: None
+    )
     known.daemons["worker-0"].begin(1.0)
     assert known.daemons["worker-0"].settings == {"density": 0.5}
 
@@ -253,16 +255,18 @@ SAVED_AT = 0.2
 
 class Saving:
     def __init__(self, every_s: float = 60.0) -> None:
-        self.desk, self.members, self.rows = History(1.0), members(), []  # type: ignore[var-annotated]
-        self.machine = Checkpointing(self.desk, self.members, 3, every_s, 7, Transfers(self.desk))
+        self.context, self.members, self.rows = History(1.0), members(), []  # type: ignore[var-annotated]
+        self.machine = Checkpointing(
+            self.context, self.members, 3, every_s, 7, Transfers(self.context)
+        )
 
     def begin(self) -> list[Effect]:
         self.machine.begin(100, {"size": 2}, 0.0, self.rows.append)
-        return self.desk.clear()
+        return self.context.clear()
 
     def begun(self, error: str = "") -> list[Effect]:
         self.machine.on_event(CheckpointBegun(8, "" if error else "/ckpt", error), 0.1)
-        return self.desk.clear()
+        return self.context.clear()
 
     def saved(self, name: str, error: str = "", damage: str = "") -> list[Effect]:
         """`error`: what it says itself. damage: what is wrong with its file, as who looks at it
@@ -274,11 +278,11 @@ class Saving:
         return self.looked_at(damage)
 
     def looked_at(self, damage: str = "") -> list[Effect]:
-        effects = self.desk.clear()
+        effects = self.context.clear()
         for check in [effect for effect in effects if isinstance(effect, CheckFile)]:
             effects.remove(check)
             self.machine.transfers.on_sealed(FileSealed(check.file, damage), SAVED_AT)
-        return [*effects, *self.desk.clear()]
+        return [*effects, *self.context.clear()]
 
 
 def under_way(*saved: str) -> Saving:
@@ -329,7 +333,7 @@ def test_an_error_of_one_daemon_fails_the_checkpoint_and_not_the_newest_one() ->
 def test_a_worker_that_dies_meanwhile_is_not_waited_for() -> None:
     saving = under_way("server-0", "worker-0")
     saving.machine.on_gone("worker-1", 0.3)
-    assert isinstance(saving.desk.clear()[0], CompleteCheckpoint)
+    assert isinstance(saving.context.clear()[0], CompleteCheckpoint)
 
 
 @pytest.mark.parametrize("leaves_residuals", [True, False])
@@ -340,7 +344,7 @@ def test_a_checkpoint_without_a_residual_says_so_in_the_history_if_there_was_one
     saving.machine.leaves_residuals = leaves_residuals
     saving.machine.on_deadline(SAVED_AT + SAVE_S_MAX)
     saving.machine.on_event(CheckpointEnded(8, ""), SAVED_AT + SAVE_S_MAX)
-    told = [effect for effect in saving.desk.clear() if isinstance(effect, AddEvent)]
+    told = [effect for effect in saving.context.clear() if isinstance(effect, AddEvent)]
     expected = [("checkpoint", "worker-1")] if leaves_residuals else []
     assert [(event.kind, event.daemon) for event in told] == expected
     assert all(event.text.endswith(" is without worker-1's residual") for event in told)
@@ -351,7 +355,7 @@ def test_a_checkpoint_is_completed_once_however_often_a_host_is_said_to_be_away(
     saving = under_way("server-0", "worker-0")
     for _ in range(3):
         saving.machine.on_host_gone(["worker-1", "worker-1"], 0.3)
-    assert [type(effect) for effect in saving.desk.clear()] == [CompleteCheckpoint]
+    assert [type(effect) for effect in saving.context.clear()] == [CompleteCheckpoint]
 
 
 def test_a_checkpoint_without_a_shard_is_none() -> None:
@@ -364,15 +368,15 @@ def test_a_checkpoint_is_given_up_in_time_and_names_who_was_late() -> None:
     saving = under_way("worker-0")
     saving.machine.on_deadline(SAVED_AT + SAVE_S_MAX)
     assert "server-0, worker-1" in saving.rows[0]["error"]
-    assert len(saving.desk.outstanding) == 0
+    assert len(saving.context.retries) == 0
 
 
 def test_a_checkpoint_does_without_workers_that_push_too_seldom_to_save_in_time() -> None:
     saving = under_way("server-0", "worker-0")
     saving.machine.on_deadline(SAVED_AT + SAVE_S_MAX)
-    complete = next(e for e in saving.desk.clear() if isinstance(e, CompleteCheckpoint))
+    complete = next(e for e in saving.context.clear() if isinstance(e, CompleteCheckpoint))
     assert [worker["name"] for worker in complete.manifest["workers"]] == ["worker-0"]
-    assert len(saving.desk.outstanding) == 0
+    assert len(saving.context.retries) == 0
     assert saving.machine.deadline() is None
 
 
@@ -386,7 +390,7 @@ def test_who_says_for_ever_that_it_evaluates_is_given_up_when_that_was_said() ->
         assert saving.machine.does_without_at() == latest
     saving.machine.on_deadline(latest)
     assert saving.machine.late() == []
-    assert [e for e in saving.desk.clear() if isinstance(e, CompleteCheckpoint)]
+    assert [e for e in saving.context.clear() if isinstance(e, CompleteCheckpoint)]
 
 
 def test_an_evaluation_gives_a_server_no_more_time() -> None:
@@ -433,13 +437,13 @@ def test_a_checkpoint_is_not_complete_before_what_workers_have_saved_is_looked_a
     saving = under_way("server-0", "worker-0")
     saved = m.Saved(8, "worker-1", saved_file("worker-1"), "hash", 10, {}, "")
     saving.machine.on_saved(saved, SAVED_AT)
-    (check,) = saving.desk.clear()
+    (check,) = saving.context.clear()
     assert check == CheckFile("ckpt/ckpt/worker-1.safetensors", 10, "hash")
     assert saving.machine.late() == ["worker-1"]
     assert saving.machine.deadline() == SAVED_AT + SAVE_S_MAX
     saving.machine.on_gone("worker-1", SAVED_AT)
     saving.machine.transfers.on_sealed(FileSealed(check.file, ""), SAVED_AT)
-    (complete,) = saving.desk.clear()
+    (complete,) = saving.context.clear()
     assert isinstance(complete, CompleteCheckpoint)
     assert [worker["name"] for worker in complete.manifest["workers"]] == ["worker-0", "worker-1"]
 
@@ -450,7 +454,7 @@ def test_a_file_that_is_long_looked_at_is_waited_for_as_long_as_it_is_read() -> 
     for name in ("worker-0", "worker-1"):
         saved = m.Saved(8, name, saved_file(name), "hash", 10, {}, "")
         saving.machine.on_saved(saved, SAVED_AT)
-    saving.desk.clear()
+    saving.context.clear()
     read_at = SAVED_AT
     for _ in range(5):
         read_at += SAVE_S_MAX - 1.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dlctl import messages as m
 from dlctl.machine import DeadlineReached, Effect, Received, Started
-from dlctl.roles.agent import RESTART_FIRST_S, RESTART_MAX_S, Agent
-from dlctl.roles.desk import COORDINATOR, Birth
-from dlctl.roles.effects import CoordinatorGone, RestartCoordinator
+from dlctl.roles.agent.agent import RESTART_FIRST_S, RESTART_MAX_S, Agent
+from dlctl.roles.protocol.context import COORDINATOR, Birth
+from dlctl.roles.protocol.effects import CoordinatorGone, RestartCoordinator
 
 
 class Watched:

@@ -8,11 +8,11 @@ from dlctl import messages as m
 from dlctl.errors import NotPermitted, RemoteProtocolError
 from dlctl.machine import Admit, Note
 from dlctl.messages import MESSAGES, Packed
-from dlctl.roles.coordinator import Coordinator
-from dlctl.roles.desk import Desk
-from dlctl.roles.doors import CLIENT, OFFENCES_MAX, READER, Doors, keys_of, offence
-from dlctl.roles.keyring import NoKeys
-from dlctl.roles.server import Server
+from dlctl.roles.coordinator.coordinator import Coordinator
+from dlctl.roles.protocol.authz import CLIENT, OFFENCES_MAX, READER, Authz, keys_of, offence
+from dlctl.roles.protocol.context import Context
+from dlctl.roles.protocol.keyring import NoKeys
+from dlctl.roles.server.server import Server
 from dlctl.sim.keys import SimulatedKeys
 
 KEYS = SimulatedKeys(b"token key")
@@ -27,10 +27,10 @@ PUSH = m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, Packed("none", 0, ()))
 
 
 @pytest.fixture
-def doors() -> Doors:
-    made = Doors(Desk(1.0))
+def doors() -> Authz:
+    made = Authz(Context(1.0))
     made.admit(keys_of(KEYS, NAMES))
-    made.desk.clear()
+    made.context.clear()
     return made
 
 
@@ -55,7 +55,7 @@ def doors() -> Doors:
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_everybody_may_say_what_is_theirs(doors: Doors, identity: str, message: m.Message) -> None:
+def test_everybody_may_say_what_is_theirs(doors: Authz, identity: str, message: m.Message) -> None:
     doors.check(identity, message)
 
 
@@ -88,14 +88,14 @@ def test_everybody_may_say_what_is_theirs(doors: Doors, identity: str, message: 
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_nobody_may_say_what_is_not_theirs(
-    doors: Doors, identity: str, message: m.Message, why: str
+    doors: Authz, identity: str, message: m.Message, why: str
 ) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
         doors.check(identity, message)
 
 
 @pytest.mark.parametrize("verb", ["stop", "set", "checkpoint", "scale", "restart", "rotate", "?"])
-def test_a_reader_is_told_no_by_name_and_may_still_look_afterwards(doors: Doors, verb: str) -> None:
+def test_a_reader_is_told_no_by_name_and_may_still_look_afterwards(doors: Authz, verb: str) -> None:
     for _ in range(OFFENCES_MAX + 1):
         with pytest.raises(
             NotPermitted, match=f'a reader may not ask for "{verb}"'.replace("?", ".")
@@ -104,11 +104,11 @@ def test_a_reader_is_told_no_by_name_and_may_still_look_afterwards(doors: Doors,
     doors.check(READER, STATUS)
 
 
-def test_after_three_offences_the_key_is_shut_out_and_the_others_are_not(doors: Doors) -> None:
+def test_after_three_offences_the_key_is_shut_out_and_the_others_are_not(doors: Authz) -> None:
     for _ in range(OFFENCES_MAX):
         with pytest.raises(RemoteProtocolError, match="speaks for"):
             doors.check("worker-1", REGISTER)
-    note, admit = doors.desk.clear()
+    note, admit = doors.context.clear()
     assert isinstance(note, Note)
     assert note.text == "worker-1 said 3 times what it may not: its key is shut out"
     assert isinstance(admit, Admit)
@@ -118,21 +118,21 @@ def test_after_three_offences_the_key_is_shut_out_and_the_others_are_not(doors: 
         doors.check("worker-1", own)
     doors.check("worker-0", REGISTER)
     doors.admit(keys_of(KEYS, [*NAMES, "worker-2"]))
-    (admit,) = doors.desk.clear()
+    (admit,) = doors.context.clear()
     assert isinstance(admit, Admit)
     assert "worker-1" not in admit.names.values(), "told again who belongs here, it stays out"
 
 
-def test_a_name_that_is_gone_is_not_heard_on_the_connection_that_it_has(doors: Doors) -> None:
+def test_a_name_that_is_gone_is_not_heard_on_the_connection_that_it_has(doors: Authz) -> None:
     doors.check("worker-1", m.LeaseRequest(1, 1, 0, False))
     doors.admit(keys_of(KEYS, ["agent-0", "server-0", "worker-0"]))
     with pytest.raises(RemoteProtocolError, match="not let in any more"):
         doors.check("worker-1", m.LeaseRequest(1, 1, 0, False))
 
 
-def test_what_has_not_changed_is_not_put_in_force_again(doors: Doors) -> None:
+def test_what_has_not_changed_is_not_put_in_force_again(doors: Authz) -> None:
     doors.admit(keys_of(KEYS, NAMES))
-    assert doors.desk.clear() == []
+    assert doors.context.clear() == []
 
 
 def test_without_keys_there_is_nobody_to_admit() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dlctl.names import HOME_AGENT
-from dlctl.roles.byitself import UNSAID, blame, ends_by_itself
-from dlctl.roles.desk import EXIT_FENCED, EXIT_POISONED, EXIT_RESTART
-from dlctl.roles.membership import STATUS_UNKNOWN, Daemon, Membership
-from dlctl.text import ALIKE_LIFE_S, ordinal
+from dlctl.roles.coordinator.crash_loops import UNSAID, blame, ends_by_itself
+from dlctl.roles.coordinator.membership import Daemon, Membership
+from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED, EXIT_RESTART
+from dlctl.roles.protocol.limits import STATUS_UNKNOWN
+from dlctl.util.names import HOME_AGENT
+from dlctl.util.text import ALIKE_LIFE_S, ordinal
 
 LIVED_S = 20.0
 """At work for twice as long as a death at the start would be."""

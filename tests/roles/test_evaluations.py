@@ -7,10 +7,10 @@ import math
 import pytest
 
 from dlctl import messages as m
-from dlctl.names import HOME_AGENT
-from dlctl.roles.evaluations import Evaluations
-from dlctl.roles.journal import AddEvent, History
-from dlctl.roles.membership import Membership
+from dlctl.roles.coordinator.evaluation import Evaluations
+from dlctl.roles.coordinator.membership import Membership
+from dlctl.roles.coordinator.records import AddEvent, History
+from dlctl.util.names import HOME_AGENT
 
 GOOD = {"accuracy": 0.5, "loss": 2.0}
 
@@ -25,7 +25,7 @@ def evaluations() -> Evaluations:
     made = Evaluations(History(1.0), members, lambda: 7)
     made.begin(0.0)
     assert made.worker == "worker-0"
-    made.desk.clear()
+    made.context.clear()
     return made
 
 
@@ -33,7 +33,7 @@ def test_only_the_worker_that_was_asked_is_believed(evaluations: Evaluations) ->
     assert evaluations.on_evaluated(m.Evaluated(1, "worker-1", GOOD, ""), 1.0) is None
     assert evaluations.newest is None
     assert evaluations.worker == "worker-0", "it is still waited for"
-    assert "evaluate" in evaluations.desk.outstanding
+    assert "evaluate" in evaluations.context.retries
     assert evaluations.on_evaluated(m.Evaluated(1, "worker-0", GOOD, ""), 1.0) == (7, GOOD)
     assert evaluations.newest == GOOD | {"step": 7}
     assert not evaluations.worker
@@ -45,6 +45,6 @@ def test_what_is_not_finite_is_named_and_not_kept(evaluations: Evaluations, odd:
     kept = evaluations.on_evaluated(m.Evaluated(1, "worker-0", metrics, ""), 1.0)
     assert kept == (7, {"accuracy": 0.5})
     assert evaluations.newest == {"accuracy": 0.5, "step": 7}
-    (event,) = [effect for effect in evaluations.desk.clear() if isinstance(effect, AddEvent)]
+    (event,) = [effect for effect in evaluations.context.clear() if isinstance(effect, AddEvent)]
     assert (event.kind, event.daemon) == ("evaluation", "worker-0")
     assert event.text == "step 7: not finite: loss, perplexity"

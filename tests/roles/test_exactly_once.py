@@ -24,11 +24,12 @@ from dlctl.messages import (
     Parameters,
     Push,
 )
-from dlctl.roles.channel import WINDOW, Channel, Fenced, Identity
-from dlctl.roles.deliveries import HELD_REACH, NEW, REACH, UNKNOWN, Deliveries
-from dlctl.roles.outbox import Outbox
-from dlctl.roles.outstanding import Outstanding
-from dlctl.roles.token import is_genuine, sign
+from dlctl.roles.protocol.limits import REACH
+from dlctl.roles.protocol.retry import Retries
+from dlctl.roles.protocol.token import is_genuine, sign
+from dlctl.roles.server.dedup import HELD_REACH, NEW, UNKNOWN, Dedup
+from dlctl.roles.worker.send_queue import SendQueue
+from dlctl.roles.worker.shard_client import WINDOW, Fenced, Identity, ShardClient
 
 DELTA = Packed("none", 2, (np.zeros(2, np.float32),))
 
@@ -41,7 +42,7 @@ def push(slot: int = 0, epoch: int = 1, seq: int = 0) -> Push:
 
 
 def test_only_the_next_number_is_new() -> None:
-    deliveries = Deliveries()
+    deliveries = Dedup()
     deliveries.join(0, 1)
     assert deliveries.judge(push(seq=0)) == NEW
     deliveries.take(push(seq=0))
@@ -51,7 +52,7 @@ def test_only_the_next_number_is_new() -> None:
 
 
 def test_an_epoch_must_join_before_it_pushes_and_fences_the_one_before() -> None:
-    deliveries = Deliveries()
+    deliveries = Dedup()
     assert deliveries.judge(push(epoch=1)) == UNKNOWN
     assert deliveries.join(0, 1)
     deliveries.take(push(epoch=1))
@@ -61,7 +62,7 @@ def test_an_epoch_must_join_before_it_pushes_and_fences_the_one_before() -> None
 
 
 def test_joining_again_in_the_same_epoch_forgets_nothing() -> None:
-    deliveries = Deliveries()
+    deliveries = Dedup()
     deliveries.join(0, 1)
     deliveries.take(push(seq=0))
     assert not deliveries.join(0, 1)
@@ -69,7 +70,7 @@ def test_joining_again_in_the_same_epoch_forgets_nothing() -> None:
 
 
 def test_what_is_saved_is_what_is_restored() -> None:
-    deliveries, restored = Deliveries(), Deliveries()
+    deliveries, restored = Dedup(), Dedup()
     deliveries.join(3, 7)
     deliveries.take(push(3, 7, 0))
     restored.load(deliveries.to_json(), [])
@@ -81,7 +82,7 @@ def test_what_is_saved_is_what_is_restored() -> None:
 def test_whatever_arrives_each_number_is_taken_once_and_in_order(
     arrivals: list[tuple[int, int]],
 ) -> None:
-    deliveries, taken = Deliveries(), {slot: [] for slot in range(3)}  # type: ignore[var-annotated]
+    deliveries, taken = Dedup(), {slot: [] for slot in range(3)}  # type: ignore[var-annotated]
     for slot in range(3):
         deliveries.join(slot, 1)
     for slot, seq in arrivals:
@@ -107,17 +108,17 @@ class Talk:
     """A worker's channel with the outbox that it sends through."""
 
     def __init__(self) -> None:
-        self.outstanding = Outstanding(1.0)
-        self.outbox = Outbox(self.outstanding)
-        self.channel = Channel(0, Identity("run", 0, 1, b""), self.outstanding)
+        self.retries = Retries(1.0)
+        self.send_queue = SendQueue(self.retries)
+        self.channel = ShardClient(0, Identity("run", 0, 1, b""), self.retries)
         self.channel.join(0.0)
         self.channel.on_joined(Joined(0, 1, 0, 0, 2, True, 0), 0.0)
 
     def push(self, now: float = 0.0) -> list[Send]:
         message = self.channel.push(0, 0, 1, 0, DELTA)
         key = self.channel.push_key(message.seq)
-        self.outbox.queue("push", key, self.channel.peer, message, DELTA.nbytes)
-        return self.outbox.flush(now)
+        self.send_queue.queue("push", key, self.channel.peer, message, DELTA.nbytes)
+        return self.send_queue.flush(now)
 
     def ack(self, seq: int, outcome: str = APPLIED, generation: int = 1, next_seq: int = 0) -> Ack:
         return Ack(0, generation, seq, outcome, 1, 0, next_seq)
@@ -155,7 +156,7 @@ def test_the_window_bounds_what_is_unsettled() -> None:
 
 def test_no_push_is_on_its_way_of_which_the_shard_may_have_forgotten_what_became() -> None:
     """The ack of the first one is lost, all others come."""
-    talk, deliveries = Talk(), Deliveries()
+    talk, deliveries = Talk(), Dedup()
     deliveries.join(0, 1)
     while talk.channel.has_room():
         seq = talk.channel.next_seq
@@ -190,8 +191,8 @@ def test_a_held_push_stays_unsettled() -> None:
 def test_a_push_without_an_ack_is_sent_again_under_its_number() -> None:
     talk = Talk()
     talk.push(now=0.0)
-    assert sent(talk.outstanding.due(0.9)) == []
-    assert sent(talk.outstanding.due(1.1)) == [0]
+    assert sent(talk.retries.due(0.9)) == []
+    assert sent(talk.retries.due(1.1)) == [0]
 
 
 def test_after_a_restart_of_the_shard_the_unsettled_pushes_go_to_the_new_generation() -> None:
@@ -230,7 +231,7 @@ def test_a_fenced_worker_learns_it_from_any_shard() -> None:
 )
 def test_over_any_link_each_push_is_applied_once(pushes: int, fate: list[str]) -> None:
     """Messages are lost, repeated and delayed; in the end the link is good and all is settled."""
-    talk, shard, applied = Talk(), Deliveries(), []
+    talk, shard, applied = Talk(), Dedup(), []
     shard.join(0, 1)
     on_the_way: list[Push] = []
     now, made = 0.0, 0
@@ -240,7 +241,7 @@ def test_over_any_link_each_push_is_applied_once(pushes: int, fate: list[str]) -
             made += 1
         if step == "time":
             now += 20.0
-            on_the_way += [s.message for s in talk.outstanding.due(now)]  # type: ignore[misc]
+            on_the_way += [s.message for s in talk.retries.due(now)]  # type: ignore[misc]
         if step == "time" or not on_the_way:
             continue
         message = on_the_way[0] if step == "repeat" else on_the_way.pop(0)
@@ -259,7 +260,7 @@ def test_over_any_link_each_push_is_applied_once(pushes: int, fate: list[str]) -
 
 
 def test_what_is_kept_goes_no_further_than_the_lowest_held_push() -> None:
-    deliveries, next_server = Deliveries(), Deliveries()
+    deliveries, next_server = Dedup(), Dedup()
     deliveries.join(0, 1)
     for seq in range(3):
         deliveries.take(push(seq=seq))
@@ -278,14 +279,14 @@ def test_what_is_kept_goes_no_further_than_the_lowest_held_push() -> None:
 
 
 def test_a_new_epoch_forgets_what_was_held_of_the_old_one() -> None:
-    deliveries = Deliveries()
+    deliveries = Dedup()
     deliveries.join(0, 1)
     deliveries.take(push(seq=0))
     deliveries.hold(0, 1, 0)
     deliveries.join(0, 2)
     deliveries.settle(0, 1, 0, APPLIED)
     assert deliveries.to_json() == [[0, 1, 0], [0, 2, 0]], "nothing held is in what is kept"
-    next_server = Deliveries()
+    next_server = Dedup()
     next_server.load(deliveries.to_json(), [])
     assert next_server.to_json() == deliveries.to_json()
     assert next_server.is_current(0, 2)
@@ -293,7 +294,7 @@ def test_a_new_epoch_forgets_what_was_held_of_the_old_one() -> None:
 
 
 def test_what_was_dropped_is_not_called_a_duplicate_of_what_is_in_the_shard() -> None:
-    deliveries, next_server = Deliveries(), Deliveries()
+    deliveries, next_server = Dedup(), Dedup()
     deliveries.join(0, 1)
     for seq, outcome in enumerate((APPLIED, LATE, REFUSED)):
         deliveries.take(push(seq=seq))
@@ -308,7 +309,7 @@ def test_what_became_of_the_newest_numbers_is_known_however_they_are_settled(
     pushes: list[tuple[str, int]],
 ) -> None:
     """Each number is held, or settled at once; `jump` numbers that are applied come before it."""
-    deliveries, known, held = Deliveries(), dict[int, str](), list[int]()
+    deliveries, known, held = Dedup(), dict[int, str](), list[int]()
     deliveries.join(0, 1)
     for outcome, jump in pushes:
         for what in [*[APPLIED] * jump, outcome]:
@@ -326,7 +327,7 @@ def test_what_became_of_the_newest_numbers_is_known_however_they_are_settled(
             else:
                 known[seq] = DUPLICATE if what == APPLIED else what
                 deliveries.settle(0, 1, seq, what)
-    again = Deliveries()
+    again = Dedup()
     again.load(deliveries.to_json(), deliveries.fates())
     for seq in range(max(0, deliveries.next_seq(0) - REACH), deliveries.next_seq(0)):
         if seq not in held:
@@ -335,7 +336,7 @@ def test_what_became_of_the_newest_numbers_is_known_however_they_are_settled(
 
 def test_behind_a_held_push_only_a_few_are_taken_until_it_is_settled() -> None:
     """Their numbers are in every commit."""
-    deliveries = Deliveries()
+    deliveries = Dedup()
     deliveries.join(0, 1)
     for seq in range(HELD_REACH):
         assert deliveries.judge(push(seq=seq)) == NEW

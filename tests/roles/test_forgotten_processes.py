@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dlctl import messages as m
 from dlctl.machine import Effect, Received, Send
-from dlctl.roles.agent import Agent, ProcessStarted
-from dlctl.roles.desk import COORDINATOR, Birth
-from dlctl.roles.effects import ProcessEnded, SignalProcess, StartProcess
-from dlctl.roles.membership import STATUS_UNKNOWN
+from dlctl.roles.agent.agent import Agent, ProcessStarted
+from dlctl.roles.protocol.context import COORDINATOR, Birth
+from dlctl.roles.protocol.effects import ProcessEnded, SignalProcess, StartProcess
+from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 
 SPAWN_5 = m.Spawn("worker-1", "worker", 5, "")
 
@@ -33,14 +33,14 @@ def with_dead_child(status: int) -> Agent:
     one.handle(ProcessStarted("worker-1", 5, 77), 1.0)
     one.handle(ProcessEnded("worker-1", 5, status, ()), 1.0)
     told(one, m.ExitNoted("worker-1", 5))
-    assert not one.desk.outstanding
+    assert not one.context.retries
     return one
 
 
 def test_an_agent_says_so_if_there_is_nobody_to_kill() -> None:
     one = agent()
     assert exits(told(one, m.Kill("worker-1", 4, 9))) == [("worker-1", 4, STATUS_UNKNOWN)]
-    assert ("exit", "worker-1", 4) in one.desk.outstanding, "until it is noted"
+    assert ("exit", "worker-1", 4) in one.context.retries, "until it is noted"
 
 
 def test_an_agent_that_is_to_kill_the_dead_says_how_they_ended() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlctl.roles.meters import Pace, Rates
+from dlctl.roles.protocol.meters import Pace, Rates
 
 
 def test_there_is_no_pace_before_the_first_portion_is_done() -> None:

@@ -6,9 +6,9 @@ from collections import Counter
 
 from dlctl import messages as m
 from dlctl.machine import Send
-from dlctl.roles.desk import Desk
-from dlctl.roles.membership import Membership
-from dlctl.roles.mirror import LOOK_S, LOOK_S_MAX, RECORD_LOOK_S, Mirror
+from dlctl.roles.coordinator.membership import Membership
+from dlctl.roles.coordinator.mirror import LOOK_S, LOOK_S_MAX, RECORD_LOOK_S, LogMirror
+from dlctl.roles.protocol.context import Context
 
 MINUTE_S = 60.0
 
@@ -17,12 +17,12 @@ class Host:
     """One worker on another host, whose agent answers at once."""
 
     def __init__(self) -> None:
-        self.desk = Desk(1.0)
+        self.context = Context(1.0)
         self.members = Membership(["agent-1"], {"worker-0": "agent-1"}, before={})
         for daemon in self.members.daemons.values():
             daemon.begin(0.0)
             daemon.state, daemon.registered = "running", True
-        self.mirror = Mirror(self.desk, self.members)
+        self.mirror = LogMirror(self.context, self.members)
         self.mirror.follow(self.members.daemons["worker-0"])
         self.asked: Counter[str] = Counter()
         self.grows = False
@@ -31,7 +31,7 @@ class Host:
         now = begin_s
         while now < begin_s + seconds:
             self.mirror.on_deadline(now)
-            for effect in self.desk.clear():
+            for effect in self.context.clear():
                 if isinstance(effect, Send) and isinstance(effect.message, m.ReadFile):
                     self._answer(effect.message, now)
             now += LOOK_S

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlctl.algorithms.downpour import DOWNPOUR
-from dlctl.roles.channel import WINDOW
-from dlctl.roles.limiter import Limiter
-from dlctl.roles.pace import Circumstances, Cycle, Interval
-from dlctl.roles.pacing import PUSH, Pacing
+from dlctl.roles.worker.limiter import Limiter
+from dlctl.roles.worker.pace import Circumstances, Cycle, Interval
+from dlctl.roles.worker.pacing import PUSH, Pacing
+from dlctl.roles.worker.shard_client import WINDOW
 
 STEP_S = 0.01
 SHARE_MAX = 0.1

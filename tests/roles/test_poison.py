@@ -7,16 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from dlctl.roles.effects import Compute, Computed
-from dlctl.roles.poison import BATCHES_KEPT, Poison
+from dlctl.roles.protocol.effects import Compute, Computed
+from dlctl.roles.worker.bad_gradients import BATCHES_KEPT, BadGradients
 
 
-def refuse(poison: Poison, number: int) -> None:
+def refuse(poison: BadGradients, number: int) -> None:
     poison.refused(number, "its norm is too large", number, number)
 
 
 def test_a_push_that_one_shard_has_taken_and_another_one_refused_is_refused() -> None:
-    poison = Poison(1e9)
+    poison = BadGradients(1e9)
     for number in range(5, 8):
         refuse(poison, number)
         poison.settled(number)
@@ -24,14 +24,14 @@ def test_a_push_that_one_shard_has_taken_and_another_one_refused_is_refused() ->
 
 
 def test_a_push_is_counted_once_however_many_shards_refuse_it_and_in_whatever_order() -> None:
-    poison = Poison(1e9)
+    poison = BadGradients(1e9)
     for number in (5, 6, 5, 6, 4):
         refuse(poison, number)
     assert (poison.pushes, poison.pushes_in_row) == (3, 3)
 
 
 def test_a_push_that_all_shards_have_taken_ends_the_row() -> None:
-    poison = Poison(1e9)
+    poison = BadGradients(1e9)
     refuse(poison, 5)
     poison.settled(5)
     poison.settled(6)
@@ -41,7 +41,7 @@ def test_a_push_that_all_shards_have_taken_ends_the_row() -> None:
 
 
 def test_the_batches_of_a_refused_push_are_named_and_no_others() -> None:
-    poison = Poison(1e9)
+    poison = BadGradients(1e9)
     for step, where in enumerate(["samples 0..7", "samples 8..15", "samples 16..23"]):
         poison.computed(step, where)
     poison.refused(5, "its norm is too large", 0, 0)
@@ -51,7 +51,7 @@ def test_the_batches_of_a_refused_push_are_named_and_no_others() -> None:
 
 
 def test_of_many_batches_the_newest_are_named_and_of_forgotten_ones_the_steps() -> None:
-    poison = Poison(1e9)
+    poison = BadGradients(1e9)
     for step in range(BATCHES_KEPT + 10):
         poison.computed(step, f"batch {step}")
     poison.refused(5, "", 20, 40)
@@ -63,7 +63,7 @@ def test_of_many_batches_the_newest_are_named_and_of_forgotten_ones_the_steps() 
 
 
 def test_an_older_push_that_is_settled_late_does_not_end_the_row() -> None:
-    poison = Poison(1e9)
+    poison = BadGradients(1e9)
     refuse(poison, 6)
     poison.settled(5)
     assert poison.pushes_in_row == 1
@@ -84,7 +84,7 @@ def test_an_older_push_that_is_settled_late_does_not_end_the_row() -> None:
     ],
 )
 def test_what_is_of_no_use_is_named(loss: float, norm: float, odd: str) -> None:
-    effect = Compute(0, 0, 8, 0, None, Poison(1e9).norm_max(None))
+    effect = Compute(0, 0, 8, 0, None, BadGradients(1e9).norm_max(None))
     is_usable = effect.is_usable(loss, norm)
     computed = Computed(loss, None, np.zeros(0), norm, is_usable)
     assert (computed.is_usable, computed.odd) == (False, odd)
@@ -95,6 +95,6 @@ def test_what_is_of_no_use_is_named(loss: float, norm: float, odd: str) -> None:
 )
 def test_the_limit_is_that_of_the_push_which_comes_of_a_gradient(own_lr, norm) -> None:
     """`own_lr`: it is not the gradient that is pushed then but the step along it."""
-    limit = Poison(1e9).norm_max(own_lr)
+    limit = BadGradients(1e9).norm_max(own_lr)
     assert Compute(0, 0, 8, 0, own_lr, limit).is_usable(1.0, norm)
     assert not Compute(0, 0, 8, 0, own_lr, limit).is_usable(1.0, 2 * norm)

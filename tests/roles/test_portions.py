@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from dlctl.flat import slice_bounds
 from dlctl.messages import Lease
-from dlctl.roles.leases import PortionPool
-from dlctl.roles.portions import Portions
-from dlctl.roles.target import Target
+from dlctl.roles.coordinator.leases import PortionPool
+from dlctl.roles.coordinator.target import Target
+from dlctl.roles.worker.portions import Portions
 
 
 def drain(pool: PortionPool) -> list[tuple[int, int]]:

@@ -20,7 +20,7 @@ from dlctl.machine import Coming, Note, Received
 from dlctl.messages import APPLIED, REFUSED, Packed
 from dlctl.optim.adagrad import Adagrad
 from dlctl.optim.sgd import SGD
-from dlctl.roles.doors import OFFENCES_MAX
+from dlctl.roles.protocol.authz import OFFENCES_MAX
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_server_restart import SIZE, Keeping, Life, at_work

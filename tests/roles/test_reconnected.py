@@ -6,11 +6,11 @@ from test_server_restart import Keeping, Life
 
 from dlctl import messages as m
 from dlctl.machine import DeadlineReached, Reconnected, Send, Started
-from dlctl.roles.agent import Agent
-from dlctl.roles.desk import COORDINATOR, Birth, Desk
-from dlctl.roles.server import Server
-from dlctl.roles.transfers import Transfers
-from dlctl.roles.travelling import Wanted
+from dlctl.roles.agent.agent import Agent
+from dlctl.roles.protocol.context import COORDINATOR, Birth, Context
+from dlctl.roles.protocol.transfers import Transfers
+from dlctl.roles.protocol.travelling import Wanted
+from dlctl.roles.server.server import Server
 
 BACK = Reconnected(COORDINATOR, lost_at=0.2)
 
@@ -35,15 +35,15 @@ def test_what_was_asked_over_the_new_connection_waits_for_its_answer() -> None:
 
 
 def test_pieces_of_files_are_asked_for_again_as_all_else() -> None:
-    desk = Desk(1.0)
-    transfers = Transfers(desk)
+    context = Context(1.0)
+    transfers = Transfers(context)
     transfers.fetch("agent-1", Wanted("ckpt/a", 1000), lambda error, now: None, 0.0)
-    (first,) = desk.clear()
+    (first,) = context.clear()
     transfers.on_deadline(0.4)
-    assert desk.clear() == []
-    desk.again("agent-1", 0.2, 0.5)
+    assert context.clear() == []
+    context.again("agent-1", 0.2, 0.5)
     transfers.on_deadline(0.5)
-    assert desk.clear() == [first]
+    assert context.clear() == [first]
 
 
 def test_a_server_reports_so_that_the_coordinator_learns_whose_connection_it_is() -> None:

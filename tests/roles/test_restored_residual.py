@@ -11,9 +11,9 @@ from dlctl import messages as m
 from dlctl.algorithms.downpour import DOWNPOUR
 from dlctl.compress.topk import TopK
 from dlctl.machine import Effect, Event, Received, Send, Started
-from dlctl.roles.desk import COORDINATOR, Birth
-from dlctl.roles.effects import ArraysLoaded, LoadArrays, ModelBuilt, SaveArrays
-from dlctl.roles.worker import Worker
+from dlctl.roles.protocol.context import COORDINATOR, Birth
+from dlctl.roles.protocol.effects import ArraysLoaded, LoadArrays, ModelBuilt, SaveArrays
+from dlctl.roles.worker.worker import Worker
 
 SIZE = 4
 RESIDUAL = np.arange(1, SIZE + 1, dtype=np.float32)

@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlctl.messages import Drain, Message
-from dlctl.roles.channel import WINDOW
-from dlctl.roles.limiter import Limiter
-from dlctl.roles.meters import Latency, Rates, Staleness
-from dlctl.roles.outbox import Outbox
-from dlctl.roles.outstanding import AGE_S_MAX, BACKOFF_MAX, PUT_OFF, Outstanding
+from dlctl.roles.protocol.meters import Latency, Rates, Staleness
+from dlctl.roles.protocol.retry import AGE_S_MAX, BACKOFF_MAX, PUT_OFF, Retries
+from dlctl.roles.worker.limiter import Limiter
+from dlctl.roles.worker.send_queue import SendQueue
+from dlctl.roles.worker.shard_client import WINDOW
 
 MESSAGE = Drain("because")
 
 
 def test_a_message_is_sent_until_it_is_answered() -> None:
-    waiting = Outstanding(1.0)
+    waiting = Retries(1.0)
     assert waiting.add("key", "peer", MESSAGE, 0.0).message is MESSAGE
     assert waiting.deadline() == 1.0
     assert [send.peer for send in waiting.due(1.0)] == ["peer"]
@@ -31,7 +31,7 @@ def test_a_message_is_sent_until_it_is_answered() -> None:
 
 
 def test_the_pause_doubles_up_to_four_times() -> None:
-    waiting, now, pauses = Outstanding(1.0), 0.0, []
+    waiting, now, pauses = Retries(1.0), 0.0, []
     waiting.add("key", "peer", MESSAGE, now)
     for _ in range(6):
         deadline = waiting.deadline()
@@ -43,7 +43,7 @@ def test_the_pause_doubles_up_to_four_times() -> None:
 
 
 def test_a_slow_peer_gets_more_time() -> None:
-    waiting = Outstanding(1.0)
+    waiting = Retries(1.0)
     waiting.add("first", "peer", MESSAGE, 0.0)
     waiting.done("first", 0.9)
     waiting.add("second", "peer", MESSAGE, 1.0)
@@ -52,7 +52,7 @@ def test_a_slow_peer_gets_more_time() -> None:
 
 def test_a_slow_link_does_not_stay_in_repeating_everything() -> None:
     """Answers that come after the timeout: their age is a bound, and that breaks it."""
-    waiting, now, repeated = Outstanding(1.0), 0.0, []
+    waiting, now, repeated = Retries(1.0), 0.0, []
     for number in range(6):
         waiting.add(number, "peer", MESSAGE, now)
         repeated.append(len(waiting.due(now + 2.9)))
@@ -62,7 +62,7 @@ def test_a_slow_link_does_not_stay_in_repeating_everything() -> None:
 
 
 def test_a_message_that_was_lost_for_long_does_not_make_the_next_ones_wait_as_long() -> None:
-    waiting, now = Outstanding(1.0), 0.0
+    waiting, now = Retries(1.0), 0.0
     waiting.add("first", "peer", MESSAGE, now)
     while now < 3600.0:
         now = waiting.deadline() or 0.0
@@ -77,7 +77,7 @@ def test_a_message_that_was_lost_for_long_does_not_make_the_next_ones_wait_as_lo
 @pytest.mark.parametrize("is_sent_again_first", [True, False])
 def test_who_has_stood_still_does_not_take_his_peers_for_slow(is_sent_again_first: bool) -> None:
     """When he goes on, his deadline has passed, and the answer lies there since long."""
-    waiting = Outstanding(1.0)
+    waiting = Retries(1.0)
     waiting.add("first", "peer", MESSAGE, 0.0)
     if is_sent_again_first:
         waiting.due(10.0)
@@ -88,7 +88,7 @@ def test_who_has_stood_still_does_not_take_his_peers_for_slow(is_sent_again_firs
 
 def test_after_an_outage_no_pause_is_longer_than_it_takes_to_call_a_message_lost() -> None:
     """Nothing else goes to that peer: nobody hurries what was lost again, and again."""
-    waiting, now, pauses = Outstanding(1.0), 0.0, []
+    waiting, now, pauses = Retries(1.0), 0.0, []
     waiting.add("first", "peer", MESSAGE, now)
     while now < 60.0:
         now = waiting.deadline() or 0.0
@@ -103,7 +103,7 @@ def test_after_an_outage_no_pause_is_longer_than_it_takes_to_call_a_message_lost
 
 
 def test_after_an_outage_the_first_answer_hurries_what_else_waits_for_that_peer() -> None:
-    waiting = Outstanding(1.0)
+    waiting = Retries(1.0)
     for key, peer in (("one", "server-0"), ("two", "server-0"), ("three", "server-1")):
         waiting.add(key, peer, MESSAGE, 0.0)
     now = 0.0
@@ -118,7 +118,7 @@ def test_after_an_outage_the_first_answer_hurries_what_else_waits_for_that_peer(
 
 
 def test_what_was_on_its_way_over_a_connection_that_ended_is_sent_again_over_the_next_one() -> None:
-    waiting = Outstanding(1.0)
+    waiting = Retries(1.0)
     for key, peer, nbytes in (
         ("small", "server-0", 0), ("large", "server-0", 500_000), ("put off", "server-0", 0),
         ("elsewhere", "server-1", 0),
@@ -143,7 +143,7 @@ def test_what_was_on_its_way_over_a_connection_that_ended_is_sent_again_over_the
 
 def test_an_outage_says_nothing_of_how_fast_the_link_is_that_it_was_an_outage_of() -> None:
     def timeouts_s(outages: int) -> list[float]:
-        waiting, now, found = Outstanding(1.0), 0.0, []
+        waiting, now, found = Retries(1.0), 0.0, []
         for number in range(6):
             for key, nbytes in (("large", 4_000_000), ("small", 0)):
                 waiting.add(key, "peer", MESSAGE, now, nbytes)
@@ -163,30 +163,30 @@ def test_an_outage_says_nothing_of_how_fast_the_link_is_that_it_was_an_outage_of
 
 
 def test_what_the_peer_has_and_cannot_answer_yet_is_not_sent_again_soon() -> None:
-    waiting = Outstanding(1.0)
+    waiting = Retries(1.0)
     waiting.add("key", "peer", MESSAGE, 0.0)
     waiting.put_off("key", 0.5)
     assert waiting.deadline() == 0.5 + PUT_OFF
 
 
 def test_repeats_count_towards_the_limit() -> None:
-    outbox = Outbox(Outstanding(1.0))
-    outbox.limiters["push"].change(100.0, 0.0)
-    outbox.queue("push", ("push", 0, 0), "server-0", MESSAGE, 100)
-    outbox.flush(0.0)
-    outbox.outstanding.due(2.0)
-    assert outbox.limiters["push"].ready_at(2.0) == 3.0
+    send_queue = SendQueue(Retries(1.0))
+    send_queue.limiters["push"].change(100.0, 0.0)
+    send_queue.queue("push", ("push", 0, 0), "server-0", MESSAGE, 100)
+    send_queue.flush(0.0)
+    send_queue.retries.due(2.0)
+    assert send_queue.limiters["push"].ready_at(2.0) == 3.0
 
 
 def test_a_large_message_gets_the_time_that_its_bytes_need_on_a_slow_link() -> None:
-    waiting = Outstanding(1.0)
+    waiting = Retries(1.0)
     waiting.add("key", "peer", MESSAGE, 0.0, nbytes=5_000_000)
     assert waiting.deadline() == 6.0
 
 
 def test_on_a_fast_link_a_large_message_that_was_lost_is_not_missed_for_long() -> None:
     """100 MB on an unknown link are waited for for 100 s; not where they take 0.1 s each time."""
-    waiting, now = Outstanding(1.0), 0.0
+    waiting, now = Retries(1.0), 0.0
     for number in range(20):
         waiting.add(number, "peer", MESSAGE, now, nbytes=100_000_000)
         now += 0.1
@@ -198,7 +198,7 @@ def test_on_a_fast_link_a_large_message_that_was_lost_is_not_missed_for_long() -
 
 
 def test_a_link_that_becomes_slow_is_believed_at_once() -> None:
-    waiting, now = Outstanding(1.0), 0.0
+    waiting, now = Retries(1.0), 0.0
     for number in range(50):
         waiting.add(number, "peer", MESSAGE, now, nbytes=10_000_000)
         now += 0.01
@@ -216,7 +216,7 @@ def carried(bytes_per_s: float, nbytes: int, for_s: float) -> tuple[int, int]:
     """(messages that were answered, copies that were sent) over a link that carries one after the
     other, with as many of them on their way as a worker has pushes.
     """
-    waiting = Outstanding(1.0)
+    waiting = Retries(1.0)
     on_the_way: deque[tuple[float, int]] = deque()
     now = free_at = 0.0
     answered = copies = 0
@@ -266,7 +266,7 @@ def test_copies_do_not_fill_a_slow_link_for_good(mb_per_s: float, nbytes: int) -
 
 
 def test_it_is_known_who_is_waited_for_and_since_when() -> None:
-    waiting = Outstanding(1.0)
+    waiting = Retries(1.0)
     waiting.add("key", "server-1", MESSAGE, 3.0)
     waiting.due(10.0)
     assert list(waiting.waiting()) == [("key", "server-1", 3.0)]
@@ -305,27 +305,27 @@ def test_a_pause_saves_up_no_burst() -> None:
 
 
 def test_what_waits_for_a_limit_is_counted() -> None:
-    outbox = Outbox(Outstanding(1.0))
-    outbox.limiters["push"].change(10.0, 0.0)
+    send_queue = SendQueue(Retries(1.0))
+    send_queue.limiters["push"].change(10.0, 0.0)
     for number in range(3):
-        outbox.queue("push", ("push", number), "server-0", MESSAGE, 100)
-    outbox.flush(0.0)
-    assert outbox.waiting(0.0) == {"push_waiting_bytes": 300}
-    assert outbox.waiting(4.0) == {"push_waiting_bytes": 260}
-    outbox.limiters["push"].change(None, 4.0)
-    assert outbox.waiting(4.0) == {}, "there is no limit"
+        send_queue.queue("push", ("push", number), "server-0", MESSAGE, 100)
+    send_queue.flush(0.0)
+    assert send_queue.waiting(0.0) == {"push_waiting_bytes": 300}
+    assert send_queue.waiting(4.0) == {"push_waiting_bytes": 260}
+    send_queue.limiters["push"].change(None, 4.0)
+    assert send_queue.waiting(4.0) == {}, "there is no limit"
 
 
 def test_the_outbox_holds_back_one_direction_and_not_the_other() -> None:
-    outbox = Outbox(Outstanding(1.0))
-    outbox.limiters["push"].change(10.0, 0.0)
+    send_queue = SendQueue(Retries(1.0))
+    send_queue.limiters["push"].change(10.0, 0.0)
     for number in range(3):
-        outbox.queue("push", ("push", number), "server-0", MESSAGE, 100)
-        outbox.queue("fetch", ("fetch", number), "server-0", MESSAGE, 100)
-    assert len(outbox.flush(0.0)) == 1 + 3
-    assert outbox.deadline() == 10.0
-    assert outbox.held_back()
-    assert len(outbox.flush(10.0)) == 1
+        send_queue.queue("push", ("push", number), "server-0", MESSAGE, 100)
+        send_queue.queue("fetch", ("fetch", number), "server-0", MESSAGE, 100)
+    assert len(send_queue.flush(0.0)) == 1 + 3
+    assert send_queue.deadline() == 10.0
+    assert send_queue.held_back()
+    assert len(send_queue.flush(10.0)) == 1
 
 
 def test_latencies_are_quantiles_of_the_recent_ones() -> None:

@@ -9,7 +9,8 @@ from dlctl import messages as m
 from dlctl import registry
 from dlctl.config import COUNT_MAX
 from dlctl.messages import APPLIED, REFUSED, Packed
-from dlctl.roles.deliveries import HELD_REACH, PAST_KEPT, REACH, Deliveries
+from dlctl.roles.protocol.limits import REACH
+from dlctl.roles.server.dedup import HELD_REACH, PAST_KEPT, Dedup
 
 HIGHEST = 2**32 - 1
 """Of epochs, numbers of pushes, steps and counts."""
@@ -20,7 +21,7 @@ def push(slot: int, epoch: int, seq: int) -> m.Push:
     return m.Push(slot, epoch, 1, seq, 0, 0, 0, 1, 0, delta)
 
 
-def fill(deliveries: Deliveries, slot: int, epoch: int) -> None:
+def fill(deliveries: Dedup, slot: int, epoch: int) -> None:
     """All fates that are kept of a slot, and all numbers behind a held one."""
     held = deliveries.next_seq(slot) + REACH
     for seq in range(held - REACH, held + HELD_REACH):
@@ -32,16 +33,16 @@ def fill(deliveries: Deliveries, slot: int, epoch: int) -> None:
             deliveries.settle(slot, epoch, seq, REFUSED)
 
 
-def fullest() -> Deliveries:
+def fullest() -> Dedup:
     """With as many slots as a run may have, and as many epochs that were replaced."""
-    deliveries, first = Deliveries(), HIGHEST - REACH - HELD_REACH
+    deliveries, first = Dedup(), HIGHEST - REACH - HELD_REACH
     replaced = range(COUNT_MAX - PAST_KEPT, COUNT_MAX)
     deliveries.load([[slot, HIGHEST - 1, first] for slot in replaced], [])
     for slot in replaced:
         fill(deliveries, slot, HIGHEST - 1)
         deliveries.join(slot, HIGHEST)
     past = [row for row in deliveries.to_json() if row[1] == HIGHEST - 1]
-    deliveries = Deliveries()
+    deliveries = Dedup()
     deliveries.load([*past, *([slot, HIGHEST, first] for slot in range(COUNT_MAX))], [])
     for slot in range(COUNT_MAX):
         fill(deliveries, slot, HIGHEST)
@@ -55,15 +56,15 @@ def test_there_is_room_for_all_that_the_workers_of_the_largest_run_may_have_done
     first = at_work(keeping, algorithm=sync)
     serving = first.server.serving
     assert serving is not None
-    serving.deliveries = fullest()
+    serving.dedup = fullest()
     serving._refused.update(dict.fromkeys(range(COUNT_MAX), HIGHEST))
     serving.side.resume({"due_from": [[slot, HIGHEST] for slot in range(COUNT_MAX)]})
     serving.shard.version = HIGHEST
     serving.commit()
     second = Life(keeping, 2, keep=True, algorithm=sync).server.serving
     assert second is not None
-    assert second.deliveries.to_json() == serving.deliveries.to_json()
-    assert second.deliveries.fates() == serving.deliveries.fates()
+    assert second.dedup.to_json() == serving.dedup.to_json()
+    assert second.dedup.fates() == serving.dedup.fates()
     assert second.side.state() == serving.side.state()
 
 

@@ -18,9 +18,9 @@ from dlctl.machine import Exit, Note, Received, Send, Started, StopRequested
 from dlctl.messages import APPLIED, DUPLICATE, HELD, LATE, REFUSED, Packed
 from dlctl.optim.adagrad import Adagrad
 from dlctl.optim.sgd import SGD
-from dlctl.roles.desk import COORDINATOR, Birth
-from dlctl.roles.server import Server
-from dlctl.roles.token import sign
+from dlctl.roles.protocol.context import COORDINATOR, Birth
+from dlctl.roles.protocol.token import sign
+from dlctl.roles.server.server import Server
 from dlctl.shards.base import Held, Spec, Storage, Unusable, no_point
 from dlctl.shards.image import Form
 from dlctl.shards.mapped import Mapped
@@ -353,7 +353,7 @@ def test_what_is_acknowledged_is_committed_before() -> None:
         kept = Life(keeping, 2, keep=True).server.serving
         assert kept is not None
         assert life.server.serving is not None
-        assert kept.deliveries.to_json() == life.server.serving.deliveries.to_json()
+        assert kept.dedup.to_json() == life.server.serving.dedup.to_json()
 
 
 # ---------------------------------------------------------------- the barrier

@@ -11,11 +11,11 @@ from dlctl import messages as m
 from dlctl.algorithms.downpour import DOWNPOUR
 from dlctl.compress.none import Dense
 from dlctl.messages import APPLIED, DUPLICATE, GAP, HELD, Ack, Joined
-from dlctl.roles.channel import WINDOW, Channel, Identity
-from dlctl.roles.desk import Desk
-from dlctl.roles.effects import Computed, Settled
-from dlctl.roles.outbox import Outbox
-from dlctl.roles.training import Training
+from dlctl.roles.protocol.context import Context
+from dlctl.roles.protocol.effects import Computed, Settled
+from dlctl.roles.worker.send_queue import SendQueue
+from dlctl.roles.worker.shard_client import WINDOW, Identity, ShardClient
+from dlctl.roles.worker.training import Training
 
 EPOCH = 6
 
@@ -24,27 +24,27 @@ class Replica:
     """A worker of a two-shard run at work, which computes as soon as it can."""
 
     def __init__(self, batches: int = 100, **options: Any) -> None:
-        self.desk = Desk(resend_s=1.0)
+        self.context = Context(resend_s=1.0)
         identity = Identity("run", 0, EPOCH, b"")
-        self.channels = [Channel(shard, identity, self.desk.outstanding) for shard in (0, 1)]
+        self.channels = [ShardClient(shard, identity, self.context.retries) for shard in (0, 1)]
         for channel in self.channels:
             lo = 2 * channel.shard
             channel.join(0.0)
             channel.on_joined(Joined(channel.shard, 1, 0, lo, lo + 2, True, 0), 0.0)
-        outbox = Outbox(self.desk.outstanding)
+        send_queue = SendQueue(self.context.retries)
         side = DOWNPOUR.worker(DOWNPOUR.Options(**options), np.zeros(4, np.float32), 0)
         self.training = Training(
-            self.desk, identity, self.channels, outbox, side, Dense(Dense.Options()),
+            self.context, identity, self.channels, send_queue, side, Dense(Dense.Options()),
             batch_size=1, lease_ahead_s=0.0, averaged=np.zeros(0), push_norm_max=1e9,
         )  # fmt: skip
         self._advance()
         self.leased(1, 0, batches)
         self.fetched(1)
-        self.desk.clear()
+        self.context.clear()
 
     def _advance(self) -> None:
         self.training.advance(0.0)
-        self.desk.do(*self.training.outbox.flush(0.0))
+        self.context.do(*self.training.send_queue.flush(0.0))
 
     def leased(self, request: int, start: int, stop: int) -> None:
         self.training.leasing.on_lease(m.Lease(request, request - 1, 0, start, stop), 0.0)
@@ -66,9 +66,9 @@ class Replica:
 
     def ack(self, shard: int, seq: int, outcome: str = APPLIED) -> list[tuple[int, int, int]]:
         """What an ack has put on record: (epoch, shard, count) each."""
-        self.desk.clear()
+        self.context.clear()
         self.training.on_ack(Ack(shard, 1, seq, outcome, 1, 0, seq + 1), 0.0)
-        effects = [e for e in self.desk.clear() if isinstance(e, Settled)]
+        effects = [e for e in self.context.clear() if isinstance(e, Settled)]
         return [(e.epoch, e.shard, e.count) for e in effects]
 
 
@@ -113,7 +113,7 @@ def test_a_push_is_made_while_fewer_bytes_than_the_window_are_on_their_way(
     replica: Replica, window_bytes: float | None, pushes: int
 ) -> None:
     """One of any size, so that nobody waits for ever."""
-    replica.training.outbox.push_window_bytes = window_bytes
+    replica.training.send_queue.push_window_bytes = window_bytes
     for _ in range(WINDOW + 1):
         if replica.training.phase() != "pushing":
             replica.push()
@@ -127,7 +127,7 @@ def test_a_push_is_made_while_fewer_bytes_than_the_window_are_on_their_way(
 
 
 def test_what_a_shard_has_and_holds_is_on_its_way_no_more(replica: Replica) -> None:
-    replica.training.outbox.push_window_bytes = 1
+    replica.training.send_queue.push_window_bytes = 1
     replica.push()
     replica.push()
     assert replica.channels[0].unsettled() == 1
@@ -138,10 +138,10 @@ def test_what_a_shard_has_and_holds_is_on_its_way_no_more(replica: Replica) -> N
 
 
 def test_a_window_that_is_opened_live_lets_the_next_push_go(replica: Replica) -> None:
-    replica.training.outbox.push_window_bytes = 1
+    replica.training.send_queue.push_window_bytes = 1
     replica.push()
     replica.push()
-    replica.training.outbox.push_window_bytes = None
+    replica.training.send_queue.push_window_bytes = None
     replica.training.advance(0.0)
     assert replica.channels[0].unsettled() == 2
 
@@ -151,7 +151,7 @@ def test_the_nth_push_holds_the_nth_gradient(replica: Replica) -> None:
     for number in range(WINDOW):
         replica.push(value=number + 1.0)
         for channel in replica.channels:
-            push = replica.desk.outstanding.message(channel.push_key(number))
+            push = replica.context.retries.message(channel.push_key(number))
             assert isinstance(push, m.Push)
             assert push.delta.arrays[0].tolist() == [number + 1.0] * 2
     assert replica.training.steps == WINDOW

@@ -25,15 +25,15 @@ from dlctl.flat import TRAINED, Entry, Layout
 from dlctl.machine import Send
 from dlctl.messages import Array
 from dlctl.optim.sgd import SGD
-from dlctl.roles.basis import Slice, slice_in
-from dlctl.roles.channel import Channel, Identity
-from dlctl.roles.desk import Desk
-from dlctl.roles.fetching import Fetched, Fetcher
-from dlctl.roles.meters import Rates
-from dlctl.roles.outbox import Outbox
-from dlctl.roles.outstanding import Outstanding
-from dlctl.roles.serving import Serving
-from dlctl.roles.token import sign
+from dlctl.roles.protocol.context import Context
+from dlctl.roles.protocol.meters import Rates
+from dlctl.roles.protocol.retry import Retries
+from dlctl.roles.protocol.token import sign
+from dlctl.roles.server.shard_protocol import ShardProtocol
+from dlctl.roles.worker.basis import Slice, slice_in
+from dlctl.roles.worker.fetching import Fetched, Fetcher
+from dlctl.roles.worker.send_queue import SendQueue
+from dlctl.roles.worker.shard_client import Identity, ShardClient
 from dlctl.shards.memory import in_memory
 
 SIZE, RUN, KEY = 64, "run-1", b"the key"
@@ -47,13 +47,15 @@ LAST_BITS = {"float32": 0.0, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "bfloat16")
 
 
-def server_of(w: Array, version: int, generation: int, precision: Precision = "float32") -> Serving:
+def server_of(
+    w: Array, version: int, generation: int, precision: Precision = "float32"
+) -> ShardProtocol:
     """A server at work that has just taken charge of these values."""
     shard = in_memory(SGD(SGD.Options(lr=0.5)), w.copy())
     shard.version = version
     side = DOWNPOUR.server(DOWNPOUR.Options(), shard)
-    serving = Serving(
-        Desk(1.0), RUN, KEY, 0, generation, m.Assign(0, SIZE, LAYOUT, ""), shard, side,
+    serving = ShardProtocol(
+        Context(1.0), RUN, KEY, 0, generation, m.Assign(0, SIZE, LAYOUT, ""), shard, side,
         ("topk", TopK), 1e9, precision,
     )  # fmt: skip
     serving.initialised = True
@@ -108,11 +110,11 @@ class World:
 
     def restart_worker(self) -> None:
         self.epoch += 1
-        self.outstanding = Outstanding(1.0)
+        self.retries = Retries(1.0)
         identity = Identity(RUN, 0, self.epoch, sign(KEY, RUN, 0, self.epoch))
-        self.channel = Channel(0, identity, self.outstanding)
-        self.outbox = Outbox(self.outstanding)
-        self.fetcher = Fetcher([self.channel], self.outbox, Rates("fetch_bytes"))
+        self.channel = ShardClient(0, identity, self.retries)
+        self.send_queue = SendQueue(self.retries)
+        self.fetcher = Fetcher([self.channel], self.send_queue, Rates("fetch_bytes"))
         self.fetcher.placed = self.placed
         self.model = np.zeros(SIZE, np.float32)
         self.training: Fetched | None = None
@@ -131,7 +133,7 @@ class World:
 
     def answers(self) -> list[m.Message]:
         """As the transport gets them: it copies what is lent to it."""
-        sent = [e.message for e in self.serving.desk.clear() if isinstance(e, Send)]
+        sent = [e.message for e in self.serving.context.clear() if isinstance(e, Send)]
         return [
             replace(a, values=a.values.copy()) if isinstance(a, m.Parameters) else a for a in sent
         ]
@@ -153,11 +155,11 @@ class World:
         self.flush()
 
     def flush(self) -> None:
-        self.up += [send.message for send in self.outbox.flush(self.now)]
+        self.up += [send.message for send in self.send_queue.flush(self.now)]
 
     def time_passes(self) -> None:
         self.now += 20.0
-        self.up += [send.message for send in self.outstanding.due(self.now)]
+        self.up += [send.message for send in self.retries.due(self.now)]
 
     # ------------------------------------------------------------ the link
 
@@ -199,7 +201,7 @@ class World:
             assert np.array_equal(seen, self.states[of.generation, of.version])
             self.evaluations.remove(fetched)
 
-    def placed(self, channel: Channel, arrived: Slice, model: Array) -> None:
+    def placed(self, channel: ShardClient, arrived: Slice, model: Array) -> None:
         self.sparse += arrived.where is not None
         assert channel.version == arrived.version
         assert np.array_equal(model, self.seen[arrived.generation, arrived.version])
@@ -421,7 +423,7 @@ def test_an_answer_that_does_not_fit_is_refused_and_still_waited_for(
 
 
 def test_a_fetch_is_charged_for_what_it_brings(world: World) -> None:
-    limiter = world.outbox.limiters["fetch"]
+    limiter = world.send_queue.limiters["fetch"]
     limiter.change(4.0 * SIZE, 0.0)  # A whole slice takes a second.
     random = begin(world)
     assert limiter.free_at == 1.0

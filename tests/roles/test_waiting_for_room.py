@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 
 from dlctl import messages as m
-from dlctl.roles.room import RETRY_S, RETRY_S_MAX, Room
+from dlctl.roles.server.space import RETRY_S, RETRY_S_MAX, Space
 
 ASSIGN = m.Assign(0, 10, b"", "", keep=True)
 
 
-def tried(room: Room, until_s: float, attempt_s: float) -> list[tuple[float, float]]:
+def tried(room: Space, until_s: float, attempt_s: float) -> list[tuple[float, float]]:
     """(begin, end) of every attempt; each one takes that long, and finds no room."""
     attempts, now = [], 0.0
     room.wait(ASSIGN, now)
@@ -26,14 +26,14 @@ def tried(room: Room, until_s: float, attempt_s: float) -> list[tuple[float, flo
 
 def test_the_pauses_grow_and_do_not_shrink_because_an_attempt_takes_long():
     for attempt_s in (0.0, 100.0):
-        attempts = tried(Room(), 1000.0, attempt_s)
+        attempts = tried(Space(), 1000.0, attempt_s)
         pauses = [begin - end for (_, end), (begin, _) in itertools.pairwise(attempts)]
         assert pauses[0] == 2 * RETRY_S
         assert set(pauses[1:]) == {RETRY_S_MAX}
 
 
 def test_only_the_first_attempt_without_room_is_news():
-    room = Room()
+    room = Space()
     assert [room.wait(ASSIGN, now) for now in (0.0, 1.0)] == [True, False]
     room.found()
     assert room.deadline() is None

@@ -11,8 +11,8 @@ from dlctl.compress import indices
 from dlctl.compress.base import Delta
 from dlctl.messages import VectorOp
 from dlctl.optim.sgd import SGD
-from dlctl.roles.basis import slice_in
-from dlctl.roles.vectors import Vectors
+from dlctl.roles.server.vectors import Vectors
+from dlctl.roles.worker.basis import slice_in
 from dlctl.shards.base import Shard
 from dlctl.shards.history import PART, VERSIONS_MAX, History
 from dlctl.shards.memory import in_memory

@@ -7,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 from seeds import pool
 
-from dlctl.roles.poison import Poison
+from dlctl.roles.worker.bad_gradients import BadGradients
 
 
 @pytest.fixture(scope="session")
@@ -22,4 +22,4 @@ def heedless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers push what is too large, as many smaller gradients may be together, and as one does
     that lies: it is for the servers to refuse it.
     """
-    monkeypatch.setattr(Poison, "norm_max", lambda poison, own_lr: sys.float_info.max)
+    monkeypatch.setattr(BadGradients, "norm_max", lambda poison, own_lr: sys.float_info.max)

@@ -22,25 +22,25 @@ from dlctl.algorithms.sync import Barrier
 from dlctl.algorithms.sync import Replica as SyncReplica
 from dlctl.compress.topk import TopK
 from dlctl.messages import APPLIED, DUPLICATE
-from dlctl.roles.agent import Agent
-from dlctl.roles.arrivals import Arrivals
-from dlctl.roles.basis import Basis
-from dlctl.roles.channel import Channel
-from dlctl.roles.coordinator import Coordinator
-from dlctl.roles.deliveries import NEW, Deliveries
-from dlctl.roles.ending import Ending
-from dlctl.roles.joining import Joining
-from dlctl.roles.journal import IssueTerm
-from dlctl.roles.lasting import Lasting
-from dlctl.roles.leases import PortionPool, Range
-from dlctl.roles.memory import Memory
-from dlctl.roles.outstanding import Outstanding
-from dlctl.roles.scaling import Scaling
-from dlctl.roles.server import Server
-from dlctl.roles.serving import Serving
-from dlctl.roles.training import Training
-from dlctl.roles.work import Work
-from dlctl.roles.worker import Worker
+from dlctl.roles.agent.agent import Agent
+from dlctl.roles.coordinator.coordinator import Coordinator
+from dlctl.roles.coordinator.lasting import Lasting
+from dlctl.roles.coordinator.leases import PortionPool, Range
+from dlctl.roles.coordinator.persistence import Persistence
+from dlctl.roles.coordinator.records import IssueTerm
+from dlctl.roles.coordinator.registration import Registration
+from dlctl.roles.coordinator.scaling import Scaling
+from dlctl.roles.coordinator.scheduler import Scheduler
+from dlctl.roles.coordinator.shutdown import RunShutdown
+from dlctl.roles.protocol.retry import Retries
+from dlctl.roles.server.dedup import NEW, Dedup
+from dlctl.roles.server.server import Server
+from dlctl.roles.server.shard_protocol import ShardProtocol
+from dlctl.roles.worker.basis import Basis
+from dlctl.roles.worker.joining import Joining
+from dlctl.roles.worker.shard_client import ShardClient
+from dlctl.roles.worker.training import Training
+from dlctl.roles.worker.worker import Worker
 from dlctl.shards.ahead import Ahead
 from dlctl.shards.history import History
 from dlctl.shards.journaled import Journaled
@@ -93,7 +93,7 @@ def mutant(
 
 @mutant("a push that comes again is applied again", "LedgerChecker", "StalenessChecker")
 def no_dedupe(patch: Patch) -> None:
-    honest = Deliveries.judge
+    honest = Dedup.judge
 
     def judge(self, push):
         verdict = honest(self, push)
@@ -102,7 +102,7 @@ def no_dedupe(patch: Patch) -> None:
             return NEW
         return verdict
 
-    patch.setattr(Deliveries, "judge", judge)
+    patch.setattr(Dedup, "judge", judge)
 
 
 @mutant("what was lost on the way is skipped", "AcksChecker")
@@ -114,31 +114,31 @@ def no_gaps(patch: Patch) -> None:
         slot.next_seq = push.seq
         return NEW
 
-    patch.setattr(Deliveries, "judge", judge)
+    patch.setattr(Dedup, "judge", judge)
 
 
 @mutant("every fifth push is acknowledged and not applied", "AcksChecker")
 def ack_before_apply(patch: Patch) -> None:
-    honest = Serving._take
+    honest = ShardProtocol._take
 
     def take(self, push):
         if push.seq % 5 != 3:
             return honest(self, push)
-        self.deliveries.take(push)
+        self.dedup.take(push)
         return self._ack(self._peers[push.slot], push.seq, APPLIED, slot=push.slot)
 
-    patch.setattr(Serving, "_take", take)
+    patch.setattr(ShardProtocol, "_take", take)
 
 
 @mutant("a push is acknowledged before it is committed", "AcksChecker")
 def ack_before_commit(patch: Patch) -> None:
-    honest = Serving.commit
+    honest = ShardProtocol.commit
 
     def commit(self):
         if self.shard.version % 4 != 3:
             honest(self)
 
-    patch.setattr(Serving, "commit", commit)
+    patch.setattr(ShardProtocol, "commit", commit)
 
 
 @mutant("a worker calls its portion done when it is pushed, not when it is settled", "AcksChecker")
@@ -157,7 +157,7 @@ def done_before_ack(patch: Patch) -> None:
 
 @mutant("a push carries other gradients when it is sent again", "Book", scenario="downpour-topk")
 def retry_is_changed(patch: Patch) -> None:
-    honest = Outstanding._repeat
+    honest = Retries._repeat
 
     def repeat(self, item, now):
         if isinstance(item.message, m.Push):
@@ -166,7 +166,7 @@ def retry_is_changed(patch: Patch) -> None:
             item.message = replace(item.message, delta=delta)
         return honest(self, item, now)
 
-    patch.setattr(Outstanding, "_repeat", repeat)
+    patch.setattr(Retries, "_repeat", repeat)
 
 
 @mutant("what a sparse push leaves behind is forgotten", "AcksChecker", scenario="downpour-topk")
@@ -318,9 +318,11 @@ def two_servers_of_one_shard(patch: Patch) -> None:
 
 @mutant("who waits for the next step takes the one that there is", "ClockChecker", scenario="sync")
 def the_next_step_is_not_waited_for(patch: Patch) -> None:
-    honest = Channel.fetch
+    honest = ShardClient.fetch
     patch.setattr(
-        Channel, "fetch", lambda self, request, clock_min, **how: honest(self, request, 0, **how)
+        ShardClient,
+        "fetch",
+        lambda self, request, clock_min, **how: honest(self, request, 0, **how),
     )
 
 
@@ -357,9 +359,9 @@ def epoch_is_not_raised(patch: Patch) -> None:
     def issue_term(self, daemon):
         if daemon.role != "agent":
             daemon.term = self._terms.setdefault(daemon.name, 1)
-            self.desk.do(IssueTerm(daemon.name, daemon.term))
+            self.context.do(IssueTerm(daemon.name, daemon.term))
 
-    patch.setattr(Arrivals, "_issue_term", issue_term)
+    patch.setattr(Registration, "_issue_term", issue_term)
 
 
 @mutant("an epoch is given out before it is on record", "TermsChecker")
@@ -368,12 +370,12 @@ def epoch_is_not_recorded(patch: Patch) -> None:
         if daemon.role != "agent":
             daemon.term = self._terms[daemon.name] = self._terms.get(daemon.name, 0) + 1
 
-    patch.setattr(Arrivals, "_issue_term", issue_term)
+    patch.setattr(Registration, "_issue_term", issue_term)
 
 
 @mutant("a worker that has been replaced may still push", "TermsChecker", seeds=60)
 def no_fencing(patch: Patch) -> None:
-    honest = Deliveries.judge
+    honest = Dedup.judge
 
     def judge(self, push):
         slot = self._slots.get(push.slot)
@@ -385,10 +387,10 @@ def no_fencing(patch: Patch) -> None:
     def is_joined(self, peer, slot, epoch):
         """Connections would be told apart otherwise, and fencing not be needed."""
         self._peers[slot] = peer
-        return self.deliveries.is_current(slot, epoch)
+        return self.dedup.is_current(slot, epoch)
 
-    patch.setattr(Deliveries, "judge", judge)
-    patch.setattr(Serving, "_is_joined", is_joined)
+    patch.setattr(Dedup, "judge", judge)
+    patch.setattr(ShardProtocol, "_is_joined", is_joined)
 
 
 # ---------------------------------------------------------------- data
@@ -421,7 +423,7 @@ def done_is_leased_again(patch: Patch) -> None:
 
 @mutant("the portions of the dead are forgotten", "LivenessChecker")
 def portions_of_the_dead(patch: Patch) -> None:
-    patch.setattr(Work, "gone", lambda self, slot, now: 0)
+    patch.setattr(Scheduler, "gone", lambda self, slot, now: 0)
 
 
 @mutant("a portion that was given back counts as done", "SamplesChecker", seeds=30)
@@ -451,13 +453,13 @@ def place_at_once(patch: Patch) -> None:
 
 @mutant("staleness counts from parameters that came after the gradient", "StalenessChecker")
 def too_fresh(patch: Patch) -> None:
-    honest = Channel.push
+    honest = ShardClient.push
 
     def push(self, *arguments):
         self.base_version = self.version
         return honest(self, *arguments)
 
-    patch.setattr(Channel, "push", push)
+    patch.setattr(ShardClient, "push", push)
 
 
 @mutant("parameters are sent without a copy, while pushes change them", "FetchesChecker")
@@ -503,7 +505,7 @@ def local_steps_stay(patch: Patch) -> None:
     "nothing", "FetchesChecker", scenario="recovery", seeds=30,
 )  # fmt: skip
 def generations_are_not_compared(patch: Patch) -> None:
-    honest_fetch, honest_since = Channel.fetch, History.since
+    honest_fetch, honest_since = ShardClient.fetch, History.since
 
     def fetch(self, request, clock_min, **how):
         asked = honest_fetch(self, request, clock_min, **how)
@@ -515,7 +517,7 @@ def generations_are_not_compared(patch: Patch) -> None:
             return known
         return honest_since(self, version - len(self._updates), version, w)
 
-    patch.setattr(Channel, "fetch", fetch)
+    patch.setattr(ShardClient, "fetch", fetch)
     patch.setattr(History, "since", since)
     patch.setattr(Basis, "fits", lambda self, arrived: True)
 
@@ -531,7 +533,7 @@ def no_retries(patch: Patch) -> None:
                 self._rearm(item, now)
         return []
 
-    patch.setattr(Outstanding, "due", due)
+    patch.setattr(Retries, "due", due)
 
 
 @mutant("a worker that a shard does not know any more does not join it again", "LivenessChecker")
@@ -578,7 +580,7 @@ def dedupe_is_not_saved(patch: Patch) -> None:
     def to_json(self):
         return [[slot, known.epoch, 0] for slot, known in sorted(self._slots.items())]
 
-    patch.setattr(Deliveries, "to_json", to_json)
+    patch.setattr(Dedup, "to_json", to_json)
 
 
 @mutant(
@@ -586,7 +588,7 @@ def dedupe_is_not_saved(patch: Patch) -> None:
     scenario="recovery", seeds=20,
 )  # fmt: skip
 def portions_are_not_remembered(patch: Patch) -> None:
-    patch.setattr(Memory, "_changed_portions", lambda self: iter(()))
+    patch.setattr(Persistence, "_changed_portions", lambda self: iter(()))
 
 
 @mutant(
@@ -594,12 +596,12 @@ def portions_are_not_remembered(patch: Patch) -> None:
     scenario="recovery", seeds=20,
 )  # fmt: skip
 def terms_are_not_remembered(patch: Patch) -> None:
-    honest = Arrivals.__init__
+    honest = Registration.__init__
 
-    def begin(self, desk, members, run_id, job, key, past):
-        honest(self, desk, members, run_id, job, key, replace(past, terms={}))
+    def begin(self, context, members, run_id, job, key, past):
+        honest(self, context, members, run_id, job, key, replace(past, terms={}))
 
-    patch.setattr(Arrivals, "__init__", begin)
+    patch.setattr(Registration, "__init__", begin)
 
 
 @mutant(
@@ -607,14 +609,14 @@ def terms_are_not_remembered(patch: Patch) -> None:
     "LivenessChecker", scenario="recovery", seeds=20,
 )  # fmt: skip
 def generation_is_not_raised(patch: Patch) -> None:
-    honest = Arrivals._issue_term
+    honest = Registration._issue_term
 
     def issue_term(self, daemon):
         if daemon.role == "server":
             self._terms.pop(daemon.name, None)
         honest(self, daemon)
 
-    patch.setattr(Arrivals, "_issue_term", issue_term)
+    patch.setattr(Registration, "_issue_term", issue_term)
 
 
 @mutant(
@@ -669,7 +671,7 @@ def training_before_the_release_is_on_record(patch: Patch) -> None:
 )  # fmt: skip
 def end_is_not_on_record(patch: Patch) -> None:
     """The next coordinator goes on with the run, and needs it."""
-    patch.setattr(Ending, "_unrecorded", lambda self: [])
+    patch.setattr(RunShutdown, "_unrecorded", lambda self: [])
 
 
 @mutant(
@@ -743,7 +745,7 @@ def nothing_noted_nothing_saved(patch: Patch) -> None:
     scenario="stops", seeds=20,
 )  # fmt: skip
 def open_to_the_end(patch: Patch) -> None:
-    patch.setattr(Serving, "close", lambda self, last_checkpoint: None)
+    patch.setattr(ShardProtocol, "close", lambda self, last_checkpoint: None)
 
 
 @mutant(
@@ -751,10 +753,10 @@ def open_to_the_end(patch: Patch) -> None:
     "SavedChecker", scenario="stops", seeds=10, first=80,
 )  # fmt: skip
 def the_next_one_is_open(patch: Patch) -> None:
-    honest = Serving.resume
+    honest = ShardProtocol.resume
 
     def resume(self):
         honest(self)
         self.last_checkpoint = 0
 
-    patch.setattr(Serving, "resume", resume)
+    patch.setattr(ShardProtocol, "resume", resume)

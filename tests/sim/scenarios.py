@@ -22,7 +22,7 @@ from simulated import (
 )
 
 from dlctl.messages import Array
-from dlctl.roles.desk import COORDINATOR
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import (
     Checker,
     ClockChecker,

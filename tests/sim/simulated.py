@@ -12,8 +12,8 @@ from dlctl.compress.values import Precision
 from dlctl.flat import slice_bounds
 from dlctl.machine import Send
 from dlctl.messages import Json, Push, Shutdown
-from dlctl.roles.journal import Remember
-from dlctl.roles.memory import has_released
+from dlctl.roles.coordinator.persistence import has_released
+from dlctl.roles.coordinator.records import Remember
 from dlctl.sim.checkers import (
     AcksChecker,
     Book,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from simulated import ACCOUNT, job_file, ledger_checkers
 
 from dlctl.config import Host
-from dlctl.roles.desk import COORDINATOR
-from dlctl.roles.effects import AgentWaits, HostsTaken
+from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.roles.protocol.effects import AgentWaits, HostsTaken
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
 from dlctl.sim.problems import Ledger

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from simulated import job_file
 
-from dlctl.roles.desk import EXIT_POISONED
+from dlctl.roles.protocol.context import EXIT_POISONED
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import WithBuffers
 from dlctl.sim.simulation import Outcome, Simulation

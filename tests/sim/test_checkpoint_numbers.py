@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simulated import ACCOUNT, job_file, ledger_checkers
 
-from dlctl.roles.journal import BeginCheckpoint, CompleteCheckpoint
+from dlctl.roles.coordinator.records import BeginCheckpoint, CompleteCheckpoint
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import Ledger
 from dlctl.sim.simulation import Simulation

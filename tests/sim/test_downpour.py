@@ -9,7 +9,7 @@ from dlctl import registry
 from dlctl.compress.base import Delta
 from dlctl.machine import Send
 from dlctl.messages import Fetch, Parameters, Push
-from dlctl.roles.effects import Compute
+from dlctl.roles.protocol.effects import Compute
 from dlctl.shards.base import Shard
 from dlctl.shards.memory import in_memory
 from dlctl.sim.checkers import Checker, FetchesChecker

@@ -13,12 +13,12 @@ from simulated import Watcher, job_file
 from dlctl import messages as m
 from dlctl import registry
 from dlctl.machine import Received, Send, Started
-from dlctl.manifest import FAILURE
-from dlctl.roles.desk import COORDINATOR, EXIT_POISONED, Birth
-from dlctl.roles.effects import LoadArrays
-from dlctl.roles.ending import SAVE_AGAIN_S
-from dlctl.roles.server import Server
-from dlctl.roles.travelling import CheckFile, FileSealed, StillReading
+from dlctl.roles.coordinator.shutdown import SAVE_AGAIN_S
+from dlctl.roles.protocol.context import COORDINATOR, EXIT_POISONED, Birth
+from dlctl.roles.protocol.effects import LoadArrays
+from dlctl.roles.protocol.travelling import CheckFile, FileSealed, StillReading
+from dlctl.roles.server.server import Server
+from dlctl.runs.manifest import FAILURE
 from dlctl.sim import arrays, drivers
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions

@@ -8,8 +8,8 @@ import pytest
 from simulated import job_file
 
 from dlctl.config import Host
-from dlctl.roles.effects import RunEvaluation
-from dlctl.roles.evaluations import EVALUATE_S_MAX
+from dlctl.roles.protocol.effects import RunEvaluation
+from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import Link, NetworkOptions
@@ -97,7 +97,7 @@ def test_an_evaluation_has_its_time_when_the_model_has_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On this link it takes longer to come than the evaluation may take."""
-    monkeypatch.setattr("dlctl.roles.evaluations.EVALUATE_S_MAX", 6.0)
+    monkeypatch.setattr("dlctl.roles.coordinator.evaluation.EVALUATE_S_MAX", 6.0)
     job = job_file(
         workers=2, seconds=300.0, batch_size=1, evaluate_epochs=2.0,
         optimizer=("sgd", {"lr": 1e-4}),

@@ -11,7 +11,7 @@ import pytest
 from simulated import ACCOUNT, Watcher, job_file
 
 from dlctl import messages as m
-from dlctl.roles.desk import COORDINATOR
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import AcksChecker, Book, LedgerChecker, NothingLeft, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults

@@ -6,15 +6,15 @@ import pytest
 from simulated import Watcher, job_file
 
 from dlctl import messages as m
-from dlctl.roles.checkpointing import GIVEN_UP_S_MAX, SAVE_S_MAX, STUCK_S_MAX
-from dlctl.roles.effects import LocateTask
-from dlctl.roles.ending import EXIT_S
-from dlctl.roles.evaluations import EVALUATE_S_MAX
+from dlctl.roles.coordinator.checkpointing import GIVEN_UP_S_MAX, SAVE_S_MAX, STUCK_S_MAX
+from dlctl.roles.coordinator.shutdown import EXIT_S
+from dlctl.roles.protocol.effects import LocateTask
+from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import LeastSquares
 from dlctl.sim.simulation import Simulation
-from dlctl.text import PLACE_CHARS_MAX, bounded_place
+from dlctl.util.text import PLACE_CHARS_MAX, bounded_place
 
 HUNG = ComputeOptions(step_s=0.1, slow={1: 1e6})
 

@@ -15,9 +15,9 @@ from dlctl.config import Host
 from dlctl.flat import slice_bounds
 from dlctl.machine import Note, Send
 from dlctl.placement import place
-from dlctl.roles import transfers
-from dlctl.roles.arrivals import RESTORES_MAX
-from dlctl.roles.desk import COORDINATOR
+from dlctl.roles.coordinator.registration import RESTORES_MAX
+from dlctl.roles.protocol import transfers
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment

@@ -8,7 +8,7 @@ import pytest
 from simulated import ACCOUNT, job_file, ledger_checkers
 
 from dlctl.config import Host
-from dlctl.roles.desk import COORDINATOR, EXIT_POISONED
+from dlctl.roles.protocol.context import COORDINATOR, EXIT_POISONED
 from dlctl.sim.checkers import NothingLeft
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults
@@ -226,7 +226,7 @@ def test_a_stop_while_a_host_is_away_does_not_wait_for_its_worker():
     simulation = on_hosts()
     simulation.at(2.0, lambda: simulation.world.cut_off("agent-3"))
     simulation.request(7.0, "stop", {"checkpoint": True, "grace_s": 20.0, "kill": False})
-    # What is left there ends by itself, long after this: see `dlctl/roles/lifeline.py`.
+    # What is left there ends by itself, long after this: see `dlctl/roles/protocol/watchdog.py`.
     simulation.checkers = [c for c in simulation.checkers if not isinstance(c, NothingLeft)]
     outcome = simulation.run()
     assert outcome.state == "stopped", outcome.store.texts("state")

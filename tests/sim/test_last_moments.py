@@ -9,7 +9,7 @@ from simulated import ACCOUNT, Watcher, job_file
 
 from dlctl import messages as m
 from dlctl.machine import Send
-from dlctl.roles.journal import CompleteCheckpoint
+from dlctl.roles.coordinator.records import CompleteCheckpoint
 from dlctl.shards.base import Held
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions

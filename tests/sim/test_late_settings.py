@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from simulated import job_file
 
-from dlctl.roles.changes import ANSWER_S_MAX
-from dlctl.roles.desk import COORDINATOR
+from dlctl.roles.coordinator.settings import ANSWER_S_MAX
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.client import Client
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import LeastSquares
@@ -69,8 +69,8 @@ def test_who_dies_before_it_can_be_reached_is_not_asked_any_more() -> None:
     waiting: list[bool] = []
 
     def look() -> None:
-        desk = simulation.world.machine(COORDINATOR).desk
-        waiting.append(("change", "worker-1") in desk.outstanding)
+        context = simulation.world.machine(COORDINATOR).context
+        waiting.append(("change", "worker-1") in context.retries)
 
     simulation.at(HEAL_S - 1.1, look)
     simulation.at(HEAL_S - 0.5, look)

@@ -9,8 +9,8 @@ from simulated import ACCOUNT, job_file, ledger_checkers
 
 from dlctl import messages as m
 from dlctl.machine import Received
-from dlctl.roles.desk import COORDINATOR
-from dlctl.roles.membership import Daemon
+from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import Ledger
 from dlctl.sim.simulation import Simulation
@@ -44,10 +44,10 @@ def test_a_process_that_was_replaced_does_not_answer_for_the_new_one():
     coordinator.scaling.restart(["worker-0"], simulation.world.process(COORDINATOR).clock())
     tell(simulation, m.Drained("worker-0"), b"another connection")
     assert not worker.drained
-    assert ("drain", "worker-0") in coordinator.desk.outstanding
+    assert ("drain", "worker-0") in coordinator.context.retries
     tell(simulation, m.Drained("worker-0"), worker.peer)
     assert worker.drained
-    assert ("drain", "worker-0") not in coordinator.desk.outstanding
+    assert ("drain", "worker-0") not in coordinator.context.retries
 
 
 @pytest.mark.parametrize(

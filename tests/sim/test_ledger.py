@@ -10,7 +10,7 @@ import pytest
 from simulated import ACCOUNT, Watcher, job_file, ledger_checkers
 
 from dlctl import messages as m
-from dlctl.roles.effects import Compute
+from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers import Book, Checker, LedgerChecker, TermsChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.faults import Faults, Moment

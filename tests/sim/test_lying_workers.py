@@ -13,7 +13,7 @@ from dlctl import messages as m
 from dlctl import wire
 from dlctl.config import Host
 from dlctl.machine import Effect, Note, Received, Send
-from dlctl.roles.desk import COORDINATOR
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import LeastSquares, Ledger
@@ -159,7 +159,7 @@ def test_what_an_agent_says_of_a_daemon_that_is_not_its_own_any_more_is_answered
                 world.network.send(agent, effect.peer, effect.message)
 
     def look() -> None:
-        waiting = [key for key, _, _ in world.machine("agent-2").desk.outstanding.waiting()]
+        waiting = [key for key, _, _ in world.machine("agent-2").context.retries.waiting()]
         reports.append(len([key for key in waiting if key[0] == "exit"]))
 
     simulation.at(3.0, ask)

@@ -9,7 +9,7 @@ from scenarios import full_disks
 from seeds import finish
 from simulated import ACCOUNT, job_file
 
-from dlctl.roles.desk import COORDINATOR
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import (
     AcksChecker,
     Book,

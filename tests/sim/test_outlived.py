@@ -6,7 +6,7 @@ import pytest
 from simulated import ACCOUNT, job_file
 
 from dlctl.config import Host
-from dlctl.roles.desk import COORDINATOR
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import Ledger
 from dlctl.sim.simulation import Simulation

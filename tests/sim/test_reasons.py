@@ -10,15 +10,15 @@ from simulated import Watcher, job_file
 
 from dlctl import messages as m
 from dlctl.machine import Note
-from dlctl.names import HOME_AGENT
-from dlctl.roles.arrivals import Arrivals, Past
-from dlctl.roles.effects import ProcessEnded
-from dlctl.roles.journal import History
-from dlctl.roles.losses import last_error
-from dlctl.roles.membership import Membership
+from dlctl.roles.coordinator.failure_detector import last_error
+from dlctl.roles.coordinator.membership import Membership
+from dlctl.roles.coordinator.records import History
+from dlctl.roles.coordinator.registration import Past, Registration
+from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import LeastSquares
 from dlctl.sim.simulation import Simulation
+from dlctl.util.names import HOME_AGENT
 
 STOP = {"checkpoint": True, "grace_s": 30.0}
 PORT = "cannot listen on tcp://127.0.0.1:7001: Address already in use; choose another port"
@@ -122,12 +122,12 @@ def test_whom_an_ending_run_waits_for_reads_as_a_sentence() -> None:
 # ---------------------------------------------------------------- the log
 
 
-def arrivals() -> Arrivals:
+def arrivals() -> Registration:
     placed = dict.fromkeys(("server-0", "worker-0", "worker-1"), HOME_AGENT)
     members = Membership([HOME_AGENT], placed, before={})
     members.daemons["worker-1"].peer = b"\x00one"
     members.daemons["agent-0"].peer = b"\x00two"
-    return Arrivals(History(1.0), members, "run", job_file(), b"key", Past())
+    return Registration(History(1.0), members, "run", job_file(), b"key", Past())
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_a_refused_message_is_told_with_whom_it_is_about_and_who_sent_it(
 
 
 def test_a_line_of_the_history_names_its_daemon_once_in_the_log() -> None:
-    desk = History(1.0)
-    desk.event("error", "worker-0", "task.loss raised KeyError")
-    desk.event("exit", "worker-0", "worker-0 ended: exit 1")
-    desk.event("state", "", "starting")
-    texts = [effect.text for effect in desk.clear() if isinstance(effect, Note)]
+    context = History(1.0)
+    context.event("error", "worker-0", "task.loss raised KeyError")
+    context.event("exit", "worker-0", "worker-0 ended: exit 1")
+    context.event("state", "", "starting")
+    texts = [effect.text for effect in context.clear() if isinstance(effect, Note)]
     assert texts == ["worker-0: task.loss raised KeyError", "worker-0 ended: exit 1", "starting"]

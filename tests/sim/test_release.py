@@ -8,9 +8,9 @@ import pytest
 from simulated import ACCOUNT, FullAtRelease, Watcher, job_file
 
 from dlctl import messages as m
-from dlctl.roles.desk import COORDINATOR
-from dlctl.roles.effects import LoadArrays
-from dlctl.roles.lasting import Lasting
+from dlctl.roles.coordinator.lasting import Lasting
+from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.roles.protocol.effects import LoadArrays
 from dlctl.sim.checkers import AcksChecker, Book, LedgerChecker, NothingLeft, TermsChecker
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.drivers import ComputeOptions

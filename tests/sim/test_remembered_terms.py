@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from simulated import ACCOUNT, job_file, ledger_checkers
 
-from dlctl.roles.journal import IssueTerm
+from dlctl.roles.coordinator.records import IssueTerm
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import Ledger
 from dlctl.sim.simulation import Simulation

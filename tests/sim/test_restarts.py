@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from simulated import ACCOUNT, job_file, ledger_checkers
 
-from dlctl.roles.desk import COORDINATOR
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import Ledger
 from dlctl.sim.simulation import Outcome, Simulation

@@ -7,8 +7,8 @@ from simulated import ACCOUNT, job_file, ledger_checkers
 
 from dlctl import config
 from dlctl.machine import Effect
-from dlctl.roles.desk import COORDINATOR
-from dlctl.roles.journal import IssueTerm, KeyRenewed, Remember, RenewKey
+from dlctl.roles.coordinator.records import IssueTerm, KeyRenewed, Remember, RenewKey
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.keys import SimulatedKeys, public_of

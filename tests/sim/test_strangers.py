@@ -16,9 +16,9 @@ from simulated import ACCOUNT, job_file, ledger_checkers
 from dlctl import messages as m
 from dlctl.machine import Exit, Hush, Received, Send
 from dlctl.messages import MESSAGES, Array, Json, Packed, Signed
-from dlctl.roles.desk import COORDINATOR
-from dlctl.roles.token import sign
-from dlctl.roles.waste import BURST, HUSH_S
+from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.roles.protocol.token import sign
+from dlctl.roles.server.abuse_guard import BURST, HUSH_S
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import Ledger
 from dlctl.sim.simulation import Simulation
@@ -171,7 +171,7 @@ def test_a_server_refuses_a_poisoned_push_and_says_why(delta, reason):
     simulation = in_the_middle()
     server = simulation.world.machine("server-0").serving
     before = server.shard.w.copy()
-    push = m.Push(0, 1, 1, server.deliveries.next_seq(0), 0, 0, 0, 8, 0, delta, 0)
+    push = m.Push(0, 1, 1, server.dedup.next_seq(0), 0, 0, 0, 8, 0, delta, 0)
     join = m.Join(RUN_ID, 0, 1, sign(KEY, RUN_ID, 0, 1))
     (answer,) = _refused(tell(simulation, "server-0", b"a worker that lies", [join, push]))
     assert reason in answer
@@ -197,7 +197,7 @@ def test_who_has_not_shown_a_token_on_a_connection_gets_nothing_in_and_nothing_o
     before = server.shard.w.copy()
     delta = Packed("none", 300, (np.ones(300, "f4"),))
     forged = [
-        m.Push(0, 1, 1, server.deliveries.next_seq(0), 0, 0, 0, 8, 0, delta, 0),
+        m.Push(0, 1, 1, server.dedup.next_seq(0), 0, 0, 0, 8, 0, delta, 0),
         m.Push(0, 1, 1, 0, 0, 0, 0, 8, 0, delta, 0),
         m.Fetch(0, 1, 7, 0),
         m.Initialise(0, 1, np.ones(300, "f4"), np.zeros(0), np.zeros(0, "f4")),

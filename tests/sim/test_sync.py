@@ -8,7 +8,7 @@ from dlctl.algorithms.sync import Barrier, Options
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, HELD, LATE, Ack, Packed, Push
 from dlctl.optim.sgd import SGD, SGDOptions
-from dlctl.roles.effects import Compute
+from dlctl.roles.protocol.effects import Compute
 from dlctl.shards.memory import in_memory
 from dlctl.sim.checkers import Checker, NothingLeft, SamplesChecker, TermsChecker
 from dlctl.sim.drivers import ComputeOptions

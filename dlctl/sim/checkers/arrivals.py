@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dlctl.messages import Array, Message, Parameters, SparseParameters
-from dlctl.roles.basis import Slice
-from dlctl.roles.channel import Channel
+from dlctl.roles.worker.basis import Slice
+from dlctl.roles.worker.shard_client import ShardClient
 from dlctl.sim.process import Process
 
 
@@ -19,7 +19,7 @@ def when_placed(process: Process, message: Message, then: Callable[[int, Array],
         return
     another = training.fetcher.placed
 
-    def placed(channel: Channel, arrived: Slice, model: Array) -> None:
+    def placed(channel: ShardClient, arrived: Slice, model: Array) -> None:
         another(channel, arrived, model)
         then(channel.shard, model.copy())
 

@@ -14,7 +14,7 @@ from dlctl import messages as m
 from dlctl import registry
 from dlctl.machine import Effect, Peer, Send
 from dlctl.messages import APPLIED, DUPLICATE, LATE, REFUSED, Array
-from dlctl.roles.effects import Compute
+from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.problems import Ledger
 from dlctl.sim.process import Process

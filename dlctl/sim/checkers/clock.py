@@ -9,7 +9,7 @@ import numpy as np
 from dlctl import messages as m
 from dlctl.machine import Effect, Peer, Send
 from dlctl.messages import Array, Message
-from dlctl.roles.effects import Compute
+from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.arrivals import when_placed
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.process import Process

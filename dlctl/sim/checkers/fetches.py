@@ -8,8 +8,8 @@ from dlctl import messages as m
 from dlctl.compress.values import as_float32
 from dlctl.machine import Effect, Peer, Send
 from dlctl.messages import Array
-from dlctl.roles.basis import Slice
-from dlctl.roles.channel import Channel
+from dlctl.roles.worker.basis import Slice
+from dlctl.roles.worker.shard_client import ShardClient
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.process import Process
 
@@ -66,7 +66,9 @@ class FetchesChecker(Checker):
         if isinstance(message, _ANSWERS) and training is not None:
             training.fetcher.placed = lambda *placed: self._on_placed(process, *placed)
 
-    def _on_placed(self, worker: Process, channel: Channel, arrived: Slice, model: Array) -> None:
+    def _on_placed(
+        self, worker: Process, channel: ShardClient, arrived: Slice, model: Array
+    ) -> None:
         self.whole += arrived.where is None
         self.sparse += arrived.where is not None
         key = (channel.shard, arrived.generation, channel.version)

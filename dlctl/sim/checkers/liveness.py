@@ -5,8 +5,8 @@ from __future__ import annotations
 from dlctl import messages as m
 from dlctl.machine import Effect, Exit, Send
 from dlctl.messages import APPLIED, LATE
-from dlctl.roles.desk import COORDINATOR
-from dlctl.roles.journal import AddEvent
+from dlctl.roles.coordinator.records import AddEvent
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.process import Process
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from dlctl.machine import Effect, Peer
 from dlctl.messages import Array, Message
-from dlctl.roles.effects import Compute
-from dlctl.roles.training import Training
+from dlctl.roles.protocol.effects import Compute
+from dlctl.roles.worker.training import Training
 from dlctl.sim.checkers.arrivals import when_placed
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.problems import Ledger

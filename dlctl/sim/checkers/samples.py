@@ -7,7 +7,7 @@ import numpy as np
 from dlctl import messages as m
 from dlctl.machine import Effect, Peer, Send
 from dlctl.messages import Array
-from dlctl.roles.effects import Compute
+from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.problems import batch_rows
 from dlctl.sim.process import Process

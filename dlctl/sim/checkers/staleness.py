@@ -7,7 +7,7 @@ from collections import defaultdict
 from dlctl import messages as m
 from dlctl.machine import Effect, Send
 from dlctl.messages import APPLIED, DUPLICATE, Array
-from dlctl.roles.effects import Compute
+from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.checkers.book import Book, Key
 from dlctl.sim.process import Process

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dlctl import messages as m
 from dlctl.machine import Effect, Peer, Send
 from dlctl.messages import APPLIED, HELD
-from dlctl.roles.journal import IssueTerm
+from dlctl.roles.coordinator.records import IssueTerm
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.process import Process
 from dlctl.sim.world import World

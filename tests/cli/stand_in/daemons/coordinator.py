@@ -17,10 +17,12 @@ from pathlib import Path
 import numpy as np
 import zmq
 
-from dlctl import checkpoints, processes, runs, wire
+from dlctl import wire
 from dlctl.messages import Reply
-from dlctl.roles.ending import stop_reason
-from dlctl.rundb import RunDb
+from dlctl.roles.coordinator.shutdown import stop_reason
+from dlctl.runs import checkpoints, paths
+from dlctl.runs.database import RunDb
+from dlctl.util import processes
 
 
 class Coordinator:
@@ -50,7 +52,7 @@ class Coordinator:
         raise RuntimeError("there is no such task")
 
     def start(self) -> None:
-        address = runs.socket_address(self.directory.name, "control")
+        address = paths.socket_address(self.directory.name, "control")
         self.router.bind(address)
         self.put(pid=os.getpid(), started_at=time.time(), control=address)
         self.put(state="starting", waiting="worker-0 (importing torch)")

@@ -1,0 +1,1 @@
+"""Files of a run that daemons write, load and send to other hosts."""

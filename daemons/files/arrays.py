@@ -1,0 +1,169 @@
+"""Saving and loading a daemon's arrays in a thread of its own, so that messages go on meanwhile.
+
+The coordinator names directories of its own machine. On another host a file is saved into a
+directory of the same name there, from which it is fetched; and what is to be loaded has to be
+fetched first, into a directory that no other daemon of the host uses:
+
+    <host directory>/ckpt/<step>-<number>/shard-0.safetensors         saved here
+    <host directory>/restore/server-0.1/ckpt/<step>-<number>/...      fetched, until it is read
+"""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from daemons.files.file_receiver import FileReceiver
+from daemons.loop import Loop
+from dlctl.errors import DlctlError
+from dlctl.launch.base import HOST_FILE
+from dlctl.messages import Json
+from dlctl.roles.protocol.context import Birth
+from dlctl.roles.protocol.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
+from dlctl.roles.protocol.travelling import FilesMissing, Wanted, checkpoint_file
+from dlctl.runs import checkpoints
+from dlctl.runs.manifest import MANIFEST
+
+
+class Files:
+    def __init__(self, loop: Loop, name: str, away: Away | None = None) -> None:
+        """`away`: how it is done on another host than the coordinator's; None: it is this one."""
+        self._loop = loop
+        self._name = name
+        self._away = away
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="files")
+
+    def save(self, effect: SaveArrays) -> None:
+        self._thread.submit(self._save, effect)
+
+    def load(self, effect: LoadArrays) -> None:
+        """Answered by `ArraysLoaded`; what cannot be read ends the daemon with the error."""
+        self._thread.submit(self._load, effect)
+
+    def _load(self, effect: LoadArrays) -> None:
+        try:
+            missing = self._away.missing(effect) if self._away is not None else ()
+            if missing:
+                self._loop.post(FilesMissing(missing))
+                return
+            loaded = self._loaded(effect)
+            if self._away is not None:
+                self._away.clear()
+            self._loop.post(loaded)
+        except Exception as error:
+            self._loop.fail(error)
+
+    def _loaded(self, effect: LoadArrays) -> ArraysLoaded:
+        directory = Path(effect.directory)
+        if self._away is not None:
+            directory = self._away.fetched(directory)
+        manifest = checkpoints.read_manifest(directory)
+        if self._name.startswith("worker"):
+            return ArraysLoaded(checkpoints.read_worker(directory, manifest, self._name), {})
+        arrays = {
+            name: checkpoints.read_slice(directory, manifest, name, effect.lo, effect.hi)
+            for name in effect.vectors
+        }
+        for extra in effect.extras:
+            arrays[extra] = checkpoints.read_extra(directory, manifest, extra)
+        return ArraysLoaded(arrays, _state_of(manifest, effect.lo, effect.hi))
+
+    def _save(self, effect: SaveArrays) -> None:
+        sha256, nbytes, error = "", 0, ""
+        try:
+            directory = Path(effect.directory)
+            if self._away is not None:
+                directory = self._away.make_room(directory, effect.file)
+            path = directory / effect.file
+            sha256, nbytes = checkpoints.write_arrays(path, effect.arrays)
+        except DlctlError as failure:
+            error = f"{failure.message} ({failure.where})"
+        except Exception as failure:
+            error = f"a bug in dlctl: {type(failure).__name__}: {failure}"
+        self._loop.post(ArraysSaved(effect.checkpoint, sha256, nbytes, error))
+
+
+class Away:
+    """Checkpoints on a host that has none but what its own daemons have just saved."""
+
+    def __init__(self, directory: Path, birth: Birth) -> None:
+        """`directory`: the host directory."""
+        self.directory = directory
+        self.name = birth.name
+        self.root = directory / "restore" / f"{birth.name}.{birth.incarnation}"
+        """Of what is fetched."""
+
+    def fetched(self, directory: Path) -> Path:
+        """Where the files of this checkpoint of the coordinator's are when they have come."""
+        return self.root / checkpoints.FOLDER / directory.name
+
+    def missing(self, effect: LoadArrays) -> tuple[Wanted, ...]:
+        """What is needed and not here yet. Raises DlctlError for a damaged manifest."""
+        directory = self.fetched(Path(effect.directory))
+        if not (directory / MANIFEST).exists():
+            self._clear_older()
+            return (Wanted(checkpoint_file(effect.directory, MANIFEST)),)
+        parts = self._parts(checkpoints.read_manifest(directory), effect)
+        return tuple(
+            Wanted(checkpoint_file(effect.directory, part["file"]), part["nbytes"], part["sha256"])
+            for part in parts
+            if not (directory / part["file"]).exists()
+        )
+
+    def _parts(self, manifest: Json, effect: LoadArrays) -> list[Json]:
+        """Of a worker its own file; of a server those of its slice, and the first for extras."""
+        if self.name.startswith("worker"):
+            return [p for p in manifest["workers"] if p["name"] == self.name and p["file"]]
+        shards: list[Json] = manifest["shards"]
+        first = shards[:1] if effect.extras else []
+        own = [s for s in shards if max(s["lo"], effect.lo) < min(s["hi"], effect.hi)]
+        return [*first, *(shard for shard in own if shard not in first)]
+
+    def _clear_older(self) -> None:
+        """What a process before this one has left."""
+        for path in self.root.parent.glob(f"{self.name}.*"):
+            if path != self.root:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def clear(self) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def make_room(self, directory: Path, file: str) -> Path:
+        """The directory here for a file of this checkpoint. What is left of older ones is removed:
+        the coordinator has it, or nobody wants it any more. Raises DlctlError.
+        """
+        here = self.directory / checkpoints.FOLDER / directory.name
+        try:
+            here.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DlctlError(
+                f"cannot make a checkpoint: {error.strerror}", where=str(here)
+            ) from error
+        for older in here.parent.iterdir():
+            with suppress(OSError, ValueError):  # It is not in the way, and may be no checkpoint.
+                if checkpoints.number(older) < checkpoints.number(here):
+                    (older / file).unlink(missing_ok=True)
+                    older.rmdir()
+        return here
+
+
+def files_of(loop: Loop, directory: Path, birth: Birth) -> Files:
+    """As a daemon needs it where it is; `directory` is the run directory, or the host directory."""
+    if not (directory / HOST_FILE).exists():
+        return Files(loop, birth.name)
+    away = Away(directory, birth)
+    FileReceiver(loop, away.root)
+    return Files(loop, birth.name, away)
+
+
+def _state_of(manifest: dict[str, Any], lo: int, hi: int) -> dict[str, Any]:
+    """What was kept besides the vectors: of the same slice, or of the first one if it was cut
+    otherwise; the optimiser's counters are the same in all.
+    """
+    shards = manifest["shards"]
+    same = [shard for shard in shards if (shard["lo"], shard["hi"]) == (lo, hi)]
+    state: dict[str, Any] = (same or shards)[0]["state"]
+    return state

@@ -1,0 +1,207 @@
+"""A checkpoint as a plain state_dict: `python -m daemons.files.export DIR ...`.
+
+Every tensor gets the name, shape and dtype that it has in the user's model, tied ones under all
+their names, so that `model.load_state_dict(...)` takes it without complaint:
+
+    safetensors   safetensors.torch.load_file(FILE); tied tensors are separate copies there
+    torch         torch.load(FILE), weights_only=True as is the default; tied ones share memory
+
+Every byte of the checkpoint is checked before, and FILE appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import os
+import secrets
+import shlex
+import stat
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+
+from dlctl.errors import DlctlError, UsageError
+from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry
+from dlctl.runs import checkpoints
+from dlctl.runs.manifest import Manifest, layout
+from dlctl.util.text import escape, escape_lines, plural
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+REFUSED = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS)
+"""Why a file cannot be made for reasons other than a full disk."""
+StateDict = dict[str, "Tensor"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code.
+
+    Errors go to standard error: one fact per line, or as one line of JSON for another program.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m daemons.files.export", description="Turn a checkpoint into a state_dict."
+    )
+    parser.add_argument("checkpoint", type=Path, help="directory with a manifest.json")
+    parser.add_argument("--to", choices=sorted(WRITERS), default="safetensors")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--errors", choices=("text", "json"), default="text")
+    chosen = parser.parse_args(arguments)
+    try:
+        export(chosen.checkpoint, chosen.output, chosen.to)
+    except DlctlError as error:
+        _complain(error, as_json=chosen.errors == "json")
+        return error.exit_code
+    return 0
+
+
+def _complain(error: DlctlError, *, as_json: bool) -> None:
+    """As the command line shows errors: what, where, what next."""
+    if as_json:
+        facts = {"message": error.message, "where": error.where, "hint": error.hint}
+        print(json.dumps(facts), file=sys.stderr)
+        return
+    lines = [f"error: {escape_lines(error.message)}"]
+    lines += [f"  --> {escape(error.where)}"] if error.where else []
+    lines += [f"  next: {escape_lines(error.hint)}"] if error.hint else []
+    print("\n".join(lines), file=sys.stderr)
+
+
+def export(directory: Path, output: Path, to: str) -> None:
+    """Write the checkpoint in `directory` to the file `output`, replacing one that is there.
+
+    Raises DlctlError, with `output` untouched, if the checkpoint is damaged, torch is missing or
+    the file cannot be written; UsageError if `output` cannot be a file.
+    """
+    _check_output(output)
+    problems = checkpoints.verify(directory)
+    if problems:
+        more = f" (and {plural(len(problems) - 1, 'more problem')})" if len(problems) > 1 else ""
+        raise DlctlError(
+            f"the checkpoint is not good: {problems[0]}{more}",
+            where=str(directory),
+            hint="dlctl checkpoint ls shows the others",
+        )
+    tensors = state_dict(directory, checkpoints.read_manifest(directory))
+    with _replacing(output) as temporary:
+        WRITERS[to](tensors, temporary)
+
+
+def _check_output(output: Path) -> None:
+    if output.is_dir():
+        hint = f"-o {shlex.quote(str(output / 'model.safetensors'))}"
+        raise UsageError("the output is a directory", where=str(output), hint=hint)
+    if not output.parent.is_dir():
+        raise UsageError(
+            "the output would be in a directory that does not exist",
+            where=str(output),
+            hint=f"mkdir -p {shlex.quote(str(output.parent))}",
+        )
+
+
+def state_dict(directory: Path, manifest: Manifest) -> StateDict:
+    """name -> tensor, in the model's own shapes and dtypes; tied names share one tensor.
+
+    Raises DlctlError if a file is cut or torch is not installed.
+    """
+    torch = _torch()
+    model = layout(manifest)
+    vectors = {
+        TRAINED: checkpoints.read_slice(directory, manifest, "w", 0, manifest["size"]),
+        AVERAGED: checkpoints.read_extra(directory, manifest, "averaged"),
+        CONSTANT: checkpoints.read_extra(directory, manifest, "constant"),
+    }
+    tensors: StateDict = {}
+    for kind, vector in vectors.items():
+        if vector.size != model.size(kind):
+            raise DlctlError(
+                f"the layout has {model.size(kind)} {kind} elements, the checkpoint {vector.size}",
+                where=str(directory),
+            )
+        values = torch.from_numpy(vector)
+        for entry, lo, hi in model.slices(kind):
+            tensor = _cast(torch, values[lo:hi], entry, directory)
+            tensors.update(dict.fromkeys((entry.name, *entry.aliases), tensor))
+    return {name: tensors[name] for name in _in_order(model.entries)}
+
+
+def _in_order(entries: Sequence[Entry]) -> Iterator[str]:
+    for entry in entries:
+        yield entry.name
+        yield from entry.aliases
+
+
+def _cast(torch: Any, values: Tensor, entry: Entry, directory: Path) -> Tensor:
+    dtype = getattr(torch, entry.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise DlctlError(
+            f'"{entry.name}" is {entry.dtype}, a dtype that this torch does not have',
+            where=str(directory),
+            hint="pip install --upgrade torch",
+        )
+    if not dtype.is_floating_point:
+        values = values.round()
+    return values.to(dtype, copy=True).view(entry.shape)
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise DlctlError(
+            f"an export needs torch: {error}", hint="pip install 'dlctl[torch]'"
+        ) from error
+    return torch
+
+
+# ---------------------------------------------------------------- formats
+
+
+def _write_safetensors(tensors: StateDict, path: Path) -> None:
+    from safetensors.torch import save_file
+
+    # The format refuses tensors that share memory, and a reader looks for every name.
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, path, {"format": "pt"})
+
+
+def _write_torch(tensors: StateDict, path: Path) -> None:
+    _torch().save(tensors, path)
+
+
+WRITERS: dict[str, Callable[[StateDict, Path], None]] = {
+    "safetensors": _write_safetensors,
+    "torch": _write_torch,
+}
+
+
+@contextmanager
+def _replacing(output: Path) -> Iterator[Path]:
+    """A path beside `output` that takes its place once it is written and on the disk."""
+    temporary = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        temporary.touch(exist_ok=False)
+        mode = stat.S_IMODE(temporary.stat().st_mode)
+        yield temporary
+        # One of the writers puts a file in its place that only we may read.
+        temporary.chmod(mode)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(output)
+    except (OSError, SafetensorError, RuntimeError) as error:  # torch's word for a full disk
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        look = "ls -ld" if isinstance(error, OSError) and error.errno in REFUSED else "df -h"
+        hint = f"{look} {shlex.quote(str(output.parent))}"
+        raise DlctlError(f"cannot write: {reason}", where=str(output), hint=hint) from error
+    finally:
+        with suppress(OSError):  # Where nothing can be written, not even what is not there.
+            temporary.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

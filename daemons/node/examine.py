@@ -1,0 +1,224 @@
+"""What there is on this machine: facts only, what they mean is for others to say.
+
+Nothing is written and nothing is made. torch is imported by a process of its own, and only where a
+worker will have to import it.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from daemons.node.firewalls import firewall
+from daemons.node.look import SHARED_MEMORY, free_bytes, versions
+from daemons.node.requests import Request, check, field, full_path, root
+from dlctl.errors import DlctlError
+from dlctl.launch.commands import LATE, kill_group, wait
+from dlctl.runs import paths
+from dlctl.util import cores
+
+TORCH_S = 90.0
+"""For `import torch`, which may come over a network the first time."""
+SMI_S = 10.0
+WORDS_CHARS_MAX = 400
+TORCH = """
+import json, torch
+cuda = torch.cuda.is_available()
+print(json.dumps([torch.__version__, torch.version.cuda or "", torch.cuda.device_count() * cuda]))
+"""
+SMI = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+LOGIND = Path("/etc/systemd/logind.conf")
+LINGER = Path("/var/lib/systemd/linger")
+BOOTED = Path("/run/systemd/system")
+"""There only if systemd runs."""
+USER_UID_MIN = 1000
+"""systemd leaves the system's own users alone."""
+YES = ("yes", "true", "1", "on")
+
+
+def examine(request: Request) -> dict[str, Any]:
+    """{host, user, python, versions, directory, states, runtime, shm, open_files_max, memory,
+    cores, gpu, torch, addresses, firewall, logout}; see the functions below.
+
+    `dir`: as in the job file, or `folder`: where runs are made on the machine of the coordinator;
+    `state_dir`: as in the job file; `needs_torch`: whether workers run here. Raises UsageError.
+    """
+    begun = _torch() if field(request, "needs_torch", bool) else None
+    try:
+        facts = {
+            "host": socket.gethostname(),
+            "user": _user(),
+            "python": sys.executable,
+            "versions": versions(),
+            **_folders(request),
+            "shm": _room(SHARED_MEMORY),
+            "open_files_max": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            "memory": _memory(),
+            "cores": cores.usable(),
+            "gpu": _gpu(),
+            "addresses": _addresses(),
+            "firewall": firewall(),
+            "logout": _logout(),
+        }
+    except BaseException:
+        if begun is not None:
+            kill_group(begun)
+            begun.wait()
+        raise
+    return {**facts, "torch": _torch_of(begun) if begun is not None else {}}
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+# ---------------------------------------------------------------- files
+
+
+def _folders(request: Request) -> dict[str, Any]:
+    """directory, states (None: in shared memory) and runtime, each as `_directory` returns it."""
+    folder, state_dir = field(request, "folder", str), field(request, "state_dir", str)
+    own = root(request)
+    return {
+        "directory": _directory(full_path(request, "folder")) if folder else _private(own),
+        "states": _directory(full_path(request, "state_dir")) if state_dir else None,
+        "runtime": _private(paths.runtime_dir()),
+    }
+
+
+def _private(place: Path) -> dict[str, Any]:
+    """As `_directory`; nobody else may be able to enter it."""
+    return _directory(place, is_private=True)
+
+
+def _directory(place: Path, *, is_private: bool = False) -> dict[str, Any]:
+    """{path, is_there, problem, fix, free_bytes}: whether dlctl could keep its files there."""
+    problem = fix = ""
+    try:
+        if is_private and place.exists():
+            check(place)
+        nearest = next(path for path in (place, *place.parents) if path.exists())
+        if os.statvfs(nearest).f_flag & os.ST_RDONLY:
+            problem = f"{nearest} is on a file system that is read-only"
+        elif not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+            problem = f"{nearest} cannot be written to by {_user()}"
+        room_bytes = free_bytes(nearest)
+    except DlctlError as error:
+        problem, fix, room_bytes = error.message, error.hint or "", free_bytes(place)
+    except OSError as error:
+        problem, room_bytes = f"{error.strerror}: {error.filename}", 0
+    found = {"path": str(place), "is_there": place.is_dir(), "free_bytes": room_bytes}
+    return {**found, "problem": problem, "fix": fix}
+
+
+def _room(path: Path) -> dict[str, Any]:
+    """{total_bytes, free_bytes, problem} of a file system."""
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError as error:
+        return {"total_bytes": 0, "free_bytes": 0, "problem": f"{error.strerror}: {path}"}
+    writable = os.access(path, os.W_OK | os.X_OK)
+    problem = "" if writable else f"{path} cannot be written to"
+    return {"total_bytes": usage.total, "free_bytes": usage.free, "problem": problem}
+
+
+# ---------------------------------------------------------------- hardware, kernel
+
+
+def _memory() -> dict[str, int]:
+    """Bytes of the machine, or what the group of this process may have if that is less."""
+    memory = psutil.virtual_memory()
+    found = {"total_bytes": int(memory.total), "available_bytes": int(memory.available)}
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        limit = "max"
+    if limit.isdecimal():
+        found = {key: min(value, int(limit)) for key, value in found.items()}
+    return found
+
+
+def _gpu() -> dict[str, Any]:
+    """{has_tool, devices: ["name, driver"], problem}, from nvidia-smi."""
+    if shutil.which(SMI[0]) is None:
+        return {"has_tool": False, "devices": [], "problem": ""}
+    try:
+        said = wait(SMI, SMI_S)
+    except OSError as error:
+        return {"has_tool": True, "devices": [], "problem": f"nvidia-smi: {error}"}
+    lines = [line.strip() for line in said.out.splitlines() if line.strip()]
+    if said.status == LATE:
+        problem = f"nvidia-smi does not answer in {SMI_S:.0f} s"
+        return {"has_tool": True, "devices": [], "problem": problem}
+    if said.status:
+        words = (said.err.strip() or said.out.strip())[:WORDS_CHARS_MAX]
+        return {"has_tool": True, "devices": [], "problem": words or f"exit {said.status}"}
+    return {"has_tool": True, "devices": lines, "problem": ""}
+
+
+def _addresses() -> dict[str, list[str]]:
+    """Interface -> its addresses, without those that mean nothing beyond their own cable."""
+    families = (socket.AF_INET, socket.AF_INET6)
+    return {
+        name: [str(a.address) for a in found if a.family in families and "%" not in a.address]
+        for name, found in psutil.net_if_addrs().items()
+    }
+
+
+def _logout() -> dict[str, bool]:
+    """{kills, removes_ipc}: what systemd does when the last login of this user is over."""
+    if os.getuid() < USER_UID_MIN or not BOOTED.exists() or (LINGER / _user()).exists():
+        return {"kills": False, "removes_ipc": False}
+    files = [LOGIND, *sorted(LOGIND.with_suffix(".conf.d").glob("*.conf"))]
+    said = {"KillUserProcesses": "no", "RemoveIPC": "yes"}
+    for path in files:
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        pairs = [line.partition("=") for line in lines]
+        said |= {key.strip(): value.strip().lower() for key, _, value in pairs}
+    return {"kills": said["KillUserProcesses"] in YES, "removes_ipc": said["RemoveIPC"] in YES}
+
+
+# ---------------------------------------------------------------- torch
+
+
+def _torch() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", TORCH],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _torch_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """{version, cuda, devices}, or {problem}."""
+    try:
+        said, words = process.communicate(timeout=TORCH_S)
+    except subprocess.TimeoutExpired:
+        kill_group(process)
+        process.communicate()
+        return {"problem": f'"import torch" has not come to its end in {TORCH_S:.0f} s'}
+    try:
+        version, cuda, devices = json.loads(said.splitlines()[-1])
+    except (ValueError, IndexError):
+        last = [line for line in words.splitlines() if line.strip()][-1:] or ["it said nothing"]
+        return {"problem": last[0].strip()[:WORDS_CHARS_MAX]}
+    return {"version": version, "cuda": cuda, "devices": devices}

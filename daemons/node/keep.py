@@ -1,0 +1,262 @@
+"""`python -P -m daemons.node.keep DIRECTORY [--requeue]`: the keeper of one node of a Slurm job.
+
+It is the task of srun on this node. It takes the orders that lie in DIRECTORY (see
+`dlctl.launch.slurmfiles`), has the agent begin exactly as ssh would (`daemons.node`), says what
+became of it, and starts a newer incarnation when that is ordered. It is the parent of whatever
+loses its own here, so that Slurm counts everything to the job.
+
+SIGTERM is Slurm's word that the job ends here: nothing is started any more. When the keeper ends,
+nothing is left on the node, unless the job is queued again: then the shards may be found again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from daemons.node.end import agents, end, kill
+from daemons.node.requests import host_directory
+from dlctl.errors import DlctlError
+from dlctl.launch import answers, commands, slurmfiles, slurmscript, slurmwords
+from dlctl.util.processes import start_of
+
+POLL_S = 1.0
+IDLE_S_MAX = 600.0
+"""Without an agent: the coordinator has died, or cannot write its orders where we look."""
+BEGIN_S_MAX = 80.0
+GRACE_S = 4
+"""For the daemons here to end, before they are killed; Slurm kills us after KillWait."""
+ASK_S = 3.0
+PR_SET_CHILD_SUBREAPER = 36
+ENDED_BY_TERM = 143
+Json = dict[str, Any]
+
+
+class Keeper:
+    def __init__(
+        self, directory: Path, agent: str, node: str, job_id: str, attempt: int, may_requeue: bool
+    ) -> None:
+        """`attempt`: of this job, from 0. `may_requeue`: there may be another one."""
+        self.directory = directory
+        self.agent = agent
+        self.node = node
+        self.job_id = job_id
+        self.attempt = attempt
+        self.may_requeue = may_requeue
+        before = slurmfiles.read(slurmfiles.answer(directory, agent))
+        # What another attempt has begun is not begun again: it has ended with that.
+        is_of_another = before.get("attempt") != attempt
+        self._done = int(before.get("incarnation", 0)) if is_of_another else 0
+        self._seen: tuple[int, int] | None = None
+        """Which order file was read last."""
+        self._request: Json = {}
+        """The newest order that was taken."""
+        self._begin: subprocess.Popen[bytes] | None = None
+        self._begin_until = 0.0
+        self._pid = 0
+        """Of the agent; 0 if there is none."""
+        self._busy_at = time.monotonic()
+        self._is_told_to_end = False
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def run(self) -> int:
+        """Until the run or the job is over; the exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_term)
+        signal.signal(signal.SIGCHLD, lambda *_: os.eventfd_write(self._wakeup, 1))
+        while not (why := self._why_over()):
+            self._look_at_begin()
+            self._bury()
+            self._take_kill()
+            self._take_order()
+            if select.select([self._wakeup], [], [], POLL_S)[0]:
+                os.eventfd_read(self._wakeup)
+        self._leave(why)
+        return ENDED_BY_TERM if self._is_told_to_end else 0
+
+    def _on_term(self, *_: object) -> None:
+        self._is_told_to_end = True
+        os.eventfd_write(self._wakeup, 1)
+
+    def _why_over(self) -> str:
+        if self._is_told_to_end:
+            return "Slurm ends the job here"
+        if self._is_run_over():
+            return "the run is over"
+        if self._pid or self._begin:
+            self._busy_at = time.monotonic()
+        idle_s = time.monotonic() - self._busy_at
+        return f"no order has come for {idle_s:.0f} s" if idle_s > IDLE_S_MAX else ""
+
+    def _is_run_over(self) -> bool:
+        """A file server that does not answer for a while ends no run."""
+        try:
+            return slurmfiles.OVER in os.listdir(self.directory)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+
+    # ------------------------------------------------------------ orders
+
+    def _take_order(self) -> None:
+        path = slurmfiles.order(self.directory, self.agent)
+        try:
+            info = path.stat()
+        except OSError:
+            return
+        if self._begin is not None or (info.st_ino, info.st_mtime_ns) == self._seen:
+            return
+        request = slurmfiles.read(path)
+        if not request:
+            return  # It could not be read, perhaps only for now.
+        self._seen = info.st_ino, info.st_mtime_ns
+        incarnation = request.get("incarnation")
+        if type(incarnation) is int and incarnation > self._done:
+            self._done, self._request = incarnation, request
+            self._answer("begins")
+            try:
+                self._start()
+            except OSError as error:
+                why = DlctlError(f"cannot start it: {error}")
+                self._answer("failed", value=answers.as_value(why), status=why.exit_code)
+
+    def _start(self) -> None:
+        """What ssh runs on a host: one request on its standard input, one answer.
+
+        Raises OSError.
+        """
+        memory = commands.in_memory(json.dumps(self._request).encode())
+        try:
+            self._begin = subprocess.Popen(
+                [sys.executable, "-P", "-m", "daemons.node"], stdin=memory, stdout=subprocess.PIPE
+            )
+        finally:
+            os.close(memory)
+        self._begin_until = time.monotonic() + BEGIN_S_MAX
+
+    def _look_at_begin(self) -> None:
+        begin = self._begin
+        if begin is None:
+            return
+        if begin.poll() is None:
+            if time.monotonic() > self._begin_until:
+                begin.kill()
+            return
+        assert begin.stdout is not None
+        with begin.stdout as pipe:
+            said = answers.read(self.node, begin.returncode, pipe.read(), b"")
+        self._begin = None
+        if said.is_good and said.value is not None:
+            self._pid = int(said.value["pid"])
+            self._answer("up", value=said.value)
+        else:
+            self._answer("failed", value=said.value, status=said.status, words=said.words)
+
+    def _take_kill(self) -> None:
+        """The agent alone is killed: its daemons live on, and are adopted by the next one."""
+        path = slurmfiles.kill(self.directory, self.agent)
+        incarnation = slurmfiles.read(path).get("incarnation")
+        if incarnation is None:
+            return
+        with suppress(OSError):
+            path.unlink()
+        if self._request and self._done <= incarnation:
+            if self._begin is not None:
+                self._begin.kill()
+            kill(agents(host_directory(self._request)))
+            if not self._pid:
+                self._answer("ended")
+
+    def _answer(self, state: str, **more: Any) -> None:
+        path = slurmfiles.answer(self.directory, self.agent)
+        value = {"attempt": self.attempt, "incarnation": self._done, "state": state, **more}
+        try:
+            slurmfiles.write(path, {**value, "node": self.node})
+        except FileNotFoundError:
+            pass  # The run is over: nobody wants to know it any more.
+        except OSError as error:
+            print(f"error: {self.agent} on {self.node}: cannot say {state}: {error}", flush=True)
+
+    # ------------------------------------------------------------ processes
+
+    def _bury(self) -> None:
+        """Whoever has lost its parent is ours."""
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                found = None
+            if found is None or (self._begin is not None and found.si_pid == self._begin.pid):
+                break
+            _, status = os.waitpid(found.si_pid, 0)
+            if found.si_pid == self._pid:
+                self._ended(os.waitstatus_to_exitcode(status))
+        if self._pid and start_of(self._pid) is None:
+            self._ended(None)
+
+    def _ended(self, status: int | None) -> None:
+        self._pid = 0
+        self._answer("ended", status=status)
+
+    # ------------------------------------------------------------ the end
+
+    def _leave(self, why: str) -> None:
+        # Slurm may say it twice, and it is for all that is started from here on, too.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        is_requeued = self._is_told_to_end and self.may_requeue and self._is_queued_again()
+        print(f"{self.agent} on {self.node}: the keeper ends: {why}", flush=True)
+        if self._begin is not None:
+            self._begin.kill()
+            self._begin.wait()
+        if self._request:
+            names = ("run_id", "agent", "dir")
+            request = {name: self._request[name] for name in names}
+            grace_s = GRACE_S if self._is_told_to_end else 0
+            purge = {"purge": not is_requeued, "only_agent": False, "grace_s": grace_s}
+            end({**request, **purge})
+
+    def _is_queued_again(self) -> bool:
+        """Whether Slurm will run this job once more. While it ends, its state is "COMPLETING" in
+        any case; but the restart is counted already. If nobody can say it: perhaps.
+        """
+        with suppress(OSError):
+            said = commands.wait(["scontrol", "-o", "show", "job", self.job_id], ASK_S)
+            facts = slurmwords.read(said)
+            return facts is None or facts.restarts > self.attempt
+        return True
+
+
+def main(argv: list[str], environment: dict[str, str]) -> int:
+    """The exit code."""
+    try:
+        directory = Path(argv[1])
+        slurmfiles.check(directory)
+        number = int(environment["SLURM_NODEID"]) + 1
+        node, job_id = environment["SLURMD_NODENAME"], environment["SLURM_JOB_ID"]
+    except (IndexError, KeyError, ValueError):
+        print("error: this is for Slurm to run: srun python -P -m daemons.node.keep DIRECTORY")
+        return 2
+    except (OSError, DlctlError) as error:
+        name = environment.get("SLURMD_NODENAME", "")
+        print(f"error: {name}: the directory of the orders cannot be used here: {error}; set dir "
+              "in [slurm] to one that all nodes share", flush=True)  # fmt: skip
+        return 1
+    attempt = int(environment.get("SLURM_RESTART_COUNT", 0))
+    os.environ["DLCTL_HOST"] = node
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    may_requeue = slurmscript.REQUEUE in argv
+    return Keeper(directory, f"agent-{number}", node, job_id, attempt, may_requeue).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv, dict(os.environ)))

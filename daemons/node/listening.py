@@ -1,0 +1,122 @@
+"""The end of a measurement that listens: at exactly the address that a daemon would have.
+
+A connection has to begin with the token of this session, which came over standard input; any other
+one is closed without a word. A minute after its beginning, or with its process, a listener is gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import re
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from daemons.node import flood
+from daemons.node.owners import owner_of
+from daemons.node.requests import Request, field, natural
+from dlctl import config
+from dlctl.errors import UsageError
+from dlctl.launch import addresses
+
+LIFE_S = 60.0
+FLOOD_S_MAX = 2.0
+TOKEN_S = 2.0
+CONNECTIONS_MAX = 8
+_TOKEN = re.compile(rf"[0-9a-f]{{{flood.TOKEN_BYTES}}}")
+KINDS = {
+    errno.EADDRINUSE: "taken",
+    errno.EADDRNOTAVAIL: "not ours",
+    errno.EACCES: "not permitted",
+}
+
+
+class Listeners:
+    """All of this process."""
+
+    def __init__(self) -> None:
+        self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._token = b""
+        self._until = 0.0
+
+    def listen(self, request: Request) -> dict[str, Any]:
+        """{places: [{name, address, port, told}, or {name, address, port, kind, words, owner}]}.
+
+        `bind` and `data` are those of the host in the job file, `control` the coordinator's
+        address, or "" to listen where the coordinator would; `ports`: daemon -> port, or 0.
+        Raises UsageError, and DlctlError if the own address cannot be found out.
+        """
+        token = field(request, "token", str)
+        if not _TOKEN.fullmatch(token):
+            raise UsageError("the token of the request is none")
+        self._token, self._until = token.encode(), time.monotonic() + LIFE_S
+        ssh, data, bind = (field(request, name, str) for name in ("ssh", "data", "bind"))
+        host = config.Host(ssh=ssh, data=data, bind=bind)
+        control, ports = field(request, "control", str), field(request, "ports", dict)
+        return {"places": [self._place(host, n, natural(ports, n), control) for n in ports]}
+
+    def _place(self, host: config.Host, name: str, port: int, control: str) -> dict[str, Any]:
+        place = addresses.on_host(host, port, control)
+        address = addresses.host_of(place.bind)
+        found = {"name": name, "address": address, "port": port}
+        try:
+            own = _bound(address, port)
+        except OSError as error:
+            kind = KINDS.get(error.errno or 0, "")
+            owner = owner_of(port) if kind == "taken" else {}
+            return {**found, "kind": kind, "words": error.strerror or str(error), "owner": owner}
+        number = own.getsockname()[1]
+        threading.Thread(target=self._accept, args=(own,), daemon=True).start()
+        return {**found, "port": number, "told": place.advertised or address}
+
+    def _accept(self, own: socket.socket) -> None:
+        with own, suppress(OSError):
+            while (left_s := self._until - time.monotonic()) > 0:
+                own.settimeout(left_s)
+                connection, _ = own.accept()
+                if self._free.acquire(blocking=False):
+                    threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+                else:
+                    connection.close()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection, suppress(OSError):
+                flood.prepare(connection)
+                connection.settimeout(TOKEN_S)
+                said = flood.read_exactly(connection, flood.TOKEN_BYTES)
+                if hmac.compare_digest(said, self._token):
+                    connection.settimeout(flood.SILENT_S)
+                    connection.sendall(flood.WELCOME)
+                    self._answer(connection)
+        finally:
+            self._free.release()
+
+    def _answer(self, connection: socket.socket) -> None:
+        while time.monotonic() < self._until and (word := connection.recv(1)):
+            if word == flood.PING:
+                connection.sendall(flood.PING)
+            elif word == flood.DOWN:
+                for_ms = int.from_bytes(flood.read_exactly(connection, 2), "big")
+                flood.send_flood(connection, min(for_ms / 1000, FLOOD_S_MAX))
+            elif word == flood.UP:
+                connection.sendall(flood.COUNTED.pack(*flood.take_flood(connection)))
+            else:
+                return
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    own = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # As ZeroMQ does: connections of before that are just ending are nobody's.
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        own.bind((address, port))
+        own.listen(CONNECTIONS_MAX)
+    except OSError:
+        own.close()
+        raise
+    return own

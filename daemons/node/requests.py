@@ -1,0 +1,118 @@
+"""The fields of a request, each of exactly its type, and where the files of an agent are.
+
+    <dir>/<agent>/<run id>/     stands for the run directory on this machine: the "host directory"
+        host.json   says that it is one         job.json   the resolved job
+        logs/       of the daemons here         task/      the Python files from beside the job file
+
+It is called as the run is, because daemons know their run by the name of their directory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dlctl.errors import DlctlError, UsageError
+from dlctl.launch import local
+from dlctl.runs import paths
+
+T = TypeVar("T")
+Request = Mapping[str, Any]
+FOLDER = "hosts"
+_RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}", re.IGNORECASE)
+_AGENT = re.compile(r"agent-[0-9]{1,5}")
+
+
+def field(request: Request, name: str, kind: type[T]) -> T:
+    """Raises UsageError if it is missing, or of another type (`True` is no number)."""
+    value = request.get(name)
+    if type(value) is not kind:
+        raise UsageError(f'the field "{name}" of the request has to be of type {kind.__name__}')
+    return value
+
+
+def natural(request: Request, name: str) -> int:
+    value = field(request, name, int)
+    if value < 0:
+        raise UsageError(f'the field "{name}" of the request must not be below zero')
+    return value
+
+
+def name_of_agent(request: Request) -> str:
+    return _matching(request, "agent", _AGENT)
+
+
+def host_directory(request: Request) -> Path:
+    """Where the files of this agent are, or would be. Nothing is made, nothing is checked."""
+    agent, run_id = name_of_agent(request), _matching(request, "run_id", _RUN_ID)
+    return root(request) / agent / run_id
+
+
+def root(request: Request) -> Path:
+    """Where the files of all agents here are, or would be. Raises UsageError."""
+    if not field(request, "dir", str):
+        return paths.index_dir().parent / FOLDER
+    path = full_path(request, "dir")
+    if ".." in path.parts:
+        raise UsageError("dir of a host has to be a path without ..", where=str(path))
+    return path
+
+
+def full_path(request: Request, name: str) -> Path:
+    """Raises UsageError if it is none."""
+    given = field(request, name, str)
+    path = Path(given).expanduser()
+    if not path.is_absolute() or "\0" in given:
+        raise UsageError(f"{name} has to be a full path", where=given.replace("\0", "\\0"))
+    return path
+
+
+def _matching(request: Request, name: str, pattern: re.Pattern[str]) -> str:
+    value = field(request, name, str)
+    if not pattern.fullmatch(value):
+        raise UsageError(f'the field "{name}" of the request is not one: {value!r:.100}')
+    return value
+
+
+def make(directory: Path) -> None:
+    """Make a host directory, and what it lies in. Raises DlctlError if it cannot be, or if anybody
+    else may go in there: what lies in it is run.
+    """
+    root = directory.parents[1]
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        for path in (root, directory.parent, directory):
+            path.mkdir(mode=0o700, exist_ok=True)
+            check(path)
+    except OSError as error:
+        raise DlctlError(
+            f"cannot make the directory of this run: {error.strerror}",
+            where=str(error.filename or directory),
+            hint="set dir of this host in [[hosts]] to a place where you can write",
+        ) from error
+
+
+def check(path: Path) -> None:
+    """Raises DlctlError unless this is a directory of ours that nobody else can enter."""
+    if not paths.is_private(path):
+        raise DlctlError(
+            "this must be a directory of yours with mode 0700",
+            where=str(path),
+            hint=f"there: chmod 700 {path}, or set dir of this host in [[hosts]]",
+        )
+
+
+def is_there(directory: Path) -> bool:
+    """Whether there is such a directory, and it is ours. Raises DlctlError if it is not."""
+    if not directory.is_dir():
+        return False
+    for path in (directory.parents[1], directory.parent, directory):
+        check(path)
+    return True
+
+
+def row(daemon: local.Living) -> dict[str, Any]:
+    """As `processes` takes it, and what it is."""
+    return {**daemon.row(), "role": daemon.role, "incarnation": daemon.incarnation}

@@ -1,0 +1,104 @@
+"""What nobody looks after any more ends, whatever happened to those who started it.
+
+An agent starts its coordinator again, and the coordinator its agents. Here is what remains: both
+are gone, or the run itself comes to its end.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from daemons.loop import Loop
+from daemons.process import DaemonContext
+from dlctl import config
+from dlctl.errors import DlctlError
+from dlctl.launch import local
+from dlctl.roles.protocol.effects import CoordinatorGone
+from dlctl.runs import database, kept_shards, paths
+from dlctl.util import processes
+
+log = logging.getLogger("dlctl")
+LOOK_S = 5.0
+"""Between two looks whether coordinator and agent are there."""
+ALONE_S = 3 * LOOK_S
+"""Without an agent on another machine: the coordinator may be about to place the next one."""
+EXIT_S = 5.0
+"""For daemons that have been told to end; then they are killed."""
+
+
+def watch_parents(loop: Loop, context: DaemonContext) -> Callable[[], None]:
+    """A chore that tells the machine when neither the coordinator nor an agent is there any more.
+
+    Both are started again by the other one; only together they stay away, until somebody comes. On
+    another machine than the coordinator's there is only the agent to look for.
+    """
+    is_led = _is_led_at_home if context.is_home else _is_led
+    limit_s = 0.0 if context.is_home else ALONE_S
+    look_at, led_at = 0.0, time.monotonic()
+
+    def chore() -> None:
+        nonlocal look_at, led_at
+        now = time.monotonic()
+        if now < look_at:
+            return
+        look_at = now + LOOK_S
+        if _holds(is_led, context.directory):
+            led_at = now
+        elif now - led_at >= limit_s:
+            loop.post(CoordinatorGone())
+
+    return chore
+
+
+def _holds(is_led: Callable[[Path], bool], directory: Path) -> bool:
+    """Also if that cannot be known just now: the database is damaged, or no file can be opened."""
+    try:
+        return is_led(directory)
+    except (DlctlError, OSError, sqlite3.Error) as error:
+        log.warning("cannot see whether coordinator and agent live: %s", error)
+        return True
+
+
+def _is_led_at_home(directory: Path) -> bool:
+    """Whether a coordinator or an agent lives."""
+    run = database.read(directory)
+    agents = [row for row in run["daemons"] if row.get("role") == "agent"]
+    return bool(processes.living([*agents, run])) or _is_led(directory)
+
+
+def _is_led(directory: Path) -> bool:
+    """Whether there is a coordinator or an agent that nobody has put on record (yet)."""
+    return any(daemon.role in ("agent", "coordinator") for daemon in local.living(directory))
+
+
+def end_all(directory: Path, db: database.RunDb) -> None:
+    """See to it that all daemons of a run that is over end, and put that on record.
+
+    They have been told to; those that do not listen any more are killed. What is on record may not
+    be all: they are looked for.
+    """
+    found = [daemon.row() for daemon in local.living(directory) if daemon.role != "coordinator"]
+    silent = processes.wait(found, EXIT_S)
+    if silent:
+        log.warning("nobody watched their end: %s", ", ".join(row["name"] for row in silent))
+    _, left = processes.end(silent, 0.0)
+    if left:
+        log.error("could not end %s", ", ".join(left))
+    rows = [row for row in db.daemons() if row.get("pid") and row["name"] not in left]
+    try:
+        for row in rows:
+            db.put_daemon(row["name"], {**row, "state": "stopped", "pid": None})
+        db.commit()
+    except sqlite3.OperationalError as error:  # `status` looks for the processes by itself
+        log.error("cannot write the run's database: %s", error)
+
+
+def remove_leftovers(directory: Path, state: object, servers: config.Servers) -> None:
+    """The sockets of a run that is over in this `state`, and its shards if nothing needs them."""
+    paths.remove_sockets(directory.name)
+    if state in ("finished", "stopped"):  # All is in its checkpoint.
+        kept_shards.remove(directory, servers)

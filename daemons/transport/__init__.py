@@ -1,0 +1,1 @@
+"""ZeroMQ and shared memory: how messages get from process to process."""

@@ -1,0 +1,356 @@
+"""Large messages between processes of one machine lie in memory that both of them see.
+
+The sender copies what is large into a slot and sends where it lies; the receiver reads it there,
+and notes in the slot when nobody looks at it any more. Then the sender uses the slot again.
+
+A slot is a file without a name (memfd_create): it is gone with the last process that has it,
+however that ends. The receiver opens it through /proc, which only the same user can; its size is
+sealed, so that nobody can take the memory away under a reader. A slot that does not come back in
+time is never written to again: whoever has it sees what was there, and whoever looks for it later
+does not find it, as if the message had been lost; the roles repeat it. Processes that are forked
+off (data loaders) have no part in any of this.
+
+    a slot       one page: who it is, the numbers of the last loans that were found and that came
+                 back; then the bytes
+    on the wire  [head, lengths of the frames that lie in the slot, frames ...]; those are empty
+    and back     [the same head, marked as missed] from who has not found it
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import mmap
+import os
+import secrets
+import stat
+import struct
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from daemons.transport import shm_layout
+from daemons.transport.shm_fallback import ShmFallback
+from dlctl.errors import RemoteProtocolError
+from dlctl.messages import Array
+from dlctl.util import threads
+from dlctl.util.buffer_pool import is_unused
+from dlctl.wire import FRAMES_MAX, Frame, Frames
+
+SHARED, MISSED = b"\xc1shm", b"\xc1mis"
+FRAME_BYTES_MIN = 128 * 1024
+"""Frames from this on lie in a slot; below, the socket is as fast."""
+PATIENCE_S = 10.0
+"""A loan that is not back by then is given up, and what was not needed for as long is let go."""
+SLOTS_MAX = 64
+BYTES_MAX = 1 << 30
+"""Of all slots of a process; what has no room is sent, and copied only once."""
+_PAGE = 4096
+_HEAD = struct.Struct("<4sQQ16sQ")
+"""Which it is, the sender's pid, its descriptor, the slot's cookie, number of the loan."""
+_NOTES_AT = 64
+"""uint64[2]: the numbers of the last loans that were found and that came back."""
+_FOUND, _RETURNED = 0, 1
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+log = logging.getLogger(__name__)
+
+
+def are_large(frames: Frames) -> bool:
+    """Whether a message is worth a slot."""
+    return shm_layout.are_large(frames, FRAME_BYTES_MIN)
+
+
+# ---------------------------------------------------------------- who sends
+
+
+class Slot:
+    """Memory that one message at a time is lent in. Raises OSError if there is no room for it."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.cookie = secrets.token_bytes(16)
+        self.number = 0
+        """Of the newest loan."""
+        self.used_at = time.monotonic()
+        self.receiver: Hashable = None
+        """Of the newest loan, until it is known how that went."""
+        self.is_given_up = False
+        self.fd = os.memfd_create("dlctl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        _descriptors.add(self.fd)  # Before what takes long: another thread may fork meanwhile.
+        try:
+            os.posix_fallocate(self.fd, 0, _PAGE + nbytes)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+            memory = mmap.mmap(self.fd, _PAGE + nbytes)
+            memory.madvise(mmap.MADV_DONTFORK)
+        except OSError:
+            _descriptors.discard(self.fd)
+            os.close(self.fd)
+            raise
+        memory[:16] = self.cookie
+        self._notes = np.frombuffer(memory, np.uint64, 2, _NOTES_AT)
+        self._bytes = np.frombuffer(memory, np.uint8, nbytes, _PAGE)
+
+    def is_back(self, number: int) -> bool:
+        """Whether a loan of before, or the newest one, is over."""
+        return self.is_given_up or int(self._notes[_RETURNED]) >= number
+
+    def was_found(self, number: int) -> bool:
+        """Whether the receiver of a loan has seen it, or it is over."""
+        return self.is_back(number) or int(self._notes[_FOUND]) >= number
+
+    @property
+    def is_free(self) -> bool:
+        return self.is_back(self.number)
+
+    def take_back(self, number: int) -> None:
+        """A loan that was never sent is over."""
+        self._notes[_RETURNED], self.receiver = number, None
+
+    def lend(self, frames: Frames, receiver: Hashable) -> Frames:
+        """What to send instead of `frames`."""
+        self.number += 1
+        self.receiver = receiver
+        self.used_at = time.monotonic()
+        lengths, rest = shm_layout.split(frames, FRAME_BYTES_MIN)
+        places, _ = shm_layout.places(lengths)
+        for frame, place, length in zip(frames, places, lengths, strict=True):
+            if length:
+                target = self._bytes[place : place + length]
+                threads.copy(target, np.frombuffer(frame, np.uint8))
+        head = _HEAD.pack(SHARED, os.getpid(), self.fd, self.cookie, self.number)
+        return [head, shm_layout.pack(lengths), *rest]
+
+    def close(self) -> None:
+        """Whoever has opened it keeps it as it is."""
+        self.is_given_up = True
+        _descriptors.discard(self.fd)
+        os.close(self.fd)
+
+
+_descriptors: set[int] = set()
+"""Of the slots of this process."""
+
+
+def _forget_slots() -> None:
+    """In a process that was forked off: it would keep their memory for as long as it lives."""
+    for descriptor in _descriptors:
+        os.close(descriptor)
+    _descriptors.clear()
+
+
+os.register_at_fork(after_in_child=_forget_slots)
+
+
+class Loan(NamedTuple):
+    """One message in a slot."""
+
+    slot: Slot
+    number: int
+
+    @property
+    def done(self) -> bool:
+        """Whether the receiver has read where it lies: it is on its way no more."""
+        return self.slot.was_found(self.number)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the receiver does not need it any more."""
+        return self.slot.is_back(self.number)
+
+    def cancel(self) -> None:
+        """It could not be sent."""
+        self.slot.take_back(self.number)
+
+
+class Lender:
+    """The slots of one process, for all whom it sends to."""
+
+    def __init__(self) -> None:
+        self._slots: list[Slot] = []
+        self._misses = ShmFallback()
+
+    def lend(self, frames: Frames, receiver: Hashable) -> tuple[Frames, Loan] | None:
+        """What to send instead of `frames`, and what says when it is not needed any more.
+
+        None: this message has to travel by itself.
+        """
+        if self._misses.is_paused(receiver):
+            return None
+        _, need = shm_layout.places([len(frame) for frame in frames])
+        slot = self._find(need)
+        if slot is None:
+            return None
+        lent = slot.lend(frames, receiver)
+        return lent, Loan(slot, slot.number)
+
+    def _find(self, need: int) -> Slot | None:
+        free = [slot for slot in self._slots if slot.is_free]
+        for slot in free:
+            if slot.receiver is not None:
+                self._misses.found(slot.receiver)
+                slot.receiver = None
+        fitting = [slot for slot in free if need <= slot.nbytes <= 4 * need]
+        if fitting:
+            return min(fitting, key=lambda slot: slot.nbytes)
+        for slot in sorted(free, key=lambda slot: slot.used_at):
+            if self._has_room(need):
+                break
+            self._close(slot)
+        if not self._has_room(need):
+            return None
+        try:
+            self._slots.append(Slot(need))
+        except OSError as error:
+            log.debug("no memory to share: %s", error)
+            return None
+        return self._slots[-1]
+
+    def _has_room(self, nbytes: int) -> bool:
+        total = sum(slot.nbytes for slot in self._slots)
+        return len(self._slots) < SLOTS_MAX and total + nbytes <= BYTES_MAX
+
+    def missed(self, head: Frame, receiver: Hashable) -> None:
+        """`receiver` says that it has not found what this head of a loan names: it was given up
+        before, or cannot be seen from there.
+        """
+        if len(head) != _HEAD.size:
+            return
+        *_, cookie, number = _HEAD.unpack(head)
+        for slot in [s for s in self._slots if (s.cookie, s.number) == (cookie, number)]:
+            self._close(slot)
+        self._misses.add(receiver)
+
+    def check(self) -> None:
+        """A chore: give up what does not come back, and what is not used."""
+        self._misses.check()
+        oldest = time.monotonic() - PATIENCE_S
+        for slot in [slot for slot in self._slots if slot.used_at < oldest]:
+            self._close(slot)
+
+    def _close(self, slot: Slot) -> None:
+        self._slots.remove(slot)
+        slot.close()
+
+    def close(self) -> None:
+        for slot in self._slots:
+            slot.close()
+        self._slots.clear()
+
+
+# ---------------------------------------------------------------- who receives
+
+
+def not_found(frames: Frames) -> Frames:
+    """The answer to a loan that could not be read."""
+    return [MISSED + bytes(frames[0])[len(SHARED) :]]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A slot of somebody else, as we see it."""
+
+    notes: Array
+    """uint64[2], the one thing that we write."""
+    arrays: list[Array]
+    """One uint8[n]: what lies there. Whoever looks at a frame holds it."""
+    number: int = 0
+    """Of the loan that we have, or had last."""
+    used_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether we have it still. Others may have had it since."""
+        return int(self.notes[_RETURNED]) < self.number
+
+
+class Borrower:
+    """What one process sees of the slots of others."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, int, bytes], _Seen] = {}
+        self._lent: list[_Seen] = []
+
+    def read(self, frames: Frames, bytes_max: int) -> Frames | None:
+        """The frames of a message that was lent; None if its slot is gone.
+
+        Raises RemoteProtocolError for what `Slot.lend` never makes, and for a message of more than
+        `bytes_max` bytes.
+        """
+        if len(frames) < 2 or len(frames[0]) != _HEAD.size or len(frames) > FRAMES_MAX + 2:
+            raise RemoteProtocolError("this is no loan of a message")
+        _, pid, fd, cookie, number = _HEAD.unpack(frames[0])
+        lengths = shm_layout.unpack(frames[1], len(frames) - 2)
+        _, total = shm_layout.places(lengths)
+        if total > bytes_max:
+            raise RemoteProtocolError(f"a message of {total} bytes; at most {bytes_max}")
+        seen = self._find(pid, fd, cookie)
+        if seen is None:
+            return None
+        if number <= seen.number or total > seen.arrays[0].size:
+            raise RemoteProtocolError("a loan that is an old one, or larger than its slot")
+        seen.number, seen.used_at = number, time.monotonic()
+        seen.notes[_FOUND] = number
+        self._lent.append(seen)
+        return shm_layout.join(seen.arrays[0].data, lengths, frames[2:])
+
+    def give_back(self) -> None:
+        """Tell the senders of what nobody looks at any more."""
+        if not self._lent:
+            return
+        still = []
+        for seen in self._lent:
+            if is_unused(seen.arrays, 0):
+                seen.notes[_RETURNED] = seen.number
+            else:
+                still.append(seen)
+        self._lent = still
+
+    def check(self) -> None:
+        """A chore: let go what was not used for a while."""
+        oldest = time.monotonic() - 2 * PATIENCE_S
+        for key, seen in list(self._seen.items()):
+            if seen.used_at < oldest and not seen.is_lent:
+                del self._seen[key]
+
+    def _find(self, pid: int, fd: int, cookie: bytes) -> _Seen | None:
+        key = pid, fd, cookie
+        if key not in self._seen:
+            seen = _open(pid, fd, cookie)
+            if seen is None:
+                return None
+            self._seen[key] = seen
+        return self._seen[key]
+
+
+def _open(pid: int, fd: int, cookie: bytes) -> _Seen | None:
+    """A slot of another process; None if it is gone, or is something else by now."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    try:
+        ours = os.open(f"/proc/{pid}/fd/{fd}", flags)
+    except OSError as error:
+        log.debug("a message in shared memory is gone: %s", error)
+        return None
+    try:
+        about = os.fstat(ours)
+        if not stat.S_ISREG(about.st_mode) or about.st_size <= _PAGE:
+            return None
+        if fcntl.fcntl(ours, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            return None
+        page = mmap.mmap(ours, _PAGE)
+        page.madvise(mmap.MADV_DONTFORK)
+        if page[:16] != cookie:
+            return None
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        memory = mmap.mmap(ours, about.st_size, flags, mmap.PROT_READ)
+        memory.madvise(mmap.MADV_DONTFORK)
+    except OSError as error:
+        log.debug("a message in shared memory cannot be read: %s", error)
+        return None
+    finally:
+        os.close(ours)
+    content = np.frombuffer(memory, np.uint8, about.st_size - _PAGE, _PAGE)
+    return _Seen(np.frombuffer(page, np.uint64, 2, _NOTES_AT), [content])

@@ -1,0 +1,151 @@
+"""Who may connect: libzmq asks for every new connection whether its key is welcome (ZAP, RFC 27).
+
+A thread of its own answers, so that a busy daemon does not keep anybody waiting. Without an answer
+nobody gets in (`ZAP_ENFORCE_DOMAIN`); so if this thread ended, the daemon has to end, too.
+
+A connection may choose what the listener calls it, also what libzmq is going to call another one by
+itself; if that one comes, libzmq ends the process. Nobody knows these numbers of 32 bits, but one
+who comes often enough meets them; so a key may come only so often.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Mapping
+
+import zmq
+from zmq.utils import z85
+
+from dlctl.roles.protocol.authz import COME_LATER
+
+ADDRESS = "inproc://zeromq.zap.01"
+DOMAIN = b"dlctl"
+STOP = "inproc://gatekeeper-stop"
+VERSION = b"1.0"
+WELCOME, UNKNOWN = (b"200", b"OK"), (b"400", b"unknown key")
+LATER = (str(COME_LATER).encode(), b"later")
+UNDECIDED_S = 2.0
+"""For so long whoever comes is kept waiting if nobody has said yet who may come: less than a
+handshake may take.
+"""
+COMINGS_MAX, COMINGS_PER_S = 256.0, 10.0
+"""Connections that one key may begin: at once, and in the long run. An honest one needs a few."""
+QUIET_S = 60.0
+"""Between two lines in the log about one source."""
+SOURCES_MAX = 256
+
+log = logging.getLogger(__name__)
+
+
+class Comings:
+    """How often each key comes."""
+
+    def __init__(self) -> None:
+        self._left: dict[bytes, tuple[float, float]] = {}
+        """Name -> (how often it may still come, when that was so)."""
+
+    def takes(self, name: bytes, now: float) -> bool:
+        """Somebody comes with this name's key; False if that is too often."""
+        left, at = self._left.get(name, (COMINGS_MAX, now))
+        left = min(COMINGS_MAX, left + (now - at) * COMINGS_PER_S)
+        is_taken = left >= 1.0
+        self._left[name] = (left - is_taken, now)
+        return is_taken
+
+
+class Gatekeeper:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.refused = 0
+        """Connections that were not let in."""
+        self._names: Mapping[bytes, bytes] | None = None
+        """None: nobody has said yet who may come."""
+        self._decided = threading.Event()
+        """It was said, or will not be said any more."""
+        self._comings = Comings()
+        self._said: dict[str, float] = {}
+        self._questions = context.socket(zmq.REP)
+        self._questions.setsockopt(zmq.LINGER, 0)
+        self._questions.bind(ADDRESS)
+        self._stopped = context.socket(zmq.PAIR)
+        self._stopped.bind(STOP)
+        self._stop = context.socket(zmq.PAIR)
+        self._stop.connect(STOP)
+        self._thread = threading.Thread(target=self._serve, name="gatekeeper", daemon=True)
+        self._thread.start()
+
+    def admit(self, names: Mapping[str, str]) -> None:
+        """From now on only these may connect: public key as text -> name. Safe from any thread."""
+        self._names = {z85.decode(key): name.encode() for key, name in names.items()}
+        self._decided.set()
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._stop.send(b"")
+            self._decided.set()
+            self._thread.join()
+        for socket in (self._questions, self._stopped, self._stop):
+            socket.close(linger=0)
+
+    # ------------------------------------------------------------ in the thread
+
+    def _serve(self) -> None:
+        # Who comes a moment too early gets in when it may, and not when it has come again.
+        while not self._decided.wait(UNDECIDED_S):
+            while self._questions.poll(0) and not self._decided.is_set():
+                self._answer_next()
+        poller = zmq.Poller()
+        poller.register(self._questions, zmq.POLLIN)
+        poller.register(self._stopped, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if self._stopped in ready:
+                return
+            self._answer_next()
+
+    def _answer_next(self) -> None:
+        # Only libzmq can ask here. Whatever goes wrong, the next one must get an answer.
+        with contextlib.suppress(zmq.ZMQError):
+            self._questions.send_multipart(self._answer(self._questions.recv_multipart()))
+
+    def _answer(self, question: list[bytes]) -> list[bytes]:
+        """RFC 27: version, request id, status, text, user id, metadata."""
+        request = question[1] if len(question) > 1 else b""
+        names = self._names
+        name = _name(question, names or {})
+        if names is None:
+            status = LATER
+        elif name is None:
+            status = UNKNOWN
+            source = question[3].decode(errors="replace") if len(question) > 3 else "?"
+            self._tell(source, f"refused a connection from {source}: its key is not known here")
+        elif not self._comings.takes(name, time.monotonic()):
+            status = LATER
+            who = name.decode()
+            self._tell(who, f"refused a connection of {who}: it comes again and again")
+        else:
+            return [VERSION, request, *WELCOME, name, b""]
+        self.refused += 1
+        return [VERSION, request, *status, b"", b""]
+
+    def _tell(self, source: str, text: str) -> None:
+        """At most once a minute for each source: whoever knocks must not fill the disk."""
+        now = time.monotonic()
+        if now - self._said.get(source, -QUIET_S) < QUIET_S:
+            return
+        if len(self._said) >= SOURCES_MAX:
+            self._said.clear()
+        self._said[source] = now
+        log.warning("%s", text)
+
+
+def _name(question: list[bytes], names: Mapping[bytes, bytes]) -> bytes | None:
+    match question:
+        case [_, _, domain, _, _, b"CURVE", key] if domain == DOMAIN:
+            return names.get(key)
+    return None

@@ -1,0 +1,104 @@
+"""One real gradient of a job: `python -m daemons.worker.sample_gradient OUTPUT`.
+
+`dlctl compressors --job` runs this.
+
+The job comes as JSON on standard input; with --checkpoint DIR the gradient is at the parameters of
+that checkpoint, without at the model's initial ones. The task is loaded as by a worker, and so are
+the samples: those that the first batches of the run consist of. OUTPUT becomes a .npy file with a
+float32 vector: the sum of their gradients, of which the servers' slices are what is pushed; of
+local SGD the sum of a replica's own steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from daemons.worker.building import build
+from daemons.worker.replica import Replica
+from daemons.worker.task import TaskError
+from dlctl.config import JobFile, from_dict
+from dlctl.errors import DlctlError
+from dlctl.messages import Array
+from dlctl.runs import checkpoints
+from dlctl.settings import AUTO
+from dlctl.vector import copy_into, euclidean_norm, to_host
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code. An error is one line of JSON on standard error."""
+    parser = argparse.ArgumentParser(
+        prog="python -m daemons.worker.sample_gradient",
+        description="Write one real gradient of a job.",
+    )
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--checkpoint", type=Path, metavar="DIR")
+    chosen = parser.parse_args(arguments)
+    try:
+        job = from_dict(JobFile, json.load(sys.stdin))
+        np.save(chosen.output, gradient(job, chosen.checkpoint), allow_pickle=False)
+    except DlctlError as error:
+        facts = {"message": error.message, "where": error.where, "hint": error.hint}
+        print(json.dumps(facts), file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def gradient(job: JobFile, checkpoint: Path | None) -> Array:
+    """float32[d]: summed over as many batches as one push sums, of the job's first portion; with
+    "auto" as many as it begins with, which is one. With `local_steps`, the way that these go.
+
+    Raises TaskError for what is wrong with the task, also if the gradient is not finite, and
+    DlctlError if the checkpoint is of another model.
+    """
+    replica, loader, in_all = build(job, slot=0, processes=0)
+    if checkpoint is not None:
+        _load(replica, checkpoint)
+    options = job.algorithm.options
+    every = options.get("push_every_steps", options.get("local_steps", AUTO))
+    batches = 1 if every == AUTO else int(every)
+    samples = min(in_all, batches * job.workers.batch_size)
+    batches = -(-samples // job.workers.batch_size)
+    total = np.zeros(replica.layout.size(), np.float32)
+    rate = options["local_lr"] if "local_steps" in options else None
+    before = to_host(replica.parameters).copy()
+    for number in range(batches):
+        batch = loader.batch(0, 0, samples, number)
+        if rate is None:
+            loss, gradient = replica.gradient(batch)
+            total += to_host(gradient)
+            norm = euclidean_norm(total)
+        else:
+            loss, norm = replica.descend(batch, rate)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise TaskError(
+                f"batch {number} has the loss {loss:g} and a gradient that is not finite, or "
+                "too large to be squared; no worker would push it",
+                where=replica.task.place("loss"),
+                hint="torch.autograd.set_detect_anomaly(True) shows where a NaN comes from",
+            )
+    return total if rate is None else before - to_host(replica.parameters)
+
+
+def _load(replica: Replica, checkpoint: Path) -> None:
+    manifest = checkpoints.read_manifest(checkpoint)
+    size = replica.layout.size()
+    if manifest["size"] != size:
+        raise DlctlError(
+            f"the checkpoint has {manifest['size']} elements, the task's model {size}",
+            where=str(checkpoint),
+            hint="the task was changed since; name the job file instead of the run",
+        )
+    copy_into(replica.parameters, checkpoints.read_slice(checkpoint, manifest, "w", 0, size))
+    replica.load_averaged(checkpoints.read_extra(checkpoint, manifest, "averaged"))
+    replica.load_constant(checkpoints.read_extra(checkpoint, manifest, "constant"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

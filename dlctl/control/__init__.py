@@ -1,0 +1,1 @@
+"""Asking a running coordinator: keys, requests, and what its silence means."""

@@ -1,0 +1,305 @@
+"""Ask a running coordinator for something, and know who is to blame if no answer comes.
+
+A question carries a random number and is sent again every second until the first answer, so a lost
+message costs a second and a repeated one nothing: the coordinator knows the number. The socket has
+no routing id, so two clients never push each other out.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlctl.control import unresponsive
+from dlctl.errors import DlctlError, NotPermitted, TimedOut, Unreachable
+from dlctl.runs import database
+from dlctl.util import hints, processes
+from dlctl.util.units import format_duration
+
+if TYPE_CHECKING:
+    import zmq
+
+    from dlctl.control import keys
+    from dlctl.messages import Reply, Request
+
+RESEND_S = 1.0
+REFUSED_S = 2.0
+"""Connections that fail for so long, and none that does not: no accident."""
+MUTE_S = 15.0
+"""A living coordinator says at once that it has heard; after so long it will not any more."""
+CONNECT_S = 0.2
+"""Between two looks for an address that is not known yet."""
+LAST_WORDS_S = 0.2
+REQUEST_BITS = 53
+"""So that every JSON reader keeps the number exactly."""
+
+Result = dict[str, Any]
+
+
+def ask(
+    directory: Path,
+    verb: str,
+    arguments: dict[str, Any],
+    timeout_s: float,
+    on_progress: Callable[[Result], None] | None = None,
+) -> Result:
+    """Ask the coordinator of the run in `directory` and wait until it is done; returns its result.
+
+    `on_progress` hears every intermediate result. Raises DlctlError with the coordinator's own
+    words if it refuses, Unreachable if it is gone, mute or has no address yet, and TimedOut if it
+    has answered but is not done after `timeout_s` seconds.
+    """
+    import zmq
+
+    request = request_of(verb, arguments)
+    with closing(Question(directory, request, timeout_s, zmq.Context())) as question:
+        return answer(question, on_progress)
+
+
+def request_of(verb: str, arguments: dict[str, Any]) -> Request:
+    """One with a number that nobody else has."""
+    from dlctl.messages import Request
+
+    return Request(random.SystemRandom().getrandbits(REQUEST_BITS), verb, arguments)
+
+
+def answer(question: Question, on_progress: Callable[[Result], None] | None = None) -> Result:
+    """Wait for the final answer. Raises as `ask` does."""
+    while True:
+        reply = question.next_reply()
+        if reply.error:
+            is_refused = reply.result.get("exit_code") == NotPermitted.exit_code
+            raise (NotPermitted if is_refused else DlctlError)(reply.error)
+        if reply.done:
+            return reply.result
+        if on_progress is not None:
+            on_progress(reply.result)
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusals:
+    """Connections that failed one after the other, as we heard of them."""
+
+    since: float
+    latest: float
+    is_final: bool
+    """After the latest one libzmq does not try again."""
+
+    def are_no_accident(self, now: float) -> bool:
+        return (now if self.is_final else self.latest) - self.since > REFUSED_S
+
+
+class Question:
+    """One request on its way: the socket, the coordinator's address, the time that is left."""
+
+    def __init__(
+        self, directory: Path, request: Request, timeout_s: float, context: zmq.Context[Any]
+    ) -> None:
+        self.directory = directory
+        self.request = request
+        self.timeout_s = timeout_s
+        self.began_at = time.monotonic()
+        self.answered = False
+        self.context = context
+        self.socket: zmq.Socket[bytes] | None = None
+        self.monitor: zmq.Socket[bytes] | None = None
+        self.refusals: _Refusals | None = None
+        self.is_put_off = False
+        """When we came for the last time, we heard that we should come later."""
+        self.address = ""
+        self.pid: int | None = None
+        self.key = ""
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+    def next_reply(self) -> Reply:
+        """The next answer to our request; asks again while there has been none at all."""
+        reply = self._receive(0.0)
+        while reply is None:
+            try:
+                self._check()
+            except Gone:
+                # Its last words may still be on their way.
+                if (reply := self._receive(LAST_WORDS_S)) is None:
+                    raise
+                break
+            if self.socket is not None and not self.answered:
+                self._send(self.socket)
+            reply = self._receive(min(RESEND_S if self.socket else CONNECT_S, self._left_s()))
+        self.answered = True
+        return reply
+
+    def _left_s(self) -> float:
+        return self.began_at + self.timeout_s - time.monotonic()
+
+    def _check(self) -> None:
+        """Connect to where the coordinator is now; raise if it is gone or the time is over.
+
+        One that died is started again by its agent: the new one is asked anew.
+        """
+        run = database.read(self.directory)
+        pid = run.get("pid")
+        is_gone = pid is not None and not processes.is_alive(pid, run.get("pid_start"))
+        if is_gone and not _is_started_again(run):
+            raise _gone(self.directory, run)
+        address = run.get("control") or ""
+        key = run.get("control_key") or ""
+        if (address, pid, key) != (self.address, self.pid, self.key):
+            self._connect(address, pid, key)
+        self._check_handshakes()
+        waited_s = time.monotonic() - self.began_at
+        if waited_s >= (self.timeout_s if self.answered else min(self.timeout_s, MUTE_S)):
+            raise _gone(self.directory, run) if is_gone else self._too_late(run, waited_s)
+
+    def _check_handshakes(self) -> None:
+        """Come again if we are to come later: libzmq does not.
+
+        Raises NotPermitted if whoever is at the address has refused us again and again.
+        """
+        from zmq.utils.monitor import recv_monitor_message
+
+        now, comes_again = time.monotonic(), False
+        while self.monitor is not None and self.monitor.poll(0):
+            news = recv_monitor_message(self.monitor)
+            self._note_handshake(int(news["event"]), int(news["value"]), now)
+            comes_again = self.is_put_off
+        if comes_again:
+            self._connect(self.address, self.pid, self.key)
+        if self.refusals is not None and self.refusals.are_no_accident(now):
+            raise NotPermitted(
+                f"whoever listens there has not the key of {self.directory.name}, or does not "
+                "know ours: server key mismatch",
+                where=self.address,
+                hint=f"dlctl status -j {self.directory.name}",
+            )
+
+    def _note_handshake(self, event: int, value: int, now: float) -> None:
+        from zmq import Event
+
+        from dlctl.roles.protocol.authz import COME_LATER
+
+        is_told = event == Event.HANDSHAKE_FAILED_AUTH
+        self.is_put_off = is_told and value == COME_LATER
+        if event == Event.HANDSHAKE_SUCCEEDED or self.is_put_off:
+            self.refusals = None
+        else:
+            is_final = is_told or event == Event.HANDSHAKE_FAILED_PROTOCOL
+            since = self.refusals.since if self.refusals is not None else now
+            self.refusals = _Refusals(since, now, is_final)
+
+    def _connect(self, address: str, pid: int | None, key: str) -> None:
+        import zmq
+
+        if self.socket is not None:
+            self.socket.disable_monitor()
+            self.socket.close(linger=0)
+        if self.monitor is not None:
+            self.monitor.close()
+        self.address, self.pid, self.key, self.answered = address, pid, key, False
+        self.socket = self.monitor = None
+        if address:
+            self.socket = self.context.socket(zmq.DEALER)
+            self.socket.setsockopt(zmq.IPV6, int("[" in address))
+            self.socket.linger = 0
+            if key:
+                self._take_keys(self.socket, key)
+            self.socket.connect(address)
+
+    def _take_keys(self, socket: zmq.Socket[bytes], coordinator: str) -> None:
+        """Show who we are, and let nobody answer but who has the coordinator's key."""
+        import zmq
+
+        mine = self._own_keys()
+        socket.curve_serverkey = coordinator.encode()
+        socket.curve_publickey, socket.curve_secretkey = (key.encode() for key in mine)
+        events = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+        events |= zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_SUCCEEDED
+        self.monitor = socket.get_monitor_socket(events)
+        self.refusals = None
+
+    def _own_keys(self) -> keys.Pair:
+        from dlctl.control import keys
+        from dlctl.roles.protocol.authz import CLIENT
+
+        return keys.CurveKeys(keys.read(self.directory)).pair(CLIENT)
+
+    def _send(self, socket: zmq.Socket[bytes]) -> None:
+        import zmq
+
+        from dlctl import wire
+
+        try:
+            socket.send_multipart(wire.encode(self.request), zmq.NOBLOCK)
+        except zmq.Again:  # nobody there yet; the next round sends again
+            return
+
+    def _receive(self, wait_s: float) -> Reply | None:
+        """An answer to our own request that is there, or comes within `wait_s` seconds."""
+        from dlctl import wire
+        from dlctl.messages import Reply
+
+        if self.socket is None:
+            time.sleep(max(wait_s, 0.0))
+            return None
+        deadline = time.monotonic() + wait_s
+        while self.socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
+            # A reply is all header, so it never comes in one of the ways of large messages.
+            message = wire.decode(self.socket.recv_multipart())
+            if isinstance(message, Reply) and message.request == self.request.request:
+                return message
+        return None
+
+    def _too_late(self, run: Result, waited_s: float) -> DlctlError:
+        run_id, waited = self.directory.name, format_duration(waited_s)
+        if self.answered:
+            return TimedOut(
+                f'"{self.request.verb}" was not done after {waited}; the coordinator of {run_id} '
+                "goes on with it",
+                hint=f"dlctl status -j {run_id}",
+            )
+        if not self.address:
+            return Unreachable(
+                f"the coordinator of {run_id} has no control address yet "
+                f"(state: {run.get('state', 'unknown')}); waited {waited}",
+                hint=f"dlctl logs coordinator -j {run_id}",
+            )
+        return self._kept_out() or unresponsive.mute(self.directory, run, waited, self.address)
+
+    def _kept_out(self) -> Unreachable | None:
+        """Why nobody has answered, if that is because we may not come in now."""
+        if not self.is_put_off:
+            return None
+        return Unreachable(
+            f"the coordinator of {self.directory.name} does not let us in now: too many "
+            "connections of this key have come to it, or it was not told yet who may come",
+            where=self.address,
+            hint="try again in a minute, with fewer at a time",
+        )
+
+
+class Gone(Unreachable):
+    """The coordinator's process has ended, and nobody starts it again: nobody will ever answer."""
+
+
+def _is_started_again(run: Result) -> bool:
+    """Whether an agent is there that sees to it that there is a coordinator."""
+    if run.get("state") in database.ENDED:
+        return False
+    return unresponsive.has_agent(run["daemons"])
+
+
+def _gone(directory: Path, run: Result) -> Gone:
+    return Gone(
+        f"the coordinator of {directory.name} is gone (pid {run['pid']}); "
+        f"its last state was {run.get('state', 'unknown')}",
+        where=str(directory),
+        hint=hints.either(
+            f"dlctl recover -j {directory.name}", f"dlctl logs coordinator -j {directory.name}"
+        ),
+    )

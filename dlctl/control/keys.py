@@ -1,0 +1,131 @@
+"""The keys of a run: 32 random bytes in its directory, from which all others are derived.
+
+Every name (coordinator, each daemon, the command line) has a CURVE key pair of its own. The pair of
+a name is HMAC-SHA256(run key, purpose): nothing has to be stored, and the next coordinator has the
+same. Only the coordinator and the command line read the run key; a daemon is handed its own secret
+by whoever starts it, on its standard input, and learns nothing about anybody else's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from dlctl.errors import DlctlError
+from dlctl.roles.protocol.keyring import Keyring, NoKeys, fingerprint
+from dlctl.runs import paths
+
+FILE = "key"
+KEY_BYTES = 32
+KEY_LETTERS = 40
+"""Of a CURVE key as text (Z85)."""
+
+
+class Pair(NamedTuple):
+    public: str
+    secret: str
+
+
+class CurveKeys:
+    """The keyring of a run whose connections are encrypted."""
+
+    def __init__(self, run_key: bytes) -> None:
+        self._run_key = run_key
+        self._pairs: dict[str, Pair] = {}
+
+    @cached_property
+    def token_key(self) -> bytes:
+        return token_key(self._run_key)
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.token_key)
+
+    def public(self, name: str) -> str:
+        return self.pair(name).public
+
+    def secret(self, name: str) -> str:
+        return self.pair(name).secret
+
+    def pair(self, name: str) -> Pair:
+        if name not in self._pairs:
+            self._pairs[name] = _pair(_derive(self._run_key, f"curve {name}"))
+        return self._pairs[name]
+
+
+def token_key(run_key: bytes) -> bytes:
+    """What signs the tokens of epochs; servers are told it."""
+    return _derive(run_key, "tokens")
+
+
+def keyring(directory: Path, is_encrypted: bool) -> Keyring:
+    """The keys of the run in `directory`. Raises DlctlError if others may know them."""
+    run_key = read(directory)
+    return CurveKeys(run_key) if is_encrypted else NoKeys(token_key(run_key))
+
+
+def read(directory: Path) -> bytes:
+    """The run key. Raises DlctlError if others may know it, and never says what is in the file."""
+    path = directory / FILE
+    data = read_private(path, KEY_BYTES, "the run's key", "begin a new run: dlctl start --fresh")
+    if len(data) != KEY_BYTES:
+        words = f"the run's key is damaged: it has to be {KEY_BYTES} bytes"
+        raise DlctlError(words, where=str(path))
+    return data
+
+
+def read_private(path: Path, bytes_max: int, what: str, if_known: str) -> bytes:
+    """At most one byte more than `bytes_max` of a key file. Raises DlctlError if others may know
+    it, and never says what is in it.
+
+    what: how errors call it, "the run's key". if_known: what to do about one that others have read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise DlctlError(f"cannot read {what}: {error.strerror}", where=str(path)) from error
+    try:
+        _check_private(os.fstat(descriptor), path, what, if_known)
+        return os.read(descriptor, bytes_max + 1)
+    finally:
+        os.close(descriptor)
+
+
+def renew(directory: Path) -> None:
+    """Give the run in `directory` another key. Whoever reads the file finds the old one or the new
+    one, whole. Raises OSError; then it is the old one.
+    """
+    for left in directory.glob(f".{FILE}.*.tmp"):  # Of one that was killed in the middle of this.
+        left.unlink(missing_ok=True)
+    paths.write(directory / FILE, secrets.token_bytes(KEY_BYTES), 0o600)
+
+
+def _check_private(info: os.stat_result, path: Path, what: str, if_known: str) -> None:
+    if not stat.S_ISREG(info.st_mode):
+        raise DlctlError(f"{what} is not a file", where=str(path))
+    if info.st_uid != os.getuid():
+        raise DlctlError(f"{what} belongs to somebody else (uid {info.st_uid})", where=str(path))
+    if info.st_mode & 0o077:
+        raise DlctlError(
+            f"others may read {what} (mode {info.st_mode & 0o777:04o})",
+            where=str(path),
+            hint=f"if nobody has: chmod 600 {path}; else {if_known}",
+        )
+
+
+def _derive(run_key: bytes, purpose: str) -> bytes:
+    return hmac.new(run_key, f"dlctl 1 {purpose}".encode(), hashlib.sha256).digest()
+
+
+def _pair(secret: bytes) -> Pair:
+    import zmq
+    from zmq.utils import z85
+
+    text = z85.encode(secret)
+    return Pair(zmq.curve_public(text).decode(), text.decode())

@@ -1,0 +1,88 @@
+"""A coordinator that stands still: what becomes of it, and how to go on without a loss.
+
+One whose process is there and that answers nobody is ended sooner or later by its agent, which
+starts another one. Whoever does not want to wait ends it himself: what it has done is on record.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dlctl.errors import Unreachable
+from dlctl.runs import paths
+from dlctl.util import hints, processes
+
+STILL_S = 5.0
+"""A coordinator that works touches its lock more often than that."""
+
+
+class Way(NamedTuple):
+    command: str
+    what: str
+    """What it does, as the rest of a sentence that begins with the command."""
+
+
+def way(directory: Path, run: Mapping[str, Any]) -> Way:
+    """What to do if one does not want to wait; `run` as in `rundb.read`."""
+    kill = f"kill -9 {run.get('pid')}"
+    if not has_agent(run["daemons"]):
+        return Way(f"{kill}; dlctl recover -j {directory.name}", "starts another one")
+    what = "has its agent start another one at once, which goes on"
+    if _has_written(directory, run):
+        return Way(kill, f"{what} where it was: nothing is lost")
+    return Way(kill, f"{what} with what this one could still write")
+
+
+def _has_written(directory: Path, run: Mapping[str, Any]) -> bool:
+    """Whether it could write what it did as long as it worked."""
+    now, written_at = time.time(), run.get("updated_at")
+    beat_age_s = paths.beat_age_s(directory, now)
+    if beat_age_s is None or not isinstance(written_at, int | float):
+        return True
+    return now - written_at - beat_age_s < STILL_S
+
+
+def replaced(limit_s: float) -> str:
+    return f"it will be replaced after {limit_s:g} s without a word"
+
+
+def limit_s(directory: Path) -> float:
+    """After how long without a word a process of this run is replaced."""
+    try:
+        found = json.loads((directory / "job.json").read_bytes())["timeouts"]["silent_s"]
+    except (OSError, ValueError, KeyError, TypeError):
+        found = None
+    if type(found) is int or type(found) is float:
+        return float(found)
+    from dlctl import config  # only here: it takes pydantic along
+
+    return config.Timeouts().silent_s
+
+
+def has_agent(daemons: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether somebody is there who starts the coordinator again."""
+    return bool(processes.working(row for row in daemons if row.get("role") == "agent"))
+
+
+def mute(directory: Path, run: Mapping[str, Any], lasts: str, where: str) -> Unreachable:
+    """Of a coordinator whose process is there and does not answer for, say, "15s"; `run` as in
+    `rundb.read`.
+    """
+    run_id, pid = directory.name, run.get("pid")
+    beat_age_s = paths.beat_age_s(directory, time.time())
+    if beat_age_s is not None and beat_age_s < STILL_S:  # it works: to kill it would help nobody
+        hint = hints.either(f"dlctl status -j {run_id}", f"dlctl logs coordinator -j {run_id}")
+    else:
+        hint = hints.told(*way(directory, run))
+        if has_agent(run["daemons"]):
+            hint += f"; else {replaced(paths.STILL_LIMITS * limit_s(directory))}"
+    return Unreachable(
+        f"the coordinator of {run_id} lives (pid {pid or 'unknown'}) but does not answer for "
+        f"{lasts}",
+        where=where,
+        hint=hint,
+    )

@@ -1,0 +1,1 @@
+"""The agent role: starts and ends the daemons of one host."""

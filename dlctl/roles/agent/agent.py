@@ -1,0 +1,273 @@
+"""The agent role: starts and ends the daemons of one host, and says when one has ended.
+
+It decides nothing: which incarnation runs, and when a dead one is replaced, is the coordinator's
+business. Its reports say which daemons live here, so that a coordinator which was away finds out;
+and one that asks for what has ended, or never was here, is told so: its notes may be old.
+An agent that takes the place of a dead one adopts its daemons; one whose coordinator has died
+starts that again. If nothing is heard of the coordinator for long, the agent ends what is here, so
+that nothing is left running on a host whose run is gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlctl import messages as m
+from dlctl.machine import (
+    Configure,
+    DeadlineReached,
+    Effect,
+    Event,
+    Exit,
+    Received,
+    Reconnected,
+    Started,
+    StopRequested,
+)
+from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Context
+from dlctl.roles.protocol.effects import (
+    CoordinatorGone,
+    ProcessEnded,
+    RestartCoordinator,
+    SignalProcess,
+    StartProcess,
+)
+from dlctl.roles.protocol.limits import STATUS_UNKNOWN
+from dlctl.roles.protocol.travelling import BytesRead, ReadBytes, RemoveCopy
+from dlctl.roles.protocol.watchdog import Watchdog
+from dlctl.util.names import HOME_AGENT
+from dlctl.util.text import COORDINATOR_GONE
+
+RESTART_FIRST_S, RESTART_MAX_S = 0.5, 10.0
+"""The coordinator is started again at once, or after the first pause if it lived shortly; with
+growing pauses while it dies before it is heard, as long as anybody here goes on without it
+(`Watchdog`)."""
+WORKS_S = 2.0
+"""A coordinator that has lived so long has not died of its start."""
+START_S = 0.1
+"""No coordinator is heard so soon after it was started: what comes is of the one before."""
+TERMINATE_S = 5.0
+"""Between SIGTERM and SIGKILL."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStarted(Event):
+    name: str
+    incarnation: int
+    pid: int
+
+
+@dataclass(slots=True)
+class _Child:
+    incarnation: int
+    pid: int = 0
+    exited: m.ProcessExited | None = None
+    """How it ended; None while it lives."""
+
+    @property
+    def alive(self) -> bool:
+        return self.exited is None
+
+
+class Agent:
+    def __init__(
+        self, birth: Birth, resend_s: float, adopted: tuple[ProcessStarted, ...] = ()
+    ) -> None:
+        """`adopted`: daemons that an agent before this one has started and that live."""
+        self.birth = birth
+        self.context = Context(resend_s)
+        self.log_level = "info"
+        self._children = {a.name: _Child(a.incarnation, a.pid) for a in adopted}
+        self._lifeline = Watchdog()
+        self._restarts = 0
+        """How often the coordinator was started, and not heard since."""
+        self._restarted_at = -WORKS_S
+        self._restart_at: float | None = None
+        self._report_at = 0.0
+        self._welcomed = False
+        self._leaving = ""
+        """Why this agent is about to exit; "" while it is not."""
+        self._kill_at: float | None = None
+        self.is_over = False
+        """Nothing of the run is needed on this host any more."""
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Received(_, message):
+                self._lifeline.heard(now)
+                self._on_sign_of_life(now)
+                self._on_message(message, now)
+            case ProcessStarted(name, incarnation, pid):
+                self._children[name].pid = pid
+                self.context.send(COORDINATOR, m.Spawned(name, incarnation, pid))
+            case ProcessEnded():
+                self._on_ended(event, now)
+            case BytesRead(peer, answer):
+                self.context.send(peer, answer)
+            case Reconnected(peer, lost_at):
+                self._report_at = now  # The coordinator learns from it whose connection it is.
+                self.context.again(peer, lost_at, now)
+            case CoordinatorGone():
+                self._plan_restart(now)
+            case Started():
+                self._lifeline.heard(now)
+                if self._children:
+                    self.context.note("info", f"adopts {', '.join(sorted(self._children))}")
+                self._register(now)
+            case StopRequested(reason):
+                self._leave(reason, now)
+            case DeadlineReached():
+                self._on_deadline(now)
+        self._report_if_due(now)
+        if self._leaving and not self._living():
+            self._say_goodbye()
+            self.context.do(Exit(0, self._leaving))
+        return self.context.clear()
+
+    def deadline(self) -> float | None:
+        times = [self.context.retries.deadline(), self._kill_at, self._restart_at]
+        times += [self._lifeline.deadline()] if not self._leaving else []
+        times += [self._report_at] if self._welcomed else []
+        return min((t for t in times if t is not None), default=None)
+
+    def _register(self, now: float) -> None:
+        self.context.ask("register", COORDINATOR, self.birth.register(), now)
+
+    def _there(self) -> dict[str, int]:
+        """Name -> incarnation of those that live, or whose end the coordinator has not noted."""
+        return {
+            name: child.incarnation
+            for name, child in self._children.items()
+            if child.alive or ("exit", name, child.incarnation) in self.context.retries
+        }
+
+    def _living(self) -> list[tuple[str, _Child]]:
+        return [(name, child) for name, child in self._children.items() if child.alive]
+
+    def _on_message(self, message: m.Message, now: float) -> None:
+        match message:
+            case m.Welcome():
+                self._welcomed = True
+                self.context.retries.done("register", now)
+            case m.RegisterAgain() if not self._leaving:
+                self._register(now)
+            case m.Spawn():
+                self._on_spawn(message, now)
+            case m.Kill():
+                self._on_kill(message, now)
+            case m.ExitNoted(name, incarnation):
+                self.context.retries.done(("exit", name, incarnation), now)
+            case m.ReadFile():
+                self.context.do(ReadBytes(COORDINATOR, message))
+            case m.FileTaken(file):
+                self.context.do(RemoveCopy(file))
+            case m.Change():
+                before = {"log_level": self.log_level}
+                self.log_level = message.settings.get("log_level", self.log_level)
+                self.context.do(Configure("log_level", self.log_level))
+                after = {"log_level": self.log_level}
+                self.context.answer_change(message, self.birth.name, before, after)
+            case m.Shutdown(reason, keep_state):
+                self.is_over = not keep_state
+                self._leave(reason, now)
+            case m.Dismiss(reason):
+                # Another agent has taken this one's place, and its daemons with it.
+                self.context.do(Exit(EXIT_FENCED, reason))
+
+    def _on_spawn(self, message: m.Spawn, now: float) -> None:
+        if self._leaving:
+            return  # It would only have to be ended again.
+        child = self._children.get(message.name)
+        if child is not None and child.incarnation >= message.incarnation:
+            if child.exited is not None:
+                self._tell_exit(child.exited, now)
+            elif child.pid:
+                self.context.send(
+                    COORDINATOR, m.Spawned(message.name, child.incarnation, child.pid)
+                )
+            return
+        if child is not None and child.alive:
+            self.context.do(SignalProcess(message.name, child.incarnation, 9))
+        self._children[message.name] = _Child(message.incarnation)
+        start = StartProcess(message.name, message.role, message.incarnation, message.secret)
+        self.context.do(start)
+
+    def _on_kill(self, message: m.Kill, now: float) -> None:
+        """Whoever has nobody to kill says so: the coordinator would wait for that end for ever."""
+        name, incarnation = message.name, message.incarnation
+        child = self._children.get(name)
+        if child is None or (not child.alive and child.incarnation < incarnation):
+            self._tell_exit(m.ProcessExited(name, incarnation, STATUS_UNKNOWN, (), ""), now)
+        elif child.exited is not None:
+            self._tell_exit(child.exited, now)
+        # Also one that another has taken the place of may not have gone yet.
+        self.context.do(SignalProcess(name, incarnation, message.signal))
+
+    def _on_ended(self, event: ProcessEnded, now: float) -> None:
+        exited = m.ProcessExited(
+            event.name, event.incarnation, event.status, event.last_lines, event.cause
+        )
+        child = self._children.get(event.name)
+        if child is not None and child.incarnation == event.incarnation:
+            child.exited = exited
+        self._tell_exit(exited, now)
+
+    def _tell_exit(self, exited: m.ProcessExited, now: float) -> None:
+        """Until it is noted."""
+        key = ("exit", exited.name, exited.incarnation)
+        self.context.ask(key, COORDINATOR, exited, now)
+
+    def _leave(self, reason: str, now: float) -> None:
+        if not self._leaving:
+            self._leaving = reason
+            self._kill_at = now + TERMINATE_S
+            for name, child in self._living():
+                self.context.do(SignalProcess(name, child.incarnation, 15))
+
+    def _say_goodbye(self) -> None:
+        """The coordinator sees the end of the agent beside it; of any other it has to be told."""
+        birth = self.birth
+        if birth.name != HOME_AGENT:
+            gone = m.ProcessExited(birth.name, birth.incarnation, 0, (), "")
+            self.context.send(COORDINATOR, gone)
+
+    def _on_deadline(self, now: float) -> None:
+        self.context.do(*self.context.retries.due(now))
+        if self._kill_at is not None and self._kill_at <= now:
+            self._kill_at = None
+            for name, child in self._living():
+                self.context.do(SignalProcess(name, child.incarnation, 9))
+        if self._restart_at is not None and self._restart_at <= now:
+            self._restart_at = None
+            self._restarts, self._restarted_at = self._restarts + 1, now
+            self.context.note("warning", COORDINATOR_GONE)
+            self.context.do(RestartCoordinator())
+            # The next one may know nothing of us: the disk may have been full when we came.
+            self._register(now)
+        if not self._leaving and self._lifeline.is_over(now):
+            self.context.note("error", "no word from the coordinator for too long: ending")
+            self._leave("the coordinator is gone", now)
+
+    def _on_sign_of_life(self, now: float) -> None:
+        """A coordinator that is heard for a while after its start works: what was is over."""
+        if now - self._restarted_at > START_S:
+            self._restarts = 0
+
+    def _plan_restart(self, now: float) -> None:
+        if self._leaving or self._restart_at is not None:
+            return
+        again = self._restarts
+        lived_shortly = now - self._restarted_at < WORKS_S
+        pause_s = min(RESTART_FIRST_S * 2**again, RESTART_MAX_S) if again or lived_shortly else 0.0
+        self._restart_at = now + pause_s
+        if again:
+            text = f"the coordinator died {again + 1} times in a row: again in {pause_s:.1f} s"
+            self.context.note("error", f"{text}; dlctl logs coordinator says why")
+
+    def _report_if_due(self, now: float) -> None:
+        if self._welcomed and now >= self._report_at:
+            self._report_at = now + REPORT_S
+            metrics = {"children": self._there(), "settings": {"log_level": self.log_level}}
+            birth = self.birth
+            report = m.Report(birth.name, birth.incarnation, "watching", "", metrics)
+            self.context.send(COORDINATOR, report)

@@ -1,0 +1,1 @@
+"""The coordinator role: the control plane of one run."""

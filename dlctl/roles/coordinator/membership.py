@@ -1,0 +1,306 @@
+"""The daemons of a run, as the coordinator knows them: one record each, and its incarnations.
+
+The name stays for the life of the run. An incarnation is one process under that name; what an older
+incarnation says is no longer heard.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any
+
+from dlctl.machine import Peer
+from dlctl.messages import Json
+from dlctl.roles.coordinator import crash_loops
+from dlctl.roles.protocol.limits import STATUS_UNKNOWN
+from dlctl.util.names import HOME_AGENT
+from dlctl.util.text import describe_code
+
+BACKOFF_S = {"agent": (0.5, 2.0), "server": (0.1, 2.0), "worker": (0.5, 30.0)}
+"""The first and the longest pause before another start. Everybody waits for a server."""
+LIFE_S = {"agent": 3.0, "server": 1.0, "worker": 10.0}
+"""A process that has been at work after so long has not died of its start: its death does not count
+with those before it, unless it has ended by itself in the same way (`byitself`)."""
+
+_SHOWN = (
+    "name", "role", "host", "agent", "pid", "state", "phase", "waiting_for", "waiting_since",
+    "incarnation", "restarts", "started_at", "retry_at", "given_up_at", "kill_at", "last_exit",
+    "error", "settings",
+    "metrics",
+)  # fmt: skip
+LASTING = (
+    "state", "role", "index", "agent", "incarnation", "agent_incarnation", "term", "address", "pid",
+    "host", "registered", "model_ready", "has_worked", "has_served", "asked_for_data", "drained",
+    "leaving", "restarts", "deaths_in_row", "settings", "error",
+)  # fmt: skip
+"""What the next coordinator has to know of a daemon (see `Memory`)."""
+_LASTING_BUT_STATE = attrgetter(*LASTING[1:])  # Asked for after every event: a loop takes longer.
+
+
+@dataclass(slots=True)
+class Daemon:
+    name: str
+    role: str
+    index: int
+    agent: str = HOME_AGENT
+    """Who starts it; an agent's own name for an agent."""
+    incarnation: int = 0
+    state: str = "pending"
+    """pending starting running slow backoff draining quarantined stopped failed."""
+    phase: str = ""
+    waiting_for: str = ""
+    waiting_since: float | None = None
+    host: str = ""
+    pid: int | None = None
+    peer: Peer | None = None
+    """The connection that its last message came over."""
+    heard_at: float = 0.0
+    reported_at: float = 0.0
+    """When it last said what it does."""
+    started_at: float | None = None
+    held_up_at: float = 0.0
+    """When it could last do nothing but wait until the run's database can be written."""
+    restarts: int = 0
+    retry_at: float | None = None
+    last_exit: Json | None = None
+    error: str = ""
+    """The user's error, when it has sent one."""
+    term: int = 0
+    """Epoch of a worker's slot, generation of a server's shard."""
+    settings: Json = field(default_factory=dict)
+    """Live settings that differ from the job file."""
+    metrics: Json = field(default_factory=dict)
+    address: str = ""
+    registered: bool = False
+    model_ready: bool = False
+    has_worked: bool = False
+    """An incarnation of this agent has registered: its host may come back."""
+    has_served: bool = False
+    """A process of this shard has been in charge of it: the next one goes on with its state."""
+    asked_for_data: bool = False
+    drained: bool = False
+    leaving: str = ""
+    """What a worker drains for while the run goes on: "restart", "removal" or "rotation"."""
+    agent_incarnation: int = 0
+    """Of the agent that was told to start this process."""
+    killed_for: str = ""
+    """Why its process was told to be killed; it will not say so itself."""
+    out_of_touch: bool = False
+    """Its host is away, and it is silent itself: nothing waits for it that can do without."""
+    given_up_at: float | None = None
+    """Of an agent that cannot be reached: when its host is, or was, given up."""
+    kill_at: float | None = None
+    """Of a worker that is to leave: when it is killed, if it has not left in order by then."""
+    deaths_in_row: int = 0
+    """Of processes that lived only shortly, or ended by themselves in the same way; the newest one
+    included."""
+
+    @property
+    def alive(self) -> bool:
+        """There is a process, as far as we know."""
+        return self.state in ("starting", "running", "slow", "draining")
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it says itself that it has been in one batch, or evaluation, for too long."""
+        return self.alive and "stuck_s" in self.metrics
+
+    @property
+    def hangs(self) -> bool:
+        """Whether that is no evaluation which may still end."""
+        return self.stuck and self.metrics.get("hangs") is True
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether it says itself that it does, and not for so long that nothing will come of it."""
+        return self.alive and (self.phase == "evaluating" or self.metrics.get("hangs") is False)
+
+    def saves(self, checkpoint: int) -> bool:
+        """Whether it says itself that it has begun to save: it does that even while it hangs."""
+        return self.metrics.get("checkpoint") == checkpoint
+
+    def begin(self, now: float) -> None:
+        """A new incarnation is being started."""
+        self.incarnation += 1
+        self.state, self.phase, self.waiting_for = "starting", "starting", ""
+        self.peer = self.pid = self.retry_at = self.waiting_since = self.kill_at = None
+        self.heard_at = self.started_at = now
+        self.metrics, self.error = {}, ""
+        self.address = ""
+        self.registered = self.model_ready = self.asked_for_data = self.drained = False
+        self.leaving = self.killed_for = ""
+
+    def heard(self, peer: Peer, now: float) -> None:
+        self.peer, self.heard_at = peer, now
+
+    def report(self, phase: str, waiting_for: str, now: float) -> None:
+        if waiting_for != self.waiting_for:
+            self.waiting_since = now if waiting_for else None
+        self.phase, self.waiting_for = phase, waiting_for
+        self.reported_at = now
+
+    def ended(
+        self, status: int, last_lines: tuple[str, ...], now: float, cause: str = "", said: str = ""
+    ) -> None:
+        """`said`: what it has said itself of its end."""
+        lived_s = now - (self.started_at or now)
+        has_lived = lived_s > LIFE_S[self.role] and self.state != "starting"
+        is_worker = self.role == "worker"  # Nobody else runs what the user has written.
+        alike = crash_loops.in_row(self.last_exit, status, cause, lived_s) if is_worker else 0
+        counts = not has_lived or alike > 1
+        self.deaths_in_row = self.deaths_in_row + 1 if counts else 1
+        self.state = "stopped" if status == 0 else "failed"
+        self.phase, self.waiting_for, self.waiting_since = "", "", None
+        self.pid = self.peer = None
+        is_ours = self.killed_for and status in (-9, STATUS_UNKNOWN)
+        text = self.killed_for if is_ours else describe_exit(status, cause)
+        self.last_exit = {"code": status, "text": text, "at": now, "last_lines": list(last_lines)}
+        if alike:
+            self.last_exit |= {"in_row": alike, "blame": crash_loops.blame(status, alike, said)}
+            self.last_exit["had_lived"] = has_lived
+
+    def forgive(self) -> None:
+        """What was before does not count any more: somebody may have mended it."""
+        self.deaths_in_row = 0
+        if self.last_exit is not None and "in_row" in self.last_exit:
+            self.last_exit = self.last_exit | {"in_row": 0}
+
+    def back_off(self, now: float) -> None:
+        """Wait before the next incarnation: not at all the first time, then ever longer."""
+        self.restarts += 1
+        first_s, longest_s = BACKOFF_S[self.role]
+        again = self.deaths_in_row - 2
+        delay_s = min(first_s * 2**again, longest_s) if again >= 0 else 0.0
+        self.state, self.retry_at = "backoff", now + delay_s
+
+    def lasting(self) -> tuple[Any, ...]:
+        """The values of `LASTING`."""
+        state = "running" if self.state == "slow" else self.state
+        return (state, *_LASTING_BUT_STATE(self))
+
+    def to_json(self) -> Json:
+        """The row that `status` reads."""
+        return {key: getattr(self, key) for key in _SHOWN} | {"updated_at": self.heard_at}
+
+
+_SIGNALS = {
+    1: "SIGHUP", 2: "SIGINT", 6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM",
+}  # fmt: skip
+
+
+def describe_exit(status: int, cause: str = "") -> str:
+    """An exit status in words, with what is known (and never guessed) of why a signal came."""
+    if status == STATUS_UNKNOWN:
+        return "gone; nobody saw how it ended"
+    if status >= 0:
+        return describe_code(status)
+    name = _SIGNALS.get(-status, f"signal {-status}")
+    return f"killed by {name}" + (f" ({cause})" if cause else "")
+
+
+class Membership:
+    def __init__(
+        self,
+        agents: Iterable[str],
+        placed: Json,
+        before: dict[str, int],
+        takes_workers: Mapping[str, bool] = MappingProxyType({HOME_AGENT: True}),
+    ) -> None:
+        """`agents`: all there are. `placed`: server or worker -> the agent that starts it.
+        `before`: incarnations that earlier executions of this run have used. `takes_workers`: the
+        agents that may get more workers, and whether the job wants them there.
+        """
+        self._before = before
+        self._removed: list[str] = []
+        self.daemons: dict[str, Daemon] = {}
+        self._takes_workers = takes_workers
+        for name, agent in [*((name, name) for name in agents), *placed.items()]:
+            self._add(name, agent)
+
+    def _add(self, name: str, agent: str) -> Daemon:
+        role, _, index = name.partition("-")
+        self.daemons[name] = Daemon(name, role, int(index), agent, self._before.get(name, 0))
+        return self.daemons[name]
+
+    def add_worker(self) -> Daemon:
+        """A slot more than there are; its incarnations are counted on if it was there before."""
+        index = 1 + max((d.index for d in self.of("worker")), default=-1)
+        return self._add(f"worker-{index}", self.least_busy())
+
+    def least_busy(self) -> str:
+        """The agent for one worker more: the one with the fewest of those that can be reached; else
+        of those that may come back; else one that was to have none.
+        """
+        workers = Counter(worker.agent for worker in self.of("worker"))
+
+        def rank(agent: Daemon) -> tuple[bool, bool, bool, int]:
+            is_given_up, is_away = agent.state == "failed", agent.given_up_at is not None
+            is_unwanted = not self._takes_workers[agent.name]
+            return is_given_up, is_unwanted, is_away, workers[agent.name]
+
+        places = [agent for agent in self.of("agent") if agent.name in self._takes_workers]
+        return min(places, key=rank).name
+
+    def agent_of(self, daemon: Daemon) -> Daemon:
+        """Who has started this daemon, or will."""
+        return self.daemons[daemon.agent]
+
+    def hosted_by(self, agent: Daemon) -> list[Daemon]:
+        """The servers and workers that this agent starts."""
+        return [d for d in self.daemons.values() if d.agent == agent.name and d is not agent]
+
+    def remove(self, name: str) -> None:
+        self._before[name] = self.daemons.pop(name).incarnation
+        self._removed.append(name)
+
+    def take_removed(self) -> list[str]:
+        """The names that were removed since the last call."""
+        names, self._removed = self._removed, []
+        return names
+
+    def restore(self, name: str, lasting: Json, now: float) -> Daemon:
+        """A daemon as another coordinator has known it; times begin anew."""
+        daemon = Daemon(name, lasting["role"], lasting["index"], lasting["agent"])
+        for key in LASTING:  # An older dlctl may not have known all of them.
+            setattr(daemon, key, lasting.get(key, getattr(daemon, key)))
+        if daemon.state != "quarantined":
+            daemon.error = ""  # Somebody may have mended it: it would end the run once more.
+        daemon.heard_at = now
+        daemon.started_at = now if daemon.alive else None
+        daemon.retry_at = now if daemon.state == "backoff" else None
+        self.daemons[name] = daemon
+        return daemon
+
+    def get(self, name: str, incarnation: int | None = None) -> Daemon | None:
+        """A daemon by name; None if unknown, or if it is not this incarnation any more."""
+        daemon = self.daemons.get(name)
+        if daemon is None or (incarnation is not None and daemon.incarnation != incarnation):
+            return None
+        return daemon
+
+    def of(self, role: str) -> list[Daemon]:
+        """In the order of their indices, whatever order they were remembered in."""
+        return sorted((d for d in self.daemons.values() if d.role == role), key=lambda d: d.index)
+
+    def worker(self, slot: int, epoch: int) -> Daemon | None:
+        """The worker that lives and has this slot in this epoch, or None.
+
+        A dead worker's last messages may still be under way when its exit is known.
+        """
+        daemon = self.daemons.get(f"worker-{slot}")
+        if daemon is None or not daemon.alive or not daemon.registered:
+            return None
+        return daemon if daemon.term == epoch else None
+
+    def live_slots(self) -> tuple[int, ...]:
+        """Slots that take part: their process lives, has come to work, and is not drained."""
+        return tuple(
+            d.index for d in self.of("worker") if d.alive and d.asked_for_data and not d.drained
+        )
+
+    def waiting(self) -> list[Any]:
+        return [d for d in self.daemons.values() if d.alive and d.waiting_for]

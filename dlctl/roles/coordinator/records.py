@@ -1,0 +1,150 @@
+"""What the coordinator writes down. Its driver turns these effects into rows and files.
+
+Times in these values are the machine's own (monotonic); the driver stores them as wall-clock time.
+They are performed in order. An `IssueTerm` and what is to be remembered are committed before
+anything that follows them in the list is sent: what others know of the coordinator's decisions is
+on record, and a coordinator that takes its place goes on with it. A `RecordCheckpoint` is committed
+at once, too, if the database can be written; the others a little later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dlctl.machine import Effect, Event, Exit
+from dlctl.messages import Json
+from dlctl.roles.protocol.context import COORDINATOR, EXIT_RESTART, Context
+from dlctl.util.text import of_daemon
+
+
+@dataclass(frozen=True, slots=True)
+class IssueTerm(Effect):
+    """An epoch of a slot or a generation of a shard has been issued, and never will be again."""
+
+    name: str
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remember(Effect):
+    """A piece of the state that the next coordinator of this run goes on with (`Memory`)."""
+
+    key: str
+    value: Any
+    """JSON; None: forget the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutOnRecord(Effect):
+    """Have all that was to be remembered so far on the disk; answered by `OnRecord` when it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddEvent(Effect):
+    """A line of the run's history."""
+
+    kind: str
+    daemon: str
+    text: str
+    data: Json
+
+
+@dataclass(frozen=True, slots=True)
+class AddMetric(Effect):
+    daemon: str
+    step: int
+    values: Json
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot(Effect):
+    """The state that `status` shows: keys of the run, and one object per daemon."""
+
+    run: Json
+    daemons: tuple[Json, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BeginCheckpoint(Effect):
+    """Make the directory; answered by `CheckpointBegun`."""
+
+    number: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointBegun(Event):
+    number: int
+    directory: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteCheckpoint(Effect):
+    """Write the manifest, then drop the oldest; answered by `CheckpointEnded`."""
+
+    number: int
+    directory: str
+    manifest: Json
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointEnded(Event):
+    number: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCheckpoint(Effect):
+    number: int
+    value: Json
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchAgent(Effect):
+    """Place an agent on a host; its end comes back as `ProcessEnded`."""
+
+    name: str
+    incarnation: int
+    secret: str = ""
+    """Its secret key, if the run's connections have keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class KillAgent(Effect):
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RenewKey(Effect):
+    """Put another run key into the place of the present one; answered by `KeyRenewed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRenewed(Event):
+    error: str
+    """"": the new key is on the disk; else it is still the old one, and this is why."""
+
+
+WARNINGS = ("exit", "error", "lost", "silent", "late", "checkpoint")
+"""Kinds of events that somebody should look at."""
+
+
+class History(Context):
+    """The coordinator's context: what happens there is also written down."""
+
+    unwritten = ""
+    """Why the run's database cannot be written; "" while it can."""
+
+    def event(self, kind: str, daemon: str, text: str, **data: Any) -> None:
+        """A line of the run's history, and of the coordinator's log."""
+        level = "warning" if kind in WARNINGS else "info"
+        self.note(level, of_daemon(daemon, text))
+        self.do(AddEvent(kind, daemon, text, data))
+
+    def leave(self, text: str) -> None:
+        """This coordinator ends, because it was asked to; the next one goes on."""
+        self.event("restart", COORDINATOR, text)
+        self.do(Exit(EXIT_RESTART, text))

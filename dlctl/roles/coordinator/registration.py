@@ -1,0 +1,288 @@
+"""How daemons come into a run: started, registered, and told of each other.
+
+A process registers under the name and incarnation it was started with; only then a worker's slot
+gets a new epoch, or a server's shard a new generation. The first worker that has built the model
+fixes its layout. Then every server is told its slice, and when all of them serve, the workers are
+told where.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+
+from dlctl import messages as m
+from dlctl import placement
+from dlctl.config import JobFile
+from dlctl.errors import DlctlError
+from dlctl.flat import Layout, slice_bounds
+from dlctl.machine import Peer
+from dlctl.messages import Json
+from dlctl.roles.coordinator.membership import Daemon, Membership
+from dlctl.roles.coordinator.records import History, IssueTerm
+from dlctl.roles.protocol.authz import keys_of
+from dlctl.roles.protocol.keyring import Keyring
+from dlctl.roles.protocol.token import sign
+from dlctl.settings import parse
+from dlctl.util.text import plural
+
+RESTORES_MAX = 3
+"""Processes of a worker, all dead before the run was at work, that were to restore its residual."""
+FRESH = "start with --fresh to begin a new run"
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What earlier executions of this run have left on record."""
+
+    terms: dict[str, int] = field(default_factory=dict)
+    incarnations: dict[str, int] = field(default_factory=dict)
+    checkpoints: int = 0
+    """Number of the newest checkpoint that there has been."""
+    restore: str = ""
+    """Directory of the checkpoint to go on from, or ""."""
+    manifest: Json = field(default_factory=dict)
+    memory: Json = field(default_factory=dict)
+    """What the coordinator before this one has remembered, if this one is to go on with it."""
+    agents: dict[str, int] = field(default_factory=dict)
+    """Agents that are there now, with their incarnations."""
+    gone_s: float = 0.0
+    """How long there was no coordinator, by the wall clock; 0.0: not known."""
+    unwritten_s: float = 0.0
+    """How long the one before could not write what was done before it died."""
+    exits: dict[str, Json] = field(default_factory=dict)
+    """How the last processes of daemons have ended, as their rows have it."""
+    logs: dict[str, int] = field(default_factory=dict)
+    """Bytes of the logs in the run directory, by process: "worker-0.3"."""
+
+
+class Registration:
+    def __init__(
+        self,
+        context: History,
+        members: Membership,
+        run_id: str,
+        job: JobFile,
+        keyring: Keyring,
+        past: Past,
+    ) -> None:
+        self.context = context
+        self.members = members
+        self.run_id = run_id
+        self.job = job
+        self.keyring = keyring
+        self.past = past
+        self._hosts = {name: host.ssh for name, host in placement.agents(job.places).items()}
+        self.restore = past.restore
+        """Until all are at work: who comes later has nothing in that checkpoint, and it may have
+        been removed."""
+        self._without: set[str] = set()
+        """Workers whose residuals are given up."""
+        self.layout: Layout | None = None
+        self._bytes = b""
+        self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
+        self._terms = dict(past.terms)
+        self.guest_lists = 0
+        """How many there have been, of all coordinators of this run: servers go by the newest."""
+        self.on_start: Callable[[Daemon], None] = lambda daemon: None
+        """Called for each process that is to be started, with its incarnation."""
+
+    def keep_layout(self, layout: Layout) -> None:
+        """The model that the run has had so far."""
+        self.layout, self._bytes = layout, layout.to_bytes()
+
+    def whose(self, peer: Peer, message: m.Message) -> str:
+        """Whom a message is about and who sent it, for the log: "of worker-0 from agent-0".
+
+        Only names of this run are repeated; what else a message may say about itself is not.
+        """
+        said = [getattr(message, "name", "")]
+        said += [f"worker-{message.slot}"] if hasattr(message, "slot") else []
+        said += [f"server-{message.shard}"] if hasattr(message, "shard") else []
+        about = [name for name in said if name in self.members.daemons]
+        sender = [d.name for d in self.members.daemons.values() if d.peer == peer]
+        of = [f"of {name}" for name in about if name not in sender]
+        return " ".join([*of, f"from {sender[0] if sender else 'a connection that is no daemon'}"])
+
+    def note_lost_residuals(self) -> None:
+        """A run that goes on with fewer workers has nobody to push what the others had left."""
+        saved = {worker["name"] for worker in self.past.manifest.get("workers", [])}
+        for name in sorted(saved - set(self.members.daemons)):
+            text = f"what {name} had not pushed is lost: the run goes on with fewer workers"
+            self.context.event("lost", name, text)
+
+    # ------------------------------------------------------------ processes
+
+    def spawn(self, daemon: Daemon, now: float) -> None:
+        """Have the agent start the next incarnation."""
+        daemon.begin(now)
+        self.on_start(daemon)
+        text = f"{daemon.name} starts, incarnation {daemon.incarnation}"
+        self.context.event("start", daemon.name, text)
+        self.ask_spawn(daemon, now)
+
+    def ask_spawn(self, daemon: Daemon, now: float) -> None:
+        daemon.agent_incarnation = self.members.agent_of(daemon).incarnation
+        secret = self.keyring.secret(daemon.name)
+        message = m.Spawn(daemon.name, daemon.role, daemon.incarnation, secret)
+        self.context.ask(("spawn", daemon.name), daemon.agent, message, now)
+
+    def on_spawned(self, peer: Peer, message: m.Spawned, now: float) -> None:
+        daemon = self.members.get(message.name, message.incarnation)
+        if daemon is not None and self.members.agent_of(daemon).peer == peer:
+            daemon.agent_incarnation = self.members.agent_of(daemon).incarnation
+            self.context.retries.done(("spawn", message.name), now)
+            daemon.pid = message.pid
+
+    def on_register(self, peer: Peer, message: m.Register, now: float) -> Daemon | None:
+        """The daemon, if it is the incarnation that was started last; any other is sent away."""
+        daemon = self.members.get(message.name, message.incarnation)
+        if message.run_id != self.run_id or daemon is None or not daemon.alive:
+            self.context.send(peer, m.Dismiss(f"{message.name} is not (or no longer) of this run"))
+            return None
+        daemon.heard(peer, now)
+        # As the user knows it, if he has chosen it.
+        daemon.host = self._hosts[daemon.agent] or message.host
+        daemon.pid = message.pid
+        if daemon.registered:
+            # Its welcome may have to wait until its term is on record; it is to hear of us.
+            self.context.send(daemon.name, m.Heard())
+        else:
+            daemon.registered = True
+            self._issue_term(daemon)
+        self._welcome(daemon, now)
+        if daemon.role == "server":
+            self.assign(now)
+        return daemon
+
+    def _issue_term(self, daemon: Daemon) -> None:
+        if daemon.role != "agent":
+            daemon.term = self._terms.get(daemon.name, 0) + 1
+            self._put_on_record(daemon)
+
+    def keep_term(self, daemon: Daemon) -> None:
+        """It is remembered that this daemon has been given its term: now it is on record as well,
+        and nobody else will get it.
+        """
+        if daemon.term > self._terms.get(daemon.name, 0):
+            self._put_on_record(daemon)
+
+    def _put_on_record(self, daemon: Daemon) -> None:
+        self._terms[daemon.name] = daemon.term
+        self.context.do(IssueTerm(daemon.name, daemon.term))
+
+    def _welcome(self, daemon: Daemon, now: float) -> None:
+        token, settings = b"", daemon.settings
+        if daemon.role == "worker":
+            token = sign(self.keyring.token_key, self.run_id, daemon.index, daemon.term)
+            limits = self.job.limits
+            texts = {field.name: getattr(limits, field.name) for field in fields(limits)}
+            settings = {key: parse(key, text) for key, text in texts.items()} | settings
+        elif daemon.role == "server":
+            token = self.keyring.token_key
+            self.tell_guests(daemon, now)
+        welcome = m.Welcome(daemon.name, daemon.index, daemon.term, token, settings)
+        self.context.send(daemon.name, welcome)
+
+    def tell_guests(self, server: Daemon, now: float) -> None:
+        """The workers may connect to it, as they are now."""
+        workers = [worker.name for worker in self.members.of("worker")]
+        if names := keys_of(self.keyring, workers):
+            self.guest_lists += 1
+            guests = m.Guests(self.guest_lists, json.dumps(names).encode())
+            self.context.ask(("guests", server.name), server.name, guests, now)
+
+    def on_guests_noted(self, message: m.GuestsNoted, now: float) -> None:
+        newest = self.context.retries.message(("guests", message.name))
+        if isinstance(newest, m.Guests) and newest.number == message.number:
+            self.context.retries.done(("guests", message.name), now)
+
+    # ------------------------------------------------------------ the model and the servers
+
+    def on_model(self, worker: Daemon, layout: bytes, now: float) -> None:
+        """Raises DlctlError if this is not the model that the others, or the checkpoint, have."""
+        if self.layout is None:
+            self.keep_layout(Layout.from_bytes(layout))
+            if self._before is not None and self.layout != self._before:
+                raise DlctlError(
+                    "the task builds another model than the one in the checkpoint", hint=FRESH
+                )
+        if layout != self._bytes:
+            raise DlctlError(
+                f"{worker.name} built another model than the first worker",
+                hint="model() must build the same layers every time it is called",
+            )
+        worker.model_ready = True
+        self.assign(now)
+        self.introduce()
+
+    def assign(self, now: float) -> None:
+        """Tell every server what it owns, as soon as the size of the model is known."""
+        if self.layout is None:
+            return
+        servers = self.members.of("server")
+        for server in servers:
+            lo, hi = slice_bounds(self.layout.size(), len(servers), server.index)
+            key = ("assign", server.name)
+            if server.registered and not server.address and key not in self.context.retries:
+                assign = m.Assign(lo, hi, self._bytes, self.restore, server.has_served)
+                self.context.ask(key, server.name, assign, now)
+
+    def on_serving(self, peer: Peer, message: m.Serving, now: float) -> None:
+        server = self.members.get(message.name)
+        if server is None or server.peer != peer:
+            return
+        self.context.retries.done(("assign", server.name), now)
+        server.address, server.state = message.address, "running"
+        if server.has_served:
+            self.tell_moved(server, now)
+        server.has_served = True
+        self.introduce()
+
+    def tell_moved(self, server: Daemon, now: float) -> None:
+        """Workers that were introduced to the process before this one have to know the new one."""
+        key = self.keyring.public(server.name)
+        moved = m.Moved(server.index, server.term, server.address, key)
+        for worker in self.members.of("worker"):
+            if worker.alive and worker.model_ready:
+                self.context.ask(("moved", server.index, worker.name), worker.name, moved, now)
+
+    def on_moved_noted(self, message: m.MovedNoted, now: float) -> None:
+        server = self.members.get(f"server-{message.shard}")
+        if server is not None and server.term == message.generation:
+            self.context.retries.done(("moved", message.shard, message.name), now)
+
+    def introduce(self) -> None:
+        """Tell the workers that wait for it where the servers are, once all of these serve."""
+        addresses = tuple(server.address for server in self.members.of("server"))
+        if not all(addresses):
+            return
+        for worker in self.members.of("worker"):
+            if worker.model_ready and not worker.asked_for_data:
+                self.context.send(worker.name, self._topology(worker, addresses))
+
+    def _topology(self, worker: Daemon, addresses: tuple[str, ...]) -> m.Topology:
+        """Until all are at work nobody has pushed anything: then a replacement restores again what
+        the one before it has restored.
+        """
+        initialise = worker.index == 0 and not self.restore
+        keys = tuple(self.keyring.public(server.name) for server in self.members.of("server"))
+        restore = self.restore
+        if restore and self._restores_in_vain(worker):
+            self._give_up_residual(worker)
+            restore = ""
+        return m.Topology(addresses, keys, initialise, restore)
+
+    def _restores_in_vain(self, worker: Daemon) -> bool:
+        """Whether the last attempt that a worker has is better made without its residual."""
+        tries = min(RESTORES_MAX, self.job.workers.restarts_max)
+        return 0 < tries <= worker.deaths_in_row
+
+    def _give_up_residual(self, worker: Daemon) -> None:
+        if worker.name in self._without:
+            return
+        self._without.add(worker.name)
+        died = plural(worker.deaths_in_row, "time")
+        text = f"what {worker.name} had not pushed is lost: it died {died} before it was at work"
+        self.context.event("lost", worker.name, text)

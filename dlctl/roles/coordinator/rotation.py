@@ -1,0 +1,133 @@
+"""A new key for a run that goes on: `dlctl keys rotate`.
+
+The workers push what they have accrued and wait; then the new key takes the place of the old one,
+by renaming a file, and this coordinator ends. The next one finds in its memory that the daemons
+were started with another key than the one that is there (`keys`, the fingerprint), and begins all
+of them anew, as after their deaths: workers with new epochs, servers with what their shards have
+kept.
+
+Nothing else is needed if a coordinator dies on the way. Before the renaming all have the old key,
+and the workers are restarted in place. After it every later coordinator sees what has to be done;
+what it has done of it is remembered together with the fingerprint, or not at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlctl.errors import DlctlError
+from dlctl.messages import Request
+from dlctl.roles.coordinator.records import KeyRenewed, RenewKey
+from dlctl.roles.coordinator.scaling import REMOVAL, RESTART, ROTATION
+from dlctl.roles.protocol.context import COORDINATOR
+
+if TYPE_CHECKING:
+    from dlctl.roles.coordinator.coordinator import Coordinator
+
+
+class Rotation:
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.of = coordinator
+        self.context = coordinator.context
+        self.members = coordinator.members
+        self._requests: list[int] = []
+        """Who waits for the new key; nobody: there is none to come."""
+        self._by = ""
+        self._until = 0.0
+        self._is_renewing = False
+
+    # ------------------------------------------------------------ up to the new key
+
+    def begin(self, request: Request, now: float) -> None:
+        """The verb "rotate": {"old": fingerprint of the key to be replaced, "by": who asks}.
+
+        One that is repeated to the next coordinator finds it done. Raises DlctlError.
+        """
+        if request.arguments["old"] != self.of.arrivals.keyring.fingerprint:
+            self.of.clients.answer(request.request, True, "", {"phase": "done"})
+            return
+        self._check()
+        if not self._requests:
+            self._by = f"{request.arguments['by']:.80}"
+            self._until = now + self.of.job.timeouts.grace_s
+            self.context.event(
+                "keys", "", f"{self._by} asks for new keys: the workers finish first"
+            )
+        self._requests.append(request.request)
+
+    def _check(self) -> None:
+        state = self.of.state
+        if state not in ("running", "degraded"):
+            raise DlctlError(f"the run is {state}: new keys can be had while it is running")
+        if not self.of.keeps_shards() or self.of.work.driving is not None:
+            raise DlctlError(
+                "this run cannot have new keys while it is running: its servers would be begun "
+                'anew, and their shards are in memory only (durability = "none", or a method that '
+                "keeps its state in the coordinator). Through a checkpoint it can: dlctl stop, "
+                "dlctl keys rotate, dlctl start"
+            )
+
+    def deadline(self) -> float | None:
+        return self._until if self._requests and not self._is_renewing else None
+
+    def advance(self, now: float) -> None:
+        """Have the workers drained; then the key is renewed."""
+        if not self._requests or self._is_renewing:
+            return
+        if self.of.ending is not None:
+            self._answer(f"the run ends ({self.of.reason}): its keys are the old ones")
+            return
+        at_work = [w for w in self.members.of("worker") if w.alive and w.asked_for_data]
+        for worker in at_work:
+            if not worker.leaving:
+                self.of.scaling.leave(worker, ROTATION, now)
+        waits = self.of.checkpointing.active or not all(w.drained for w in at_work)
+        waits |= not self.of.scaling.handover.is_agent_there()
+        if not waits or now >= self._until:
+            self._is_renewing = True
+            self.context.event("keys", "", f"the run gets a new key, as {self._by} has asked for")
+            self.context.do(RenewKey())
+
+    def on_renewed(self, event: KeyRenewed, now: float) -> None:
+        """Over to the next coordinator; or back to work, if the key could not be written."""
+        self._is_renewing = False
+        if not event.error:
+            self._answer("")
+            why = "the coordinator is restarted, to begin with the new key"
+            self.of.scaling.handover.begin(why, {}, now)
+            return
+        self._answer(
+            f"the new key could not be written, and the old one is in force: {event.error}"
+        )
+        for worker in self.members.of("worker"):
+            if worker.leaving == ROTATION:
+                self.of.scaling.leave(worker, RESTART, now)
+
+    def _answer(self, error: str) -> None:
+        requests, self._requests = self._requests, []
+        for request in requests:
+            self.of.clients.answer(request, True, error, {} if error else {"phase": "renewed"})
+
+    # ------------------------------------------------------------ with the new key
+
+    def begin_all_anew(self, now: float) -> None:
+        """All daemons that there may be have been started with another run key than ours."""
+        text = "the run has a new key: all daemons begin anew with theirs"
+        self.context.event("keys", COORDINATOR, text)
+        for agent in self.members.of("agent"):
+            agent.restarts += 1
+            self.of.begin_anew(agent, now)
+        for worker in self.members.of("worker"):
+            self.of.work.gone(worker.index, now)
+            if worker.leaving == REMOVAL:
+                self.members.remove(worker.name)
+        for daemon in self.members.daemons.values():
+            if daemon.role == "agent" or daemon.state == "quarantined":
+                continue
+            daemon.leaving = daemon.address = ""
+            daemon.peer = daemon.pid = None
+            keeps = daemon.role == "worker" or self.of.keeps_shards()
+            daemon.state, daemon.retry_at = ("backoff", now) if keeps else ("failed", None)
+            daemon.restarts += 1
+        if not self.of.keeps_shards():
+            self.of.end("failed", "the run has a new key, and its shards were in memory only", now)

@@ -1,0 +1,178 @@
+"""Workers that come and go while the run goes on, and daemons that are restarted on request.
+
+A worker leaves in order: it finishes its portion, pushes what it has accrued, waits for the acks
+and exits. If it is to come back, a new incarnation follows. A server or an agent is simply killed:
+its successor goes on where it was, as after any other death.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlctl import messages as m
+from dlctl.config import COUNT_MAX
+from dlctl.errors import DlctlError
+from dlctl.messages import Json
+from dlctl.roles.coordinator.handover import Handover
+from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.coordinator.records import KillAgent
+
+if TYPE_CHECKING:
+    from dlctl.roles.coordinator.coordinator import Coordinator
+
+RESTART, REMOVAL, ROTATION = "restart", "removal", "rotation"
+
+
+def _leaves_first(worker: Daemon) -> tuple[bool, int]:
+    """Those that do no work, then the highest number."""
+    return worker.state != "quarantined", -worker.index
+
+
+class Scaling:
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.of = coordinator
+        self.context = coordinator.context
+        self.members = coordinator.members
+        self.handover = Handover(coordinator)
+
+    # ------------------------------------------------------------ what may be asked for
+
+    def scale(self, count: int, now: float) -> Json:
+        """Have `count` workers. Returns who starts and who leaves. Raises DlctlError."""
+        self._check_running()
+        if not 1 <= count <= COUNT_MAX:
+            raise DlctlError(f"a run has 1 to {COUNT_MAX} workers, not {count}")
+        staying = [d for d in self.members.of("worker") if d.leaving != REMOVAL]
+        before = len(staying)
+        started, left = [], []
+        for _ in range(count - before):
+            worker = self._slot_that_leaves() or self.members.add_worker()
+            started.append(worker.name)
+            if worker.leaving:
+                worker.leaving = RESTART
+            else:
+                self.of.begin_anew(worker, now)
+        if started:
+            self.of.admit_members(now)
+        for worker in sorted(staying, key=_leaves_first)[: max(0, before - count)]:
+            left.append(worker.name)
+            self.leave(worker, REMOVAL, now)
+        if count != before:
+            text = f"workers {before} -> {count}"
+            self.context.event("scale", "", text, before=before, after=count)
+        return {"before": before, "after": count, "starting": started, "leaving": left}
+
+    def restart(self, names: list[str], now: float) -> Json:
+        """Replace these daemons by new incarnations. Raises DlctlError before anything is done."""
+        self._check_running()
+        daemons = []
+        for name in names:
+            daemon = self.members.daemons.get(name)
+            if daemon is None:
+                raise DlctlError(f"this run has no {name:.80}")
+            if daemon.role == "server" and not self.of.keeps_shards():
+                raise DlctlError(
+                    f"{name} cannot be restarted: its shard would be lost with it",
+                    hint='only with durability = "process" or "disk" in [servers]',
+                )
+            daemons.append(daemon)
+        for daemon in daemons:
+            self.context.event("restart", daemon.name, f"{daemon.name} is restarted on request")
+            self.leave(daemon, RESTART, now)
+        return {"restarting": names}
+
+    def _check_running(self) -> None:
+        if self.of.state not in ("running", "degraded"):
+            raise DlctlError(f"the run is {self.of.state}: this can be done while it is running")
+
+    def _slot_that_leaves(self) -> Daemon | None:
+        leaving = [d for d in self.members.of("worker") if d.leaving == REMOVAL]
+        return min(leaving, key=lambda d: d.index, default=None)
+
+    # ------------------------------------------------------------ leaving
+
+    def leave(self, daemon: Daemon, why: str, now: float) -> None:
+        """Have a daemon go, in order if it can; `Rotation` lets a drained worker wait."""
+        daemon.leaving = why
+        if not daemon.alive:
+            self._gone(daemon, now)
+        elif daemon.role == "agent":
+            daemon.killed_for = f"killed for a {why} on request"
+            self.context.do(KillAgent(daemon.name))
+        elif daemon.drained:
+            self.on_drained(daemon, now)  # It has said so, and does not say it twice.
+        elif daemon.role == "worker" and daemon.asked_for_data:
+            daemon.state = "draining"
+            daemon.kill_at = now + self.of.job.timeouts.grace_s
+            self.context.ask(("drain", daemon.name), daemon.name, m.Drain(why), now)
+        else:
+            self._kill(daemon, now)
+
+    def _kill(self, daemon: Daemon, now: float) -> None:
+        daemon.killed_for = f"killed for a {daemon.leaving} on request"
+        kill = m.Kill(daemon.name, daemon.incarnation, 9)
+        self.context.ask(("kill", daemon.name), daemon.agent, kill, now)
+
+    def on_drained(self, worker: Daemon, now: float) -> None:
+        """Everything of it is in the shards: it may exit. And if nobody has asked it to drain, then
+        a coordinator did of whose decision nothing is on record: it takes no more work.
+        """
+        if self.of.ending is None:
+            worker.leaving = worker.leaving or RESTART
+        if worker.leaving == ROTATION:
+            worker.kill_at = None
+        elif worker.leaving and self.of.ending is None:
+            worker.kill_at = now + self.of.job.timeouts.grace_s
+            shutdown = m.Shutdown(worker.leaving)
+            self.context.ask(("shutdown", worker.name), worker.name, shutdown, now)
+
+    def deadline(self) -> float | None:
+        times = [worker.kill_at for worker in self.members.of("worker")]
+        times += [self.handover.deadline()]
+        return min((t for t in times if t is not None), default=None)
+
+    def on_deadline(self, now: float) -> None:
+        for worker in self.members.of("worker"):
+            if worker.kill_at is None or now < worker.kill_at:
+                continue
+            worker.kill_at, name = None, worker.name
+            if worker.leaving and worker.alive:
+                self.context.event("late", name, f"{name} did not leave in time: it is killed")
+                self._kill(worker, now)
+
+    def on_exit(self, daemon: Daemon, now: float) -> bool:
+        """Whether this exit was asked for, so that it is no loss."""
+        daemon.kill_at = None
+        self.context.retries.drop(("drain", daemon.name))
+        if not daemon.leaving or self.of.ending is not None:
+            return False
+        self._gone(daemon, now)
+        return True
+
+    def _gone(self, daemon: Daemon, now: float) -> None:
+        why, daemon.leaving = daemon.leaving, ""
+        if daemon.role == "worker":
+            self.of.work.gone(daemon.index, now)
+        if why == REMOVAL:
+            self.members.remove(daemon.name)
+            self.of.admit_members(now)
+            self.of.losses.end_without_workers(now)
+        else:
+            daemon.restarts += 1
+            daemon.forgive()
+            self.of.begin_anew(daemon, now)
+        if daemon.role == "worker":
+            self.of.tell_members()
+
+    def go_on(self, now: float) -> None:
+        """Ask those again who were leaving when another coordinator was there.
+
+        And those that were drained for an end of the run which is over, and have outlived it: on a
+        host that was away then. They take no more work.
+        """
+        for daemon in list(self.members.daemons.values()):
+            if daemon.alive and (daemon.drained or daemon.state == "draining"):
+                daemon.leaving = daemon.leaving or RESTART
+            if daemon.leaving:
+                # A change of keys that was not finished is begun anew by whoever has asked for it.
+                self.leave(daemon, REMOVAL if daemon.leaving == REMOVAL else RESTART, now)

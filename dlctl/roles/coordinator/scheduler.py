@@ -1,0 +1,326 @@
+"""The data side of the coordinator: who gets which portion, what is done, and when it is enough."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from dlctl import messages as m
+from dlctl.algorithms.base import CoordinatorSide
+from dlctl.config import JobFile
+from dlctl.errors import DlctlError, RemoteProtocolError
+from dlctl.messages import Json
+from dlctl.roles.coordinator.driven import DrivenMethod
+from dlctl.roles.coordinator.leases import PortionPool, Range
+from dlctl.roles.coordinator.membership import Membership
+from dlctl.roles.coordinator.target import Target
+from dlctl.roles.protocol.context import Context
+
+DOUBT_S = 10.0
+"""A worker that has asked for data for so long, in vain, has none that it works on."""
+LOSS_WEIGHT = 0.1
+"""Of the newest portion in the running mean of the loss."""
+
+
+class Scheduler:
+    def __init__(
+        self, context: Context, members: Membership, job: JobFile, side: CoordinatorSide
+    ) -> None:
+        self.context = context
+        self.members = members
+        self.job = job
+        self.side = side
+        self.target = Target.parse(job.job.stop.target) if job.job.stop.target else None
+        self.steps = self.samples = 0
+        self.loss: float | None = None
+        self.released_at: float | None = None
+        """When the workers were let loose."""
+        self.stopped = False
+        self.driving: DrivenMethod | None = None
+        self._pool: PortionPool | None = None
+        self._restore: Json = {}
+        self.answered: dict[int, m.Lease] = {}
+        """Slot -> its newest lease, in case its request is repeated."""
+        self._pending: dict[int, m.LeaseRequest] = {}
+        self._in_vain_since: dict[int, float] = {}
+        """Slot -> since when it has asked, because it has no data, and has not got any."""
+        self.evaluated_epochs = 0.0
+        """How far the run was when an evaluation was begun last."""
+
+    # ------------------------------------------------------------ the dataset
+
+    @property
+    def pool(self) -> PortionPool:
+        """The present portions (of the batch, for a method that the coordinator drives)."""
+        if self.driving is not None:
+            return self.driving.pool
+        assert self._pool is not None
+        return self._pool
+
+    def restore(self, data: Json) -> None:
+        """What a checkpoint's manifest says of the data and the steps."""
+        self._restore = data
+        self.steps, self.samples = data.get("steps", 0), data.get("samples", 0)
+        self.loss = data.get("loss")
+        self.side.steps_done = self.steps
+
+    @property
+    def dataset_samples(self) -> int:
+        """0 while no worker has built the dataset."""
+        return self._pool.samples if self._pool is not None else 0
+
+    @property
+    def next(self) -> tuple[int, int]:
+        return self._pool.next if self._pool is not None else (0, 0)
+
+    def changed_portions(self) -> Iterator[tuple[str, int | None]]:
+        """Keys and values for `Memory`."""
+        for epoch, portion, standing in self._pool.take_changes() if self._pool else ():
+            yield f"portion/{epoch}/{portion}", standing
+
+    def go_on(
+        self,
+        steps: int,
+        samples: int,
+        loss: float | None,
+        dataset_samples: int,
+        next_: tuple[int, int],
+        portions: dict[str, int],
+        evaluated_epochs: float,
+    ) -> None:
+        """Be where another coordinator has left off."""
+        self.steps, self.samples, self.loss = steps, samples, loss
+        self.side.steps_done = steps
+        if not dataset_samples:
+            return
+        self._restore = {}
+        self.open_dataset(dataset_samples)
+        assert self._pool is not None
+        keys = (key.split("/")[1:] for key in portions)
+        standing = {(int(epoch), int(p)): portions[f"portion/{epoch}/{p}"] for epoch, p in keys}
+        self._pool.go_on(next_, standing)
+        self.evaluated_epochs = evaluated_epochs
+
+    def open_dataset(self, samples: int) -> None:
+        """The first worker has built the dataset. Raises DlctlError if it was another before."""
+        before = self._restore.get("dataset_samples", samples)
+        if samples < 1:
+            raise DlctlError("the dataset has no samples", hint="look at the task's dataset()")
+        if before != samples:
+            raise DlctlError(
+                f"the dataset has {samples} samples; at the checkpoint it had {before}",
+                hint="start with --fresh to begin a new run",
+            )
+        portion = self.job.data.portion_batches * self.job.workers.batch_size
+        self._pool = PortionPool(samples, portion)
+        self._pool.limit = _portions(self.job, self._pool)
+        if self._restore.get("portion_samples") == portion:
+            self._pool.restore(self._restore["complete_epochs"], self._restore["portions"])
+        elif self._restore:
+            # Other portions than before: only whole epochs can be told apart.
+            self._pool.restore(self._restore["complete_epochs"], [])
+        self.evaluated_epochs = self._pool.epochs_done()
+
+    def to_json(self) -> Json:
+        """For a checkpoint's manifest."""
+        pool = self.pool
+        return {
+            "steps": self.steps,
+            "samples": self.samples,
+            "loss": self.loss,
+            "dataset_samples": pool.samples,
+            "portion_samples": pool.portion_samples,
+            "complete_epochs": pool.complete_epochs(),
+            "portions": pool.done(),
+        }
+
+    # ------------------------------------------------------------ leases
+
+    def release(self, now: float) -> None:
+        """All workers are there: begin."""
+        self.released_at = now
+        drives = self.side.drive()
+        if drives is not None and self._pool is not None:
+            samples, portion = self._pool.samples, self._pool.portion_samples
+            self.driving = DrivenMethod(
+                self.context, drives, self.job.servers.count, samples, portion
+            )
+            self.driving.start(now)
+        self.grant(now)
+
+    def on_request(self, request: m.LeaseRequest, now: float) -> None:
+        answered = self.answered.get(request.slot)
+        daemon = self.members.worker(request.slot, request.epoch)
+        if daemon is None:
+            return
+        if answered is not None and request.request <= answered.request:
+            # Repeated, or overtaken by a newer one on the way: then nobody waits for its answer.
+            if request.request == answered.request:
+                self.context.send(daemon.name, answered)
+            return
+        daemon.asked_for_data = True
+        self._pending[request.slot] = request
+        self.grant(now)
+
+    def grant(self, now: float) -> None:
+        """Answer the workers that wait for data, as far as they may work now.
+
+        Between two batches of a driven method, and when the last portions of a batch are under way,
+        they are left waiting: the next batch, or a dead worker's portions, begin with them at once.
+        """
+        if self.released_at is None:
+            return
+        slots = self.members.live_slots()
+        first = min(slots, default=0)
+        for slot, request in list(self._pending.items()):
+            if not self.stopped and self.side.may_lease(slot, first):
+                continue
+            too_much = request.ahead and not self.pool.may_hoard(slot, len(slots))
+            taken = None if self.stopped or too_much else self.pool.take(slot)
+            if taken is None and self.driving is not None and not self.stopped:
+                continue
+            del self._pending[slot]
+            if taken is None and not request.ahead and not self.stopped:
+                taken = self._doubtful(slot, now)
+            else:
+                self._in_vain_since.pop(slot, None)
+            self._answer(slot, request, taken)
+
+    def _doubtful(self, slot: int, now: float) -> Range | None:
+        """What is only said to be leased to a worker that has nothing to do, by its own word: since
+        it began to ask in vain, and all of what it said about that.
+
+        A coordinator that could not write its notes may have been told that it is done, or may have
+        given something else to the same question.
+        """
+        worker = self.members.get(f"worker-{slot}")
+        if worker is None or worker.metrics.get("portions") != 0:
+            self._in_vain_since.pop(slot, None)
+            return None
+        since = self._in_vain_since.setdefault(slot, now)
+        if worker.reported_at <= since or now - since < DOUBT_S or not self.pool.doubt(slot):
+            return None
+        del self._in_vain_since[slot]
+        return self.pool.take(slot)
+
+    def _answer(self, slot: int, request: m.LeaseRequest, taken: Range | None) -> None:
+        lease = m.Lease(request.request, *((0, 0, 0, 0) if taken is None else _wire(taken)))
+        self.answered[slot] = lease
+        self.context.send(f"worker-{slot}", lease)
+
+    def gone(self, slot: int, now: float) -> int:
+        """The worker of a slot has died: number of portions that are leased again."""
+        self._pending.pop(slot, None)
+        self.answered.pop(slot, None)
+        self._in_vain_since.pop(slot, None)
+        if self._pool is None:
+            return 0
+        back = self.pool.release(slot)
+        self.grant(now)
+        return len(back)
+
+    def held_back(self) -> str:
+        """Why workers wait for data although there is some; "" if none does."""
+        first = min(self.members.live_slots(), default=0)
+        reasons = (self.side.may_lease(slot, first) for slot in self._pending)
+        return next((reason for reason in reasons if reason), "")
+
+    # ------------------------------------------------------------ what is done
+
+    def on_portion_done(self, done: m.PortionDone, now: float) -> bool:
+        """True if this is news. Steps and samples are counted here, once per portion.
+
+        Raises RemoteProtocolError for more of them than the portion has.
+        """
+        key = done.data_epoch, done.portion
+        if self._pool is None or not self.pool.may_finish(done.slot, *key):
+            return False
+        self._check(done)
+        self.pool.finish(*key)
+        self.steps += done.steps
+        self.samples += done.samples
+        self.side.steps_done = self.steps
+        if done.samples:
+            self._take_loss(done.loss_sum / done.samples)
+        if self.driving is not None:
+            self.driving.on_portion(done, now)
+        self.grant(now)
+        return True
+
+    def _check(self, done: m.PortionDone) -> None:
+        start, stop = self.pool.bounds(done.portion)
+        batches = -(-(stop - start) // self.job.workers.batch_size)
+        if done.steps > batches or done.samples > stop - start:
+            said = f"{done.steps} steps and {done.samples} samples"
+            raise RemoteProtocolError(f"{said} of a portion of {batches} and {stop - start}")
+
+    def _take_loss(self, loss: float) -> None:
+        """Into the running mean, unless that would be no number any more: it is written down."""
+        mean = loss if self.loss is None else self.loss + LOSS_WEIGHT * (loss - self.loss)
+        self.loss = mean if math.isfinite(mean) else self.loss
+
+    def enough(self, now: float) -> str:
+        """Why the run has finished; "" if it has not."""
+        stop = self.job.job.stop
+        if self._pool is None or self.released_at is None:
+            return ""
+        if self.driving is not None and self.driving.over:
+            return self.driving.over
+        if self.driving is None and self._pool.is_finished():
+            return f"{self._pool.epochs_done():.3g} epochs are done"
+        if stop.seconds is not None and now - self.released_at >= stop.seconds:
+            return f"{stop.seconds:g} seconds are over"
+        return ""
+
+    def deadline(self) -> float | None:
+        seconds = self.job.job.stop.seconds
+        return None if seconds is None or self.released_at is None else self.released_at + seconds
+
+    # ------------------------------------------------------------ evaluations
+
+    def evaluation_due(self) -> bool:
+        """Whether enough epochs have passed since the last evaluation was begun; says so once."""
+        every = self.job.evaluation.every_epochs
+        if self._pool is None or self.driving is not None or not every:
+            return False
+        if self._pool.epochs_done() < self.evaluated_epochs + every:
+            return False
+        self.evaluated_epochs = self._pool.epochs_done()
+        return True
+
+    def epochs_done(self) -> float:
+        return self._pool.epochs_done() if self._pool is not None else 0.0
+
+    def progress(self) -> float | None:
+        """How far the run is, 0..1, if that is known."""
+        if self._pool is None or self._pool.limit == math.inf or self.driving is not None:
+            return None
+        return min(1.0, self._pool.done_count / self._pool.limit)
+
+
+def _wire(taken: Any) -> tuple[int, int, int, int]:
+    """A range in the order of `Lease`'s fields."""
+    return taken.portion, taken.data_epoch, taken.start, taken.stop
+
+
+def _portions(job: JobFile, pool: PortionPool) -> float:
+    """Portions until the first of the job's limits; steps and samples round up to portions."""
+    stop = job.job.stop
+    steps_before = partial(pool.steps_before, batch_size=job.workers.batch_size)
+    limits = [
+        math.ceil(stop.epochs * pool.per_epoch) if stop.epochs else math.inf,
+        _until(stop.steps, pool.per_epoch, steps_before),
+        _until(stop.samples, pool.per_epoch, pool.samples_before),
+    ]
+    return min(limits)
+
+
+def _until(wanted: int | None, per_epoch: int, before: Callable[[int], int]) -> float:
+    """Portions until there are `wanted` of what `before` counts, epoch after epoch."""
+    if not wanted:
+        return math.inf
+    epochs, rest = divmod(wanted, before(per_epoch))
+    return epochs * per_epoch + bisect_left(range(per_epoch), rest, hi=per_epoch, key=before)

@@ -1,0 +1,325 @@
+"""How a run ends, in order, each step with a deadline and with the names of those it waits for.
+
+draining       workers finish their portion, push what is accrued, wait for the acks
+evaluating     a worker evaluates what the servers have              (a finished run)
+saving         the last checkpoint
+recording      that nobody needs any more what the servers have       (a run that has not failed)
+shutting down  workers and servers exit; who does not is killed
+collecting     the last lines of the logs of other hosts              (a run that has such)
+leaving        the agents exit
+over
+
+Servers remove what they have kept when they exit. A coordinator that takes the place of this one
+goes on from what is on record: if that does not say that all is done, it needs the servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dlctl import messages as m
+from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, Checkpointing
+from dlctl.roles.coordinator.evaluation import Evaluations
+from dlctl.roles.coordinator.membership import Daemon, Membership
+from dlctl.roles.coordinator.mirror import LogMirror
+from dlctl.roles.coordinator.records import History, KillAgent, PutOnRecord
+from dlctl.roles.protocol.limits import EVALUATE_S_MAX
+from dlctl.util.text import KILLED
+
+DRAINING, EVALUATING, SAVING, RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER = (
+    "draining", "evaluating", "saving", "recording", "shutting down", "collecting", "leaving",
+    "over",
+)  # fmt: skip
+SAVE_AGAIN_S, SAVE_PAUSE_S = 20.0, 2.0
+"""A last checkpoint that fails is tried again for so long, with pauses: disks are emptied."""
+SAVE_MORE_S = 5.0
+"""For the manifest, when all files are there or were given up."""
+EVALUATIONS_MAX = 2
+"""Workers that are asked for the last one: it may be what they die of."""
+RECORD_S = 20.0
+"""So long servers and agents stay while the database cannot be written; then they keep all."""
+EXIT_S = 5.0
+"""Between the request to exit and SIGKILL, and again until we give up."""
+STOPPED_BY = {
+    "SIGINT": "stopped by Ctrl-C",
+    "SIGTERM": "stopped by SIGTERM to dlctl run",
+    "SIGHUP": "stopped by SIGHUP: the terminal of dlctl run is gone",
+    "timeout": "stopped by dlctl run: it was not ready within --timeout",
+}
+"""What a stop request may say about where it comes from, and what the run then says for ever."""
+
+
+def stop_reason(origin: object, *, kill: bool = False) -> str:
+    """Why a run was stopped. A client chooses from what we know; its own words go nowhere."""
+    known = STOPPED_BY.get(origin) if isinstance(origin, str) else None
+    return known or (KILLED if kill else "stopped by dlctl stop")
+
+
+class RunShutdown:
+    def __init__(
+        self,
+        state: str,
+        reason: str,
+        steps: list[str],
+        grace_s: float,
+        context: History,
+        members: Membership,
+        evaluations: Evaluations,
+        checkpointing: Checkpointing,
+        save: Callable[[float], None],
+        keeps_shards: bool,
+        mirror: LogMirror,
+    ) -> None:
+        """`state`: stopped, finished or failed. `steps`: which of the first three there are.
+
+        keeps_shards: what the servers have survives them, unless they are told to remove it.
+        """
+        self.state = state
+        self.reason = reason
+        self.grace_s = grace_s
+        self.context = context
+        self.members = members
+        self.evaluations = evaluations
+        self.checkpointing = checkpointing
+        self.save = save
+        self.keeps_shards = keeps_shards
+        self.mirror = mirror
+        self.until = 0.0
+        self._steps = [*steps, RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER]
+        self._killed = False
+        self.is_on_record = False
+        """That all is done but the end of the processes."""
+        self._keeps_state = False
+        """It could not be put on record: what the servers have may be needed."""
+        self._saved = False
+        """The last checkpoint has been begun, or there is nothing to save."""
+        self._evaluations_left = 0
+        self._save_until: float | None = None
+        """No further attempt is made after that; None if none has failed: one may take its time."""
+        self._save_again_at: float | None = None
+
+    @property
+    def step(self) -> str:
+        return self._steps[0]
+
+    def begin(self, now: float) -> None:
+        """Begin the present step."""
+        self._killed = False
+        saving_s = SAVE_S_MAX + SAVE_MORE_S
+        limits_s = {
+            DRAINING: self.grace_s, EVALUATING: EVALUATE_S_MAX, SAVING: saving_s,
+            RECORDING: RECORD_S,
+        }  # fmt: skip
+        self.until = now + limits_s.get(self.step, EXIT_S)
+        if self.is_in_vain():
+            return
+        if self.step == DRAINING:
+            self._drain(now)
+        elif self.step == EVALUATING:
+            self._evaluations_left = EVALUATIONS_MAX
+        elif self.step == SAVING:
+            self._saved, self._save_until = False, None
+        elif self.step == RECORDING:
+            self.context.do(PutOnRecord())
+        elif self.step == COLLECTING:
+            self.mirror.finish(now)
+        elif self.step in (SHUTTING_DOWN, LEAVING):
+            self._shut_down(now)
+
+    def needs_servers(self) -> bool:
+        return self.step in (DRAINING, EVALUATING, SAVING)
+
+    def is_in_vain(self) -> bool:
+        """Whether a shard is gone that this step needs: nothing can come of it any more."""
+        gone = [s for s in self.members.of("server") if not s.alive and s.state != "backoff"]
+        return self.needs_servers() and bool(gone)
+
+    def is_shutting_down(self) -> bool:
+        """Whether all is done but the end of the processes."""
+        return self.step in (RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER)
+
+    def is_leaving(self) -> bool:
+        """Whether the agents have been told to exit."""
+        return self.step in (LEAVING, OVER)
+
+    def advance(self, now: float) -> bool:
+        """Go on from step to step as far as possible; True if a step was begun."""
+        begun = False
+        self._evaluate(now)
+        self._save(now)
+        while self.step != OVER and (not self.pending() or self._is_over(now)):
+            self._finish_step()
+            self._steps.pop(0)
+            self.begin(now)
+            self._evaluate(now)
+            self._save(now)
+            begun = True
+        return begun
+
+    def _evaluate(self, now: float) -> None:
+        """One that was under way before is of older parameters: wait for it to end. If the worker
+        is lost, ask another one, but not after one that has had all of its time.
+        """
+        if self.step != EVALUATING or self.is_in_vain():
+            return
+        self.evaluations.pass_over()
+        is_wanted = not self.evaluations.worker and not self.evaluations.has_last
+        if is_wanted and self._evaluations_left and now < self.until:
+            self._evaluations_left -= 1
+            self.evaluations.begin(now, is_last=True)
+            self.until = now + EVALUATE_S_MAX
+
+    def _save(self, now: float) -> None:
+        """One that was under way before has not what was pushed since: wait for it to end."""
+        if self.step != SAVING or self.checkpointing.active:
+            return
+        if not self._saved:
+            self._saved = True
+            self.save(now)
+            return
+        if not self.checkpointing.last_error:
+            return
+        if self._save_until is None:
+            self._save_until = now + SAVE_AGAIN_S
+        if self._save_again_at is None:
+            if now < self._save_until:
+                self._save_again_at = now + SAVE_PAUSE_S
+        elif now >= self._save_again_at:
+            # It comes late if we stood still, which was no time to try in.
+            self._save_until += now - self._save_again_at
+            self._save_again_at = None
+            self.save(now)
+
+    def hurry(self, now: float) -> None:
+        """Kill what is left (`stop --kill`)."""
+        while self.needs_servers() or self.step == RECORDING:
+            self._finish_step(is_killed=True)
+            self._steps.pop(0)
+        self.begin(now)
+        self.until = now
+
+    def pending(self) -> list[str]:
+        """Whom the present step waits for."""
+        daemons = self.members.daemons.values()
+        if self.is_in_vain():
+            return []
+        if self.step == DRAINING:
+            late = [d for d in daemons if d.state == "draining" and not d.drained]
+            return [d.name for d in late if not d.out_of_touch]
+        if self.step == EVALUATING:
+            return [self.evaluations.worker] if self.evaluations.worker else []
+        if self.step == SAVING:
+            if self._save_again_at is not None:
+                return [f"another attempt: {self.checkpointing.last_error}"]
+            if self._saved and not self.checkpointing.active:
+                return []
+            return self._saving()
+        if self.step == RECORDING:
+            return self._unrecorded()
+        if self.step == COLLECTING:
+            return self.mirror.pending()
+        return [d.name for d in self._leavers() if d.alive and self._may_say_so(d)]
+
+    def _saving(self) -> list[str]:
+        """Whose files the checkpoint waits for, or what is made while it waits for nobody's."""
+        return self.checkpointing.late() or [self.checkpointing.at_work_on()]
+
+    def _unrecorded(self) -> list[str]:
+        """Who recovers a failed run goes on with what the servers have kept, on record or not."""
+        if self.is_on_record or self.state == "failed":
+            return []
+        error = self.context.unwritten
+        return [f"the run's database{f', which cannot be written: {error}' if error else ''}"]
+
+    def _may_say_so(self, daemon: Daemon) -> bool:
+        """Whether anybody is left who can tell that it has ended; else the driver sees to that."""
+        agent = self.members.agent_of(daemon)
+        is_there = agent.alive or agent.retry_at is not None
+        # An agent of a host that is away may come back in time to be told.
+        return is_there and not (daemon.out_of_touch and daemon.role != "agent")
+
+    def _leavers(self) -> list[Daemon]:
+        agents = self.step == LEAVING
+        return [d for d in self.members.daemons.values() if (d.role == "agent") == agents]
+
+    def drain_late(self, worker: Daemon, now: float) -> None:
+        """A worker that has come to work only now, or is back. There is no data for it any more,
+        and the others may wait for it at a barrier.
+        """
+        is_told = worker.drained or ("drain", worker.name) in self.context.retries
+        if self.needs_servers() and not is_told:
+            self._tell_to_drain(worker, now)
+
+    def _drain(self, now: float) -> None:
+        for worker in self.members.of("worker"):
+            if worker.alive and worker.asked_for_data:
+                self._tell_to_drain(worker, now)
+
+    def _tell_to_drain(self, worker: Daemon, now: float) -> None:
+        worker.state = "draining"
+        self.context.ask(("drain", worker.name), worker.name, m.Drain(self.reason), now)
+
+    def _shut_down(self, now: float) -> None:
+        """Have them exit; repeated until their exit is known (`Losses.on_exit`)."""
+        for daemon in self._leavers():
+            if not daemon.alive and daemon.state in ("backoff", "pending"):
+                daemon.state = "failed" if daemon.out_of_touch else "stopped"
+                daemon.retry_at = None
+            elif daemon.alive and not daemon.registered:
+                self._kill(daemon, 15, now)
+            elif daemon.alive:
+                # What failed may be recovered; what has ended in order has its checkpoint.
+                keep_state = self.state == "failed" or self._keeps_state
+                shutdown = m.Shutdown(self.reason, keep_state)
+                self.context.ask(("shutdown", daemon.name), daemon.name, shutdown, now)
+
+    def _kill(self, daemon: Daemon, signal: int, now: float) -> None:
+        if daemon.role == "agent":
+            self.context.do(KillAgent(daemon.name))
+        else:
+            kill = m.Kill(daemon.name, daemon.incarnation, signal)
+            self.context.ask(("kill", daemon.name), daemon.agent, kill, now)
+
+    def _is_over(self, now: float) -> bool:
+        """Whether the step's time is over; those who had to exit are killed first."""
+        if self.step == SAVING and self.checkpointing.active:
+            # A large file may be long on its way; it is given up when nothing of it comes any more.
+            self.until = max(self.until, (self.checkpointing.deadline() or 0.0) + SAVE_MORE_S)
+        elif self.step == DRAINING and self._waits_for_evaluation():
+            self.until = max(self.until, now + self.grace_s)
+        if now < self.until:
+            return False
+        if self.step in (SHUTTING_DOWN, LEAVING) and not self._killed:
+            self._killed = True
+            self.until = now + EXIT_S
+            for daemon in self._leavers():
+                if daemon.alive:
+                    self._kill(daemon, 9, now)
+            return False
+        late = self.pending()
+        self.context.event("late", "", f"{self.step}: gave up waiting for {', '.join(late)}")
+        if self.step == DRAINING:
+            self.checkpointing.give_up(late)
+        self._keeps_state |= self.step == RECORDING
+        return True
+
+    def _waits_for_evaluation(self) -> bool:
+        """Who evaluates pushes nothing, and has to end that anyway before the last one: only then
+        its time to drain begins.
+        """
+        return EVALUATING in self._steps and any(d.evaluates for d in self.members.of("worker"))
+
+    def _finish_step(self, *, is_killed: bool = False) -> None:
+        if self.step == EVALUATING:
+            self.evaluations.gone(self.evaluations.worker)
+        elif self.step == SAVING:
+            self._look_at_the_last_checkpoint(is_killed)
+
+    def _look_at_the_last_checkpoint(self, is_killed: bool) -> None:
+        """Without it the shards are all there is: they stay, and the run can go on with them."""
+        error = self.checkpointing.last_error if self._saved else ""
+        if not is_killed and (not self._saved or self.checkpointing.active):
+            error = f"gave up waiting for {', '.join(self._saving())}"
+        if error and self.keeps_shards and self.state != "failed":
+            self.reason = f"{self.reason}, but its last checkpoint failed: {error}"
+            self.state = "failed"

@@ -1,0 +1,1 @@
+"""What all roles share: context, retries, effects, authorisation, files between hosts."""

@@ -1,0 +1,169 @@
+"""Who may connect to a daemon, and what each of them may say.
+
+The transport knows from a connection's key whose it is; here stands what follows. A daemon speaks
+for itself only, an agent besides of the processes that it looks after, a client asks. Who says
+what it may not is refused, and after the third time not let in any more: its key is in somebody
+else's hands, or its process is not ours any more. (Removing a key does not cut a connection that
+is there, so every message is looked at.)
+
+Without keys (identity "") everybody who can reach the socket is this user, and is believed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from dlctl import messages as m
+from dlctl.errors import NotPermitted, RemoteProtocolError
+from dlctl.machine import Admit
+from dlctl.roles.protocol.context import Context
+from dlctl.roles.protocol.keyring import Keyring
+
+CLIENT = "client"
+"""The command line: whoever can read the key in the run directory."""
+READER = "reader"
+"""Somebody who may look on: `dlctl keys reader`."""
+READABLE = frozenset({"status"})
+"""The requests that change nothing."""
+COME_LATER = 500
+"""What a listener says to whom it may let in soon. RFC 27 has a 300 for that, of which libzmq tells
+nobody; and it may hold the connection for as long as a handshake may take.
+"""
+OFFENCES_MAX = 3
+WORKER, SERVER, AGENT = "worker", "server", "agent"
+_DAEMONS = frozenset({WORKER, SERVER, AGENT})
+_Rule = tuple[frozenset[str], Callable[[m.Message], str]]
+
+
+def role_of(name: str) -> str:
+    """The first part of a daemon's name."""
+    return name.partition("-")[0]
+
+
+def _named(message: m.Message) -> str:
+    return str(getattr(message, "name", ""))
+
+
+def _slot(message: m.Message) -> str:
+    return f"{WORKER}-{getattr(message, 'slot', '')}"
+
+
+def _shard(message: m.Message) -> str:
+    return f"{SERVER}-{getattr(message, 'shard', '')}"
+
+
+def _anybody(message: m.Message) -> str:
+    return ""
+
+
+_WORKERS = frozenset({WORKER})
+_RULES: dict[type[m.Message], _Rule] = {
+    m.Register: (_DAEMONS, _named),
+    m.Report: (_DAEMONS, _named),
+    m.Changed: (_DAEMONS, _named),
+    m.Failed: (_DAEMONS, _named),
+    m.Saved: (frozenset({WORKER, SERVER}), _named),
+    m.ModelReady: (_WORKERS, _named),
+    m.MovedNoted: (_WORKERS, _named),
+    m.Evaluated: (_WORKERS, _named),
+    m.Drained: (_WORKERS, _named),
+    m.LeaseRequest: (_WORKERS, _slot),
+    m.PortionDone: (_WORKERS, _slot),
+    m.Join: (_WORKERS, _slot),
+    m.Initialise: (_WORKERS, _slot),
+    m.Push: (_WORKERS, _slot),
+    m.Fetch: (_WORKERS, _slot),
+    m.PushBuffers: (_WORKERS, _slot),
+    m.FetchBuffers: (_WORKERS, _slot),
+    m.Serving: (frozenset({SERVER}), _named),
+    m.GuestsNoted: (frozenset({SERVER}), _named),
+    m.VectorResult: (frozenset({SERVER}), _shard),
+    m.Spawned: (frozenset({AGENT}), _anybody),
+    m.ProcessExited: (frozenset({AGENT}), _anybody),
+    m.FileData: (frozenset({AGENT}), _named),
+    m.ReadFile: (frozenset({WORKER, SERVER}), _anybody),
+    m.Request: (frozenset({CLIENT, READER}), _anybody),
+}
+"""Message -> (roles that may send it, whom it speaks for). What is not here, nobody sends to a
+daemon that listens."""
+
+
+def offence(identity: str, message: m.Message) -> str:
+    """Why `identity` may not send this message; "" if it may."""
+    if not identity:
+        return ""
+    roles, speaks_for = _RULES.get(type(message), (frozenset(), _anybody))
+    if role_of(identity) not in roles:
+        return f"{identity} may not send {type(message).__name__}"
+    claimed = speaks_for(message)
+    return f"{identity} speaks for {claimed:.40}" if claimed not in ("", identity) else ""
+
+
+class Authz:
+    """Which keys are admitted, and whose are not any more."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._offences: Counter[str] = Counter()
+        self._names: dict[str, str] = {}
+        self._admitted: frozenset[str] = frozenset()
+
+    def admit(self, names: dict[str, str]) -> None:
+        """From now on these may connect: public key -> name. Nothing happens if it is as it was."""
+        if names != self._names:
+            self._names = names
+            self._put_in_force()
+
+    def check(self, identity: str, message: m.Message) -> None:
+        """Raises RemoteProtocolError if this message is not to be heard, and NotPermitted if a
+        reader asks for what is not to be read: whoever it is has only to be told.
+        """
+        if identity == READER and isinstance(message, m.Request):
+            _require_readable(message)
+        if identity and identity not in self._admitted:
+            raise RemoteProtocolError(f"{identity} is not let in any more")
+        reason = offence(identity, message)
+        if reason:
+            self._offences[identity] += 1
+            if self._is_shut_out(identity):
+                text = f"{identity} said {OFFENCES_MAX} times what it may not: its key is shut out"
+                self.context.note("error", text)
+                self._put_in_force()
+            raise RemoteProtocolError(reason)
+
+    def may(self, identity: str, message: m.Message) -> bool:
+        """Whether a daemon may say this; nothing comes of it if not."""
+        is_in = not identity or identity in self._admitted
+        return is_in and not offence(identity, message)
+
+    def _is_shut_out(self, identity: str) -> bool:
+        return self._offences[identity] >= OFFENCES_MAX
+
+    def _put_in_force(self) -> None:
+        names = {key: name for key, name in self._names.items() if not self._is_shut_out(name)}
+        self._admitted = frozenset(names.values())
+        self.context.do(Admit(names))
+
+
+def _require_readable(request: m.Request) -> None:
+    if request.verb not in READABLE:
+        raise NotPermitted(f'a reader may not ask for "{request.verb:.40}"')
+
+
+def guests_in(data: bytes) -> dict[str, str]:
+    """Public key -> name, as `Guests` carries it. Raises RemoteProtocolError."""
+    try:
+        names = json.loads(data)
+    except (ValueError, RecursionError):
+        names = None
+    if type(names) is not dict or not all(type(name) is str for name in names.values()):
+        raise RemoteProtocolError("this is no list of guests")
+    return names
+
+
+def keys_of(keyring: Keyring, names: Iterable[str]) -> dict[str, str]:
+    """Public key -> name; {} if the connections of this run have no keys."""
+    found = {keyring.public(name): name for name in names}
+    return {} if "" in found else found

@@ -1,0 +1,193 @@
+"""Whole files on their way from one host to another, piece by piece, asked for by who wants them.
+Or only looked at, where they are here already.
+
+A lost piece is asked for again, a repeated one is dropped: pieces may come in any order. Few are
+under way at once, and they are small on a slow link, so that what else goes over it (reports, for
+one, without which a daemon is taken for dead) never waits for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dlctl import messages as m
+from dlctl.errors import RemoteProtocolError
+from dlctl.roles.protocol.context import Context
+from dlctl.roles.protocol.travelling import (
+    BYTES_MAX,
+    CheckFile,
+    DiscardFile,
+    FileSealed,
+    RequestNumbers,
+    SealFile,
+    TakeBytes,
+    Wanted,
+)
+
+WINDOW = 4
+"""Pieces that one peer is asked for at once, of all files together."""
+PIECE_BYTES_FIRST, PIECE_BYTES_MIN = 64 * 1024, 16 * 1024
+QUICK_S, SLOW_S = 0.25, 1.0
+"""A piece that comes sooner is followed by larger ones, one that comes later by smaller ones."""
+Done = Callable[[str, float], None]
+"""Called with ("" or what is wrong, now)."""
+Progress = Callable[[float], None]
+"""Called with the present time when bytes have come, or have been read to check them."""
+
+
+@dataclass(slots=True)
+class _Transfer:
+    peer: str
+    wanted: Wanted
+    done: Done
+    progress: Progress
+    nbytes: int | None
+    next_offset: int = 0
+    """Everything before it has been asked for."""
+    asked: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Request -> (offset, bytes) of the pieces that are under way."""
+
+    def has_more(self) -> bool:
+        """Whether there is something to ask for that was not asked for yet."""
+        if self.nbytes is None:
+            return not self.asked
+        return self.next_offset < self.nbytes
+
+    def is_complete(self) -> bool:
+        return self.nbytes is not None and not self.asked and not self.has_more()
+
+
+class Transfers:
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._outstanding = context.measures_apart()
+        self._under_way: dict[str, _Transfer] = {}
+        self._piece_bytes: dict[str, int] = {}
+        """By peer."""
+        self._numbers = RequestNumbers()
+
+    def fetch(
+        self, peer: str, wanted: Wanted, done: Done, now: float, progress: Progress | None = None
+    ) -> None:
+        """Have a file come from `peer`; `done` is called once, unless it is cancelled."""
+        self.cancel(wanted.file)
+        progress = progress or (lambda now: None)
+        self._under_way[wanted.file] = _Transfer(peer, wanted, done, progress, wanted.nbytes)
+        if wanted.nbytes == 0:
+            self._seal(self._under_way[wanted.file])
+        self._ask_more(peer, now)
+
+    def check(self, file: str, nbytes: int, sha256: str, done: Done, progress: Progress) -> None:
+        """Look at a file that somebody on this host has put into its place: as if it had come."""
+        wanted = Wanted(file, nbytes, sha256)
+        nothing_to_ask = nbytes
+        self._under_way[file] = _Transfer("", wanted, done, progress, nbytes, nothing_to_ask)
+        self.context.do(CheckFile(file, nbytes, sha256))
+
+    def cancel(self, file: str) -> None:
+        """Nobody wants this file any more; nothing happens if it is not under way."""
+        transfer = self._under_way.pop(file, None)
+        if transfer is not None:
+            for request in transfer.asked:
+                self._outstanding.drop(request)
+            self.context.do(DiscardFile(file))
+
+    def fail_all(self, peer: str, error: str, now: float) -> None:
+        """Nothing comes from this peer any more."""
+        for transfer in [t for t in self._under_way.values() if t.peer == peer]:
+            self._fail(transfer, error, now)
+
+    def deadline(self) -> float | None:
+        return self._outstanding.deadline()
+
+    def on_deadline(self, now: float) -> None:
+        self.context.do(*self._outstanding.due(now))
+
+    # ------------------------------------------------------------ pieces
+
+    def on_data(self, message: m.FileData, now: float) -> None:
+        """A piece has come. Raises RemoteProtocolError if it is not of whom it was asked."""
+        transfer = self._under_way.get(message.file)
+        if transfer is None or message.request not in transfer.asked:
+            return
+        if message.name != transfer.peer:
+            raise RemoteProtocolError("it was not asked for this file")
+        took_s = self._outstanding.done(message.request, now) or 0.0
+        offset, nbytes = transfer.asked.pop(message.request)
+        if error := _wrong(transfer, message, offset, nbytes):
+            self._fail(transfer, error, now)
+            return
+        if transfer.nbytes is None:
+            transfer.nbytes = message.size
+        self._adapt(transfer.peer, nbytes, took_s)
+        self.context.do(TakeBytes(message.file, offset, message.data))
+        transfer.progress(now)
+        if transfer.is_complete():
+            self._seal(transfer)
+        self._ask_more(transfer.peer, now)
+
+    def on_sealed(self, event: FileSealed, now: float) -> None:
+        transfer = self._under_way.get(event.file)
+        if transfer is None:
+            return
+        if event.error:
+            self._fail(transfer, event.error, now)
+        else:
+            del self._under_way[event.file]
+            transfer.done("", now)
+
+    def on_reading(self, now: float) -> None:
+        """All that have come wait for one reader: whichever file it is at, they get on."""
+        for transfer in self._under_way.values():
+            if transfer.is_complete():
+                transfer.progress(now)
+
+    def _seal(self, transfer: _Transfer) -> None:
+        wanted, nbytes = transfer.wanted, transfer.nbytes or 0
+        if nbytes == 0:
+            self.context.do(TakeBytes(wanted.file, 0, b""))
+        self.context.do(SealFile(wanted.file, nbytes, wanted.sha256))
+
+    def _fail(self, transfer: _Transfer, error: str, now: float) -> None:
+        self.cancel(transfer.wanted.file)
+        transfer.done(error, now)
+        self._ask_more(transfer.peer, now)
+
+    def _ask_more(self, peer: str, now: float) -> None:
+        """Files that come from one peer share what may be under way."""
+        here = [t for t in self._under_way.values() if t.peer == peer]
+        free = WINDOW - sum(len(t.asked) for t in here)
+        while free > 0 and (ready := [t for t in here if t.has_more()]):
+            self._ask(min(ready, key=lambda t: len(t.asked)), now)
+            free -= 1
+
+    def _ask(self, transfer: _Transfer, now: float) -> None:
+        number = self._numbers.next(now)
+        offset, nbytes = transfer.next_offset, self._piece_bytes.get(transfer.peer)
+        nbytes = nbytes or PIECE_BYTES_FIRST
+        if transfer.nbytes is not None:
+            nbytes = min(nbytes, transfer.nbytes - offset)
+        transfer.asked[number] = (offset, nbytes)
+        transfer.next_offset += nbytes
+        question = m.ReadFile(number, transfer.wanted.file, 0, offset, nbytes)
+        self.context.do(self._outstanding.add(number, transfer.peer, question, now, nbytes))
+
+    def _adapt(self, peer: str, nbytes: int, took_s: float) -> None:
+        if took_s < QUICK_S:
+            larger = min(2 * nbytes, BYTES_MAX)
+            self._piece_bytes[peer] = max(self._piece_bytes.get(peer, 0), larger)
+        elif took_s > SLOW_S:
+            self._piece_bytes[peer] = max(nbytes // 2, PIECE_BYTES_MIN)
+
+
+def _wrong(transfer: _Transfer, message: m.FileData, offset: int, nbytes: int) -> str:
+    """What is wrong with a piece, or ""."""
+    if message.error:
+        return message.error
+    if transfer.nbytes is not None and message.size != transfer.nbytes:
+        return f"it has {message.size} bytes there, and should have {transfer.nbytes}"
+    expected = min(nbytes, max(0, message.size - offset))
+    if message.offset != offset or len(message.data) != expected:
+        return f"{len(message.data)} bytes came where {expected} were asked for"
+    return ""

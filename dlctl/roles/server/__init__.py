@@ -1,0 +1,1 @@
+"""The server role: the owner of one shard."""

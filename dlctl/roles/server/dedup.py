@@ -1,0 +1,183 @@
+"""Exactly once: which pushes of which worker a shard has taken.
+
+Per slot the shard keeps the newest epoch that has joined and the next sequence number that it
+expects. It takes strictly that one: an older number was taken before (acknowledged again, not
+applied again), a newer one means that something was lost on the way (nothing is applied, the worker
+sends it again). An older epoch is a process that has been replaced: fenced.
+
+What became of a number is kept for as long as somebody may ask if it was anything but applied: who
+asks again, because the ack was lost, is told that, and not that it is in the shard.
+
+A push that a barrier holds is taken, but it is in this server's memory only. So what is kept with
+the shard (`to_json`) goes no further than the lowest held one: for the next server it is new again.
+
+All of it is in every commit, for which a mapped state has a certain room (`dlctl/shards/image.py`).
+So there is a limit to what is kept of a slot, whatever its worker does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from dlctl.messages import APPLIED, DUPLICATE, FENCED, GAP, HELD, LATE, REFUSED, Push
+from dlctl.roles.protocol.limits import REACH
+
+PAST_KEPT = 32
+"""Epochs that have been replaced, of which it is still known how far they came."""
+HELD_REACH = 4
+"""Numbers that are taken from a held one on; all methods that hold pushes wait sooner."""
+NEW = "new"
+UNKNOWN = "unknown"
+_FATES = (DUPLICATE, LATE, REFUSED)
+_ALL_FATES = 4**REACH - 1
+
+
+@dataclass(slots=True)
+class _Slot:
+    slot: int
+    epoch: int
+    next_seq: int = 0
+    held: set[int] = field(default_factory=set)
+    """Taken and not settled."""
+    ahead: set[int] = field(default_factory=set)
+    """Beyond `next_seq`, and settled by a server that held a lower one when it died."""
+    dropped: int = 0
+    """The newest number that was not applied, if there is one."""
+    fates: int = 0
+    """Two bits each of `dropped` and the numbers before it, from the lowest ones on: an index into
+    `_FATES`."""
+    row: list[int] = field(default_factory=list)
+    """As in `to_json`; empty after a change."""
+
+    def skip(self) -> None:
+        while self.next_seq in self.ahead:
+            self.ahead.remove(self.next_seq)
+            self.next_seq += 1
+
+    def drop(self, seq: int, outcome: str) -> None:
+        if not self.fates or seq >= self.dropped + REACH:
+            self.dropped, self.fates = seq, 0
+        elif seq > self.dropped:
+            self.fates = self.fates << 2 * (seq - self.dropped) & _ALL_FATES
+            self.dropped = seq
+        if seq > self.dropped - REACH:
+            self.fates |= _FATES.index(outcome) << 2 * (self.dropped - seq)
+
+    def fate(self, seq: int) -> str:
+        behind = self.dropped - seq
+        return _FATES[self.fates >> 2 * behind & 3] if 0 <= behind < REACH else DUPLICATE
+
+    def has_room(self) -> bool:
+        """Whether the next number may be taken."""
+        return not self.held or self.next_seq < min(self.held) + HELD_REACH
+
+
+class Dedup:
+    def __init__(self) -> None:
+        self._slots: dict[int, _Slot] = {}
+        """In the order of their numbers."""
+        self._past: deque[list[int]] = deque(maxlen=PAST_KEPT)
+        """Rows of epochs that have been replaced: nothing of them is taken any more."""
+
+    def join(self, slot: int, epoch: int) -> bool:
+        """A worker joins (again). True if this is a new epoch of the slot."""
+        known = self._slots.get(slot)
+        if known is None or epoch > known.epoch:
+            if known is not None:
+                self._past.append(_row(known))
+            self._slots = dict(sorted((self._slots | {slot: _Slot(slot, epoch)}).items()))
+            return True
+        return False
+
+    def is_current(self, slot: int, epoch: int) -> bool:
+        known = self._slots.get(slot)
+        return known is not None and epoch == known.epoch
+
+    def is_fenced(self, slot: int, epoch: int) -> bool:
+        known = self._slots.get(slot)
+        return known is not None and epoch < known.epoch
+
+    def next_seq(self, slot: int) -> int:
+        """The number that is expected next; 0 of a slot that nobody has joined with."""
+        known = self._slots.get(slot)
+        return known.next_seq if known is not None else 0
+
+    def judge(self, push: Push) -> str:
+        """NEW, DUPLICATE, GAP, FENCED, or UNKNOWN for an epoch that has not joined."""
+        known = self._slots.get(push.slot)
+        if known is None or push.epoch > known.epoch:
+            return UNKNOWN
+        if push.epoch < known.epoch:
+            return FENCED
+        if push.seq < known.next_seq or push.seq in known.ahead:
+            return DUPLICATE
+        return NEW if push.seq == known.next_seq and known.has_room() else GAP
+
+    def take(self, push: Push) -> None:
+        """The push that was judged NEW is being applied, held, or refused for good."""
+        known = self._slots[push.slot]
+        assert (push.epoch, push.seq) == (known.epoch, known.next_seq)
+        known.next_seq += 1
+        known.skip()
+        known.row = []
+
+    def hold(self, slot: int, epoch: int, seq: int) -> None:
+        """A push that was taken is not settled yet."""
+        if self.is_current(slot, epoch):
+            known = self._slots[slot]
+            known.held.add(seq)
+            known.row = []
+
+    def settle(self, slot: int, epoch: int, seq: int, outcome: str) -> None:
+        """A push that was taken, and perhaps held, is settled: APPLIED, LATE or REFUSED."""
+        if not self.is_current(slot, epoch):
+            return
+        known = self._slots[slot]
+        known.held.discard(seq)
+        known.row = []
+        if outcome != APPLIED:
+            known.drop(seq, outcome)
+
+    def fate(self, push: Push) -> str:
+        """What became of a push that was judged DUPLICATE; that if it is in the shard."""
+        known = self._slots[push.slot]
+        return HELD if push.seq in known.held else known.fate(push.seq)
+
+    def to_json(self) -> list[list[int]]:
+        """[[slot, epoch, next_seq, settled beyond it ...], ...]: nothing that is held is in it.
+
+        The last row of a slot is its present epoch; those before it tell how far older ones came.
+        It is asked for at every commit: rows that have not changed are not made again.
+        """
+        for known in self._slots.values():
+            known.row = known.row or _row(known)
+        return [*self._past, *[known.row for known in self._slots.values()]]
+
+    def fates(self) -> list[list[int]]:
+        """[[slot, newest number that is not in the shard, fates of it and of those before], ...]"""
+        slots = self._slots.values()
+        return [[known.slot, known.dropped, known.fates] for known in slots if known.fates]
+
+    def load(self, rows: list[list[int]], fates: list[list[int]]) -> None:
+        """Go on where another server of this shard has left off."""
+        newest = {row[0]: row for row in rows}
+        self._past.extend(row for row in rows if row is not newest[row[0]])
+        self._slots = {
+            slot: _Slot(slot, epoch, next_seq, ahead=set(ahead))
+            for slot, epoch, next_seq, *ahead in sorted(newest.values())
+        }
+        for slot, dropped, mask in fates:
+            self._slots[slot].dropped, self._slots[slot].fates = dropped, mask
+
+    def remember(self, rows: list[list[int]]) -> None:
+        """What a checkpoint says of epochs of before: none of them will come back."""
+        self._past.extend(rows)
+
+
+def _row(known: _Slot) -> list[int]:
+    if not known.held:
+        return [known.slot, known.epoch, known.next_seq, *sorted(known.ahead)]
+    first = min(known.held)
+    settled = set(range(first, known.next_seq)) - known.held | known.ahead
+    return [known.slot, known.epoch, first, *sorted(settled)]

@@ -1,0 +1,400 @@
+"""The server role: how the owner of one shard comes into a run, is saved, and leaves.
+
+    registering -> (told its slice) -> (restoring, or resuming what was kept) -> serving
+                         ^  |
+                         +--+ no room for what was kept, which has to be written anew
+
+`ShardProtocol` is the shard at work. A worker's message that comes before this server knows its
+slice is dropped: the worker repeats it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from dlctl import messages as m
+from dlctl.algorithms.base import Algorithm
+from dlctl.compress.base import Compressor
+from dlctl.config import COUNT_MAX, JobFile
+from dlctl.errors import DlctlError, RemoteProtocolError
+from dlctl.flat import AVERAGED, CONSTANT, Layout
+from dlctl.machine import (
+    Coming,
+    Configure,
+    DeadlineReached,
+    Effect,
+    Event,
+    Exit,
+    Peer,
+    Received,
+    Reconnected,
+    Started,
+    StopRequested,
+)
+from dlctl.optim.base import Optimizer
+from dlctl.roles.protocol.authz import Authz, guests_in
+from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Context
+from dlctl.roles.protocol.effects import ArraysLoaded, ArraysSaved, CoordinatorGone, LoadArrays
+from dlctl.roles.protocol.restore import Restoring
+from dlctl.roles.protocol.saving import Saving
+from dlctl.roles.protocol.travelling import FileSealed, FilesMissing, saved_file
+from dlctl.roles.protocol.watchdog import Watchdog
+from dlctl.roles.server.abuse_guard import AbuseGuard
+from dlctl.roles.server.shard_protocol import ShardProtocol
+from dlctl.roles.server.space import Space
+from dlctl.roles.server.vectors import Vectors
+from dlctl.shards.base import Diverged, Extras, Held, NoRoom, Shard, Spec, Storages, W
+from dlctl.shards.memory import InMemory
+from dlctl.util.names import NO_ROOM
+
+
+class Server:
+    def __init__(
+        self,
+        birth: Birth,
+        job: JobFile,
+        address: str,
+        algorithm: Algorithm,
+        optimizer: type[Optimizer],
+        compressor: type[Compressor],
+        storages: Storages | None = None,
+    ) -> None:
+        """`storages`: where the shard is kept; None: in memory only."""
+        self.birth = birth
+        self.job = job
+        self.address = address
+        self.algorithm = algorithm
+        self.make_optimizer = optimizer
+        self.compressor = compressor
+        # What the coordinator and all shards know together cannot be taken up again by one of them.
+        self.storages = storages if storages and algorithm.survives_server else InMemory()
+        self.context = Context(job.timeouts.resend_s)
+        self.log_level = "info"
+        self.authz = Authz(self.context)
+        self._waste = AbuseGuard(self.context)
+        self._guest_list = 0
+        self.serving: ShardProtocol | None = None
+        self._welcome: m.Welcome | None = None
+        self._wanted: dict[str, Any] = {}
+        """Live settings so far."""
+        self._vectors: Vectors | None = None
+        self._saving = Saving(self.context, birth.name)
+        self._lifeline = Watchdog()
+        self._gathering = Restoring(self.context)
+        self._restoring = False
+        self._room = Space()
+        self._report_at = 0.0
+
+    # ------------------------------------------------------------ the machine
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Received(peer, message, identity):
+                self._on_message(peer, message, identity, now)
+            case Coming():
+                self._on_coming(event)
+            case FilesMissing() | FileSealed():
+                self._gathering.on_event(event, now)
+            case Reconnected(peer, lost_at):
+                self._report_at = now  # The coordinator learns from it whose connection it is.
+                self.context.again(peer, lost_at, now)
+            case DeadlineReached():
+                self.context.do(*self.context.retries.due(now))
+                self._gathering.on_deadline(now)
+                if (assign := self._room.due(now)) is not None:
+                    self._begin(assign, now)
+                if self._lifeline.is_over(now):
+                    self.context.do(Exit(0, "no word from the coordinator for too long"))
+            case ArraysLoaded(arrays, state):
+                self._on_restored(arrays, state)
+            case ArraysSaved():
+                self._saving.on_saved(event)
+            case CoordinatorGone():
+                self._lifeline.lost(now)
+            case Started():
+                self._lifeline.heard(now)
+                self.context.ask("register", COORDINATOR, self.birth.register(), now)
+            case StopRequested(reason):
+                self._close()
+                self.context.do(Exit(0, reason))
+        self._report_if_due(now)
+        return self.context.clear()
+
+    def deadline(self) -> float | None:
+        times = [self.context.retries.deadline(), self._report_at if self._welcome else None]
+        times += [self._lifeline.deadline(), self._gathering.deadline(), self._room.deadline()]
+        return min((t for t in times if t is not None), default=None)
+
+    def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
+        try:
+            if peer != COORDINATOR:
+                self.authz.check(identity, message)
+            self._dispatch(peer, message, identity, now)
+        except Diverged as error:
+            self.context.do(Exit(1, self.context.fail(self.birth.name, error)))
+        except RemoteProtocolError as error:
+            what = f"{type(message).__name__} from {identity or repr(peer):.40}"
+            self.context.note("warning", f"refused {what}: {error.message}")
+
+    def _on_coming(self, part: Coming) -> None:
+        """What is to be refused is refused when all of it has come."""
+        message = part.message
+        if self.serving is None or not isinstance(message, m.Push):
+            return
+        if self.authz.may(part.identity, message):
+            self.serving.on_push_coming(part.peer, message, part.come)
+
+    def _dispatch(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
+        if type(message) in self._FROM_WORKERS:
+            if self.serving is not None and not self._restoring:
+                useless = self.serving.useless
+                self._FROM_WORKERS[type(message)](self.serving, peer, message)
+                if self.serving.useless != useless:
+                    self._waste.add(identity, now)
+            return
+        handler = self._FROM_COORDINATOR.get(type(message))
+        if handler is None or peer != COORDINATOR:
+            # Whoever connects to a server may only do what workers do.
+            raise RemoteProtocolError("it has no business here")
+        self._lifeline.heard(now)
+        handler(self, message, now)
+
+    def _on_guests(self, message: m.Guests, now: float) -> None:
+        """An older list may come late, or again."""
+        if message.number >= self._guest_list:
+            self._guest_list = message.number
+            self.authz.admit(guests_in(message.names))
+        self.context.send(COORDINATOR, m.GuestsNoted(self.birth.name, message.number))
+
+    # ------------------------------------------------------------ coming into the run
+
+    def _on_welcome(self, message: m.Welcome, now: float) -> None:
+        if self.context.retries.done("register", now) is not None:
+            self._welcome = message
+            self._wanted = message.settings | self._wanted
+
+    def _on_assign(self, message: m.Assign, now: float) -> None:
+        """It comes again until it is answered; who waits for room goes by a clock of its own."""
+        if self._welcome is not None and self._room.wanted_for is None:
+            self._begin(message, now)
+
+    def _begin(self, message: m.Assign, now: float) -> None:
+        assert self._welcome is not None
+        if self.serving is None:
+            try:
+                self.serving = self._take_charge(message, self._welcome)
+            except RemoteProtocolError:
+                raise
+            except DlctlError as error:
+                self._do_without(message, error, now)
+                return
+            self._room.found()
+            self._vectors = Vectors(self.serving.shard)
+            self._apply(self._wanted)
+            if message.restore and not message.keep:
+                self._restore(self.serving)
+        if not self._restoring:
+            self._answer_assign()
+
+    def _take_charge(self, message: m.Assign, welcome: m.Welcome) -> ShardProtocol:
+        """The shard, new or as it was kept. Raises DlctlError if that cannot be."""
+        optimizer = self.make_optimizer(self.make_optimizer.Options(**self.job.optimizer.options))
+        spec = self._spec(message, welcome.index, optimizer)
+        storage = self.storages.reopen(spec) if message.keep else self.storages.create(spec)
+        shard = Shard(optimizer, storage)
+        side = self.algorithm.server(self.algorithm.Options(**self.job.algorithm.options), shard)
+        serving = ShardProtocol(
+            self.context, self.birth.run_id, welcome.token, welcome.index, welcome.term, message,
+            shard, side, (self.job.compression.name, self.compressor),
+            self.job.servers.push_norm_max, self.job.servers.fetch_values,
+        )  # fmt: skip
+        if message.keep:
+            serving.resume()
+            self.context.note("info", f"goes on at version {shard.version}, as it was kept")
+        return serving
+
+    def _spec(self, message: m.Assign, index: int, optimizer: Optimizer) -> Spec:
+        extras = {}
+        if index == 0:
+            layout = Layout.from_bytes(message.layout)
+            extras = {"averaged": layout.size(AVERAGED), "constant": layout.size(CONSTANT)}
+        # As many as `dlctl scale` may have, whatever the job says.
+        return Spec(
+            self.birth.run_id, index, message.lo, message.hi, optimizer.slots, workers=COUNT_MAX,
+            **extras,
+        )  # fmt: skip
+
+    def _do_without(self, message: m.Assign, error: DlctlError, now: float) -> None:
+        """There is no shard to serve. One that was kept and has no room waits for it: another
+        process would do no better. What was kept and cannot be used must not be replaced by zeros
+        without a word; only a state that is held by another process may come free.
+        """
+        waits = isinstance(error, NoRoom) and message.keep
+        if waits and not self._room.wait(message, now):
+            return
+        # It stays where it was kept: a place that is chosen now would not have it.
+        hint = "free some space there: it is tried again and again" if waits else None
+        is_fatal = not (waits or isinstance(error, Held))
+        words = self.context.fail(self.birth.name, error, hint, is_fatal=is_fatal)
+        if not waits:
+            self.context.do(Exit(1, words))
+
+    def _restore(self, serving: ShardProtocol) -> None:
+        self._restoring = True
+        vectors = (W, *(f"slot.{s}" for s in serving.shard.slots))
+        extras = ("averaged", "constant") if serving.index == 0 else ()
+        lo, hi = serving.assigned.lo, serving.assigned.hi
+        self._gathering.load(LoadArrays(serving.assigned.restore, vectors, extras, lo, hi))
+
+    def _on_restored(self, arrays: Any, state: m.Json) -> None:
+        """The state of before the stop. Epochs are never issued twice: deliveries begin anew, and
+        only how far those of before came is kept."""
+        assert self.serving is not None
+        serving, shard = self.serving, self.serving.shard
+        vectors = {W: arrays[W]} | {name: arrays[f"slot.{name}"] for name in shard.slots}
+        extras = Extras(arrays["averaged"], arrays["constant"]) if serving.index == 0 else None
+        shard.optimizer.counters.update(state.get("counters", {}))
+        shard.version = state["version"]
+        serving.dedup.remember(state.get("deliveries", []))
+        serving.begin_with(vectors, extras)
+        self._restoring = False
+        self.context.note("info", f"restored from {serving.assigned.restore}")
+        self._answer_assign()
+
+    def _answer_assign(self) -> None:
+        assert self.serving is not None
+        serving = m.Serving(self.birth.name, self.address, self.serving.initialised)
+        self.context.send(COORDINATOR, serving)
+
+    # ------------------------------------------------------------ from the coordinator
+
+    def _on_members(self, message: m.Members, now: float) -> None:
+        if self.serving is not None:
+            self.serving.on_members(frozenset(message.slots))
+
+    def _on_vector_op(self, message: m.VectorOp, now: float) -> None:
+        if self.serving is not None and self._vectors is not None:
+            partial = self._vectors.run(message)
+            if partial is not None:
+                result = m.VectorResult(message.number, self.serving.index, partial)
+                self.context.send(COORDINATOR, result)
+
+    def _on_change(self, message: m.Change, now: float) -> None:
+        before = self.settings()
+        self._apply(message.settings)
+        self.context.answer_change(message, self.birth.name, before, self.settings())
+
+    def settings(self) -> dict[str, Any]:
+        """All live settings of this server, as they are in force."""
+        lr = self._wanted.get("lr", self.job.optimizer.options.get("lr"))
+        if self.serving is not None:
+            lr = self.serving.shard.lr
+        return {"lr": lr, "log_level": self.log_level}
+
+    def _apply(self, settings: dict[str, Any]) -> None:
+        """Put settings in force; what needs the shard waits until there is one."""
+        self._wanted = self._wanted | settings
+        for key, value in settings.items():
+            if key == "lr" and self.serving is not None:
+                self.serving.shard.lr = value
+            elif key == "log_level":
+                self.log_level = value
+                self.context.do(Configure(key, value))
+
+    # ------------------------------------------------------------ saving
+
+    def _on_save(self, message: m.Save, now: float) -> None:
+        """Copy the shard between two pushes; the driver writes the copy while pushes go on."""
+        if not self._saving.is_new(message):
+            return
+        if self.serving is None or not self.serving.initialised:
+            is_full = self._room.wanted_for is not None
+            why = "the disk has no room for the shard" if is_full else "the shard has no values yet"
+            self._saving.without_file(message, why)
+            return
+        serving, shard = self.serving, self.serving.shard
+        if message.is_last:
+            serving.close(message.checkpoint)
+        arrays = {W: shard.w.copy()}
+        arrays |= {f"slot.{n}": a.copy() for n, a in shard.slots.items()}
+        if serving.buffers is not None:
+            arrays |= {"averaged": serving.buffers.average().copy(), "constant": serving.constant}
+        self._saving.begin(message, saved_file(self.birth.name), arrays, self._state(serving))
+
+    def _state(self, serving: ShardProtocol) -> dict[str, Any]:
+        return {
+            "lo": serving.assigned.lo,
+            "hi": serving.assigned.hi,
+            "version": serving.shard.version,
+            "generation": serving.generation,
+            "counters": dict(serving.shard.optimizer.counters),
+            "deliveries": serving.dedup.to_json(),
+        }
+
+    # ------------------------------------------------------------ ends and reports
+
+    def _on_dismiss(self, message: m.Dismiss, now: float) -> None:
+        self.context.do(Exit(EXIT_FENCED, message.reason))
+
+    def _on_shutdown(self, message: m.Shutdown, now: float) -> None:
+        self._report_at = now
+        self._report_if_due(now)
+        self._close()
+        if not message.keep_state:
+            self.storages.discard()
+        self.context.do(Exit(0, message.reason))
+
+    def _close(self) -> None:
+        if self.serving is not None:
+            self.serving.shard.storage.close()
+
+    def phase(self) -> tuple[str, str]:
+        """(what this server does, whom it waits for)."""
+        if self._room.wanted_for is not None:
+            return NO_ROOM, ""
+        if self.serving is None:
+            return "waiting for the size of the model", "worker-0"
+        if self._restoring:
+            return "restoring", ""
+        if not self.serving.initialised:
+            return "waiting for initial values", "worker-0"
+        if self.serving.last_checkpoint:
+            return "closed for the last checkpoint", ""
+        slots = sorted(self.serving.side.waits_for())
+        if slots:
+            step = self.serving.shard.version
+            return f"holding step {step}", ", ".join(f"worker-{slot}" for slot in slots)
+        return "serving", ""
+
+    def _report_if_due(self, now: float) -> None:
+        if self._welcome is None or now < self._report_at:
+            return
+        self._report_at = now + REPORT_S
+        metrics = self.serving.metrics(now) if self.serving else {}
+        metrics["settings"] = self.settings()
+        report = m.Report(self.birth.name, self.birth.incarnation, *self.phase(), metrics)
+        self.context.send(COORDINATOR, report)
+
+    _FROM_COORDINATOR: ClassVar[dict[type, Callable[[Any, Any, float], None]]] = {
+        m.Welcome: _on_welcome,
+        m.Assign: _on_assign,
+        m.Heard: lambda self, message, now: None,
+        m.Members: _on_members,
+        m.Guests: _on_guests,
+        m.VectorOp: _on_vector_op,
+        m.Change: _on_change,
+        m.Save: _on_save,
+        m.Reopen: lambda self, message, now: self.serving and self.serving.reopen(message.last),
+        m.FileData: lambda self, message, now: self._gathering.on_data(message, now),
+        m.Dismiss: _on_dismiss,
+        m.Shutdown: _on_shutdown,
+    }
+    _FROM_WORKERS: ClassVar[dict[type, Callable[[ShardProtocol, Peer, Any], None]]] = {
+        m.Join: ShardProtocol.on_join,
+        m.Initialise: ShardProtocol.on_initialise,
+        m.Push: ShardProtocol.on_push,
+        m.Fetch: ShardProtocol.on_fetch,
+        m.PushBuffers: ShardProtocol.on_push_buffers,
+        m.FetchBuffers: ShardProtocol.on_fetch_buffers,
+    }

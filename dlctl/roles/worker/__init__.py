@@ -1,0 +1,1 @@
+"""The worker role: one replica of the model."""

@@ -1,0 +1,65 @@
+"""What a worker computes and nobody can use: not finite, too large, or refused by a server.
+
+A NaN would stay in the residual for ever, and one that got into a shard would be in every replica a
+moment later. A server takes no push that could make its values infinite. So a gradient that is not
+finite, or alone larger than any push may be, gets no further than here: with a step along it a
+replica would come to where no other one is, and what it computed there might be small enough to
+be taken.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+
+BATCHES_KEPT = 256
+"""Steps whose batches can still be named."""
+
+
+class BadGradients:
+    def __init__(self, push_norm_max: float) -> None:
+        self._push_norm_max = push_norm_max
+        self.steps = self.steps_in_row = 0
+        """Gradients that were not finite, or too large."""
+        self.pushes = self.pushes_in_row = 0
+        """Pushes that a server refused."""
+        self.last = ""
+        """Which batches it was."""
+        self.reason = ""
+        """Of the server that refused last."""
+        self._batches: deque[tuple[int, str]] = deque(maxlen=BATCHES_KEPT)
+        self._refused: set[int] = set()
+        """Pushes that a shard has refused and that not all shards have answered."""
+        self._newest_refused = -1
+
+    def norm_max(self, own_lr: float | None) -> float:
+        """Of a gradient, or of one along which a replica goes by `own_lr` and pushes the step."""
+        return min(self._push_norm_max / (own_lr or 1.0), sys.float_info.max)
+
+    def computed(self, step: int, where: str) -> None:
+        """A gradient that is of use, of the batch `where`."""
+        self.steps_in_row = 0
+        self._batches.append((step, where))
+
+    def of_no_use(self, what: str) -> None:
+        self.steps += 1
+        self.steps_in_row += 1
+        self.last = what
+
+    def refused(self, number: int, reason: str, first_step: int, last_step: int) -> None:
+        """A shard has refused this push, of these steps; counted once, however many shards do."""
+        if number in self._refused:
+            return
+        self._refused.add(number)
+        self._newest_refused = max(number, self._newest_refused)
+        self.pushes += 1
+        self.pushes_in_row += 1
+        self.reason = reason
+        names = [where for step, where in self._batches if first_step <= step <= last_step]
+        self.last = ", ".join(names[-8:]) or f"steps {first_step} to {last_step}"
+
+    def settled(self, number: int) -> None:
+        """All shards have answered this push; if one has refused it, it does not end the row."""
+        self._refused.discard(number)
+        if number > self._newest_refused:
+            self.pushes_in_row = 0

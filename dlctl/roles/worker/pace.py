@@ -1,0 +1,226 @@
+"""How many steps there are from one push, or one fetch, to the next, if that is to be "auto".
+
+Wanted is the smallest number n for which a worker stands still for at most a given share of its
+time: everything between two pushes or fetches makes gradients staler. With c seconds of computing
+in a step, a link that can take one push every b seconds, and r seconds that are waited for a fetch
+however rare it is (none where computing goes on meanwhile), a worker stands still in n steps for
+
+    pause(n) = r + max(0, b - n c)          share(n) = pause(n) / (n c + pause(n))
+
+c and r are measured as they are. b is the larger of what a limit says (bytes / rate) and the time
+from when a push was made, or the one before was through, to its answer. On a link that takes one
+after the other this is exact. It is too long where most of it is a way to and fro, on which there
+is room for more of them; and too short where others push over the same link as soon as this worker
+does. So pushes get another interval
+
+- that is longer, when more than the share was waited, over the last ones without the worst of them
+  (one stall is no slow link): at once the n that keeps the share, at most four times as long;
+- that is shorter, when half of the share is predicted for it, so that noise does not turn it back,
+  and it was not found too short at about this b before. If b turns out to be larger then, trust is
+  lost: the next lowering waits twice as long and is an eighth at most, until one proves itself.
+  Where nothing was waited and nothing was found too short, an eighth less is tried now and then.
+
+Fetches are one at a time: what was measured says all, and share(n) stands for what was waited. A
+fetch that nobody waits for has its time as b: the next one is due when it has come. If the method
+waits for its fetches, they also wait for the pushes before them, and the same goes for pushes.
+
+The rule is ours. The known one for the interval of local updates, AdaComm (Wang and Joshi, SysML
+2019), goes by the loss and not by the link. b is measured much as the bottleneck is in BBR
+(Cardwell et al., ACM Queue 2016); the growing patience is that of binary exponential backoff.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
+
+from dlctl.roles.protocol.meters import median
+
+CYCLES_KEPT = 16
+"""Since the last change: what the waiting is averaged over."""
+COSTS_KEPT = 3
+"""An interval is made longer by their median and shorter by the worst: one odd value does nothing.
+"""
+GROWTH_MAX = 4
+SHRINKING = 8
+"""A careful step down is the 8th part."""
+SURE = 0.5
+"""Of the share, which a lower interval must keep."""
+PATIENCE, PATIENCE_MAX = 2, 32
+"""Cycles before the interval is lowered."""
+PROBES = 4
+"""Times the patience, before a lower one is tried without a reason."""
+PROVEN = 32
+"""Cycles after which a lower interval is right: a slight excess fills the window of pushes only
+slowly."""
+ALIKE = 1.25
+"""A cost that is lower by more is of another link."""
+LONGER = 1.1
+"""Than the time of an interval that was too short, must be that of one that is not."""
+
+
+@dataclass(slots=True)
+class Cycle:
+    """From one push (or fetch) to the next."""
+
+    computed_s: float = 0.0
+    waited_s: float = 0.0
+    """Standing still for this direction."""
+    nbytes: int = 0
+    """What a limit was charged for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    step_s: float
+    """Of computing."""
+    bytes_per_s: float | None
+    """The limit, if there is one."""
+    share_max: float
+    """Of the time, that may be waited."""
+    pipelined: bool
+    """Several may be under way at once, so that the time of one says less than the waiting."""
+
+
+class Prediction(NamedTuple):
+    """How long a worker stands still at any interval: c, b and r of the docstring above."""
+
+    step_s: float
+    cost_s: float
+    pause_s: float
+
+    def share(self, steps: int) -> float:
+        computed_s = steps * self.step_s
+        pause_s = self.pause_s + max(0.0, self.cost_s - computed_s)
+        return pause_s / (computed_s + pause_s) if pause_s else 0.0
+
+    def smallest(self, share_max: float, steps_max: int) -> int:
+        """The smallest interval that keeps the share; the largest there is, if none does."""
+        steps = range(1, steps_max)
+        return 1 + bisect_left(steps, True, key=lambda n: self.share(n) <= share_max)
+
+
+class Interval:
+    """The interval of one direction: `steps`, from 1 to `steps_max`. It begins with 1."""
+
+    def __init__(self, steps_max: int) -> None:
+        self.steps = 1
+        self.steps_max = steps_max
+        self._forget()
+
+    def begin(self, steps: int) -> None:
+        """Go on from an interval that somebody has chosen."""
+        self._forget()
+        self.steps = min(steps, self.steps_max)
+
+    def _forget(self) -> None:
+        self.is_bound = False
+        """Whether more would be waited at the largest interval than was allowed."""
+        self._costs: deque[float] = deque(maxlen=COSTS_KEPT)
+        self._pauses: deque[float] = deque(maxlen=COSTS_KEPT)
+        self._rate: float | None = None
+        self._change(self.steps)
+        self._trust()
+
+    def _trust(self) -> None:
+        self._patience = PATIENCE
+        self._expected_s: float | None = None
+        """The cost by which it was lowered last, while it may still turn out to be wrong."""
+        self._too_short: tuple[float, float] | None = None
+        """(cost, time) of the longest interval that was found too short, in seconds."""
+
+    # ------------------------------------------------------------ what was measured
+
+    def took(self, cost_s: float, pause_s: float = 0.0) -> None:
+        """What one push or fetch has cost: its time, from when the one before was through. pause_s:
+        the time that was waited for it whatever the interval; it is no cost then.
+        """
+        self._costs.append(cost_s)
+        self._pauses.append(pause_s)
+
+    def ended(self, cycle: Cycle) -> None:
+        """An interval is over."""
+        self._cycles.append(cycle)
+        self._age += 1
+
+    def decide(self, now: Circumstances) -> None:
+        """Change `steps`, if what was measured since the last change asks for it."""
+        if now.bytes_per_s != self._rate:
+            self._rate = now.bytes_per_s
+            self._trust()
+        if self._age < max(2, 4 - self.steps // 4):
+            return
+        if self._age >= PROVEN and self._expected_s is not None:
+            self._trust()
+        usual, worst = self._predict(now, median), self._predict(now, _largest)
+        if self._too_short is not None and worst.cost_s < self._too_short[0] / ALIKE:
+            self._too_short = None
+        waited = self._waited() if now.pipelined else usual.share(self.steps)
+        self.is_bound = waited > now.share_max and self.steps == self.steps_max
+        if waited > now.share_max:
+            self._raise(usual, now, waited)
+        else:
+            self._lower(worst, now, never_waited=waited == 0.0)
+
+    def _limit_s(self, now: Circumstances) -> float:
+        if now.bytes_per_s is None:
+            return 0.0
+        return median(c.nbytes for c in self._cycles) / now.bytes_per_s
+
+    def _predict(self, now: Circumstances, of: Callable[[Iterable[float]], float]) -> Prediction:
+        limit_s = self._limit_s(now)
+        explained_s = max(0.0, limit_s - self.steps * now.step_s)
+        pause_s = max(0.0, of(self._pauses) - explained_s)
+        return Prediction(now.step_s, max(limit_s, of(self._costs)), pause_s)
+
+    def _waited(self) -> float:
+        """The share of the time that was waited, without the worst cycle."""
+        cycles = sorted(self._cycles, key=lambda c: c.waited_s)[:-1]
+        waited_s = sum(c.waited_s for c in cycles)
+        return waited_s / (waited_s + sum(c.computed_s for c in cycles)) if waited_s else 0.0
+
+    # ------------------------------------------------------------ the rule
+
+    def _raise(self, link: Prediction, now: Circumstances, waited: float) -> None:
+        if self._expected_s is not None and link.cost_s > ALIKE * self._expected_s:
+            self._patience = min(2 * self._patience, PATIENCE_MAX)
+        self._expected_s = None
+        time_s = self.steps * now.step_s
+        if time_s < ALIKE * link.cost_s:  # Else the waiting came from something else, as stalls.
+            self._too_short = (link.cost_s, time_s)
+        wanted = max(self.steps + 1, link.smallest(now.share_max, self.steps_max))
+        if wanted == self.steps + 1 and waited > 2 * now.share_max:
+            wanted = 2 * self.steps  # What was measured does not explain it: a long way to and fro.
+        self._change(min(wanted, GROWTH_MAX * self.steps, self.steps_max))
+
+    def _lower(self, link: Prediction, now: Circumstances, *, never_waited: bool) -> None:
+        careful = self.steps - max(1, self.steps // SHRINKING)
+        wanted = link.smallest(SURE * now.share_max, self.steps_max)
+        if self._too_short is not None and now.step_s:
+            wanted = max(wanted, ceil(LONGER * self._too_short[1] / now.step_s))
+        trusted = self._patience == PATIENCE
+        if wanted < self.steps and self._age >= self._patience:
+            self._expected_s = link.cost_s
+            self._change(wanted if trusted else max(wanted, careful))
+        elif never_waited and self._may_try(careful, now):
+            self._change(careful)
+
+    def _may_try(self, steps: int, now: Circumstances) -> bool:
+        """Whether a lower interval may be right although the prediction says that it is not."""
+        if not now.pipelined or steps < 1 or self._too_short is not None:
+            return False
+        is_time = self._age >= PROBES * self._patience
+        return is_time and steps * now.step_s >= self._limit_s(now)
+
+    def _change(self, steps: int) -> None:
+        self.steps = steps
+        self._cycles: deque[Cycle] = deque(maxlen=CYCLES_KEPT)
+        self._age = 0
+
+
+def _largest(values: Iterable[float]) -> float:
+    return max(values, default=0.0)

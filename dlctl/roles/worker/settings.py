@@ -1,0 +1,57 @@
+"""The settings of a worker that change while it works, and where each of them lives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlctl.compress.base import Compressor
+from dlctl.machine import Configure
+from dlctl.messages import Json
+from dlctl.roles.protocol.context import Context
+from dlctl.roles.worker.send_queue import SendQueue
+from dlctl.settings import AUTO
+
+
+class WorkerSettings:
+    def __init__(
+        self,
+        context: Context,
+        options: Any,
+        live: tuple[str, ...],
+        send_queue: SendQueue,
+        compressor: Compressor,
+    ) -> None:
+        """options: the method's; live: those of them that may change."""
+        self.context = context
+        self.options = options
+        self.live = live
+        self.send_queue = send_queue
+        self.limiters = send_queue.limiters
+        self.compressor = compressor
+        self.log_level = "info"
+
+    def values(self) -> Json:
+        """All live settings, as they are in force."""
+        values = {key: getattr(self.options, key) for key in self.live}
+        values |= {direction: limiter.bytes_per_s for direction, limiter in self.limiters.items()}
+        values["push_window"] = self.send_queue.push_window_bytes
+        if hasattr(self.compressor, "density"):
+            values["density"] = self.compressor.density
+        return values | {"log_level": self.log_level}
+
+    def apply(self, settings: Json, now: float) -> None:
+        """Put these in force; a key that this worker does not have is left alone."""
+        for key, value in settings.items():
+            if value == AUTO and not hasattr(self.options, "auto_steps_max"):
+                self.context.note("warning", f'this method has no {key} = "{AUTO}"; it stays')
+            elif key in self.live:
+                setattr(self.options, key, value)
+            elif key in self.limiters:
+                self.limiters[key].change(value, now)
+            elif key == "push_window":
+                self.send_queue.push_window_bytes = value
+            elif key == "density" and hasattr(self.compressor, "density"):
+                self.compressor.density = value
+            elif key == "log_level":
+                self.log_level = value
+                self.context.do(Configure(key, value))

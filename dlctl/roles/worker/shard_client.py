@@ -1,0 +1,238 @@
+"""A worker's conversation with one shard: join, push in order, settle acks, fetch.
+
+A push is numbered densely from 0 for this (slot, epoch, shard) and kept until an ack settles it.
+The shard applies strictly the next number, so a repeat is never applied twice and a loss is never
+skipped: on a gap everything from the expected number on is sent again, in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from dlctl.errors import RemoteProtocolError
+from dlctl.machine import Send
+from dlctl.messages import (
+    APPLIED,
+    DUPLICATE,
+    FENCED,
+    GAP,
+    HELD,
+    LATE,
+    REFUSED,
+    Ack,
+    Fetch,
+    Join,
+    Joined,
+    Packed,
+    Parameters,
+    Push,
+    SparseParameters,
+)
+from dlctl.roles.protocol.limits import REACH
+from dlctl.roles.protocol.retry import Retries
+from dlctl.roles.worker.basis import Basis, Slice, answer_bytes, slice_in
+
+WINDOW = 4
+"""Pushes per shard that may be without an ack: bounds the memory of a worker."""
+SETTLED = {APPLIED, DUPLICATE, LATE, REFUSED}
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a worker is: issued by the coordinator, shown to every server."""
+
+    run_id: str
+    slot: int
+    epoch: int
+    token: bytes
+
+
+class Answer(NamedTuple):
+    """To a fetch."""
+
+    slice: Slice
+    nbytes: int
+    took_s: float
+
+
+class Fenced(Exception):
+    """A newer epoch owns this slot: this process must go."""
+
+
+class ShardClient:
+    def __init__(self, shard: int, identity: Identity, retries: Retries) -> None:
+        self.shard = shard
+        self.peer = f"server-{shard}"
+        self.address = ""
+        """Where its server should be."""
+        self.identity = identity
+        self.retries = retries
+        self.joined = False
+        self.initialised = False
+        self.lo = self.hi = 0
+        self.generation = 0
+        self.moved_to = 0
+        """The generation that the coordinator has announced last."""
+        self.basis = Basis()
+        """The slice that stands in the model."""
+        self._answer_bytes = 0
+        """Of the last answer to a fetch that need not bring all; 0: there was none."""
+        self.base_version = 0
+        """Of the slice that the newest gradient was computed with: the base of the next push."""
+        self.next_seq = 0
+        self._unsettled: dict[int, int] = {}
+        """Number of a push -> its bytes, 0 once the shard has them; in the order of the numbers."""
+        self._gap_at = -1
+        """The number that the shard was missing, until something is settled again."""
+
+    # ------------------------------------------------------------ joining
+
+    def join(self, now: float) -> Send:
+        self.joined = False
+        me = self.identity
+        return self.retries.add(
+            ("join", self.shard), self.peer, Join(me.run_id, me.slot, me.epoch, me.token), now
+        )
+
+    def on_join_again(self, generation: int, now: float) -> list[Send]:
+        """The shard does not know us (any more); it says so of all we send, one join is enough."""
+        if generation < self.generation or not self.joined:
+            return []
+        return [self.join(now)]
+
+    def on_joined(self, message: Joined, now: float) -> list[Send] | None:
+        """The shard's answer; None if nobody waits for it.
+
+        Pushes that it has seen are settled by their acks, which are repeated.
+        """
+        if message.generation < max(self.generation, self.moved_to):
+            return None
+        took_s = self.retries.done(("join", self.shard), now)
+        if took_s is None:
+            return None
+        self.retries.again(self.peer, now - took_s, now)
+        self.joined, self._gap_at = True, -1
+        self.initialised = message.initialised
+        self.lo, self.hi = message.lo, message.hi
+        self.generation = message.generation
+        return self._resend_from(0, now)
+
+    # ------------------------------------------------------------ pushing
+
+    def has_room(self) -> bool:
+        """Whether one more push may be on its way: the shard must still know what became of the
+        oldest one when that is sent again."""
+        return len(self._unsettled) < WINDOW and self.next_seq < self.settled() + REACH
+
+    def unsettled(self) -> int:
+        return len(self._unsettled)
+
+    def bytes_under_way(self) -> int:
+        return sum(self._unsettled.values())
+
+    def settled(self) -> int:
+        """Pushes settled without a hole: every number below this one is."""
+        return next(iter(self._unsettled), self.next_seq)
+
+    def push(
+        self,
+        first_step: int,
+        last_step: int,
+        samples: int,
+        clock: int,
+        delta: Packed,
+        portion: int = 0,
+    ) -> Push:
+        """The next push, which has to be sent through the worker's send_queue under `push_key`."""
+        me = self.identity
+        seq = self.next_seq
+        self.next_seq += 1
+        self._unsettled[seq] = delta.nbytes
+        return Push(
+            me.slot, me.epoch, self.generation, seq, self.base_version, first_step, last_step,
+            samples, clock, delta, portion,
+        )  # fmt: skip
+
+    def push_key(self, seq: int) -> tuple[str, int, int]:
+        return ("push", self.shard, seq)
+
+    def on_ack(self, ack: Ack, now: float) -> tuple[float | None, list[Send]]:
+        """(seconds since the push was sent if this ack settles it, what has to be sent now).
+
+        Raises Fenced. An ack of an older generation is a shard that does not know that it is dead.
+        """
+        if ack.generation < self.generation:
+            return None, []
+        if ack.outcome == FENCED:
+            raise Fenced(ack.reason)
+        if ack.outcome == GAP:
+            return None, self._on_gap(ack.next_seq, now)
+        if ack.outcome == HELD:
+            self.retries.put_off(self.push_key(ack.seq), now)
+            if ack.seq in self._unsettled:
+                self._unsettled[ack.seq] = 0
+        if ack.outcome == HELD or ack.seq not in self._unsettled:
+            return None, []
+        if ack.outcome not in SETTLED:
+            raise RemoteProtocolError(f'{self.peer} acknowledged with "{ack.outcome}"')
+        del self._unsettled[ack.seq]
+        self._gap_at = -1
+        return self.retries.done(self.push_key(ack.seq), now), []
+
+    def _on_gap(self, seq: int, now: float) -> list[Send]:
+        """Every push behind the lost one reports the same gap; one answer is enough."""
+        if seq == self._gap_at:
+            return []
+        self._gap_at = seq
+        return self._resend_from(seq, now)
+
+    def _resend_from(self, seq: int, now: float) -> list[Send]:
+        sends = []
+        for key in (self.push_key(s) for s in self._unsettled if s >= seq):
+            push = self.retries.message(key)
+            if isinstance(push, Push) and push.generation != self.generation:
+                self.retries.update(key, replace(push, generation=self.generation))
+            sends += self.retries.resend_now(key, now)
+        return sends
+
+    # ------------------------------------------------------------ fetching
+
+    @property
+    def version(self) -> int:
+        """Of the slice that stands in the model."""
+        return self.basis.version
+
+    def fetch(self, request: int, clock_min: int, *, whole: bool, exact: bool = False) -> Fetch:
+        """A fetch, which has to be sent through the worker's send_queue under `fetch_key`.
+
+        whole: of the whole slice, not of what is new of it to this worker. exact: not rounded.
+        """
+        have = (0, 0) if whole else (self.basis.generation, self.basis.version)
+        return Fetch(self.identity.slot, self.identity.epoch, request, clock_min, *have, exact)
+
+    def expected_bytes(self, fetch: Fetch) -> int:
+        """How large its answer will be: as the last one was, or the whole slice."""
+        return (fetch.have_generation and self._answer_bytes) or 4 * (self.hi - self.lo)
+
+    def fetch_key(self, request: int) -> tuple[str, int, int]:
+        return ("fetch", self.shard, request)
+
+    def on_parameters(self, message: Parameters | SparseParameters, now: float) -> Answer | None:
+        """An answer to a fetch; None if nobody waits for this one (any more).
+
+        Raises RemoteProtocolError if it does not fit the shard.
+        """
+        key = self.fetch_key(message.request)
+        asked = self.retries.message(key)
+        if message.generation < self.generation or not isinstance(asked, Fetch):
+            return None
+        arrived = slice_in(message, self.hi - self.lo)
+        base = (asked.have_generation, asked.have_version)
+        if arrived.where is not None and (arrived.generation, arrived.since) != base:
+            return None
+        nbytes = answer_bytes(message)
+        if asked.have_generation:
+            self._answer_bytes = nbytes
+        took_s = self.retries.done(key, now, nbytes)
+        return None if took_s is None else Answer(arrived, nbytes, took_s)

@@ -1,0 +1,393 @@
+"""The worker role: how a replica comes into a run, works in it, and leaves it.
+
+`Joining` is its way in, `Training` the work. Around them stand live settings, evaluations, saving
+and draining; whatever the coordinator asks for may be asked twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from dlctl import messages as m
+from dlctl.algorithms.base import Algorithm
+from dlctl.compress.base import Compressor
+from dlctl.config import JobFile
+from dlctl.errors import RemoteProtocolError
+from dlctl.machine import (
+    DeadlineReached,
+    Effect,
+    Event,
+    Exit,
+    Note,
+    Peer,
+    Received,
+    Reconnected,
+    Started,
+    StopRequested,
+)
+from dlctl.roles.protocol.context import (
+    COORDINATOR,
+    EXIT_FENCED,
+    EXIT_POISONED,
+    REPORT_S,
+    Birth,
+    Context,
+)
+from dlctl.roles.protocol.effects import (
+    ArraysLoaded,
+    ArraysSaved,
+    BuffersLoaded,
+    Computed,
+    CoordinatorGone,
+    EvaluationRun,
+    LoadArrays,
+    ModelBuilt,
+    TaskFailed,
+    TaskLocated,
+)
+from dlctl.roles.protocol.restore import Restoring
+from dlctl.roles.protocol.saving import Saving
+from dlctl.roles.protocol.travelling import FileSealed, FilesMissing, saved_file
+from dlctl.roles.protocol.watchdog import Watchdog
+from dlctl.roles.worker.evaluation import Evaluation
+from dlctl.roles.worker.joining import Joining
+from dlctl.roles.worker.send_queue import SendQueue
+from dlctl.roles.worker.settings import WorkerSettings
+from dlctl.roles.worker.shard_client import Fenced
+from dlctl.roles.worker.stall import StallDetector
+from dlctl.roles.worker.training import Training
+from dlctl.util.text import NO_USE, REFUSED
+from dlctl.vector import to_host
+
+PASSING = {"computing", "waiting for data", "fetching", "pushing"}
+"""Phases that come and go with every step: they are reported once a second and not at each change.
+"""
+DETAIL_CHARS_MAX = 16_000
+
+
+class Worker:
+    def __init__(
+        self, birth: Birth, job: JobFile, algorithm: Algorithm, compressor: Compressor
+    ) -> None:
+        self.birth = birth
+        self.job = job
+        self.algorithm = algorithm
+        self.compressor = compressor
+        self.context = Context(job.timeouts.resend_s)
+        self.send_queue = SendQueue(self.context.retries)
+        self.options = algorithm.Options(**job.algorithm.options)
+        self.live = WorkerSettings(
+            self.context, self.options, algorithm.live, self.send_queue, compressor
+        )
+        self.training: Training | None = None
+        self.joining = Joining(self.context, birth)
+        self._lifeline = Watchdog()
+        self._draining = False
+        self._saving = Saving(self.context, birth.name)
+        self._gathering = Restoring(self.context)
+        self._evaluation: Evaluation | None = None
+        self._evaluated: m.Evaluated | None = None
+        """The last answer, in case it was lost."""
+        self._save: m.Save | None = None
+        """Asked for; done as soon as the residual is here, with nothing but what pushes have left.
+        """
+        self._hanging = StallDetector(self.context)
+        self._report_at = 0.0
+        self._reported_phase = ""
+
+    # ------------------------------------------------------------ the machine
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        try:
+            self._on_event(event, now)
+            self._advance(now)
+        except Fenced as fenced:
+            self.context.note("warning", f"another process has this slot now: {fenced}")
+            self.context.do(Exit(EXIT_FENCED, "fenced"))
+        self.context.do(*self.send_queue.flush(now))
+        self._report_if_due(now)
+        return self.context.clear()
+
+    def deadline(self) -> float | None:
+        times = [self.context.retries.deadline(), self.send_queue.deadline()]
+        times += [self.joining.rejoin_at, self._lifeline.deadline(), self._gathering.deadline()]
+        times += [self.training.deadline()] if self.training else []
+        times += [self._report_at] if self.joining.identity else []
+        return min((t for t in times if t is not None), default=None)
+
+    def _on_event(self, event: Event, now: float) -> None:
+        match event:
+            case Received(peer, message):
+                self._on_message(peer, message, now)
+            case Computed() if self.training:
+                self.training.on_computed(event, now)
+            case Reconnected(peer, lost_at):
+                self._report_at = now  # If it is the coordinator, it learns whose connection it is.
+                self.joining.on_reconnected(peer, lost_at, now)
+            case DeadlineReached():
+                self._on_deadline(now)
+            case ModelBuilt():
+                self.joining.on_model(event, now)
+            case ArraysLoaded(arrays, _):
+                self._on_restored(arrays)
+            case FilesMissing() | FileSealed():
+                self._gathering.on_event(event, now)
+            case ArraysSaved():
+                self._saving.on_saved(event)
+            case BuffersLoaded() if self.training is None:
+                self._restore_or_begin()
+            case EvaluationRun(number, metrics):
+                self._on_evaluated(number, metrics)
+            case TaskFailed(error, detail):
+                self._fail(error, detail)
+            case TaskLocated():
+                self._report_at = now if self._hanging.located(event) else self._report_at
+            case CoordinatorGone():
+                self._lifeline.lost(now)
+            case Started():
+                self._lifeline.heard(now)
+                self.joining.begin(now)
+            case StopRequested(reason):
+                self.context.do(Exit(0, reason))
+
+    def _on_message(self, peer: Peer, message: m.Message, now: float) -> None:
+        is_control = peer == COORDINATOR
+        if is_control:
+            self._lifeline.heard(now)
+        handler = (self._FROM_COORDINATOR if is_control else self._FROM_SERVERS).get(type(message))
+        try:
+            if handler is None or not (is_control or self._is_from_shard(peer, message)):
+                raise RemoteProtocolError("it has no business here")
+            handler(self, message, now)
+        except RemoteProtocolError as error:
+            what = f"{type(message).__name__} from {peer!r:.40}"
+            self.context.note("warning", f"refused {what}: {error.message}")
+
+    def _is_from_shard(self, peer: Peer, message: m.Message) -> bool:
+        """Whether a server speaks for its own shard."""
+        shards = [channel.shard for channel in self.joining.channels if channel.peer == peer]
+        return shards == [getattr(message, "shard", *shards)] if shards else False
+
+    def _on_deadline(self, now: float) -> None:
+        self.context.do(*self.context.retries.due(now))
+        self.joining.on_deadline(now)
+        self._gathering.on_deadline(now)
+        if self._lifeline.is_over(now):
+            self.context.do(Exit(0, "no word from the coordinator for too long"))
+
+    def _advance(self, now: float) -> None:
+        if self.training is None:
+            return
+        if self._evaluation is not None:
+            self._evaluation.advance(self.training, self.context, now)
+        self.training.draining = self._draining
+        self.training.advance(now)
+        self._save_if_clean(self.training)
+        poison = self.training.poison
+        if poison.steps_in_row >= self.job.workers.nonfinite_steps_max:
+            self._leave_poisoned(
+                f"{NO_USE} for {poison.steps_in_row} steps in a row",
+                f"last: {poison.last}. A smaller lr or local_lr may help; nothing was pushed.",
+            )
+        elif poison.pushes_in_row >= self.job.workers.refused_pushes_max:
+            self._leave_poisoned(
+                f"{poison.pushes_in_row} {REFUSED}: {poison.reason}",
+                f"they were of {poison.last}; the servers' values are as they were.",
+            )
+
+    # ------------------------------------------------------------ joining the run
+
+    def _on_welcome(self, message: m.Welcome, now: float) -> None:
+        if self.joining.on_welcome(message, now):
+            self.live.apply(message.settings, now)
+
+    def _on_joined(self, message: m.Joined, now: float) -> None:
+        if not self.joining.on_joined(message, now):
+            return
+        if self.training is not None:
+            self.training.on_joined_again(message.shard, now)
+        elif self.joining.is_complete and not self.joining.has_buffers():
+            self._restore_or_begin()
+
+    def _restore_or_begin(self) -> None:
+        """Who asks for data has its residual: the run takes up its work when all have asked. Before
+        that nobody saves, and the next process of a worker that dies is told to restore it again.
+        """
+        if self.joining.restores():
+            if not self.joining.restoring:
+                self.joining.begin_to_restore()
+                self._gathering.load(LoadArrays(self.joining.restores()))
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Put the method to work."""
+        model, identity = self.joining.model, self.joining.identity
+        assert model is not None
+        assert identity is not None
+        side = self.algorithm.worker(self.options, model.parameters, identity.slot)
+        self.compressor.reseed(self.job.job.seed, identity.slot, identity.epoch)
+        self.training = Training(
+            self.context, identity, self.joining.channels, self.send_queue, side, self.compressor,
+            self.job.workers.batch_size, self.job.data.lease_ahead_s, model.averaged,
+            self.job.servers.push_norm_max,
+        )  # fmt: skip
+
+    def _on_restored(self, arrays: Any) -> None:
+        self._begin()
+        assert self.training is not None
+        side, saved = self.training.side, arrays.get("residual")
+        if saved is not None and saved.size == len(side.residual):
+            side.restore(saved)
+
+    # ------------------------------------------------------------ settings
+
+    def _on_change(self, message: m.Change, now: float) -> None:
+        before = self.live.values()
+        self.live.apply(message.settings, now)
+        self.context.answer_change(message, self.birth.name, before, self.live.values())
+
+    # ------------------------------------------------------------ evaluating and saving
+
+    def _on_evaluate(self, message: m.Evaluate, now: float) -> None:
+        if self._evaluated is not None and self._evaluated.evaluation == message.evaluation:
+            self.context.send(COORDINATOR, self._evaluated)
+        elif self.training is not None and self._evaluation is None:
+            self._evaluation = Evaluation.begin(message.evaluation, self.training, now)
+
+    def _on_buffers(self, message: m.Buffers, now: float) -> None:
+        if not self.joining.on_buffers(message, now):
+            return
+        if self.training is None:
+            self.joining.load(message)
+        elif self._evaluation is not None:
+            self._evaluation.buffers = message
+
+    def _on_evaluated(self, number: int, metrics: dict[str, Any]) -> None:
+        assert self.training is not None
+        self._evaluation = None
+        self.training.resume()
+        self._evaluated = m.Evaluated(number, self.birth.name, metrics, "")
+        self.context.send(COORDINATOR, self._evaluated)
+
+    def _on_save(self, message: m.Save, now: float) -> None:
+        if not self._saving.is_new(message):
+            return
+        if self.training is None and not self.joining.restores():
+            self._saving.without_file(message, "")
+        else:
+            self._save = message
+
+    def _save_if_clean(self, training: Training) -> None:
+        """Gradients that are not pushed belong to portions that are not done: a run that goes on
+        from here leases these again, so they must not be in the residual as well.
+        """
+        message = self._save
+        if message is None or training.has_unpushed_steps():
+            return
+        self._save = None
+        arrays = {"residual": to_host(training.side.residual).copy()}
+        self._saving.begin(message, saved_file(self.birth.name), arrays, {"steps": training.steps})
+
+    # ------------------------------------------------------------ ends
+
+    def _on_drain(self, message: m.Drain, now: float) -> None:
+        if not self._draining:
+            self.context.note("info", f"draining: {message.reason}")
+        self._draining = True
+        if self.training is not None and self.training.parked and not self.training.busy():
+            self.context.send(COORDINATOR, m.Drained(self.birth.name))
+
+    def _on_dismiss(self, message: m.Dismiss, now: float) -> None:
+        self.context.note("warning", f"dismissed: {message.reason}")
+        self.context.do(Exit(EXIT_FENCED, message.reason))
+
+    def _on_shutdown(self, message: m.Shutdown, now: float) -> None:
+        self.context.do(Exit(0, message.reason))
+
+    def _fail(self, error: str, detail: str) -> None:
+        detail = detail[-DETAIL_CHARS_MAX:]
+        self.context.send(COORDINATOR, m.Failed(self.birth.name, error, detail, True))
+        self.context.do(Note("error", error, {"detail": detail}), Exit(1, error))
+
+    def _leave_poisoned(self, error: str, detail: str) -> None:
+        """Out of the run: nobody can use what this worker computes. Its exit code says so."""
+        self.context.do(Note("error", error, {"detail": detail}), Exit(EXIT_POISONED, error))
+
+    # ------------------------------------------------------------ reports
+
+    def phase(self) -> str:
+        if self.joining.rejoin_at is not None:
+            return "waiting for worker-0 to initialise the servers"
+        return self.training.phase() if self.training else self.joining.phase()
+
+    def waiting_for(self) -> str:
+        """The daemons that must answer before this worker can go on; "" while it computes."""
+        if self.phase() in ("computing", "evaluating", "building the model", "drained"):
+            return ""
+        if self.joining.rejoin_at is not None:
+            return "worker-0"
+        peers = {peer for _, peer, _ in self.context.retries.waiting()}
+        return ", ".join(sorted(peers))
+
+    def _report_if_due(self, now: float) -> None:
+        phase = self.phase()
+        changed = phase != self._reported_phase and phase not in PASSING
+        if self.joining.identity is None or (now < self._report_at and not changed):
+            return
+        self._report_at, self._reported_phase = now + REPORT_S, phase
+        metrics = self.training.metrics(now) if self.training else {}
+        metrics |= {"settings": self.live.values(), **self.send_queue.waiting(now)}
+        metrics["checkpoint"] = self._saving.newest
+        if self.training is not None:
+            stuck, phase = self._hanging.look(self.training, phase, now)
+            metrics |= stuck
+        report = m.Report(
+            self.birth.name, self.birth.incarnation, phase, self.waiting_for(), metrics
+        )
+        self.context.send(COORDINATOR, report)
+        if phase == "drained":
+            self.context.send(COORDINATOR, m.Drained(self.birth.name))
+
+    def _on_portion_noted(self, message: m.PortionNoted, now: float) -> None:
+        self.context.retries.done(("portion", message.data_epoch, message.portion), now)
+
+    def _on_work(
+        self, message: m.Parameters | m.SparseParameters | m.Ack | m.Lease, now: float
+    ) -> None:
+        """What makes sense only while training."""
+        match message:
+            case _ if self.training is None:
+                pass
+            case m.Parameters() | m.SparseParameters():
+                self.training.fetcher.on_parameters(message, now)
+            case m.Ack():
+                self.training.on_ack(message, now)
+            case m.Lease():
+                self.training.leasing.on_lease(message, now)
+
+    _FROM_COORDINATOR: ClassVar[dict[type, Callable[[Any, Any, float], None]]] = {
+        m.Welcome: _on_welcome,
+        m.Topology: lambda self, message, now: self.joining.on_topology(message, now),
+        m.Moved: lambda self, message, now: self.joining.on_moved(message, now),
+        m.Heard: lambda self, message, now: None,
+        m.Lease: _on_work,
+        m.PortionNoted: _on_portion_noted,
+        m.Change: _on_change,
+        m.Drain: _on_drain,
+        m.Save: _on_save,
+        m.FileData: lambda self, message, now: self._gathering.on_data(message, now),
+        m.Evaluate: _on_evaluate,
+        m.Dismiss: _on_dismiss,
+        m.Shutdown: _on_shutdown,
+    }
+    _FROM_SERVERS: ClassVar[dict[type, Callable[[Any, Any, float], None]]] = {
+        m.Joined: _on_joined,
+        m.JoinAgain: lambda self, message, now: self.joining.on_join_again(message, now),
+        m.Parameters: _on_work,
+        m.SparseParameters: _on_work,
+        m.Ack: _on_work,
+        m.Buffers: _on_buffers,
+        m.Dismiss: _on_dismiss,
+    }

@@ -1,0 +1,399 @@
+"""Checkpoints on disk: how they are written, read, checked and cut anew.
+
+    <run>/ckpt/<step, 12 digits>-<number>/
+        shard-0.safetensors    "w" float32[hi-lo], "slot.<name>" float32[hi-lo] per optimiser slot;
+                               the first shard also "averaged" float64 and "constant" float32
+        worker-0.safetensors   residuals
+        manifest.json          written last: a directory without it is not a checkpoint
+
+Every file is written beside its place, hashed on the way, flushed to the disk and renamed, so that
+a crash at any moment leaves the old file, the new one or none, never half of one. The manifest
+knows every file's size and SHA-256. A slice of the flat vector is assembled from however many
+shards there were, so a run may go on with another number of servers. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from dlctl.runs import checkpoint_damage, tensorfile
+from dlctl.util.fsync import sync_directory
+from dlctl.errors import DlctlError
+from dlctl.flat import AVERAGED, CONSTANT
+from dlctl.util.hashing import Progress, no_progress, sha256_of
+from dlctl.runs.manifest import MANIFEST, Manifest, layout, parse, serialise
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+
+FOLDER = "ckpt"
+SLOT = "slot."
+VECTOR_DTYPE = "F32"
+EXTRAS = {AVERAGED: "F64", CONSTANT: "F32"}
+"""What the first shard has besides: dtypes as `tensorfile` names them."""
+_NAME = re.compile(r"(\d{12,})-(\d+)")
+_IGNORE: Callable[[str], None] = lambda problem: None  # noqa: E731
+_ALL: Callable[[int], bool] = lambda number: True  # noqa: E731
+# ---------------------------------------------------------------- writing
+
+
+def create(run_directory: Path, step: int, number: int) -> Path:
+    """Make the directory of checkpoint `number`, and make its name durable, with all on its way.
+
+    Raises DlctlError, also if it exists: what is there belongs to another checkpoint; and if there
+    is no run directory any more.
+    """
+    directory = run_directory / FOLDER / f"{step:012d}-{number}"
+    try:
+        directory.parent.mkdir(exist_ok=True)  # The run's own may have been moved: not made anew.
+        directory.mkdir()
+        for made in (directory, directory.parent, run_directory):
+            sync_directory(made.parent)
+    except OSError as error:
+        raise DlctlError(
+            f"cannot make a checkpoint: {error.strerror}", where=str(directory)
+        ) from error
+    return directory
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Array]) -> tuple[str, int]:
+    """Write arrays as one safetensors file; returns its SHA-256 (hexadecimal) and size in bytes.
+
+    The arrays are hashed while they are written and never copied. Raises DlctlError naming `path`
+    (disk full, no permission, a dtype that safetensors does not have); no file is left then.
+    """
+    head, ordered = tensorfile.header(path, arrays)
+    digest = hashlib.sha256()
+    with _replacing(path) as file:
+        for chunk in tensorfile.chunks(head, ordered):
+            digest.update(chunk)
+            file.write(chunk)
+        nbytes = file.tell()
+    return digest.hexdigest(), nbytes
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Make the checkpoint complete. Raises DlctlError, also if a file is not there, or has another
+    size: who wrote it was told so, but it may have been removed since.
+    """
+    path = directory / MANIFEST
+    data = serialise(manifest, str(path))
+    if problems := _part_problems(directory, manifest, hashes=False):
+        problem = problems[0].removeprefix(f"{directory}/")
+        raise DlctlError(f"cannot be completed: {problem}", where=str(directory))
+    with _replacing(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that takes the place of `path` when the block ends well, and vanishes if not."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise DlctlError(
+            f"cannot write: {error.strerror}", where=str(path), hint=f"df -h {path.parent}"
+        ) from error
+    finally:
+        with suppress(OSError):  # Where nothing can be written, not even what is not there.
+            temporary.unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a checkpoint, every field checked. Raises DlctlError naming the file."""
+    path = directory / MANIFEST
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DlctlError(f"cannot read the manifest: {error.strerror}", where=str(path)) from error
+    return parse(data, str(path))
+
+
+def read_slice(directory: Path, manifest: Manifest, tensor: str, lo: int, hi: int) -> Array:
+    """Elements [lo, hi) of the flat vector `tensor` ("w", "slot.sum"), from all shards they are in.
+
+    Raises DlctlError naming the file if one is missing, cut, or has no such tensor of that length.
+    """
+    import numpy as np
+
+    if not 0 <= lo <= hi <= manifest["size"]:
+        raise DlctlError(f"[{lo}, {hi}) is not within the model's {manifest['size']} elements")
+    parts = [
+        _read(directory / shard["file"], tensor, shard, lo, hi)
+        for shard in manifest["shards"]
+        if max(lo, shard["lo"]) < min(hi, shard["hi"])
+    ]
+    if sum(part.size for part in parts) != hi - lo:
+        raise DlctlError(f"the shards do not cover [{lo}, {hi})", where=str(directory))
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+def _read(path: Path, tensor: str, shard: Mapping[str, Any], lo: int, hi: int) -> Array:
+    with tensorfile.opened(path) as file:
+        tensorfile.check(path, file, tensor, VECTOR_DTYPE, shard["hi"] - shard["lo"])
+        first, last = max(lo, shard["lo"]) - shard["lo"], min(hi, shard["hi"]) - shard["lo"]
+        part: Array = file.get_slice(tensor)[first:last]
+        return part
+
+
+def read_extra(directory: Path, manifest: Manifest, tensor: str) -> Array:
+    """A tensor that only the first shard has: "averaged" (float64) or "constant" (float32).
+
+    Raises DlctlError naming the file if it has none of the length that the layout says.
+    """
+    path = directory / manifest["shards"][0]["file"]
+    with tensorfile.opened(path) as file:
+        tensorfile.check(path, file, tensor, EXTRAS.get(tensor, ""), layout(manifest).size(tensor))
+        return tensorfile.read(path, file, tensor)
+
+
+def slots(directory: Path, manifest: Manifest) -> list[str]:
+    """Names of the optimiser slots that were saved ("slot.sum" in the files is "sum" here)."""
+    with tensorfile.opened(directory / manifest["shards"][0]["file"]) as file:
+        return sorted(key[len(SLOT) :] for key in file.keys() if key.startswith(SLOT))  # noqa: SIM118
+
+
+def read_worker(directory: Path, manifest: Manifest, name: str) -> dict[str, Array]:
+    """The arrays that worker `name` saved; {} if it saved none. Raises DlctlError."""
+    for worker in manifest["workers"]:
+        if worker["name"] == name and worker["file"]:
+            path = directory / worker["file"]
+            with tensorfile.opened(path) as file:
+                return {key: tensorfile.read(path, file, key) for key in file.keys()}  # noqa: SIM118
+    return {}
+
+
+# ---------------------------------------------------------------- checking
+
+
+def verify(directory: Path, *, hashes: bool = True) -> list[str]:
+    """What is wrong with a checkpoint, a sentence each; [] if nothing. Hashes every file, and notes
+    what that finds (see `dlctl/runs/checkpoint_damage.py`).
+
+    Without `hashes` it is quick, and finds only what is missing, has another size, or is noted.
+    """
+    if not hashes:
+        return _problems(directory, hashes) or checkpoint_damage.noted(directory)
+    before = checkpoint_damage.stamp(directory)
+    problems = _problems(directory, hashes)
+    checkpoint_damage.note(directory, before, problems)
+    return problems
+
+
+def _problems(directory: Path, hashes: bool) -> list[str]:
+    try:
+        manifest = read_manifest(directory)
+    except DlctlError as error:
+        return [f"{error.where}: {error.message}"]
+    problems = _gaps(directory, manifest) + _part_problems(directory, manifest, hashes)
+    if hashes and not problems:
+        problems += _tensor_problems(directory, manifest)
+    return problems
+
+
+def _tensor_problems(directory: Path, manifest: Manifest) -> list[str]:
+    """Files are what was written; here, whether that is what somebody who goes on will look for."""
+    try:
+        tensors = ("w", *(SLOT + slot for slot in slots(directory, manifest)))
+        for shard in manifest["shards"]:
+            path = directory / shard["file"]
+            with tensorfile.opened(path) as file:
+                for tensor in tensors:
+                    tensorfile.check(path, file, tensor, VECTOR_DTYPE, shard["hi"] - shard["lo"])
+        for tensor in EXTRAS:
+            read_extra(directory, manifest, tensor)
+    except DlctlError as error:
+        return [f"{error.where}: {error.message}"]
+    return []
+
+
+def _gaps(directory: Path, manifest: Manifest) -> list[str]:
+    end = 0
+    for shard in manifest["shards"]:
+        if shard["lo"] != end:
+            return [f"{directory}: {shard['name']:.60} begins at {shard['lo']}, not at {end}"]
+        end = shard["hi"]
+    if end != manifest["size"]:
+        return [f"{directory}: the shards end at {end}, the model at {manifest['size']}"]
+    return []
+
+
+def _part_problems(directory: Path, manifest: Manifest, hashes: bool) -> list[str]:
+    problems = []
+    for part in (*manifest["shards"], *manifest["workers"]):
+        if part["file"]:
+            sha256 = part["sha256"] if hashes else None
+            problems += file_problems(directory / part["file"], part["nbytes"], sha256)
+    return problems
+
+
+def file_problems(
+    path: Path, nbytes: int, sha256: str | None, progress: Progress = no_progress
+) -> list[str]:
+    """What is wrong with one file, a sentence; [] if nothing. sha256: None to look at its size
+    only. progress: called all the time while it is read.
+    """
+    try:
+        size_bytes = path.lstat().st_size
+        if not path.is_file() or path.is_symlink():
+            return [f"{path}: not a plain file"]
+        if size_bytes != nbytes:
+            how = "cut off" if size_bytes < nbytes else "too long"
+            return [f"{path}: {how}: it has {size_bytes} bytes, and should have {nbytes}"]
+        if sha256 is not None:
+            with path.open("rb") as file:
+                if sha256_of(file, nbytes, progress) != sha256:
+                    return [f"{path}: its SHA-256 is not the one that it should have"]
+    except FileNotFoundError:
+        return [f"{path}: missing"]
+    except OSError as error:
+        return [f"{path}: {tensorfile.why(error, path)}"]
+    return []
+
+
+# ---------------------------------------------------------------- which ones there are
+
+
+def _candidates(run_directory: Path) -> list[Path]:
+    """Every directory that has the name of a checkpoint, complete or not, newest last."""
+    try:
+        entries = list((run_directory / FOLDER).iterdir())
+    except FileNotFoundError:
+        return []
+    real = [e for e in entries if _NAME.fullmatch(e.name) and e.is_dir() and not e.is_symlink()]
+    return sorted(real, key=number)
+
+
+def number(directory: Path) -> tuple[int, int]:
+    """(number, step) of a checkpoint directory, from its name: what "newer" means."""
+    step, number = directory.name.split("-")
+    return int(number), int(step)
+
+
+def of_run(run_directory: Path, path: str) -> Path:
+    """Where a checkpoint of this run is that had this path, perhaps before the run was moved."""
+    return run_directory / FOLDER / Path(path).name
+
+
+def highest_number(run_directory: Path) -> int:
+    """The number of the newest checkpoint on disk, complete or not; 0 if there is none."""
+    return max((number(directory)[0] for directory in _candidates(run_directory)), default=0)
+
+
+def finished(run_directory: Path) -> list[Path]:
+    """All checkpoints that were completed once, newest last, damaged ones included."""
+    return [found for found in _candidates(run_directory) if os.path.lexists(found / MANIFEST)]
+
+
+def complete(run_directory: Path) -> list[Path]:
+    """All checkpoints with a readable manifest, newest last. Their files are not looked at."""
+    found = []
+    for directory in finished(run_directory):
+        with suppress(DlctlError):
+            read_manifest(directory)
+            found.append(directory)
+    return found
+
+
+def newest_good(
+    run_directory: Path,
+    on_problem: Callable[[str], None] = _IGNORE,
+    ordered: Iterable[Path] | None = None,
+) -> tuple[Path, Manifest] | None:
+    """The newest checkpoint in which every byte is right; None if there is none.
+
+    A checkpoint that was meant to be complete and is not good is skipped; `on_problem` hears why.
+    `ordered`: as they are to be tried, see `dlctl/runs/preferred.py`.
+    """
+    for directory in ordered or reversed(finished(run_directory)):
+        problems = verify(directory)
+        if not problems:
+            return directory, read_manifest(directory)
+        for problem in problems:
+            on_problem(problem)
+    return None
+
+
+def prune(
+    run_directory: Path,
+    keep: int,
+    trusted: Path | None = None,
+    on_problem: Callable[[str], None] = _IGNORE,
+    counts: Callable[[int], bool] = _ALL,
+) -> list[Path]:
+    """Remove all but the newest `keep` complete checkpoints, and what older attempts left behind.
+
+    The newest good one stays in any case. `trusted` is a checkpoint that the caller has just
+    written and need not be hashed again to be called good. Those whose numbers do not count, as the
+    run has left them for an older one, take the place of none that does. A directory that cannot be
+    removed stays, too; `on_problem` hears why. Returns what was removed.
+    """
+    old = superfluous(run_directory, keep, trusted, counts)
+    return [directory for directory in old if remove(directory, on_problem)]
+
+
+def superfluous(
+    run_directory: Path,
+    keep: int,
+    trusted: Path | None = None,
+    counts: Callable[[int], bool] = _ALL,
+) -> list[Path]:
+    """What `prune` would remove. One that is being written is newer than all that are complete.
+
+    What the run has left was damaged then, but nobody has asked for its end: it stays for as long
+    as if it counted, so there are twice `keep` at the most.
+    """
+    good = newest_good(run_directory) if trusted is None else (trusted, None)
+    if good is None:
+        return []
+    readable = complete(run_directory)
+    counted = [directory for directory in readable if counts(number(directory)[0])]
+    kept = {good[0].name, *(path.name for path in (*readable[-keep:], *counted[-keep:]))}
+    return [
+        directory
+        for directory in _candidates(run_directory)
+        if directory.name not in kept and number(directory) < number(good[0])
+    ]
+
+
+def remove_incomplete(
+    run_directory: Path, before: int, on_problem: Callable[[str], None] = _IGNORE
+) -> list[Path]:
+    """Remove what attempts with a lower number than `before` left behind without a manifest.
+
+    On a full disk nothing else would make room for the next attempt. Returns what was removed.
+    """
+    left = set(_candidates(run_directory)) - set(finished(run_directory))
+    old = sorted((found for found in left if number(found)[0] < before), key=number)
+    return [directory for directory in old if remove(directory, on_problem)]
+
+
+def remove(directory: Path, on_problem: Callable[[str], None] = _IGNORE) -> bool:
+    """Remove one checkpoint; False if that cannot be, and `on_problem` hears why."""
+    try:
+        # Without its manifest a half removed checkpoint is taken for none at all.
+        (directory / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(directory)
+    except OSError as error:
+        on_problem(f"{directory}: cannot remove this checkpoint: {error.strerror}")
+        return False
+    return True

@@ -1,0 +1,216 @@
+"""Where the servers of a run keep their shards, and what is left of them when they are gone.
+
+    /dev/shm/dlctl-<uid>/<run id>/shard-<k>.state     durability = "process", if there is room
+    <run directory>/state/shard-<k>.state             otherwise
+    <run directory>/state/shard-<k>.base-<number>     durability = "disk": everything at one moment,
+    <run directory>/state/shard-<k>.journal-<number>  and every commit since
+    <run directory>/state/shard-<k>.lock
+
+`servers.state_dir` takes the place of the first directory and of `<run directory>/state`; the run
+id comes behind it. Servers write these files (`daemons/server/`) and remove them when their run is
+over; here they are looked at, and what a server could not remove any more is removed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import re
+import stat
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dlctl.config import Servers
+from dlctl.errors import DlctlError
+from dlctl.messages import Json
+from dlctl.util.processes import boot_id as boot_id
+from dlctl.shards import image, records
+from dlctl.shards.base import Unusable
+
+READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_NAME = re.compile(r"shard-(\d+)\.(state|base-\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What one server has left, or is still at work on."""
+
+    shard: int
+    path: Path
+    in_use: bool
+    """A living server has it open; what is said of it is of a moment ago."""
+    problem: str
+    """Why nothing can go on from it; "" if that can be."""
+    initialised: bool = False
+    version: int = 0
+    deliveries: list[list[int]] = field(default_factory=list)
+    """[[slot, epoch, next number, ...], ...]: what of each worker's pushes is in it."""
+
+
+def shared_memory() -> Path:
+    """The directory of this user in shared memory."""
+    return Path(f"/dev/shm/dlctl-{os.getuid()}")
+
+
+def places(run_directory: Path, servers: Servers) -> list[Path]:
+    """The directories in which this run's states may be, the preferred one first."""
+    if servers.state_dir:
+        return [Path(servers.state_dir) / run_directory.name]
+    if servers.durability == "disk":
+        return [run_directory / "state"]
+    ours = [shared_memory() / run_directory.name] if _may_be_ours(shared_memory()) else []
+    return [*ours, run_directory / "state"]
+
+
+def _may_be_ours(directory: Path) -> bool:
+    """Whether there is none, or it is ours: in shared memory anybody may make one of this name."""
+    try:
+        info = directory.lstat()
+    except OSError:
+        return True
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid()
+
+
+def kept(run_directory: Path, servers: Servers) -> list[Kept]:
+    """All states that the servers of a run have left, by shard, each checked as far as it can be.
+
+    Damage is found in all but the vectors of a server that was killed, which carry no checksum:
+    see `shards/image.py`. Nothing is changed, and no lock is kept.
+    """
+    found: dict[int, Kept] = {}
+    for directory in reversed(places(run_directory, servers)):
+        for path in sorted(directory.glob("shard-*")) if directory.is_dir() else []:
+            match = _NAME.fullmatch(path.name)
+            # One that was never made hides no other, neither here nor from a server.
+            if match and not (int(match[1]) in found and _is_empty(path)):
+                look = _mapped if match[2] == "state" else _logged
+                found[int(match[1])] = look(run_directory.name, int(match[1]), path)
+    return [found[shard] for shard in sorted(found)]
+
+
+def _is_empty(path: Path) -> bool:
+    try:
+        return path.suffix == ".state" and not path.lstat().st_size
+    except OSError:
+        return True
+
+
+def bytes_held(run_directory: Path, servers: Servers) -> int:
+    """What the states of a run take of memory or disk, in bytes."""
+    held = 0
+    for place in places(run_directory, servers):
+        for path in place.glob("shard-*"):
+            with suppress(FileNotFoundError):  # A server has just replaced it.
+                held += path.lstat().st_size
+    return held
+
+
+def remove(run_directory: Path, servers: Servers) -> list[Path]:
+    """Remove what servers that died before the end of their run have left; returns what it was.
+
+    What a living server has open stays, and so does what cannot be removed.
+    """
+    removed = []
+    for directory in places(run_directory, servers):
+        for path in sorted(directory.glob("shard-*")) if directory.is_dir() else []:
+            shard = path.name.removeprefix("shard-").partition(".")[0]
+            lock = path if path.suffix == ".state" else path.with_name(f"shard-{shard}.lock")
+            with suppress(OSError):
+                if not _is_held(lock):
+                    path.unlink()
+                    removed.append(path)
+        with suppress(OSError):
+            directory.rmdir()
+    return removed
+
+
+def _mapped(run_id: str, shard: int, path: Path) -> Kept:
+    in_use = False
+    try:
+        descriptor = os.open(path, READ_ONLY)
+        try:
+            in_use = _is_locked(descriptor)
+            state = _read_image(descriptor, run_id, shard, in_use)
+        finally:
+            os.close(descriptor)
+    except (OSError, DlctlError) as error:
+        return Kept(shard, path, in_use, _words(error))
+    return _kept(shard, path, in_use, state)
+
+
+def _read_image(descriptor: int, run_id: str, shard: int, in_use: bool) -> Json:
+    """Raises Unusable. in_use: a server has it, and may write to it while we read."""
+    size_bytes = os.fstat(descriptor).st_size
+    if not size_bytes:
+        raise Unusable("it is empty")
+    buffer = mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_READ)
+    form = image.read_header(buffer)
+    if (form.run_id, form.shard) != (run_id, shard):
+        raise Unusable(f"it is of shard {form.shard} of run {form.run_id}")
+    if form.boot_id != boot_id():
+        raise Unusable("it is of before a reboot: not all of it may have come to the disk")
+    if in_use:
+        seen: Json = image.commit_of_living(buffer, form).body["state"]
+        return seen
+    newest = image.newest_commit(buffer, form)
+    if not list(form.undo(buffer).pending(newest.number + 1, form.size)):
+        image.check_seal(buffer, form, newest)
+    state: Json = newest.body["state"]
+    return state
+
+
+def _logged(run_id: str, shard: int, path: Path) -> Kept:
+    """Of several bases the last one by name is the newest."""
+    in_use = False
+    journal = path.with_name(path.name.replace(".base-", ".journal-"))
+    try:
+        in_use = _is_held(path.with_name(f"shard-{shard}.lock"))
+        base = records.read(path.read_bytes())
+        if base is None:
+            raise Unusable("it is damaged")
+        body = base[0].body
+        if (body.get("run_id"), body.get("shard")) != (run_id, shard):
+            raise Unusable(f"it is of shard {body.get('shard')} of run {body.get('run_id')}")
+        since, _ = records.read_all(journal.read_bytes()) if journal.exists() else ([], 0)
+        if not path.exists():  # Its journal may be gone, too: the newest state is elsewhere.
+            raise Unusable("a server is writing it")
+        state = (since[-1].body if since else body).get("state")
+        if type(state) is not dict or type(state.get("meta", {})) is not dict:
+            raise Unusable("it has no state")
+    except (OSError, DlctlError) as error:
+        return Kept(shard, path, in_use, _words(error))
+    return _kept(shard, path, in_use, state)
+
+
+def _kept(shard: int, path: Path, in_use: bool, state: Json) -> Kept:
+    meta = state.get("meta", {})
+    return Kept(
+        shard, path, in_use, "" if meta.get("initialised") else "it has no values yet",
+        bool(meta.get("initialised")), state.get("version", 0), meta.get("deliveries", []),
+    )  # fmt: skip
+
+
+def _words(error: OSError | DlctlError) -> str:
+    return error.message if isinstance(error, DlctlError) else str(error.strerror)
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, READ_ONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        return _is_locked(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Whether a server has this file open; the lock that is tried goes with the descriptor."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False

@@ -1,0 +1,159 @@
+"""The manifest of a checkpoint: what must stand in `manifest.json`, checked field by field.
+
+It may come from another machine or another year, and the sizes and names in it decide what is read
+and where; so every value must have exactly the type that it should, and no file name leads out of
+the directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from typing import Any
+
+from dlctl.errors import DlctlError
+from dlctl.flat import Layout, check_rows
+from dlctl.util.json_depth import is_deep
+from dlctl.util.text import is_poisoned
+
+MANIFEST = "manifest.json"
+NUMBER_MAX = 2**63 - 1
+LEVELS_MAX = 64
+"""Of lists and objects within each other; what is read must also be written and shown."""
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+SCHEMA = "dlctl.checkpoint/1"
+FAILURE = "failure"
+"""Only of what was saved because its run had failed: why it had."""
+Manifest = dict[str, Any]
+
+_SECTION = (str, dict)
+"""A name, or that whole section of the job."""
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "schema": (str,),
+    "run_id": (str,),
+    "job": _SECTION,
+    "number": (int,),
+    "step": (int,),
+    "samples": (int,),
+    "at": (float, int),
+    "layout": (list,),
+    "size": (int,),
+    "algorithm": _SECTION,
+    "optimizer": _SECTION,
+    "shards": (list,),
+    "workers": (list,),
+    "data": (dict,),
+    "evaluation": (dict, type(None)),
+}
+_PART: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "file": (str,),
+    "sha256": (str,),
+    "nbytes": (int,),
+    "state": (dict,),
+}
+_SHARD = {**_PART, "lo": (int,), "hi": (int,)}
+
+
+def parse(data: bytes, where: str) -> Manifest:
+    """The manifest that these bytes are. Raises DlctlError naming `where`."""
+    try:
+        manifest = json.loads(data)
+        if is_deep(manifest, LEVELS_MAX):
+            raise ValueError(f"it is nested more than {LEVELS_MAX} levels deep")
+        check(manifest)
+        if manifest.pop("digest", "") != _digest(manifest):
+            raise ValueError("its digest is not that of its content")
+    except (ValueError, RecursionError) as error:
+        raise DlctlError(
+            f"this is not the manifest of a checkpoint: {error}", where=where
+        ) from error
+    return manifest  # type: ignore[no-any-return]
+
+
+def serialise(manifest: Manifest, where: str) -> bytes:
+    """What `parse` reads back. Raises DlctlError for a manifest that it would refuse."""
+    data = json.dumps({**manifest, "digest": _digest(manifest)}, indent=1).encode()
+    parse(data, where)
+    return data
+
+
+def _digest(manifest: Manifest) -> str:
+    """SHA-256 of everything else in it: a flipped bit must not lead to wrong files or steps."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def has_updates(manifest: Manifest) -> bool:
+    """Whether it holds more than what the model began with."""
+    versions = [part["state"].get("version") for part in manifest["shards"]]
+    return manifest["step"] > 0 or versions != [0] * len(versions)
+
+
+def is_doubtful(manifest: Manifest) -> bool:
+    """Whether its model may be ruined: nobody could use what was computed from it any more."""
+    return is_poisoned(str(manifest.get(FAILURE, "")))
+
+
+def layout(manifest: Manifest) -> Layout:
+    """The model's layout, as every replica built it."""
+    return Layout.from_rows(manifest["layout"])
+
+
+def check(manifest: Any) -> None:
+    """Raises ValueError saying which field is wrong and how."""
+    if type(manifest) is not dict or manifest.get("schema") != SCHEMA:
+        found = manifest.get("schema") if type(manifest) is dict else type(manifest).__name__
+        raise ValueError(f'its schema is {found!r:.60}, not "{SCHEMA}"')
+    _check_fields(manifest, _FIELDS, "")
+    _check_fields(manifest, dict.fromkeys(manifest.keys() & {FAILURE}, (str,)), "")
+    check_rows(manifest["layout"])
+    for index, shard in enumerate(manifest["shards"]):
+        _check_part(shard, _SHARD, f"shards[{index}]")
+        if not shard["lo"] <= shard["hi"] <= manifest["size"] or not shard["file"]:
+            raise ValueError(f"shards[{index}] is no part of [0, {manifest['size']})")
+    for index, worker in enumerate(manifest["workers"]):
+        _check_part(worker, _PART, f"workers[{index}]")
+    _check_whole(manifest)
+
+
+def _check_whole(manifest: Manifest) -> None:
+    """What holds between fields."""
+    files = [part["file"] for part in (*manifest["shards"], *manifest["workers"]) if part["file"]]
+    if not manifest["shards"] or len(set(files)) != len(files):
+        raise ValueError("it has no shards, or names one file twice")
+    if layout(manifest).size() != manifest["size"]:
+        raise ValueError(f"size is {manifest['size']}, the layout has {layout(manifest).size()}")
+    portions = manifest["data"].get("portions")
+    if type(portions) is not list or not all(_is_naturals(p) and len(p) == 2 for p in portions):
+        raise ValueError("data.portions is not a list of [data epoch, portion]")
+
+
+def _check_fields(value: Any, fields: dict[str, tuple[type, ...]], where: str) -> None:
+    if type(value) is not dict:
+        raise ValueError(f"{where} is not an object")
+    for key, kinds in fields.items():
+        name = f"{where}.{key}" if where else key
+        if key not in value:
+            raise ValueError(f"{name} is missing")
+        if type(value[key]) not in kinds:
+            raise ValueError(f"{name} is {value[key]!r:.60}")
+        if type(value[key]) is int and not 0 <= value[key] <= NUMBER_MAX:
+            raise ValueError(f"{name} is negative or too large")
+        if type(value[key]) is float and not math.isfinite(value[key]):
+            raise ValueError(f"{name} is {value[key]}")
+
+
+def _check_part(part: Any, fields: dict[str, tuple[type, ...]], where: str) -> None:
+    """A file of the checkpoint. A worker that saved no arrays has the file name ""."""
+    _check_fields(part, fields, where)
+    name = part["file"]
+    if name and (not _FILE_NAME.fullmatch(name) or name == MANIFEST):
+        raise ValueError(f"{where}.file is {name!r:.60}: not a plain file name")
+    if name and (len(part["sha256"]) != 64 or set(part["sha256"]) - set("0123456789abcdef")):
+        raise ValueError(f"{where}.sha256 is not 64 hexadecimal digits")
+
+
+def _is_naturals(value: Any) -> bool:
+    return type(value) is list and all(type(n) is int and n >= 0 for n in value)

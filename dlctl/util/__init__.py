@@ -1,0 +1,1 @@
+"""Helpers that belong to no layer."""
