@@ -26,8 +26,7 @@ class Entry:
     """What to know before it is used; a sentence without its end."""
 
     def load(self) -> Any:
-        module, _, attribute = self.target.partition(":")
-        return getattr(import_module(module), attribute)
+        return attribute(self.target)
 
 
 BUILT_IN: dict[str, dict[str, Entry]] = {
@@ -83,6 +82,12 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         "slurm": Entry("dlctl.launch.slurm:SlurmLauncher", "agents on the nodes of a Slurm job"),
     },
 }
+
+
+def attribute(target: str) -> Any:
+    """What "module:attribute" names. Raises ImportError or AttributeError."""
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)
 
 
 def names(kind: str) -> list[str]:

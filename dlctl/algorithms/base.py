@@ -115,6 +115,15 @@ class Site:
     members: frozenset[int]
 
 
+class Automatic(NamedTuple):
+    """An option that is a number of steps or "auto", and what bounds it then."""
+
+    key: str
+    steps_max: int
+    share_max: float
+    """The part of its time that a replica may stand still for pushes and fetches."""
+
+
 Start = Literal["new", "joins", "restored"]
 """new: the run begins. joins: it is under way. restored: the state of before a stop comes next."""
 Needs = Generator[Need, Any, None]
@@ -142,6 +151,10 @@ class ReplicaSide(ABC):
         """Steps of an option that is a number of them or "auto", as they are in force now."""
         steps: int | str = getattr(self.options, key)
         return steps if isinstance(steps, int) else self.intervals.get(key, 1)
+
+    def automatic(self) -> Mapping[str, Automatic]:
+        """The intervals of pushes and fetches that may be "auto"."""
+        return {}
 
     def changes_parameters(self) -> bool:
         """Whether `run` may write to `parameters` between two reads. A copy is kept then of what
@@ -357,9 +370,8 @@ class Method:
     """Of the table of parameters; other tables follow their rules. None: there are no servers."""
     lead: type[Lead] = Lead
     live: tuple[str, ...] = ()
-    """Options that may change while the run goes on. `push_every_steps` and `fetch_every_steps`
-    may become "auto" then: a method with these asks `ReplicaSide.interval`, and its options have
-    `comm_share_max` and `auto_steps_max`, too."""
+    """Options that may change while the run goes on. Those of `ReplicaSide.automatic` may become
+    "auto" then."""
     optimizer: Choice = field(default_factory=partial(Choice, name="sgd"))
     """The servers' one, for a job file that names none."""
     check: Callable[[JobFile], list[Fault]] = lambda job: []

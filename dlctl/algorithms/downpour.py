@@ -41,6 +41,7 @@ one worker with n_fetch = n_push = 1 is then exactly the servers' optimiser on o
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -48,6 +49,7 @@ from annotated_types import Ge, Gt, Lt
 
 from dlctl import messages
 from dlctl.algorithms.base import (
+    Automatic,
     Lead,
     Method,
     Needs,
@@ -94,6 +96,13 @@ class Replica(ReplicaSide):
     """
 
     options: Options
+
+    def automatic(self) -> Mapping[str, Automatic]:
+        bounds = self.options.auto_steps_max, self.options.comm_share_max
+        return {
+            "push": Automatic("push_every_steps", *bounds),
+            "fetch": Automatic("fetch_every_steps", *bounds),
+        }
 
     def changes_parameters(self) -> bool:
         return self.options.local_lr > 0

@@ -119,7 +119,7 @@ def _resolve(
         entry = registry.load(kind, name)
     except (ImportError, AttributeError) as error:
         return None, [Fault(at, f"cannot be loaded: {error}")]
-    if getattr(entry, "simulated_only", False) and not simulated:
+    if getattr(getattr(entry, "shape", None), "simulated_only", False) and not simulated:
         return None, [Fault(at, "runs only in the simulator, not in real runs, so far")]
     given = {key: value for key, value in table.items() if key != "name"}
     options, faults = schema.validate(entry.Options, given, at=(section,), also=("name",))
@@ -164,7 +164,7 @@ def _check_exact_pushes(resolved: Mapping[str, Choice]) -> list[Fault]:
     algorithm, compression = resolved.get("algorithm"), resolved.get("compression")
     if algorithm is None or compression is None:
         return []
-    if not registry.load("algorithms", algorithm.name).exact_pushes:
+    if not registry.load("algorithms", algorithm.name).shape.exact:
         return []
     message = f"{algorithm.name} needs every push as it was computed"
     suggestion = 'use "none" with values = "float32"'
@@ -180,7 +180,7 @@ def _check_exact_fetches(resolved: Mapping[str, Choice], document: dict[str, Any
     algorithm, path = resolved.get("algorithm"), ("servers", "fetch_values")
     if algorithm is None or get(document, path) not in ("float16", "bfloat16"):
         return []
-    if not registry.load("algorithms", algorithm.name).exact_pushes:
+    if not registry.load("algorithms", algorithm.name).shape.exact:
         return []
     return [Fault(path, f"{algorithm.name} needs the parameters as they are", "remove it")]
 

@@ -283,15 +283,16 @@ class World:
     def _worker(self, process: Process, birth: Birth) -> Machine:
         job = self.job
         FilesDriver(process, self.store, self.disk, self.host_disks)
+        method = registry.load("algorithms", job.algorithm.name)
         ComputeDriver(
             process, self.problem, job.workers.batch_size, job.job.seed, self.compute,
-            self._compute_rng,
+            self._compute_rng, method.shape.twin,
         )  # fmt: skip
         compressor = registry.load("compressors", job.compression.name)
         return Worker(
             birth,
             job,
-            registry.load("algorithms", job.algorithm.name),
+            method,
             compressor(compressor.Options(**job.compression.options)),
         )
 

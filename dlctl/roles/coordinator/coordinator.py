@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from dlctl import messages as m
 from dlctl import placement
-from dlctl.algorithms.base import Algorithm
+from dlctl.algorithms.base import Method
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError, NotPermitted, RemoteProtocolError
 from dlctl.machine import (
@@ -67,7 +67,7 @@ from dlctl.roles.protocol.travelling import BytesRead, FileSealed, MirrorFailed,
 
 class Coordinator:
     def __init__(
-        self, run_id: str, job: JobFile, keyring: Keyring, algorithm: Algorithm, past: Past
+        self, run_id: str, job: JobFile, keyring: Keyring, algorithm: Method, past: Past
     ) -> None:
         self.job = job
         self.algorithm = algorithm
@@ -79,7 +79,7 @@ class Coordinator:
         self.members = Membership(self.agents, placement.place(job), past.incarnations, takers)
         self.authz = Authz(self.context)
         self.arrivals = Registration(self.context, self.members, run_id, job, keyring, past)
-        side = algorithm.coordinator(algorithm.Options(**job.algorithm.options))
+        side = algorithm.lead(algorithm.Options(**job.algorithm.options))
         self.work = Scheduler(self.context, self.members, job, side)
         self.changes = SettingChanges(self.context, self.members, job.optimizer.options)
         self.evaluations = Evaluations(self.context, self.members, lambda: self.work.steps)
@@ -201,7 +201,7 @@ class Coordinator:
 
     def keeps_shards(self) -> bool:
         """Whether the next process of a shard can go on where the one before was."""
-        return self.job.servers.durability != "none" and self.algorithm.survives_server
+        return self.job.servers.durability != "none" and "server" in self.algorithm.shape.survives
 
     def _advance(self, now: float) -> None:
         """What follows from the state as it is now."""
