@@ -40,6 +40,7 @@ from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.worker.basis import Basis
 from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.shard_client import ShardClient
+from dlctl.roles.worker.services.reading import Reading
 from dlctl.roles.worker.training import Training
 from dlctl.roles.worker.worker import Worker
 from dlctl.shards.ahead import Ahead
@@ -262,6 +263,7 @@ def a_round_further_ahead(patch: Patch) -> None:
             value = yield request
 
     patch.setattr(Replica, "run", run)
+    patch.setattr(Reading, "_serves", lambda self, need: True)
 
 
 @mutant("a round that the end of the data cuts short is not pushed", "AcksChecker", "LedgerChecker",

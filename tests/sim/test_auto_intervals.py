@@ -268,7 +268,7 @@ def test_with_numbers_a_run_ends_with_the_same_weights_to_the_last_bit(
 
 
 LOAD = Entry.load
-LOADED = {"dlctl.algorithms.downpour:DOWNPOUR": replace(DOWNPOUR, worker=AsBefore)}
+LOADED = {"dlctl.algorithms.downpour:DOWNPOUR": replace(DOWNPOUR, replica=AsBefore)}
 
 
 def test_automatic_pushes_hold_all_that_was_accrued_since_the_last_one() -> None:
