@@ -734,7 +734,7 @@ def nothing_noted_nothing_saved(patch: Patch) -> None:
     honest = Coordinator._save_last
 
     def save_last(self, now):
-        if self.work.steps:
+        if self.scheduler.steps:
             honest(self, now)
 
     patch.setattr(Coordinator, "_save_last", save_last)
