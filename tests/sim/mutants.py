@@ -39,8 +39,8 @@ from dlctl.roles.server.server import Server
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.worker.basis import Basis
 from dlctl.roles.worker.joining import Joining
-from dlctl.roles.worker.shard_client import ShardClient
 from dlctl.roles.worker.services.reading import Reading
+from dlctl.roles.worker.shard_client import ShardClient
 from dlctl.roles.worker.training import Training
 from dlctl.roles.worker.worker import Worker
 from dlctl.shards.ahead import Ahead
@@ -728,7 +728,7 @@ def nothing_noted_nothing_saved(patch: Patch) -> None:
     honest = Coordinator._save_last
 
     def save_last(self, now):
-        if self.work.steps:
+        if self.scheduler.steps:
             honest(self, now)
 
     patch.setattr(Coordinator, "_save_last", save_last)

@@ -356,7 +356,8 @@ def test_nobody_waits_for_ever_for_the_lines_of_a_host_that_is_cut_off():
         simulation.world.cut_off("agent-3")
 
     def is_at_its_end(process, message) -> bool:
-        return process.machine.ending is not None and process.machine.ending.step == "collecting"
+        end = process.machine.run.shutdown
+        return end is not None and end.step == "collecting"
 
     cutting = Once(COORDINATOR, m.ReadFile, cut, when=is_at_its_end)
     simulation = on_hosts(watchers=(cutting,), checked=False)

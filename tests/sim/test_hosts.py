@@ -59,8 +59,8 @@ def test_every_host_has_an_agent_that_starts_what_is_placed_there():
 def spread(simulation: Simulation) -> list[int]:
     """How many workers the agents have, agent-0 first."""
     members = simulation.world.machine(COORDINATOR).members
-    workers = [worker.agent for worker in members.of("worker")]
-    return [workers.count(agent.name) for agent in members.of("agent")]
+    workers = [worker.agent for worker in members.of_role("worker")]
+    return [workers.count(agent.name) for agent in members.of_role("agent")]
 
 
 @pytest.mark.parametrize("coordinator_dies", [False, True])

@@ -83,7 +83,9 @@ def test_a_server_that_gives_up_is_quoted_as_the_reason(seconds: float, reason: 
         coordinator = simulation.world.process("coordinator").machine
         server = coordinator.members.daemons["server-0"]
         now = simulation.world.timeline.now
-        coordinator.losses.on_exit(ProcessEnded("server-0", server.incarnation, 1, words), now)
+        coordinator.failure_detector.on_exit(
+            ProcessEnded("server-0", server.incarnation, 1, words), now
+        )
 
     simulation.at(seconds, give_up)
     outcome = simulation.run()

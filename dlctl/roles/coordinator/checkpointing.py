@@ -217,8 +217,8 @@ class Checkpointing:
             self._end(event.error, now)
             return
         current.directory, current.heard_at = event.directory, now
-        asked = self.members.of("server") + [
-            d for d in self.members.of("worker")
+        asked = self.members.of_role("server") + [
+            d for d in self.members.of_role("worker")
             if d.alive and d.asked_for_data and not d.out_of_touch
         ]  # fmt: skip
         current.missing = {d.name for d in asked}
@@ -369,7 +369,7 @@ class Checkpointing:
 
     def _saved(self, role: str) -> list[m.Saved]:
         assert self._current is not None
-        found = (self._current.saved.get(d.name) for d in self.members.of(role))
+        found = (self._current.saved.get(d.name) for d in self.members.of_role(role))
         return [saved for saved in found if saved is not None]
 
     def _end(self, error: str, now: float) -> None:

@@ -18,13 +18,16 @@ Look = Callable[[Request, float], Json]
 
 
 class Clients:
-    def __init__(self, context: Context, verbs: dict[str, Verb], looks: dict[str, Look]) -> None:
-        """`looks`: what is answered at once, and forgotten: nobody's answers make room for it."""
+    def __init__(self, context: Context) -> None:
         self.context = context
-        self.verbs = verbs
-        self.looks = looks
+        self.verbs: dict[str, Verb] = {}
+        self.looks: dict[str, Look] = {}
         self._peers: OrderedDict[int, Peer] = OrderedDict()
         self._answers: dict[int, Reply] = {}
+
+    def serve(self, verbs: dict[str, Verb], looks: dict[str, Look]) -> None:
+        """`looks`: what is answered at once, and forgotten: nobody's answers make room for it."""
+        self.verbs, self.looks = verbs, looks
 
     def on_request(self, peer: Peer, request: Request, now: float) -> None:
         """Do what is asked, once; a repeated request gets the answer as it stands."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dlctl import messages as m
 from dlctl.config import JobFile
+from dlctl.flat import Layout
 from dlctl.messages import Json
 from dlctl.runs.manifest import FAILURE
-
-if TYPE_CHECKING:
-    from dlctl.roles.coordinator.coordinator import Coordinator
 
 FAILURE_CHARS = 500
 
@@ -21,23 +17,24 @@ def leaves_residuals(job: JobFile) -> bool:
     return choice.name != "none" or choice.options.get("values", "float32") != "float32"
 
 
-def manifest_of(coordinator: Coordinator) -> Json:
-    """What a checkpoint that begins now says of its run."""
-    of, layout = coordinator, coordinator.arrivals.layout
-    assert layout is not None
-    end = of.ending
-    failure = {FAILURE: end.reason[:FAILURE_CHARS]} if end and end.state == "failed" else {}
+def manifest_of(
+    run_id: str, job: JobFile, layout: Layout, data: Json, evaluation: Json | None, failure: str
+) -> Json:
+    """What a checkpoint that begins now says of its run.
+
+    `data`: how far it is (`Scheduler.to_json`). `failure`: why the run has failed, or "".
+    """
     return {
-        "run_id": of.arrivals.run_id,
-        "job": of.job.job.name,
-        "samples": of.work.samples,
+        "run_id": run_id,
+        "job": job.job.name,
+        "samples": data["samples"],
         "layout": layout.to_rows(),
         "size": layout.size(),
-        "algorithm": of.job.algorithm.name,
-        "optimizer": of.job.optimizer.name,
-        "data": of.work.to_json(),
-        "evaluation": of.evaluations.newest,
-        **failure,
+        "algorithm": job.algorithm.name,
+        "optimizer": job.optimizer.name,
+        "data": data,
+        "evaluation": evaluation,
+        **({FAILURE: failure[:FAILURE_CHARS]} if failure else {}),
     }
 
 

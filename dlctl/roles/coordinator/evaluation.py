@@ -61,7 +61,7 @@ class Evaluations:
             self._ask(asked, now)
 
     def _able(self) -> list[Daemon]:
-        return [d for d in self.members.of("worker") if _can_evaluate(d)]
+        return [d for d in self.members.of_role("worker") if _can_evaluate(d)]
 
     def pass_over(self) -> None:
         """Wait no longer for a worker that hangs in its batch, if another one is well."""

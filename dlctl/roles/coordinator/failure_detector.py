@@ -8,22 +8,25 @@ checkpoint. An agent adopts the daemons that live on its host.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
 from dlctl.messages import Json
+from dlctl.roles.coordinator.checkpointing import Checkpointing
+from dlctl.roles.coordinator.control import Control
+from dlctl.roles.coordinator.evaluation import Evaluations
+from dlctl.roles.coordinator.host_failures import HostFailures
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import KillAgent
+from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.scaling import Scaling
+from dlctl.roles.coordinator.scheduler import Scheduler
+from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED
 from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import NO_ROOM
-from dlctl.util.text import ENDED_BY_ITSELF, NO_WORKER, plural
-
-if TYPE_CHECKING:
-    from dlctl.roles.coordinator.coordinator import Coordinator
+from dlctl.util.text import ENDED_BY_ITSELF, plural
 
 DEATHS_MAX = 20
 """Of a server or an agent in a row, each soon after its start: no restart mends that."""
@@ -54,11 +57,28 @@ def in_full(last_exit: Json) -> str:
 
 
 class FailureDetector:
-    def __init__(self, coordinator: Coordinator) -> None:
-        self.of = coordinator
-        self.context = coordinator.context
-        self.members = coordinator.members
-        self.limit_s = coordinator.job.timeouts.silent_s
+    def __init__(
+        self,
+        run: RunState,
+        control: Control,
+        scheduler: Scheduler,
+        settings: SettingChanges,
+        evaluations: Evaluations,
+        checkpointing: Checkpointing,
+        scaling: Scaling,
+        host_failures: HostFailures,
+    ) -> None:
+        self.run = run
+        self.control = control
+        self.context = run.context
+        self.members = run.members
+        self.scheduler = scheduler
+        self.settings = settings
+        self.evaluations = evaluations
+        self.checkpointing = checkpointing
+        self.scaling = scaling
+        self.host_failures = host_failures
+        self.limit_s = run.job.timeouts.silent_s
         self.slow_s = min(SLOW_S_MAX, self.limit_s / 2)
         self._looked_at = 0.0
         self._was_cut_off = False
@@ -84,10 +104,10 @@ class FailureDetector:
         for daemon in self.members.daemons.values():
             self._watch(daemon, now, is_cut_off)
             self._watch_start(daemon, now, is_held_up)
-        if self.of.evaluations.overdue(now):
-            name = self.of.evaluations.worker
+        if self.evaluations.overdue(now):
+            name = self.evaluations.worker
             self._kill(self.members.daemons[name], "its evaluation does not end")
-            self.of.evaluations.gone(name)
+            self.evaluations.gone(name)
 
     def _is_cut_off(self, now: float) -> bool:
         """Whether nobody at all can be heard: then it is the network, or we ourselves, that fails.
@@ -105,14 +125,14 @@ class FailureDetector:
         """
         if daemon.registered and is_held_up:
             daemon.held_up_at = now
-        ready_s, begun = self.of.job.timeouts.ready_s, daemon.started_at
+        ready_s, begun = self.run.job.timeouts.ready_s, daemon.started_at
         late = begun is not None and now - max(begun, daemon.held_up_at) > ready_s
-        if late and daemon.state == "starting" and self.of.work.released_at is not None:
+        if late and daemon.state == "starting" and self.scheduler.released_at is not None:
             daemon.started_at = now
             self._kill(daemon, f"not at work after {ready_s:.0f} s ({daemon.phase})")
 
     def _is_without_room(self) -> bool:
-        return any(server.phase == NO_ROOM for server in self.members.of("server"))
+        return any(server.phase == NO_ROOM for server in self.members.of_role("server"))
 
     def _kill(self, daemon: Daemon, why: str) -> None:
         daemon.killed_for = f"killed: {why}"
@@ -125,12 +145,12 @@ class FailureDetector:
     def _watch(self, daemon: Daemon, now: float, is_cut_off: bool) -> None:
         """A daemon that does not say a word is first slow, then killed: its exit does the rest."""
         silent_s = now - daemon.heard_at
-        daemon.out_of_touch = daemon.role == "agent" and self.of.hosts.is_away(daemon)
+        daemon.out_of_touch = daemon.role == "agent" and self.host_failures.is_away(daemon)
         if daemon.state == "running" and silent_s > self.slow_s:
             daemon.state = "slow"
         if not daemon.alive or not daemon.registered or silent_s <= self.limit_s or is_cut_off:
             return
-        if self.of.hosts.is_away(daemon):
+        if self.host_failures.is_away(daemon):
             self._do_without(daemon, now)
             return
         if self.members.agent_of(daemon).killed_for:
@@ -142,8 +162,8 @@ class FailureDetector:
         """Nobody is there to kill it, and it may live; but what can go on without it does."""
         daemon.out_of_touch = True
         if daemon.role == "worker":
-            self.of.checkpointing.on_host_gone([daemon.name], now)
-            self.of.evaluations.gone(daemon.name)
+            self.checkpointing.on_host_gone([daemon.name], now)
+            self.evaluations.gone(daemon.name)
 
     def compare(self, agent: Daemon, children: object, now: float) -> None:
         """What an agent says that lives on its host, against what we believe.
@@ -209,7 +229,7 @@ class FailureDetector:
         )
 
     def _is_an_agent(self, peer: Peer) -> bool:
-        return any(agent.peer == peer for agent in self.members.of("agent"))
+        return any(agent.peer == peer for agent in self.members.of_role("agent"))
 
     def on_exit(self, end: ProcessEnded, now: float) -> None:
         name = end.name
@@ -219,7 +239,7 @@ class FailureDetector:
         # One that we sent SIGTERM, because it had not registered yet, has done what it was told.
         asked = end.status in (0, STATUS_UNKNOWN)
         asked |= end.status == -15 and ("kill", name) in self.context.retries
-        planned = self.of.ending is not None and asked
+        planned = self.run.shutdown is not None and asked
         said = last_error(end.status, end.last_lines)
         daemon.ended(end.status, end.last_lines, now, end.cause, said)
         if planned:
@@ -229,12 +249,12 @@ class FailureDetector:
         text = f"{name} ended: {in_full(daemon.last_exit)}"
         kind = "stop" if planned else "exit"
         last_lines = [] if planned else list(end.last_lines[-5:])
-        if daemon.role != "agent" or not self.of.hosts.is_away(daemon):
+        if daemon.role != "agent" or not self.host_failures.is_away(daemon):
             self.context.event(kind, name, text, last_lines=last_lines, incarnation=end.incarnation)
-        self.of.overview.due_at = now
-        self.of.checkpointing.on_gone(name, now)
-        self.of.evaluations.gone(name)
-        if self.of.scaling.on_exit(daemon, now):
+        self.run.status_due_at = now
+        self.checkpointing.on_gone(name, now)
+        self.evaluations.gone(name)
+        if self.scaling.on_exit(daemon, now):
             return
         if daemon.role == "worker":
             self.lose_worker(daemon, end.status, end.last_lines, now)
@@ -245,22 +265,22 @@ class FailureDetector:
 
     def _drop_questions(self, name: str) -> None:
         """What only this process could have answered."""
-        servers = range(len(self.members.of("server")))
+        servers = range(len(self.members.of_role("server")))
         asked = ("spawn", "assign", "guests", "shutdown", "kill", "drain")
         keys = [(what, name) for what in asked]
         for key in [*keys, *(("moved", shard, name) for shard in servers)]:
             self.context.retries.drop(key)
-        self.of.changes.gone(name)
+        self.settings.gone(name)
 
     def _lose_server(self, server: Daemon, end: ProcessEnded, now: float) -> None:
-        if self.of.ending is not None and not self.of.ending.needs_servers():
+        if self.run.shutdown is not None and not self.run.shutdown.needs_servers():
             return
         if self._has_state(server) and server.deaths_in_row <= DEATHS_MAX:
             server.back_off(now)
             text = f"{server.name} goes on with its state: nothing acknowledged is lost"
             self.context.event("lost", server.name, text)
         else:
-            self.of.end("failed", self._loss(server, end.last_lines), now)
+            self.control.end("failed", self._loss(server, end.last_lines), now)
 
     def _has_state(self, server: Daemon) -> bool:
         """Whether the next process of this shard can go on where this one was."""
@@ -269,16 +289,16 @@ class FailureDetector:
         # it away because nobody remembered that it had been started.
         code = server.last_exit["code"]
         may_serve = server.has_served or code < 0 or code == EXIT_FENCED
-        return self.of.keeps_shards() and may_serve and not server.error
+        return self.run.keeps_shards() and may_serve and not server.error
 
     def _lose_agent(self, agent: Daemon, end: ProcessEnded, now: float) -> None:
         """The next one adopts the daemons that live; which do not, it will say."""
-        if self.of.ending is not None and self.of.ending.is_leaving():
+        if self.run.shutdown is not None and self.run.shutdown.is_leaving():
             return
-        if self.of.hosts.is_known(agent):
-            self.of.hosts.lose(agent, end.last_lines, now)
+        if self.host_failures.is_known(agent):
+            self.host_failures.lose(agent, end.last_lines, now)
         elif end.status > 0 or agent.deaths_in_row > DEATHS_MAX:
-            self.of.end("failed", self._loss(agent, end.last_lines), now)
+            self.control.end("failed", self._loss(agent, end.last_lines), now)
         else:
             agent.back_off(now)
             self.context.event("lost", agent.name, f"{agent.name} starts again; its daemons go on")
@@ -292,12 +312,12 @@ class FailureDetector:
             text = f"{daemon.name} ended: {daemon.last_exit['text']}"
         if daemon.role == "agent" and not daemon.has_worked:
             words = said or (last_lines[-1] if last_lines else daemon.last_exit["text"])
-            return f"{daemon.name} cannot be started on {self.of.hosts.host(daemon)}: {words}"
+            return f"{daemon.name} cannot be started on {self.host_failures.host(daemon)}: {words}"
         if daemon.role == "agent":
             return f"{text}; its daemons are orphans"
-        if self.of.work.released_at is None:
+        if self.scheduler.released_at is None:
             return text
-        if not self.of.keeps_shards():
+        if not self.run.keeps_shards():
             return f"{text}; its shard is lost"
         died = plural(daemon.deaths_in_row, "time")
         return f"{text}; it has died {died} in a row, and what its shard has is kept"
@@ -306,15 +326,15 @@ class FailureDetector:
         self, worker: Daemon, status: int, last_lines: tuple[str, ...], now: float
     ) -> None:
         """The others go on: its portions are leased again, barriers do not count it any more."""
-        portions = self.of.work.gone(worker.index, now)
-        self.of.tell_members()
-        if self.of.ending is not None:
+        portions = self.scheduler.gone(worker.index, now)
+        self.control.notify_members()
+        if self.run.shutdown is not None:
             return
         if status == EXIT_POISONED:
             self._quarantine(worker, last_error(status, last_lines), now)
         elif worker.error:
-            self.of.end("failed", f"{worker.name}: {worker.error}", now)
-        elif worker.deaths_in_row > self.of.job.workers.restarts_max:
+            self.control.end("failed", f"{worker.name}: {worker.error}", now)
+        elif worker.deaths_in_row > self.run.job.workers.restarts_max:
             self._give_up(worker, last_error(status, last_lines), now)
         else:
             worker.back_off(now)
@@ -334,23 +354,14 @@ class FailureDetector:
             return
         reason = f"{worker.name} died {died} before or soon after it was at work"
         blame = f": {in_full(last)}" if last.get("blame") else ""
-        self.of.end("failed", f"{reason}{blame}", now)
+        self.control.end("failed", f"{reason}{blame}", now)
 
     def _quarantine(self, worker: Daemon, error: str, now: float) -> None:
         worker.state, worker.error = "quarantined", error
         text = f"{worker.name} is quarantined: {worker.error}"
         self.context.event("quarantine", worker.name, text)
-        self.end_without_workers(now)
-
-    def end_without_workers(self, now: float) -> None:
-        """Nobody goes on training if all that there are, after a loss or a removal, are
-        quarantined.
-        """
-        workers = self.members.of("worker")
-        if all(worker.state == "quarantined" for worker in workers):
-            newest = max(workers, key=lambda worker: (worker.last_exit or {}).get("at", 0.0))
-            reason = f"{NO_WORKER}: {newest.name}: {newest.error or 'it is quarantined'}"
-            self.of.end("failed", reason, now)
+        if reason := self.members.no_worker_left():
+            self.control.end("failed", reason, now)
 
     def on_failed(self, peer: Peer, message: m.Failed, now: float) -> None:
         """A daemon's last words: the user's error, with the traceback in the user's code."""
@@ -361,4 +372,4 @@ class FailureDetector:
             daemon.error = message.error
         self.context.event("error", message.name, message.error, detail=message.detail)
         if message.fatal:
-            self.of.end("failed", f"{message.name}: {message.error}", now)
+            self.control.end("failed", f"{message.name}: {message.error}", now)

@@ -11,20 +11,16 @@ If this coordinator dies meanwhile, the one after it is new, which is all that w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dlctl.roles.coordinator.run_state import RunState
 from dlctl.util.names import HOME_AGENT
-
-if TYPE_CHECKING:
-    from dlctl.roles.coordinator.coordinator import Coordinator
 
 OTHERS_S = 30.0
 """For the start of those that are restarted, on top of the grace that the old ones have."""
 
 
 class Handover:
-    def __init__(self, coordinator: Coordinator) -> None:
-        self.of = coordinator
+    def __init__(self, run: RunState) -> None:
+        self.run = run
         self._why = ""
         """What this coordinator leaves for; "" while it is to stay."""
         self._others: dict[str, int] = {}
@@ -35,7 +31,7 @@ class Handover:
         """Leave, for this reason, when `others` (name -> incarnation now) have been replaced."""
         self._why = why
         self._others |= others
-        self._until = now + self.of.job.timeouts.grace_s + OTHERS_S
+        self._until = now + self.run.job.timeouts.grace_s + OTHERS_S
 
     def deadline(self) -> float | None:
         is_waiting = self._why and self.is_agent_there() and self._late()
@@ -44,15 +40,15 @@ class Handover:
     def advance(self, now: float) -> None:
         if not self._why:
             return
-        if self.of.ending is not None:
+        if self.run.shutdown is not None:
             self._why, self._others = "", {}  # The run's end is this coordinator's, too.
         elif self.is_agent_there() and (now >= self._until or not self._late()):
-            self.of.context.leave(self._why)
+            self.run.context.leave(self._why)
             self._why, self._others = "", {}
 
     def is_agent_there(self) -> bool:
         """Whether somebody will see that this coordinator has left."""
-        agent = self.of.members.daemons[HOME_AGENT]
+        agent = self.run.members.daemons[HOME_AGENT]
         is_going = agent.leaving or agent.killed_for
         return agent.state == "running" and agent.registered and not is_going
 
@@ -61,7 +57,7 @@ class Handover:
 
     def _is_late(self, name: str, old: int) -> bool:
         """Whether a daemon's next process is still to come, and will."""
-        daemon = self.of.members.get(name)
+        daemon = self.run.members.get(name)
         if daemon is None or not (daemon.alive or daemon.state == "backoff"):
             return False
         return daemon.incarnation <= old or not (daemon.alive and daemon.registered)

@@ -10,24 +10,40 @@ on from its checkpoint.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dlctl import placement
+from dlctl.roles.coordinator.checkpointing import Checkpointing
+from dlctl.roles.coordinator.control import Control
+from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.coordinator.remote_files import HostFiles
+from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import grave
 
-if TYPE_CHECKING:
-    from dlctl.roles.coordinator.coordinator import Coordinator
-
 
 class HostFailures:
-    def __init__(self, coordinator: Coordinator) -> None:
-        self.of = coordinator
-        self.context = coordinator.context
-        self.members = coordinator.members
-        self.limit_s = coordinator.job.timeouts.host_s
+    def __init__(
+        self,
+        run: RunState,
+        control: Control,
+        scheduler: Scheduler,
+        evaluations: Evaluations,
+        checkpointing: Checkpointing,
+        files: HostFiles,
+    ) -> None:
+        self.run = run
+        self.control = control
+        self.context = run.context
+        self.members = run.members
+        self.scheduler = scheduler
+        self.evaluations = evaluations
+        self.checkpointing = checkpointing
+        self.files = files
+        self.limit_s = run.job.timeouts.host_s
+        self._agents = placement.agents(run.job.places)
         self._waits_for = ""
 
     def is_known(self, agent: Daemon) -> bool:
@@ -58,7 +74,7 @@ class HostFailures:
 
     def host(self, agent: Daemon) -> str:
         """Its name in the job file, or what it calls itself if others have chosen it."""
-        host = self.of.agents[agent.name]
+        host = self._agents[agent.name]
         if host.launcher == "slurm":
             return agent.host or "its node"
         return host.ssh or "this machine"
@@ -70,11 +86,11 @@ class HostFailures:
                 if agent is not None and agent.state == "starting":
                     self._wait(agent, why, now)
             case HostsTaken("ending", reason):
-                self.of.end("stopped", reason, now)
+                self.control.end("stopped", reason, now)
             case HostsTaken("saving", reason):
                 self.context.event("notice", "", f"{reason}: a checkpoint is saved")
-                if self.of.state in ("running", "degraded"):
-                    self.of.begin_checkpoint(now, None)
+                if self.run.state in ("running", "degraded"):
+                    self.control.begin_checkpoint(now, None)
             case HostsTaken("over", reason):
                 self._lose_all(reason, now)
 
@@ -84,8 +100,8 @@ class HostFailures:
         agent.started_at = agent.heard_at = now
         if agent.given_up_at is not None:
             agent.given_up_at = now + self.limit_s
-        if self.of.state == "starting":
-            self.of.started_at = now
+        if self.run.state == "starting":
+            self.run.started_at = now
         if why != self._waits_for:
             self._waits_for = why
             self.context.event("waits", agent.name, why)
@@ -96,11 +112,11 @@ class HostFailures:
         self._gone(others, "gone with its host", now)
         for daemon in others:
             daemon.state, daemon.retry_at = "failed", None
-        self.of.checkpointing.on_host_gone([daemon.name for daemon in others], now)
+        self.checkpointing.on_host_gone([daemon.name for daemon in others], now)
         for agent in others:
             if agent.role == "agent":
-                self.of.files.lose(agent.name, reason, now)
-        self.of.end("failed", reason, now, at_once=True)
+                self.files.lose(agent.name, reason, now)
+        self.control.end("failed", reason, now, at_once=True)
 
     def _gone(self, daemons: list[Daemon], why: str, now: float) -> None:
         """They are there no more, and nobody takes their places: the run is about to end."""
@@ -109,8 +125,8 @@ class HostFailures:
                 daemon.killed_for = why
                 daemon.ended(STATUS_UNKNOWN, (), now)
             if daemon.role == "worker":
-                self.of.work.gone(daemon.index, now)
-            self.of.evaluations.gone(daemon.name)
+                self.scheduler.gone(daemon.index, now)
+            self.evaluations.gone(daemon.name)
 
     def _give_up(self, agent: Daemon, now: float) -> None:
         agent.state, agent.retry_at = "failed", None
@@ -118,16 +134,16 @@ class HostFailures:
         servers = [daemon.name for daemon in hosted if daemon.role == "server"]
         text = f"the host {self.host(agent)} has not been reached for {self.limit_s:.0f} s"
         self.context.event("lost", agent.name, f"{text}: it is given up")
-        self.of.checkpointing.on_host_gone([daemon.name for daemon in hosted], now)
-        self.of.files.lose(agent.name, text, now)
+        self.checkpointing.on_host_gone([daemon.name for daemon in hosted], now)
+        self.files.lose(agent.name, text, now)
         if servers:
             self._gone(hosted, "given up with its host", now)
             shards = "its shard is" if len(servers) == 1 else "their shards are"
             reason = f"{text}, and with it {' and '.join(servers)}: {shards} lost"
-            self.of.end("failed", reason, now)
+            self.control.end("failed", reason, now)
             return
         for worker in hosted:
             worker.agent = self.members.least_busy()
             worker.killed_for = "given up with its host"
             unseen = ProcessEnded(worker.name, worker.incarnation, STATUS_UNKNOWN, ())
-            self.of.losses.on_exit(unseen, now)
+            self.control.process_ended(unseen, now)

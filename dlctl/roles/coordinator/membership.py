@@ -18,7 +18,7 @@ from dlctl.messages import Json
 from dlctl.roles.coordinator import crash_loops
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
-from dlctl.util.text import describe_code
+from dlctl.util.text import NO_WORKER, describe_code
 
 BACKOFF_S = {"agent": (0.5, 2.0), "server": (0.1, 2.0), "worker": (0.5, 30.0)}
 """The first and the longest pause before another start. Everybody waits for a server."""
@@ -228,21 +228,21 @@ class Membership:
 
     def add_worker(self) -> Daemon:
         """A slot more than there are; its incarnations are counted on if it was there before."""
-        index = 1 + max((d.index for d in self.of("worker")), default=-1)
+        index = 1 + max((d.index for d in self.of_role("worker")), default=-1)
         return self._add(f"worker-{index}", self.least_busy())
 
     def least_busy(self) -> str:
         """The agent for one worker more: the one with the fewest of those that can be reached; else
         of those that may come back; else one that was to have none.
         """
-        workers = Counter(worker.agent for worker in self.of("worker"))
+        workers = Counter(worker.agent for worker in self.of_role("worker"))
 
         def rank(agent: Daemon) -> tuple[bool, bool, bool, int]:
             is_given_up, is_away = agent.state == "failed", agent.given_up_at is not None
             is_unwanted = not self._takes_workers[agent.name]
             return is_given_up, is_unwanted, is_away, workers[agent.name]
 
-        places = [agent for agent in self.of("agent") if agent.name in self._takes_workers]
+        places = [agent for agent in self.of_role("agent") if agent.name in self._takes_workers]
         return min(places, key=rank).name
 
     def agent_of(self, daemon: Daemon) -> Daemon:
@@ -282,7 +282,7 @@ class Membership:
             return None
         return daemon
 
-    def of(self, role: str) -> list[Daemon]:
+    def of_role(self, role: str) -> list[Daemon]:
         """In the order of their indices, whatever order they were remembered in."""
         return sorted((d for d in self.daemons.values() if d.role == role), key=lambda d: d.index)
 
@@ -299,8 +299,17 @@ class Membership:
     def live_slots(self) -> tuple[int, ...]:
         """Slots that take part: their process lives, has come to work, and is not drained."""
         return tuple(
-            d.index for d in self.of("worker") if d.alive and d.asked_for_data and not d.drained
+            d.index
+            for d in self.of_role("worker")
+            if d.alive and d.asked_for_data and not d.drained
         )
 
-    def waiting(self) -> list[Any]:
-        return [d for d in self.daemons.values() if d.alive and d.waiting_for]
+    def no_worker_left(self) -> str:
+        """Why nobody goes on training: all workers that there are, after a loss or a removal, are
+        quarantined; "" if that is not so.
+        """
+        workers = self.of_role("worker")
+        if not all(worker.state == "quarantined" for worker in workers):
+            return ""
+        newest = max(workers, key=lambda worker: (worker.last_exit or {}).get("at", 0.0))
+        return f"{NO_WORKER}: {newest.name}: {newest.error or 'it is quarantined'}"

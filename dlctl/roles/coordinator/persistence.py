@@ -26,22 +26,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import astuple
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlctl import messages as m
 from dlctl.flat import Layout
 from dlctl.machine import Effect
 from dlctl.messages import Json
-from dlctl.roles.coordinator.evaluation import Asked
+from dlctl.roles.coordinator.checkpointing import Checkpointing
+from dlctl.roles.coordinator.control import Control
+from dlctl.roles.coordinator.evaluation import Asked, Evaluations
 from dlctl.roles.coordinator.membership import LASTING, Daemon
 from dlctl.roles.coordinator.records import Remember
+from dlctl.roles.coordinator.registration import Past, Registration
+from dlctl.roles.coordinator.remote_files import HostFiles
+from dlctl.roles.coordinator.rotation import Rotation
+from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.scaling import Scaling
+from dlctl.roles.coordinator.scheduler import Scheduler
+from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
-
-if TYPE_CHECKING:
-    from dlctl.roles.coordinator.coordinator import Coordinator
-    from dlctl.roles.coordinator.registration import Past
 
 UNWRITTEN_S_MIN = 3.0
 """A coordinator that works writes more often than that."""
@@ -69,9 +74,32 @@ def newest_checkpoint(memory: Json) -> int:
 
 
 class Persistence:
-    def __init__(self, coordinator: Coordinator, past: Past) -> None:
-        self.of = coordinator
+    def __init__(
+        self,
+        run: RunState,
+        control: Control,
+        past: Past,
+        *,
+        registration: Registration,
+        scheduler: Scheduler,
+        settings: SettingChanges,
+        evaluations: Evaluations,
+        checkpointing: Checkpointing,
+        files: HostFiles,
+        scaling: Scaling,
+        rotation: Rotation,
+    ) -> None:
+        self.run = run
+        self.control = control
         self.past = past
+        self.registration = registration
+        self.scheduler = scheduler
+        self.settings = settings
+        self.evaluations = evaluations
+        self.checkpointing = checkpointing
+        self.mirror = files.mirror
+        self.scaling = scaling
+        self.rotation = rotation
         self._known: dict[str, Any] = {}
         self._answered_slots: set[int] = set()
         self._begun: float | None = None
@@ -85,21 +113,21 @@ class Persistence:
 
     def changes(self, now: float) -> list[Effect]:
         """What has to be remembered after an event."""
-        logs = (Remember(key, value) for key, value in self.of.files.mirror.changes().items())
+        logs = (Remember(key, value) for key, value in self.mirror.changes().items())
         daemons = self._changed_daemons()
         changed = [*self._changed_values(now), *daemons, *self._changed_portions(), *logs]
         return [*changed, *self._clock(bool(changed), now)]
 
     def _clock(self, is_beside: bool, now: float) -> Iterator[Effect]:
         """is_beside: something else is written at this moment."""
-        released_at = self.of.work.released_at
+        released_at = self.scheduler.released_at
         if self._begun is None:
             self._begun = now
         pause_s = min(CLOCK_S_MAX, (now - self._begun) / CLOCK_PART)
         if released_at is None or not (is_beside or now >= self._clock_at + pause_s):
             return
         self._clock_at = now
-        yield Remember("clock", [now - released_at, self.of.checkpointing.since_s(now)])
+        yield Remember("clock", [now - released_at, self.checkpointing.since_s(now)])
 
     def _changed_values(self, now: float) -> Iterator[Effect]:
         for key, value in self._values(now):
@@ -108,84 +136,90 @@ class Persistence:
                 yield Remember(key, _jsonable(value))
 
     def _values(self, now: float) -> Iterator[tuple[str, Any]]:
-        of, work = self.of, self.of.work
-        yield "keys", of.arrivals.keyring.fingerprint
-        yield "run", (of.state, of.reason, None if work.released_at is None else True)
-        newest, asked = of.evaluations.newest, of.evaluations.asked
-        counts = (work.steps, work.samples, work.loss)
-        yield "work", (*counts, work.dataset_samples, work.next, newest)
-        yield "evaluation", (work.evaluated_epochs, None if asked is None else astuple(asked))
-        if of.ending is not None:
-            end = of.ending
+        scheduler = self.scheduler
+        yield "keys", self.run.keyring.fingerprint
+        yield (
+            "run",
+            (self.run.state, self.run.reason, None if scheduler.released_at is None else True),
+        )
+        newest, asked = self.evaluations.newest, self.evaluations.asked
+        counts = (scheduler.steps, scheduler.samples, scheduler.loss)
+        yield "work", (*counts, scheduler.dataset_samples, scheduler.next, newest)
+        yield "evaluation", (scheduler.evaluated_epochs, None if asked is None else astuple(asked))
+        if self.run.shutdown is not None:
+            end = self.run.shutdown
             yield "end", (end.state, end.reason, end.grace_s, end.is_shutting_down())
-        if of.arrivals.layout is not None and "layout" not in self._known:
-            yield "layout", of.arrivals.layout.to_rows()
-        yield "checkpoints", of.checkpointing.number
-        yield "numbers", (of.evaluations.number, of.changes.number, of.arrivals.guest_lists)
-        for slot in self._answered_slots - work.answered.keys():
+        if self.registration.layout is not None and "layout" not in self._known:
+            yield "layout", self.registration.layout.to_rows()
+        yield "checkpoints", self.checkpointing.number
+        yield (
+            "numbers",
+            (self.evaluations.number, self.settings.number, self.registration.guest_lists),
+        )
+        for slot in self._answered_slots - scheduler.answered.keys():
             yield f"answer/{slot}", None
-        self._answered_slots = set(work.answered)
-        for slot, lease in work.answered.items():
+        self._answered_slots = set(scheduler.answered)
+        for slot, lease in scheduler.answered.items():
             fields = (lease.request, lease.portion, lease.data_epoch, lease.start, lease.stop)
             yield f"answer/{slot}", fields
 
     def _changed_daemons(self) -> Iterator[Effect]:
-        daemons = self.of.members.daemons
+        daemons = self.run.members.daemons
         for name, daemon in daemons.items():
             key, value = f"daemon/{name}", daemon.lasting()
             if self._known.get(key) != value:
                 self._known[key] = value
                 yield Remember(key, dict(zip(LASTING, value, strict=True)))
-        for name in self.of.members.take_removed():
+        for name in self.run.members.take_removed():
             self._known.pop(f"daemon/{name}", None)
             yield Remember(f"daemon/{name}", None)
 
     def _changed_portions(self) -> Iterator[Effect]:
-        if self.of.work.driving is not None:
+        if self.scheduler.driving is not None:
             return  # Its method lives in this process and cannot be gone on with.
-        for key, value in self.of.work.changed_portions():
+        for key, value in self.scheduler.changed_portions():
             yield Remember(key, value)
 
     # ------------------------------------------------------------ reading
 
     def go_on(self, now: float) -> None:
         """Take the place of a coordinator that has remembered all this, and then died."""
-        of, values = self.of, self.past.memory
+        values = self.past.memory
         state = values["run"][0]
         was_released = has_released(values)
         self._restore(values, now)
         if was_released:
             worked_s, checkpoint_s = values.get("clock", (0.0, 0.0))
-            of.work.released_at = now - worked_s
-            of.arrivals.restore = ""
+            self.scheduler.released_at = now - worked_s
+            self.registration.restore = ""
             # One that failed was saved then. To save it again at once, before it fails again, would
             # have what may be ruined count among those that are kept.
             since_s = 0.0 if state == "failed" else checkpoint_s + self.past.gone_s
-            of.checkpointing.schedule(now, since_s)
+            self.checkpointing.schedule(now, since_s)
         gone = f", {self.past.gone_s:.0f} s after its last word" if self.past.gone_s else ""
         forgotten = self._forgotten()
         text = f"the coordinator is back{gone}: {forgotten or 'it goes on where it was'}"
-        of.context.event("recover", "coordinator", text, forgotten=forgotten)
-        of.change_state("running" if was_released else "starting", "", now)
+        self.run.context.event("recover", "coordinator", text, forgotten=forgotten)
+        self.control.change_state("running" if was_released else "starting", "", now)
         is_ending = "end" in values and state in ("stopping", "stopped", "finished")
-        ours = of.arrivals.keyring.fingerprint
+        ours = self.run.keyring.fingerprint
         if values.get("keys", ours) != ours:
-            of.rotation.begin_all_anew(now)
+            self.rotation.begin_all_anew(now)
         else:
-            for daemon in of.members.daemons.values():
+            for daemon in self.run.members.daemons.values():
                 self._look_after(daemon, is_ending, now)
-        of.arrivals.assign(now)
+        self.registration.assign(now)
         if asked := values.get("evaluation", [0.0, None])[1]:
             worker, number, step, is_last = asked
-            of.evaluations.go_on(Asked(worker, number, step, is_last and is_ending), now)
-        if was_released and of.work.side.drive() is not None:
+            self.evaluations.go_on(Asked(worker, number, step, is_last and is_ending), now)
+        if was_released and self.scheduler.side.drive() is not None:
             text = "the coordinator died, and with it the state of the method that it drives"
-            of.end("failed", text, now)
+            self.control.end("failed", text, now)
         elif is_ending:
             end_state, end_reason, grace_s, is_shutting_down = values["end"]
-            of.end(end_state, end_reason, now, grace_s=grace_s, at_once=is_shutting_down)
+            self.control.end(end_state, end_reason, now, grace_s=grace_s, at_once=is_shutting_down)
         else:
-            of.scaling.go_on(now)
+            self.scaling.go_on(now)
 
     def _forgotten(self) -> str:
         """What the one before has done and could not write, as a sentence; "" if it could."""
@@ -195,38 +229,37 @@ class Persistence:
         return f"{since}: what was trained in them is trained again"
 
     def _restore(self, values: Json, now: float) -> None:
-        of = self.of
-        of.members.daemons.clear()
+        self.run.members.daemons.clear()
         for key, value in values.items():
             kind, _, name = key.partition("/")
             if kind == "daemon":
-                daemon = of.members.restore(name, value, now)
+                daemon = self.run.members.restore(name, value, now)
                 daemon.last_exit = self.past.exits.get(name)
-                of.arrivals.keep_term(daemon)
+                self.registration.keep_term(daemon)
         self._find_agent(now)
         if "layout" in values:
-            of.arrivals.keep_layout(Layout.from_rows(values["layout"]))
-        steps, samples, loss, dataset_samples, next_, of.evaluations.newest = values["work"]
+            self.registration.keep_layout(Layout.from_rows(values["layout"]))
+        steps, samples, loss, dataset_samples, next_, self.evaluations.newest = values["work"]
         evaluated_epochs = values.get("evaluation", [0.0, None])[0]
         portions = {key: v for key, v in values.items() if key.startswith("portion/")}
-        of.work.go_on(
+        self.scheduler.go_on(
             steps, samples, loss, dataset_samples, (next_[0], next_[1]), portions, evaluated_epochs
         )
-        of.evaluations.number, of.changes.number, of.arrivals.guest_lists = (
+        self.evaluations.number, self.settings.number, self.registration.guest_lists = (
             _unused(number, now) for number in values["numbers"]
         )
-        of.files.mirror.go_on(values, self.past.logs)
+        self.mirror.go_on(values, self.past.logs)
         for key, value in values.items():
             if key.startswith("answer/"):
-                of.work.answered[int(key.removeprefix("answer/"))] = m.Lease(*value)
+                self.scheduler.answered[int(key.removeprefix("answer/"))] = m.Lease(*value)
                 self._known[key] = value  # So that it is forgotten if that is done at once.
-        self._answered_slots = set(of.work.answered)
+        self._answered_slots = set(self.scheduler.answered)
 
     def _find_agent(self, now: float) -> None:
         """The agent on this machine may be a newer process than the one on record: it was begun
         when that could not be written. It goes on, and registers as if it had just been started.
         """
-        agent = self.of.members.daemons[HOME_AGENT]
+        agent = self.run.members.daemons[HOME_AGENT]
         newest = self.past.agents.get(agent.name, 0)
         if newest > agent.incarnation:
             agent.incarnation = newest - 1
@@ -234,7 +267,6 @@ class Persistence:
 
     def _look_after(self, daemon: Daemon, is_ending: bool, now: float) -> None:
         """Do again what may have been lost on its way; agents tell what has become of the rest."""
-        of = self.of
         daemon.forgive()  # What has died with the coordinator, or before.
         if daemon.role == "agent":
             # Only of the agent on this machine we can know; the others are heard, or silent. One
@@ -243,20 +275,20 @@ class Persistence:
             is_there = is_here if daemon.name == HOME_AGENT else daemon.registered
             if daemon.alive and not is_there and daemon.name == HOME_AGENT:
                 unseen = ProcessEnded(daemon.name, daemon.incarnation, STATUS_UNKNOWN, ())
-                of.losses.on_exit(unseen, now)
+                self.control.process_ended(unseen, now)
             elif not daemon.alive or not is_there:
-                of.begin_anew(daemon, now)
+                self.control.start_daemon(daemon, now)
         elif daemon.state in ("stopped", "failed") and not is_ending:
             daemon.state, daemon.retry_at = "backoff", now
         elif daemon.alive and daemon.pid is None:
-            of.arrivals.ask_spawn(daemon, now)
+            self.registration.ask_spawn(daemon, now)
         elif daemon.alive:
             # Its agent may have told of its end, and been answered, when that could not be written.
             daemon.agent_incarnation = 0
         if daemon.alive and daemon.role == "server" and daemon.address:
-            of.arrivals.tell_moved(daemon, now)
+            self.registration.tell_moved(daemon, now)
         if daemon.alive and daemon.settings:
-            of.changes.begin([daemon.name], daemon.settings, now, lambda rows: None)
+            self.settings.begin([daemon.name], daemon.settings, now, lambda rows: None)
 
 
 def _unused(number: int, now: float) -> int:

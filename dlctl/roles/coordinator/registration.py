@@ -187,7 +187,7 @@ class Registration:
 
     def tell_guests(self, server: Daemon, now: float) -> None:
         """The workers may connect to it, as they are now."""
-        workers = [worker.name for worker in self.members.of("worker")]
+        workers = [worker.name for worker in self.members.of_role("worker")]
         if names := keys_of(self.keyring, workers):
             self.guest_lists += 1
             guests = m.Guests(self.guest_lists, json.dumps(names).encode())
@@ -221,7 +221,7 @@ class Registration:
         """Tell every server what it owns, as soon as the size of the model is known."""
         if self.layout is None:
             return
-        servers = self.members.of("server")
+        servers = self.members.of_role("server")
         for server in servers:
             lo, hi = slice_bounds(self.layout.size(), len(servers), server.index)
             key = ("assign", server.name)
@@ -244,7 +244,7 @@ class Registration:
         """Workers that were introduced to the process before this one have to know the new one."""
         key = self.keyring.public(server.name)
         moved = m.Moved(server.index, server.term, server.address, key)
-        for worker in self.members.of("worker"):
+        for worker in self.members.of_role("worker"):
             if worker.alive and worker.model_ready:
                 self.context.ask(("moved", server.index, worker.name), worker.name, moved, now)
 
@@ -255,10 +255,10 @@ class Registration:
 
     def introduce(self) -> None:
         """Tell the workers that wait for it where the servers are, once all of these serve."""
-        addresses = tuple(server.address for server in self.members.of("server"))
+        addresses = tuple(server.address for server in self.members.of_role("server"))
         if not all(addresses):
             return
-        for worker in self.members.of("worker"):
+        for worker in self.members.of_role("worker"):
             if worker.model_ready and not worker.asked_for_data:
                 self.context.send(worker.name, self._topology(worker, addresses))
 
@@ -267,7 +267,7 @@ class Registration:
         the one before it has restored.
         """
         initialise = worker.index == 0 and not self.restore
-        keys = tuple(self.keyring.public(server.name) for server in self.members.of("server"))
+        keys = tuple(self.keyring.public(server.name) for server in self.members.of_role("server"))
         restore = self.restore
         if restore and self._restores_in_vain(worker):
             self._give_up_residual(worker)

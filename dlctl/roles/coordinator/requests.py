@@ -6,17 +6,22 @@ And status, for those who cannot read the run's files.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlctl.errors import DlctlError
 from dlctl.messages import Json, Request
 from dlctl.roles.coordinator import shutdown
-from dlctl.roles.coordinator.clients import Look, Verb
+from dlctl.roles.coordinator.checkpointing import Checkpointing
+from dlctl.roles.coordinator.clients import Clients, Look, Verb
+from dlctl.roles.coordinator.control import Control
+from dlctl.roles.coordinator.handover import Handover
+from dlctl.roles.coordinator.rotation import Rotation
+from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.scaling import Scaling
+from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.shortening import shortened
+from dlctl.roles.coordinator.status import StatusReport
 from dlctl.roles.protocol.context import COORDINATOR
-
-if TYPE_CHECKING:
-    from dlctl.roles.coordinator.coordinator import Coordinator
 
 TELL_EVERY_S = 1.0
 """Between two lines about whom a command waits for."""
@@ -25,9 +30,30 @@ ROW_BYTES, RUN_BYTES = 5_000, 12_000
 """Room in an answer for one daemon, and for the run: together less than a header may have."""
 
 
-class Verbs:
-    def __init__(self, coordinator: Coordinator) -> None:
-        self.of = coordinator
+class Requests:
+    def __init__(
+        self,
+        run: RunState,
+        control: Control,
+        clients: Clients,
+        *,
+        status: StatusReport,
+        settings: SettingChanges,
+        checkpointing: Checkpointing,
+        scaling: Scaling,
+        handover: Handover,
+        rotation: Rotation,
+    ) -> None:
+        self.run = run
+        self.control = control
+        self.clients = clients
+        self.status = status
+        self.settings = settings
+        self.checkpointing = checkpointing
+        self.scaling = scaling
+        self.handover = handover
+        self.rotation = rotation
+        clients.serve(self.table(), self.looks())
         self._stop_requests: list[int] = []
         self._save_requests: list[int] = []
         self._told: tuple[Any, ...] = ()
@@ -41,7 +67,7 @@ class Verbs:
             "checkpoint": self._save,
             "scale": self._scale,
             "restart": self._restart,
-            "rotate": self.of.rotation.begin,
+            "rotate": self.rotation.begin,
         }
 
     def looks(self) -> dict[str, Look]:
@@ -52,42 +78,42 @@ class Verbs:
         """What the run is doing, and `ROWS_MAX` daemons from number `first` on: an answer has to
         fit into one header. Times are this machine's own; `now` is what it is.
         """
-        run, rows = self.of.overview.seen(now)
+        run, rows = self.status.seen(now)
         first = int(request.arguments.get("first", 0))
         shown = [shortened(row, ROW_BYTES) for row in rows[first : first + ROWS_MAX]]
-        of_job = {"run_id": self.of.arrivals.run_id, "name": self.of.job.job.name}
+        of_job = {"run_id": self.run.run_id, "name": self.run.job.job.name}
         run = of_job | shortened(run, RUN_BYTES)
         return {"now": now, "run": run, "daemons": shown, "of": len(rows)}
 
     def _stop(self, request: Request, now: float) -> None:
-        arguments, of = request.arguments, self.of
+        arguments = request.arguments
         kill, save = bool(arguments.get("kill")), arguments.get("checkpoint", True)
-        grace_s = float(arguments.get("grace_s", of.job.timeouts.grace_s))
+        grace_s = float(arguments.get("grace_s", self.run.job.timeouts.grace_s))
         if not 0.0 <= grace_s < math.inf:
             raise ValueError(f"grace_s is {grace_s}")
         reason = shutdown.stop_reason(arguments.get("origin"), kill=kill)
-        of.end("stopped", reason, now, bool(save) and not kill, grace_s)
-        assert of.ending is not None
+        self.control.end("stopped", reason, now, bool(save) and not kill, grace_s)
+        assert self.run.shutdown is not None
         if kill:
-            of.ending.hurry(now)
+            self.run.shutdown.hurry(now)
         # From here on: nobody is to hear of steps that were passed over.
         self._stop_requests.append(request.request)
         self.tell_stopping(False, now)
 
     def tell_stopping(self, done: bool, now: float) -> None:
         """Tell those who wait for the end how far it is."""
-        end = self.of.ending
+        end = self.run.shutdown
         assert end is not None
         # Whose files a checkpoint waits for, and whether the record can be written, is known in a
         # moment.
-        soon = end.step == shutdown.SAVING and not self.of.checkpointing.late()
-        soon |= end.step == shutdown.RECORDING and not self.of.context.unwritten
+        soon = end.step == shutdown.SAVING and not self.checkpointing.late()
+        soon |= end.step == shutdown.RECORDING and not self.run.context.unwritten
         pending = [] if done or soon else end.pending()
         self._tell(self._stop_requests, end.step, pending, now, done)
 
     def tell(self, now: float) -> None:
         """Tell those who wait for whom it is, as that changes; not at once of what is soon over."""
-        end, saving = self.of.ending, self.of.checkpointing
+        end, saving = self.run.shutdown, self.checkpointing
         if end is not None and self._stop_requests:
             if end.step != shutdown.OVER:
                 self._tell_news(self._stop_requests, end.step, end.pending(), now)
@@ -103,12 +129,12 @@ class Verbs:
     ) -> None:
         self._told, self._tell_at = self._key(phase, names), now + TELL_EVERY_S
         waiting = [self._stuck(name) or name for name in names]
-        result: Json = {"phase": phase, "waiting": waiting, "state": self.of.state}
-        until = self.of.checkpointing.does_without_at() if phase == shutdown.SAVING else None
+        result: Json = {"phase": phase, "waiting": waiting, "state": self.run.state}
+        until = self.checkpointing.does_without_at() if phase == shutdown.SAVING else None
         if until is not None:
             result["left_s"] = max(0.0, until - now)
         for request in requests:
-            self.of.clients.answer(request, done, "", result)
+            self.clients.answer(request, done, "", result)
 
     def _key(self, phase: str, names: list[str]) -> tuple[Any, ...]:
         """What is news if it changes; for how long somebody has been stuck is none."""
@@ -116,45 +142,45 @@ class Verbs:
 
     def _stuck(self, name: str) -> str:
         """As in "worker-1 (in one batch for 57 s)"; "" if it is not."""
-        daemon = self.of.members.get(name)
+        daemon = self.run.members.get(name)
         return f"{name} ({daemon.phase})" if daemon is not None and daemon.stuck else ""
 
     def _set(self, request: Request, now: float) -> None:
         names, texts = list(request.arguments["names"]), dict(request.arguments["settings"])
         number = request.request
-        self.of.changes.begin_texts(names, texts, now, lambda rows: self._agree(number, rows))
+        self.settings.begin_texts(names, texts, now, lambda rows: self._agree(number, rows))
 
     def _agree(self, request: int, result: Json) -> None:
         """With what is done from now on; and whether the next coordinator would know of it."""
-        why = self.of.context.unwritten
-        self.of.clients.answer(request, True, "", {**result, "unwritten": why} if why else result)
+        why = self.run.context.unwritten
+        self.clients.answer(request, True, "", {**result, "unwritten": why} if why else result)
 
     def _save(self, request: Request, now: float) -> None:
-        of, number = self.of, request.request
-        if of.state not in ("running", "degraded"):
-            raise DlctlError(f"the run is {of.state}: there is nothing to save now")
+        number = request.request
+        if self.run.state not in ("running", "degraded"):
+            raise DlctlError(f"the run is {self.run.state}: there is nothing to save now")
         if not self._save_requests:
             self._told, self._tell_at = (), now + TELL_EVERY_S
         self._save_requests.append(number)
 
         def done(row: Json) -> None:
             self._save_requests.remove(number)
-            of.clients.answer(number, True, row["error"], row)
+            self.clients.answer(number, True, row["error"], row)
 
-        of.begin_checkpoint(now, done)
+        self.control.begin_checkpoint(now, done)
 
     def _scale(self, request: Request, now: float) -> None:
-        result = self.of.scaling.scale(int(request.arguments["workers"]), now)
+        result = self.scaling.scale(int(request.arguments["workers"]), now)
         self._agree(request.request, result)
 
     def _restart(self, request: Request, now: float) -> None:
         """The coordinator's own turn comes last (`Handover`)."""
         names = [str(name) for name in request.arguments["names"]]
         others = [name for name in names if name != COORDINATOR]
-        daemons = self.of.members.daemons
+        daemons = self.run.members.daemons
         before = {name: daemons[name].incarnation for name in others if name in daemons}
-        self.of.scaling.restart(others, now)
+        self.scaling.restart(others, now)
         self._agree(request.request, {"restarting": names})
         if COORDINATOR in names:
             why = "the coordinator is restarted on request"
-            self.of.scaling.handover.begin(why, before, now)
+            self.handover.begin(why, before, now)

@@ -13,23 +13,39 @@ what it has done of it is remembered together with the fingerprint, or not at al
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dlctl.errors import DlctlError
 from dlctl.messages import Request
+from dlctl.roles.coordinator.checkpointing import Checkpointing
+from dlctl.roles.coordinator.clients import Clients
+from dlctl.roles.coordinator.control import Control
+from dlctl.roles.coordinator.handover import Handover
 from dlctl.roles.coordinator.records import KeyRenewed, RenewKey
-from dlctl.roles.coordinator.scaling import REMOVAL, RESTART, ROTATION
+from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.scaling import REMOVAL, RESTART, ROTATION, Scaling
+from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.roles.protocol.context import COORDINATOR
-
-if TYPE_CHECKING:
-    from dlctl.roles.coordinator.coordinator import Coordinator
 
 
 class Rotation:
-    def __init__(self, coordinator: Coordinator) -> None:
-        self.of = coordinator
-        self.context = coordinator.context
-        self.members = coordinator.members
+    def __init__(
+        self,
+        run: RunState,
+        control: Control,
+        clients: Clients,
+        scheduler: Scheduler,
+        scaling: Scaling,
+        handover: Handover,
+        checkpointing: Checkpointing,
+    ) -> None:
+        self.run = run
+        self.control = control
+        self.context = run.context
+        self.members = run.members
+        self.clients = clients
+        self.scheduler = scheduler
+        self.scaling = scaling
+        self.handover = handover
+        self.checkpointing = checkpointing
         self._requests: list[int] = []
         """Who waits for the new key; nobody: there is none to come."""
         self._by = ""
@@ -43,23 +59,23 @@ class Rotation:
 
         One that is repeated to the next coordinator finds it done. Raises DlctlError.
         """
-        if request.arguments["old"] != self.of.arrivals.keyring.fingerprint:
-            self.of.clients.answer(request.request, True, "", {"phase": "done"})
+        if request.arguments["old"] != self.run.keyring.fingerprint:
+            self.clients.answer(request.request, True, "", {"phase": "done"})
             return
         self._check()
         if not self._requests:
             self._by = f"{request.arguments['by']:.80}"
-            self._until = now + self.of.job.timeouts.grace_s
+            self._until = now + self.run.job.timeouts.grace_s
             self.context.event(
                 "keys", "", f"{self._by} asks for new keys: the workers finish first"
             )
         self._requests.append(request.request)
 
     def _check(self) -> None:
-        state = self.of.state
+        state = self.run.state
         if state not in ("running", "degraded"):
             raise DlctlError(f"the run is {state}: new keys can be had while it is running")
-        if not self.of.keeps_shards() or self.of.work.driving is not None:
+        if not self.run.keeps_shards() or self.scheduler.driving is not None:
             raise DlctlError(
                 "this run cannot have new keys while it is running: its servers would be begun "
                 'anew, and their shards are in memory only (durability = "none", or a method that '
@@ -74,15 +90,15 @@ class Rotation:
         """Have the workers drained; then the key is renewed."""
         if not self._requests or self._is_renewing:
             return
-        if self.of.ending is not None:
-            self._answer(f"the run ends ({self.of.reason}): its keys are the old ones")
+        if self.run.shutdown is not None:
+            self._answer(f"the run ends ({self.run.reason}): its keys are the old ones")
             return
-        at_work = [w for w in self.members.of("worker") if w.alive and w.asked_for_data]
+        at_work = [w for w in self.members.of_role("worker") if w.alive and w.asked_for_data]
         for worker in at_work:
             if not worker.leaving:
-                self.of.scaling.leave(worker, ROTATION, now)
-        waits = self.of.checkpointing.active or not all(w.drained for w in at_work)
-        waits |= not self.of.scaling.handover.is_agent_there()
+                self.scaling.leave(worker, ROTATION, now)
+        waits = self.checkpointing.active or not all(w.drained for w in at_work)
+        waits |= not self.handover.is_agent_there()
         if not waits or now >= self._until:
             self._is_renewing = True
             self.context.event("keys", "", f"the run gets a new key, as {self._by} has asked for")
@@ -94,19 +110,19 @@ class Rotation:
         if not event.error:
             self._answer("")
             why = "the coordinator is restarted, to begin with the new key"
-            self.of.scaling.handover.begin(why, {}, now)
+            self.handover.begin(why, {}, now)
             return
         self._answer(
             f"the new key could not be written, and the old one is in force: {event.error}"
         )
-        for worker in self.members.of("worker"):
+        for worker in self.members.of_role("worker"):
             if worker.leaving == ROTATION:
-                self.of.scaling.leave(worker, RESTART, now)
+                self.scaling.leave(worker, RESTART, now)
 
     def _answer(self, error: str) -> None:
         requests, self._requests = self._requests, []
         for request in requests:
-            self.of.clients.answer(request, True, error, {} if error else {"phase": "renewed"})
+            self.clients.answer(request, True, error, {} if error else {"phase": "renewed"})
 
     # ------------------------------------------------------------ with the new key
 
@@ -114,11 +130,11 @@ class Rotation:
         """All daemons that there may be have been started with another run key than ours."""
         text = "the run has a new key: all daemons begin anew with theirs"
         self.context.event("keys", COORDINATOR, text)
-        for agent in self.members.of("agent"):
+        for agent in self.members.of_role("agent"):
             agent.restarts += 1
-            self.of.begin_anew(agent, now)
-        for worker in self.members.of("worker"):
-            self.of.work.gone(worker.index, now)
+            self.control.start_daemon(agent, now)
+        for worker in self.members.of_role("worker"):
+            self.scheduler.gone(worker.index, now)
             if worker.leaving == REMOVAL:
                 self.members.remove(worker.name)
         for daemon in self.members.daemons.values():
@@ -126,8 +142,10 @@ class Rotation:
                 continue
             daemon.leaving = daemon.address = ""
             daemon.peer = daemon.pid = None
-            keeps = daemon.role == "worker" or self.of.keeps_shards()
+            keeps = daemon.role == "worker" or self.run.keeps_shards()
             daemon.state, daemon.retry_at = ("backoff", now) if keeps else ("failed", None)
             daemon.restarts += 1
-        if not self.of.keeps_shards():
-            self.of.end("failed", "the run has a new key, and its shards were in memory only", now)
+        if not self.run.keeps_shards():
+            self.control.end(
+                "failed", "the run has a new key, and its shards were in memory only", now
+            )

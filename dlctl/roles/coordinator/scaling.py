@@ -7,18 +7,16 @@ its successor goes on where it was, as after any other death.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dlctl import messages as m
 from dlctl.config import COUNT_MAX
 from dlctl.errors import DlctlError
 from dlctl.messages import Json
+from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.handover import Handover
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import KillAgent
-
-if TYPE_CHECKING:
-    from dlctl.roles.coordinator.coordinator import Coordinator
+from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.scheduler import Scheduler
 
 RESTART, REMOVAL, ROTATION = "restart", "removal", "rotation"
 
@@ -29,11 +27,15 @@ def _leaves_first(worker: Daemon) -> tuple[bool, int]:
 
 
 class Scaling:
-    def __init__(self, coordinator: Coordinator) -> None:
-        self.of = coordinator
-        self.context = coordinator.context
-        self.members = coordinator.members
-        self.handover = Handover(coordinator)
+    def __init__(
+        self, run: RunState, control: Control, scheduler: Scheduler, handover: Handover
+    ) -> None:
+        self.run = run
+        self.control = control
+        self.context = run.context
+        self.members = run.members
+        self.scheduler = scheduler
+        self.handover = handover
 
     # ------------------------------------------------------------ what may be asked for
 
@@ -42,7 +44,7 @@ class Scaling:
         self._check_running()
         if not 1 <= count <= COUNT_MAX:
             raise DlctlError(f"a run has 1 to {COUNT_MAX} workers, not {count}")
-        staying = [d for d in self.members.of("worker") if d.leaving != REMOVAL]
+        staying = [d for d in self.members.of_role("worker") if d.leaving != REMOVAL]
         before = len(staying)
         started, left = [], []
         for _ in range(count - before):
@@ -51,9 +53,9 @@ class Scaling:
             if worker.leaving:
                 worker.leaving = RESTART
             else:
-                self.of.begin_anew(worker, now)
+                self.control.start_daemon(worker, now)
         if started:
-            self.of.admit_members(now)
+            self.control.admit_members(now)
         for worker in sorted(staying, key=_leaves_first)[: max(0, before - count)]:
             left.append(worker.name)
             self.leave(worker, REMOVAL, now)
@@ -70,7 +72,7 @@ class Scaling:
             daemon = self.members.daemons.get(name)
             if daemon is None:
                 raise DlctlError(f"this run has no {name:.80}")
-            if daemon.role == "server" and not self.of.keeps_shards():
+            if daemon.role == "server" and not self.run.keeps_shards():
                 raise DlctlError(
                     f"{name} cannot be restarted: its shard would be lost with it",
                     hint='only with durability = "process" or "disk" in [servers]',
@@ -82,11 +84,11 @@ class Scaling:
         return {"restarting": names}
 
     def _check_running(self) -> None:
-        if self.of.state not in ("running", "degraded"):
-            raise DlctlError(f"the run is {self.of.state}: this can be done while it is running")
+        if self.run.state not in ("running", "degraded"):
+            raise DlctlError(f"the run is {self.run.state}: this can be done while it is running")
 
     def _slot_that_leaves(self) -> Daemon | None:
-        leaving = [d for d in self.members.of("worker") if d.leaving == REMOVAL]
+        leaving = [d for d in self.members.of_role("worker") if d.leaving == REMOVAL]
         return min(leaving, key=lambda d: d.index, default=None)
 
     # ------------------------------------------------------------ leaving
@@ -103,7 +105,7 @@ class Scaling:
             self.on_drained(daemon, now)  # It has said so, and does not say it twice.
         elif daemon.role == "worker" and daemon.asked_for_data:
             daemon.state = "draining"
-            daemon.kill_at = now + self.of.job.timeouts.grace_s
+            daemon.kill_at = now + self.run.job.timeouts.grace_s
             self.context.ask(("drain", daemon.name), daemon.name, m.Drain(why), now)
         else:
             self._kill(daemon, now)
@@ -117,22 +119,22 @@ class Scaling:
         """Everything of it is in the shards: it may exit. And if nobody has asked it to drain, then
         a coordinator did of whose decision nothing is on record: it takes no more work.
         """
-        if self.of.ending is None:
+        if self.run.shutdown is None:
             worker.leaving = worker.leaving or RESTART
         if worker.leaving == ROTATION:
             worker.kill_at = None
-        elif worker.leaving and self.of.ending is None:
-            worker.kill_at = now + self.of.job.timeouts.grace_s
+        elif worker.leaving and self.run.shutdown is None:
+            worker.kill_at = now + self.run.job.timeouts.grace_s
             shutdown = m.Shutdown(worker.leaving)
             self.context.ask(("shutdown", worker.name), worker.name, shutdown, now)
 
     def deadline(self) -> float | None:
-        times = [worker.kill_at for worker in self.members.of("worker")]
+        times = [worker.kill_at for worker in self.members.of_role("worker")]
         times += [self.handover.deadline()]
         return min((t for t in times if t is not None), default=None)
 
     def on_deadline(self, now: float) -> None:
-        for worker in self.members.of("worker"):
+        for worker in self.members.of_role("worker"):
             if worker.kill_at is None or now < worker.kill_at:
                 continue
             worker.kill_at, name = None, worker.name
@@ -144,7 +146,7 @@ class Scaling:
         """Whether this exit was asked for, so that it is no loss."""
         daemon.kill_at = None
         self.context.retries.drop(("drain", daemon.name))
-        if not daemon.leaving or self.of.ending is not None:
+        if not daemon.leaving or self.run.shutdown is not None:
             return False
         self._gone(daemon, now)
         return True
@@ -152,17 +154,18 @@ class Scaling:
     def _gone(self, daemon: Daemon, now: float) -> None:
         why, daemon.leaving = daemon.leaving, ""
         if daemon.role == "worker":
-            self.of.work.gone(daemon.index, now)
+            self.scheduler.gone(daemon.index, now)
         if why == REMOVAL:
             self.members.remove(daemon.name)
-            self.of.admit_members(now)
-            self.of.losses.end_without_workers(now)
+            self.control.admit_members(now)
+            if reason := self.members.no_worker_left():
+                self.control.end("failed", reason, now)
         else:
             daemon.restarts += 1
             daemon.forgive()
-            self.of.begin_anew(daemon, now)
+            self.control.start_daemon(daemon, now)
         if daemon.role == "worker":
-            self.of.tell_members()
+            self.control.notify_members()
 
     def go_on(self, now: float) -> None:
         """Ask those again who were leaving when another coordinator was there.

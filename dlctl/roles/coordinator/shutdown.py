@@ -131,7 +131,7 @@ class RunShutdown:
 
     def is_in_vain(self) -> bool:
         """Whether a shard is gone that this step needs: nothing can come of it any more."""
-        gone = [s for s in self.members.of("server") if not s.alive and s.state != "backoff"]
+        gone = [s for s in self.members.of_role("server") if not s.alive and s.state != "backoff"]
         return self.needs_servers() and bool(gone)
 
     def is_shutting_down(self) -> bool:
@@ -251,7 +251,7 @@ class RunShutdown:
             self._tell_to_drain(worker, now)
 
     def _drain(self, now: float) -> None:
-        for worker in self.members.of("worker"):
+        for worker in self.members.of_role("worker"):
             if worker.alive and worker.asked_for_data:
                 self._tell_to_drain(worker, now)
 
@@ -307,7 +307,9 @@ class RunShutdown:
         """Who evaluates pushes nothing, and has to end that anyway before the last one: only then
         its time to drain begins.
         """
-        return EVALUATING in self._steps and any(d.evaluates for d in self.members.of("worker"))
+        return EVALUATING in self._steps and any(
+            d.evaluates for d in self.members.of_role("worker")
+        )
 
     def _finish_step(self, *, is_killed: bool = False) -> None:
         if self.step == EVALUATING:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dlctl.messages import Json
+from dlctl.roles.coordinator.checkpointing import Checkpointing
+from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.records import Snapshot
+from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.roles.protocol.meters import Pace
-
-if TYPE_CHECKING:
-    from dlctl.roles.coordinator.coordinator import Coordinator
 
 REPORT_S = 0.5
 TROUBLED_MAX = 8
@@ -19,71 +18,82 @@ RATE_S = 2.0
 
 
 class StatusReport:
-    def __init__(self, coordinator: Coordinator) -> None:
-        self.of = coordinator
-        self.due_at = 0.0
+    def __init__(
+        self,
+        run: RunState,
+        scheduler: Scheduler,
+        checkpointing: Checkpointing,
+        evaluations: Evaluations,
+    ) -> None:
+        self.run = run
+        self.scheduler = scheduler
+        self.checkpointing = checkpointing
+        self.evaluations = evaluations
         self._pace = Pace(RATE_S)
         self._seen: Json = {}
 
     def report_if_due(self, now: float) -> None:
-        if self.due_at <= now:
+        if self.run.status_due_at <= now:
             self.report(now)
 
     def report(self, now: float) -> None:
-        self.due_at = now + REPORT_S
-        self.of.context.do(Snapshot(*self._look(now)))
+        self.run.status_due_at = now + REPORT_S
+        self.run.context.do(Snapshot(*self._look(now)))
 
     def seen(self, now: float) -> tuple[Json, tuple[Json, ...]]:
         """The keys of the run as reported last, and the rows of the daemons as they are now."""
-        rows = tuple(d.to_json() for d in self.of.members.daemons.values())
+        rows = tuple(d.to_json() for d in self.run.members.daemons.values())
         return self._seen or self._look(now)[0], rows
 
     def _look(self, now: float) -> tuple[Json, tuple[Json, ...]]:
         steps_per_s, samples_per_s = self._rates(now)
-        of, work, checkpointing = self.of, self.of.work, self.of.checkpointing
-        over = of.ending is not None and of.ending.is_leaving()
+        scheduler, checkpointing = self.scheduler, self.checkpointing
+        daemons = self.run.members.daemons.values()
+        over = self.run.shutdown is not None and self.run.shutdown.is_leaving()
         run = {
-            "state": of.state,
-            "reason": of.reason,
-            "step": work.steps,
-            "samples": work.samples,
+            "state": self.run.state,
+            "reason": self.run.reason,
+            "step": scheduler.steps,
+            "samples": scheduler.samples,
             "steps_per_s": steps_per_s,
             "samples_per_s": samples_per_s,
-            "data_epoch": round(work.epochs_done(), 4),
+            "data_epoch": round(scheduler.epochs_done(), 4),
             "progress": self._progress(now),
-            "loss": work.loss,
-            "evaluation": of.evaluations.newest,
-            "ready_at": work.released_at,
+            "loss": scheduler.loss,
+            "evaluation": self.evaluations.newest,
+            "ready_at": scheduler.released_at,
             "updated_at": now,
             "ended_at": now if over else None,
             "waiting": self.waiting(),
             "checkpoint_error": checkpointing.last_error,
             "saving": checkpointing.to_json(),
-            "settings": {d.name: d.settings for d in of.members.daemons.values() if d.settings},
+            "settings": {
+                d.name: d.settings for d in self.run.members.daemons.values() if d.settings
+            },
         }
         if checkpointing.newest is not None:
             run["checkpoint"] = checkpointing.newest
         self._seen = run
-        return run, tuple(d.to_json() for d in of.members.daemons.values())
+        return run, tuple(d.to_json() for d in daemons)
 
     def health(self) -> tuple[str, str]:
         """The state of a run that trains, and why it is no better: all who are not well."""
-        troubled = [d.name for d in self.of.members.daemons.values() if d.state != "running"]
+        troubled = [d.name for d in self.run.members.daemons.values() if d.state != "running"]
         more = len(troubled) - TROUBLED_MAX
         names = troubled[:TROUBLED_MAX] + ([f"and {more} more"] if more > 0 else [])
         return "degraded" if troubled else "running", ", ".join(names)
 
     def waiting(self) -> str:
         """Whom the run waits for now, and for what; "" if for nobody."""
-        end = self.of.ending
+        end = self.run.shutdown
         if end is not None:
             pending = end.pending()
             return f"{', '.join(pending)} ({end.step})" if pending else ""
-        return self.unready() if self.of.state == "starting" else self.of.work.held_back()
+        return self.unready() if self.run.state == "starting" else self.scheduler.held_back()
 
     def unready(self) -> str:
         """The daemons that the others wait for before all are at work, and what they are doing."""
-        late = [d for d in self.of.members.daemons.values() if d.state in ("starting", "backoff")]
+        late = [d for d in self.run.members.daemons.values() if d.state in ("starting", "backoff")]
         causes = [d for d in late if not d.waiting_for] or late
         doing: dict[str, list[str]] = {}
         for daemon in causes:
@@ -93,21 +103,21 @@ class StatusReport:
     def not_ready(self) -> str:
         """Why a run fails that has not come to work in time."""
         text = f"not ready in time; waiting for {self.unready()}"
-        error = self.of.context.unwritten
+        error = self.run.context.unwritten
         return f"{text}; the run's database cannot be written: {error}" if error else text
 
     def _rates(self, now: float) -> tuple[float | None, float | None]:
         """Steps and samples per second; None while there is nothing to measure."""
-        work = self.of.work
-        if work.released_at is None:
+        scheduler = self.scheduler
+        if scheduler.released_at is None:
             return None, None
-        rates = self._pace.look(now, (work.steps, work.samples))
+        rates = self._pace.look(now, (scheduler.steps, scheduler.samples))
         return (None, None) if rates is None else (round(rates[0], 2), round(rates[1], 2))
 
     def _progress(self, now: float) -> float | None:
         """How far the run is, 0..1: by its data or by its time, whichever ends it first."""
-        work, seconds = self.of.work, self.of.job.job.stop.seconds
-        by_data = work.progress()
-        if seconds is None or work.released_at is None:
+        scheduler, seconds = self.scheduler, self.run.job.job.stop.seconds
+        by_data = scheduler.progress()
+        if seconds is None or scheduler.released_at is None:
             return by_data
-        return max(by_data or 0.0, min(1.0, (now - work.released_at) / seconds))
+        return max(by_data or 0.0, min(1.0, (now - scheduler.released_at) / seconds))
