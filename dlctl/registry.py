@@ -11,10 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlctl.errors import UsageError
 from dlctl.util.did_you_mean import did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,4 +118,8 @@ def _third_party(kind: str) -> dict[str, Entry]:
     from importlib.metadata import entry_points
 
     found = entry_points(group=f"dlctl.{kind}")
-    return {point.name: Entry(point.value, f"from {point.dist}") for point in found}
+    return {point.name: Entry(point.value, _origin(point)) for point in found}
+
+
+def _origin(point: EntryPoint) -> str:
+    return f"from {point.dist.name} {point.dist.version}" if point.dist else "from elsewhere"
