@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -28,6 +28,7 @@ from dlctl import messages
 from dlctl.compress.base import Delta
 from dlctl.config import Choice
 from dlctl.messages import REFUSED, Array
+from dlctl.settings import Setting
 from dlctl.shards.base import Shard
 from dlctl.vector import Vector, copy_into, to_host, zeros_like
 
@@ -302,10 +303,10 @@ class Algorithm:
     worker: type[WorkerSide]
     server: type[ServerSide]
     coordinator: type[CoordinatorSide] = CoordinatorSide
-    live: tuple[str, ...] = field(default=())
-    """Options that may change while the run goes on. `push_every_steps` and `fetch_every_steps`
-    may become "auto" then: a method with these asks `WorkerSide.interval`, and its options have
-    `comm_share_max` and `auto_steps_max`, too."""
+    live: Mapping[str, Setting] = field(default_factory=dict)
+    """Options that may change while the run goes on, and how people write them. With `interval`,
+    `push_every_steps` and `fetch_every_steps` may become "auto": a method with these asks
+    `WorkerSide.interval`, and its options have `comm_share_max` and `auto_steps_max`, too."""
     optimizer: Choice = field(default_factory=partial(Choice, name="sgd"))
     """The servers' one, for a job file that names none."""
     simulated_only: bool = False

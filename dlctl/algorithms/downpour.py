@@ -62,6 +62,7 @@ from dlctl.algorithms.base import (
 )
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED
+from dlctl.settings import Setting, interval, number_within
 from dlctl.util.numeric_limits import LocalRate
 
 
@@ -157,5 +158,15 @@ DOWNPOUR = Algorithm(
     worker=Replica,
     server=Server,
     coordinator=WarmStart,
-    live=("fetch_every_steps", "push_every_steps", "local_lr"),
+    live={
+        "fetch_every_steps": Setting(
+            help='steps from one fetch to the next, or "auto"', parse=interval
+        ),
+        "push_every_steps": Setting(
+            help='steps from one push to the next, or "auto"', parse=interval
+        ),
+        "local_lr": Setting(
+            help="rate of a replica's own steps between fetches", parse=number_within(LocalRate)
+        ),
+    },
 )

@@ -56,6 +56,7 @@ from dlctl.algorithms.base import (
 )
 from dlctl.config import Choice
 from dlctl.messages import Array
+from dlctl.settings import Setting, count, number_within
 from dlctl.util.numeric_limits import LocalRate
 from dlctl.vector import Vector, copy_of, euclidean_norm, is_finite
 
@@ -178,6 +179,11 @@ LOCAL_SGD = Algorithm(
     Options=Options,
     worker=Replica,
     server=sync.Barrier,
-    live=("local_steps", "local_lr"),
+    live={
+        "local_steps": Setting(
+            help="steps of a replica alone from one mean to the next", parse=count
+        ),
+        "local_lr": Setting(help="rate of a replica's own steps", parse=number_within(LocalRate)),
+    },
     optimizer=Choice(name="momentum", options={"lr": 0.7, "momentum": 0.9, "nesterov": True}),
 )
