@@ -86,6 +86,25 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
     },
 }
 
+ALIASES: dict[str, str] = {
+    # algorithms
+    "allreduce": "sync", "asgd": "downpour", "async": "downpour", "async-sgd": "downpour",
+    "asynchronous": "downpour", "bsp": "sync", "ddp": "sync", "diloco": "local-sgd",
+    "fedavg": "local-sgd", "hogwild": "downpour",
+    "localsgd": "local-sgd", "post-local-sgd": "local-sgd", "synchronous": "sync",
+    # compressors
+    "1-bit": "onebit", "1bit": "onebit", "bfloat16": "bf16", "dense": "none",
+    "dgc": "topk-sampled", "float16": "fp16", "gaussiank": "gaussian", "qsgd": "int8",
+    "quantize": "int8", "signsgd": "onebit",
+    # optimisers
+    "adamw": "adam", "nesterov": "momentum",
+    # keys and their values
+    "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "gpu": "cuda", "half": "float16",
+    "learning-rate": "lr",
+}  # fmt: skip
+"""What other programs and papers say -> what it is called here. 16 bits have one name as a
+compressor and another one as a value: each stands for the other where that is the known one."""
+
 
 def attribute(target: str) -> Any:
     """What "module:attribute" names. Raises ImportError or AttributeError."""
@@ -105,7 +124,9 @@ def find(kind: str, name: str) -> Entry:
     """
     entry = BUILT_IN[kind].get(name) or _third_party(kind).get(name)
     if entry is None:
-        raise UsageError(f'unknown {kind[:-1]} "{name}"; {did_you_mean(name, names(kind))}')
+        raise UsageError(
+            f'unknown {kind[:-1]} "{name}"; {did_you_mean(name, names(kind), ALIASES)}'
+        )
     return entry
 
 

@@ -1,167 +1,106 @@
 """The settings that change while a run goes on: who has them and how their values are written.
 
-Plain data and pure functions: the command line checks a value before it is sent, the roles read
-the same text again. What `format_value` prints, `parse` reads back to the same value.
+Keys of every run are here. A method, a compressor and an optimiser declare theirs in their own
+files (`live`), and `of_job` puts together what a job has. The coordinator checks what is to be set;
+what it prints (`LiveSettings.format`), `parse` reads back to the same value.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
+from dlctl import registry
 from dlctl.errors import UsageError
-from dlctl.util import bounds, hints, numeric_limits
+from dlctl.util import bounds
 from dlctl.util.did_you_mean import did_you_mean
 from dlctl.util.units import format_rate, format_size, parse_rate, parse_size
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 AUTO = "auto"
 """An interval that a worker finds by itself."""
+COUNT_MAX = 10**6
 
 
-class Setting(NamedTuple):
-    roles: tuple[str, ...]
-    """The roles whose daemons have it."""
-    kind: str
-    """The name of its parser, as in `_PARSERS`."""
-    help: str
-
-
-SETTINGS: dict[str, Setting] = {
-    "push_every_steps": Setting(
-        ("worker",), "interval", 'steps from one push to the next, or "auto"'
-    ),
-    "fetch_every_steps": Setting(
-        ("worker",), "interval", 'steps from one fetch to the next, or "auto"'
-    ),
-    "push": Setting(("worker",), "rate", 'the most a worker pushes: "5MB/s", "100Mbit/s" or "off"'),
-    "fetch": Setting(
-        ("worker",), "rate", 'the most a worker fetches: "5MB/s", "100Mbit/s" or "off"'
-    ),
-    "push_window": Setting(
-        ("worker",),
-        "size",
-        'bytes of a worker\'s pushes that may be on their way: "128MB" or "off"',
-    ),
-    "lr": Setting(("server",), "learning rate", "learning rate of the servers' optimiser"),
-    "local_lr": Setting(("worker",), "local rate", "rate of a replica's own steps between fetches"),
-    "local_steps": Setting(
-        ("worker",), "count", "steps of a replica alone from one mean to the next (local-sgd)"
-    ),
-    "density": Setting(
-        ("worker",), "fraction", "part of the entries that a push carries, 0 < d <= 1"
-    ),
-    "log_level": Setting(("agent", "server", "worker"), "level", f"one of {', '.join(LOG_LEVELS)}"),
-}
-
-
-def parse(key: str, text: str) -> Any:
-    """The value of a setting as people write it: an int, a float, a str, or None for "off".
-
-    Raises UsageError for an unknown key (with a suggestion) or a value that the key cannot have.
-    """
-    find(key)
-    try:
-        return parse_value(key, text)
-    except ValueError as error:
-        raise UsageError(f"{key}: {error}", hint="dlctl set --list") from None
-
-
-def parse_value(key: str, text: str) -> Any:
-    """The same for a key that there is. Raises ValueError."""
-    return _PARSERS[SETTINGS[key].kind](text.strip())
-
-
-def find(key: str) -> Setting:
-    """The setting of this name. Raises UsageError with a suggestion."""
-    if key not in SETTINGS:
-        meant = did_you_mean(key, SETTINGS)
-        raise UsageError(f'no live setting is called "{key}"; {meant}', hint="dlctl set --list")
-    return SETTINGS[key]
-
-
-def require(name: str, reported: Any, keys: Iterable[str]) -> None:
-    """Raises UsageError if a worker has not one of these, by what it says of its settings; whoever
-    has not said anything yet may have them all.
-    """
-    for key in keys:
-        if isinstance(reported, Mapping) and key not in reported:
-            raise UsageError(
-                f"{name} has no {key}: neither its method nor its compressor has it",
-                hint=hints.told(f"dlctl get {name}", "shows what it has"),
-            )
-
-
-def require_decay(values: Mapping[str, Any], optimizer: Mapping[str, Any]) -> None:
-    """Raises UsageError if weights would grow with a rate that is to be set, by the decay that the
-    job file has among the options of its optimiser.
-    """
-    weight_decay = optimizer.get("weight_decay", 0.0)
-    if fault := numeric_limits.decay_fault(values.get("lr", 0.0), weight_decay):
-        most = numeric_limits.most_with(weight_decay)
-        raise UsageError(
-            f"lr: {fault}",
-            hint=hints.told(f"dlctl set lr={most}", "that is the most with the job's weight_decay"),
-        )
-
-
-def format_value(key: str, value: Any) -> str:
-    """A value as `parse` reads it. Text stays as it is; an unknown key's value is shown plainly."""
-    if isinstance(value, str):
-        return value
-    if has_unit(key):
-        return _FORMATS[SETTINGS[key].kind](value)
+def plainly(value: Any) -> str:
+    """As it is, "-" for None."""
     return "-" if value is None else f"{value!r}"
 
 
-def has_unit(key: str) -> bool:
-    """Whether people write it with a unit, or as "off"."""
-    return key in SETTINGS and SETTINGS[key].kind in _FORMATS
+def anything_goes(value: Any, options: Mapping[str, Any]) -> None:
+    """Every value that can be parsed goes with every job."""
 
 
-def _interval(text: str) -> int | str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    help: str
+    parse: Callable[[str], Any]
+    """The value, as JSON can have it, of what people write. Raises ValueError with what is wrong
+    with that, for example with its range."""
+    format: Callable[[Any], str] = plainly
+    """What `parse` reads back to the same value. Text stays as it is."""
+    roles: tuple[str, ...] = ("worker",)
+    """The roles whose daemons have it."""
+    check: Callable[[Any, Mapping[str, Any]], None] = anything_goes
+    """Raises UsageError if a value does not go with the other options, in the job file, of the
+    component that declares it."""
+
+
+# ---------------------------------------------------------------- how values are written
+
+
+def interval(text: str) -> int | str:
+    """A number of steps, or "auto"."""
     if text == AUTO:
         return AUTO
     if not _is_count(text):
-        raise ValueError(f'"{text}" is neither a whole number from 1 to 1000000 nor "{AUTO}"')
+        raise ValueError(f'"{text}" is neither a whole number from 1 to {COUNT_MAX} nor "{AUTO}"')
     return int(text)
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """A whole number from 1 on."""
     if not _is_count(text):
-        raise ValueError(f'"{text}" is not a whole number from 1 to 1000000')
+        raise ValueError(f'"{text}" is not a whole number from 1 to {COUNT_MAX}')
     return int(text)
 
 
 def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdigit() and 1 <= int(text) <= 10**6
+    return text.isascii() and text.isdigit() and 1 <= int(text) <= COUNT_MAX
 
 
-def _number(text: str) -> float:
+def number(text: str) -> float:
+    """A finite number."""
     try:
-        number = float(text)
+        found = float(text)
     except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
+        found = math.nan
+    if not math.isfinite(found):
         raise ValueError(f'"{text}" is not a number')
-    return number
+    return found
 
 
-def _within(hint: Any, text: str) -> float:
-    """A number as the job file may have it: the type says which."""
-    number = _number(text)
-    if not bounds.holds(hint, number):
-        (ends,) = bounds.bounds(hint)
-        raise ValueError(f"must be {' and '.join(ends)} (got {text})")
-    return number
+def number_within(hint: Any) -> Callable[[str], float]:
+    """A number in the range of `hint`, the annotated type of the same key in the job file."""
+
+    def parse(text: str) -> float:
+        found = number(text)
+        if not bounds.holds(hint, found):
+            (ends,) = bounds.bounds(hint)
+            raise ValueError(f"must be {' and '.join(ends)} (got {text})")
+        return found
+
+    return parse
 
 
-def _fraction(text: str) -> float:
-    if not 0 < (number := _number(text)) <= 1:
+def fraction(text: str) -> float:
+    """A number above 0 and at most 1."""
+    if not 0 < (found := number(text)) <= 1:
         raise ValueError(f'"{text}" is not above 0 and at most 1')
-    return number
+    return found
 
 
 def _level(text: str) -> str:
@@ -170,15 +109,150 @@ def _level(text: str) -> str:
     return text
 
 
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "interval": _interval,
-    "count": _count,
-    "rate": parse_rate,
-    "size": parse_size,
-    "learning rate": partial(_within, numeric_limits.LearningRate),
-    "local rate": partial(_within, numeric_limits.LocalRate),
-    "fraction": _fraction,
-    "level": _level,
-}
-_FORMATS: dict[str, Callable[[Any], str]] = {"rate": format_rate, "size": format_size}
-"""Of the kinds that people write with a unit; all others are shown plainly."""
+# ---------------------------------------------------------------- keys of every run
+
+GENERAL: Mapping[str, Setting] = MappingProxyType(
+    {
+        "push": Setting(
+            help='the most a worker pushes: "5MB/s", "100Mbit/s" or "off"',
+            parse=parse_rate,
+            format=format_rate,
+        ),
+        "fetch": Setting(
+            help='the most a worker fetches: "5MB/s", "100Mbit/s" or "off"',
+            parse=parse_rate,
+            format=format_rate,
+        ),
+        "push_window": Setting(
+            help='bytes of a worker\'s pushes that may be on their way: "128MB" or "off"',
+            parse=parse_size,
+            format=format_size,
+        ),
+        "log_level": Setting(
+            help=f"one of {', '.join(LOG_LEVELS)}",
+            parse=_level,
+            roles=("agent", "server", "worker"),
+        ),
+    }
+)
+SECTIONS = {"algorithm": "algorithms", "compression": "compressors", "optimizer": "optimizers"}
+"""Sections of a job file that name a component -> its kind in the registry."""
+GENERAL_SECTION = "limits"
+"""The section whose keys are called as settings of every run."""
+
+
+# ---------------------------------------------------------------- keys of one job
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSettings:
+    """All settings that may change while one job runs."""
+
+    by_key: Mapping[str, Setting] = field(default_factory=lambda: GENERAL)
+    section: Mapping[str, str] = field(default_factory=dict)
+    """Key -> the section of the job file that has it, for those that components declare."""
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Section -> the options of its component in the job file."""
+
+    def find(self, key: str) -> Setting:
+        """Raises UsageError with a suggestion."""
+        if key not in self.by_key:
+            meant = did_you_mean(key, self.by_key, registry.ALIASES)
+            raise UsageError(
+                f'no live setting of this job is called "{key:.80}"; {meant}',
+                hint="dlctl set --list",
+            )
+        return self.by_key[key]
+
+    def parse(self, key: str, text: str) -> Any:
+        """The value that people write like this, None for "off".
+
+        Raises UsageError for an unknown key, or a value that the key cannot have in this job.
+        """
+        setting = self.find(key)
+        try:
+            value = setting.parse(text.strip())
+        except ValueError as error:
+            raise UsageError(f"{key}: {error}", hint="dlctl set --list") from None
+        setting.check(value, self.options.get(self.section.get(key, ""), {}))
+        return value
+
+    def format(self, key: str, value: Any) -> str:
+        """A value as `parse` reads it. An unknown key's, of another version, is shown plainly."""
+        if isinstance(value, str):
+            return value
+        setting = self.by_key.get(key)
+        return plainly(value) if setting is None else setting.format(value)
+
+    def has_unit(self, key: str) -> bool:
+        """Whether people write it in another way than a program does."""
+        return key in self.by_key and self.by_key[key].format is not plainly
+
+    def called(self, path: str) -> str:
+        """The setting that a key of the job file, "optimizer.lr", says at first; "" if none."""
+        section, _, key = path.partition(".")
+        own = self.section.get(key, GENERAL_SECTION)
+        return key if key in self.by_key and section == own else ""
+
+
+EVERY_RUN = LiveSettings()
+
+
+def of_job(
+    job: Mapping[str, Any], live_of_method: Mapping[str, Setting] | None = None
+) -> LiveSettings:
+    """The settings of a job, which is given as plain data.
+
+    live_of_method: what its method declares, if that is at hand; else the registry is asked.
+    """
+    by_key, sections = dict(GENERAL), {}
+    options: dict[str, Mapping[str, Any]] = {}
+    for section, kind in SECTIONS.items():
+        choice = job.get(section)
+        if not isinstance(choice, Mapping):
+            continue
+        options[section] = choice.get("options") or {}
+        is_at_hand = section == "algorithm" and live_of_method is not None
+        own = live_of_method if is_at_hand else declared(kind, str(choice.get("name")))
+        for key, setting in (own or {}).items():
+            if key not in GENERAL:
+                by_key[key], sections[key] = setting, section
+    return LiveSettings(by_key, sections, options)
+
+
+def declared(kind: str, name: str) -> Mapping[str, Setting]:
+    """What a component of the registry declares; nothing if it is not there any more."""
+    try:
+        component = registry.load(kind, name)
+    except (UsageError, ImportError, AttributeError):
+        return {}
+    live: Mapping[str, Setting] = getattr(component, "live", {})
+    return live
+
+
+def every() -> Iterator[tuple[str, Setting, list[str]]]:
+    """(key, setting, names of components that declare it) of all that there are; no names: every
+    run has it.
+    """
+    owners: dict[str, list[str]] = {key: [] for key in GENERAL}
+    found = dict(GENERAL)
+    for kind in SECTIONS.values():
+        for name in registry.names(kind):
+            for key, setting in declared(kind, name).items():
+                if key not in GENERAL:
+                    found.setdefault(key, setting)
+                    owners.setdefault(key, []).append(name)
+    for key, setting in found.items():
+        yield key, setting, owners[key]
+
+
+def flat(job: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """(key, value) of a job, "optimizer.lr" for one: "options" is a level of our own, its keys
+    stand beside the name in a job file.
+    """
+    for key, item in job.items():
+        here = path if key == "options" and path else f"{path}.{key}" if path else key
+        if isinstance(item, Mapping):
+            yield from flat(item, here)
+        else:
+            yield here, item

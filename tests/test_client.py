@@ -14,7 +14,8 @@ from answering import RING, RUN_KEY, coordinator, coordinator_with_keys, done
 from identity import ME, OF_ANOTHER_BOOT, identity
 from proxies import Proxy, cut_in_the_middle
 
-from daemons.transport.sockets import Transport, zap
+from daemons.transport import zap
+from daemons.transport.sockets import Transport
 from dlctl.control import client, keys
 from dlctl.errors import DlctlError, NotPermitted, RemoteProtocolError, TimedOut, Unreachable
 from dlctl.messages import Reply, Request

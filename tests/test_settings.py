@@ -53,27 +53,31 @@ BAD = [
 ]
 
 
+LIVE = settings.LiveSettings({key: setting for key, setting, _ in settings.every()})
+"""All that the components of the registry declare, as if one job had them all."""
+
+
 def test_every_setting_has_examples_here():
-    assert GOOD.keys() == settings.SETTINGS.keys()
+    assert GOOD.keys() == LIVE.by_key.keys()
 
 
 @pytest.mark.parametrize(("key", "text"), [(k, t) for k, texts in GOOD.items() for t in texts])
 def test_what_is_shown_reads_back_to_the_same_value(key, text):
-    value = settings.parse(key, text)
-    assert settings.parse(key, settings.format_value(key, value)) == value
+    value = LIVE.parse(key, text)
+    assert LIVE.parse(key, LIVE.format(key, value)) == value
 
 
 @pytest.mark.parametrize(("key", "text"), BAD)
 def test_a_value_that_cannot_be_is_refused_with_the_name_of_its_key(key, text):
     with pytest.raises(UsageError, match=f"^{key}: "):
-        settings.parse(key, text)
+        LIVE.parse(key, text)
 
 
 def test_a_rate_that_cannot_be_is_refused_in_the_words_of_the_job_file():
     with pytest.raises(UsageError, match=r"^lr: must be > 0 and <= 1000000 \(got 1e300\)$"):
-        settings.parse("lr", "1e300")
+        LIVE.parse("lr", "1e300")
     with pytest.raises(UsageError, match=r"^local_lr: must be >= 0 and <= 1000000000 \(got -1\)$"):
-        settings.parse("local_lr", "-1")
+        LIVE.parse("local_lr", "-1")
 
 
 @pytest.mark.parametrize(
@@ -95,20 +99,47 @@ def test_rates_have_the_same_limits_in_the_job_file(kind, key, limits):
 
 def test_a_mistyped_key_gets_a_suggestion():
     with pytest.raises(UsageError, match='did you mean "push_every_steps"'):
-        settings.parse("push_every_step", "4")
-    with pytest.raises(UsageError, match="known: push_every_steps, "):
-        settings.parse("zzz", "4")
+        LIVE.parse("push_every_step", "4")
+    with pytest.raises(UsageError, match="known: push, fetch, push_window, log_level, "):
+        LIVE.parse("zzz", "4")
 
 
 def test_a_value_of_a_setting_from_another_version_is_shown_as_it_is():
-    assert settings.format_value("colour", "blue") == "blue"
-    assert settings.format_value("colour", 3) == "3"
-    assert settings.format_value("lr", None) == "-"
-    assert settings.format_value("push", None) == "off"
+    assert LIVE.format("colour", "blue") == "blue"
+    assert LIVE.format("colour", 3) == "3"
+    assert LIVE.format("lr", None) == "-"
+    assert LIVE.format("push", None) == "off"
 
 
 def test_an_interval_that_cannot_be_is_refused_with_what_it_can_be():
     with pytest.raises(
         UsageError, match='"fast" is neither a whole number from 1 to 1000000 nor "auto"'
     ):
-        settings.parse("push_every_steps", "fast")
+        LIVE.parse("push_every_steps", "fast")
+
+
+def test_a_job_has_the_settings_of_its_own_components_and_of_every_run():
+    job = {
+        "algorithm": {"name": "local-sgd", "options": {"local_steps": 4}},
+        "compression": {"name": "none", "options": {}},
+        "optimizer": {"name": "adam", "options": {"lr": 0.1}},
+    }
+    live = settings.of_job(job)
+    assert list(live.by_key) == [*settings.GENERAL, "local_steps", "local_lr", "lr"]
+    paths = ["algorithm.local_steps", "optimizer.lr", "limits.push"]
+    assert [live.called(path) for path in paths] == ["local_steps", "lr", "push"]
+    others = ["algorithm.lr", "optimizer.push", "compression.density", "workers.count", "push"]
+    assert not any(live.called(path) for path in others)
+
+
+def test_a_job_of_components_that_are_not_installed_has_the_settings_of_every_run():
+    job = {"algorithm": {"name": "nobody-has-it", "options": {}}, "compression": None}
+    assert list(settings.of_job(job).by_key) == list(settings.GENERAL)
+
+
+@pytest.mark.parametrize("kind", settings.SECTIONS.values())
+def test_no_component_declares_a_key_of_every_run_or_one_that_is_no_option(kind):
+    for name in registry.names(kind):
+        options = get_type_hints(registry.load(kind, name).Options)
+        live = settings.declared(kind, name).keys()
+        assert (name, live - options.keys(), live & settings.GENERAL.keys()) == (name, set(), set())

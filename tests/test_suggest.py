@@ -5,7 +5,8 @@ from __future__ import annotations
 from dlctl import registry
 from dlctl.cli.keydocs import keys
 from dlctl.config import Workers
-from dlctl.util.did_you_mean import ALIASES, closest, did_you_mean
+from dlctl.registry import ALIASES
+from dlctl.util.did_you_mean import closest, did_you_mean
 
 
 def test_every_other_name_stands_for_one_that_exists_and_is_no_name_beside_it() -> None:
@@ -26,9 +27,9 @@ def test_every_other_name_stands_for_one_that_exists_and_is_no_name_beside_it() 
 
 def test_another_name_wins_over_one_that_looks_alike() -> None:
     names = registry.names("algorithms")
-    assert closest("async", names) == "downpour"
-    assert closest("Local_SGD", names) == "local-sgd"
-    assert closest("async", ["sync"]) == "sync", "where the other one is no choice"
+    assert closest("async", names, ALIASES) == "downpour"
+    assert closest("Local_SGD", names, ALIASES) == "local-sgd"
+    assert closest("async", ["sync"], ALIASES) == "sync", "where the other one is no choice"
 
 
 def test_a_word_that_nothing_is_like_is_answered_with_all_there_are() -> None:

@@ -30,6 +30,7 @@ from dlctl.compress.base import Delta
 from dlctl.config import Choice, JobFile
 from dlctl.flat import Layout
 from dlctl.messages import REFUSED, Array
+from dlctl.settings import Setting
 from dlctl.shards.base import Shard
 from dlctl.vector import Vector, copy_into, to_host, zeros_like
 
@@ -124,6 +125,14 @@ class Automatic(NamedTuple):
     """The part of its time that a replica may stand still for pushes and fetches."""
 
 
+class PushKind(NamedTuple):
+    """What one push of a replica holds."""
+
+    batches: int
+    own_lr: float | None = None
+    """None: the sum of their gradients. Else the way that steps of this rate along them go."""
+
+
 Start = Literal["new", "joins", "restored"]
 """new: the run begins. joins: it is under way. restored: the state of before a stop comes next."""
 Needs = Generator[Need, Any, None]
@@ -151,6 +160,11 @@ class ReplicaSide(ABC):
         """Steps of an option that is a number of them or "auto", as they are in force now."""
         steps: int | str = getattr(self.options, key)
         return steps if isinstance(steps, int) else self.intervals.get(key, 1)
+
+    @classmethod
+    def one_push(cls, options: Any) -> PushKind:
+        """What one push is made of, at the beginning of a run."""
+        return PushKind(1)
 
     def automatic(self) -> Mapping[str, Automatic]:
         """The intervals of pushes and fetches that may be "auto"."""
@@ -369,9 +383,9 @@ class Method:
     shard: type[ShardSide] | None = None
     """Of the table of parameters; other tables follow their rules. None: there are no servers."""
     lead: type[Lead] = Lead
-    live: tuple[str, ...] = ()
-    """Options that may change while the run goes on. Those of `ReplicaSide.automatic` may become
-    "auto" then."""
+    live: Mapping[str, Setting] = field(default_factory=dict)
+    """Options that may change while the run goes on, and how people write them. Those of
+    `ReplicaSide.automatic` may become "auto" then."""
     optimizer: Choice = field(default_factory=partial(Choice, name="sgd"))
     """The servers' one, for a job file that names none."""
     check: Callable[[JobFile], list[Fault]] = lambda job: []

@@ -54,12 +54,14 @@ from dlctl.algorithms.base import (
     Method,
     Needs,
     Outcome,
+    PushKind,
     ReplicaSide,
     ShardSide,
 )
 from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Read, Write
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED
+from dlctl.settings import Setting, interval, number_within
 from dlctl.util.numeric_limits import LocalRate
 
 
@@ -96,6 +98,11 @@ class Replica(ReplicaSide):
     """
 
     options: Options
+
+    @classmethod
+    def one_push(cls, options: Options) -> PushKind:
+        steps = options.push_every_steps
+        return PushKind(steps if isinstance(steps, int) else 1)
 
     def automatic(self) -> Mapping[str, Automatic]:
         bounds = self.options.auto_steps_max, self.options.comm_share_max
@@ -162,5 +169,15 @@ DOWNPOUR = Method(
     replica=Replica,
     shard=Server,
     lead=WarmStart,
-    live=("fetch_every_steps", "push_every_steps", "local_lr"),
+    live={
+        "fetch_every_steps": Setting(
+            help='steps from one fetch to the next, or "auto"', parse=interval
+        ),
+        "push_every_steps": Setting(
+            help='steps from one push to the next, or "auto"', parse=interval
+        ),
+        "local_lr": Setting(
+            help="rate of a replica's own steps between fetches", parse=number_within(LocalRate)
+        ),
+    },
 )

@@ -46,10 +46,11 @@ from typing import Annotated
 from annotated_types import Ge
 
 from dlctl.algorithms import sync
-from dlctl.algorithms.base import Method, Needs, Start
+from dlctl.algorithms.base import Method, Needs, PushKind, Start
 from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Read, Write
 from dlctl.config import Choice
 from dlctl.messages import Array
+from dlctl.settings import Setting, count, number_within
 from dlctl.util.numeric_limits import LocalRate
 from dlctl.vector import copy_of, euclidean_norm, is_finite
 
@@ -70,6 +71,10 @@ class Options:
 
 class Replica(sync.Replica):
     options: Options
+
+    @classmethod
+    def one_push(cls, options: Options) -> PushKind:
+        return PushKind(options.local_steps, options.local_lr)
 
     def begin(self, start: Start) -> None:
         self._is_ahead = False
@@ -172,6 +177,11 @@ LOCAL_SGD = Method(
     Options=Options,
     replica=Replica,
     shard=sync.Barrier,
-    live=("local_steps", "local_lr"),
+    live={
+        "local_steps": Setting(
+            help="steps of a replica alone from one mean to the next", parse=count
+        ),
+        "local_lr": Setting(help="rate of a replica's own steps", parse=number_within(LocalRate)),
+    },
     optimizer=Choice(name="momentum", options={"lr": 0.7, "momentum": 0.9, "nesterov": True}),
 )

@@ -34,7 +34,7 @@ def command(name: str | None, as_json: bool) -> None:
     found = [(kind, entry) for kind in registry.BUILT_IN for entry in registry.names(kind)]
     chosen = [(kind, entry) for kind, entry in found if name in (None, entry)]
     if not chosen:
-        close = closest(name or "", [entry for _, entry in found])
+        close = closest(name or "", [entry for _, entry in found], registry.ALIASES)
         meant = f'; did you mean "{close}"?' if close else ""
         raise NotFound(f'there is no "{name}"{meant}', hint="dlctl algorithms")
     if as_json:

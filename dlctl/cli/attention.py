@@ -43,7 +43,7 @@ def _bound(snapshot: Snapshot, rows: Sequence[Row]) -> list[str]:
             found.setdefault((str(key), values.count(steps)), []).append(str(row["name"]))
     return [
         console.escape(
-            f"· {', '.join(names)}: {key} = {AUTO} stands at auto_steps_max = {steps}: "
+            f"· {', '.join(names)}: {key} = {AUTO} stands at its most, {steps} steps: "
             "the link needs more"
         )
         for (key, steps), names in found.items()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dlctl.cli.snapshot import Snapshot
-from dlctl.settings import SETTINGS, format_value, has_unit, parse
+from dlctl.settings import LiveSettings, flat, of_job
 
 WORKERS = "workers.count"
-LIVE_SECTIONS = ("algorithm", "optimizer", "compression", "limits")
-"""Sections of the job file whose keys are called as the live settings are."""
 Json = dict[str, Any]
 
 
@@ -21,6 +19,8 @@ class Change(NamedTuple):
     before: Any
     """None: there is none. A list, if daemons of a run differ in it."""
     after: Any
+    setting: str = ""
+    """The live setting that the key says at first; "" if it is none."""
 
     def text(self) -> str:
         """As in "workers.count: 4 -> 8"."""
@@ -32,7 +32,7 @@ class Change(NamedTuple):
             return ""
         if self.key == WORKERS:
             return f"dlctl scale worker={self.after}"
-        name = _setting(self.key)
+        name = self.setting
         return f"dlctl set {shlex.quote(f'{name}={self.after}')}" if name else ""
 
 
@@ -40,72 +40,55 @@ def not_live(content: Json, name: str) -> list[str]:
     """Keys of a job file that are called so, with their sections, and change with a restart only:
     ["servers.count"] of "servers.count" or "count".
     """
-    keys = [key for key in _flat(content) if name in (key, key.partition(".")[2])]
-    return [key for key in keys if not _setting(key)]
+    live = of_job(content)
+    keys = [key for key, _ in flat(content) if name in (key, key.partition(".")[2])]
+    return [key for key in keys if not live.called(key)]
 
 
 def differences(before: Json, after: Json) -> list[Change]:
     """Keys that differ between two contents of a job file."""
-    return _differences(_flat(before), _flat(after))
+    return _differences(dict(flat(before)), dict(flat(after)), of_job(before))
 
 
 def from_live(snapshot: Snapshot, before: Json, after: Json) -> list[Change]:
     """Keys in which `after` differs from what is in force in a run that lives. It was started with
     `before`; since then `set` and `scale` may have changed it.
     """
-    old, new = _flat(before), _flat(after)
+    old, new, live = dict(flat(before)), dict(flat(after)), of_job(before)
     if snapshot.run.get("ready_at") is not None:  # Before, the rows may be of an earlier execution.
         old[WORKERS] = sum(row.get("role") == "worker" for row in snapshot.daemons)
         for key in old:
-            if name := _setting(key):
-                old[key] = _in_force(snapshot, name, old[key], new.get(key))
-    return _differences(old, new)
+            if name := live.called(key):
+                old[key] = _in_force(snapshot, live, name, old[key], new.get(key))
+    return _differences(old, new, live)
 
 
-def _in_force(snapshot: Snapshot, name: str, before: Any, after: Any) -> Any:
+def _in_force(snapshot: Snapshot, live: LiveSettings, name: str, before: Any, after: Any) -> Any:
     """The value of a live setting, as the job file says it; a list if daemons differ in it."""
     known = snapshot.run.get("settings")
     found: list[Any] = []
     for row in snapshot.daemons:
-        if row.get("role") in SETTINGS[name].roles:
+        if row.get("role") in live.find(name).roles:
             own = known.get(row["name"]) if isinstance(known, dict) else None
-            value = own[name] if isinstance(own, dict) and name in own else _plain(name, before)
+            value = (
+                own[name] if isinstance(own, dict) and name in own else _plain(live, name, before)
+            )
             found += [value] if value not in found else []
     for text in (before, after):
-        if found in ([], [_plain(name, text)]):
+        if found in ([], [_plain(live, name, text)]):
             return text
-    shown = [format_value(name, value) if has_unit(name) else value for value in found]
+    shown = [live.format(name, value) if live.has_unit(name) else value for value in found]
     return shown[0] if len(shown) == 1 else shown
 
 
-def _plain(name: str, value: Any) -> Any:
+def _plain(live: LiveSettings, name: str, value: Any) -> Any:
     """A value of the job file as daemons have it: "5MB/s" is 5e6, and "off" is None."""
-    return parse(name, value) if isinstance(value, str) else value
+    return live.parse(name, value) if isinstance(value, str) else value
 
 
-def _setting(key: str) -> str:
-    """The live setting that this key of the job file says at first; "" if it is none."""
-    section, _, name = key.partition(".")
-    return name if section in LIVE_SECTIONS and name in SETTINGS else ""
-
-
-def _differences(old: Json, new: Json) -> list[Change]:
+def _differences(old: Json, new: Json, live: LiveSettings) -> list[Change]:
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    return [Change(key, old.get(key), new.get(key)) for key in keys]
-
-
-def _flat(value: Json) -> Json:
-    return dict(_leaves(value))
-
-
-def _leaves(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        # "options" is our own level: in the job file those keys stand beside the name.
-        here = path if key == "options" and path else f"{path}.{key}" if path else key
-        if isinstance(item, Mapping):
-            yield from _leaves(item, here)
-        else:
-            yield here, item
+    return [Change(key, old.get(key), new.get(key), live.called(key)) for key in keys]
 
 
 def _shown(value: Any) -> str:

@@ -12,7 +12,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from dlctl import settings
 from dlctl.cli import nextstep, report, values
 from dlctl.cli.nextstep import Step
 from dlctl.cli.snapshot import Snapshot, newest_whole
@@ -20,6 +19,7 @@ from dlctl.errors import DlctlError
 from dlctl.runs import checkpoints, preferred
 from dlctl.runs.database import RunDb
 from dlctl.runs.manifest import has_updates, is_doubtful
+from dlctl.settings import EVERY_RUN
 from dlctl.util import hints
 from dlctl.util.text import is_poisoned
 
@@ -106,7 +106,7 @@ def set_live(snapshot: Snapshot) -> str:
     live = _live(snapshot)
     if not live:
         return ""
-    shown = " ".join(f"{key}={settings.format_value(key, value)}" for key, value in live.items())
+    shown = " ".join(f"{key}={EVERY_RUN.format(key, value)}" for key, value in live.items())
     shown += " was set live"
     changed_at, ended_at = _changed_at(snapshot, live), values.number(snapshot.run.get("ended_at"))
     if changed_at is None or ended_at is None or changed_at > ended_at:

@@ -11,7 +11,7 @@ from dlctl import settings
 from dlctl.cli import chosendaemons, console, pick, report
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
-from dlctl.cli.snapshot import Snapshot
+from dlctl.cli.snapshot import Snapshot, read_job
 
 
 @make_command(
@@ -33,9 +33,10 @@ def command(arguments: tuple[str, ...], job: str | None, as_json: bool) -> None:
 
     What is printed can be given to "dlctl set" again.
     """
-    keys = [text for text in arguments if text in settings.SETTINGS]
-    names = [text for text in arguments if text not in settings.SETTINGS]
     snapshot = pick.pick(job)
+    known = settings.of_job(read_job(snapshot.directory))
+    keys = [text for text in arguments if text in known.by_key]
+    names = [text for text in arguments if text not in known.by_key]
     chosen = chosendaemons.match(names, snapshot.roles())
     found = {name: _chosen(live(snapshot, name), keys) for name in chosen}
     if as_json:
@@ -43,7 +44,7 @@ def command(arguments: tuple[str, ...], job: str | None, as_json: bool) -> None:
         console.out_json("dlctl.settings/1", {"run_id": snapshot.run_id, "settings": shown})
         return
     rows = [
-        [name, console.escape(key), console.escape(settings.format_value(key, value))]
+        [name, console.escape(key), console.escape(known.format(key, value))]
         for name, own in found.items()
         for key, value in own.items()
     ]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import click
 
 from dlctl import settings
-from dlctl.cli import changes, chosendaemons, console, nextstep, onrecord, pick, report, values
+from dlctl.cli import changes, console, nextstep, onrecord, pick, report, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
 from dlctl.cli.snapshot import Snapshot, read_job
@@ -44,38 +43,37 @@ def command(arguments: tuple[str, ...], show_list: bool, timeout_s: str, job: st
     if show_list:
         _list()
         return
-    names = [text for text in arguments if "=" not in text]
-    wanted = _assignments([text for text in arguments if "=" in text], job)
+    patterns = [text for text in arguments if "=" not in text]
+    wanted = _assignments([text for text in arguments if "=" in text])
     snapshot = pick.own(job)
     if not snapshot.is_live:
         raise DlctlError(
             f"{snapshot.run_id} {report.became(snapshot.state)}: nobody is there to change",
             hint=nextstep.command(snapshot),
         )
-    limit_s = values.parse_duration(timeout_s, "--timeout")
-    rows: list[list[str]] = []
-    missing: set[str] = set()
-    requests = _requests(snapshot, names, wanted)
-    try:
-        for daemons, assigned in requests.items():
-            _ask(snapshot, list(daemons), assigned, limit_s, rows, missing)
-    finally:  # What is set stays so, whatever becomes of the others.
-        if rows:
-            console.out("\n".join(_aligned(rows)))
+    result = _ask(snapshot, patterns, wanted, values.parse_duration(timeout_s, "--timeout"))
+    rows = [_row(change) for change in result.get("changes", [])]
+    if rows:
+        console.out("\n".join(_aligned(rows)))
+    onrecord.warn(result)
+    missing = sorted(str(name) for name in result.get("missing", []))
     if missing:
         raise Partial(
-            f"no answer from {', '.join(sorted(missing))}; it is in force when they come back",
+            f"no answer from {', '.join(missing)}; it is in force when they come back",
             hint=f"dlctl status -j {snapshot.run_id}",
         )
 
 
 def _list() -> None:
-    rows = [[key, ", ".join(s.roles), s.help] for key, s in settings.SETTINGS.items()]
-    console.out(console.table(("KEY", "DAEMONS", "MEANING"), rows))
+    rows = [
+        [key, ", ".join(setting.roles), ", ".join(owners) or "every job", setting.help]
+        for key, setting, owners in settings.every()
+    ]
+    console.out(console.table(("KEY", "DAEMONS", "OF", "MEANING"), rows))
 
 
-def _assignments(texts: Sequence[str], job: str | None) -> dict[str, str]:
-    """KEY=VALUE texts, every one of them checked before anything is sent."""
+def _assignments(texts: Sequence[str]) -> dict[str, str]:
+    """KEY=VALUE texts; the coordinator says what is wrong with a key or a value."""
     if not texts:
         raise UsageError("nothing to set: give KEY=VALUE", hint="dlctl set --list")
     wanted: dict[str, str] = {}
@@ -83,84 +81,42 @@ def _assignments(texts: Sequence[str], job: str | None) -> dict[str, str]:
         key, _, value = text.partition("=")
         if key in wanted:
             raise UsageError(f"{key} is given twice")
-        if key not in settings.SETTINGS:
-            _refuse_what_is_not_live(key, value, job)
-        settings.parse(key, value)
         wanted[key] = value.strip()
     return wanted
 
 
-def _refuse_what_is_not_live(key: str, value: str, job: str | None) -> None:
-    """Raises UsageError with the way to change it, if it is a key of the run's job file."""
-    try:
-        snapshot = pick.pick(job)
-    except DlctlError:
-        return
-    found = changes.not_live(read_job(snapshot.directory), key)
-    if not found:
-        return
-    hint = f"dlctl scale worker={value}"
-    if changes.WORKERS not in found:
-        file = nextstep.job_file(snapshot)
-        stop = f"dlctl stop -j {snapshot.run_id} && " if snapshot.is_live else ""
-        hint = f"write it into {file}, then {stop}dlctl start {file}, which goes on with it"
-    are = "is" if len(found) == 1 else "are"
-    raise UsageError(
-        f"{key} does not change while a run goes on: {' and '.join(found)} {are} in the job file",
-        hint=hint,
-    )
-
-
-def _requests(
-    snapshot: Snapshot, names: Sequence[str], wanted: Mapping[str, str]
-) -> dict[tuple[str, ...], dict[str, str]]:
-    """Daemons -> their settings: a glob means those of its daemons that have the setting.
-
-    They are asked one after the other, so what one of them would refuse is refused here: all is
-    set or nothing, as far as is known. Raises UsageError.
-    """
-    roles = snapshot.roles()
-    chosen = chosendaemons.match(names, roles)
-    optimizer = read_job(snapshot.directory).get("optimizer", {}).get("options", {})
-    settings.require_decay({k: settings.parse(k, text) for k, text in wanted.items()}, optimizer)
-    requests: dict[tuple[str, ...], dict[str, str]] = {}
-    for key, value in wanted.items():
-        having = [name for name in chosen if roles[name] in settings.SETTINGS[key].roles]
-        for name in names:
-            if not any(fnmatchcase(one, name) for one in having):
-                owners = " and ".join(f"{role}s" for role in settings.SETTINGS[key].roles)
-                raise UsageError(f"{name} has no {key}: it is a setting of {owners}")
-        for name in having:
-            if roles[name] == "worker":
-                reported = report.metrics(snapshot.daemon(name)).get("settings")
-                settings.require(name, reported, [key])
-        requests.setdefault(tuple(having), {})[key] = value
-    return requests
-
-
 def _ask(
-    snapshot: Snapshot,
-    names: list[str],
-    assigned: dict[str, str],
-    timeout_s: float,
-    rows: list[list[str]],
-    missing: set[str],
-) -> None:
+    snapshot: Snapshot, patterns: Sequence[str], wanted: Mapping[str, str], timeout_s: float
+) -> dict[str, Any]:
+    """One request for everything: all of it is put in force, or nothing."""
     from dlctl.control import client
 
-    arguments = {"names": names, "settings": assigned}
-    result = client.ask(snapshot.directory, "set", arguments, timeout_s)
-    rows += [_row(change) for change in result.get("changes", [])]
-    missing.update(str(name) for name in result.get("missing", []))
-    onrecord.warn(result)
+    arguments = {"names": list(patterns), "settings": dict(wanted)}
+    try:
+        return client.ask(snapshot.directory, "set", arguments, timeout_s)
+    except UsageError as error:
+        error.hint = error.hint or _other_way(snapshot, wanted)
+        raise
+
+
+def _other_way(snapshot: Snapshot, wanted: Mapping[str, str]) -> str | None:
+    """How to change what does not change live, if that was asked for."""
+    job = read_job(snapshot.directory)
+    for key, value in wanted.items():
+        found = changes.not_live(job, key)
+        if changes.WORKERS in found:
+            return f"dlctl scale worker={value}"
+        if found:
+            file = nextstep.job_file(snapshot)
+            stop = f"dlctl stop -j {snapshot.run_id} && "
+            return f"write it into {file}, then {stop}dlctl start {file}, which goes on with it"
+    return None
 
 
 def _row(change: Mapping[str, Any]) -> list[str]:
     """Cells, as in "worker-0", "push", "200 MB/s -> 100 MB/s", "applied in 3 ms"."""
-    key = str(change.get("key"))
-    before, after = (settings.format_value(key, change.get(k)) for k in ("before", "after"))
-    took = f"applied in {values.decimal(change.get('ms'), 2)} ms"
-    return [str(change.get("name")), key, f"{before} -> {after}", took]
+    name, key, old, new = (str(change.get(field)) for field in ("name", "key", "old", "new"))
+    return [name, key, f"{old} -> {new}", f"applied in {values.decimal(change.get('ms'), 2)} ms"]
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:

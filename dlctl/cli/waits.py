@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlctl import settings
 from dlctl.cli import report, troubles, values
 from dlctl.cli.snapshot import ENDED, STALE_AFTER_S, Snapshot
 from dlctl.errors import UsageError
+from dlctl.settings import EVERY_RUN
 from dlctl.util.names import COORDINATOR
 
 WAIT_S = 2.0
@@ -210,11 +210,11 @@ def _limits(snapshot: Snapshot) -> list[Wait]:
             held_back = values.number(report.metrics(row).get(f"{direction}_waiting_bytes"))
             waiting_bytes[direction, limit] += int(held_back or 0)
     for (direction, limit), wait in found.items():
-        shown, size = settings.format_value(direction, limit), waiting_bytes[direction, limit]
+        shown, size = EVERY_RUN.format(direction, limit), waiting_bytes[direction, limit]
         held = f", with {values.size(size)} still to be {direction}ed" if size else ""
         wait.what = f"the limit of {shown} is what is waited for{held}; it can be raised"
         names = " ".join(other.name for other in wait.waiting)
-        more = settings.format_value(direction, 2 * limit).replace(" ", "")
+        more = EVERY_RUN.format(direction, 2 * limit).replace(" ", "")
         wait.next = f"dlctl set {names} {direction}={more} -j {snapshot.run_id}"
     return list(found.values())
 
@@ -223,7 +223,7 @@ def _limit(row: Row, direction: str) -> float | None:
     limit = report.settings(row).get(direction)
     if isinstance(limit, str):
         try:
-            limit = settings.parse(direction, limit)
+            limit = EVERY_RUN.parse(direction, limit)
         except UsageError:
             return None
     return values.number(limit)

@@ -24,7 +24,11 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from dlctl.messages import Array, Packed
+from dlctl.settings import Setting, fraction
 from dlctl.vector import Vector
+
+DENSITY = Setting(help="part of the entries that a push carries, 0 < d <= 1", parse=fraction)
+"""The live setting of compressors that send only some entries, in their attribute `density`."""
 
 
 class Delta(NamedTuple):
@@ -39,7 +43,11 @@ class Delta(NamedTuple):
 
 
 class Compressor(Protocol):
-    """`Options` is a frozen dataclass of this compressor's keys in the job file."""
+    """`Options` is a frozen dataclass of this compressor's keys in the job file.
+
+    One that has settings which may change while a run goes on declares them in an attribute `live`,
+    key -> `Setting`.
+    """
 
     Options: ClassVar[type[Any]]
 

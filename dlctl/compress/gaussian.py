@@ -15,18 +15,20 @@ is cut to its 4k/3 largest, and at least one element is sent unless all are zero
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from annotated_types import Gt, Le
 
-from dlctl.compress.base import Delta
+from dlctl.compress.base import DENSITY, Delta
 from dlctl.compress.magnitudes import Found, Magnitudes, Scratch, largest_of
 from dlctl.compress.plain import DENSE_BELOW, Least, expand_plain, take_chosen, take_plain
 from dlctl.compress.values import Precision
 from dlctl.config import STRICT
 from dlctl.messages import Packed
+from dlctl.settings import Setting
 from dlctl.vector import Vector, host_view
 
 PASSES_MAX = 10
@@ -52,6 +54,7 @@ class Gaussian:
 
     KIND: ClassVar[str] = "gaussian"
     Options: ClassVar[type[Any]] = GaussianOptions
+    live: ClassVar[Mapping[str, Setting]] = {"density": DENSITY}
 
     def __init__(self, options: GaussianOptions) -> None:
         self.options = options

@@ -14,13 +14,14 @@ of numpy: only the raw numbers of Philox (Salmon et al. 2011) are used; numpy pr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from annotated_types import Gt, Le
 
-from dlctl.compress.base import Delta
+from dlctl.compress.base import DENSITY, Delta
 from dlctl.compress.plain import (
     DENSE_BELOW,
     Least,
@@ -33,6 +34,7 @@ from dlctl.compress.values import Precision, arrays_of, as_float32, check_values
 from dlctl.config import STRICT
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, Packed
+from dlctl.settings import Setting
 from dlctl.vector import Vector, indices_like, matrix_like
 
 HEAD_BYTES = 16
@@ -61,6 +63,7 @@ class RandomK:
     """Arrays on the wire: seed and k uint8[16], values [k] (`values.py`); or a plain form."""
 
     Options: ClassVar[type[Any]] = RandomKOptions
+    live: ClassVar[Mapping[str, Setting]] = {"density": DENSITY}
 
     def __init__(self, options: RandomKOptions) -> None:
         self.options = options

@@ -16,6 +16,7 @@ Momentum correction and masking, the other half of DGC, are not part of it: that
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Annotated, Any, ClassVar
@@ -23,12 +24,13 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from annotated_types import Gt, Le
 
-from dlctl.compress.base import Delta, dice
+from dlctl.compress.base import DENSITY, Delta, dice
 from dlctl.compress.magnitudes import Found, Magnitudes, Scratch, largest_of, smallest_of
 from dlctl.compress.plain import DENSE_BELOW, Least, expand_plain, take_chosen, take_whole
 from dlctl.compress.values import Precision
 from dlctl.config import STRICT
 from dlctl.messages import Packed
+from dlctl.settings import Setting
 from dlctl.vector import Vector
 
 KIND = "topk-sampled"
@@ -64,6 +66,7 @@ class SampledTopK:
     """Arrays on the wire: a plain form (`plain.py`), mostly "chosen"."""
 
     Options: ClassVar[type[Any]] = SampledOptions
+    live: ClassVar[Mapping[str, Setting]] = {"density": DENSITY}
 
     def __init__(self, options: SampledOptions) -> None:
         self.options = options

@@ -12,16 +12,18 @@ and since the rest is not thrown away, the training goes nearly as with dense pu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Gt, Le
 
-from dlctl.compress.base import Delta
+from dlctl.compress.base import DENSITY, Delta
 from dlctl.compress.plain import DENSE_BELOW, Least, expand_plain, take_chosen, take_whole
 from dlctl.compress.values import Precision
 from dlctl.config import STRICT
 from dlctl.messages import Packed
+from dlctl.settings import Setting
 from dlctl.vector import Vector, largest
 
 
@@ -48,6 +50,7 @@ class TopK:
     """
 
     Options: ClassVar[type[Any]] = TopKOptions
+    live: ClassVar[Mapping[str, Setting]] = {"density": DENSITY}
 
     def __init__(self, options: TopKOptions) -> None:
         self.density = options.density

@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlctl.control import unresponsive
-from dlctl.errors import DlctlError, NotPermitted, TimedOut, Unreachable
+from dlctl.errors import (
+    DlctlError,
+    NotFound,
+    NotPermitted,
+    TimedOut,
+    Unreachable,
+    UsageError,
+)
 from dlctl.runs import database
 from dlctl.util import hints, processes
 from dlctl.util.units import format_duration
@@ -73,12 +80,19 @@ def answer(question: Question, on_progress: Callable[[Result], None] | None = No
     while True:
         reply = question.next_reply()
         if reply.error:
-            is_refused = reply.result.get("exit_code") == NotPermitted.exit_code
-            raise (NotPermitted if is_refused else DlctlError)(reply.error)
+            raise _refusal(reply)
         if reply.done:
             return reply.result
         if on_progress is not None:
             on_progress(reply.result)
+
+
+def _refusal(reply: Reply) -> DlctlError:
+    """The coordinator's own error, as it was raised there."""
+    code, hint = reply.result.get("exit_code"), reply.result.get("hint")
+    kinds: tuple[type[DlctlError], ...] = (UsageError, NotFound, NotPermitted)
+    kind = next((kind for kind in kinds if kind.exit_code == code), DlctlError)
+    return kind(reply.error, hint=hint if isinstance(hint, str) else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,13 @@ def _resolve(
     name = table["name"]
     at = (section, "name")
     if name not in registry.names(kind):
-        return None, [Fault(at, f"unknown {kind[:-1]}", did_you_mean(name, registry.names(kind)))]
+        return None, [
+            Fault(
+                at,
+                f"unknown {kind[:-1]}",
+                did_you_mean(name, registry.names(kind), registry.ALIASES),
+            )
+        ]
     try:
         entry = registry.load(kind, name)
     except (ImportError, AttributeError) as error:

@@ -18,7 +18,7 @@ from dlctl.config import Network, Servers
 from dlctl.jobfile import hosts, slurm
 from dlctl.jobfile.positions import KeyPath, get
 from dlctl.jobfile.problems import Fault
-from dlctl.settings import parse_value
+from dlctl.settings import GENERAL
 
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 TARGET = re.compile(r"\s*([^\s<>=]+)\s*(>=|<=|>|<)\s*([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*")
@@ -104,7 +104,7 @@ def _target(text: str) -> Verdict:
 def _setting(key: str, text: str) -> Verdict:
     """As `dlctl set` would take it."""
     try:
-        parse_value(key, text)
+        GENERAL[key].parse(text.strip())
     except ValueError as error:
         return str(error), ""
     return FINE

@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from dlctl.jobfile.positions import KeyPath
 from dlctl.jobfile.problems import Fault
+from dlctl.registry import ALIASES
 from dlctl.util import bounds
 from dlctl.util.did_you_mean import closest, did_you_mean
 
@@ -92,7 +93,7 @@ def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
 def _unknown(path: KeyPath, value: Any, known: Iterable[str], *, suggest: bool) -> Fault:
     what = "unknown section" if len(path) == 1 and isinstance(value, dict | list) else "unknown key"
     known = list(known)
-    meant = did_you_mean(str(path[-1]), known) if suggest else ""
+    meant = did_you_mean(str(path[-1]), known, ALIASES) if suggest else ""
     meant = meant if known else "it has no keys"
     return Fault(path, what, meant, at_key=True)
 
@@ -111,7 +112,7 @@ def _fault(
     suggestion = ""
     if detail["type"] == "literal_error" and isinstance(value, str):
         choices = detail["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-        meant = closest(value, choices)
+        meant = closest(value, choices, ALIASES)
         suggestion = f'did you mean "{meant}"?' if meant else ""
     message = _range(kind, path, detail) if detail["type"] in _BOUNDS else _message(detail)
     return Fault((*at, *path), message + got, suggestion)

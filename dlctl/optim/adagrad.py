@@ -19,7 +19,9 @@ from annotated_types import Ge, Le
 
 from dlctl.config import STRICT
 from dlctl.messages import Json
+from dlctl.optim.base import LEARNING_RATE
 from dlctl.optim.blocks import Block, Rule
+from dlctl.settings import Setting
 from dlctl.util.numeric_limits import LearningRate
 from dlctl.util.threads import scratch
 
@@ -45,6 +47,7 @@ class Adagrad:
     """
 
     Options: ClassVar[type[Any]] = AdagradOptions
+    live: ClassVar[Mapping[str, Setting]] = {"lr": LEARNING_RATE}
 
     def __init__(self, options: AdagradOptions) -> None:
         self.lr = options.lr

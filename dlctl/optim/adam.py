@@ -20,7 +20,9 @@ from annotated_types import Ge, Le, Lt
 
 from dlctl.config import STRICT
 from dlctl.messages import Array, Json
+from dlctl.optim.base import LEARNING_RATE
 from dlctl.optim.blocks import Block, Rule
+from dlctl.settings import Setting
 from dlctl.util.numeric_limits import LearningRate, WeightDecay
 from dlctl.util.threads import scratch
 
@@ -50,6 +52,7 @@ class Adam:
     """
 
     Options: ClassVar[type[Any]] = AdamOptions
+    live: ClassVar[Mapping[str, Setting]] = {"lr": LEARNING_RATE}
 
     def __init__(self, options: AdamOptions) -> None:
         self.lr = options.lr

@@ -10,12 +10,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
+from dlctl.errors import UsageError
 from dlctl.messages import Json
 from dlctl.optim.blocks import Rule
+from dlctl.settings import Setting, number_within
+from dlctl.util import hints, numeric_limits
+
+
+def _goes_with_decay(lr: float, options: Mapping[str, Any]) -> None:
+    """Raises UsageError if weights would grow with this rate and the job's weight decay."""
+    weight_decay = options.get("weight_decay", 0.0)
+    if fault := numeric_limits.decay_fault(lr, weight_decay):
+        most = numeric_limits.most_with(weight_decay)
+        raise UsageError(
+            f"lr: {fault}",
+            hint=hints.told(f"dlctl set lr={most}", "that is the most with the job's weight_decay"),
+        )
+
+
+LEARNING_RATE = Setting(
+    help="learning rate of the servers' optimiser",
+    parse=number_within(numeric_limits.LearningRate),
+    roles=("server",),
+    check=_goes_with_decay,
+)
 
 
 class Optimizer(Protocol):
-    """`Options` is a frozen dataclass of this optimiser's keys in the job file; it has `lr`."""
+    """`Options` is a frozen dataclass of this optimiser's keys in the job file; it has `lr`.
+
+    Its attribute `live`, key -> `Setting`, says that `lr` may change while a run goes on.
+    """
 
     Options: ClassVar[type[Any]]
     lr: float

@@ -16,7 +16,9 @@ from annotated_types import Ge, Lt
 
 from dlctl.config import STRICT
 from dlctl.messages import Array, Json
+from dlctl.optim.base import LEARNING_RATE
 from dlctl.optim.blocks import Block, Rule
+from dlctl.settings import Setting
 from dlctl.util.numeric_limits import LearningRate, WeightDecay
 from dlctl.util.threads import scratch
 
@@ -43,6 +45,7 @@ class Momentum:
     """
 
     Options: ClassVar[type[Any]] = MomentumOptions
+    live: ClassVar[Mapping[str, Setting]] = {"lr": LEARNING_RATE}
 
     def __init__(self, options: MomentumOptions) -> None:
         self.lr = options.lr

@@ -10,7 +10,9 @@ import numpy as np
 
 from dlctl.config import STRICT
 from dlctl.messages import Json
+from dlctl.optim.base import LEARNING_RATE
 from dlctl.optim.blocks import Block, Rule
+from dlctl.settings import Setting
 from dlctl.util.numeric_limits import LearningRate, WeightDecay
 from dlctl.util.threads import scratch
 
@@ -30,6 +32,7 @@ class SGD:
     """As torch.optim.SGD without momentum; it keeps no state."""
 
     Options: ClassVar[type[Any]] = SGDOptions
+    live: ClassVar[Mapping[str, Setting]] = {"lr": LEARNING_RATE}
 
     def __init__(self, options: SGDOptions) -> None:
         self.lr = options.lr

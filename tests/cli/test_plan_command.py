@@ -15,6 +15,7 @@ from dlctl.cli import deciding, planning
 from dlctl.cli.changes import Change
 from dlctl.runs import kept_shards
 from dlctl.runs.database import RunDb
+from dlctl.settings import of_job
 
 HOSTS = """
 [[hosts]]
@@ -174,7 +175,12 @@ def test_other_hosts_are_placed_without_asking_them(job, dlctl_command):
     ],
 )
 def test_what_changes_live_is_what_dlctl_set_and_scale_can_do(key, after, live) -> None:
-    assert Change(key, 1, after).how_live() == live
+    job = {
+        "algorithm": {"name": "downpour", "options": {}},
+        "compression": {"name": "topk", "options": {}},
+        "optimizer": {"name": "sgd", "options": {}},
+    }
+    assert Change(key, 1, after, of_job(job).called(key)).how_live() == live
 
 
 def test_what_was_changed_live_is_compared_and_not_what_it_was_started_with(

@@ -286,7 +286,7 @@ def test_an_automatic_interval_that_its_bound_keeps_too_short_is_told(run_direct
         run.daemon(f"worker-{index}", metrics={"settings": dict.fromkeys(bound, "auto"),
                                                "intervals": bound, "bound": found})  # fmt: skip
     expected = (
-        "· worker-0, worker-1: push_every_steps = auto stands at auto_steps_max = 64: "
+        "· worker-0, worker-1: push_every_steps = auto stands at its most, 64 steps: "
         "the link needs more\n"
     )
     assert dlctl_command("status").out.count("auto_steps_max") == 1

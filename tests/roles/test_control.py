@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from dlctl import messages as m
-from dlctl.errors import NotPermitted, UsageError
+from dlctl import settings
+from dlctl.errors import NotFound, NotPermitted, UsageError
 from dlctl.flat import AVERAGED, Entry, Layout
 from dlctl.machine import Effect, Note, Send
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, Checkpointing
@@ -150,7 +151,7 @@ def test_exits_are_told_in_words() -> None:
 def test_a_change_is_answered_when_all_have_answered() -> None:
     context, answers = History(1.0), []
     changes = SettingChanges(context, members())
-    changes.begin(["worker-0", "worker-1"], {"push": 5.0}, 0.0, answers.append)
+    changes.begin({"worker-0": {"push": 5.0}, "worker-1": {"push": 5.0}}, 0.0, answers.append)
     assert sent_to(context.clear()) == ["worker-0", "worker-1"]
     for name, now in (("worker-1", 0.002), ("worker-0", 0.003)):
         assert answers == []
@@ -166,7 +167,7 @@ def test_a_change_is_answered_when_all_have_answered() -> None:
 def test_who_does_not_answer_is_named() -> None:
     context, answers = History(1.0), []
     changes = SettingChanges(context, members())
-    changes.begin(["worker-0", "worker-1"], {"push": 5.0}, 0.0, answers.append)
+    changes.begin({"worker-0": {"push": 5.0}, "worker-1": {"push": 5.0}}, 0.0, answers.append)
     changes.on_changed(m.Changed(1, "worker-0", {"push": None}, {"push": 5.0}), 0.1)
     assert changes.deadline() == ANSWER_S_MAX
     changes.on_deadline(ANSWER_S_MAX)
@@ -177,7 +178,7 @@ def test_who_does_not_answer_in_time_goes_on_being_asked_as_long_as_its_process_
     context, known = History(1.0), members()
     changes = SettingChanges(context, known)
     known.daemons["worker-1"].ended(-9, (), 1.0)
-    changes.begin(["worker-0", "worker-1"], {"push": 5.0}, 0.0, lambda rows: None)
+    changes.begin({"worker-0": {"push": 5.0}, "worker-1": {"push": 5.0}}, 0.0, lambda rows: None)
     changes.on_deadline(ANSWER_S_MAX)
     assert [key for key, _, _ in context.retries.waiting()] == [("change", "worker-0")]
     changes.gone("worker-0")
@@ -187,8 +188,8 @@ def test_who_does_not_answer_in_time_goes_on_being_asked_as_long_as_its_process_
 def test_an_older_change_is_not_sent_again_on_top_of_a_newer_one() -> None:
     context, answers = History(1.0), []
     changes = SettingChanges(context, members())
-    changes.begin(["worker-0"], {"push": 5.0, "fetch": 3.0}, 0.0, answers.append)
-    changes.begin(["worker-0"], {"push": 7.0}, 0.1, answers.append)
+    changes.begin({"worker-0": {"push": 5.0, "fetch": 3.0}}, 0.0, answers.append)
+    changes.begin({"worker-0": {"push": 7.0}}, 0.1, answers.append)
     first, second = {"push": 5.0, "fetch": 3.0}, {"push": 7.0, "fetch": 3.0}
     changes.on_changed(m.Changed(1, "worker-0", {"push": None, "fetch": None}, first), 0.2)
     (again,) = context.retries.due(10.0)
@@ -202,46 +203,126 @@ def test_an_older_change_is_not_sent_again_on_top_of_a_newer_one() -> None:
 def test_the_answer_to_a_newer_change_answers_the_older_ones_that_it_contains() -> None:
     context, answers = History(1.0), []
     changes = SettingChanges(context, members())
-    changes.begin(["worker-0"], {"fetch": 3.0}, 0.0, answers.append)
-    changes.begin(["worker-0"], {"push": 7.0}, 0.1, answers.append)
+    changes.begin({"worker-0": {"fetch": 3.0}}, 0.0, answers.append)
+    changes.begin({"worker-0": {"push": 7.0}}, 0.1, answers.append)
     both = {"push": 7.0, "fetch": 3.0}
     changes.on_changed(m.Changed(2, "worker-0", {"push": None, "fetch": None}, both), 0.2)
     shown = [[(row["key"], row["after"]) for row in answer["changes"]] for answer in answers]
     assert shown == [[("fetch", 3.0)], [("push", 7.0)]]
 
 
-def test_what_a_worker_of_this_run_does_not_have_is_refused_and_nothing_is_changed() -> None:
-    context, known = History(1.0), members()
-    for name in ("worker-0", "worker-1"):
-        known.daemons[name].metrics = {"settings": {"push": None, "log_level": "info"}}
-    changes = SettingChanges(context, known)
-    with pytest.raises(UsageError, match="worker-0 has no density: neither its method nor"):
-        changes.begin_texts(
-            ["worker-0"], {"push": "5MB/s", "density": "0.1"}, 0.0, lambda rows: None
+JOB = {
+    "algorithm": {"name": "downpour", "options": {"push_every_steps": 1}},
+    "compression": {"name": "topk", "options": {"density": 0.5}},
+    "optimizer": {"name": "sgd", "options": {"lr": 0.1, "weight_decay": 0.5}},
+    "workers": {"count": 2, "batch_size": 8},
+}
+
+
+class Asking:
+    """What is asked of a coordinator of two workers and a server."""
+
+    def __init__(self, **job: Any) -> None:
+        self.context, self.members = History(1.0), members()
+        content = JOB | job
+        self.changes = SettingChanges(self.context, self.members, settings.of_job(content), content)
+        self.answers: list[Any] = []
+
+    def ask(self, *patterns: str, **texts: str) -> dict[str | bytes, Any]:
+        """Daemon -> what it is sent."""
+        self.changes.request(patterns, texts, 0.0, self.answers.append)
+        sent = [effect for effect in self.context.clear() if isinstance(effect, Send)]
+        return {e.peer: e.message.settings for e in sent if isinstance(e.message, m.Change)}
+
+    def is_unchanged(self) -> bool:
+        return not self.context.clear() and not any(
+            daemon.settings for daemon in self.members.daemons.values()
         )
-    assert context.clear() == []
-    assert known.daemons["worker-0"].settings == {}
-    changes.begin_texts(["worker-0"], {"push": "5MB/s"}, 0.0, lambda rows: None)
-    assert sent_to(context.clear()) == ["worker-0"]
 
 
-def test_a_rate_that_does_not_go_with_the_jobs_decay_is_refused_and_nothing_is_changed() -> None:
-    context, known = History(1.0), members()
-    changes = SettingChanges(context, known, {"lr": 0.1, "weight_decay": 0.5})
-    with pytest.raises(UsageError, match=r"^lr: lr \* weight_decay must be <= 1, .*got 3 \* 0.5"):
-        changes.begin_texts(["server-0"], {"lr": "3"}, 0.0, lambda rows: None)
-    with pytest.raises(UsageError, match=r"^lr: must be > 0 and <= 1000000"):
-        changes.begin_texts(["server-0"], {"lr": "1e300"}, 0.0, lambda rows: None)
-    assert context.clear() == []
-    assert known.daemons["server-0"].settings == {}
-    changes.begin_texts(["server-0"], {"lr": "2"}, 0.0, lambda rows: None)
-    assert sent_to(context.clear()) == ["server-0"]
+def test_several_keys_go_to_those_who_have_them_in_one_message_each() -> None:
+    asking = Asking()
+    assert asking.ask(push="5MB/s", density="0.01", lr="0.2", push_every_steps="auto") == {
+        "server-0": {"lr": 0.2},
+        "worker-0": {"push": 5e6, "density": 0.01, "push_every_steps": "auto"},
+        "worker-1": {"push": 5e6, "density": 0.01, "push_every_steps": "auto"},
+    }
+    assert asking.ask("worker-*", push="off", density="1") == {
+        "worker-0": {"push": None, "density": 1.0, "push_every_steps": "auto"},
+        "worker-1": {"push": None, "density": 1.0, "push_every_steps": "auto"},
+    }
+
+
+def test_the_one_answer_shows_every_key_of_every_daemon_as_people_write_it() -> None:
+    asking = Asking()
+    asking.ask(push="5MB/s", lr="0.2", log_level="debug")
+    for name, before, after in (
+        ("server-0", {"lr": 0.1, "log_level": "info"}, {"lr": 0.2, "log_level": "debug"}),
+        ("worker-1", {"push": None, "log_level": "info"}, {"push": 5e6, "log_level": "debug"}),
+        ("worker-0", {"push": 1e3, "log_level": "info"}, {"push": 5e6, "log_level": "debug"}),
+        ("agent-0", {"log_level": "info"}, {"log_level": "debug"}),
+    ):
+        assert asking.answers == []
+        asking.changes.on_changed(m.Changed(1, name, before, after), 0.1)
+    (answer,) = asking.answers
+    assert [(row["name"], row["key"], row["old"], row["new"]) for row in answer["changes"]] == [
+        ("agent-0", "log_level", "info", "debug"),
+        ("server-0", "log_level", "info", "debug"),
+        ("server-0", "lr", "0.1", "0.2"),
+        ("worker-0", "log_level", "info", "debug"),
+        ("worker-0", "push", "1 kB/s", "5 MB/s"),
+        ("worker-1", "log_level", "info", "debug"),
+        ("worker-1", "push", "off", "5 MB/s"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "texts", "error"),
+    [
+        ([], {"push": "5MB/s", "lr": "0"}, r"^lr: must be > 0 and <= 1000000"),
+        ([], {"lr": "0.2", "push": "500"}, "^push: "),
+        ([], {"push": "off", "lr": "3"}, r"^lr: lr \* weight_decay must be <= 1, .*got 3 \* 0.5"),
+        ([], {"push": "off", "psuh": "off"}, 'is called "psuh"; did you mean "push"'),
+        ([], {"push": "off", "local_steps": "4"}, 'is called "local_steps"; '),
+        ([], {"push": "off", "batch_size": "4"}, "go.* on: workers.batch_size is in the job file"),
+        ([], {}, "nothing to set"),
+        (["worker-7"], {"push": "off"}, 'no daemon is called "worker-7"; did you mean "worker-'),
+        (["worker-0", "server-*"], {"push": "off"}, r"server-\* has no push: .* of workers"),
+        (["coordinator"], {"log_level": "debug"}, "of agents and servers and workers"),
+    ],
+)
+def test_if_anything_cannot_be_set_nothing_is(
+    patterns: list[str], texts: dict[str, str], error: str
+) -> None:
+    asking = Asking()
+    with pytest.raises((UsageError, NotFound), match=error):
+        asking.ask(*patterns, **texts)
+    assert asking.is_unchanged()
+
+
+def test_a_key_that_only_this_jobs_method_declares_can_be_set() -> None:
+    def fruits(text: str) -> int:
+        if not text.endswith(" apples"):
+            raise ValueError(f'"{text}" is no number of apples')
+        return int(text.removesuffix(" apples"))
+
+    basket = settings.Setting(help="fruits", parse=fruits, format=lambda count: f"{count} apples")
+    context, answers = History(1.0), []
+    live = settings.of_job(JOB | {"algorithm": {"name": "orchard"}}, {"basket": basket})
+    changes = SettingChanges(context, members(), live, JOB)
+    with pytest.raises(UsageError, match=r'^basket: "3" is no number of apples$'):
+        changes.request(["worker-*"], {"basket": "3"}, 0.0, answers.append)
+    changes.request(["worker-1"], {"basket": "3 apples"}, 0.0, answers.append)
+    assert sent_to(context.clear()) == ["worker-1"]
+    changes.on_changed(m.Changed(1, "worker-1", {"basket": 1}, {"basket": 3}), 0.1)
+    (row,) = answers[0]["changes"]
+    assert (row["after"], row["old"], row["new"]) == (3, "1 apples", "3 apples")
 
 
 def test_a_change_stays_with_the_name_for_its_next_incarnation() -> None:
     known = members()
     SettingChanges(History(1.0), known).begin(
-        ["worker-0"], {"density": 0.5}, 0.0, lambda rows: None
+        {"worker-0": {"density": 0.5}}, 0.0, lambda rows: None
     )
     known.daemons["worker-0"].begin(1.0)
     assert known.daemons["worker-0"].settings == {"density": 0.5}

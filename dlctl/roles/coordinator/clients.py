@@ -43,7 +43,7 @@ class Clients:
         try:
             self._verb(request.verb)(request, now)
         except DlctlError as error:
-            self.answer(request.request, True, error.message, {})
+            self.answer(request.request, True, error.message, _how(error))
         except (*NOT_VALID, KeyError, AttributeError) as error:
             self.answer(request.request, True, f"the request is not valid: {error}", {})
         while len(self._peers) > ANSWERS_KEPT:
@@ -60,8 +60,7 @@ class Clients:
     def refuse(self, peer: Peer, message: Message, error: DlctlError) -> None:
         """Say no to one whose key does not go so far, and remember nothing of it."""
         if isinstance(message, Request):
-            result = {"exit_code": error.exit_code}
-            self.context.send(peer, Reply(message.request, True, error.message, result))
+            self.context.send(peer, Reply(message.request, True, error.message, _how(error)))
 
     def _verb(self, name: str) -> Verb:
         if name not in self.verbs:
@@ -74,3 +73,9 @@ class Clients:
             reply = Reply(request, done, error, result)
             self._answers[request] = reply
             self.context.send(self._peers[request], reply)
+
+
+def _how(error: DlctlError) -> Json:
+    """What a client has to know of an error besides its words."""
+    hint = {"hint": error.hint} if error.hint else {}
+    return {"exit_code": error.exit_code, **hint}

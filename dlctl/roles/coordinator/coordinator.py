@@ -16,10 +16,11 @@ data (`scheduler`, `leases`), live `settings`, who comes and goes (`scaling`), `
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 from dlctl import messages as m
-from dlctl import placement
+from dlctl import placement, settings
 from dlctl.algorithms.base import Method
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError, NotPermitted, RemoteProtocolError
@@ -86,7 +87,9 @@ class Coordinator:
         self.registration = Registration(context, members, run_id, job, keyring, past)
         side = algorithm.lead(algorithm.Options(**job.algorithm.options))
         self.scheduler = Scheduler(context, members, job, side)
-        self.settings = SettingChanges(context, members, job.optimizer.options)
+        content = asdict(job)
+        live = settings.of_job(content, algorithm.live)
+        self.settings = SettingChanges(context, members, live, content)
         self.evaluations = Evaluations(context, members, lambda: self.scheduler.steps)
         self.files = HostFiles(context, members)
         self.registration.on_start = self.files.mirror.follow

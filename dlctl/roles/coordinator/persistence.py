@@ -288,7 +288,7 @@ class Persistence:
         if daemon.alive and daemon.role == "server" and daemon.address:
             self.registration.tell_moved(daemon, now)
         if daemon.alive and daemon.settings:
-            self.settings.begin([daemon.name], daemon.settings, now, lambda rows: None)
+            self.settings.begin({daemon.name: daemon.settings}, now, lambda rows: None)
 
 
 def _unused(number: int, now: float) -> int:

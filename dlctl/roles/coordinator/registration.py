@@ -24,7 +24,7 @@ from dlctl.roles.coordinator.records import History, IssueTerm
 from dlctl.roles.protocol.authz import keys_of
 from dlctl.roles.protocol.keyring import Keyring
 from dlctl.roles.protocol.token import sign
-from dlctl.settings import parse
+from dlctl.settings import EVERY_RUN
 from dlctl.util.text import plural
 
 RESTORES_MAX = 3
@@ -178,7 +178,7 @@ class Registration:
             token = sign(self.keyring.token_key, self.run_id, daemon.index, daemon.term)
             limits = self.job.limits
             texts = {field.name: getattr(limits, field.name) for field in fields(limits)}
-            settings = {key: parse(key, text) for key, text in texts.items()} | settings
+            settings = {key: EVERY_RUN.parse(key, text) for key, text in texts.items()} | settings
         elif daemon.role == "server":
             token = self.keyring.token_key
             self.tell_guests(daemon, now)

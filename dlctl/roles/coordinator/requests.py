@@ -146,9 +146,11 @@ class Requests:
         return f"{name} ({daemon.phase})" if daemon is not None and daemon.stuck else ""
 
     def _set(self, request: Request, now: float) -> None:
-        names, texts = list(request.arguments["names"]), dict(request.arguments["settings"])
+        """{"names": [names and globs of daemons], "settings": {key: text}}."""
+        patterns = [str(name) for name in request.arguments["names"]]
+        texts = {str(key): str(text) for key, text in request.arguments["settings"].items()}
         number = request.request
-        self.settings.begin_texts(names, texts, now, lambda rows: self._agree(number, rows))
+        self.settings.request(patterns, texts, now, lambda rows: self._agree(number, rows))
 
     def _agree(self, request: int, result: Json) -> None:
         """With what is done from now on; and whether the next coordinator would know of it."""

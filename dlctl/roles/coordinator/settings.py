@@ -1,30 +1,37 @@
 """Live settings: a change is done when the daemons have said so, not when it was sent.
 
-Whoever has asked for it hears after a while who has not answered. The daemon goes on being asked
-until it answers, or its process has ended: the next one begins with what is set.
+A request is checked here, and only here: then all of its keys are put in force for all of its
+daemons, or nothing is. Whoever has asked for it hears after a while who has not answered. A daemon
+goes on being asked until it answers, or its process has ended: the next one begins with what is
+set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
 
 from dlctl import messages as m
-from dlctl.errors import DlctlError
+from dlctl.errors import NotFound, UsageError
 from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.coordinator.records import History
-from dlctl.settings import parse, require, require_decay
+from dlctl.settings import EVERY_RUN, LiveSettings, flat
+from dlctl.util.did_you_mean import did_you_mean
+from dlctl.util.names import COORDINATOR
 
 ANSWER_S_MAX = 5.0
 Answered = Callable[[Json], None]
+"""Called with {"changes": [a row for each daemon and key], "missing": [names]}."""
 
 
 @dataclass(slots=True)
 class _Change:
-    keys: frozenset[str]
+    wanted: dict[str, Json]
+    """Daemon -> its keys and their values."""
     asked: dict[str, float]
     """Daemon -> when it was asked; answered ones are removed."""
     answered: Answered
@@ -37,46 +44,91 @@ class SettingChanges:
         self,
         context: History,
         members: Membership,
-        optimizer: Mapping[str, Any] = MappingProxyType({}),
+        live: LiveSettings = EVERY_RUN,
+        job: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """`optimizer`: the options of the servers' one in the job file; a new rate has to go with
-        those that are not live.
-        """
+        """`live`: what may change in this job. `job`: all that its job file says."""
         self.context = context
         self.members = members
-        self.optimizer = optimizer
+        self.live = live
+        self.job = job
         self.number = 0
         self._open: dict[int, _Change] = {}
 
-    def begin_texts(
-        self, names: list[str], texts: dict[str, str], now: float, answered: Answered
-    ) -> None:
-        """Like `begin`, with values as people write them. Raises DlctlError."""
-        values = {key: parse(key, text) for key, text in texts.items()}
-        require_decay(values, self.optimizer)
-        for name in names:
-            if name not in self.members.daemons:
-                raise DlctlError(f"this run has no {name:.80}")
-            daemon = self.members.daemons[name]
-            if daemon.role == "worker":
-                require(name, daemon.metrics.get("settings"), values)
-        shown = " ".join(f"{key}={text}" for key, text in texts.items())
-        self.context.event("set", ", ".join(names), f"set {shown}")
-        self.begin(names, values, now, answered)
+    # ------------------------------------------------------------ what is asked for
 
-    def begin(self, names: list[str], values: Json, now: float, answered: Answered) -> None:
-        """Set `values` on daemons; `answered` gets {"changes": [...], "missing": [names]}."""
+    def request(
+        self, patterns: Sequence[str], texts: Mapping[str, str], now: float, answered: Answered
+    ) -> None:
+        """Set `texts`, values as people write them, on all daemons that match a pattern and have
+        the setting; no patterns: on all that have it.
+
+        Raises UsageError or NotFound before anything is changed.
+        """
+        if not texts:
+            raise UsageError("nothing to set: give KEY=VALUE", hint="dlctl set --list")
+        for key in texts:
+            self._refuse_what_is_not_live(key)
+        values = {key: self.live.parse(key, text) for key, text in texts.items()}
+        for pattern in patterns:
+            self._refuse_unknown_daemon(pattern)
+        wanted: dict[str, Json] = {}
+        for key, value in values.items():
+            for name in self._having(key, patterns):
+                wanted.setdefault(name, {})[key] = value
+        shown = " ".join(f"{key}={text.strip()}" for key, text in texts.items())
+        self.context.event("set", ", ".join(wanted), f"set {shown}")
+        self.begin(wanted, now, answered)
+
+    def _refuse_what_is_not_live(self, key: str) -> None:
+        """Raises UsageError if it is a key of the job file that changes with a restart only."""
+        if key in self.live.by_key:
+            return
+        found = [path for path, _ in flat(self.job) if key in (path, path.partition(".")[2])]
+        if found:
+            are = "is" if len(found) == 1 else "are"
+            raise UsageError(
+                f"{key} does not change while a run goes on: {' and '.join(found)} {are} in the "
+                "job file"
+            )
+
+    def _refuse_unknown_daemon(self, pattern: str) -> None:
+        names = [*self.members.daemons, COORDINATOR]
+        if not any(fnmatchcase(name, pattern) for name in names):
+            meant = did_you_mean(pattern, names)
+            raise NotFound(f'no daemon is called "{pattern:.80}"; {meant}', hint="dlctl status")
+
+    def _having(self, key: str, patterns: Sequence[str]) -> list[str]:
+        """The daemons that have a setting. Raises UsageError if one of the patterns means none."""
+        roles = self.live.find(key).roles
+        having = [name for name, daemon in self.members.daemons.items() if daemon.role in roles]
+        if not having:
+            raise UsageError(f"no daemon of this run has {key}")
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in having):
+                owners = " and ".join(f"{role}s" for role in roles)
+                raise UsageError(f"{pattern:.80} has no {key}: it is a setting of {owners}")
+        return [
+            name
+            for name in having
+            if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+        ]
+
+    # ------------------------------------------------------------ putting it in force
+
+    def begin(self, wanted: Mapping[str, Json], now: float, answered: Answered) -> None:
+        """Put values in force: `wanted` has them by daemon, and by key."""
         self.number += 1
         number = self.number
-        asked = dict.fromkeys(names, now)
-        self._open[number] = _Change(frozenset(values), asked, answered, now + ANSWER_S_MAX)
-        for name in names:
+        asked = dict.fromkeys(wanted, now)
+        self._open[number] = _Change(dict(wanted), asked, answered, now + ANSWER_S_MAX)
+        for name, values in wanted.items():
             daemon = self.members.daemons[name]
             daemon.settings = daemon.settings | values
             # One question for all that it has not answered: an older one that is sent again would
             # undo a newer one.
-            wanted = self._unanswered(name) | values
-            self.context.ask(("change", name), name, m.Change(number, wanted), now)
+            unanswered = self._unanswered(name) | values
+            self.context.ask(("change", name), name, m.Change(number, unanswered), now)
 
     def _unanswered(self, name: str) -> Json:
         message = self.context.retries.message(("change", name))
@@ -94,11 +146,11 @@ class SettingChanges:
 
     def _note(self, change: _Change, message: m.Changed, now: float) -> None:
         ms = (now - change.asked.pop(message.name)) * 1e3
-        for key in change.keys & message.after.keys():
+        for key in change.wanted[message.name].keys() & message.after.keys():
             before, after = message.before.get(key), message.after[key]
-            change.rows.append(
-                {"name": message.name, "key": key, "before": before, "after": after, "ms": ms}
-            )
+            row = {"name": message.name, "key": key, "before": before, "after": after, "ms": ms}
+            old, new = self.live.format(key, before), self.live.format(key, after)
+            change.rows.append(row | {"old": old, "new": new})
 
     def gone(self, name: str) -> None:
         """Its process has ended. Who still waits for an answer gets it from the next one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from dlctl.compress.base import Compressor
@@ -16,7 +17,7 @@ class WorkerSettings:
         self,
         context: Context,
         options: Any,
-        live: tuple[str, ...],
+        live: Collection[str],
         send_queue: SendQueue,
         compressor: Compressor,
     ) -> None:

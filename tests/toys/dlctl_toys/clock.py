@@ -19,6 +19,7 @@ from dlctl.algorithms.base import Method, Needs, Outcome, ReplicaSide, ShardSide
 from dlctl.algorithms.needs import Gradient, NextData, Read, View, Write
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, Json
+from dlctl.settings import Setting, count
 
 IDLE = 2**40
 """The clock of a replica without data: nobody waits for it."""
@@ -26,7 +27,7 @@ IDLE = 2**40
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    staleness: Annotated[int, Ge(0)] = 1
+    staleness: Annotated[int, Ge(1)] = 1
     """Steps that a replica may be ahead of the slowest one. Changes live."""
 
 
@@ -88,7 +89,12 @@ class Clocks(ShardSide):
         return {"clocks": sorted(map(list, self._clocks.items()))}
 
     def resume(self, state: Json) -> None:
-        self._clocks = {slot: clock for slot, clock in state.get("clocks", [])}
+        self._clocks = dict(state.get("clocks", []))
 
 
-CLOCK = Method(Options=Options, replica=Replica, shard=Clocks, live=("staleness",))
+CLOCK = Method(
+    Options=Options,
+    replica=Replica,
+    shard=Clocks,
+    live={"staleness": Setting(help="steps ahead of the slowest replica", parse=count)},
+)

@@ -18,6 +18,7 @@ from dlctl.algorithms.base import Method, Needs, ReplicaSide, Shape, Start
 from dlctl.algorithms.needs import Ask, Done, Gradient, NextData
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array
+from dlctl.settings import Setting, number
 from dlctl.vector import Vector, copy_into, to_host
 
 
@@ -89,5 +90,5 @@ RING = Method(
         links=frozenset({"peers"}),
         survives=frozenset({"worker", "coordinator"}),
     ),
-    live=("local_lr",),
+    live={"local_lr": Setting(help="rate of a replica's steps", parse=number)},
 )
