@@ -65,9 +65,9 @@ MODEL = Table(name=PARAMETERS, rule="optimizer")
 class Shape:
     tables: tuple[Table, ...] = (MODEL,)
     """(): the run has no servers. Else the parameters come first."""
-    model: Literal["tables", "replica", "mean"] = "tables"
-    """What is evaluated, saved and exported: the table of parameters, the model of the first
-    replica, or the mean of all replicas' models."""
+    model: Literal["tables", "replica"] = "tables"
+    """What is evaluated, saved and exported: the table of parameters, or replicas' own models; of
+    these every one is saved, and the first one is the run's."""
     links: frozenset[Literal["peers", "group"]] = frozenset()
     """peers: replicas ask each other. group: they make collectives together."""
     engine: str = ""
@@ -192,8 +192,8 @@ class ReplicaSide(ABC):
     def state(self) -> dict[str, Vector]:
         """All that has to be saved of a replica, by name, between a push and the step that follows.
 
-        With it, and the parameters as they are on the servers, `restore` goes on exactly where this
-        one was. A method whose model is on no server adds "parameters".
+        With it, and the parameters, `restore` goes on exactly where this one was. The parameters
+        are on the servers, or the worker role saves and restores them (`Shape.model`).
         """
         return {"residual": self.residual}
 

@@ -84,6 +84,8 @@ class Topology(Message):
     """Their public keys; "" for connections without."""
     initialise: bool
     restore: str
+    under_way: bool = False
+    """All workers have been at work: whoever comes now joins a run that trains."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -300,7 +300,7 @@ class Coordinator:
                 self.change_state("running", "", now)
                 self.notify_members()
                 self.scheduler.release(now)
-                self.registration.restore = ""
+                self.registration.restore, self.registration.under_way = "", True
                 self.checkpointing.schedule(now)
             elif now - self.run.started_at > self.run.job.timeouts.ready_s:
                 self.end("failed", self.status.not_ready(), now)

@@ -169,8 +169,10 @@ class Joining:
         return bool(self.links) and bool(self._buffers_bytes())
 
     def is_under_way(self) -> bool:
-        """Whether the run was under way when this replica joined."""
-        return any(link.version for link in self.links)
+        """Whether the run was under way when this replica joined, or had been before a stop."""
+        told = self.topology
+        is_told = told is not None and (told.under_way or bool(told.restore))
+        return is_told or any(link.version for link in self.links)
 
     def on_buffers(self, message: m.Buffers, now: float) -> bool:
         """False if nobody waits for them, or only for newer ones.

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dlctl import messages as m
-from dlctl.algorithms.base import Method, Site, Start
+from dlctl.algorithms.base import Method, ReplicaSide, Site, Start
 from dlctl.compress.base import Compressor
 from dlctl.config import JobFile
 from dlctl.errors import RemoteProtocolError
@@ -46,6 +46,7 @@ from dlctl.roles.protocol.effects import (
     EngineRan,
     EvaluationRun,
     LoadArrays,
+    LoadBuffers,
     ModelBuilt,
     TaskFailed,
     TaskLocated,
@@ -62,12 +63,15 @@ from dlctl.roles.worker.shard_client import Fenced
 from dlctl.roles.worker.stall import StallDetector
 from dlctl.roles.worker.training import Training
 from dlctl.util.text import NO_USE, REFUSED
-from dlctl.vector import to_host
+from dlctl.vector import copy_into, to_host
 
 PASSING = {"computing", "waiting for data", "fetching", "pushing"}
 """Phases that come and go with every step: they are reported once a second and not at each change.
 """
 DETAIL_CHARS_MAX = 16_000
+W = "w"
+OWN_MODEL = (W, "averaged", "constant")
+"""What a replica saves of its model, under the names that shards have in checkpoints."""
 
 
 class Worker:
@@ -253,7 +257,8 @@ class Worker:
         start: Start = "joins" if self.joining.is_under_way() else "new"
         side.begin("restored" if saved else start)
         if saved:
-            side.restore(saved)
+            self._restore_model(side, saved)
+            side.restore({name: saved[name] for name in saved if name not in OWN_MODEL})
         self.compressor.reseed(*seed)
         self.training = Training(
             context=self.context,
@@ -268,6 +273,23 @@ class Worker:
             averaged=model.averaged,
             push_norm_max=self.job.servers.push_norm_max,
         )
+
+    def _restore_model(self, side: ReplicaSide, saved: Mapping[str, m.Array]) -> None:
+        """The replica's own model of before the stop, if that is where the run's models are."""
+        if self.algorithm.shape.model == "replica" and W in saved:
+            copy_into(side.parameters, saved[W])
+            self.context.do(LoadBuffers(saved["averaged"], saved["constant"]))
+
+    def _own_model(self, training: Training) -> dict[str, m.Array]:
+        """All that makes the model which stands here, where the run's models are the replicas'."""
+        if self.algorithm.shape.model != "replica":
+            return {}
+        assert self.joining.model is not None
+        return {
+            W: to_host(training.side.parameters).copy(),
+            "averaged": np.array(training.computing.averaged),
+            "constant": self.joining.model.constant,
+        }
 
     # ------------------------------------------------------------ settings
 
@@ -316,7 +338,11 @@ class Worker:
             return
         self._save = None
         arrays = {name: to_host(vector).copy() for name, vector in training.side.state().items()}
-        self._saving.begin(message, saved_file(self.birth.name), arrays, {"steps": training.steps})
+        own = self._own_model(training)
+        state = {"steps": training.steps}
+        if own:
+            state |= {"lo": 0, "hi": own[W].size, "version": training.steps}
+        self._saving.begin(message, saved_file(self.birth.name), arrays | own, state)
 
     # ------------------------------------------------------------ ends
 

@@ -36,10 +36,7 @@ class Replica(ReplicaSide):
         self._joins = start == "joins"
 
     def state(self) -> dict[str, Vector]:
-        return {"parameters": self.parameters}
-
-    def restore(self, state: dict[str, Array]) -> None:  # type: ignore[override]
-        copy_into(self.parameters, state["parameters"])
+        return {}
 
     def run(self) -> Needs:
         if self._joins:
