@@ -119,7 +119,7 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_no_rubbish(tmp_path):
         import resource, sys
         from pathlib import Path
         import numpy as np
-        from dlctl import checkpoints
+        from dlctl.runs import checkpoints
         from dlctl.errors import DlctlError
         resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
         try:
@@ -467,7 +467,7 @@ def test_where_nothing_can_be_noted_what_is_found_is_told_all_the_same(tmp_path,
     def refuse(*arguments):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(checkpoint_damage.runs, "write", refuse)
+    monkeypatch.setattr(checkpoint_damage.paths, "write", refuse)
     directory = save(tmp_path)
     flip(directory / "shard-0.safetensors", -1)
     assert len(checkpoints.verify(directory)) == 1
