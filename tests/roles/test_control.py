@@ -36,7 +36,7 @@ def members() -> Membership:
     known = Membership([HOME_AGENT], placed, before={"worker-1": 4})
     for daemon in known.daemons.values():
         daemon.begin(0.0)
-        daemon.state = "running"
+        daemon.restore_state("running")
         daemon.asked_for_data = daemon.role == "worker"
     return known
 
@@ -59,6 +59,7 @@ def test_a_dead_worker_waits_longer_each_time() -> None:
     worker = members().daemons["worker-0"]
     pauses = []
     for _ in range(9):
+        worker.begin(100.0)
         worker.ended(-9, ("last words",), 100.0)
         worker.back_off(100.0)
         assert worker.retry_at is not None
@@ -86,7 +87,7 @@ def on_two_hosts(first: bool = True, second: bool = True) -> Membership:
     known = Membership(agents, placed, before={}, takes_workers=takes)
     for daemon in known.daemons.values():
         daemon.begin(0.0)
-        daemon.state = "running"
+        daemon.restore_state("running")
     return known
 
 
@@ -100,7 +101,7 @@ def test_a_host_that_is_to_have_no_workers_gets_them_only_if_no_other_is_left() 
     assert [known.add_worker().agent for _ in range(2)] == ["agent-1", "agent-1"]
     known.daemons["agent-1"].given_up_at = 20.0
     assert known.least_busy() == "agent-1", "it may come back"
-    known.daemons["agent-1"].state = "failed"
+    known.daemons["agent-1"].restore_state("failed")
     assert known.least_busy() == "agent-2"
 
 
@@ -120,7 +121,7 @@ def test_a_worker_is_added_to_a_host_that_can_be_reached_or_may_come_back(
     """Nobody tries again to start anything on a host that was given up."""
     known = on_two_hosts()
     for name, state in (("agent-1", first), ("agent-2", second)):
-        known.daemons[name].state = state
+        known.daemons[name].restore_state(state)
         known.daemons[name].given_up_at = None if state == "running" else 20.0
     assert known.least_busy() == chosen
 

@@ -21,7 +21,8 @@ class Host:
         self.members = Membership(["agent-1"], {"worker-0": "agent-1"}, before={})
         for daemon in self.members.daemons.values():
             daemon.begin(0.0)
-            daemon.state, daemon.registered = "running", True
+            daemon.restore_state("running")
+            daemon.registered = True
         self.mirror = LogMirror(self.context, self.members)
         self.mirror.follow(self.members.daemons["worker-0"])
         self.asked: Counter[str] = Counter()

@@ -36,7 +36,7 @@ from dlctl.machine import (
     StopRequested,
 )
 from dlctl.messages import Json
-from dlctl.roles.coordinator import shutdown
+from dlctl.roles.coordinator import daemon_states, shutdown
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.clients import Clients
 from dlctl.roles.coordinator.contents import leaves_residuals, manifest_of
@@ -264,7 +264,7 @@ class Coordinator:
     def _on_register(self, peer: Peer, message: m.Register, now: float) -> None:
         daemon = self.registration.on_register(peer, message, now)
         if daemon is not None and daemon.role == "agent" and daemon.state == "starting":
-            daemon.state = "running"
+            daemon.change_state(daemon_states.WORK)
             self.host_failures.is_back(daemon)
             for hosted in self.members.hosted_by(daemon):
                 if hosted.state == "pending" and self.run.shutdown is None:
@@ -304,7 +304,7 @@ class Coordinator:
                 self.checkpointing.schedule(now)
             elif now - self.run.started_at > self.run.job.timeouts.ready_s:
                 self.end("failed", self.status.not_ready(), now)
-        elif self.run.state in ("running", "degraded"):
+        elif self.run.is_working:
             self._update_health(now)
             if reason := self.scheduler.enough(now):
                 self.end("finished", reason, now)
@@ -421,7 +421,7 @@ class Coordinator:
     # ------------------------------------------------------------ what is written down
 
     def change_state(self, state: str, reason: str, now: float) -> None:
-        self.run.state, self.run.reason = state, reason
+        self.run.change_state(state, reason)
         self.context.event("state", "", state + (f": {reason}" if reason else ""))
         self.run.status_due_at = now
 

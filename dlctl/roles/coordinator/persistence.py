@@ -32,6 +32,7 @@ from dlctl import messages as m
 from dlctl.flat import Layout
 from dlctl.machine import Effect
 from dlctl.messages import Json
+from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.evaluation import Asked, Evaluations
@@ -279,7 +280,8 @@ class Persistence:
             elif not daemon.alive or not is_there:
                 self.control.start_daemon(daemon, now)
         elif daemon.state in ("stopped", "failed") and not is_ending:
-            daemon.state, daemon.retry_at = "backoff", now
+            daemon.change_state(daemon_states.BACK_OFF)
+            daemon.retry_at = now
         elif daemon.alive and daemon.pid is None:
             self.registration.ask_spawn(daemon, now)
         elif daemon.alive:

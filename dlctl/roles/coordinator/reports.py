@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dlctl import messages as m
 from dlctl.machine import Peer
+from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.failure_detector import FailureDetector
@@ -44,8 +45,9 @@ class Reports:
             self.context.send(peer, m.Dismiss(f"{report.name} has been replaced"))
             return
         self.heard(daemon, peer, now)
-        if daemon.state in ("running", "slow"):
-            daemon.state = "slow" if "stuck_s" in report.metrics else "running"
+        if daemon.state in daemon_states.AT_WORK:
+            is_stuck = "stuck_s" in report.metrics
+            daemon.change_state(daemon_states.FALL_SILENT if is_stuck else daemon_states.RECOVER)
         daemon.report(report.phase, report.waiting_for, now)
         daemon.metrics = report.metrics
         self.evaluations.on_report(daemon, now)
@@ -64,7 +66,7 @@ class Reports:
         elif "step" in report.metrics:
             # It trains, although nobody remembers that it has asked for data.
             self.is_at_work(daemon, now)
-        if self.run.state in ("running", "degraded"):
+        if self.run.is_working:
             step = report.metrics.get("step") or report.metrics.get("version")
             step = step if isinstance(step, int) and step < 2**63 else 0
             self.context.do(AddMetric(report.name, step, report.metrics))
@@ -73,7 +75,8 @@ class Reports:
         """A worker has asked for data: it takes part, or drains at once if the run ends."""
         if not worker.asked_for_data:
             worker.asked_for_data = True
-            worker.state = "running" if self.run.shutdown is None else worker.state
+            if self.run.shutdown is None:
+                worker.change_state(daemon_states.WORK)
             self.control.notify_members()
         if self.run.shutdown is not None:
             self.run.shutdown.drain_late(worker, now)

@@ -159,7 +159,7 @@ class Requests:
 
     def _save(self, request: Request, now: float) -> None:
         number = request.request
-        if self.run.state not in ("running", "degraded"):
+        if not self.run.is_working:
             raise DlctlError(f"the run is {self.run.state}: there is nothing to save now")
         if not self._save_requests:
             self._told, self._tell_at = (), now + TELL_EVERY_S

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dlctl.errors import DlctlError
 from dlctl.messages import Request
+from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.clients import Clients
 from dlctl.roles.coordinator.control import Control
@@ -72,9 +73,10 @@ class Rotation:
         self._requests.append(request.request)
 
     def _check(self) -> None:
-        state = self.run.state
-        if state not in ("running", "degraded"):
-            raise DlctlError(f"the run is {state}: new keys can be had while it is running")
+        if not self.run.is_working:
+            raise DlctlError(
+                f"the run is {self.run.state}: new keys can be had while it is running"
+            )
         if not self.run.keeps_shards() or self.scheduler.driving is not None:
             raise DlctlError(
                 "this run cannot have new keys while it is running: its servers would be begun "
@@ -143,7 +145,8 @@ class Rotation:
             daemon.leaving = daemon.address = ""
             daemon.peer = daemon.pid = None
             keeps = daemon.role == "worker" or self.run.keeps_shards()
-            daemon.state, daemon.retry_at = ("backoff", now) if keeps else ("failed", None)
+            daemon.change_state(daemon_states.RENEW if keeps else daemon_states.GIVE_UP)
+            daemon.retry_at = now if keeps else None
             daemon.restarts += 1
         if not self.run.keeps_shards():
             self.control.end(

@@ -11,6 +11,7 @@ from dlctl import messages as m
 from dlctl.config import COUNT_MAX
 from dlctl.errors import DlctlError
 from dlctl.messages import Json
+from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.handover import Handover
 from dlctl.roles.coordinator.membership import Daemon
@@ -84,7 +85,7 @@ class Scaling:
         return {"restarting": names}
 
     def _check_running(self) -> None:
-        if self.run.state not in ("running", "degraded"):
+        if not self.run.is_working:
             raise DlctlError(f"the run is {self.run.state}: this can be done while it is running")
 
     def _slot_that_leaves(self) -> Daemon | None:
@@ -104,7 +105,7 @@ class Scaling:
         elif daemon.drained:
             self.on_drained(daemon, now)  # It has said so, and does not say it twice.
         elif daemon.role == "worker" and daemon.asked_for_data:
-            daemon.state = "draining"
+            daemon.change_state(daemon_states.DRAIN)
             daemon.kill_at = now + self.run.job.timeouts.grace_s
             self.context.ask(("drain", daemon.name), daemon.name, m.Drain(why), now)
         else:
