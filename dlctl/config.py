@@ -69,12 +69,16 @@ class Choice:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+DEFAULT_ALGORITHM = "downpour"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Servers:
     __pydantic_config__ = STRICT
 
-    count: Annotated[int, Ge(1), Le(256)] = 1
-    """Parameter servers; each owns one contiguous shard of the parameter vector."""
+    count: Annotated[int, Ge(0), Le(256)] = 1
+    """Parameter servers; each owns one contiguous shard of every table. 0 with a method that needs
+    none, and only then; there it is 0 if nothing is said."""
     durability: Literal["process", "none", "disk"] = "process"
     """What an acknowledged push survives. "process": the death of its server at any instant; the
     shard is kept in mapped memory, twice. "disk": a power loss, too; every push is on the disk
@@ -311,7 +315,7 @@ class JobFile:
     __pydantic_config__ = STRICT
 
     job: Job
-    algorithm: Choice = Choice(name="downpour")
+    algorithm: Choice = Choice(name=DEFAULT_ALGORITHM)
     optimizer: Choice = Choice(name="sgd")
     compression: Choice = Choice(name="none")
     servers: Servers = Servers()

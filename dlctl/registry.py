@@ -11,10 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlctl.errors import UsageError
 from dlctl.util.did_you_mean import did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +29,7 @@ class Entry:
     """What to know before it is used; a sentence without its end."""
 
     def load(self) -> Any:
-        module, _, attribute = self.target.partition(":")
-        return getattr(import_module(module), attribute)
+        return attribute(self.target)
 
 
 BUILT_IN: dict[str, dict[str, Entry]] = {
@@ -104,6 +106,12 @@ ALIASES: dict[str, str] = {
 compressor and another one as a value: each stands for the other where that is the known one."""
 
 
+def attribute(target: str) -> Any:
+    """What "module:attribute" names. Raises ImportError or AttributeError."""
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)
+
+
 def names(kind: str) -> list[str]:
     """All names of one kind: built in first, then third parties'."""
     return [*BUILT_IN[kind], *(n for n in sorted(_third_party(kind)) if n not in BUILT_IN[kind])]
@@ -131,4 +139,8 @@ def _third_party(kind: str) -> dict[str, Entry]:
     from importlib.metadata import entry_points
 
     found = entry_points(group=f"dlctl.{kind}")
-    return {point.name: Entry(point.value, f"from {point.dist}") for point in found}
+    return {point.name: Entry(point.value, _origin(point)) for point in found}
+
+
+def _origin(point: EntryPoint) -> str:
+    return f"from {point.dist.name} {point.dist.version}" if point.dist else "from elsewhere"

@@ -18,6 +18,7 @@ from dlctl.roles.protocol.effects import (
     LoadArrays,
     LoadBuffers,
     LocateTask,
+    RunEngine,
     RunEvaluation,
     SaveArrays,
     Settled,
@@ -31,12 +32,14 @@ def serve(context: process.DaemonContext) -> int:
     loop = Loop(context.log_handler.rotate_if_full, secret=context.credentials.secret)
     files = files_of(loop, context.directory, context.birth)
     acks = Acks(context.directory, context.birth.name, context.birth.incarnation, job.servers.count)
-    thread = ComputeThread(loop, job)
+    method = registry.load("algorithms", job.algorithm.name)
+    thread = ComputeThread(loop, job, method.shape.engine)
     loop.perform(SaveArrays, files.save)
     loop.perform(LoadArrays, files.load)
     loop.perform(BuildModel, thread.build)
     loop.perform(LoadBuffers, thread.load_buffers)
     loop.perform(Compute, thread.compute)
+    loop.perform(RunEngine, thread.run_engine)
     loop.perform(RunEvaluation, thread.evaluate)
     loop.perform(LocateTask, thread.locate)
     loop.perform(Settled, acks.write)
@@ -47,7 +50,7 @@ def serve(context: process.DaemonContext) -> int:
     machine = Worker(
         context.birth,
         job,
-        registry.load("algorithms", job.algorithm.name),
+        method,
         compressor(compressor.Options(**job.compression.options)),
     )
     code = loop.run(machine)

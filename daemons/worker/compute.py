@@ -31,10 +31,12 @@ from dlctl.roles.protocol.effects import (
     BuildModel,
     Compute,
     Computed,
+    EngineRan,
     EvaluationRun,
     LoadBuffers,
     LocateTask,
     ModelBuilt,
+    RunEngine,
     RunEvaluation,
     TaskFailed,
     TaskLocated,
@@ -45,7 +47,10 @@ log = logging.getLogger("dlctl")
 
 
 class ComputeThread:
-    def __init__(self, loop: Loop, job: JobFile) -> None:
+    def __init__(self, loop: Loop, job: JobFile, engine: str = "") -> None:
+        """engine: "module:Class", the torch part of the method; "" if it has none."""
+        self._engine_name = engine
+        self._engine: Any = None
         self._loop = loop
         self._job = job
         self._replica: Any = None
@@ -66,6 +71,9 @@ class ComputeThread:
 
     def compute(self, effect: Compute) -> None:
         self._work.put(partial(self._compute, effect))
+
+    def run_engine(self, effect: RunEngine) -> None:
+        self._work.put(partial(self._run_engine, effect))
 
     def evaluate(self, effect: RunEvaluation) -> None:
         self._work.put(partial(self._evaluate, effect))
@@ -130,6 +138,25 @@ class ComputeThread:
         return BuffersLoaded()
 
     def _compute(self, effect: Compute) -> Computed:
+        """The batches of an effect; the first one that is of no use ends it."""
+        losses: list[float] = []
+        for number in range(effect.number, effect.number + effect.count):
+            computed = self._batch(effect if effect.count == 1 else replace(effect, number=number))
+            if not computed.is_usable:
+                break
+            losses.append(computed.loss)
+        if effect.count == 1:
+            return computed
+        return replace(computed, before=tuple(losses[:-1] if computed.is_usable else losses))
+
+    def _run_engine(self, effect: RunEngine) -> EngineRan:
+        if self._engine is None:
+            from dlctl import registry
+
+            self._engine = registry.attribute(self._engine_name)(self._replica)
+        return EngineRan(self._engine.run(effect.op, effect.arrays))
+
+    def _batch(self, effect: Compute) -> Computed:
         batch = self._loader.batch(effect.data_epoch, effect.start, effect.stop, effect.number)
         if effect.own_lr is None:
             loss, gradient = self._replica.gradient(batch)

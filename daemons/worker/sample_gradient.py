@@ -23,11 +23,11 @@ import numpy as np
 from daemons.worker.building import build
 from daemons.worker.replica import Replica
 from daemons.worker.task import TaskError
+from dlctl import registry
 from dlctl.config import JobFile, from_dict
 from dlctl.errors import DlctlError
 from dlctl.messages import Array
 from dlctl.runs import checkpoints
-from dlctl.settings import AUTO
 from dlctl.vector import copy_into, euclidean_norm, to_host
 
 
@@ -51,8 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def gradient(job: JobFile, checkpoint: Path | None) -> Array:
-    """float32[d]: summed over as many batches as one push sums, of the job's first portion; with
-    "auto" as many as it begins with, which is one. With `local_steps`, the way that these go.
+    """float32[d]: what one push of the job's method would hold, of the job's first portion.
 
     Raises TaskError for what is wrong with the task, also if the gradient is not finite, and
     DlctlError if the checkpoint is of another model.
@@ -60,13 +59,12 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
     replica, loader, in_all = build(job, slot=0, processes=0)
     if checkpoint is not None:
         _load(replica, checkpoint)
-    options = job.algorithm.options
-    every = options.get("push_every_steps", options.get("local_steps", AUTO))
-    batches = 1 if every == AUTO else int(every)
+    method = registry.load("algorithms", job.algorithm.name)
+    options = method.Options(**job.algorithm.options)
+    batches, rate = method.replica.one_push(options)
     samples = min(in_all, batches * job.workers.batch_size)
     batches = -(-samples // job.workers.batch_size)
     total = np.zeros(replica.layout.size(), np.float32)
-    rate = options["local_lr"] if "local_steps" in options else None
     before = to_host(replica.parameters).copy()
     for number in range(batches):
         batch = loader.batch(0, 0, samples, number)

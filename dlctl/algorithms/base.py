@@ -1,179 +1,229 @@
-"""What a method is: up to three sides of one conversation, in one file.
+"""What a method is: its shape, and up to three sides of one conversation, in one file.
 
-- The worker side is a generator that reads like the paper's pseudocode. It *yields requests* (next
-  gradient, fetch, push) and is resumed when they are done; the worker role (`roles/worker.py`)
-  knows about leases, retries, windows and limits, so that a method does not.
-- The server side says what a push means to a shard: apply it now, hold it in a barrier, or drop it.
-  The server role (`roles/server.py`) has made sure before that it is new, in order and sound.
-- The coordinator side says who may work now, and may drive the shards itself with vector
-operations.
+- The replica side is a generator that reads like the paper's pseudocode. It *yields needs*
+  (`needs.py`: the next gradient, a read, a write) and is resumed with what it asked for.
+- The shard side says what a push means to a shard: apply it now, hold it in a barrier, buffer it,
+  or drop it. The server role has made sure before that it is new, in order and sound.
+- The lead, beside the coordinator, says who may work now, decides for all shards where one decider
+  is needed, and may drive the shards itself with vector operations.
+
+The shape declares what the method needs of the run: tables on servers, links between replicas, an
+engine. Validation, placement, checkpoints, evaluation, status and the contract suite read it.
 
 Parameters, gradients and accrued updates are flat vectors (numpy, or torch on a GPU); every piece
-of state lies in attributes, so that it can be saved, restored and changed live between two
-requests.
+of state lies in attributes, so that it can be saved, restored and changed live between two needs.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from dlctl import messages
+from dlctl.algorithms.needs import PARAMETERS, Need, View
 from dlctl.compress.base import Delta
-from dlctl.config import Choice
+from dlctl.config import Choice, JobFile
+from dlctl.flat import Layout
 from dlctl.messages import REFUSED, Array
 from dlctl.settings import Setting
 from dlctl.shards.base import Shard
 from dlctl.vector import Vector, copy_into, to_host, zeros_like
 
-# ---------------------------------------------------------------- what a worker side may ask for
+# ---------------------------------------------------------------- what a method needs of a run
+
+Rule = Literal["optimizer", "add", "set", "mean"]
+"""optimizer: the servers' one, with the push as its gradient. add: values += push. set: values =
+push. mean: a barrier; values = the sum of all members' pushes / the sum of their samples."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Start a fetch of all shards, answered with what they have once their clock is `clock_min`.
+def whole(layout: Layout) -> int:
+    """As many elements as the model has trained parameters."""
+    return layout.size()
 
-    wait: resume only when the parameters are in place; resumed with the clock they are of.
-    Otherwise resume at once; they are put in place between two steps, when they have come.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A vector that is cut over all servers, durable like the parameters. It begins as zeros, the
+    parameters as the model's initial values.
     """
 
-    wait: bool
-    clock_min: int = 0
+    name: str
+    rule: Rule
+    size: Callable[[Layout], int] = whole
+    """Elements."""
 
 
-LEFT_OUT_MAX = 10
-"""So many gradients in a row that are of no use: by then it is hardly the data, of which a tenth
-may be NaN, but the replica, which its own steps have ruined. It goes on from what the servers have,
-if `workers.nonfinite_steps_max` is larger: else it is quarantined before.
-"""
+MODEL = Table(name=PARAMETERS, rule="optimizer")
 
 
-@dataclass(frozen=True, slots=True)
-class NextGradient:
-    """Lease data if needed and compute. Resumed with a `Step`, or None: no data for now.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    tables: tuple[Table, ...] = (MODEL,)
+    """(): the run has no servers. Else the parameters come first."""
+    model: Literal["tables", "replica"] = "tables"
+    """What is evaluated, saved and exported: the table of parameters, or replicas' own models; of
+    these every one is saved, and the first one is the run's."""
+    links: frozenset[Literal["peers", "group"]] = frozenset()
+    """peers: replicas ask each other. group: they make collectives together."""
+    engine: str = ""
+    """"module:Class", the torch part of the method, made with the worker's `Replica`."""
+    twin: str = ""
+    """The same in numpy, for the simulator, made with the simulator's `Problem`."""
+    optimizers: tuple[str, ...] | None = None
+    """Of the servers, those that it works with; None: all."""
+    compressors: tuple[str, ...] | None = None
+    exact: bool = False
+    """Every entry of every push must arrive as it was computed, in float32, and replicas must see
+    the parameters as they are."""
+    survives: frozenset[Literal["worker", "server", "coordinator"]] = frozenset(
+        {"worker", "server", "coordinator"}
+    )
+    """Whose deaths the run survives. Without "server" no shard's state is kept."""
+    simulated_only: bool = False
+    """It runs in the virtual-time simulator only so far."""
 
-    On None nothing may stay behind unpushed, because this may be the end of the run. Batches whose
-    gradient is of no use, not finite or too large, are left out, and the next one is computed
-    instead; but right after `NextData` it is the announced batch or, if that one is of no use,
-    None. See `LEFT_OUT_MAX`.
-    """
+    @property
+    def needs_servers(self) -> bool:
+        return bool(self.tables)
 
+    def table(self, name: str) -> int:
+        """The number of a table. Raises KeyError."""
+        for number, table in enumerate(self.tables):
+            if table.name == name:
+                return number
+        raise KeyError(name)
+
+
+# ---------------------------------------------------------------- replicas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where a replica runs: what it is given before it begins."""
+
+    options: Any
+    parameters: Vector
+    """float32[d], the model itself: a step computes with what stands there."""
+    slot: int
+    layout: Layout
+    rng: np.random.Generator
+    """Seeded by job, slot and epoch."""
+    members: frozenset[int]
+
+
+class Automatic(NamedTuple):
+    """An option that is a number of steps or "auto", and what bounds it then."""
+
+    key: str
+    steps_max: int
+    share_max: float
+    """The part of its time that a replica may stand still for pushes and fetches."""
+
+
+class PushKind(NamedTuple):
+    """What one push of a replica holds."""
+
+    batches: int
     own_lr: float | None = None
-    """The replica makes a step of its own at once, parameters -= own_lr * gradient, and the `Step`
-    has no gradient then: to gather it into one vector takes longer than to go along it. It may be
-    made, and `settle` be called, before `run` hears of it.
-    """
+    """None: the sum of their gradients. Else the way that steps of this rate along them go."""
 
 
-@dataclass(frozen=True, slots=True)
-class NextData:
-    """Wait until there is a batch to compute. Resumed with its `Data`, or None: no data for now.
-
-    On None nothing may stay behind unpushed, because this may be the end of the run.
-    """
+Start = Literal["new", "joins", "restored"]
+"""new: the run begins. joins: it is under way. restored: the state of before a stop comes next."""
+Needs = Generator[Need, Any, None]
 
 
-@dataclass(frozen=True, slots=True)
-class Push:
-    """Send part of `vector`: the compressor takes what it sends out of it, the residual stays in
-    it.
+class ReplicaSide(ABC):
+    """One replica. `begin` is called first, then perhaps `restore`, then `run`."""
 
-    Resumed as soon as the push is on its way; it waits only while the window is full.
-    """
-
-    vector: Vector | None
-    """None: an empty push, only to take part."""
-    samples: int
-    clock: int = 0
-    portion: int = 0
-    """The portion of `clock` that this is the sum of, for methods that push portion by portion."""
-
-
-class Data(NamedTuple):
-    """The batch that is computed next."""
-
-    data_epoch: int
-    """Also `BatchRequest.clock`, for methods that the coordinator drives."""
-    portion: int
-    is_last: bool
-    """Of its portion."""
-
-
-class Step(NamedTuple):
-    """One gradient of the mean loss over `samples` samples, at the parameters as they were.
-
-    Its memory may be written to; it is good until the next one is asked for.
-    """
-
-    gradient: Vector | None
-    """None: the replica has made a step of its own along it."""
-    samples: int
-    loss: float
-    norm: float = math.inf
-    """Euclidean, of the gradient; infinite if it is not known."""
-
-
-Request = Fetch | NextData | NextGradient | Push
-Requests = Generator[Request, Any, None]
-
-
-class WorkerSide(ABC):
-    """One replica. `parameters` is the model itself: a step computes with what stands there."""
-
-    def __init__(self, options: Any, parameters: Vector, slot: int) -> None:
-        self.options = options
-        self.parameters = parameters
-        self.slot = slot
-        self.residual = zeros_like(parameters)
-        """What was accrued and not yet sent: error feedback, and all there is to save of a replica,
-        between a push and the step that follows."""
+    def __init__(self, site: Site) -> None:
+        self.options = site.options
+        self.parameters = site.parameters
+        self.slot = site.slot
+        self.layout = site.layout
+        self.rng = site.rng
+        self.members = site.members
+        """The slots that take part now; the worker role sees to it."""
+        self.residual = zeros_like(site.parameters)
+        """What was accrued and not yet sent: error feedback."""
         self.intervals: dict[str, int] = {}
         """Option -> its number of steps for as long as it is "auto"; the worker role sees to it."""
-        self.fetched_clock = 0
-        """Of the newest fetch that is in place, all of it; the worker role sees to it."""
+        self.view = View(0, 0)
+        """Of the newest read that is in the model, all of it; the worker role sees to it."""
 
     def interval(self, key: str) -> int:
         """Steps of an option that is a number of them or "auto", as they are in force now."""
         steps: int | str = getattr(self.options, key)
         return steps if isinstance(steps, int) else self.intervals.get(key, 1)
 
+    @classmethod
+    def one_push(cls, options: Any) -> PushKind:
+        """What one push is made of, at the beginning of a run."""
+        return PushKind(1)
+
+    def automatic(self) -> Mapping[str, Automatic]:
+        """The intervals of pushes and fetches that may be "auto"."""
+        return {}
+
     def changes_parameters(self) -> bool:
-        """Whether `run` may write to `parameters` between two fetches. A copy is kept then of what
-        was fetched, if the servers send changes only. It may change whenever `run` is resumed.
+        """Whether `run` may write to `parameters` between two reads. A copy is kept then of what
+        was read, if the servers send changes only. It may change whenever `run` is resumed.
 
         Nobody else may write there. If False, what a task's own `loss` does to the parameters is
         overwritten only where the servers have changed something.
         """
         return True
 
+    def begin(self, start: Start) -> None:  # noqa: B027  most methods have nothing to prepare
+        """The model has the run's values, as far as there are any."""
+
     def settle(self) -> None:  # noqa: B027  most methods have nothing else
-        """Bring the residual up to date: what was fetched is about to be put into `parameters`, and
-        no gradient is being computed."""
+        """Bring the residual up to date: what was read is about to be put into `parameters`, and no
+        gradient is being computed."""
 
     def placed(self, lo: int, hi: int) -> None:  # noqa: B027  most methods leave it as it is
-        """What was fetched has just been put into `parameters[lo:hi]`."""
+        """What was read has just been put into `parameters[lo:hi]`."""
 
-    def restore(self, residual: Array) -> None:
-        """Add the residual of before the stop, float32[d]; gradients may have come to it since."""
-        made_since = to_host(self.residual).copy()
-        copy_into(self.residual, residual + made_since)
+    def state(self) -> dict[str, Vector]:
+        """All that has to be saved of a replica, by name, between a push and the step that follows.
+
+        With it, and the parameters, `restore` goes on exactly where this one was. The parameters
+        are on the servers, or the worker role saves and restores them (`Shape.model`).
+        """
+        return {"residual": self.residual}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Go on from what `state` was before a stop; gradients may have come to it since."""
+        if "residual" in state and state["residual"].size == len(self.residual):
+            made_since = to_host(self.residual).copy()
+            copy_into(self.residual, state["residual"] + made_since)
 
     @abstractmethod
-    def run(self) -> Requests:
+    def run(self) -> Needs:
         """The method as a replica sees it; it does not come to an end by itself."""
+
+    def serve(self, op: str, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Answer another replica's `Ask`, between two steps. Raises RemoteProtocolError for what
+        it cannot take; then there is no answer.
+        """
+        raise NotImplementedError(f"{type(self).__name__} answers nobody")
+
+    def leave(self) -> Iterator[Need]:
+        """What is still to be done before this replica leaves the run; gradients cannot be had."""
+        return iter(())
 
 
 # ---------------------------------------------------------------- servers
 
 
 class Outcome(NamedTuple):
-    """What became of one push; `kind` is one of APPLIED, HELD, LATE, REFUSED (`messages.Ack`)."""
+    """What became of one push; `kind` is one of APPLIED, HELD, BUFFERED, LATE, REFUSED
+    (`messages.Ack`)."""
 
     slot: int
     epoch: int
@@ -185,7 +235,7 @@ class Outcome(NamedTuple):
     """Of a push that was refused."""
 
 
-class ServerSide(ABC):
+class ShardSide(ABC):
     """One shard. Every method returns the pushes that it settled, in order."""
 
     applies_as_pushed: ClassVar[bool] = False
@@ -197,8 +247,12 @@ class ServerSide(ABC):
         self.shard = shard
 
     def clock(self) -> int:
-        """What `Fetch.clock_min` is compared with."""
+        """What `Read.at_least` is compared with; every reply tells it."""
         return self.shard.version
+
+    def may_read(self, slot: int, at_least: int) -> bool:
+        """Whether this read is answered now; else it waits until something has changed."""
+        return self.clock() >= at_least
 
     @abstractmethod
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
@@ -276,45 +330,68 @@ Drives = Generator[VectorRequest | BatchRequest, Any, str]
 
 
 @dataclass(slots=True)
-class CoordinatorSide:
+class Lead:
     """Who may lease data now; for methods that the coordinator drives, also the driving."""
 
     options: Any
     steps_done: int = 0
     """Acknowledged steps of all workers, kept up by the coordinator role."""
 
+    clock: int = 0
+    """What the method counts beside the coordinator; it survives a coordinator's death."""
+
     def may_lease(self, slot: int, first_slot: int) -> str:
         """Why `slot` has to wait; "" if it may work now. `first_slot`: the lowest that lives."""
         return ""
+
+    def quorum(self, clock: int, came: frozenset[int], members: frozenset[int]) -> frozenset[int]:
+        """Whose pushes of this clock count, for all shards, once that can be said; else empty.
+
+        came: the slots whose pushes have come to the first shard.
+        """
+        return frozenset()
 
     def drive(self) -> Drives | None:
         """The method itself, if the coordinator drives it."""
         return None
 
+    def state(self) -> messages.Json:
+        """What the next coordinator has to know, beside the clock; kept with every decision."""
+        return {}
+
+    def resume(self, state: messages.Json) -> None:
+        """Go on from what `state` was in a coordinator that has died."""
+
+    def figures(self) -> messages.Json:
+        """What `status` shows of the method, in plain values."""
+        return {}
+
 
 # ---------------------------------------------------------------- a whole method
 
+Fault = tuple[tuple[str, ...], str, str]
+"""What is wrong with a job file: (the path of the key, what is wrong, what to write instead)."""
 
-@dataclass(frozen=True, slots=True)
-class Algorithm:
-    """What the registry names. `Options` is a frozen dataclass: the keys of the job file."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """What the registry names. `Options` is a dataclass: the keys of the job file."""
 
     Options: type[Any]
-    worker: type[WorkerSide]
-    server: type[ServerSide]
-    coordinator: type[CoordinatorSide] = CoordinatorSide
+    shape: Shape = field(default_factory=Shape)
+    replica: type[ReplicaSide]
+    shard: type[ShardSide] | None = None
+    """Of the table of parameters; other tables follow their rules. None: there are no servers."""
+    lead: type[Lead] = Lead
     live: Mapping[str, Setting] = field(default_factory=dict)
-    """Options that may change while the run goes on, and how people write them. With `interval`,
-    `push_every_steps` and `fetch_every_steps` may become "auto": a method with these asks
-    `WorkerSide.interval`, and its options have `comm_share_max` and `auto_steps_max`, too."""
+    """Options that may change while the run goes on, and how people write them. Those of
+    `ReplicaSide.automatic` may become "auto" then."""
     optimizer: Choice = field(default_factory=partial(Choice, name="sgd"))
     """The servers' one, for a job file that names none."""
-    simulated_only: bool = False
-    exact_pushes: bool = False
-    """Whether every entry of every push must arrive as it was computed, in float32, and workers
-    must see the parameters as they are."""
-    survives_server: bool = True
-    """Whether a run can go on when a server has died. No state is kept where it cannot."""
+    check: Callable[[JobFile], list[Fault]] = lambda job: []
+    """What of a job file does not go with this method, beyond what the shape says."""
+    experimental: bool = False
+    """It is marked in lists, and runs a reduced contract suite."""
 
 
 def dense(delta: Delta, size: int) -> Array:

@@ -41,6 +41,7 @@ one worker with n_fetch = n_push = 1 is then exactly the servers' optimiser on o
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -48,18 +49,16 @@ from annotated_types import Ge, Gt, Lt
 
 from dlctl import messages
 from dlctl.algorithms.base import (
-    LEFT_OUT_MAX,
-    Algorithm,
-    CoordinatorSide,
-    Fetch,
-    NextData,
-    NextGradient,
+    Automatic,
+    Lead,
+    Method,
+    Needs,
     Outcome,
-    Push,
-    Requests,
-    ServerSide,
-    WorkerSide,
+    PushKind,
+    ReplicaSide,
+    ShardSide,
 )
+from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Read, Write
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED
 from dlctl.settings import Setting, interval, number_within
@@ -91,7 +90,7 @@ class Options:
     """Compute while fetches are under way; false: wait for each fetch."""
 
 
-class Replica(WorkerSide):
+class Replica(ReplicaSide):
     """The client of Alg. 1.1. `residual` is accrued: what a push leaves is in the next one.
 
     A gradient that is of no use is no step, so it leads to no fetch. After several in a row, which
@@ -100,10 +99,22 @@ class Replica(WorkerSide):
 
     options: Options
 
+    @classmethod
+    def one_push(cls, options: Options) -> PushKind:
+        steps = options.push_every_steps
+        return PushKind(steps if isinstance(steps, int) else 1)
+
+    def automatic(self) -> Mapping[str, Automatic]:
+        bounds = self.options.auto_steps_max, self.options.comm_share_max
+        return {
+            "push": Automatic("push_every_steps", *bounds),
+            "fetch": Automatic("fetch_every_steps", *bounds),
+        }
+
     def changes_parameters(self) -> bool:
         return self.options.local_lr > 0
 
-    def run(self) -> Requests:
+    def run(self) -> Needs:
         step = samples = 0
         fetched_at = -math.inf
         pushed_at = -1 if self.options.push_before_fetch else -math.inf
@@ -114,8 +125,8 @@ class Replica(WorkerSide):
                 fetches = step - fetched_at >= self.interval("fetch_every_steps")
                 is_lost = left_out >= LEFT_OUT_MAX
                 if fetches or is_lost:
-                    yield Fetch(wait=is_lost or not self.options.overlap)
-                computed = yield NextGradient()
+                    yield Read(wait=is_lost or not self.options.overlap)
+                computed = yield Gradient()
                 left_out = left_out + 1 if computed is None else 0
                 if computed is None:
                     continue
@@ -126,13 +137,13 @@ class Replica(WorkerSide):
                 fetched_at = step if fetches else fetched_at
             is_due = data is not None and step - pushed_at >= self.interval("push_every_steps")
             if samples and (data is None or is_due):
-                yield Push(self.residual, samples)
+                yield Write(vector=self.residual, samples=samples)
                 samples = 0
                 pushed_at = step if is_due else pushed_at
             step += data is not None
 
 
-class Server(ServerSide):
+class Server(ShardSide):
     """Applies at once: no waiting, no averaging, no regard for what other shards have."""
 
     applies_as_pushed = True
@@ -143,7 +154,7 @@ class Server(ServerSide):
         return [Outcome(push.slot, push.epoch, push.seq, APPLIED, staleness)]
 
 
-class WarmStart(CoordinatorSide):
+class WarmStart(Lead):
     """Lets the first replica work alone until it has made `warmstart_steps` acknowledged steps."""
 
     def may_lease(self, slot: int, first_slot: int) -> str:
@@ -153,11 +164,11 @@ class WarmStart(CoordinatorSide):
         return f"warm start: worker-{first_slot} works alone for {left} more steps"
 
 
-DOWNPOUR = Algorithm(
+DOWNPOUR = Method(
     Options=Options,
-    worker=Replica,
-    server=Server,
-    coordinator=WarmStart,
+    replica=Replica,
+    shard=Server,
+    lead=WarmStart,
     live={
         "fetch_every_steps": Setting(
             help='steps from one fetch to the next, or "auto"', parse=interval

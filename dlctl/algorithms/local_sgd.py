@@ -39,26 +39,20 @@ gradients in a row are of no use. One such gradient is left out, as in every met
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge
 
 from dlctl.algorithms import sync
-from dlctl.algorithms.base import (
-    LEFT_OUT_MAX,
-    Algorithm,
-    Fetch,
-    NextData,
-    NextGradient,
-    Push,
-    Requests,
-)
+from dlctl.algorithms.base import Method, Needs, PushKind, Start
+from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Read, Write
 from dlctl.config import Choice
 from dlctl.messages import Array
 from dlctl.settings import Setting, count, number_within
 from dlctl.util.numeric_limits import LocalRate
-from dlctl.vector import Vector, copy_of, euclidean_norm, is_finite
+from dlctl.vector import copy_of, euclidean_norm, is_finite
 
 REACH_MAX = 1e18
 """A vector with a smaller norm is finite, and the sum of its squares is in float32, too."""
@@ -78,34 +72,37 @@ class Options:
 class Replica(sync.Replica):
     options: Options
 
-    def __init__(self, options: Options, parameters: Vector, slot: int) -> None:
-        super().__init__(options, parameters, slot)
+    @classmethod
+    def one_push(cls, options: Options) -> PushKind:
+        return PushKind(options.local_steps, options.local_lr)
+
+    def begin(self, start: Start) -> None:
         self._is_ahead = False
         """A push is out, and this replica has gone on without its mean."""
         self._left = copy_of(self.residual)
         """What of the residual is no step since the newest push: what it has left there."""
-        self._base = copy_of(parameters)
+        self._base = copy_of(self.parameters)
         """Where the steps have begun that are not in the residual yet."""
         self._is_on_way = False
         """A round is under way: from `_base` to the parameters are steps of this replica."""
         self._reach = 0.0
         """The residual with these steps in it has no larger norm."""
 
-    def run(self) -> Requests:
+    def run(self) -> Needs:
         clock = yield from self._join()
         while True:
             samples = yield from self._accrue()
-            if self._is_ahead and self.fetched_clock <= clock:
-                yield Fetch(wait=True, clock_min=clock + 1)
-            is_apart = self._is_ahead and self.fetched_clock != clock + 1
-            self._is_ahead, clock = False, self.fetched_clock
+            if self._is_ahead and self.view.clock_max <= clock:
+                yield Read(wait=True, at_least=clock + 1)
+            is_apart = self._is_ahead and self.view.clock_max != clock + 1
+            self._is_ahead, clock = False, self.view.clock_max
             self._is_on_way = False
-            yield Push(self.residual if samples else None, samples, clock)
+            yield Write(vector=self.residual if samples else None, samples=samples, clock=clock)
             if samples:
                 self._is_ahead = self.options.overlap and not is_apart
                 self._left[:] = self.residual
             if self._is_ahead:
-                yield Fetch(wait=False, clock_min=clock + 1)
+                yield Read(wait=False, at_least=clock + 1)
             else:
                 clock = yield from self._next_step(clock)
 
@@ -121,12 +118,13 @@ class Replica(sync.Replica):
             self.parameters[lo:hi] -= self.residual[lo:hi]
         self._base[lo:hi] = self.parameters[lo:hi]
 
-    def restore(self, residual: Array) -> None:
+    def restore(self, state: Mapping[str, Array]) -> None:
         """It may come late; then it is no step of this round, either."""
         before = copy_of(self.residual)
-        super().restore(residual)
-        self._reach += euclidean_norm(residual)
-        self._left += self.residual - before
+        super().restore(state)
+        restored = self.residual - before
+        self._reach += euclidean_norm(restored)
+        self._left += restored
 
     def _accrue(self) -> sync.Accrues:
         """A round's steps; if they become infinite or lead astray, none of them and 0 samples.
@@ -145,7 +143,7 @@ class Replica(sync.Replica):
             if (yield NextData()) is None:
                 break
             own_lr = self.options.local_lr
-            computed = yield NextGradient(own_lr)
+            computed = yield Gradient(own_lr)
             if computed is None:
                 left_out += 1
                 continue
@@ -175,10 +173,10 @@ class Replica(sync.Replica):
         self._is_on_way = False
 
 
-LOCAL_SGD = Algorithm(
+LOCAL_SGD = Method(
     Options=Options,
-    worker=Replica,
-    server=sync.Barrier,
+    replica=Replica,
+    shard=sync.Barrier,
     live={
         "local_steps": Setting(
             help="steps of a replica alone from one mean to the next", parse=count

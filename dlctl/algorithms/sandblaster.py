@@ -59,25 +59,23 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from dlctl import messages
 from dlctl.algorithms.base import (
-    Algorithm,
     BatchRequest,
-    CoordinatorSide,
     Drives,
-    Fetch,
-    NextData,
-    NextGradient,
+    Lead,
+    Method,
+    Needs,
     Outcome,
-    Push,
-    Requests,
-    ServerSide,
+    ReplicaSide,
+    Shape,
+    ShardSide,
+    Start,
     VectorRequest,
-    WorkerSide,
     dense,
 )
+from dlctl.algorithms.needs import Gradient, NextData, Read, Write
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, LATE
 from dlctl.shards.base import Shard
-from dlctl.vector import Vector
 
 ACCRUED = "accrued"
 CURVATURE_MIN = 1e-10
@@ -103,30 +101,29 @@ class Options:
 # ---------------------------------------------------------------- worker
 
 
-class Replica(WorkerSide):
+class Replica(ReplicaSide):
     """Computes portions, and pushes the sum of each when it is complete."""
 
-    def __init__(self, options: Options, parameters: Vector, slot: int) -> None:
-        super().__init__(options, parameters, slot)
+    def begin(self, start: Start) -> None:
         self.accrued = self.residual
         # A portion that was not pushed is computed again, by whoever gets it: nothing is saved.
         self.residual = self.accrued[:0]
 
-    def run(self) -> Requests:
+    def run(self) -> Needs:
         clock, samples = -1, 0
         while True:
             data = yield NextData()
             if data is None:
                 continue
             if data.data_epoch != clock:
-                yield Fetch(wait=True)
+                yield Read(wait=True)
                 clock = data.data_epoch
-            computed = yield NextGradient()
+            computed = yield Gradient()
             if computed is not None:
                 self.accrued += computed.gradient * computed.samples
                 samples += computed.samples
             if data.is_last and samples:
-                yield Push(self.accrued, samples, clock, data.portion)
+                yield Write(vector=self.accrued, samples=samples, clock=clock, part=data.portion)
                 self.accrued[:] = 0
                 samples = 0
 
@@ -134,7 +131,7 @@ class Replica(WorkerSide):
 # ---------------------------------------------------------------- server
 
 
-class Accruing(ServerSide):
+class Accruing(ShardSide):
     """Adds every portion of a batch to "accrued", once; "w" and the optimiser are not touched."""
 
     def __init__(self, options: Options, shard: Shard) -> None:
@@ -175,7 +172,7 @@ class Pair:
 
 
 @dataclass(slots=True)
-class LBFGS(CoordinatorSide):
+class LBFGS(Lead):
     """The optimiser. All its state is numbers; the vectors are "x", "g", "d", "s0", "y0", ..."""
 
     pairs: list[Pair] = field(default_factory=list)
@@ -274,14 +271,16 @@ def _dot(x: str, y: str) -> Number:
     return (yield VectorRequest("dot", x, y))
 
 
-SANDBLASTER = Algorithm(
+SANDBLASTER = Method(
     Options=Options,
-    worker=Replica,
-    server=Accruing,
-    coordinator=LBFGS,
-    simulated_only=True,
-    exact_pushes=True,
-    # The coordinator knows the optimiser's numbers, the shards its vectors. They change together,
-    # operation by operation, and no commit of one shard would fit what the others have.
-    survives_server=False,
+    replica=Replica,
+    shard=Accruing,
+    lead=LBFGS,
+    shape=Shape(
+        exact=True,
+        simulated_only=True,
+        # The coordinator knows the optimiser's numbers, the shards its vectors. They change
+        # together, operation by operation, and no commit of one shard would fit the others'.
+        survives=frozenset({"worker"}),
+    ),
 )

@@ -35,25 +35,21 @@ import numpy as np
 
 from dlctl import messages
 from dlctl.algorithms.base import (
-    Algorithm,
-    Fetch,
-    NextData,
-    NextGradient,
+    Method,
+    Needs,
     Outcome,
-    Push,
-    Requests,
-    ServerSide,
-    Step,
-    WorkerSide,
+    ReplicaSide,
+    ShardSide,
     dense,
 )
+from dlctl.algorithms.needs import Gradient, NextData, Read, Step, View, Write
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, HELD, LATE, REFUSED, Array, Json
 from dlctl.shards.base import Shard
 from dlctl.util import threads
 from dlctl.util.threads import BLOCK, scratch
 
-Accrues = Generator[NextData | NextGradient, Any, int]
+Accrues = Generator[NextData | Gradient, Any, int]
 
 AHEAD_MAX = 2**32
 """Steps. Shards may honestly differ by some: a checkpoint is not of one moment. Without a limit one
@@ -65,45 +61,47 @@ class Options:
     pass
 
 
-class Replica(WorkerSide):
-    def run(self) -> Requests:
+class Replica(ReplicaSide):
+    def run(self) -> Needs:
         clock = yield from self._join()
         while True:
             samples = yield from self._accrue()
-            yield Push(self.residual if samples else None, samples, clock)
+            yield Write(vector=self.residual if samples else None, samples=samples, clock=clock)
             clock = yield from self._next_step(clock)
 
     def _accrue(self) -> Accrues:
         """Add to the residual what is pushed next. Returns the samples it is of, 0 without data."""
-        computed: Step | None = yield NextGradient()
+        computed: Step | None = yield Gradient()
         if computed is None:
             return 0
         self.residual += computed.gradient
         return computed.samples
 
-    def _join(self) -> Generator[NextData | Fetch | Push, Any, int]:
+    def _join(self) -> Generator[NextData | Read | Write, Any, int]:
         """Take part without a gradient until all shards wait for this replica.
 
         In a run under way one shard may be a step ahead of another; a gradient is of one step.
         """
         yield NextData()  # Who has asked for data is a member.
-        clock: int = yield Fetch(wait=True)
-        return clock if clock == 0 else (yield from self._meet(clock))
+        view: View = yield Read(wait=True)
+        return 0 if view.clock_max == 0 else (yield from self._meet(view.clock_max))
 
-    def _next_step(self, clock: int) -> Generator[Fetch | Push, Any, int]:
+    def _next_step(self, clock: int) -> Generator[Read | Write, Any, int]:
         """The step behind this one. A shard that has passed over it without this replica, because
         it was told late who takes part, may be ahead of the others: then they are all met again.
         """
-        newest: int = yield Fetch(wait=True, clock_min=clock + 1)
+        view: View = yield Read(wait=True, at_least=clock + 1)
+        newest = view.clock_max
         return newest if newest == clock + 1 else (yield from self._meet(newest))
 
-    def _meet(self, clock: int) -> Generator[Fetch | Push, Any, int]:
+    def _meet(self, clock: int) -> Generator[Read | Write, Any, int]:
         """Take part without a gradient until the newest shard is just a step further: so are all,
         for none is left behind the step that was asked for.
         """
         while True:
-            yield Push(None, 0, clock)
-            before, clock = clock, (yield Fetch(wait=True, clock_min=clock + 1))
+            yield Write(vector=None, clock=clock)
+            view: View = yield Read(wait=True, at_least=clock + 1)
+            before, clock = clock, view.clock_max
             if clock == before + 1:
                 return clock
 
@@ -120,7 +118,7 @@ class Held(NamedTuple):
         return Outcome(push.slot, push.epoch, push.seq, kind, reason=self.reason)
 
 
-class Barrier(ServerSide):
+class Barrier(ShardSide):
     """Holds the pushes of step t until all who are due have come."""
 
     def __init__(self, options: Options, shard: Shard) -> None:
@@ -259,4 +257,4 @@ def _weighted_sum(vectors: Sequence[Array], weights: Sequence[np.float32]) -> Ar
     return total
 
 
-SYNC = Algorithm(Options=Options, worker=Replica, server=Barrier)
+SYNC = Method(Options=Options, replica=Replica, shard=Barrier)

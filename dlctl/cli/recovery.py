@@ -238,7 +238,7 @@ def _survives_coordinator(snapshot: Snapshot) -> bool:
     from dlctl import registry
 
     name = str(snapshot.run.get("algorithm") or "")
-    return not name or bool(getattr(registry.load("algorithms", name), "survives_server", True))
+    return not name or "server" in registry.load("algorithms", name).shape.survives
 
 
 # ---------------------------------------------------------------- in words

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dlctl import registry
-from dlctl.config import Choice, JobFile
+from dlctl.config import DEFAULT_ALGORITHM, Choice, JobFile
 from dlctl.errors import UsageError
 from dlctl.jobfile import checks, reading, schema
 from dlctl.jobfile.doubtful import doubts as doubts
@@ -62,6 +62,7 @@ def load(
     faults += _check_decay(resolved)
     faults += _check_exact_pushes(resolved)
     faults += _check_exact_fetches(resolved, document)
+    faults += _check_shape(resolved, document)
     job, more = schema.validate(JobFile, _with_choices(document))
     faults += more
     if job is None or faults:
@@ -78,7 +79,16 @@ def load(
     # Daemons run elsewhere, so they get the task's file by its full path.
     task = str(path.parent.resolve() / job.job.task)
     located = dataclasses.replace(job.job, task=task)
-    return dataclasses.replace(job, job=located, **resolved)  # type: ignore[arg-type]
+    whole: JobFile = dataclasses.replace(job, job=located, **resolved)  # type: ignore[arg-type]
+    if faults := _own_checks(whole):
+        raise JobFileError(path, locate(path, text, find_keys(text), faults))
+    return whole
+
+
+def _own_checks(job: JobFile) -> list[Fault]:
+    """What the method itself finds wrong with a job that is valid otherwise."""
+    method = registry.load("algorithms", job.algorithm.name)
+    return [Fault(where, what, instead) for where, what, instead in method.check(job)]
 
 
 def effective_options(kind: str, choice: Choice) -> dict[str, Any]:
@@ -125,7 +135,7 @@ def _resolve(
         entry = registry.load(kind, name)
     except (ImportError, AttributeError) as error:
         return None, [Fault(at, f"cannot be loaded: {error}")]
-    if getattr(entry, "simulated_only", False) and not simulated:
+    if getattr(getattr(entry, "shape", None), "simulated_only", False) and not simulated:
         return None, [Fault(at, "runs only in the simulator, not in real runs, so far")]
     given = {key: value for key, value in table.items() if key != "name"}
     options, faults = schema.validate(entry.Options, given, at=(section,), also=("name",))
@@ -170,7 +180,7 @@ def _check_exact_pushes(resolved: Mapping[str, Choice]) -> list[Fault]:
     algorithm, compression = resolved.get("algorithm"), resolved.get("compression")
     if algorithm is None or compression is None:
         return []
-    if not registry.load("algorithms", algorithm.name).exact_pushes:
+    if not registry.load("algorithms", algorithm.name).shape.exact:
         return []
     message = f"{algorithm.name} needs every push as it was computed"
     suggestion = 'use "none" with values = "float32"'
@@ -186,9 +196,40 @@ def _check_exact_fetches(resolved: Mapping[str, Choice], document: dict[str, Any
     algorithm, path = resolved.get("algorithm"), ("servers", "fetch_values")
     if algorithm is None or get(document, path) not in ("float16", "bfloat16"):
         return []
-    if not registry.load("algorithms", algorithm.name).exact_pushes:
+    if not registry.load("algorithms", algorithm.name).shape.exact:
         return []
     return [Fault(path, f"{algorithm.name} needs the parameters as they are", "remove it")]
+
+
+def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> list[Fault]:
+    """What does not go with the shape that the method declares; where it needs no servers, and the
+    job file says nothing, there are none.
+    """
+    if "algorithm" not in resolved and "algorithm" in document:
+        return []
+    from dlctl.algorithms.shapes import faults_of  # takes numpy along
+
+    name = resolved["algorithm"].name if "algorithm" in resolved else DEFAULT_ALGORITHM
+    method = registry.load("algorithms", name)
+    faults = [Fault(("algorithm", "name"), f"{name}: {what}") for what in faults_of(method)]
+    shape, path = method.shape, ("servers", "count")
+    servers = document.setdefault("servers", {})
+    if not isinstance(servers, dict):
+        return faults  # the schema says what is wrong
+    count = servers.get("count")
+    if count is None and not shape.needs_servers:
+        servers["count"] = 0
+    elif count == 0 and shape.needs_servers:
+        faults.append(Fault(path, f"{name} keeps its parameters on servers", "use 1 or more"))
+        faults.append(Fault(("algorithm", "name"), f"{name} needs servers.count of 1 or more"))
+    elif type(count) is int and count > 0 and not shape.needs_servers:
+        faults.append(Fault(path, f"{name} has no servers", "use 0, or remove it"))
+        faults.append(Fault(("algorithm", "name"), f"{name} needs servers.count = 0"))
+    for section, known in (("optimizer", shape.optimizers), ("compression", shape.compressors)):
+        if section in resolved and known is not None and resolved[section].name not in known:
+            what = f"{name} does not work with {resolved[section].name}"
+            faults.append(Fault((section, "name"), what, f"use {' or '.join(known)}"))
+    return faults
 
 
 def _with_choices(document: dict[str, Any]) -> dict[str, Any]:

@@ -84,6 +84,8 @@ class Topology(Message):
     """Their public keys; "" for connections without."""
     initialise: bool
     restore: str
+    under_way: bool = False
+    """All workers have been at work: whoever comes now joins a run that trains."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -369,3 +371,62 @@ class Reopen(Message):
     """
 
     last: int
+
+
+# ------------------------------------------------------------ control plane: replicas
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Peers(Message):
+    """To a worker: who takes part now. Repeated until `PeersNoted`; the newest `number` counts."""
+
+    number: int
+    slots: tuple[int, ...]
+    epochs: tuple[int, ...]
+    addresses: tuple[str, ...]
+    """"" while a worker does not listen."""
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PeersNoted(Message):
+    name: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Listening(Message):
+    """From a worker: other replicas may ask it at this address. Repeated until it is in `Peers`."""
+
+    slot: int
+    epoch: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Group(Message):
+    """To a worker: the group of this generation. Repeated until `GroupNoted`; only the newest
+    counts, and whoever is not in `slots` has no group.
+    """
+
+    generation: int
+    slots: tuple[int, ...]
+    """In the order of their ranks."""
+    store: str
+    """host:port of the rendezvous, which the first rank opens."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class GroupNoted(Message):
+    name: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class GroupBroken(Message):
+    """From a member: a collective of this generation has failed or passed its deadline."""
+
+    slot: int
+    epoch: int
+    generation: int
+    reason: str

@@ -70,6 +70,10 @@ class Push(Message):
     delta: Packed
     portion: int = 0
     """The portion of `clock` that this is the sum of, for methods that push portion by portion."""
+    table: int = 0
+    """Its number in the method's shape; `seq` counts the pushes to this table's shard."""
+    at: int = 0
+    """`delta` is of the elements [at, at + its length) of the shard's slice."""
 
 
 APPLIED = "applied"
@@ -79,13 +83,15 @@ LATE = "late"
 REFUSED = "refused"
 GAP = "gap"
 FENCED = "fenced"
+BUFFERED = "buffered"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Ack(Message):
     """What became of a push. All outcomes but HELD, GAP and FENCED settle it for good.
 
-    APPLIED: it is in the shard. DUPLICATE: it already was. LATE: the method dropped it, as it
+    APPLIED: it is in the shard. BUFFERED: it is in the shard's committed state and comes into its
+    values later. DUPLICATE: it already was. LATE: the method dropped it, as it
     should.
     REFUSED: it was poison (`reason`). HELD: it waits in a barrier. GAP: resend from `next_seq`.
     FENCED: a newer epoch owns this slot.
@@ -99,6 +105,7 @@ class Ack(Message):
     staleness: int
     next_seq: int
     reason: str = ""
+    table: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -118,6 +125,10 @@ class Fetch(Message):
     have_version: int = 0
     exact: bool = False
     """As float32, even where the job has the values rounded: to be evaluated, not trained with."""
+    table: int = 0
+    lo: int = 0
+    hi: int = 0
+    """Only the elements [lo, hi) of the slice; hi = 0: all of it."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -137,6 +148,9 @@ class Parameters(Message):
     remembered: bool = False
     """The shard remembers what it changes from here on: who keeps these values may fetch the
     changes alone."""
+    table: int = 0
+    clock: int = 0
+    """What the method counts on this shard (`ShardSide.clock`)."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -160,6 +174,8 @@ class SparseParameters(Message):
     be in several of them, with the same value."""
     lengths: tuple[int, ...]
     """And the bytes of `positions` that each part takes."""
+    table: int = 0
+    clock: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -209,3 +225,34 @@ class VectorResult(Message):
     number: int
     shard: int
     partial: float
+
+
+# ---------------------------------------------------------------- from worker to worker
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Ask(Message):
+    """One replica asks another. Repeated with the same `request` until `Answer`, or until whoever
+    asks has given up; the answer to a repeat is the one that there was.
+    """
+
+    slot: int
+    epoch: int
+    """Of whoever asks."""
+    to_epoch: int
+    """Of whom it asks: another process of that slot does not answer."""
+    request: int
+    op: str
+    payload: Packed
+    """Its arrays as they are; `kind` is "raw"."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Answer(Message):
+    slot: int
+    epoch: int
+    """Of whoever answers."""
+    request: int
+    error: str
+    """Why there is no answer; "": `payload` is it. GONE: the slot has another process now."""
+    payload: Packed

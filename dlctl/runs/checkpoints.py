@@ -24,12 +24,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from dlctl.runs import checkpoint_damage, tensorfile
-from dlctl.util.fsync import sync_directory
 from dlctl.errors import DlctlError
 from dlctl.flat import AVERAGED, CONSTANT
-from dlctl.util.hashing import Progress, no_progress, sha256_of
+from dlctl.runs import checkpoint_damage, tensorfile
 from dlctl.runs.manifest import MANIFEST, Manifest, layout, parse, serialise
+from dlctl.util.fsync import sync_directory
+from dlctl.util.hashing import Progress, no_progress, sha256_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -32,9 +32,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from dlctl.util import processes
-from dlctl.runs import wal
 from dlctl.errors import DlctlError, NotFound
+from dlctl.runs import wal
+from dlctl.util import processes
 
 SCHEMA_VERSION = 4
 FILE = "run.db"

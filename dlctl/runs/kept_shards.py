@@ -25,9 +25,9 @@ from pathlib import Path
 from dlctl.config import Servers
 from dlctl.errors import DlctlError
 from dlctl.messages import Json
-from dlctl.util.processes import boot_id as boot_id
 from dlctl.shards import image, records
 from dlctl.shards.base import Unusable
+from dlctl.util.processes import boot_id as boot_id
 
 READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _NAME = re.compile(r"shard-(\d+)\.(state|base-\d+)")

@@ -120,9 +120,12 @@ def check(manifest: Any) -> None:
 
 def _check_whole(manifest: Manifest) -> None:
     """What holds between fields."""
-    files = [part["file"] for part in (*manifest["shards"], *manifest["workers"]) if part["file"]]
-    if not manifest["shards"] or len(set(files)) != len(files):
-        raise ValueError("it has no shards, or names one file twice")
+    for parts in (manifest["shards"], manifest["workers"]):
+        files = [part["file"] for part in parts if part["file"]]
+        if len(set(files)) != len(files):
+            raise ValueError("it names one file twice")
+    if not manifest["shards"]:
+        raise ValueError("it has no shards")
     if layout(manifest).size() != manifest["size"]:
         raise ValueError(f"size is {manifest['size']}, the layout has {layout(manifest).size()}")
     portions = manifest["data"].get("portions")

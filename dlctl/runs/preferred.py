@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
+from dlctl.errors import DlctlError
 from dlctl.runs import branches, checkpoints
 from dlctl.runs.branches import Resume
-from dlctl.errors import DlctlError
-from dlctl.runs.manifest import FAILURE, Manifest, is_doubtful
 from dlctl.runs.database import RunDb
+from dlctl.runs.manifest import FAILURE, Manifest, is_doubtful
 
 
 def order(run_directory: Path) -> list[Path]:

@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 
+from dlctl import registry
 from dlctl.flat import AVERAGED, CONSTANT
 from dlctl.machine import Exit, Send
 from dlctl.messages import Array
@@ -20,12 +21,14 @@ from dlctl.roles.protocol.effects import (
     BuildModel,
     Compute,
     Computed,
+    EngineRan,
     EvaluationRun,
     LoadBuffers,
     LocateTask,
     ModelBuilt,
     OnRecord,
     ProcessEnded,
+    RunEngine,
     RunEvaluation,
     Settled,
     SignalProcess,
@@ -76,7 +79,9 @@ class ComputeDriver:
         seed: int,
         options: ComputeOptions,
         rng: np.random.Generator,
+        twin: str = "",
     ) -> None:
+        """twin: "module:Class", the method's engine in numpy; "" if it has none."""
         self.process = process
         self.problem = problem
         self.batch_size = batch_size
@@ -95,6 +100,8 @@ class ComputeDriver:
         process.perform(LoadBuffers, self._load_buffers)
         process.perform(Compute, self._compute)
         process.perform(RunEvaluation, self._evaluate)
+        process.perform(RunEngine, self._run_engine)
+        self._engine = registry.attribute(twin)(problem, self.parameters) if twin else None
         process.perform(Settled, self._settled)
         process.perform(LocateTask, lambda _: process.post(TaskLocated("/home/me/train.py:51")))
 
@@ -132,6 +139,16 @@ class ComputeDriver:
 
     def _finish(self, effect: Compute, before: Array) -> None:
         assert np.array_equal(before, self.parameters), "the model was changed under a gradient"
+        losses: list[float] = []
+        for number in range(effect.number, effect.number + effect.count):
+            computed = self._batch(replace(effect, number=number))
+            if not computed.is_usable:
+                break
+            losses.append(computed.loss)
+        before_it = losses[:-1] if computed.is_usable else losses
+        self.process.post(replace(computed, before=tuple(before_it)))
+
+    def _batch(self, effect: Compute) -> Computed:
         assert 0 <= effect.start < effect.stop <= self.problem.samples
         rows = batch_rows(
             self.problem.samples, self.seed, effect.data_epoch,
@@ -149,7 +166,12 @@ class ComputeDriver:
             computed = replace(computed, gradient=None)
             if is_usable:
                 self.parameters -= effect.own_lr * self._gradient
-        self.process.post(computed)
+        return computed
+
+    def _run_engine(self, effect: RunEngine) -> None:
+        assert self._engine is not None, "this method has no engine"
+        arrays = self._engine.run(effect.op, effect.arrays)
+        self._later(self._step_s(), lambda: self.process.post(EngineRan(arrays)))
 
     def _evaluate(self, effect: RunEvaluation) -> None:
         ran = EvaluationRun(effect.evaluation, self.problem.evaluate(effect.parameters))

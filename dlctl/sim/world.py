@@ -283,15 +283,16 @@ class World:
     def _worker(self, process: Process, birth: Birth) -> Machine:
         job = self.job
         FilesDriver(process, self.store, self.disk, self.host_disks)
+        method = registry.load("algorithms", job.algorithm.name)
         ComputeDriver(
             process, self.problem, job.workers.batch_size, job.job.seed, self.compute,
-            self._compute_rng,
+            self._compute_rng, method.shape.twin,
         )  # fmt: skip
         compressor = registry.load("compressors", job.compression.name)
         return Worker(
             birth,
             job,
-            registry.load("algorithms", job.algorithm.name),
+            method,
             compressor(compressor.Options(**job.compression.options)),
         )
 
@@ -338,9 +339,15 @@ class World:
         self.process(name).thaw()
 
     def weights(self) -> Array:
-        """float32[d]: what the servers had at their last; NaN for a shard that never was."""
+        """float32[d]: what the servers had at their last; NaN for a shard that never was. Without
+        servers, what the newest process of the first worker had.
+        """
         size, count = self.problem.layout.size(), self.job.servers.count
         weights = np.full(size, np.nan, np.float32)
+        if not count:
+            machines = [p.machine for p in self.processes if p.name == "worker-0"]
+            found = [t for t in (getattr(m, "training", None) for m in machines) if t is not None]
+            return found[-1].side.parameters.copy() if found else weights
         for process in self.processes:
             serving = getattr(process.machine, "serving", None)
             if serving is not None:

@@ -15,8 +15,9 @@ import pytest
 from seeds import Result, run_seed
 
 from dlctl import messages as m
-from dlctl.algorithms.base import Fetch, NextGradient
+from dlctl.algorithms.base import View
 from dlctl.algorithms.local_sgd import Replica
+from dlctl.algorithms.needs import Gradient, Read
 from dlctl.algorithms.sandblaster import Accruing
 from dlctl.algorithms.sync import Barrier
 from dlctl.algorithms.sync import Replica as SyncReplica
@@ -38,6 +39,7 @@ from dlctl.roles.server.server import Server
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.worker.basis import Basis
 from dlctl.roles.worker.joining import Joining
+from dlctl.roles.worker.services.reading import Reading
 from dlctl.roles.worker.shard_client import ShardClient
 from dlctl.roles.worker.training import Training
 from dlctl.roles.worker.worker import Worker
@@ -143,16 +145,13 @@ def ack_before_commit(patch: Patch) -> None:
 
 @mutant("a worker calls its portion done when it is pushed, not when it is settled", "AcksChecker")
 def done_before_ack(patch: Patch) -> None:
-    honest = Training._serve_push
+    honest = Training._on_pushed
 
-    def serve_push(self, request, now):
-        done, value = honest(self, request, now)
-        if done:
-            number = self.channels[0].next_seq - 1
-            self._report_done(self.portions.settled(number), now)
-        return done, value
+    def on_pushed(self):
+        honest(self)
+        self.computing.report_done(self.portions.settled(self.writing.newest), 0.0)
 
-    patch.setattr(Training, "_serve_push", serve_push)
+    patch.setattr(Training, "_on_pushed", on_pushed)
 
 
 @mutant("a push carries other gradients when it is sent again", "Book", scenario="downpour-topk")
@@ -258,12 +257,13 @@ def a_round_further_ahead(patch: Patch) -> None:
         requests, value = honest(self), None
         while True:
             request = requests.send(value)
-            if self._is_ahead and isinstance(request, Fetch) and self.residual.any():
-                self.fetched_clock = request.clock_min
+            if self._is_ahead and isinstance(request, Read) and self.residual.any():
+                self.view = View(request.at_least, request.at_least)
                 request = replace(request, wait=False)
             value = yield request
 
     patch.setattr(Replica, "run", run)
+    patch.setattr(Reading, "_serves", lambda self, need: True)
 
 
 @mutant("a round that the end of the data cuts short is not pushed", "AcksChecker", "LedgerChecker",
@@ -274,7 +274,7 @@ def short_rounds_are_dropped(patch: Patch) -> None:
         self._is_on_way = True
         steps = samples = 0
         while steps < self.options.local_steps:
-            computed = yield NextGradient(1.0)
+            computed = yield Gradient(1.0)
             if computed is None:
                 self.settle()
                 self.residual[:] = 0
@@ -332,7 +332,7 @@ def the_next_step_is_not_waited_for(patch: Patch) -> None:
 )  # fmt: skip
 def shards_may_be_steps_apart(patch: Patch) -> None:
     def next_step(self, clock):
-        return (yield Fetch(wait=True, clock_min=clock + 1))
+        return (yield Read(wait=True, at_least=clock + 1)).clock_max
 
     patch.setattr(SyncReplica, "_next_step", next_step)
 
@@ -439,13 +439,7 @@ def given_back_is_done(patch: Patch) -> None:
 
 @mutant("parameters are put into the model under a gradient", "AssertionError")
 def place_at_once(patch: Patch) -> None:
-    def place(self):
-        if self._fetched is not None:
-            self.fetcher.place(self._fetched, self.side.parameters, self.side.placed)
-            if self._fetched.complete:
-                self._fetched, self._has_parameters = None, True
-
-    patch.setattr(Training, "_place_arrivals", place)
+    patch.setattr(Training, "_place_arrivals", lambda self: self.reading.place())
 
 
 # ---------------------------------------------------------------- staleness

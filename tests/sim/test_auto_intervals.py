@@ -12,15 +12,15 @@ import pytest
 from scenarios import COMPUTE, HEAL_AT_S, TIMEOUTS, mixed_faults, poor_network
 from simulated import ACCOUNT, Watcher, job_file, ledger_checkers
 
-from dlctl.algorithms.base import LEFT_OUT_MAX, Fetch, NextData, NextGradient, Requests, Step
-from dlctl.algorithms.base import Push as PushRequest
+from dlctl.algorithms.base import Needs, Site
 from dlctl.algorithms.downpour import DOWNPOUR, Options, Replica
+from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Read, Step, Write
 from dlctl.messages import Push
 from dlctl.registry import Entry
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.network import Link, NetworkOptions
-from dlctl.sim.problems import LeastSquares, Ledger
+from dlctl.sim.problems import LeastSquares, Ledger, layout_of
 from dlctl.sim.simulation import Outcome, Simulation
 
 AUTO = {"push_every_steps": "auto", "fetch_every_steps": "auto", "local_lr": 0.0}
@@ -189,21 +189,21 @@ def test_every_gradient_is_applied_once_whatever_happens_to_the_network(seed: in
 class AsBefore(Replica):
     """Alg. 1.1 to the letter: step mod n, for an n that does not change."""
 
-    def run(self) -> Requests:
+    def run(self) -> Needs:
         step = samples = 0
         while True:
             data = yield NextData()
             if data is not None:
                 if step % self.options.fetch_every_steps == 0:
-                    yield Fetch(wait=not self.options.overlap)
-                computed = yield NextGradient()
+                    yield Read(wait=not self.options.overlap)
+                computed = yield Gradient()
                 if computed is None:
                     continue
                 self.residual += computed.gradient
                 self.parameters -= self.options.local_lr * computed.gradient
                 samples += computed.samples
             if samples and (data is None or step % self.options.push_every_steps == 0):
-                yield PushRequest(self.residual, samples)
+                yield Write(vector=self.residual, samples=samples)
                 samples = 0
             step += data is not None
 
@@ -214,7 +214,13 @@ def conversation(kind: type[Replica], options: Options, seed: int) -> list[tuple
     """
     left_out = 0
     dice = np.random.default_rng([seed, 3])
-    side = kind(options, np.zeros(3, np.float32), 0)
+    side = kind(
+        Site(
+            options=options, parameters=np.zeros(3, np.float32), slot=0, layout=layout_of(3),
+            rng=dice, members=frozenset({0}),
+        )
+    )  # fmt: skip
+    side.begin("new")
     asked: list[tuple[Any, ...]] = []
     generator = side.run()
     request = next(generator)
@@ -223,12 +229,12 @@ def conversation(kind: type[Replica], options: Options, seed: int) -> list[tuple
         answer: Any = None
         if isinstance(request, NextData):
             answer = None if dice.random() < 0.15 else object()
-        elif isinstance(request, NextGradient):
+        elif isinstance(request, Gradient):
             gradient = dice.standard_normal(3).astype(np.float32)
             is_bad = dice.random() < 0.15 and left_out < LEFT_OUT_MAX - 1
             left_out = left_out + 1 if is_bad else 0
             answer = None if is_bad else Step(gradient, 8, 0.0)
-        elif isinstance(request, PushRequest):
+        elif isinstance(request, Write):
             asked.append((request.samples,))
             side.residual[:] = 0
         request = generator.send(answer)
@@ -262,7 +268,7 @@ def test_with_numbers_a_run_ends_with_the_same_weights_to_the_last_bit(
 
 
 LOAD = Entry.load
-LOADED = {"dlctl.algorithms.downpour:DOWNPOUR": replace(DOWNPOUR, worker=AsBefore)}
+LOADED = {"dlctl.algorithms.downpour:DOWNPOUR": replace(DOWNPOUR, replica=AsBefore)}
 
 
 def test_automatic_pushes_hold_all_that_was_accrued_since_the_last_one() -> None:

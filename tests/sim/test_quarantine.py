@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from simulated import job_file, ledger_checkers
 
-from dlctl.algorithms.base import LEFT_OUT_MAX
+from dlctl.algorithms.needs import LEFT_OUT_MAX
 from dlctl.messages import HELD, Ack, Array
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions

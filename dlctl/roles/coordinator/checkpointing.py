@@ -354,10 +354,16 @@ class Checkpointing:
         if current.error:
             self._end(current.error, now)
             return
+        # A run without servers has as many models as replicas; the first one is the run's.
+        models = [s for s in self._saved("worker") if "lo" in s.state][:1]
+        shards = self._saved("server") or models
+        if not shards:
+            self._end("no worker has saved its model", now)
+            return
         manifest = current.manifest | {
             "number": current.number,
             "step": current.step,
-            "shards": [part_of(s) for s in self._saved("server")],
+            "shards": [part_of(s) for s in shards],
             "workers": [part_of(s) for s in self._saved("worker") if s.file],
         }
         self.context.do(CompleteCheckpoint(current.number, current.directory, manifest, self.keep))

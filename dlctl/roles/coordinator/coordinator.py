@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from dlctl import messages as m
 from dlctl import placement, settings
-from dlctl.algorithms.base import Algorithm
+from dlctl.algorithms.base import Method
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError, NotPermitted, RemoteProtocolError
 from dlctl.machine import (
@@ -72,7 +72,7 @@ from dlctl.roles.protocol.travelling import BytesRead, FileSealed, MirrorFailed,
 
 class Coordinator:
     def __init__(
-        self, run_id: str, job: JobFile, keyring: Keyring, algorithm: Algorithm, past: Past
+        self, run_id: str, job: JobFile, keyring: Keyring, algorithm: Method, past: Past
     ) -> None:
         self.context = context = History(job.timeouts.resend_s)
         self.members = members = Membership(
@@ -85,7 +85,7 @@ class Coordinator:
         self.authz = Authz(context)
         self.clients = Clients(context)
         self.registration = Registration(context, members, run_id, job, keyring, past)
-        side = algorithm.coordinator(algorithm.Options(**job.algorithm.options))
+        side = algorithm.lead(algorithm.Options(**job.algorithm.options))
         self.scheduler = Scheduler(context, members, job, side)
         content = asdict(job)
         live = settings.of_job(content, algorithm.live)
@@ -300,7 +300,7 @@ class Coordinator:
                 self.change_state("running", "", now)
                 self.notify_members()
                 self.scheduler.release(now)
-                self.registration.restore = ""
+                self.registration.restore, self.registration.under_way = "", True
                 self.checkpointing.schedule(now)
             elif now - self.run.started_at > self.run.job.timeouts.ready_s:
                 self.end("failed", self.status.not_ready(), now)

@@ -1,6 +1,6 @@
 """Methods that the coordinator drives: vector operations on all shards, and whole-batch gradients.
 
-The method is a generator (`CoordinatorSide.drive`). An operation goes to every shard and is done
+The method is a generator (`Lead.drive`). An operation goes to every shard and is done
 when all have answered; partial sums are added in float64 in shard order, so that the result does
 not depend on who was first. A batch is one epoch of portions, leased like any other data.
 """

@@ -192,7 +192,7 @@ class Persistence:
         if was_released:
             worked_s, checkpoint_s = values.get("clock", (0.0, 0.0))
             self.scheduler.released_at = now - worked_s
-            self.registration.restore = ""
+            self.registration.restore, self.registration.under_way = "", True
             # One that failed was saved then. To save it again at once, before it fails again, would
             # have what may be ruined count among those that are kept.
             since_s = 0.0 if state == "failed" else checkpoint_s + self.past.gone_s

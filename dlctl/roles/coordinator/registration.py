@@ -78,6 +78,8 @@ class Registration:
         self.restore = past.restore
         """Until all are at work: who comes later has nothing in that checkpoint, and it may have
         been removed."""
+        self.under_way = False
+        """All workers have been at work."""
         self._without: set[str] = set()
         """Workers whose residuals are given up."""
         self.layout: Layout | None = None
@@ -274,7 +276,7 @@ class Registration:
         if restore and self._restores_in_vain(worker):
             self._give_up_residual(worker)
             restore = ""
-        return m.Topology(addresses, keys, initialise, restore)
+        return m.Topology(addresses, keys, initialise, restore, self.under_way)
 
     def _restores_in_vain(self, worker: Daemon) -> bool:
         """Whether the last attempt that a worker has is better made without its residual."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dlctl.algorithms.base import Algorithm
+from dlctl.algorithms.base import Method
 from dlctl.config import JobFile
 from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.coordinator.records import History
@@ -32,7 +32,7 @@ NEXT: Mapping[str, frozenset[str]] = {
 class RunState:
     run_id: str
     job: JobFile
-    algorithm: Algorithm
+    algorithm: Method
     keyring: Keyring
     context: History
     members: Membership
@@ -57,4 +57,4 @@ class RunState:
 
     def keeps_shards(self) -> bool:
         """Whether the next process of a shard can go on where the one before was."""
-        return self.job.servers.durability != "none" and self.algorithm.survives_server
+        return self.job.servers.durability != "none" and "server" in self.algorithm.shape.survives

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from dlctl import messages as m
-from dlctl.algorithms.base import CoordinatorSide
+from dlctl.algorithms.base import Lead
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.messages import Json
@@ -26,9 +26,7 @@ LOSS_WEIGHT = 0.1
 
 
 class Scheduler:
-    def __init__(
-        self, context: Context, members: Membership, job: JobFile, side: CoordinatorSide
-    ) -> None:
+    def __init__(self, context: Context, members: Membership, job: JobFile, side: Lead) -> None:
         self.context = context
         self.members = members
         self.job = job

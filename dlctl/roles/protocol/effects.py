@@ -143,6 +143,9 @@ class Compute(Effect):
     """If it is of use, parameters -= own_lr * gradient, which is not handed out then."""
     norm_max: float = sys.float_info.max
     """A gradient with a larger Euclidean norm is of no use."""
+    count: int = 1
+    """Go on with the batches behind it, up to so many, each with an own step; the first one of no
+    use ends it."""
 
     def is_usable(self, loss: float, norm: float) -> bool:
         """Whether what was computed is finite and not too large: what is not gets no further."""
@@ -160,7 +163,9 @@ class Computed(Event):
     norm: float
     """Euclidean, of the gradient; not finite if an element or the sum of their squares is not."""
     is_usable: bool
-    """See `Compute`."""
+    """See `Compute`; of several batches, whether the last one that was computed is of use."""
+    before: tuple[float, ...] = ()
+    """The losses of the batches before it, all of use."""
 
     @property
     def odd(self) -> str:
@@ -169,6 +174,19 @@ class Computed(Event):
             return f"loss {self.loss}"
         limit = ", above what servers.push_norm_max allows" if math.isfinite(self.norm) else ""
         return f"gradient of norm {self.norm:.6g}{limit} (its loss is {self.loss:.6g})"
+
+
+@dataclass(frozen=True, slots=True)
+class RunEngine(Effect):
+    """An operation of the method's engine; answered by `EngineRan`, or by `TaskFailed`."""
+
+    op: str
+    arrays: tuple[Array, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRan(Event):
+    arrays: tuple[Array, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from dlctl import messages as m
-from dlctl.algorithms.base import Algorithm
+from dlctl.algorithms.base import Method
 from dlctl.compress.base import Compressor
 from dlctl.config import COUNT_MAX, JobFile
 from dlctl.errors import DlctlError, RemoteProtocolError
@@ -55,7 +55,7 @@ class Server:
         birth: Birth,
         job: JobFile,
         address: str,
-        algorithm: Algorithm,
+        algorithm: Method,
         optimizer: type[Optimizer],
         compressor: type[Compressor],
         storages: Storages | None = None,
@@ -68,7 +68,9 @@ class Server:
         self.make_optimizer = optimizer
         self.compressor = compressor
         # What the coordinator and all shards know together cannot be taken up again by one of them.
-        self.storages = storages if storages and algorithm.survives_server else InMemory()
+        self.storages = (
+            storages if storages and "server" in algorithm.shape.survives else InMemory()
+        )
         self.context = Context(job.timeouts.resend_s)
         self.log_level = "info"
         self.authz = Authz(self.context)
@@ -203,7 +205,8 @@ class Server:
         spec = self._spec(message, welcome.index, optimizer)
         storage = self.storages.reopen(spec) if message.keep else self.storages.create(spec)
         shard = Shard(optimizer, storage)
-        side = self.algorithm.server(self.algorithm.Options(**self.job.algorithm.options), shard)
+        assert self.algorithm.shard is not None, "a method without servers has none"
+        side = self.algorithm.shard(self.algorithm.Options(**self.job.algorithm.options), shard)
         serving = ShardProtocol(
             self.context, self.birth.run_id, welcome.token, welcome.index, welcome.term, message,
             shard, side, (self.job.compression.name, self.compressor),

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dlctl import messages as m
-from dlctl.algorithms.base import Outcome, ServerSide
+from dlctl.algorithms.base import Outcome, ShardSide
 from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.values import Precision
 from dlctl.errors import RemoteProtocolError
@@ -52,7 +52,7 @@ class ShardProtocol:
         generation: int,
         assigned: m.Assign,
         shard: Shard,
-        side: ServerSide,
+        side: ShardSide,
         compressor: tuple[str, type[Compressor]],
         push_norm_max: float,
         fetch_values: Precision = "float32",
@@ -360,10 +360,12 @@ class ShardProtocol:
         if changes is None:
             self.rates.add("fetch_bytes", seen.nbytes)
             remembered = shard.history.reaches(shard.version)
-            self.context.send(peer, m.Parameters(*of, seen, remembered))
+            self.context.send(peer, m.Parameters(*of, seen, remembered, clock=self.side.clock()))
         else:
             self.rates.add("fetch_bytes", changes.values.nbytes + changes.positions.nbytes)
-            self.context.send(peer, m.SparseParameters(*of, fetch.have_version, *changes))
+            self.context.send(
+                peer, m.SparseParameters(*of, fetch.have_version, *changes, clock=self.side.clock())
+            )
 
     def _seen(self) -> m.Array:
         """What workers get of the present version."""

@@ -89,6 +89,10 @@ class Basis:
         if self._values is None:
             self.generation = 0
 
+    def forget(self) -> None:
+        """What stands in the model is of no one version: the next fetch brings all of it."""
+        self._values, self.generation = None, 0
+
     def fits(self, arrived: Slice) -> bool:
         """Whether a slice can be put into the model: all of it, or on top of what came last."""
         base = (arrived.generation, arrived.since)

@@ -1,4 +1,4 @@
-"""One evaluation: the servers' parameters and averaged buffers, beside the training."""
+"""One evaluation: the run's model and averaged buffers, beside the training."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from dlctl.roles.protocol.effects import RunEvaluation
 from dlctl.roles.worker.fetching import Fetched
 from dlctl.roles.worker.joining import buffers_key
 from dlctl.roles.worker.training import Training
+from dlctl.vector import to_host
 
 
 @dataclass(slots=True)
 class Evaluation:
     number: int
-    fetched: Fetched
+    fetched: Fetched | None
+    """The model on its way from the servers; None: the replica's own is evaluated."""
     buffers: m.Buffers | None = None
     running: bool = False
 
     @staticmethod
     def begin(number: int, training: Training, now: float) -> Evaluation:
+        if not training.channels:
+            return Evaluation(number, None)
         fetched = training.fetcher.start(0, whole=True)
         me, first = training.identity, training.channels[0]
         request = m.FetchBuffers(me.slot, me.epoch, fetched.request)
@@ -31,11 +35,16 @@ class Evaluation:
 
     def advance(self, training: Training, context: Context, now: float) -> None:
         """Run it as soon as everything has come and no gradient is being computed."""
-        if self.running or self.buffers is None or not self.fetched.complete:
-            return
-        if not training.pause(now):
+        if self.running or not self._is_here() or not training.pause(now):
             return
         self.running = True
-        size = training.channels[-1].hi
-        parameters = training.fetcher.assemble(self.fetched, np.empty(size, np.float32))
-        context.do(RunEvaluation(self.number, parameters, self.buffers.averaged))
+        if self.fetched is None or self.buffers is None:
+            parameters = to_host(training.side.parameters).copy()
+            averaged = np.array(training.computing.averaged)
+        else:
+            parameters = training.fetcher.assemble(self.fetched)
+            averaged = self.buffers.averaged
+        context.do(RunEvaluation(self.number, parameters, averaged))
+
+    def _is_here(self) -> bool:
+        return self.fetched is None or (self.buffers is not None and self.fetched.complete)

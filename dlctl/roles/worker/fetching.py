@@ -7,25 +7,35 @@ whatever order it may come, and the whole slice is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from dlctl.algorithms.needs import Range, View
+from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, Parameters, SparseParameters
 from dlctl.roles.protocol.meters import Latency, Rates
 from dlctl.roles.worker.basis import Slice
 from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.shard_client import ShardClient
-from dlctl.vector import Vector
+from dlctl.vector import Vector, copy_into
 
 
 @dataclass(slots=True)
 class Fetched:
-    """One fetch of all shards, as far as it has come."""
+    """One fetch of all shards of a table, or of a range of it, as far as it has come."""
 
     request: int
+    clients: Sequence[ShardClient]
+    """Those that have something of it."""
     clock_min: int
-    missing: int
+    part: Range | None = None
+    """Of the table; None: all of it."""
+    missing: int = 0
     slices: dict[int, Slice] = field(default_factory=dict)
+    clocks: dict[int, int] = field(default_factory=dict)
+    """Shard -> its clock when it answered."""
     charged: dict[int, int] = field(default_factory=dict)
     """Shard -> the bytes that its answer was expected to have."""
 
@@ -33,22 +43,26 @@ class Fetched:
     def complete(self) -> bool:
         return self.missing == 0
 
+    def within(self, client: ShardClient) -> Range:
+        """The elements of the table that this shard has of it."""
+        lo, hi = self.part or (client.lo, client.hi)
+        return max(lo, client.lo), min(hi, client.hi)
 
-Placed = Callable[[ShardClient, Slice, Vector], None]
-"""Called with what has come and the part of the model that it was put into: where tests look."""
-
-
-def nobody_looks(channel: ShardClient, arrived: Slice, model: Vector) -> None:
-    """Nobody wants to know."""
+    def view(self, values: Array | None = None) -> View:
+        return View(min(self.clocks.values()), max(self.clocks.values()), values)
 
 
 class Fetcher:
-    def __init__(self, channels: list[ShardClient], send_queue: SendQueue, rates: Rates) -> None:
-        self.channels = channels
+    def __init__(
+        self, tables: Sequence[Sequence[ShardClient]], send_queue: SendQueue, rates: Rates
+    ) -> None:
+        """tables: the clients of each table, in the order of their shards."""
+        self.tables = tables
         self.send_queue = send_queue
         self.rates = rates
         self.latency = Latency()
-        self.placed: Placed = nobody_looks
+        self.placed: Callable[[ShardClient, Slice, Vector], None] = lambda *_: None
+        """Called when a slice has been put into the model; for checkers."""
         self._requests = 0
         self._under_way: dict[int, Fetched] = {}
         self._model_changes = True
@@ -56,37 +70,51 @@ class Fetcher:
     def model_changes(self, changes: bool) -> None:
         """Whether the method may change the model by itself; to be said before it does."""
         self._model_changes = changes
-        if changes:
-            for channel in self.channels:
-                channel.basis.will_change()
+        if changes and self.tables:
+            for client in self.tables[0]:
+                client.basis.will_change()
 
-    def start(self, clock_min: int, *, whole: bool = False) -> Fetched:
-        """Ask every shard for its slice; the sends go out with the send_queue.
+    def start(
+        self, clock_min: int, *, table: int = 0, part: Range | None = None, whole: bool = False
+    ) -> Fetched:
+        """Ask every shard for its slice of a table, or of a range; the sends go out with the queue.
 
-        whole: all of it as it is, to be looked at beside the model; else only what has to be placed
-        there, and rounded if the job says so.
+        whole: all values as they are, to be looked at beside the model; else only what has to be
+        placed there, and rounded if the job says so.
         """
         self._requests += 1
-        fetched = Fetched(self._requests, clock_min, len(self.channels))
+        fetched = Fetched(self._requests, self.tables[table], clock_min, part)
+        if part is not None:
+            owners = [c for c in self.tables[table] if max(part[0], c.lo) < min(part[1], c.hi)]
+            fetched.clients = owners
+        fetched.missing = len(fetched.clients)
         self._under_way[fetched.request] = fetched
-        for channel in self.channels:
-            self._ask(fetched, channel, whole=whole, exact=whole)
+        for client in fetched.clients:
+            self._ask(fetched, client, whole=whole or part is not None, exact=whole)
         return fetched
 
     def _ask(
-        self, fetched: Fetched, channel: ShardClient, *, whole: bool, exact: bool = False
+        self, fetched: Fetched, client: ShardClient, *, whole: bool, exact: bool = False
     ) -> None:
-        message = channel.fetch(fetched.request, fetched.clock_min, whole=whole, exact=exact)
-        nbytes = fetched.charged[channel.shard] = channel.expected_bytes(message)
-        key = channel.fetch_key(fetched.request)
-        self.send_queue.queue("fetch", key, channel.peer, message, nbytes)
+        part = (0, 0)
+        if fetched.part is not None:
+            lo, hi = fetched.within(client)
+            part = lo - client.lo, hi - client.lo
+        message = client.fetch(
+            fetched.request, fetched.clock_min, whole=whole, exact=exact, part=part
+        )
+        nbytes = fetched.charged[client.shard] = client.expected_bytes(message)
+        key = client.fetch_key(fetched.request)
+        self.send_queue.queue("fetch", key, client.peer, message, nbytes)
 
     def on_parameters(self, message: Parameters | SparseParameters, now: float) -> None:
         """A slice has come; a repeated or unknown one is dropped.
 
         Raises RemoteProtocolError if it does not fit the shard.
         """
-        answer = self.channels[message.shard].on_parameters(message, now)
+        if message.table >= len(self.tables):
+            raise RemoteProtocolError(f"there is no table {message.table}")
+        answer = self.tables[message.table][message.shard].on_parameters(message, now)
         fetched = self._under_way.get(message.request)
         if answer is None or fetched is None:
             return
@@ -94,6 +122,7 @@ class Fetcher:
         self.rates.add("fetch_bytes", answer.nbytes)
         self.send_queue.correct("fetch", answer.nbytes - fetched.charged[message.shard], now)
         fetched.slices[message.shard] = answer.slice
+        fetched.clocks[message.shard] = answer.clock
         fetched.missing -= 1
         if fetched.complete:
             del self._under_way[message.request]
@@ -102,22 +131,32 @@ class Fetcher:
         """Put what has come into the model; the gradients to come are of it. `then` is called with
         the bounds of every slice that stands there.
         """
-        for shard, arrived in fetched.slices.items():
-            channel = self.channels[shard]
-            if not channel.basis.fits(arrived):
+        for client in fetched.clients:
+            arrived = fetched.slices.pop(client.shard, None)
+            if arrived is None:
+                continue
+            if not client.basis.fits(arrived):
                 self._under_way[fetched.request] = fetched
                 fetched.missing += 1
-                self._ask(fetched, channel, whole=True)
+                self._ask(fetched, client, whole=True)
                 continue
-            model = parameters[channel.lo : channel.hi]
-            channel.basis.place(arrived, model, keep=self._model_changes)
-            self.placed(channel, arrived, model)
-            then(channel.lo, channel.hi)
-        fetched.slices.clear()
+            lo, hi = fetched.within(client)
+            model = parameters[lo:hi]
+            if fetched.part is None:
+                client.basis.place(arrived, model, keep=self._model_changes)
+            else:
+                copy_into(model, arrived.values)
+                client.basis.forget()  # A range of the model is newer than the rest.
+            self.placed(client, arrived, model)
+            then(lo, hi)
 
-    def assemble(self, fetched: Fetched, into: Array) -> Array:
-        """The whole vector of a complete fetch that asked for all, beside the model."""
-        for shard, arrived in fetched.slices.items():
+    def assemble(self, fetched: Fetched) -> Array:
+        """float32[n], all of a complete fetch that asked for all values, beside the model."""
+        bounds = [fetched.within(client) for client in fetched.clients]
+        first, last = min(lo for lo, _ in bounds), max(hi for _, hi in bounds)
+        into = np.empty(last - first, np.float32)
+        for client, (lo, hi) in zip(fetched.clients, bounds, strict=True):
+            arrived = fetched.slices[client.shard]
             assert arrived.where is None
-            into[self.channels[shard].lo : self.channels[shard].hi] = arrived.values
+            into[lo - first : hi - first] = arrived.values
         return into

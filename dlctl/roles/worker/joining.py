@@ -1,5 +1,6 @@
-"""How a replica comes into a run: registered, model built, joined to every shard; and joined again
-when a shard has a new process, or the connection to it is a new one.
+"""How a replica comes into a run: registered, model built, joined to every server; and joined again
+when a shard has a new process, or the connection to it is a new one. Without servers there is
+nobody to join.
 
     registering -> building the model -> waiting for the servers -> joining -> (loading buffers)
 """
@@ -7,12 +8,13 @@ when a shard has a new process, or the connection to it is a new one.
 from __future__ import annotations
 
 from dlctl import messages as m
+from dlctl.algorithms.base import Shape
 from dlctl.errors import RemoteProtocolError
-from dlctl.flat import slice_bounds
+from dlctl.flat import Layout, slice_bounds
 from dlctl.machine import Connect
 from dlctl.roles.protocol.context import COORDINATOR, Birth, Context
 from dlctl.roles.protocol.effects import BuildModel, LoadBuffers, ModelBuilt
-from dlctl.roles.worker.shard_client import Identity, ShardClient
+from dlctl.roles.worker.shard_client import Identity, Link, ShardClient
 from dlctl.vector import to_host
 
 REJOIN_S = 0.1
@@ -25,14 +27,18 @@ def buffers_key(request: int) -> tuple[str, int]:
 
 
 class Joining:
-    def __init__(self, context: Context, birth: Birth) -> None:
+    def __init__(self, context: Context, birth: Birth, shape: Shape) -> None:
         self.context = context
         self.birth = birth
+        self.shape = shape
         self._phase = "registering"
         self.identity: Identity | None = None
         self.model: ModelBuilt | None = None
         self.topology: m.Topology | None = None
-        self.channels: list[ShardClient] = []
+        self.links: list[Link] = []
+        """One for each server."""
+        self.tables: list[list[ShardClient]] = []
+        """The clients of each table, in shard order."""
         self.rejoin_at: float | None = None
         """Set while another worker has to initialise the shards."""
         self.is_complete = False
@@ -42,7 +48,7 @@ class Joining:
 
     def phase(self) -> str:
         """While a server does not answer: where it should be. Nobody else can see that."""
-        silent = next((channel for channel in self.channels if not channel.joined), None)
+        silent = next((link for link in self.links if not link.joined), None)
         return f"joining {silent.peer} at {silent.address}" if silent else self._phase
 
     def begin(self, now: float) -> None:
@@ -70,36 +76,47 @@ class Joining:
         if len(message.keys) != len(message.addresses):
             raise RemoteProtocolError("not every server has a key")
         self.topology = message
+        if not message.addresses:
+            self.is_complete = True
+            return
         self._phase = "joining the servers"
         for shard, (address, key) in enumerate(zip(message.addresses, message.keys, strict=True)):
-            channel = ShardClient(shard, self.identity, self.context.retries)
-            channel.address = address
-            self.channels.append(channel)
-            self.context.do(Connect(channel.peer, address, key), channel.join(now))
+            link = Link(shard, self.identity, self.context.retries, address)
+            self.links.append(link)
+            self.context.do(Connect(link.peer, address, key), link.join(now))
+        self._make_clients(self.links)
+
+    def _make_clients(self, links: list[Link]) -> None:
+        assert self.model is not None
+        layout = Layout.from_bytes(self.model.layout)
+        for number, table in enumerate(self.shape.tables):
+            size = table.size(layout)
+            bounds = [slice_bounds(size, len(links), link.shard) for link in links]
+            clients = zip(links, bounds, strict=True)
+            self.tables.append([ShardClient(link, number, *slice_) for link, slice_ in clients])
 
     def on_moved(self, message: m.Moved, now: float) -> None:
         """A shard has a new process: join it, at its new address."""
-        if message.shard >= len(self.channels):
+        if message.shard >= len(self.links):
             return  # Nobody has told us yet where the servers are.
         noted = m.MovedNoted(self.birth.name, message.shard, message.generation)
         self.context.send(COORDINATOR, noted)
-        channel = self.channels[message.shard]
-        if message.generation > max(channel.generation, channel.moved_to):
-            channel.moved_to, channel.address = message.generation, message.address
-            connect = Connect(channel.peer, message.address, message.key)
-            self.context.do(connect, channel.join(now))
+        link = self.links[message.shard]
+        if message.generation > max(link.generation, link.moved_to):
+            link.moved_to, link.address = message.generation, message.address
+            self.context.do(Connect(link.peer, message.address, message.key), link.join(now))
 
     def on_reconnected(self, peer: str, lost_at: float, now: float) -> None:
         """A server hears nobody over a connection that it does not know yet: it is joined again,
         also if that was being done, and what else it was sent follows when it has answered.
         """
-        joins = [channel.join(now) for channel in self.channels if channel.peer == peer]
+        joins = [link.join(now) for link in self.links if link.peer == peer]
         self.context.do(*joins)
         if not joins:
             self.context.again(peer, lost_at, now)
 
     def on_join_again(self, message: m.JoinAgain, now: float) -> None:
-        self.context.do(*self.channels[message.shard].on_join_again(message.generation, now))
+        self.context.do(*self.links[message.shard].on_join_again(message.generation, now))
 
     def on_joined(self, message: m.Joined, now: float) -> bool:
         """Whether anybody waited for it.
@@ -107,34 +124,34 @@ class Joining:
         Raises RemoteProtocolError if the server's slice is not what it must be.
         """
         assert self.model is not None
-        channel = self.channels[message.shard]
-        bounds = slice_bounds(len(self.model.parameters), len(self.channels), message.shard)
+        link = self.links[message.shard]
+        bounds = slice_bounds(len(self.model.parameters), len(self.links), message.shard)
         if (message.lo, message.hi) != bounds:
             raise RemoteProtocolError(f"its slice is {message.lo}:{message.hi}")
-        sends = channel.on_joined(message, now)
+        sends = link.on_joined(message, now)
         if sends is None:
             return False
         self.context.do(*sends)
-        if not channel.initialised:
-            self._initialise_or_wait(channel, now)
-        elif not self.is_complete and all(c.joined and c.initialised for c in self.channels):
+        if not link.initialised:
+            self._initialise_or_wait(link, now)
+        elif not self.is_complete and all(each.joined and each.initialised for each in self.links):
             self.is_complete = True
-            self._ask_for_buffers(channel.identity, now)
+            self._ask_for_buffers(link.identity, now)
         return True
 
-    def _initialise_or_wait(self, channel: ShardClient, now: float) -> None:
+    def _initialise_or_wait(self, link: Link, now: float) -> None:
         assert self.model is not None
         assert self.topology is not None
         if not self.topology.initialise:
             self.rejoin_at = now + REJOIN_S
             return
-        model, me = self.model, channel.identity
-        values = to_host(model.parameters)[channel.lo : channel.hi].copy()
+        model, me = self.model, link.identity
+        values = to_host(model.parameters)[link.lo : link.hi].copy()
         extras = (model.averaged, model.constant)
-        averaged, constant = extras if channel.shard == 0 else (extras[0][:0], extras[1][:0])
+        averaged, constant = extras if link.shard == 0 else (extras[0][:0], extras[1][:0])
         initialise = m.Initialise(me.slot, me.epoch, values, averaged, constant)
         nbytes = values.nbytes + averaged.nbytes + constant.nbytes
-        self.context.ask(("join", channel.shard), channel.peer, initialise, now, nbytes)
+        self.context.ask(("join", link.shard), link.peer, initialise, now, nbytes)
 
     def _ask_for_buffers(self, me: Identity, now: float) -> None:
         """BatchNorm goes on with the run's statistics, not with new ones."""
@@ -148,7 +165,14 @@ class Joining:
         return self.model.averaged.nbytes + self.model.constant.nbytes
 
     def has_buffers(self) -> bool:
-        return bool(self._buffers_bytes())
+        """Whether the servers have buffers, or frozen parameters, that this replica loads."""
+        return bool(self.links) and bool(self._buffers_bytes())
+
+    def is_under_way(self) -> bool:
+        """Whether the run was under way when this replica joined, or had been before a stop."""
+        told = self.topology
+        is_told = told is not None and (told.under_way or bool(told.restore))
+        return is_told or any(link.version for link in self.links)
 
     def on_buffers(self, message: m.Buffers, now: float) -> bool:
         """False if nobody waits for them, or only for newer ones.
@@ -175,4 +199,4 @@ class Joining:
     def on_deadline(self, now: float) -> None:
         if self.rejoin_at is not None and self.rejoin_at <= now:
             self.rejoin_at = None
-            self.context.do(*(c.join(now) for c in self.channels if not c.initialised))
+            self.context.do(*(link.join(now) for link in self.links if not link.initialised))

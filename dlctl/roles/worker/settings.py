@@ -10,7 +10,6 @@ from dlctl.machine import Configure
 from dlctl.messages import Json
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.worker.send_queue import SendQueue
-from dlctl.settings import AUTO
 
 
 class WorkerSettings:
@@ -43,9 +42,7 @@ class WorkerSettings:
     def apply(self, settings: Json, now: float) -> None:
         """Put these in force; a key that this worker does not have is left alone."""
         for key, value in settings.items():
-            if value == AUTO and not hasattr(self.options, "auto_steps_max"):
-                self.context.note("warning", f'this method has no {key} = "{AUTO}"; it stays')
-            elif key in self.live:
+            if key in self.live:
                 setattr(self.options, key, value)
             elif key in self.limiters:
                 self.limiters[key].change(value, now)

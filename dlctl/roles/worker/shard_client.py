@@ -1,6 +1,7 @@
-"""A worker's conversation with one shard: join, push in order, settle acks, fetch.
+"""A worker's conversation with the shards: join, push in order, settle acks, fetch.
 
-A push is numbered densely from 0 for this (slot, epoch, shard) and kept until an ack settles it.
+A push is numbered densely from 0 for this (slot, epoch, table, shard) and kept until an ack settles
+it.
 The shard applies strictly the next number, so a repeat is never applied twice and a loss is never
 skipped: on a gap everything from the expected number on is sent again, in order.
 """
@@ -14,6 +15,7 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Send
 from dlctl.messages import (
     APPLIED,
+    BUFFERED,
     DUPLICATE,
     FENCED,
     GAP,
@@ -35,7 +37,7 @@ from dlctl.roles.worker.basis import Basis, Slice, answer_bytes, slice_in
 
 WINDOW = 4
 """Pushes per shard that may be without an ack: bounds the memory of a worker."""
-SETTLED = {APPLIED, DUPLICATE, LATE, REFUSED}
+SETTLED = {APPLIED, BUFFERED, DUPLICATE, LATE, REFUSED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Answer(NamedTuple):
     """To a fetch."""
 
     slice: Slice
+    clock: int
     nbytes: int
     took_s: float
 
@@ -60,33 +63,27 @@ class Fenced(Exception):
     """A newer epoch owns this slot: this process must go."""
 
 
-class ShardClient:
-    def __init__(self, shard: int, identity: Identity, retries: Retries) -> None:
+class Link:
+    """The connection of a worker to one server: joined once for all tables that it has."""
+
+    def __init__(self, shard: int, identity: Identity, retries: Retries, address: str = "") -> None:
         self.shard = shard
         self.peer = f"server-{shard}"
-        self.address = ""
+        self.address = address
         """Where its server should be."""
         self.identity = identity
         self.retries = retries
+        self.clients: list[ShardClient] = []
+        """One for each table."""
         self.joined = False
         self.initialised = False
         self.lo = self.hi = 0
+        """Of the parameters, as the server says."""
+        self.version = 0
+        """Of the parameters when it was joined."""
         self.generation = 0
         self.moved_to = 0
         """The generation that the coordinator has announced last."""
-        self.basis = Basis()
-        """The slice that stands in the model."""
-        self._answer_bytes = 0
-        """Of the last answer to a fetch that need not bring all; 0: there was none."""
-        self.base_version = 0
-        """Of the slice that the newest gradient was computed with: the base of the next push."""
-        self.next_seq = 0
-        self._unsettled: dict[int, int] = {}
-        """Number of a push -> its bytes, 0 once the shard has them; in the order of the numbers."""
-        self._gap_at = -1
-        """The number that the shard was missing, until something is settled again."""
-
-    # ------------------------------------------------------------ joining
 
     def join(self, now: float) -> Send:
         self.joined = False
@@ -102,7 +99,7 @@ class ShardClient:
         return [self.join(now)]
 
     def on_joined(self, message: Joined, now: float) -> list[Send] | None:
-        """The shard's answer; None if nobody waits for it.
+        """The server's answer; None if nobody waits for it.
 
         Pushes that it has seen are settled by their acks, which are repeated.
         """
@@ -112,10 +109,46 @@ class ShardClient:
         if took_s is None:
             return None
         self.retries.again(self.peer, now - took_s, now)
-        self.joined, self._gap_at = True, -1
-        self.initialised = message.initialised
-        self.lo, self.hi = message.lo, message.hi
+        self.joined, self.initialised = True, message.initialised
+        self.lo, self.hi, self.version = message.lo, message.hi, message.version
         self.generation = message.generation
+        return [send for client in self.clients for send in client.joined_again(now)]
+
+
+class ShardClient:
+    """One table on one server."""
+
+    def __init__(self, link: Link, table: int = 0, lo: int = 0, hi: int = 0) -> None:
+        """[lo, hi): its slice of the table."""
+        self.link = link
+        self.table = table
+        self.shard = link.shard
+        self.peer = link.peer
+        self.identity = link.identity
+        self.retries = link.retries
+        self.lo, self.hi = lo, hi
+        link.clients.append(self)
+        self.basis = Basis()
+        """The slice that stands in the model."""
+        self.clock = 0
+        """What the shard said of its clock with that."""
+        self._answer_bytes = 0
+        """Of the last answer to a fetch that need not bring all; 0: there was none."""
+        self.base_version = 0
+        """Of the slice that the newest gradient was computed with: the base of the next push."""
+        self.next_seq = 0
+        self._unsettled: dict[int, int] = {}
+        """Number of a push -> its bytes, 0 once the shard has them; in the order of the numbers."""
+        self._gap_at = -1
+        """The number that the shard was missing, until something is settled again."""
+
+    @property
+    def generation(self) -> int:
+        return self.link.generation
+
+    def joined_again(self, now: float) -> list[Send]:
+        """The server knows us: all that is not settled is sent to it again."""
+        self._gap_at = -1
         return self._resend_from(0, now)
 
     # ------------------------------------------------------------ pushing
@@ -143,6 +176,7 @@ class ShardClient:
         clock: int,
         delta: Packed,
         portion: int = 0,
+        at: int = 0,
     ) -> Push:
         """The next push, which has to be sent through the worker's send_queue under `push_key`."""
         me = self.identity
@@ -151,11 +185,11 @@ class ShardClient:
         self._unsettled[seq] = delta.nbytes
         return Push(
             me.slot, me.epoch, self.generation, seq, self.base_version, first_step, last_step,
-            samples, clock, delta, portion,
+            samples, clock, delta, portion, self.table, at,
         )  # fmt: skip
 
-    def push_key(self, seq: int) -> tuple[str, int, int]:
-        return ("push", self.shard, seq)
+    def push_key(self, seq: int) -> tuple[str, int, int, int]:
+        return ("push", self.table, self.shard, seq)
 
     def on_ack(self, ack: Ack, now: float) -> tuple[float | None, list[Send]]:
         """(seconds since the push was sent if this ack settles it, what has to be sent now).
@@ -203,20 +237,31 @@ class ShardClient:
         """Of the slice that stands in the model."""
         return self.basis.version
 
-    def fetch(self, request: int, clock_min: int, *, whole: bool, exact: bool = False) -> Fetch:
-        """A fetch, which has to be sent through the worker's send_queue under `fetch_key`.
+    def fetch(
+        self,
+        request: int,
+        clock_min: int,
+        *,
+        whole: bool,
+        exact: bool = False,
+        part: tuple[int, int] = (0, 0),
+    ) -> Fetch:
+        """A fetch, which has to be sent through the worker's send queue under `fetch_key`.
 
-        whole: of the whole slice, not of what is new of it to this worker. exact: not rounded.
+        whole: of all values, not of what is new to this worker. exact: not rounded. part: only
+        these elements of the slice; hi = 0: all of them.
         """
         have = (0, 0) if whole else (self.basis.generation, self.basis.version)
-        return Fetch(self.identity.slot, self.identity.epoch, request, clock_min, *have, exact)
+        me = self.identity
+        return Fetch(me.slot, me.epoch, request, clock_min, *have, exact, self.table, *part)
 
     def expected_bytes(self, fetch: Fetch) -> int:
-        """How large its answer will be: as the last one was, or the whole slice."""
-        return (fetch.have_generation and self._answer_bytes) or 4 * (self.hi - self.lo)
+        """How large its answer will be: as the last one was, or all that is asked for."""
+        size = fetch.hi - fetch.lo if fetch.hi else self.hi - self.lo
+        return (fetch.have_generation and self._answer_bytes) or 4 * size
 
-    def fetch_key(self, request: int) -> tuple[str, int, int]:
-        return ("fetch", self.shard, request)
+    def fetch_key(self, request: int) -> tuple[str, int, int, int]:
+        return ("fetch", self.table, self.shard, request)
 
     def on_parameters(self, message: Parameters | SparseParameters, now: float) -> Answer | None:
         """An answer to a fetch; None if nobody waits for this one (any more).
@@ -227,7 +272,8 @@ class ShardClient:
         asked = self.retries.message(key)
         if message.generation < self.generation or not isinstance(asked, Fetch):
             return None
-        arrived = slice_in(message, self.hi - self.lo)
+        size = asked.hi - asked.lo if asked.hi else self.hi - self.lo
+        arrived = slice_in(message, size)
         base = (asked.have_generation, asked.have_version)
         if arrived.where is not None and (arrived.generation, arrived.since) != base:
             return None
@@ -235,4 +281,4 @@ class ShardClient:
         if asked.have_generation:
             self._answer_bytes = nbytes
         took_s = self.retries.done(key, now, nbytes)
-        return None if took_s is None else Answer(arrived, nbytes, took_s)
+        return None if took_s is None else Answer(arrived, message.clock, nbytes, took_s)

@@ -6,14 +6,17 @@ and draining; whatever the coordinator asks for may be asked twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
+
 from dlctl import messages as m
-from dlctl.algorithms.base import Algorithm
+from dlctl.algorithms.base import Method, ReplicaSide, Site, Start
 from dlctl.compress.base import Compressor
 from dlctl.config import JobFile
 from dlctl.errors import RemoteProtocolError
+from dlctl.flat import Layout
 from dlctl.machine import (
     DeadlineReached,
     Effect,
@@ -40,8 +43,10 @@ from dlctl.roles.protocol.effects import (
     BuffersLoaded,
     Computed,
     CoordinatorGone,
+    EngineRan,
     EvaluationRun,
     LoadArrays,
+    LoadBuffers,
     ModelBuilt,
     TaskFailed,
     TaskLocated,
@@ -58,17 +63,20 @@ from dlctl.roles.worker.shard_client import Fenced
 from dlctl.roles.worker.stall import StallDetector
 from dlctl.roles.worker.training import Training
 from dlctl.util.text import NO_USE, REFUSED
-from dlctl.vector import to_host
+from dlctl.vector import copy_into, to_host
 
 PASSING = {"computing", "waiting for data", "fetching", "pushing"}
 """Phases that come and go with every step: they are reported once a second and not at each change.
 """
 DETAIL_CHARS_MAX = 16_000
+W = "w"
+OWN_MODEL = (W, "averaged", "constant")
+"""What a replica saves of its model, under the names that shards have in checkpoints."""
 
 
 class Worker:
     def __init__(
-        self, birth: Birth, job: JobFile, algorithm: Algorithm, compressor: Compressor
+        self, birth: Birth, job: JobFile, algorithm: Method, compressor: Compressor
     ) -> None:
         self.birth = birth
         self.job = job
@@ -81,8 +89,10 @@ class Worker:
             self.context, self.options, algorithm.live, self.send_queue, compressor
         )
         self.training: Training | None = None
-        self.joining = Joining(self.context, birth)
+        self.joining = Joining(self.context, birth, algorithm.shape)
         self._lifeline = Watchdog()
+        self._members: frozenset[int] = frozenset()
+        """The slots that take part, as the coordinator has told."""
         self._draining = False
         self._saving = Saving(self.context, birth.name)
         self._gathering = Restoring(self.context)
@@ -122,6 +132,8 @@ class Worker:
                 self._on_message(peer, message, now)
             case Computed() if self.training:
                 self.training.on_computed(event, now)
+            case EngineRan() if self.training:
+                self.training.on_engine(event)
             case Reconnected(peer, lost_at):
                 self._report_at = now  # If it is the coordinator, it learns whose connection it is.
                 self.joining.on_reconnected(peer, lost_at, now)
@@ -130,7 +142,7 @@ class Worker:
             case ModelBuilt():
                 self.joining.on_model(event, now)
             case ArraysLoaded(arrays, _):
-                self._on_restored(arrays)
+                self._begin(arrays)
             case FilesMissing() | FileSealed():
                 self._gathering.on_event(event, now)
             case ArraysSaved():
@@ -166,7 +178,7 @@ class Worker:
 
     def _is_from_shard(self, peer: Peer, message: m.Message) -> bool:
         """Whether a server speaks for its own shard."""
-        shards = [channel.shard for channel in self.joining.channels if channel.peer == peer]
+        shards = [link.shard for link in self.joining.links if link.peer == peer]
         return shards == [getattr(message, "shard", *shards)] if shards else False
 
     def _on_deadline(self, now: float) -> None:
@@ -184,16 +196,16 @@ class Worker:
         self.training.draining = self._draining
         self.training.advance(now)
         self._save_if_clean(self.training)
-        poison = self.training.poison
-        if poison.steps_in_row >= self.job.workers.nonfinite_steps_max:
+        bad = self.training.bad_gradients
+        if bad.steps_in_row >= self.job.workers.nonfinite_steps_max:
             self._leave_poisoned(
-                f"{NO_USE} for {poison.steps_in_row} steps in a row",
-                f"last: {poison.last}. A smaller lr or local_lr may help; nothing was pushed.",
+                f"{NO_USE} for {bad.steps_in_row} steps in a row",
+                f"last: {bad.last}. A smaller lr or local_lr may help; nothing was pushed.",
             )
-        elif poison.pushes_in_row >= self.job.workers.refused_pushes_max:
+        elif bad.pushes_in_row >= self.job.workers.refused_pushes_max:
             self._leave_poisoned(
-                f"{poison.pushes_in_row} {REFUSED}: {poison.reason}",
-                f"they were of {poison.last}; the servers' values are as they were.",
+                f"{bad.pushes_in_row} {REFUSED}: {bad.reason}",
+                f"they were of {bad.last}; the servers' values are as they were.",
             )
 
     # ------------------------------------------------------------ joining the run
@@ -201,6 +213,11 @@ class Worker:
     def _on_welcome(self, message: m.Welcome, now: float) -> None:
         if self.joining.on_welcome(message, now):
             self.live.apply(message.settings, now)
+
+    def _on_topology(self, message: m.Topology, now: float) -> None:
+        self.joining.on_topology(message, now)
+        if self.joining.is_complete and not self.joining.links and self.training is None:
+            self._restore_or_begin()
 
     def _on_joined(self, message: m.Joined, now: float) -> None:
         if not self.joining.on_joined(message, now):
@@ -221,25 +238,58 @@ class Worker:
         else:
             self._begin()
 
-    def _begin(self) -> None:
-        """Put the method to work."""
+    def _begin(self, saved: Mapping[str, m.Array] | None = None) -> None:
+        """Put the method to work; saved: the replica's state of before a stop."""
         model, identity = self.joining.model, self.joining.identity
         assert model is not None
         assert identity is not None
-        side = self.algorithm.worker(self.options, model.parameters, identity.slot)
-        self.compressor.reseed(self.job.job.seed, identity.slot, identity.epoch)
+        seed = (self.job.job.seed, identity.slot, identity.epoch)
+        side = self.algorithm.replica(
+            Site(
+                options=self.options,
+                parameters=model.parameters,
+                slot=identity.slot,
+                layout=Layout.from_bytes(model.layout),
+                rng=np.random.default_rng(seed),
+                members=self._members,
+            )
+        )
+        start: Start = "joins" if self.joining.is_under_way() else "new"
+        side.begin("restored" if saved else start)
+        if saved:
+            self._restore_model(side, saved)
+            side.restore({name: saved[name] for name in saved if name not in OWN_MODEL})
+        self.compressor.reseed(*seed)
         self.training = Training(
-            self.context, identity, self.joining.channels, self.send_queue, side, self.compressor,
-            self.job.workers.batch_size, self.job.data.lease_ahead_s, model.averaged,
-            self.job.servers.push_norm_max,
-        )  # fmt: skip
+            context=self.context,
+            identity=identity,
+            tables=self.joining.tables,
+            send_queue=self.send_queue,
+            method=self.algorithm,
+            side=side,
+            compressor=self.compressor,
+            batch_size=self.job.workers.batch_size,
+            lease_ahead_s=self.job.data.lease_ahead_s,
+            averaged=model.averaged,
+            push_norm_max=self.job.servers.push_norm_max,
+        )
 
-    def _on_restored(self, arrays: Any) -> None:
-        self._begin()
-        assert self.training is not None
-        side, saved = self.training.side, arrays.get("residual")
-        if saved is not None and saved.size == len(side.residual):
-            side.restore(saved)
+    def _restore_model(self, side: ReplicaSide, saved: Mapping[str, m.Array]) -> None:
+        """The replica's own model of before the stop, if that is where the run's models are."""
+        if self.algorithm.shape.model == "replica" and W in saved:
+            copy_into(side.parameters, saved[W])
+            self.context.do(LoadBuffers(saved["averaged"], saved["constant"]))
+
+    def _own_model(self, training: Training) -> dict[str, m.Array]:
+        """All that makes the model which stands here, where the run's models are the replicas'."""
+        if self.algorithm.shape.model != "replica":
+            return {}
+        assert self.joining.model is not None
+        return {
+            W: to_host(training.side.parameters).copy(),
+            "averaged": np.array(training.computing.averaged),
+            "constant": self.joining.model.constant,
+        }
 
     # ------------------------------------------------------------ settings
 
@@ -287,8 +337,12 @@ class Worker:
         if message is None or training.has_unpushed_steps():
             return
         self._save = None
-        arrays = {"residual": to_host(training.side.residual).copy()}
-        self._saving.begin(message, saved_file(self.birth.name), arrays, {"steps": training.steps})
+        arrays = {name: to_host(vector).copy() for name, vector in training.side.state().items()}
+        own = self._own_model(training)
+        state = {"steps": training.steps}
+        if own:
+            state |= {"lo": 0, "hi": own[W].size, "version": training.steps}
+        self._saving.begin(message, saved_file(self.birth.name), arrays | own, state)
 
     # ------------------------------------------------------------ ends
 
@@ -365,11 +419,11 @@ class Worker:
             case m.Ack():
                 self.training.on_ack(message, now)
             case m.Lease():
-                self.training.leasing.on_lease(message, now)
+                self.training.computing.leasing.on_lease(message, now)
 
     _FROM_COORDINATOR: ClassVar[dict[type, Callable[[Any, Any, float], None]]] = {
         m.Welcome: _on_welcome,
-        m.Topology: lambda self, message, now: self.joining.on_topology(message, now),
+        m.Topology: _on_topology,
         m.Moved: lambda self, message, now: self.joining.on_moved(message, now),
         m.Heard: lambda self, message, now: None,
         m.Lease: _on_work,

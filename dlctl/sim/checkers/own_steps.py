@@ -39,8 +39,8 @@ class OwnStepsChecker(Checker):
             return
         training = process.machine.training  # type: ignore[attr-defined]
         pushed = self._pushed[process]
-        if training._steps_pushed != pushed[-1]:
-            pushed[:] = pushed[-1], training._steps_pushed
+        if training.writing.steps_pushed != pushed[-1]:
+            pushed[:] = pushed[-1], training.writing.steps_pushed
         for c in training.channels:
             model = training.side.parameters[c.lo : c.hi]
             own = np.flatnonzero(model != self._sent[process, c.shard])

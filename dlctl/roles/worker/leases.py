@@ -1,4 +1,4 @@
-"""A worker's data: the portion that it holds, batch by batch, and which portions are done with.
+"""A worker's data: how it leases portions, goes through them batch by batch, and which are done.
 
 A portion is done when all its gradients are in settled pushes, not when they were computed: what a
 dead worker had computed and not pushed is leased to another one.
@@ -10,9 +10,12 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from dlctl.algorithms.base import Data
+from dlctl import messages as m
+from dlctl.algorithms.needs import Data
 from dlctl.flat import slice_bounds
 from dlctl.messages import Lease
+from dlctl.roles.protocol.context import COORDINATOR, Context
+from dlctl.roles.worker.shard_client import Identity
 
 
 @dataclass(slots=True)
@@ -92,12 +95,13 @@ class Portions:
         lease, is_last = self.current.lease, self.current.is_last(self.current.next_number)
         return Data(lease.data_epoch, lease.portion, is_last)
 
-    def next_batch(self) -> tuple[Portion, int]:
-        """(portion, number of the batch in it); only if there is one ahead."""
+    def next_batches(self, count: int) -> tuple[Portion, int, int]:
+        """(portion, number of the first batch in it, how many); only if there is one ahead."""
         assert self.current is not None
         number = self.current.next_number
-        self.current.next_number += 1
-        return self.current, number
+        count = min(count, self.current.batches - number)
+        self.current.next_number += count
+        return self.current, number, count
 
     def finish(self, portion: Portion) -> None:
         """The last batch of the portion was computed (or refused)."""
@@ -118,6 +122,77 @@ class Portions:
         for portion in self._pushed.get(number, ()):
             portion.loss_sum = math.inf
 
+    def done_now(self) -> list[Portion]:
+        """All computed portions that no push holds: they are done without one."""
+        done, self._computed = self._computed, []
+        return done
+
     def settled(self, number: int) -> list[Portion]:
         """Push `number` is settled on every shard: the portions that are done now."""
         return self._pushed.pop(number, [])
+
+
+IDLE_S = 0.2
+"""Between two questions for data while there is none."""
+
+
+class Leasing:
+    """Asks for data: when there is none, and some time before that.
+
+    There is at most one question on its way. What is asked for in advance may be refused, so that
+    the others are not left without; then it is asked for again a little later.
+    """
+
+    def __init__(self, context: Context, identity: Identity, portions: Portions) -> None:
+        self.context = context
+        self.identity = identity
+        self.portions = portions
+        self.told_no_data = False
+        """The method knows that there is none, and has pushed what it had."""
+        self.ask_again_at: float | None = None
+        self._number = 0
+        self._is_ahead = False
+        """The newest question was for work in advance."""
+        self._ahead_at = 0.0
+        self._none_now = False
+
+    def look_ahead(self, batch_s: float, now: float) -> None:
+        """A batch is under way: see to it that there is something after it."""
+        if not self.portions.batches_left():
+            self._ask(False, now)
+        elif now >= self._ahead_at and self.portions.wants_more_ahead(batch_s):
+            self._ask(True, now)
+
+    def wait(self, now: float) -> bool:
+        """There is nothing to compute. True if the method has to be told so."""
+        if self._none_now:
+            self._none_now = False
+            if not self.told_no_data:
+                self.told_no_data = True
+                return True
+            self.ask_again_at = now + IDLE_S
+        if self.ask_again_at is None or now >= self.ask_again_at:
+            self.ask_again_at = None
+            self._ask(False, now)
+        return False
+
+    def _ask(self, ahead: bool, now: float) -> None:
+        if "lease" not in self.context.retries:
+            self._number += 1
+            self._is_ahead = ahead
+            me = self.identity
+            request = m.LeaseRequest(me.slot, me.epoch, self._number, ahead)
+            self.context.ask("lease", COORDINATOR, request, now)
+
+    def on_lease(self, lease: m.Lease, now: float) -> None:
+        """The answer; one that nobody waits for any more is dropped."""
+        if lease.request != self._number or self.context.retries.done("lease", now) is None:
+            return
+        if lease.start < lease.stop:
+            self.told_no_data = False
+            self.portions.take(lease)
+        elif self._is_ahead:
+            # Perhaps it is needed by now: then `wait` asks for it, and may not be refused.
+            self._ahead_at = now + IDLE_S
+        elif self.portions.current is None:
+            self._none_now = True

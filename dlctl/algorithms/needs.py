@@ -1,0 +1,234 @@
+"""What a replica may ask for. A method yields one of these and is resumed with its result.
+
+The worker role has one service for each (`dlctl/roles/worker/services/`), which knows about leases,
+retries, windows, limits, epochs and deadlines, so that a method does not:
+
+    NextData      wait until there is a batch         Read        fetch a table, or ranges of it
+    Gradient      compute one batch, or several       Write       push to a table
+    Engine        an operation of the method's own    Ask         another replica, and wait
+                  torch part                          Collective  a sum over all replicas
+    Done          count samples without a push
+
+Vectors are flat: numpy arrays, or torch tensors on a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from dlctl.messages import Array
+from dlctl.vector import Vector
+
+PARAMETERS = "w"
+"""The name of the table that holds the model."""
+LEFT_OUT_MAX = 10
+"""So many gradients in a row that are of no use: by then it is hardly the data, of which a tenth
+may be NaN, but the replica, which its own steps have ruined. It goes on from what the servers have,
+if `workers.nonfinite_steps_max` is larger: else it is quarantined before.
+"""
+Range = tuple[int, int]
+"""Elements [lo, hi) of a table."""
+
+
+class Need:
+    """Something that a replica waits for."""
+
+    __slots__ = ()
+
+
+# ---------------------------------------------------------------- data and gradients
+
+
+@dataclass(frozen=True, slots=True)
+class NextData(Need):
+    """Wait until there is a batch to compute. Resumed with its `Data`, or None: no data for now.
+
+    On None nothing may stay behind unpushed, because this may be the end of the run.
+    """
+
+
+class Data(NamedTuple):
+    """The batch that is computed next."""
+
+    data_epoch: int
+    """Also `BatchRequest.clock`, for methods that the coordinator drives."""
+    portion: int
+    is_last: bool
+    """Of its portion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient(Need):
+    """Lease data if needed and compute. Resumed with a `Step`, or None: no data for now.
+
+    On None nothing may stay behind unpushed, because this may be the end of the run. Batches whose
+    gradient is of no use, not finite or too large, are left out, and the next one is computed
+    instead; but right after `NextData` it is the announced batch or, if that one is of no use,
+    None. See `LEFT_OUT_MAX`.
+    """
+
+    own_lr: float | None = None
+    """The replica makes a step of its own at once, parameters -= own_lr * gradient, and the `Step`
+    has no gradient then: to gather it into one vector takes longer than to go along it. It may be
+    made, and `settle` be called, before `run` hears of it.
+    """
+    steps: int = 1
+    """Up to so many batches of one portion in one go, each with a step of its own: `own_lr` is
+    needed then. `Step` has their samples and their mean loss."""
+
+
+class Step(NamedTuple):
+    """One gradient of the mean loss over `samples` samples, at the parameters as they were.
+
+    Its memory may be written to; it is good until the next one is asked for.
+    """
+
+    gradient: Vector | None
+    """None: the replica has made a step of its own along it."""
+    samples: int
+    loss: float
+    norm: float = math.inf
+    """Euclidean, of the gradient; infinite if it is not known."""
+    steps: int = 1
+    """Batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine(Need):
+    """An operation of the method's engine (`Shape.engine`), where the model is. Resumed with its
+    arrays. What it raises ends the run, as an error of the method.
+    """
+
+    op: str
+    arrays: tuple[Array, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Need):
+    """All steps so far count as done now, although no push holds them. For methods that write
+    nothing, or not all, to servers. Resumed at once, with None.
+
+    Only for steps that are in the state of somebody who survives this replica: what is done is
+    never computed again.
+    """
+
+
+# ---------------------------------------------------------------- tables on the servers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read(Need):
+    """Fetch a table from all shards, each answered once its clock is at least `at_least`.
+
+    wait: resume only when the values are in place; resumed with the `View`. Otherwise resume at
+    once with None; the values are put in place between two steps, when they have come, and
+    `ReplicaSide.view` tells of it.
+    """
+
+    wait: bool
+    at_least: int = 0
+    after_own: bool = False
+    """Not before every push of this replica to this table is settled: it reads its own writes."""
+    table: str = PARAMETERS
+    ranges: tuple[Range, ...] = ()
+    """Of the table; (): all of it."""
+    into: Literal["model", "beside"] = "model"
+    """model: into `parameters`. beside: into `View.values`, the model stays as it is; only with
+    `wait`. All tables but the parameters are read beside."""
+
+
+class View(NamedTuple):
+    """What a read has brought. Shards know nothing of each other, so their clocks may differ."""
+
+    clock_min: int
+    clock_max: int
+    values: Array | None = None
+    """float32, the ranges one after the other; None if they went into the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write(Need):
+    """Push part of `vector` to a table: the compressor takes what it sends out of it, the residual
+    stays in it. Tables other than the parameters are pushed as they are, and `vector` is left
+    alone.
+
+    Resumed with None as soon as the push is on its way; it waits only while the window is full.
+    wait: resumed with a `Receipt` when all shards have settled it.
+    """
+
+    vector: Vector | None
+    """None: an empty push, only to take part."""
+    samples: int = 0
+    clock: int = 0
+    part: int = 0
+    """The portion of `clock` that this is the sum of, for methods that push portion by portion."""
+    table: str = PARAMETERS
+    ranges: tuple[Range, ...] = ()
+    """`vector` holds these elements of the table, one range after the other; (): all of it."""
+    wait: bool = False
+
+
+class Receipt(NamedTuple):
+    """What became of a push, by shard; only shards that it had something for."""
+
+    outcomes: dict[int, str]
+    """Shard -> APPLIED, BUFFERED, LATE, REFUSED or DUPLICATE."""
+
+    def is_applied(self) -> bool:
+        """Whether all of it is in the table."""
+        return all(kind in ("applied", "duplicate") for kind in self.outcomes.values())
+
+
+def mean(table: str, clock: int, vector: Vector, weight: float) -> Generator[Need, Any, Array]:
+    """The mean of a small vector over all replicas, weighted, by a table of rule "mean".
+
+    Every member writes once per clock, in turn 0, 1, 2 ...; float32[size of the table]. It is
+    durable: who comes later reads the newest one.
+    """
+    yield Write(table=table, vector=vector * weight, samples=1, clock=clock)
+    view: View = yield Read(table=table, wait=True, at_least=clock + 1, into="beside")
+    assert view.values is not None
+    return view.values
+
+
+# ---------------------------------------------------------------- other replicas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask(Need):
+    """Ask another replica (`ReplicaSide.serve`). Resumed with its arrays; None if it has left, is
+    replaced, or has not answered in time.
+    """
+
+    slot: int
+    op: str
+    arrays: tuple[Array, ...] = ()
+    within_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective(Need):
+    """The sum of a vector over all replicas of the group, torch.distributed does it. Every member
+    makes the same ones in the same order. Resumed with `Summed`; if a member dies, the group is
+    made anew without it and the sum begun again, of what the living have given.
+    """
+
+    vector: Vector
+    """float32[d]; it is not changed."""
+    weight: float = 1.0
+    """Of this replica; 0: it takes part with nothing."""
+    step: int = 0
+    """What it is the sum of: all members must be at the same one; who joins takes it over."""
+
+
+class Summed(NamedTuple):
+    vector: Vector
+    """float32[d], the sum of weight * vector."""
+    weight: float
+    """The sum of the weights: of the living, and nobody else."""
+    members: int
+    step: int
+    """The one that the group is at; greater than one's own for who has just joined."""

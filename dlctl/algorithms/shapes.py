@@ -1,0 +1,65 @@
+"""Whether a method does what its shape declares, found without running it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+
+from dlctl.algorithms import needs
+from dlctl.algorithms.base import Method, ReplicaSide
+from dlctl.algorithms.needs import PARAMETERS, Ask, Collective, Engine, Need, Read, Write
+
+
+def faults_of(method: Method) -> list[str]:
+    """What is wrong with a method itself, one sentence each: nothing of it is the job file's."""
+    shape, found = method.shape, []
+    names = [table.name for table in shape.tables]
+    if len(set(names)) != len(names):
+        found.append(f"it has two tables of one name: {', '.join(names)}")
+    if names and names[0] != PARAMETERS:
+        found.append(f'its first table is "{names[0]}", and has to be "{PARAMETERS}"')
+    if any(table.rule == "optimizer" for table in shape.tables[1:]):
+        found.append("only the parameters can follow the servers' optimiser")
+    if bool(names) != (method.shard is not None):
+        found.append("it needs a shard side if it has tables, and none without")
+    asked = needs_of(method.replica)
+    for kinds, has_it, what in (
+        ({Read, Write}, bool(names), "reads or writes, and declares no tables"),
+        ({Ask}, "peers" in shape.links, 'asks other replicas, and does not declare links "peers"'),
+        ({Collective}, "group" in shape.links, 'has collectives, and no links "group"'),
+        ({Engine}, bool(shape.engine), "uses an engine, and declares none"),
+    ):
+        if asked & kinds and not has_it:
+            found.append(f"it {what}")
+    return found
+
+
+def needs_of(replica: type[ReplicaSide]) -> set[type[Need]]:
+    """The kinds of needs that its code names, its own functions' and their helpers'."""
+    found: set[type[Need]] = set()
+    for kind in replica.__mro__:
+        if kind in ReplicaSide.__mro__:
+            continue
+        for member in vars(kind).values():
+            if isinstance(member, FunctionType):
+                found |= _named_in(member)
+    return found
+
+
+def _named_in(function: FunctionType) -> set[type[Need]]:
+    found: set[type[Need]] = set()
+    for name in _names(function.__code__):
+        value = function.__globals__.get(name)
+        if inspect.isclass(value) and issubclass(value, Need):
+            found.add(value)
+        elif value is needs.mean:
+            found |= {Read, Write}
+    return found
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

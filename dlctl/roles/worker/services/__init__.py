@@ -1,0 +1,1 @@
+"""One service for each need of a replica (`dlctl/algorithms/needs.py`), implemented once."""

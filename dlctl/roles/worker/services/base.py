@@ -1,0 +1,45 @@
+"""The contract of all services: a need is begun, and looked at again after every event."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from dlctl.algorithms.needs import Need
+
+N = TypeVar("N", bound=Need, contravariant=True)
+
+
+class Phase(NamedTuple):
+    """What a service waits for, as `status` and `why` show it."""
+
+    what: str
+    """"fetching", "pushing", "waiting for data" ..."""
+    whom: tuple[str, ...] = ()
+    """The daemons that must answer before it can go on."""
+
+
+class Service(Protocol[N]):
+    """A replica waits for one need at a time; what a need has begun may go on after it.
+
+    Events and messages come to a service by methods of its own, from the role.
+    """
+
+    def begin(self, need: N, now: float) -> None:
+        """The replica waits for this from now on."""
+        ...
+
+    def poll(self, now: float) -> tuple[bool, Any]:
+        """(whether the replica can go on, what it is resumed with). Asked after every event."""
+        ...
+
+    def phase(self) -> Phase:
+        """Of the need that was begun last and is not done."""
+        ...
+
+    def deadline(self) -> float | None:
+        """When to ask again if nothing happens; None: never."""
+        ...
+
+    def cancel(self) -> None:
+        """The replica does not wait for it any more: it leaves the run, or is replaced."""
+        ...

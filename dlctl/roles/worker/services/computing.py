@@ -1,0 +1,263 @@
+"""Data and gradients: leases portions, has batches computed, and leaves out what is of no use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlctl import messages as m
+from dlctl.algorithms.needs import Data, Done, Engine, Gradient, NextData, Step
+from dlctl.roles.protocol.context import COORDINATOR, Context
+from dlctl.roles.protocol.effects import Compute, Computed, EngineRan, RunEngine
+from dlctl.roles.protocol.meters import Rates
+from dlctl.roles.worker.bad_gradients import BadGradients
+from dlctl.roles.worker.intervals import Pacing
+from dlctl.roles.worker.leases import Leasing, Portion, Portions
+from dlctl.roles.worker.services.base import Phase
+from dlctl.roles.worker.services.writing import Writing
+from dlctl.roles.worker.shard_client import Identity
+
+LOSS_WEIGHT = 0.05
+"""Of the newest loss in the running mean that is reported."""
+BATCH_WEIGHT = 0.1
+"""Of the newest batch in the running mean of the time for one."""
+STUCK_S_MIN, STUCK_BATCHES = 10.0, 10.0
+"""A batch that takes longer than both (seconds, and as many other batches) hangs in user code; an
+evaluation is told of, but may well take so long."""
+LONG_S_MIN, LONG_BATCHES = 2.0, 3.0  # One that is long is no fault yet.
+
+
+class Computing:
+    """Serves `NextData`, `Gradient` and `Done`."""
+
+    def __init__(
+        self,
+        context: Context,
+        identity: Identity,
+        portions: Portions,
+        writing: Writing,
+        bad_gradients: BadGradients,
+        pacing: Pacing,
+        rates: Rates,
+        averaged: m.Array,
+    ) -> None:
+        """averaged: float64[n], the model's averaged buffers as they are now."""
+        self.context = context
+        self.identity = identity
+        self.portions = portions
+        self.leasing = Leasing(context, identity, portions)
+        self.writing = writing
+        self.bad_gradients = bad_gradients
+        self.pacing = pacing
+        self.rates = rates
+        self.averaged = averaged
+        self.loss: float | None = None
+        self.draining = False
+        self.is_told_of_end = False
+        """The method has been told that there is no data, because the replica leaves."""
+        self._need: NextData | Gradient | Done | None = None
+        self._at_work: tuple[Portion, int, int] | None = None
+        """Portion, first batch and number of batches that are being computed."""
+        self._busy_since = 0.0
+        self._batch_s = 0.0
+        self._step: Step | None = None
+        self._announced = self._left_out = False
+        """`NextData` has named the batch that is next; that batch was computed and refused."""
+
+    # ------------------------------------------------------------ the service
+
+    def begin(self, need: NextData | Gradient | Done, now: float) -> None:
+        self._need = need
+
+    def poll(self, now: float) -> tuple[bool, Any]:
+        match self._need:
+            case Gradient():
+                return self._gradient(self._need, now)
+            case NextData():
+                return self._next_data(now)
+            case _:
+                self._done_without_push(now)
+                return True, None
+
+    def phase(self) -> Phase:
+        if self._at_work:
+            return Phase("computing")
+        return Phase("waiting for data", (COORDINATOR,))
+
+    def deadline(self) -> float | None:
+        """When to ask for data again; only while data is what this replica waits for."""
+        waits = isinstance(self._need, Gradient | NextData) and not self._at_work
+        return self.leasing.ask_again_at if waits else None
+
+    def cancel(self) -> None:
+        self._need = None
+
+    @property
+    def is_computing(self) -> bool:
+        return self._at_work is not None
+
+    def ends_here(self) -> bool:
+        """Whether this replica leaves, and no portion is half done."""
+        return self.draining and self.portions.at_boundary()
+
+    # ------------------------------------------------------------ data
+
+    def _gradient(self, need: Gradient, now: float) -> tuple[bool, Step | None]:
+        assert need.steps == 1 or need.own_lr is not None, "several steps are the replica's own"
+        if self._at_work:
+            return False, None
+        if self._step is not None or self._left_out:
+            step, self._step, self._left_out = self._step, None, False
+            return True, step
+        if self._announced and self.ends_here():
+            # The batch was named before the end was: the method hears of the end where it asks for
+            # data, which is where it pushes what it has accrued.
+            self._announced = False
+            return True, None
+        done, data = self._find_data(now)
+        if data is not None:
+            self._compute(need, now)
+            return False, None
+        return done, None
+
+    def _next_data(self, now: float) -> tuple[bool, Data | None]:
+        done, data = self._find_data(now)
+        self._announced = data is not None
+        return done, data
+
+    def _find_data(self, now: float) -> tuple[bool, Data | None]:
+        """(whether this is an answer for the method, the batch to compute next if there is one)."""
+        if self.ends_here():
+            # The first time the method may still push what it has accrued; then it is parked.
+            is_first, self.is_told_of_end = not self.is_told_of_end, True
+            return is_first, None
+        data = self.portions.ahead()
+        return (True, data) if data is not None else (self.leasing.wait(now), None)
+
+    def _compute(self, need: Gradient, now: float) -> None:
+        portion, number, count = self.portions.next_batches(need.steps)
+        self._at_work, self._busy_since = (portion, number, count), now
+        for clients in self.writing.tables[:1]:
+            for c in clients:
+                c.base_version = c.version
+        lease, limit = portion.lease, self.bad_gradients.norm_max(need.own_lr)
+        self.context.do(
+            Compute(lease.data_epoch, lease.start, lease.stop, number, need.own_lr, limit, count)
+        )
+        if not self.draining:
+            self.leasing.look_ahead(self._batch_s, now)
+
+    # ------------------------------------------------------------ gradients
+
+    def on_computed(self, event: Computed, now: float) -> None:
+        """Gradients have come. If one is of no use, it gets no further."""
+        assert self._at_work is not None
+        portion, number, _ = self._at_work
+        self._at_work = None
+        losses = [*event.before, *([event.loss] if event.is_usable else [])]
+        took_s = (now - self._busy_since) / max(len(losses), 1)
+        self._batch_s += (BATCH_WEIGHT if self._batch_s else 1.0) * (took_s - self._batch_s)
+        announced, self._announced = self._announced, False
+        samples = 0
+        for loss in losses:
+            samples += self._accept(loss, portion, number)
+            self.pacing.computed(took_s)
+            number += 1
+        if losses:
+            mean = sum(losses) / len(losses)
+            self._step = Step(event.gradient, samples, mean, event.norm, len(losses))
+            self.averaged = event.averaged
+        if not event.is_usable:
+            self._refuse(event, portion, number)
+            self._left_out = announced and not losses
+            number += 1
+        portion.next_number = number
+        if portion.is_last(number - 1):
+            self.portions.finish(portion)
+            if not self.writing.has_unpushed_steps():
+                self._finish_without_push(now)
+
+    def _finish_without_push(self, now: float) -> None:
+        """The last batches were refused: what there is of the portion has been pushed before."""
+        last = self.writing.newest
+        self.portions.pushed(last)
+        if not self.writing.is_under_way(last):
+            self.report_done(self.portions.settled(last), now)
+
+    def _accept(self, loss: float, portion: Portion, number: int) -> int:
+        """Count a batch that is of use. Returns its samples."""
+        start, stop = portion.batch_range(number)
+        samples = stop - start
+        self.bad_gradients.computed(self.writing.steps, portion.in_words(number))
+        self.writing.steps += 1
+        portion.steps += 1
+        portion.samples += samples
+        portion.loss_sum += loss * samples
+        self.rates.add("samples", samples)
+        change = loss - self.loss if self.loss is not None else 0.0
+        self.loss = loss if self.loss is None else self.loss + LOSS_WEIGHT * change
+        return samples
+
+    def _refuse(self, event: Computed, portion: Portion, number: int) -> None:
+        """A NaN would stay in the residual for ever: a poisoned gradient never gets that far."""
+        self.bad_gradients.of_no_use(f"{event.odd}, {portion.in_words(number)}")
+        self.context.note("warning", f"of no use, not pushed: {self.bad_gradients.last}")
+
+    # ------------------------------------------------------------ what is done
+
+    def _done_without_push(self, now: float) -> None:
+        self.writing.steps_pushed = self.writing.steps
+        self.leasing.told_no_data = False
+        self.report_done(self.portions.done_now(), now)
+
+    def report_done(self, done: list[Portion], now: float) -> None:
+        for p in done:
+            lease, me = p.lease, self.identity
+            message = m.PortionDone(
+                me.slot, me.epoch, lease.data_epoch, lease.portion, p.steps, p.samples, p.loss_sum
+            )
+            key = ("portion", lease.data_epoch, lease.portion)
+            self.context.ask(key, COORDINATOR, message, now)
+
+    # ------------------------------------------------------------ time
+
+    def paused(self, now: float) -> None:
+        """An evaluation is at work from now on."""
+        self._busy_since = now
+
+    def stuck_s(self, now: float, *, evaluates: bool) -> float:
+        """How long the present batch or evaluation takes, if far longer than it should, else 0."""
+        took_s = now - self._busy_since if self._at_work or evaluates else 0.0
+        return took_s if took_s > max(STUCK_S_MIN, STUCK_BATCHES * self._batch_s) else 0.0
+
+    def long_s(self, now: float) -> float:
+        """The same of a batch that only takes longer than the others did."""
+        took_s = now - self._busy_since if self._at_work else 0.0
+        return took_s if took_s > max(LONG_S_MIN, LONG_BATCHES * self._batch_s) else 0.0
+
+
+class Engines:
+    """Serves `Engine`: one operation at a time."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.is_at_work = False
+        self._result: tuple[m.Array, ...] | None = None
+
+    def begin(self, need: Engine, now: float) -> None:
+        self.is_at_work, self._result = True, None
+        self.context.do(RunEngine(need.op, need.arrays))
+
+    def poll(self, now: float) -> tuple[bool, Any]:
+        return not self.is_at_work, self._result
+
+    def on_ran(self, event: EngineRan) -> None:
+        self.is_at_work, self._result = False, event.arrays
+
+    def phase(self) -> Phase:
+        return Phase("running its engine")
+
+    def deadline(self) -> float | None:
+        return None
+
+    def cancel(self) -> None:
+        """What the engine does goes on to its end; nobody waits for it."""

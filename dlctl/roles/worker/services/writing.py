@@ -1,0 +1,256 @@
+"""Writes: pushes to the servers' tables, until every shard has settled them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dlctl import messages as m
+from dlctl.algorithms.base import Shape
+from dlctl.algorithms.needs import Range, Receipt, Write
+from dlctl.compress.base import Compressor
+from dlctl.errors import RemoteProtocolError
+from dlctl.roles.protocol.context import Context
+from dlctl.roles.protocol.effects import Settled
+from dlctl.roles.protocol.meters import Latency, Rates
+from dlctl.roles.worker.bad_gradients import BadGradients
+from dlctl.roles.worker.intervals import PUSH, Pacing
+from dlctl.roles.worker.leases import Portions
+from dlctl.roles.worker.send_queue import SendQueue
+from dlctl.roles.worker.services.base import Phase
+from dlctl.roles.worker.shard_client import Identity, ShardClient
+from dlctl.vector import Vector, to_host, zeros_like
+
+ASTRAY = "a replica's own steps have led too far; a smaller rate for them may help"
+
+
+@dataclass(slots=True)
+class _Pushed:
+    """One write on its way: a push to each shard that has something of it."""
+
+    table: int
+    steps: tuple[int, int]
+    """The first and last step that are in it."""
+    missing: int
+    """Shards that have not settled it."""
+    outcomes: dict[int, str] = field(default_factory=dict)
+
+
+class Writing:
+    def __init__(
+        self,
+        context: Context,
+        identity: Identity,
+        tables: list[list[ShardClient]],
+        shape: Shape,
+        compressor: Compressor,
+        send_queue: SendQueue,
+        portions: Portions,
+        bad_gradients: BadGradients,
+        pacing: Pacing,
+        rates: Rates,
+        model: Vector,
+        pushed: Callable[[], None],
+    ) -> None:
+        """model: float32[d]. pushed: called when parameters have been pushed."""
+        self.context = context
+        self.identity = identity
+        self.tables = tables
+        self.shape = shape
+        self.compressor = compressor
+        self.send_queue = send_queue
+        self.portions = portions
+        self.bad_gradients = bad_gradients
+        self.pacing = pacing
+        self.rates = rates
+        self.model = model
+        self.pushed = pushed
+        self.latency = Latency()
+        self.staleness_sum = self.staleness_number = 0
+        self.steps = 0
+        """Of this replica so far; the computing service counts them."""
+        self.steps_pushed = 0
+        """Of these, those of which a push has taken something, or which count without one."""
+        self.newest = -1
+        """The number of the newest write."""
+        self._under_way: dict[int, _Pushed] = {}
+        self._numbers: dict[tuple[int, int, int], int] = {}
+        """(table, shard, its number there) -> number of the write."""
+        self._need: Write | None = None
+        self._waits_for = -1
+        """The write whose receipt is waited for."""
+        self._receipts: dict[int, Receipt] = {}
+
+    # ------------------------------------------------------------ the service
+
+    def begin(self, need: Write, now: float) -> None:
+        self._need, self._waits_for = need, -1
+
+    def poll(self, now: float) -> tuple[bool, Receipt | None]:
+        need = self._need
+        assert need is not None
+        if self._waits_for < 0:
+            if not self._may_push(self.shape.table(need.table)):
+                self.pacing.waits(PUSH, now)
+                return False, None
+            self._waits_for = self._push(need, now)
+        if need.wait and self._waits_for in self._under_way:
+            self.pacing.waits(PUSH, now)
+            return False, None
+        self.pacing.waits("", now)
+        self._need = None
+        return True, self._receipts.pop(self._waits_for) if need.wait else None
+
+    def phase(self) -> Phase:
+        clients = [client for table in self.tables for client in table]
+        late = {client.peer for client in clients if client.unsettled() or not client.link.joined}
+        return Phase("pushing", tuple(sorted(late)))
+
+    def deadline(self) -> float | None:
+        return None
+
+    def cancel(self) -> None:
+        self._need = None
+
+    def is_settled(self, table: int) -> bool:
+        """Whether no push to a table is under way."""
+        return all(pushed.table != table for pushed in self._under_way.values())
+
+    def is_under_way(self, number: int) -> bool:
+        return number in self._under_way
+
+    def busy(self) -> bool:
+        return bool(self._under_way)
+
+    def has_unpushed_steps(self) -> bool:
+        """Whether there are steps that no push has taken anything of yet."""
+        return self.steps != self.steps_pushed
+
+    # ------------------------------------------------------------ pushes
+
+    def _may_push(self, table: int) -> bool:
+        window, clients = self.send_queue.push_window_bytes, self.tables[table]
+        if window is not None and sum(c.bytes_under_way() for c in clients) >= window:
+            return False
+        return all(c.link.joined and c.has_room() for c in clients)
+
+    def _push(self, need: Write, now: float) -> int:
+        """Send it to all shards that have something of it. Returns its number."""
+        table = self.shape.table(need.table)
+        self.newest += 1
+        number, steps = self.newest, (self.steps_pushed, max(self.steps - 1, 0))
+        pieces = self._pieces(need, table)
+        self._under_way[number] = _Pushed(table, steps, len(pieces))
+        for client, lo, values in pieces:
+            self._send(client, lo, values, need, number, steps)
+        if table == 0:
+            self.pacing.pushed(number, now)
+        if table == 0 and not need.ranges:
+            self.portions.pushed(number)
+            if need.vector is None and self.has_unpushed_steps():
+                self._refused(number, ASTRAY, "not pushed")
+            self.steps_pushed = self.steps
+        if table == 0:
+            self.pushed()
+        return number
+
+    def _pieces(self, need: Write, table: int) -> list[tuple[ShardClient, int, Vector]]:
+        """(shard, first element of the table, its values); every shard takes part in a whole one,
+        also if its slice is empty.
+        """
+        clients = self.tables[table]
+        size = clients[-1].hi
+        vector = need.vector
+        if vector is None:
+            vector = zeros_like(self.model[:size])
+        if not need.ranges:
+            return [(c, c.lo, vector[c.lo : c.hi]) for c in clients]
+        pieces, at = [], 0
+        for lo, hi in need.ranges:
+            pieces += _cut(clients, (lo, hi), vector[at : at + hi - lo])
+            at += hi - lo
+        return pieces
+
+    def _send(
+        self,
+        client: ShardClient,
+        lo: int,
+        values: Vector,
+        need: Write,
+        number: int,
+        steps: tuple[int, int],
+    ) -> None:
+        if client.table == 0:
+            delta = self.compressor.take(values, client.shard)
+        else:
+            delta = m.Packed("none", len(values), (np.array(to_host(values), np.float32),))
+        at = lo - client.lo
+        push = client.push(*steps, need.samples, need.clock, delta, need.part, at)
+        self._numbers[client.table, client.shard, push.seq] = number
+        self.rates.add("push_bytes", delta.nbytes)
+        self.send_queue.queue("push", client.push_key(push.seq), client.peer, push, delta.nbytes)
+
+    # ------------------------------------------------------------ what becomes of them
+
+    def on_ack(self, ack: m.Ack, now: float) -> int | None:
+        """What a server says of a push. Returns the number of a write to the parameters that is
+        settled by it. Raises Fenced, and RemoteProtocolError for a table that there is not.
+        """
+        if ack.table >= len(self.tables):
+            raise RemoteProtocolError(f"there is no table {ack.table}")
+        client = self.tables[ack.table][ack.shard]
+        took_s, sends = client.on_ack(ack, now)
+        self.context.do(*sends)
+        if took_s is None:
+            return None
+        if ack.table == 0:
+            self.context.do(Settled(self.identity.epoch, client.shard, client.settled()))
+            self.latency.add(took_s)
+            self.staleness_sum += ack.staleness
+            self.staleness_number += 1
+        number = self._numbers.pop((ack.table, ack.shard, ack.seq))
+        if ack.outcome == m.REFUSED:
+            self._refused(number, ack.reason, f"server-{ack.shard} refused a push")
+        pushed = self._under_way[number]
+        pushed.outcomes[ack.shard] = ack.outcome
+        pushed.missing -= 1
+        return None if pushed.missing else self._settled(number, now)
+
+    def _settled(self, number: int, now: float) -> int | None:
+        """All shards have settled it."""
+        pushed = self._under_way.pop(number)
+        if number == self._waits_for and self._need is not None and self._need.wait:
+            self._receipts[number] = Receipt(pushed.outcomes)
+        self.bad_gradients.settled(number)
+        if pushed.table != 0:
+            return None
+        self.pacing.settled(number, now)
+        return number
+
+    def _refused(self, number: int, reason: str, what: str) -> None:
+        """Of this push a shard gets nothing."""
+        self.bad_gradients.refused(number, reason, *self._under_way[number].steps)
+        self.portions.refused(number)
+        self.context.note("warning", f"{what} ({self.bad_gradients.last}): {reason}")
+
+    # ------------------------------------------------------------ figures
+
+    def metrics(self) -> dict[str, Any]:
+        found = self.latency.quantiles_ms("push")
+        if self.staleness_number:
+            found["staleness_mean"] = round(self.staleness_sum / self.staleness_number, 2)
+        return {**found, "refused": self.bad_gradients.pushes}
+
+
+def _cut(
+    clients: list[ShardClient], part: Range, values: Vector
+) -> list[tuple[ShardClient, int, Vector]]:
+    pieces = []
+    for client in clients:
+        lo, hi = max(part[0], client.lo), min(part[1], client.hi)
+        if lo < hi:
+            pieces.append((client, lo, values[lo - part[0] : hi - part[0]]))
+    return pieces

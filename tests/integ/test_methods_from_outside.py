@@ -1,0 +1,115 @@
+"""Methods that are installed beside dlctl: each is one file and one entry point."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from workplace import ENDLESS, SLOW_S, Workplace
+
+TOYS = Path(__file__).parents[1] / "toys"
+
+
+@pytest.fixture
+def place(place: Workplace) -> Workplace:
+    """The same, with the toys installed."""
+    place.env["PYTHONPATH"] += os.pathsep + str(TOYS)
+    place.task(pause_s=SLOW_S)
+    return place
+
+
+def algorithm(name: str) -> str:
+    return f'name = "{name}"'
+
+
+def kill(place: Workplace, name: str) -> None:
+    """Kill a daemon; returns when another process of it is at work."""
+    before = place.pid(name)
+    os.kill(before, signal.SIGKILL)
+
+    def is_replaced() -> bool:
+        row = place.run() if name == "coordinator" else place.daemon(name)
+        at_work = row.get("state") in ("running", "degraded")
+        return at_work and row.get("pid") not in (None, before)
+
+    place.until(f"another {name}", is_replaced)
+
+
+def stop(place: Workplace) -> None:
+    """End the run in order, a while after all that was done to it."""
+    place.until_step(place.run()["step"] + 64)
+    ended = place.dlctl("stop")
+    assert ended.code == 0, ended.err
+    assert place.run()["state"] == "stopped", place.story()
+
+
+def kept(place: Workplace, file: str) -> dict[str, np.ndarray]:
+    """The arrays of one file of the newest checkpoint."""
+    checkpoints = sorted((place.directory / "ckpt").glob("*/manifest.json"))
+    assert checkpoints, place.story()
+    return load_file(checkpoints[-1].parent / file)
+
+
+def test_one_is_listed_trains_is_set_live_and_survives_a_kill(place: Workplace) -> None:
+    listed = place.dlctl("algorithms", "toy-clock")
+    assert listed.code == 0, listed.err
+    assert "staleness" in listed.out
+    place.job(stop=ENDLESS, workers=2, servers=2, algorithm=algorithm("toy-clock"))
+    place.start()
+    place.until_step(8)
+    changed = place.dlctl("set", "worker-*", "staleness=3")
+    assert changed.code == 0, changed.err
+    refused = place.dlctl("set", "worker-*", "staleness=none", "log_level=debug")
+    assert refused.code == 2
+    got = json.loads(place.dlctl("get", "worker-0", "--json").out)
+    assert "debug" not in json.dumps(got), "a refused change is refused as a whole"
+    assert '"staleness": 3' in json.dumps(got)
+    kill(place, "worker-1")
+    stop(place)
+    place.nothing_left()
+
+
+def test_a_second_table_survives_the_deaths_of_server_worker_and_coordinator(
+    place: Workplace,
+) -> None:
+    place.job(stop=ENDLESS, workers=2, servers=2, algorithm=algorithm("toy-table"))
+    place.start()
+    place.until_step(8)
+    for name in ("server-1", "coordinator", "worker-1"):
+        kill(place, name)
+    stop(place)
+    seen = np.concatenate([kept(place, f"shard-{k}.safetensors")["table.seen"] for k in (0, 1)])
+    # Each push adds as much to the cell of its slot as to the last one, in another shard.
+    assert seen[:-1].sum() == seen[-1] >= 8 * place.run()["step"]
+    assert (seen[:2] > 0).all()
+    place.nothing_left()
+
+
+def test_replicas_that_ask_each_other_need_no_servers(place: Workplace) -> None:
+    place.job(stop=ENDLESS, workers=3, servers=0, algorithm=algorithm("toy-ring"))
+    place.start()
+    place.until_step(8)
+    kill(place, "worker-1")
+    stop(place)
+    assert place.run()["evaluation"]["accuracy"] >= 0.85
+    exported = place.dlctl("checkpoint", "export", "-o", "model.safetensors")
+    assert exported.code == 0, exported.err
+    assert set(load_file(place.path / "model.safetensors")) == {
+        "0.weight", "0.bias", "2.weight", "2.bias",
+    }  # fmt: skip
+    place.nothing_left()
+
+
+def test_a_group_makes_its_sums_without_servers_and_without_the_dead(place: Workplace) -> None:
+    place.job(stop=ENDLESS, workers=3, servers=0, algorithm=algorithm("toy-group"))
+    place.start()
+    place.until_step(8)
+    kill(place, "worker-1")
+    stop(place)
+    assert place.run()["evaluation"]["accuracy"] >= 0.85
+    place.nothing_left()

@@ -1,0 +1,91 @@
+"""toy-ring: no servers. After each step a replica asks its right neighbour for its model, and goes
+on from the mean of both (gossip in a ring, Jin 2016).
+
+    w_i -= lr * grad(w_i);  w_i = (w_i + w_j) / 2,  j: the next slot that takes part
+
+It guards runs without servers, questions from replica to replica, steps that are done without a
+push, members, and a replica's own state in checkpoints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Gt
+
+from dlctl.algorithms.base import Method, Needs, ReplicaSide, Shape, Start
+from dlctl.algorithms.needs import Ask, Done, Gradient, NextData
+from dlctl.errors import RemoteProtocolError
+from dlctl.messages import Array
+from dlctl.settings import Setting, number
+from dlctl.vector import Vector, copy_into, to_host
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    local_lr: Annotated[float, Gt(0)] = 0.05
+    """Rate of each replica's steps. Changes live."""
+
+
+class Replica(ReplicaSide):
+    options: Options
+
+    def begin(self, start: Start) -> None:
+        self.residual = self.residual[:0]
+        self._joins = start == "joins"
+
+    def state(self) -> dict[str, Vector]:
+        return {}
+
+    def run(self) -> Needs:
+        if self._joins:
+            yield from self._take_over()
+        while True:
+            data = yield NextData()
+            if data is None:
+                continue
+            if (yield Gradient(self.options.local_lr)) is None:
+                continue
+            yield Done()
+            neighbour = self._neighbour()
+            if neighbour != self.slot:
+                answer = yield Ask(slot=neighbour, op="model", within_s=1.0)
+                if answer is not None:
+                    self._mix(answer, 0.5)
+
+    def _take_over(self) -> Needs:
+        for slot in sorted(self.members - {self.slot}):
+            answer = yield Ask(slot=slot, op="model", within_s=2.0)
+            if answer is not None:
+                self._mix(answer, 1.0)
+                return
+
+    def _mix(self, answer: tuple[Array, ...], share: float) -> None:
+        (theirs,) = answer
+        if theirs.size != len(self.parameters):
+            return
+        mine = to_host(self.parameters)
+        copy_into(self.parameters, ((1 - share) * mine + share * theirs).astype("float32"))
+
+    def _neighbour(self) -> int:
+        others = sorted(self.members | {self.slot})
+        return others[(others.index(self.slot) + 1) % len(others)]
+
+    def serve(self, op: str, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+        if op != "model" or arrays:
+            raise RemoteProtocolError(f"toy-ring has no {op:.20}")
+        return (to_host(self.parameters).copy(),)
+
+
+RING = Method(
+    Options=Options,
+    replica=Replica,
+    shape=Shape(
+        tables=(),
+        model="replica",
+        links=frozenset({"peers"}),
+        survives=frozenset({"worker", "coordinator"}),
+    ),
+    live={"local_lr": Setting(help="rate of a replica's steps", parse=number)},
+)
