@@ -24,9 +24,8 @@ from dlctl.roles.coordinator.records import (
 )
 from dlctl.roles.coordinator.settings import ANSWER_S_MAX, SettingChanges
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED, EXIT_RESTART
+from dlctl.roles.protocol.files import CheckFile, FileSealed, Transfers, saved_file
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
-from dlctl.roles.protocol.transfers import Transfers
-from dlctl.roles.protocol.travelling import CheckFile, FileSealed, saved_file
 from dlctl.roles.server.buffers import AveragedBuffers
 from dlctl.util.names import HOME_AGENT
 

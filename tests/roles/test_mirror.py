@@ -7,7 +7,7 @@ from collections import Counter
 from dlctl import messages as m
 from dlctl.machine import Send
 from dlctl.roles.coordinator.membership import Membership
-from dlctl.roles.coordinator.mirror import LOOK_S, LOOK_S_MAX, RECORD_LOOK_S, LogMirror
+from dlctl.roles.coordinator.remote_files import LOOK_S, LOOK_S_MAX, RECORD_LOOK_S, LogMirror
 from dlctl.roles.protocol.context import Context
 
 MINUTE_S = 60.0

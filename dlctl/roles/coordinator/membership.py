@@ -37,7 +37,7 @@ LASTING = (
     "host", "registered", "model_ready", "has_worked", "has_served", "asked_for_data", "drained",
     "leaving", "restarts", "deaths_in_row", "settings", "error",
 )  # fmt: skip
-"""What the next coordinator has to know of a daemon (see `Memory`)."""
+"""What the next coordinator has to know of a daemon (see `Persistence`)."""
 _LASTING_BUT_STATE = attrgetter(*LASTING[1:])  # Asked for after every event: a loop takes longer.
 
 

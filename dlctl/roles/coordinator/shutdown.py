@@ -22,8 +22,8 @@ from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.mirror import LogMirror
 from dlctl.roles.coordinator.records import History, KillAgent, PutOnRecord
+from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.util.text import KILLED
 
@@ -261,7 +261,7 @@ class RunShutdown:
         self.context.ask(("drain", worker.name), worker.name, m.Drain(self.reason), now)
 
     def _shut_down(self, now: float) -> None:
-        """Have them exit; repeated until their exit is known (`Losses.on_exit`)."""
+        """Have them exit; repeated until their exit is known (`FailureDetector.on_exit`)."""
         for daemon in self._leavers():
             if not daemon.alive and daemon.state in ("backoff", "pending"):
                 is_lost = daemon.out_of_touch
