@@ -1,58 +1,87 @@
-"""Methods played by hand: their three sides and the real shards, with nothing of the roles between.
+"""Methods played by hand: their three sides, the real services of a worker, and the real shards.
 
-What the roles promise to a method is kept here in a few lines, so that a test sees every request.
+There are no processes, no sockets and no time: a `Player` is the worker role's `Training`.
+Its messages go straight to the method's shard sides, and its batches come from the test.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from dlctl import messages as m
-from dlctl.algorithms.base import (
-    Algorithm,
-    BatchRequest,
-    CoordinatorSide,
-    Data,
-    Fetch,
-    NextData,
-    NextGradient,
-    Push,
-    Step,
-    VectorRequest,
-)
+from dlctl.algorithms.base import BatchRequest, Lead, Method, ReplicaSide, Site, VectorRequest
+from dlctl.algorithms.needs import Data, Gradient, Need, NextData, Step, Write
 from dlctl.compress.base import Delta
-from dlctl.flat import slice_bounds
+from dlctl.compress.none import Dense
+from dlctl.flat import Layout, slice_bounds
+from dlctl.machine import Send
 from dlctl.messages import HELD, Array
 from dlctl.optim.sgd import SGD
+from dlctl.roles.protocol.context import COORDINATOR, Context
+from dlctl.roles.protocol.effects import Compute, Computed
 from dlctl.roles.server.vectors import Vectors
+from dlctl.roles.worker.send_queue import SendQueue
+from dlctl.roles.worker.shard_client import Identity, Link, ShardClient
+from dlctl.roles.worker.training import Training
 from dlctl.shards.memory import in_memory
+from dlctl.sim.problems import layout_of
 from dlctl.vector import euclidean_norm
 
 Batch = tuple[Data, Any]
 """What a replica is told of a batch, and what the test's gradient makes of it."""
-Gradient = Callable[[Array, Any], Step]
+GradientOf = Callable[[Array, Any], Step]
 """(parameters, the batch) -> its gradient."""
+GENERATION = 1
+
+
+def site(
+    options: Any,
+    parameters: Array,
+    slot: int = 0,
+    *,
+    layout: Layout | None = None,
+    members: frozenset[int] = frozenset({0}),
+    seed: int = 0,
+) -> Site:
+    """Where a replica runs, for tests of the replica side alone."""
+    return Site(
+        options=options,
+        parameters=parameters,
+        slot=slot,
+        layout=layout or layout_of(parameters.size),
+        rng=np.random.default_rng([seed, slot]),
+        members=members,
+    )
+
+
+def replica(method: Method, parameters: Array, options: Any = None, slot: int = 0) -> ReplicaSide:
+    """A replica that has begun a new run."""
+    side = method.replica(site(options or method.Options(), parameters, slot))
+    side.begin("new")
+    return side
 
 
 class Shards:
-    """All shards of the vector `w` (float32[d]), with the method's server side on each."""
+    """All shards of the vector `w` (float32[d]), with the method's shard side on each."""
 
-    def __init__(self, algorithm: Algorithm, w: Array, count: int, options: Any = None) -> None:
+    def __init__(self, algorithm: Method, w: Array, count: int, options: Any = None) -> None:
         self.bounds = [slice_bounds(w.size, count, index) for index in range(count)]
         self.shards = [
             in_memory(SGD(SGD.Options(lr=0.1)), w[lo:hi].astype(np.float32))
             for lo, hi in self.bounds
         ]
         options = options if options is not None else algorithm.Options()
-        self.sides = [algorithm.server(options, shard) for shard in self.shards]
+        assert algorithm.shard is not None
+        self.sides = [algorithm.shard(options, shard) for shard in self.shards]
         self.vectors = [Vectors(shard) for shard in self.shards]
         self.outcomes: defaultdict[tuple[int, int, int, int], list[str]] = defaultdict(list)
-        """(shard, slot, epoch, seq) -> what its server side said became of this push."""
+        """(shard, slot, epoch, seq) -> what its shard side said became of this push."""
+        self.players: dict[tuple[int, int], Player] = {}
+        """(slot, epoch) -> whoever gets the answers."""
         self._number = 0
 
     def whole(self, name: str = "w") -> Array:
@@ -70,23 +99,38 @@ class Shards:
         assert None not in partials
         return float(sum(partials))  # type: ignore[arg-type]
 
-    def push(self, request: Push, values: Array, who: tuple[int, int, int]) -> None:
+    def push(self, request: Write, values: Array, who: tuple[int, int, int]) -> None:
         """who: (slot, epoch, seq)."""
         for index in range(len(self.shards)):
             self.push_to(index, request, values, who)
 
-    def push_to(self, index: int, request: Push, values: Array, who: tuple[int, int, int]) -> None:
-        side, (lo, hi) = self.sides[index], self.bounds[index]
+    def push_to(self, index: int, request: Write, values: Array, who: tuple[int, int, int]) -> None:
+        lo, hi = self.bounds[index]
         slot, epoch, seq = who
-        delta, version = Delta(values[lo:hi].copy()), self.shards[index].version
-        packed = m.Packed("none", hi - lo, (delta.values,))
-        push = m.Push(
-            slot, epoch, 1, seq, version, 0, 0, request.samples, request.clock, packed,
-            request.portion,
+        packed = m.Packed("none", hi - lo, (values[lo:hi].copy(),))
+        self.take(
+            index,
+            m.Push(
+                slot, epoch, GENERATION, seq, self.shards[index].version, 0, 0, request.samples,
+                request.clock, packed, request.part,
+            ),
         )  # fmt: skip
-        for outcome in side.push(push, delta):
+
+    def take(self, index: int, push: m.Push) -> None:
+        """A push that is new, in order and sound."""
+        delta = Delta(np.array(push.delta.arrays[0], np.float32))
+        for outcome in self.sides[index].push(push, delta):
             key = (index, outcome.slot, outcome.epoch, outcome.seq)
             self.outcomes[key].append(outcome.kind)
+            player = self.players.get((outcome.slot, outcome.epoch))
+            if player is not None:
+                version = self.shards[index].version
+                player.acks.append(
+                    m.Ack(
+                        index, GENERATION, outcome.seq, outcome.kind, version, outcome.staleness, 0,
+                        outcome.reason,
+                    )
+                )  # fmt: skip
 
     def settled(self) -> dict[tuple[int, int, int, int], list[str]]:
         """What settled every push for good."""
@@ -95,101 +139,182 @@ class Shards:
         }
 
 
-@dataclass
 class Player:
-    """One replica: serves its requests, with the batches that it is given."""
+    """One replica at work, with the batches that it is given."""
 
-    algorithm: Algorithm
-    shards: Shards
-    gradient: Gradient
-    slot: int = 0
-    epoch: int = 1
-    todo: list[Batch] = field(default_factory=list)
-    samples: int = 0
-    """Computed; likewise those that were pushed."""
-    samples_pushed: int = 0
-    pushed: Array = field(init=False)
-    """float64[d], the sum of all that was pushed."""
-    fetches: int = 0
-
-    def __post_init__(self) -> None:
-        size = self.shards.bounds[-1][1]
-        self.parameters = np.full(size, np.nan, np.float32)
+    def __init__(
+        self,
+        algorithm: Method,
+        shards: Shards,
+        gradient: GradientOf,
+        slot: int = 0,
+        epoch: int = 1,
+        *,
+        batch_size: int = 1,
+        samples_of: Callable[[Any], int] = lambda batch: 1,
+    ) -> None:
+        self.shards = shards
+        self.gradient = gradient
+        self.slot, self.epoch = slot, epoch
+        self.samples_of = samples_of
+        self.todo: list[Batch] = []
+        self.samples = 0
+        """Computed; likewise those that were pushed."""
+        self.samples_pushed = 0
+        size = shards.bounds[-1][1]
         self.pushed = np.zeros(size)
-        self.side = self.algorithm.worker(self.algorithm.Options(), self.parameters, self.slot)
-        self._run = self.side.run()
-        self._seq = 0
-        self._fetching: int | None = None
-        """The clock that the fetch under way waits for."""
-        self.request: Any = next(self._run)
+        """float64[d], the sum of all that was pushed."""
+        self.fetches = 0
+        self.parameters = np.full(size, np.nan, np.float32)
+        self.acks: list[m.Ack] = []
+        shards.players[slot, epoch] = self
+        self.side = replica(algorithm, self.parameters, slot=slot)
+        self._context = Context(resend_s=1e6)
+        self._queue = SendQueue(self._context.retries)
+        me = Identity("run", slot, epoch, b"")
+        self.training = Training(
+            context=self._context,
+            identity=me,
+            tables=[self._clients(me)],
+            send_queue=self._queue,
+            method=algorithm,
+            side=self.side,
+            compressor=Dense(Dense.Options()),
+            batch_size=batch_size,
+            lease_ahead_s=0.0,
+            averaged=np.zeros(0),
+            push_norm_max=1e300,
+        )
+        self._now = 0.0
+        self._leased = 0
+        """Of the batches to do, those that are in leases already."""
+        self._asked: m.LeaseRequest | None = None
+        self._fetching: dict[int, m.Fetch] = {}
+        """Shard -> a fetch without an answer."""
+        self.training.advance(self._now)
+
+    def _clients(self, me: Identity) -> list[ShardClient]:
+        clients = []
+        for index, (lo, hi) in enumerate(self.shards.bounds):
+            link = Link(index, me, self._context.retries)
+            link.joined, link.initialised, link.generation = True, True, GENERATION
+            clients.append(ShardClient(link, 0, lo, hi))
+        return clients
+
+    @property
+    def request(self) -> Need:
+        """What it waits for."""
+        assert self.training._need is not None
+        return self.training._need
 
     def needs_data(self) -> bool:
-        return isinstance(self.request, NextData | NextGradient)
+        return isinstance(self.request, NextData | Gradient)
 
     def go_on(self) -> None:
         """Until it needs a batch and has none, or waits for another replica."""
-        done = True
-        while done:
-            self._place_arrivals()
-            done, value = self._serve()
-            if done:
-                self.request = self._run.send(value)
+        while True:
+            self._now += 1.0
+            self._answer_fetches()
+            while self.acks:
+                self.training.on_ack(self.acks.pop(0), self._now)
+            self._lease()
+            self.training.advance(self._now)
+            effects = [*self._context.clear(), *self._queue.flush(self._now)]
+            if not effects and not self.acks and not self._may_lease():
+                return
+            for effect in effects:
+                self._perform(effect)
 
     def tell_none(self) -> None:
         """There is no data for now."""
         assert self.needs_data()
         assert not self.todo
-        self.request = self._run.send(None)
+        self.go_on()
+        assert self._asked is not None, f"{self.request} asks for no data"
+        asked, self._asked = self._asked, None
+        lease = m.Lease(asked.request, 0, 0, 0, 0)
+        self.training.computing.leasing.on_lease(lease, self._now)
         self.go_on()
 
-    def _serve(self) -> tuple[bool, Any]:
-        match self.request:
-            case NextData():
-                return (True, self.todo[0][0]) if self.todo else (False, None)
-            case NextGradient(own_lr):
-                return (True, self._compute(own_lr)) if self.todo else (False, None)
-            case Push():
-                self._push(self.request)
-                return True, None
-            case Fetch(wait, clock_min):
-                self._fetching = clock_min if self._fetching is None else self._fetching
-                self._place_arrivals()
-                done = not wait or self._fetching is None
-                return done, self.side.fetched_clock if done else None
-        raise AssertionError(f"{self.request} is no request that a role knows")
+    def _perform(self, effect: object) -> None:
+        match effect:
+            case Compute():
+                self._compute(effect)
+            case Send(_, m.LeaseRequest() as asked):
+                self._asked = asked
+            case Send(peer, m.Fetch() as fetch):
+                self._fetching[_shard_of(peer)] = fetch
+            case Send(peer, m.Push() as push):
+                self._push(_shard_of(peer), push)
+            case Send(peer, m.PortionDone() as done):
+                assert peer == COORDINATOR
+                key = ("portion", done.data_epoch, done.portion)
+                self._context.retries.done(key, self._now)
 
-    def _place_arrivals(self) -> None:
-        clock = min(side.clock() for side in self.shards.sides)
-        if self._fetching is None or clock < self._fetching:
+    # ------------------------------------------------------------ data
+
+    def _may_lease(self) -> bool:
+        return self._asked is not None and len(self.todo) > self._leased
+
+    def _lease(self) -> None:
+        """Answer its question with the next portion of what there is to do."""
+        if not self._may_lease():
             return
-        self._fetching = None
-        self.side.settle()
-        self.parameters[:] = self.shards.whole()
-        self.side.placed(0, self.parameters.size)
-        self.side.fetched_clock = clock
-        self.fetches += 1
+        assert self._asked is not None
+        asked, self._asked = self._asked, None
+        (epoch, portion, _), _ = self.todo[self._leased]
+        samples = 0
+        for (of_epoch, of_portion, is_last), batch in self.todo[self._leased :]:
+            if (of_epoch, of_portion) != (epoch, portion):
+                break
+            self._leased += 1
+            samples += self.samples_of(batch)
+            if is_last:
+                break
+        lease = m.Lease(asked.request, portion, epoch, 0, samples)
+        self.training.computing.leasing.on_lease(lease, self._now)
 
-    def _compute(self, own_lr: float | None) -> Step | None:
+    def _compute(self, effect: Compute) -> None:
         _, batch = self.todo.pop(0)
+        self._leased -= 1
         step = self.gradient(self.parameters, batch)
-        if not (np.isfinite(step.loss) and np.isfinite(step.gradient).all()):
-            return None
-        self.samples += step.samples
         norm = euclidean_norm(step.gradient)
-        if own_lr is None:
-            return step._replace(norm=norm)
-        self.parameters -= own_lr * step.gradient
-        return Step(None, step.samples, step.loss, norm)
+        is_usable = bool(np.isfinite(step.loss) and np.isfinite(step.gradient).all())
+        if is_usable:
+            self.samples += step.samples
+        gradient = step.gradient
+        if effect.own_lr is not None:
+            gradient = None
+            if is_usable:
+                self.parameters -= effect.own_lr * step.gradient
+        computed = Computed(step.loss, gradient, np.zeros(0), norm, is_usable)
+        self.training.on_computed(computed, self._now)
+        self.go_on()
 
-    def _push(self, request: Push) -> None:
-        size = self.parameters.size
-        values = np.zeros(size, np.float32) if request.vector is None else request.vector.copy()
-        if request.vector is not None:
-            request.vector[:] = 0
-        self.samples_pushed += request.samples
-        self.pushed += values
-        self.shards.push(request, values, (self.slot, self.epoch, self._seq))
-        self._seq += 1
+    # ------------------------------------------------------------ servers
+
+    def _answer_fetches(self) -> None:
+        """As servers do: a read of all shards is answered when each may be read."""
+        for index, fetch in list(self._fetching.items()):
+            shard, side = self.shards.shards[index], self.shards.sides[index]
+            if not side.may_read(fetch.slot, fetch.clock_min):
+                continue
+            del self._fetching[index]
+            self.fetches += index == 0
+            message = m.Parameters(
+                index, GENERATION, fetch.request, shard.version, shard.w.copy(), clock=side.clock()
+            )
+            self.training.fetcher.on_parameters(message, self._now)
+
+    def _push(self, index: int, push: m.Push) -> None:
+        lo, hi = self.shards.bounds[index]
+        self.pushed[lo:hi] += push.delta.arrays[0]
+        self.samples_pushed += push.samples if index == 0 else 0
+        self.shards.take(index, push)
+
+
+def _shard_of(peer: object) -> int:
+    return int(str(peer).removeprefix("server-"))
 
 
 Evaluate = Callable[[int], tuple[float, int]]
@@ -197,7 +322,7 @@ Evaluate = Callable[[int], tuple[float, int]]
 
 
 def requests(
-    side: CoordinatorSide, shards: Shards, evaluate: Evaluate
+    side: Lead, shards: Shards, evaluate: Evaluate
 ) -> Iterator[VectorRequest | BatchRequest | str]:
     """Drive a method to its end: every request when it has been performed, then why it is over."""
     drives = side.drive()
@@ -216,7 +341,7 @@ def requests(
             return
 
 
-def drive(side: CoordinatorSide, shards: Shards, evaluate: Evaluate) -> str:
+def drive(side: Lead, shards: Shards, evaluate: Evaluate) -> str:
     """Drive a method to its end; returns why it is over."""
     *_, reason = requests(side, shards, evaluate)
     assert isinstance(reason, str)

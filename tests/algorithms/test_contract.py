@@ -10,19 +10,9 @@ import pytest
 from by_hand import Player, Shards
 
 from dlctl import jobfile, registry
-from dlctl.algorithms.base import (
-    Algorithm,
-    CoordinatorSide,
-    Data,
-    Fetch,
-    NextData,
-    NextGradient,
-    Push,
-    ServerSide,
-    Step,
-    WorkerSide,
-)
-from dlctl.algorithms.local_sgd import LOCAL_SGD
+from dlctl.algorithms.base import Lead, Method, ReplicaSide, ShardSide
+from dlctl.algorithms.needs import Data, Need, Step
+from dlctl.algorithms.shapes import faults_of
 from dlctl.errors import UsageError
 from dlctl.messages import APPLIED, HELD, LATE
 
@@ -54,12 +44,12 @@ def of_portions(*portions):
     return sum(gradient_of(np.zeros(SIZE), batch).gradient.astype(np.float64) for batch in batches)
 
 
-def pushed_per_gradient(algorithm: Algorithm) -> float:
+def pushed_per_gradient(algorithm: Method) -> float:
     """1, or for a method that pushes the way that its replicas have gone, their rate."""
-    return LOCAL_SGD.Options().local_lr if algorithm is LOCAL_SGD else 1.0
+    return algorithm.replica.one_push(algorithm.Options()).own_lr or 1.0
 
 
-def players(algorithm: Algorithm, workers: int, servers: int = 2) -> tuple[Shards, list[Player]]:
+def players(algorithm: Method, workers: int, servers: int = 2) -> tuple[Shards, list[Player]]:
     shards = Shards(algorithm, np.ones(SIZE, np.float32), servers)
     for side in shards.sides:
         side.members(frozenset(range(workers)))
@@ -81,9 +71,14 @@ def play(everybody: list[Player]) -> None:
 
 @every_algorithm
 def test_its_parts_are_the_sides_of_one_conversation(algorithm):
-    assert issubclass(algorithm.worker, WorkerSide)
-    assert issubclass(algorithm.server, ServerSide)
-    assert issubclass(algorithm.coordinator, CoordinatorSide)
+    assert issubclass(algorithm.replica, ReplicaSide)
+    assert algorithm.shard is None or issubclass(algorithm.shard, ShardSide)
+    assert issubclass(algorithm.lead, Lead)
+
+
+@every_algorithm
+def test_it_does_what_its_shape_declares(algorithm):
+    assert faults_of(algorithm) == []
 
 
 @every_algorithm
@@ -106,7 +101,7 @@ def test_real_runs_refuse_it_if_only_the_simulator_can_run_it(name, tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(f'job = {{ name = "a", task = "train.py:task" }}\nalgorithm.name = "{name}"\n')
     assert jobfile.load(path, simulated=True).algorithm.name == name
-    if registry.load("algorithms", name).simulated_only:
+    if registry.load("algorithms", name).shape.simulated_only:
         with pytest.raises(UsageError, match="runs only in the simulator"):
             jobfile.load(path)
     else:
@@ -119,7 +114,7 @@ def test_real_runs_refuse_it_if_only_the_simulator_can_run_it(name, tmp_path):
 @every_algorithm
 def test_a_replica_begins_with_a_request_that_the_roles_know(algorithm):
     _, (player,) = players(algorithm, 1)
-    assert isinstance(player.request, Fetch | NextData | NextGradient | Push)
+    assert isinstance(player.request, Need)
 
 
 @every_algorithm
@@ -193,7 +188,7 @@ def test_all_shards_come_to_the_same_as_one(algorithm):
         assert np.array_equal(whole, results[1][name]), name
 
 
-SURVIVING = [name for name in NAMES if registry.load("algorithms", name).survives_server]
+SURVIVING = [name for name in NAMES if "server" in registry.load("algorithms", name).shape.survives]
 
 
 @pytest.mark.parametrize("name", SURVIVING)
@@ -208,7 +203,7 @@ def test_a_server_side_can_take_another_one_s_place_at_any_moment(name):
         for side, shard in zip(shards.sides, shards.shards, strict=True):
             state = json.loads(json.dumps(side.state()))
             assert len(json.dumps(state)) <= 40 * 3
-            other = algorithm.server(algorithm.Options(), shard)
+            other = algorithm.shard(algorithm.Options(), shard)
             other.resume(state)
             assert other.state() == state
 
@@ -218,6 +213,6 @@ def test_a_server_side_can_take_another_one_s_place_at_any_moment(name):
 
 @every_algorithm
 def test_somebody_may_always_work(algorithm):
-    side = algorithm.coordinator(algorithm.Options())
+    side = algorithm.lead(algorithm.Options())
     for first in (0, 2):
         assert side.may_lease(first, first) == ""

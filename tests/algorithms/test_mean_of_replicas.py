@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from by_hand import Player, Shards
 
-from dlctl.algorithms.base import Data, Step
 from dlctl.algorithms.local_sgd import LOCAL_SGD, Options
+from dlctl.algorithms.needs import Data, Step
 
 REPLICAS, SIZE, BATCHES = 3, 5, 12
 RATE = 0.2
@@ -139,7 +139,7 @@ def test_a_residual_that_is_restored_late_is_no_step_of_the_next_round():
     go_on([player])
     steps = at_push - player.parameters
     assert steps.any()
-    side.restore(np.full(SIZE, 5, np.float32))
+    side.restore({"residual": np.full(SIZE, 5, np.float32)})
     go_on(others)
     go_on([player])
     np.testing.assert_allclose(player.parameters, player.shards.whole() - steps, rtol=1e-5)
@@ -198,7 +198,7 @@ def test_who_explodes_keeps_what_earlier_pushes_have_left_behind(overlap):
     _, everybody = replicas(steps=2, overlap=overlap)
     player = everybody[0]
     left = np.full(SIZE, 0.25, np.float32)
-    player.side.restore(left)
+    player.side.restore({"residual": left})
     give(player, 0, 1)
     give_bad(player)
     for other in everybody[1:]:
@@ -271,7 +271,7 @@ def test_a_residual_that_is_restored_out_of_range_ends_the_round():
     player = everybody[0]
     give(player, 0, 1)
     go_on([player])
-    player.side.restore(np.full(SIZE, 1e19, np.float32))
+    player.side.restore({"residual": np.full(SIZE, 1e19, np.float32)})
     give(player, 1, 3)
     go_on([player])
     assert player.samples_pushed == 0

@@ -7,28 +7,20 @@ import itertools
 
 import numpy as np
 import pytest
-from by_hand import Player, Shards, drive, requests
+from by_hand import Player, Shards, drive, replica, requests
 from scipy.optimize import LbfgsInvHessProduct, minimize
 
 from dlctl import jobfile
 from dlctl import messages as m
-from dlctl.algorithms.base import (
-    BatchRequest,
-    Data,
-    Fetch,
-    NextData,
-    NextGradient,
-    Push,
-    Step,
-    VectorRequest,
-)
+from dlctl.algorithms.base import BatchRequest, VectorRequest
+from dlctl.algorithms.needs import Data, Gradient, NextData, Read, Step, Write
 from dlctl.algorithms.sandblaster import LBFGS, SANDBLASTER, Options, Pair
 from dlctl.errors import UsageError
 from dlctl.messages import APPLIED, LATE
 from dlctl.optim.sgd import SGD
 from dlctl.roles.coordinator.leases import PortionPool
 from dlctl.roles.server.vectors import Vectors
-from dlctl.roles.worker.portions import Portion
+from dlctl.roles.worker.leases import Portion
 from dlctl.shards.memory import in_memory
 from dlctl.sim.problems import Batch, LeastSquares, Logistic, batch_rows
 
@@ -363,7 +355,10 @@ class Replicas:
         self.points = []
         self.losses = 0.0
         self.players = [
-            Player(SANDBLASTER, self.shards, self._step, slot) for slot in range(workers)
+            Player(
+                SANDBLASTER, self.shards, self._step, slot, batch_size=batch_size, samples_of=len
+            )
+            for slot in range(workers)
         ]
 
     def _step(self, parameters, rows):
@@ -448,37 +443,37 @@ def test_it_finds_the_minimum_of_a_logistic_regression():
 
 def test_a_replica_fetches_once_per_batch_before_it_computes_and_pushes_sums():
     parameters = np.zeros(4, np.float32)
-    side = SANDBLASTER.worker(Options(), parameters, slot=0)
+    side = replica(SANDBLASTER, parameters)
     run = side.run()
     gradient = np.array([1, 2, 3, 4], np.float32)
     assert next(run) == NextData()
     assert run.send(None) == NextData(), "there is nothing to push"
-    assert run.send(Data(0, 5, False)) == Fetch(wait=True)
-    assert run.send(0) == NextGradient()
+    assert run.send(Data(0, 5, False)) == Read(wait=True)
+    assert run.send(0) == Gradient()
     assert run.send(Step(gradient, 3, 1.0)) == NextData()
-    assert run.send(Data(0, 5, True)) == NextGradient()
+    assert run.send(Data(0, 5, True)) == Gradient()
     push = run.send(Step(2 * gradient, 2, 1.0))
-    assert (push.samples, push.clock, push.portion) == (5, 0, 5)
+    assert (push.samples, push.clock, push.part) == (5, 0, 5)
     assert np.array_equal(push.vector, 7 * gradient)
     assert run.send(None) == NextData()
-    assert run.send(Data(0, 6, True)) == NextGradient(), "the parameters are those of this batch"
+    assert run.send(Data(0, 6, True)) == Gradient(), "the parameters are those of this batch"
     assert np.array_equal(run.send(Step(gradient, 1, 1.0)).vector, gradient)
     assert run.send(None) == NextData()
-    assert run.send(Data(1, 0, True)) == Fetch(wait=True)
+    assert run.send(Data(1, 0, True)) == Read(wait=True)
 
 
 def test_what_is_not_finite_is_left_out_and_a_portion_of_nothing_is_not_pushed():
-    side = SANDBLASTER.worker(Options(), np.zeros(2, np.float32), slot=0)
+    side = replica(SANDBLASTER, np.zeros(2, np.float32))
     run = side.run()
     next(run)
     run.send(Data(0, 0, True))
-    assert run.send(0) == NextGradient()
+    assert run.send(0) == Gradient()
     assert run.send(None) == NextData()
-    assert run.send(Data(0, 1, False)) == NextGradient()
+    assert run.send(Data(0, 1, False)) == Gradient()
     assert run.send(Step(np.ones(2, np.float32), 3, 1.0)) == NextData()
-    assert run.send(Data(0, 1, True)) == NextGradient()
+    assert run.send(Data(0, 1, True)) == Gradient()
     push = run.send(None)
-    assert (push.samples, push.portion) == (3, 1)
+    assert (push.samples, push.part) == (3, 1)
 
 
 # ---------------------------------------------------------------- one shard
@@ -492,9 +487,13 @@ def shards():
 ONES = np.ones(4, np.float32)
 
 
+def write(samples, clock, portion):
+    return Write(vector=None, samples=samples, clock=clock, part=portion)
+
+
 def test_a_portion_that_a_dead_worker_brought_to_some_shards_gets_to_the_others(shards):
-    shards.push_to(0, Push(None, 8, 0, 3), ONES, (0, 1, 0))  # It dies here.
-    shards.push(Push(None, 8, 0, 3), ONES, (1, 1, 0))
+    shards.push_to(0, write(8, 0, 3), ONES, (0, 1, 0))  # It dies here.
+    shards.push(write(8, 0, 3), ONES, (1, 1, 0))
     assert np.array_equal(shards.whole("accrued"), ONES)
     assert shards.outcomes[0, 1, 1, 0] == [LATE]
     assert shards.outcomes[1, 1, 1, 0] == [APPLIED]
@@ -502,18 +501,18 @@ def test_a_portion_that_a_dead_worker_brought_to_some_shards_gets_to_the_others(
 
 def test_a_late_push_of_an_older_batch_is_dropped_before_and_after_the_first_of_a_newer_one(shards):
     for portion in range(2):
-        shards.push(Push(None, 8, 0, portion), ONES, (1, 1, portion))
+        shards.push(write(8, 0, portion), ONES, (1, 1, portion))
     shards.perform(VectorRequest("zero", "accrued"))
-    shards.push(Push(None, 8, 0, 1), ONES, (0, 1, 0))
+    shards.push(write(8, 0, 1), ONES, (0, 1, 0))
     assert not shards.whole("accrued").any()
-    shards.push(Push(None, 8, 1, 0), 2 * ONES, (1, 1, 2))
-    shards.push(Push(None, 8, 0, 1), ONES, (0, 1, 1))
+    shards.push(write(8, 1, 0), 2 * ONES, (1, 1, 2))
+    shards.push(write(8, 0, 1), ONES, (0, 1, 1))
     assert np.array_equal(shards.whole("accrued"), 2 * ONES)
     assert shards.outcomes[0, 0, 1, 0] == shards.outcomes[0, 0, 1, 1] == [LATE]
 
 
 def test_pushes_touch_neither_the_parameters_nor_the_version(shards):
-    shards.push(Push(None, 8, 0, 0), ONES, (0, 1, 0))
+    shards.push(write(8, 0, 0), ONES, (0, 1, 0))
     assert not shards.whole().any()
     assert [side.clock() for side in shards.sides] == [0, 0]
 

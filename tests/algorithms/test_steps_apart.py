@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from by_hand import site
 
 from dlctl.algorithms import local_sgd, sync
-from dlctl.algorithms.base import Data, Fetch, NextGradient, Push, Step, WorkerSide
+from dlctl.algorithms.base import ReplicaSide
+from dlctl.algorithms.needs import Data, Gradient, Read, Step, View, Write
 
 LOCAL = local_sgd.Options(local_steps=1, local_lr=1.0)
 OVERLAP = local_sgd.Options(local_steps=1, local_lr=1.0, overlap=True)
 
 
-def story(side: WorkerSide, newest: list[int]) -> list[str]:
+def story(side: ReplicaSide, newest: list[int]) -> list[str]:
     """What a replica does while its fetches bring these steps of the newest shard."""
     told, values = list[str](), iter(newest)
     run = side.run()
@@ -20,16 +22,16 @@ def story(side: WorkerSide, newest: list[int]) -> list[str]:
     while True:
         answer: object = None
         match request:
-            case Fetch(wait):
+            case Read():
                 if (step := next(values, None)) is None:
                     return told
-                answer = side.fetched_clock = step
-                told.append(f"{'' if wait else 'under way: '}{step}")
-            case NextGradient():
+                answer = side.view = View(step, step)
+                told.append(f"{'' if request.wait else 'under way: '}{step}")
+            case Gradient():
                 answer = Step(np.ones(2, np.float32), 8, 1.0)
                 told.append("compute")
-            case Push(_, samples, clock):
-                told.append(f"push {samples} for {clock}")
+            case Write():
+                told.append(f"push {request.samples} for {request.clock}")
             case _:
                 answer = Data(0, 0, False)
         request = run.send(answer)
@@ -38,7 +40,8 @@ def story(side: WorkerSide, newest: list[int]) -> list[str]:
 @pytest.mark.parametrize("method", [sync, local_sgd], ids=["sync", "local-sgd"])
 def test_a_replica_that_a_shard_has_passed_over_computes_when_all_are_at_the_same_step(method):
     options = LOCAL if method is local_sgd else sync.Options()
-    side = method.Replica(options, np.zeros(2, np.float32), 0)
+    side = method.Replica(site(options, np.zeros(2, np.float32)))
+    side.begin("new")
     assert story(side, [0, 1, 3, 5, 6]) == [
         "0", "compute", "push 8 for 0",
         "1", "compute", "push 8 for 1",
@@ -49,7 +52,8 @@ def test_a_replica_that_a_shard_has_passed_over_computes_when_all_are_at_the_sam
 
 def test_one_that_is_ahead_of_its_mean_waits_for_the_next_one_then():
     """The steps that it has made meanwhile are pushed: they are its own."""
-    side = local_sgd.Replica(OVERLAP, np.zeros(2, np.float32), 0)
+    side = local_sgd.Replica(site(OVERLAP, np.zeros(2, np.float32)))
+    side.begin("new")
     assert story(side, [0, 1, 3, 4, 5]) == [
         "0", "compute", "push 8 for 0",
         "under way: 1", "compute", "push 8 for 1",

@@ -151,6 +151,9 @@ class Training:
         if type(need) not in self._services:
             raise TypeError(f"{type(self.side).__module__}: nothing serves {need!r:.80}")
         self._need = need
+        if not isinstance(need, Gradient | NextData):
+            # It has done something since it heard that there is no data, so it hears of it again.
+            self.computing.leasing.told_no_data = False
         self.service.begin(need, now)
 
     def _has_left(self) -> bool:
@@ -229,7 +232,6 @@ class Training:
             self.computing.report_done(self.portions.settled(number), now)
 
     def _on_pushed(self) -> None:
-        self.computing.leasing.told_no_data = False
         self._push_buffers()
 
     def on_members(self, slots: frozenset[int]) -> None:

@@ -38,11 +38,13 @@ class Replica(ReplicaSide):
         return False
 
     def run(self) -> Needs:
-        clock = 0
+        clock, is_idle = 0, False
         while True:
             data = yield NextData()
-            if data is None:
+            if data is None and not is_idle:
                 yield Write(vector=None, clock=IDLE)
+            is_idle = data is None
+            if is_idle:
                 continue
             at_least = max(0, clock - self.options.staleness)
             view: View = yield Read(wait=True, at_least=at_least, after_own=True)
