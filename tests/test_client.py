@@ -65,8 +65,8 @@ def test_the_coordinator_that_takes_a_dead_ones_place_is_asked_anew(run_director
         looks.append(directory)
         return read(directory)
 
-    looks, read = [], client.rundb.read
-    monkeypatch.setattr(client.rundb, "read", place)
+    looks, read = [], client.database.read
+    monkeypatch.setattr(client.database, "read", place)
     with coordinator(lambda q, n: [done(q, new=1)]) as (address, heard):
         assert client.ask(run.path, "get", {}, 10) == {"new": 1}
     assert len(heard) >= 1
