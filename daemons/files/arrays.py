@@ -67,6 +67,9 @@ class Files:
             name: checkpoints.read_slice(directory, manifest, name, effect.lo, effect.hi)
             for name in effect.vectors
         }
+        for table in effect.tables:
+            name = f"table.{table.name}"
+            arrays[name] = checkpoints.read_table(directory, manifest, *table)
         for extra in effect.extras:
             arrays[extra] = checkpoints.read_extra(directory, manifest, extra)
         return ArraysLoaded(arrays, _state_of(manifest, effect.lo, effect.hi))
@@ -118,6 +121,8 @@ class Away:
         if self.name.startswith("worker"):
             return [p for p in manifest["workers"] if p["name"] == self.name and p["file"]]
         shards: list[Json] = manifest["shards"]
+        if effect.tables:
+            return shards  # They are cut in another way than the parameters.
         first = shards[:1] if effect.extras else []
         own = [s for s in shards if max(s["lo"], effect.lo) < min(s["hi"], effect.hi)]
         return [*first, *(shard for shard in own if shard not in first)]

@@ -36,7 +36,7 @@ _PARTS_MAX = 512
 class DiskLog:
     """The files of one shard in one directory; the lock is held as long as this object lives."""
 
-    def __init__(self, directory: Path, shard: int) -> None:
+    def __init__(self, directory: Path, shard: str) -> None:
         """Raises DlctlError, or Held."""
         _own_lasting_directory(directory)
         self.directory = directory
@@ -235,6 +235,11 @@ class DiskLogs:
         self.point = point
         self._log: DiskLog | None = None
         self._storage: Journaled | None = None
+        self._others: dict[str, DiskLogs] = {}
+        """Of the other tables of this server."""
+
+    def of_table(self, name: str) -> DiskLogs:
+        return self._others.setdefault(name, DiskLogs(self.directory, self.point))
 
     def create(self, spec: Spec) -> Journaled:
         """Raises DlctlError, with place and size, if it cannot be written; Unusable if there is a
@@ -252,14 +257,24 @@ class DiskLogs:
         return self._storage
 
     def discard(self) -> None:
+        for other in self._others.values():
+            other.discard()
         if self._log is not None:
             self._log.remove()
             self._storage = None
 
     def is_missing(self) -> bool:
+        if any(other.is_missing() for other in self._others.values()):
+            return True
+        return self._is_missing()
+
+    def _is_missing(self) -> bool:
         return self._log is not None and self._storage is not None and self._log.is_missing()
 
     def put_back(self) -> str:
+        for other in self._others.values():
+            if other.is_missing():
+                return other.put_back()
         assert self._log is not None
         assert self._storage is not None
         self._log.lock_again()
@@ -269,5 +284,5 @@ class DiskLogs:
     def _open(self, spec: Spec) -> DiskLog:
         if self._log is not None:  # Of an attempt before: there was no room.
             self._log.close()
-        self._log = DiskLog(self.directory, spec.shard)
+        self._log = DiskLog(self.directory, spec.place)
         return self._log

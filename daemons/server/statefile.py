@@ -40,6 +40,8 @@ class StateFile:
         self._path: Path | None = None
         self._descriptor = -1
         self._storage: Mapped | None = None
+        self._others: dict[str, StateFile] = {}
+        """Of the other tables of this server."""
         self._removed_from: Counter[Path] = Counter()
         """How often somebody has removed the file from a place."""
 
@@ -84,8 +86,13 @@ class StateFile:
         where = " or ".join(str(place / _file(spec)) for place in self.places)
         raise unusable(spec, Unusable(found), where)
 
+    def of_table(self, name: str) -> StateFile:
+        return self._others.setdefault(name, StateFile(self.places, self.point))
+
     def discard(self) -> None:
         """Remove the file, and its directory with the last one."""
+        for other in self._others.values():
+            other.discard()
         self._storage = None
         if self._path is None:
             return
@@ -98,12 +105,20 @@ class StateFile:
     # ------------------------------------------------------------ a file that somebody has removed
 
     def is_missing(self) -> bool:
+        if any(other.is_missing() for other in self._others.values()):
+            return True
+        return self._is_missing()
+
+    def _is_missing(self) -> bool:
         if self._storage is None or self._path is None:
             return False
         return not is_there(self._path, self._descriptor)
 
     def put_back(self) -> str:
         """To where it was; to the other place if it has been removed from there before."""
+        for other in self._others.values():
+            if other.is_missing():
+                return other.put_back()
         assert self._storage is not None
         assert self._path is not None
         lost, size_bytes = self._path, self._storage.size_bytes
@@ -164,7 +179,7 @@ class StateFile:
 
 
 def _file(spec: Spec) -> str:
-    return f"shard-{spec.shard}.state"
+    return f"shard-{spec.place}.state"
 
 
 def _map(descriptor: int, size_bytes: int) -> mmap.mmap:

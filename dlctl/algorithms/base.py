@@ -292,6 +292,11 @@ class ShardSide(ABC):
         """
         assert not state, f"{type(self).__name__} has a state and does not take it up again"
 
+    def restore(self, state: messages.Json) -> None:  # noqa: B027  most sides begin anew
+        """Go on from what `state` was when a checkpoint was saved: the shard is as it was, and all
+        workers are new ones.
+        """
+
 
 # ---------------------------------------------------------------- coordinator
 

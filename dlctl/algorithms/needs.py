@@ -182,13 +182,13 @@ class Receipt(NamedTuple):
         return all(kind in ("applied", "duplicate") for kind in self.outcomes.values())
 
 
-def mean(table: str, clock: int, vector: Vector, weight: float) -> Generator[Need, Any, Array]:
-    """The mean of a small vector over all replicas, weighted, by a table of rule "mean".
+def mean(table: str, clock: int, vector: Vector, samples: int) -> Generator[Need, Any, Array]:
+    """The mean of a vector over all replicas, weighted by samples, by a table of rule "mean".
 
     Every member writes once per clock, in turn 0, 1, 2 ...; float32[size of the table]. It is
     durable: who comes later reads the newest one.
     """
-    yield Write(table=table, vector=vector * weight, samples=1, clock=clock)
+    yield Write(table=table, vector=vector, samples=samples, clock=clock)
     view: View = yield Read(table=table, wait=True, at_least=clock + 1, into="beside")
     assert view.values is not None
     return view.values

@@ -147,6 +147,26 @@ def read_slice(directory: Path, manifest: Manifest, tensor: str, lo: int, hi: in
     return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
 
+def read_table(
+    directory: Path, manifest: Manifest, name: str, size: int, lo: int, hi: int
+) -> Array:
+    """float32[hi-lo]: elements of a table beside the parameters, which has `size` of them, however
+    it was cut when it was saved. Raises DlctlError.
+    """
+    import numpy as np
+
+    parts = []
+    for shard in manifest["shards"]:
+        cut = shard["state"].get("tables", {}).get(name)
+        if cut is None or cut["hi"] > size:
+            raise DlctlError(f'it has no table "{name}" of {size} elements', where=str(directory))
+        if max(lo, cut["lo"]) < min(hi, cut["hi"]):
+            parts.append(_read(directory / shard["file"], f"table.{name}", cut, lo, hi))
+    if sum(part.size for part in parts) != hi - lo:
+        raise DlctlError(f'the table "{name}" is not whole', where=str(directory))
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
 def _read(path: Path, tensor: str, shard: Mapping[str, Any], lo: int, hi: int) -> Array:
     with tensorfile.opened(path) as file:
         tensorfile.check(path, file, tensor, VECTOR_DTYPE, shard["hi"] - shard["lo"])

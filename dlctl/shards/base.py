@@ -79,6 +79,13 @@ class Spec:
     """Elements of the constant parameters, float32; only shard 0 has any."""
     workers: int = 1
     """At most so many slots of workers are ever in the committed state."""
+    table: str = ""
+    """Which table of the method it is; "": the parameters."""
+
+    @property
+    def place(self) -> str:
+        """What its files are called by: the shard, and the table."""
+        return f"{self.shard}-{self.table}" if self.table else f"{self.shard}"
 
     @property
     def size(self) -> int:
@@ -229,6 +236,10 @@ class Storages(Protocol):
 
     def reopen(self, spec: Spec) -> Storage:
         """The state that an earlier server of this shard has left. Raises Unusable."""
+        ...
+
+    def of_table(self, name: str) -> Storages:
+        """The storages of another table of this server; what ends here ends there."""
         ...
 
     def discard(self) -> None:

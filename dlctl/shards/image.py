@@ -31,7 +31,7 @@ from dlctl.shards.records import read_body
 from dlctl.shards.undo import Undo
 from dlctl.util.threads import PLACES
 
-FORMAT = 3
+FORMAT = 4
 MAGIC = b"dlctlSHD"
 PAGE = 4096
 DONE_AT = 3072
@@ -64,13 +64,14 @@ class Form:
     boot_id: str
     """Of the kernel that the state was made under: it may have written some pages and not others
     before a power loss."""
+    table: str = ""
 
     @staticmethod
     def of(spec: Spec, boot_id: str) -> Form:
         commit_bytes = COMMIT_BYTES_MIN + COMMIT_BYTES_PER_WORKER * spec.workers
         return Form(
             spec.run_id, spec.shard, spec.lo, spec.hi, list(spec.slots), spec.averaged,
-            spec.constant, _whole_pages(commit_bytes), boot_id,
+            spec.constant, _whole_pages(commit_bytes), boot_id, spec.table,
         )  # fmt: skip
 
     @property
@@ -211,9 +212,11 @@ def read_header(buffer: Any) -> Form:
 def _form_of(found: Json) -> Form:
     """Raises Unusable if a value has not the type that it should; sizes are natural numbers."""
     values: dict[str, Any] = {field.name: found.get(field.name) for field in fields(Form)}
-    texts = [values["run_id"], values["boot_id"]]
+    texts = [values["run_id"], values["boot_id"], values["table"]]
     slots = values["slots"]
-    numbers = [n for name, n in values.items() if name not in ("run_id", "boot_id", "slots")]
+    numbers = [
+        n for name, n in values.items() if name not in ("run_id", "boot_id", "slots", "table")
+    ]
     if type(slots) is not list or not all(type(text) is str for text in (*texts, *slots)):
         raise Unusable("its header has no names of run, boot and slots")
     if not all(type(n) is int and 0 <= n < 2**48 for n in numbers) or values["hi"] < values["lo"]:
@@ -350,6 +353,7 @@ def has_updates(buffer: Any, spec: Spec, boot_id: str) -> bool:
         form = read_header(buffer)
     except Unusable:
         return False
-    if (form.run_id, form.shard, form.boot_id) != (spec.run_id, spec.shard, boot_id):
+    identity = (spec.run_id, spec.shard, spec.table, boot_id)
+    if (form.run_id, form.shard, form.table, form.boot_id) != identity:
         return False
     return any(bool(commit.body.get("updated")) for commit in _whole_commits(buffer, form))

@@ -193,6 +193,7 @@ class Journaled(Memory):
             "format": FORMAT,
             "run_id": spec.run_id,
             "shard": spec.shard,
+            "table": spec.table,
             "elements": [spec.lo, spec.hi],
             "slots": list(spec.slots),
         }
@@ -227,7 +228,7 @@ class Journaled(Memory):
         except Unusable:
             return any(map(self._log.read_journal, self._log.bases()))
         identity = self._identity()
-        if any(base.body.get(key) != identity[key] for key in ("run_id", "shard")):
+        if any(base.body.get(key) != identity[key] for key in ("run_id", "shard", "table")):
             return False
         try:
             found, _ = records.read_all(self._log.read_journal(number))

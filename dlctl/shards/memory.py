@@ -76,6 +76,9 @@ class InMemory:
             "a server is replaced without loss",
         )
 
+    def of_table(self, name: str) -> InMemory:
+        return self
+
     def discard(self) -> None:
         """There is nothing."""
 

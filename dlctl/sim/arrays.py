@@ -76,6 +76,8 @@ class FilesDriver:
             name: store.read_slice(effect.directory, name, effect.lo, effect.hi)
             for name in effect.vectors
         }
+        for table in effect.tables:
+            arrays[f"table.{table.name}"] = store.read_table(effect.directory, *table)
         first = min(manifest["shards"], key=lambda s: int(s["lo"]))
         for extra in effect.extras:
             arrays[extra] = files[first["file"]][extra]
@@ -99,6 +101,7 @@ class FilesDriver:
                 shard
                 for shard in manifest["shards"]
                 if (shard["lo"] < effect.hi and effect.lo < shard["hi"])
+                or effect.tables
                 or (effect.extras and shard["lo"] == 0)
             ]
         wanted = [

@@ -83,7 +83,12 @@ class KeptStates:
     """`Storages` of one simulated server."""
 
     def __init__(
-        self, process: Process, kept: dict[int, Kept], durability: str, point: Point, disk: Disk
+        self,
+        process: Process,
+        kept: dict[int | str, Kept],
+        durability: str,
+        point: Point,
+        disk: Disk,
     ) -> None:
         self.process = process
         self.kept = kept
@@ -91,6 +96,11 @@ class KeptStates:
         self.point = point
         self.disk = disk
         self._spec: Spec | None = None
+        self._others: dict[str, KeptStates] = {}
+
+    def of_table(self, name: str) -> KeptStates:
+        like = (self.process, self.kept, self.durability, self.point, self.disk)
+        return self._others.setdefault(name, KeptStates(*like))
 
     def create(self, spec: Spec) -> Storage:
         if self.durability == "none":
@@ -116,7 +126,7 @@ class KeptStates:
 
     def _take(self, spec: Spec) -> Kept:
         """As a lock on the file: who has it open has to be dead before another one may have it."""
-        kept = self.kept.setdefault(spec.shard, Kept())
+        kept = self.kept.setdefault(_key(spec), Kept())
         holder = kept.holder
         if holder is not None and holder is not self.process and holder.alive:
             if not holder.given_up and holder.timeline is self.process.timeline:
@@ -131,14 +141,21 @@ class KeptStates:
         """float32[n]: the parameters that the next server would find now; None: it finds none."""
         if self._spec is None or self.durability == "none":
             return None
-        now = self.kept[self._spec.shard]
+        now = self.kept[_key(self._spec)]
         image = bytearray(now.image) if now.image is not None else None
         log = now.log.copy() if now.log is not None else None
-        copies, durability = {self._spec.shard: Kept(image, log)}, self.durability
+        copies, durability = {_key(self._spec): Kept(image, log)}, self.durability
         storage = KeptStates(self.process, copies, durability, no_point, Disk()).reopen(self._spec)
         storage.resume(copy.deepcopy(optimizer))
         return storage.w
 
     def discard(self) -> None:
+        for other in self._others.values():
+            other.discard()
         if self._spec is not None:
-            self.kept.pop(self._spec.shard, None)
+            self.kept.pop(_key(self._spec), None)
+
+
+def _key(spec: Spec) -> int | str:
+    """The parameters of a shard by its number, other tables by their names."""
+    return spec.place if spec.table else spec.shard

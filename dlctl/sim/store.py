@@ -37,7 +37,7 @@ class Store:
     """How often the run's key has been renewed."""
     memory: dict[str, Json] = field(default_factory=dict)
     """What a coordinator leaves for the one that takes its place."""
-    states: dict[int, Any] = field(default_factory=dict)
+    states: dict[int | str, Any] = field(default_factory=dict)
     """Shard -> what its server has kept, `states.Kept`."""
     metrics: list[tuple[float, str, int, Json]] = field(default_factory=list)
     checkpoints: dict[int, Json] = field(default_factory=dict)
@@ -76,6 +76,15 @@ class Store:
             if s["lo"] < hi and lo < s["hi"]
         ]
         return np.concatenate(parts)
+
+    def read_table(self, directory: str, name: str, size: int, lo: int, hi: int) -> Array:
+        """Elements [lo, hi) of a table beside the parameters."""
+        whole = np.full(size, np.nan, np.float32)
+        for shard in self.manifests[directory]["shards"]:
+            cut = shard["state"]["tables"][name]
+            file = self.files[directory][shard["file"]]
+            whole[cut["lo"] : cut["hi"]] = file[f"table.{name}"]
+        return whole[lo:hi]
 
     def newest(self) -> str:
         """Directory of the newest complete checkpoint, or ""."""

@@ -56,7 +56,7 @@ def test_there_is_room_for_all_that_the_workers_of_the_largest_run_may_have_done
     first = at_work(keeping, algorithm=sync)
     serving = first.server.serving
     assert serving is not None
-    serving.dedup = fullest()
+    serving.parameters.dedup = fullest()
     serving._refused.update(dict.fromkeys(range(COUNT_MAX), HIGHEST))
     serving.side.resume({"due_from": [[slot, HIGHEST] for slot in range(COUNT_MAX)]})
     serving.shard.version = HIGHEST

@@ -56,7 +56,7 @@ def server_of(
     shard.version = version
     side = DOWNPOUR.shard(DOWNPOUR.Options(), shard)
     serving = ShardProtocol(
-        Context(1.0), RUN, KEY, 0, generation, m.Assign(0, SIZE, LAYOUT, ""), shard, side,
+        Context(1.0), RUN, KEY, 0, generation, m.Assign(0, SIZE, LAYOUT, ""), [(shard, side)],
         ("topk", TopK), 1e9, precision,
     )  # fmt: skip
     serving.initialised = True

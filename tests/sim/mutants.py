@@ -36,6 +36,7 @@ from dlctl.roles.protocol.retry import Retries
 from dlctl.roles.server.dedup import NEW, Dedup
 from dlctl.roles.server.server import Server
 from dlctl.roles.server.shard_protocol import ShardProtocol
+from dlctl.roles.server.table_shard import TableShard
 from dlctl.roles.worker.basis import Basis
 from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.services.reading import Reading
@@ -120,26 +121,26 @@ def no_gaps(patch: Patch) -> None:
 
 @mutant("every fifth push is acknowledged and not applied", "AcksChecker")
 def ack_before_apply(patch: Patch) -> None:
-    honest = ShardProtocol._take
+    honest = TableShard._take
 
     def take(self, push):
         if push.seq % 5 != 3:
             return honest(self, push)
         self.dedup.take(push)
-        return self._ack(self._peers[push.slot], push.seq, APPLIED, slot=push.slot)
+        return self.ack(self._peers[push.slot], push.seq, APPLIED, slot=push.slot)
 
-    patch.setattr(ShardProtocol, "_take", take)
+    patch.setattr(TableShard, "_take", take)
 
 
 @mutant("a push is acknowledged before it is committed", "AcksChecker")
 def ack_before_commit(patch: Patch) -> None:
-    honest = ShardProtocol.commit
+    honest = TableShard.commit
 
     def commit(self):
         if self.shard.version % 4 != 3:
             honest(self)
 
-    patch.setattr(ShardProtocol, "commit", commit)
+    patch.setattr(TableShard, "commit", commit)
 
 
 @mutant("a worker calls its portion done when it is pushed, not when it is settled", "AcksChecker")

@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dlctl.machine import Effect, Event
 from dlctl.messages import Array, Json
@@ -73,6 +74,15 @@ class ArraysSaved(Event):
     """"" if all went well."""
 
 
+class SavedTable(NamedTuple):
+    """A table beside the parameters, of which a server loads the elements [lo, hi)."""
+
+    name: str
+    size: int
+    lo: int
+    hi: int
+
+
 @dataclass(frozen=True, slots=True)
 class LoadArrays(Effect):
     """Read this daemon's state from a checkpoint directory; answered by `ArraysLoaded`.
@@ -87,6 +97,8 @@ class LoadArrays(Effect):
     extras: tuple[str, ...] = ()
     lo: int = 0
     hi: int = 0
+    tables: tuple[SavedTable, ...] = ()
+    """They come as "table.<name>"."""
 
 
 @dataclass(frozen=True, slots=True)

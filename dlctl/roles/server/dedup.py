@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from dlctl.messages import APPLIED, DUPLICATE, FENCED, GAP, HELD, LATE, REFUSED, Push
+from dlctl.messages import APPLIED, BUFFERED, DUPLICATE, FENCED, GAP, HELD, LATE, REFUSED, Push
 from dlctl.roles.protocol.limits import REACH
 
 PAST_KEPT = 32
@@ -130,13 +130,13 @@ class Dedup:
             known.row = []
 
     def settle(self, slot: int, epoch: int, seq: int, outcome: str) -> None:
-        """A push that was taken, and perhaps held, is settled: APPLIED, LATE or REFUSED."""
+        """A push that was taken, and perhaps held, is settled: applied, buffered, late or refused."""
         if not self.is_current(slot, epoch):
             return
         known = self._slots[slot]
         known.held.discard(seq)
         known.row = []
-        if outcome != APPLIED:
+        if outcome not in (APPLIED, BUFFERED):
             known.drop(seq, outcome)
 
     def fate(self, push: Push) -> str:

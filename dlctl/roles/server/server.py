@@ -10,15 +10,16 @@ slice is dropped: the worker repeats it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from dlctl import messages as m
-from dlctl.algorithms.base import Method
+from dlctl.algorithms.base import Method, Table
+from dlctl.algorithms.tables import optimizer_of, side_of
 from dlctl.compress.base import Compressor
 from dlctl.config import COUNT_MAX, JobFile
 from dlctl.errors import DlctlError, RemoteProtocolError
-from dlctl.flat import AVERAGED, CONSTANT, Layout
+from dlctl.flat import AVERAGED, CONSTANT, Layout, slice_bounds
 from dlctl.machine import (
     Coming,
     Configure,
@@ -35,7 +36,13 @@ from dlctl.machine import (
 from dlctl.optim.base import Optimizer
 from dlctl.roles.protocol.authz import Authz, guests_in
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Context
-from dlctl.roles.protocol.effects import ArraysLoaded, ArraysSaved, CoordinatorGone, LoadArrays
+from dlctl.roles.protocol.effects import (
+    ArraysLoaded,
+    ArraysSaved,
+    CoordinatorGone,
+    LoadArrays,
+    SavedTable,
+)
 from dlctl.roles.protocol.files import FileSealed, FilesMissing, saved_file
 from dlctl.roles.protocol.restore import Restoring
 from dlctl.roles.protocol.saving import Saving
@@ -43,6 +50,7 @@ from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.server.abuse_guard import AbuseGuard
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.space import Space
+from dlctl.roles.server.table_shard import TableShard
 from dlctl.roles.server.vectors import Vectors
 from dlctl.shards.base import Diverged, Extras, Held, NoRoom, Shard, Spec, Storages, W
 from dlctl.shards.memory import InMemory
@@ -201,32 +209,46 @@ class Server:
 
     def _take_charge(self, message: m.Assign, welcome: m.Welcome) -> ShardProtocol:
         """The shard, new or as it was kept. Raises DlctlError if that cannot be."""
-        optimizer = self.make_optimizer(self.make_optimizer.Options(**self.job.optimizer.options))
-        spec = self._spec(message, welcome.index, optimizer)
-        storage = self.storages.reopen(spec) if message.keep else self.storages.create(spec)
-        shard = Shard(optimizer, storage)
-        assert self.algorithm.shard is not None, "a method without servers has none"
-        side = self.algorithm.shard(self.algorithm.Options(**self.job.algorithm.options), shard)
+        options = self.algorithm.Options(**self.job.algorithm.options)
+        tables = []
+        for number, table in enumerate(self.algorithm.shape.tables):
+            shard = self._open(message, welcome.index, number, table)
+            tables.append((shard, side_of(table, self.algorithm, options, shard)))
         serving = ShardProtocol(
             self.context, self.birth.run_id, welcome.token, welcome.index, welcome.term, message,
-            shard, side, (self.job.compression.name, self.compressor),
+            tables, (self.job.compression.name, self.compressor),
             self.job.servers.push_norm_max, self.job.servers.fetch_values,
         )  # fmt: skip
         if message.keep:
             serving.resume()
-            self.context.note("info", f"goes on at version {shard.version}, as it was kept")
+            version = serving.shard.version
+            self.context.note("info", f"goes on at version {version}, as it was kept")
         return serving
 
-    def _spec(self, message: m.Assign, index: int, optimizer: Optimizer) -> Spec:
+    def _open(self, message: m.Assign, index: int, number: int, table: Table) -> Shard:
+        """One table's shard. Raises DlctlError."""
+        optimizer = self.make_optimizer(self.make_optimizer.Options(**self.job.optimizer.options))
+        optimizer = optimizer_of(table, optimizer)
+        storages = self.storages.of_table(table.name) if number else self.storages
+        spec = self._spec(message, index, number, table, optimizer)
+        return Shard(optimizer, storages.reopen(spec) if message.keep else storages.create(spec))
+
+    def _spec(
+        self, message: m.Assign, index: int, number: int, table: Table, optimizer: Optimizer
+    ) -> Spec:
+        layout = Layout.from_bytes(message.layout)
         extras = {}
-        if index == 0:
-            layout = Layout.from_bytes(message.layout)
+        if index == 0 and not number:
             extras = {"averaged": layout.size(AVERAGED), "constant": layout.size(CONSTANT)}
+        lo, hi = (message.lo, message.hi) if not number else self._bounds(table, layout, index)
         # As many as `dlctl scale` may have, whatever the job says.
         return Spec(
-            self.birth.run_id, index, message.lo, message.hi, optimizer.slots, workers=COUNT_MAX,
-            **extras,
+            self.birth.run_id, index, lo, hi, optimizer.slots, workers=COUNT_MAX,
+            table=table.name if number else "", **extras,
         )  # fmt: skip
+
+    def _bounds(self, table: Table, layout: Layout, index: int) -> tuple[int, int]:
+        return slice_bounds(table.size(layout), self.job.servers.count, index)
 
     def _do_without(self, message: m.Assign, error: DlctlError, now: float) -> None:
         """There is no shard to serve. One that was kept and has no room waits for it: another
@@ -248,22 +270,33 @@ class Server:
         vectors = (W, *(f"slot.{s}" for s in serving.shard.slots))
         extras = ("averaged", "constant") if serving.index == 0 else ()
         lo, hi = serving.assigned.lo, serving.assigned.hi
-        self._gathering.load(LoadArrays(serving.assigned.restore, vectors, extras, lo, hi))
+        layout, tables = Layout.from_bytes(serving.assigned.layout), []
+        for table in self.algorithm.shape.tables[1:]:
+            bounds = self._bounds(table, layout, serving.index)
+            tables.append(SavedTable(table.name, table.size(layout), *bounds))
+        load = LoadArrays(serving.assigned.restore, vectors, extras, lo, hi, tuple(tables))
+        self._gathering.load(load)
 
     def _on_restored(self, arrays: Any, state: m.Json) -> None:
         """The state of before the stop. Epochs are never issued twice: deliveries begin anew, and
         only how far those of before came is kept."""
         assert self.serving is not None
-        serving, shard = self.serving, self.serving.shard
-        vectors = {W: arrays[W]} | {name: arrays[f"slot.{name}"] for name in shard.slots}
+        serving = self.serving
+        for table, declared in self._more_tables(serving):
+            table.shard.storage.fill({W: arrays[f"table.{declared.name}"]}, None)
+            table.restore(state["tables"][declared.name])
+        slots = serving.shard.slots
+        vectors = {W: arrays[W]} | {name: arrays[f"slot.{name}"] for name in slots}
         extras = Extras(arrays["averaged"], arrays["constant"]) if serving.index == 0 else None
-        shard.optimizer.counters.update(state.get("counters", {}))
-        shard.version = state["version"]
-        serving.dedup.remember(state.get("deliveries", []))
+        serving.parameters.restore(state)
         serving.begin_with(vectors, extras)
         self._restoring = False
         self.context.note("info", f"restored from {serving.assigned.restore}")
         self._answer_assign()
+
+    def _more_tables(self, serving: ShardProtocol) -> Iterator[tuple[TableShard, Table]]:
+        """All but the parameters."""
+        return zip(serving.tables[1:], self.algorithm.shape.tables[1:], strict=True)
 
     def _answer_assign(self) -> None:
         assert self.serving is not None
@@ -321,18 +354,23 @@ class Server:
             serving.close(message.checkpoint)
         arrays = {W: shard.w.copy()}
         arrays |= {f"slot.{n}": a.copy() for n, a in shard.slots.items()}
+        for table, declared in self._more_tables(serving):
+            arrays[f"table.{declared.name}"] = table.shard.w.copy()
         if serving.buffers is not None:
             arrays |= {"averaged": serving.buffers.average().copy(), "constant": serving.constant}
         self._saving.begin(message, saved_file(self.birth.name), arrays, self._state(serving))
 
     def _state(self, serving: ShardProtocol) -> dict[str, Any]:
+        layout, tables = Layout.from_bytes(serving.assigned.layout), {}
+        for table, declared in self._more_tables(serving):
+            lo, hi = self._bounds(declared, layout, serving.index)
+            tables[declared.name] = {"lo": lo, "hi": hi, **table.state()}
         return {
             "lo": serving.assigned.lo,
             "hi": serving.assigned.hi,
-            "version": serving.shard.version,
             "generation": serving.generation,
-            "counters": dict(serving.shard.optimizer.counters),
-            "deliveries": serving.dedup.to_json(),
+            **serving.parameters.state(),
+            **({"tables": tables} if tables else {}),
         }
 
     # ------------------------------------------------------------ ends and reports
@@ -350,7 +388,7 @@ class Server:
 
     def _close(self) -> None:
         if self.serving is not None:
-            self.serving.shard.storage.close()
+            self.serving.close_storages()
 
     def phase(self) -> tuple[str, str]:
         """(what this server does, whom it waits for)."""

@@ -1,18 +1,13 @@
-"""A shard at work: workers join, push and fetch; the rules by which anything gets into it.
+"""A server at work: workers join, bring initial values and buffers; pushes and reads go to tables.
 
-A push passes, in this order: which epoch (fencing), whose connection (only the one that has shown
-the token of the epoch), which number (exactly once), what (sizes and indices within the shard,
-every value finite), and only then the method's server side, which applies it, holds it in a barrier
-or drops it. Of poison the server side is only told that it has come: others may wait for it. Then
-all of it is committed: shard, numbers and whatever the method has to know; only then the ack goes
-out. What is in no commit was never acknowledged, so a server that takes this one's place gets it
-again. When a run ends, all that is left of it is its last checkpoint: from the moment when a shard
-is saved for that, nothing gets into it.
+Who a message is from is looked at here, for all tables: only the connection that has shown the
+token of a slot's newest epoch is heard. What then becomes of a push or a read is the table's
+business (`TableShard`). When a run ends, all that is left of it is its last checkpoint: from the
+moment when a server is saved for that, nothing gets into it.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,26 +15,22 @@ from typing import Any
 import numpy as np
 
 from dlctl import messages as m
-from dlctl.algorithms.base import Outcome, ShardSide
-from dlctl.compress.base import Compressor, Delta
+from dlctl.algorithms.base import ShardSide
+from dlctl.compress.base import Compressor
+from dlctl.compress.none import Dense
 from dlctl.compress.values import Precision
 from dlctl.errors import RemoteProtocolError
 from dlctl.flat import AVERAGED, CONSTANT, Layout
 from dlctl.machine import Peer
-from dlctl.messages import APPLIED, DUPLICATE, FENCED, GAP, HELD, LATE, REFUSED, Ack
+from dlctl.messages import FENCED, Json
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.meters import Rates, Staleness
 from dlctl.roles.protocol.token import is_genuine
 from dlctl.roles.server.buffers import AveragedBuffers
 from dlctl.roles.server.dedup import NEW, Dedup
-from dlctl.roles.server.early_apply import EarlyApply
+from dlctl.roles.server.table_shard import COUNTED, TableShard
 from dlctl.shards.base import Extras, Shard, W
 from dlctl.shards.summary import Summary
-from dlctl.vector import euclidean_norm
-
-_COUNTED = {
-    DUPLICATE: "duplicates", GAP: "gaps", FENCED: "fenced", LATE: "late", REFUSED: "refused",
-}  # fmt: skip
 
 
 class ShardProtocol:
@@ -51,42 +42,77 @@ class ShardProtocol:
         index: int,
         generation: int,
         assigned: m.Assign,
-        shard: Shard,
-        side: ShardSide,
+        tables: Sequence[tuple[Shard, ShardSide]],
         compressor: tuple[str, type[Compressor]],
         push_norm_max: float,
         fetch_values: Precision = "float32",
     ) -> None:
+        """tables: the shard of each table of the method, the parameters first."""
         self.context = context
         self.run_id = run_id
         self.key = key
         self.index = index
         self.generation = generation
         self.assigned = assigned
-        self.shard = shard
-        self.side = side
-        self.compressor_name, self.compressor = compressor
-        self.push_norm_max = push_norm_max
-        self.summary = Summary(fetch_values)
         self.initialised = False
         self.last_checkpoint = 0
         """The run ends with it: nothing is applied any more, for it would be in no checkpoint."""
-        self.useless = 0
-        """Messages of workers that had no effect."""
-        self.dedup = Dedup()
         self.buffers: AveragedBuffers | None = None
         self._told_of: dict[int, int] = {}
         """Slot -> its last epoch whose buffers were refused with a word in the log."""
         self.constant = np.zeros(0, np.float32)
-        self.rates = Rates("pushes", "push_bytes", "fetch_bytes", *_COUNTED.values())
+        self.rates = Rates("pushes", "push_bytes", "fetch_bytes", *COUNTED.values())
         self.staleness = Staleness()
         self._members: frozenset[int] = frozenset()
         self._peers: dict[int, Peer] = {}
         """Slot -> the connection that its newest epoch has joined on last."""
         self._refused: Counter[int] = Counter()
         """Slot -> pushes that were refused, of all its epochs."""
-        self._head_start = EarlyApply(shard)
-        self._held_fetches: dict[int, tuple[Peer, m.Fetch]] = {}
+        self.useless = 0
+        """Messages of workers that had no effect."""
+        self.tables = [
+            TableShard(
+                context=context,
+                table=number,
+                index=index,
+                generation=generation,
+                shard=shard,
+                side=side,
+                compressor=("none", Dense) if number else compressor,
+                push_norm_max=push_norm_max,
+                fetch_values="float32" if number else fetch_values,
+                peers=self._peers,
+                rates=self.rates,
+                staleness=self.staleness if not number else Staleness(),
+                refused=self._refused,
+                more_state=dict if number else self._own_state,
+            )
+            for number, (shard, side) in enumerate(tables)
+        ]
+
+    @property
+    def parameters(self) -> TableShard:
+        return self.tables[0]
+
+    @property
+    def shard(self) -> Shard:
+        """Of the parameters."""
+        return self.parameters.shard
+
+    @property
+    def side(self) -> ShardSide:
+        """Of the parameters."""
+        return self.parameters.side
+
+    @property
+    def dedup(self) -> Dedup:
+        """Of the parameters."""
+        return self.parameters.dedup
+
+    @property
+    def summary(self) -> Summary:
+        """Of the parameters."""
+        return self.parameters.summary
 
     def metrics(self, now: float) -> dict[str, Any]:
         poison = {f"worker-{slot}": count for slot, count in sorted(self._refused.items())}
@@ -100,14 +126,20 @@ class ShardProtocol:
 
     # ------------------------------------------------------------ what survives
 
+    def _own_state(self) -> Json:
+        """What survives beside the tables; it is kept with the parameters."""
+        return {
+            "initialised": self.initialised,
+            "refused": sorted(map(list, self._refused.items())),
+            "last_checkpoint": self.last_checkpoint,
+        }
+
     def resume(self) -> None:
         """Go on where the server before this one was. Raises Unusable."""
-        meta = self.shard.resume()
-        if not meta:
+        metas = [table.resume() for table in self.tables]
+        if not (meta := metas[0]):
             return
-        self.dedup.load(meta["deliveries"], meta["fates"])
         self._refused.update(dict(meta["refused"]))
-        self.side.resume(meta["side"])
         self.initialised = meta["initialised"]
         self.last_checkpoint = meta.get("last_checkpoint", 0)
         if self.initialised:
@@ -132,18 +164,9 @@ class ShardProtocol:
             self.constant = np.array(extras.constant, np.float32)
 
     def commit(self) -> None:
-        """Make everything so far survive; before it nothing may be acknowledged."""
-        if self.shard.storage.survives:
-            self.shard.commit(
-                {
-                    "initialised": self.initialised,
-                    "deliveries": self.dedup.to_json(),
-                    "fates": self.dedup.fates(),
-                    "refused": sorted(map(list, self._refused.items())),
-                    "side": self.side.state(),
-                    "last_checkpoint": self.last_checkpoint,
-                }
-            )
+        """Make all tables survive as they are."""
+        for table in self.tables:
+            table.commit()
 
     def close(self, last_checkpoint: int) -> None:
         """Apply nothing from now on, nor any server that takes this one's place."""
@@ -155,6 +178,10 @@ class ShardProtocol:
         if last_checkpoint == self.last_checkpoint:
             self.last_checkpoint = 0
             self.commit()
+
+    def close_storages(self) -> None:
+        for table in self.tables:
+            table.shard.storage.close()
 
     # ------------------------------------------------------------ workers join
 
@@ -173,12 +200,9 @@ class ShardProtocol:
         is_new = not self.dedup.is_current(message.slot, message.epoch)
         if is_new and self.last_checkpoint:
             return  # Barriers would let go of what they hold.
-        if self.dedup.join(message.slot, message.epoch):
-            self._held_fetches.pop(message.slot, None)
-            self._head_start.ends(message.slot)
-            self._peers[message.slot] = peer  # before what was settled is told to it
-            self._settle(self.side.joined(message.slot), at_once=True)
-        self._peers[message.slot] = peer
+        self._peers[message.slot] = peer  # before what was settled is told to it
+        for table in self.tables:
+            table.join(message.slot, message.epoch)
         self._answer_join(peer, message.slot)
 
     def _answer_join(self, peer: Peer, slot: int) -> None:
@@ -228,154 +252,42 @@ class ShardProtocol:
     def _ask_to_join(self, peer: Peer) -> None:
         self.context.send(peer, m.JoinAgain(self.index, self.generation))
 
-    # ------------------------------------------------------------ pushes
+    # ------------------------------------------------------------ pushes and reads
+
+    def _table(self, number: int) -> TableShard:
+        """Raises RemoteProtocolError."""
+        if number >= len(self.tables):
+            raise RemoteProtocolError(f"there is no table {number}")
+        return self.tables[number]
 
     def on_push(self, peer: Peer, push: m.Push) -> None:
         self.rates.add("push_bytes", push.delta.nbytes)
+        table = self._table(push.table)
         if self.last_checkpoint:
             return
-        verdict = self.dedup.judge(push)
+        verdict = table.dedup.judge(push)
         if verdict != NEW:
             self.useless += 1
         if verdict == FENCED:
-            self._count(verdict)
-            self._ack(peer, push.seq, verdict, slot=push.slot)
+            table.fence(peer, push)
         elif push.generation != self.generation:
             self._ask_to_join(peer)
-        elif not self._is_at_work(peer, push.slot, push.epoch):
-            return
-        elif verdict == NEW:
-            self._take(push)
-        else:
-            self._count(verdict)
-            fate = self.dedup.fate(push) if verdict == DUPLICATE else verdict
-            self._ack(peer, push.seq, fate, slot=push.slot)
+        elif self._is_at_work(peer, push.slot, push.epoch):
+            table.on_push(peer, push, verdict)
 
     def on_push_coming(self, peer: Peer, push: m.Push, come: Sequence[int]) -> None:
-        """So many bytes of each of its arrays are there. What the shard makes of them counts for
-        nothing until all of the push has come, and was taken.
-        """
+        """So many bytes of each of its arrays are there."""
         is_theirs = self.initialised and self._peers.get(push.slot) == peer
-        is_next = push.generation == self.generation and self.dedup.judge(push) == NEW
-        is_open = not self.last_checkpoint
-        if is_open and is_theirs and is_next and self.side.applies_as_pushed:
-            self._head_start.comes(push, come)
-
-    def _take(self, push: m.Push) -> None:
-        try:
-            delta = self._expand(push.delta)
-        except RemoteProtocolError as error:
-            self._refuse(push, error.message)
-            return
-        self.dedup.take(push)
-        self.rates.add("pushes", 1)
-        self._settle(self.side.push(push, delta))
-
-    def _refuse(self, push: m.Push, why: str) -> None:
-        """Poison: it never comes into the shard, and its number is used up."""
-        reason = (
-            f"refused a push of worker-{push.slot} (epoch {push.epoch}, number {push.seq}, "
-            f"steps {push.first_step}..{push.last_step}): {why}"
-        )
-        self.context.note("warning", reason)
-        self._head_start.ends(push.slot)
-        self.dedup.take(push)
-        self._settle(self.side.left_out(push, reason))
-
-    def _expand(self, packed: m.Packed) -> Delta:
-        """The delta of a push. Raises RemoteProtocolError for anything that must not get in."""
-        if packed.kind != self.compressor_name:
-            raise RemoteProtocolError(f'compressed with "{packed.kind:.20}", not as the job says')
-        delta = self.compressor.expand(packed, self.shard.size)
-        norm = euclidean_norm(delta.values)
-        if not math.isfinite(norm):
-            raise RemoteProtocolError("it holds values that are not finite, or its norm is not")
-        if norm > self.push_norm_max:
-            limit = f"servers.push_norm_max = {self.push_norm_max:g}"
-            raise RemoteProtocolError(f"its norm is {norm:.3g}, above {limit}")
-        return delta
-
-    def _settle(self, outcomes: list[Outcome], *, at_once: bool = False) -> None:
-        """Commit what became of pushes, tell their workers, and answer fetches that waited for it.
-
-        at_once: something else has changed, too; commit also if nothing was settled.
-        """
-        for slot, epoch, seq, kind, *_ in outcomes:
-            if kind == HELD:
-                self.dedup.hold(slot, epoch, seq)
-            else:
-                self.dedup.settle(slot, epoch, seq, kind)
-            if kind == REFUSED:
-                self._refused[slot] += 1
-        if at_once or any(outcome.kind != HELD for outcome in outcomes):
-            self.commit()
-        for outcome in outcomes:
-            peer = self._peers.get(outcome.slot)
-            if outcome.kind == APPLIED:
-                self.staleness.add(outcome.staleness)
-            elif outcome.kind != HELD:
-                self._count(outcome.kind)
-            if peer is not None and self.dedup.is_current(outcome.slot, outcome.epoch):
-                self._ack(peer, *outcome[2:], slot=outcome.slot)
-        self._answer_held_fetches()
-
-    def _count(self, verdict: str) -> None:
-        self.rates.add(_COUNTED[verdict], 1)
-
-    def _ack(
-        self, peer: Peer, seq: int, outcome: str, staleness: int = 0, reason: str = "", *, slot: int
-    ) -> None:
-        next_seq = self.dedup.next_seq(slot)
-        version = self.shard.version
-        self.context.send(
-            peer,
-            Ack(self.index, self.generation, seq, outcome, version, staleness, next_seq, reason),
-        )
-
-    # ------------------------------------------------------------ fetches
+        is_ours = push.generation == self.generation and push.table < len(self.tables)
+        if is_theirs and is_ours and not self.last_checkpoint:
+            self.tables[push.table].on_push_coming(push, come)
 
     def on_fetch(self, peer: Peer, fetch: m.Fetch) -> None:
-        if not self._is_at_work(peer, fetch.slot, fetch.epoch):
-            return
-        if self.side.clock() >= fetch.clock_min:
-            self._answer_fetch(peer, fetch)
-        else:
-            self._held_fetches[fetch.slot] = (peer, fetch)
+        table = self._table(fetch.table)
+        if self._is_at_work(peer, fetch.slot, fetch.epoch):
+            table.on_fetch(peer, fetch)
 
-    def _answer_held_fetches(self) -> None:
-        clock = self.side.clock()
-        for slot, (peer, fetch) in list(self._held_fetches.items()):
-            if clock >= fetch.clock_min:
-                del self._held_fetches[slot]
-                self._answer_fetch(peer, fetch)
-
-    def _answer_fetch(self, peer: Peer, fetch: m.Fetch) -> None:
-        """With what has changed since the version that the worker has, if that is known here."""
-        shard = self.shard
-        of = (self.index, self.generation, fetch.request, shard.version)
-        seen = shard.w if fetch.exact else self._seen()
-        changes = None
-        if fetch.have_generation == self.generation:
-            changes = shard.changes_since(fetch.have_version, seen)
-        if changes is None:
-            self.rates.add("fetch_bytes", seen.nbytes)
-            remembered = shard.history.reaches(shard.version)
-            self.context.send(peer, m.Parameters(*of, seen, remembered, clock=self.side.clock()))
-        else:
-            self.rates.add("fetch_bytes", changes.values.nbytes + changes.positions.nbytes)
-            self.context.send(
-                peer, m.SparseParameters(*of, fetch.have_version, *changes, clock=self.side.clock())
-            )
-
-    def _seen(self) -> m.Array:
-        """What workers get of the present version."""
-        precision = self.summary.precision
-        seen = self.summary.of(self.shard)
-        if self.summary.precision != precision:
-            self.context.note(
-                "warning", f"a parameter is too large for {precision}: from now on all are float32"
-            )
-        return seen
+    # ------------------------------------------------------------ buffers and members
 
     def on_push_buffers(self, peer: Peer, message: m.PushBuffers) -> None:
         if self.buffers is not None and self._is_at_work(peer, message.slot, message.epoch):
@@ -394,5 +306,5 @@ class ShardProtocol:
     def on_members(self, slots: frozenset[int]) -> None:
         if slots != self._members and not self.last_checkpoint:
             self._members = slots
-            self._head_start.keep(slots)
-            self._settle(self.side.members(slots), at_once=True)
+            for table in self.tables:
+                table.members(slots)

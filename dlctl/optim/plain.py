@@ -1,0 +1,53 @@
+"""Rules of tables that follow no optimiser: what is pushed is added, or takes the place of what
+there was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dlctl.messages import Json
+from dlctl.optim.blocks import Block, Rule
+from dlctl.settings import Setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoOptions:
+    lr: float = 1.0
+
+
+class Add:
+    """w += g."""
+
+    Options: ClassVar[type[Any]] = NoOptions
+    live: ClassVar[Mapping[str, Setting]] = {}
+
+    def __init__(self, options: NoOptions | None = None) -> None:
+        self.lr = 1.0
+        self.slots: Mapping[str, float] = {}
+        self.counters: Json = {}
+
+    def begin_update(self) -> Rule:
+        return _add
+
+
+class Set(Add):
+    """w = g, where g has anything."""
+
+    def begin_update(self) -> Rule:
+        return _set
+
+
+def _add(blocks: Iterable[Block]) -> None:
+    for _, w, g, _, w_next, _ in blocks:
+        np.add(w, g, out=w_next)
+
+
+def _set(blocks: Iterable[Block]) -> None:
+    for _, _, g, _, w_next, _ in blocks:
+        # As a sum: the shard hears of what is not finite by numpy's arithmetic.
+        np.add(g, np.float32(0), out=w_next)

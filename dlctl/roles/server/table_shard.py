@@ -1,0 +1,297 @@
+"""One table's shard at work: the rules by which a push gets into it, and how it is read.
+
+A push passes, in this order: which epoch (fencing), whose connection (only the one that has shown
+the token of the epoch), which number (exactly once), what (sizes and indices within the shard,
+every value finite), and only then the method's shard side, which applies it, holds it in a barrier,
+buffers it or drops it. Of poison the shard side is only told that it has come: others may wait for
+it. Then all of it is committed: shard, numbers and whatever the method has to know; only then the
+ack goes out. What is in no commit was never acknowledged, so a server that takes this one's place
+gets it again.
+
+Each table has numbers, a version, a clock and commits of its own: no two tables of a server need
+agree on anything but who has joined.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from dlctl import messages as m
+from dlctl.algorithms.base import Outcome, ShardSide
+from dlctl.compress.base import Compressor, Delta
+from dlctl.compress.values import Precision
+from dlctl.errors import RemoteProtocolError
+from dlctl.machine import Peer
+from dlctl.messages import APPLIED, BUFFERED, DUPLICATE, FENCED, GAP, HELD, LATE, REFUSED, Ack, Json
+from dlctl.roles.protocol.context import Context
+from dlctl.roles.protocol.meters import Rates, Staleness
+from dlctl.roles.server.dedup import NEW, Dedup
+from dlctl.roles.server.early_apply import EarlyApply
+from dlctl.shards.base import Shard
+from dlctl.shards.summary import Summary
+from dlctl.vector import euclidean_norm
+
+COUNTED = {
+    DUPLICATE: "duplicates", GAP: "gaps", FENCED: "fenced", LATE: "late", REFUSED: "refused",
+}  # fmt: skip
+HELD_FETCHES_MAX = 8
+"""Of one worker, reads that wait for a clock. A newer one takes the place of the oldest."""
+
+
+class TableShard:
+    def __init__(
+        self,
+        *,
+        context: Context,
+        table: int,
+        index: int,
+        generation: int,
+        shard: Shard,
+        side: ShardSide,
+        compressor: tuple[str, type[Compressor]],
+        push_norm_max: float,
+        fetch_values: Precision,
+        peers: Mapping[int, Peer],
+        rates: Rates,
+        staleness: Staleness,
+        refused: Counter[int],
+        more_state: Callable[[], Json],
+    ) -> None:
+        """peers: slot -> the connection of its newest epoch. refused: slot -> pushes refused; it is
+        counted here. more_state: what a commit holds beside this table's own.
+        """
+        self.context = context
+        self.table = table
+        self.index = index
+        self.generation = generation
+        self.shard = shard
+        self.side = side
+        self.compressor_name, self.compressor = compressor
+        self.push_norm_max = push_norm_max
+        self.summary = Summary(fetch_values)
+        self.dedup = Dedup()
+        self.useless = 0
+        """Messages of workers that had no effect."""
+        self._peers = peers
+        self._rates = rates
+        self._staleness = staleness
+        self._refused = refused
+        self._more_state = more_state
+        self._early_apply = EarlyApply(shard)
+        self._held_fetches: dict[tuple[int, int], tuple[Peer, m.Fetch]] = {}
+        """(slot, number of the request) -> a read that waits for a clock, the oldest first."""
+
+    # ------------------------------------------------------------ what survives
+
+    def commit(self) -> None:
+        """Make everything so far survive; before it nothing may be acknowledged."""
+        if self.shard.storage.survives:
+            self.shard.commit(
+                {
+                    "deliveries": self.dedup.to_json(),
+                    "fates": self.dedup.fates(),
+                    "side": self.side.state(),
+                    **self._more_state(),
+                }
+            )
+
+    def resume(self) -> Json:
+        """Go on where the server before this one was; returns what its last commit held, {} if
+        there was none. Raises Unusable.
+        """
+        meta = self.shard.resume()
+        if meta:
+            self.dedup.load(meta["deliveries"], meta["fates"])
+            self.side.resume(meta["side"])
+        return meta
+
+    def state(self) -> Json:
+        """For a checkpoint's manifest."""
+        return {
+            "version": self.shard.version,
+            "counters": dict(self.shard.optimizer.counters),
+            "deliveries": self.dedup.to_json(),
+            "side": self.side.state(),
+        }
+
+    def restore(self, state: Json) -> None:
+        """Go on from a checkpoint. Epochs are never issued twice: numbers begin anew, and only how
+        far those of before came is kept.
+        """
+        self.shard.optimizer.counters.update(state.get("counters", {}))
+        self.shard.version = state["version"]
+        self.dedup.remember(state.get("deliveries", []))
+        if side := state.get("side"):
+            self.side.restore(side)
+
+    # ------------------------------------------------------------ who takes part
+
+    def join(self, slot: int, epoch: int) -> bool:
+        """A worker joins (again). True if this is a new epoch of the slot on this table."""
+        if not self.dedup.join(slot, epoch):
+            return False
+        for key in [key for key in self._held_fetches if key[0] == slot]:
+            del self._held_fetches[key]
+        self._early_apply.ends(slot)
+        self._settle(self.side.joined(slot), at_once=True)
+        return True
+
+    def members(self, slots: frozenset[int]) -> None:
+        self._early_apply.keep(slots)
+        self._settle(self.side.members(slots), at_once=True)
+
+    # ------------------------------------------------------------ pushes
+
+    def on_push(self, peer: Peer, push: m.Push, verdict: str) -> None:
+        """A push of a worker that has joined on this connection; verdict: `Dedup.judge` of it."""
+        if verdict == NEW:
+            self._take(push)
+            return
+        self._count(verdict)
+        fate = self.dedup.fate(push) if verdict == DUPLICATE else verdict
+        self.ack(peer, push.seq, fate, slot=push.slot)
+
+    def on_push_coming(self, push: m.Push, come: Sequence[int]) -> None:
+        """So many bytes of each of its arrays are there. What the shard makes of them counts for
+        nothing until all of the push has come, and was taken.
+        """
+        is_next = self.dedup.judge(push) == NEW and not push.at
+        if is_next and self.side.applies_as_pushed:
+            self._early_apply.comes(push, come)
+
+    def _take(self, push: m.Push) -> None:
+        try:
+            delta = self._expand(push)
+        except RemoteProtocolError as error:
+            self._refuse(push, error.message)
+            return
+        self.dedup.take(push)
+        self._rates.add("pushes", 1)
+        self._settle(self.side.push(push, delta))
+
+    def _refuse(self, push: m.Push, why: str) -> None:
+        """Poison: it never comes into the shard, and its number is used up."""
+        reason = (
+            f"refused a push of worker-{push.slot} (epoch {push.epoch}, number {push.seq}, "
+            f"steps {push.first_step}..{push.last_step}): {why}"
+        )
+        self.context.note("warning", reason)
+        self._early_apply.ends(push.slot)
+        self.dedup.take(push)
+        self._settle(self.side.left_out(push, reason))
+
+    def _expand(self, push: m.Push) -> Delta:
+        """The delta of a push. Raises RemoteProtocolError for anything that must not get in."""
+        packed = push.delta
+        if packed.kind != self.compressor_name:
+            raise RemoteProtocolError(f'compressed with "{packed.kind:.20}", not as the job says')
+        length = packed.length if push.at or packed.length < self.shard.size else self.shard.size
+        if push.at + length > self.shard.size:
+            raise RemoteProtocolError(
+                f"it is of {length} elements from {push.at} on, of {self.shard.size}"
+            )
+        delta = self.compressor.expand(packed, length)
+        norm = euclidean_norm(delta.values)
+        if not math.isfinite(norm):
+            raise RemoteProtocolError("it holds values that are not finite, or its norm is not")
+        if norm > self.push_norm_max:
+            limit = f"servers.push_norm_max = {self.push_norm_max:g}"
+            raise RemoteProtocolError(f"its norm is {norm:.3g}, above {limit}")
+        return delta if length == self.shard.size else _moved(delta, push.at, length)
+
+    def _settle(self, outcomes: list[Outcome], *, at_once: bool = False) -> None:
+        """Commit what became of pushes, tell their workers, and answer fetches that waited for it.
+
+        at_once: something else has changed, too; commit also if nothing was settled.
+        """
+        for slot, epoch, seq, kind, *_ in outcomes:
+            if kind == HELD:
+                self.dedup.hold(slot, epoch, seq)
+            else:
+                self.dedup.settle(slot, epoch, seq, kind)
+            if kind == REFUSED:
+                self._refused[slot] += 1
+        if at_once or any(outcome.kind != HELD for outcome in outcomes):
+            self.commit()
+        for outcome in outcomes:
+            peer = self._peers.get(outcome.slot)
+            if outcome.kind in (APPLIED, BUFFERED):
+                self._staleness.add(outcome.staleness)
+            elif outcome.kind != HELD:
+                self._count(outcome.kind)
+            if peer is not None and self.dedup.is_current(outcome.slot, outcome.epoch):
+                self.ack(peer, *outcome[2:], slot=outcome.slot)
+        self._answer_held_fetches()
+
+    def _count(self, verdict: str) -> None:
+        self._rates.add(COUNTED[verdict], 1)
+
+    def ack(
+        self, peer: Peer, seq: int, outcome: str, staleness: int = 0, reason: str = "", *, slot: int
+    ) -> None:
+        next_seq = self.dedup.next_seq(slot)
+        of = (self.shard.version, staleness, next_seq, reason, self.table)
+        self.context.send(peer, Ack(self.index, self.generation, seq, outcome, *of))
+
+    def fence(self, peer: Peer, push: m.Push) -> None:
+        """Tell a worker that its slot has a newer epoch."""
+        self._count(FENCED)
+        self.ack(peer, push.seq, FENCED, slot=push.slot)
+
+    # ------------------------------------------------------------ reads
+
+    def on_fetch(self, peer: Peer, fetch: m.Fetch) -> None:
+        """Raises RemoteProtocolError for a range that is not in the slice."""
+        if fetch.hi and not fetch.lo < fetch.hi <= self.shard.size:
+            raise RemoteProtocolError(f"[{fetch.lo}, {fetch.hi}) of {self.shard.size} elements")
+        if self.side.may_read(fetch.slot, fetch.clock_min):
+            self._answer_fetch(peer, fetch)
+            return
+        self._held_fetches[fetch.slot, fetch.request] = peer, fetch
+        own = [key for key in self._held_fetches if key[0] == fetch.slot]
+        for key in own[:-HELD_FETCHES_MAX]:
+            del self._held_fetches[key]
+
+    def _answer_held_fetches(self) -> None:
+        for key, (peer, fetch) in list(self._held_fetches.items()):
+            if self.side.may_read(fetch.slot, fetch.clock_min):
+                del self._held_fetches[key]
+                self._answer_fetch(peer, fetch)
+
+    def _answer_fetch(self, peer: Peer, fetch: m.Fetch) -> None:
+        """With what has changed since the version that the worker has, if that is known here."""
+        shard = self.shard
+        of = (self.index, self.generation, fetch.request, shard.version)
+        told = (self.table, self.side.clock())
+        seen = shard.w if fetch.exact else self._seen()
+        changes = None
+        if fetch.have_generation == self.generation and not fetch.hi:
+            changes = shard.changes_since(fetch.have_version, seen)
+        if changes is None:
+            values = seen[fetch.lo : fetch.hi] if fetch.hi else seen
+            self._rates.add("fetch_bytes", values.nbytes)
+            remembered = not fetch.hi and shard.history.reaches(shard.version)
+            self.context.send(peer, m.Parameters(*of, values, remembered, *told))
+        else:
+            self._rates.add("fetch_bytes", changes.values.nbytes + changes.positions.nbytes)
+            self.context.send(peer, m.SparseParameters(*of, fetch.have_version, *changes, *told))
+
+    def _seen(self) -> m.Array:
+        """What workers get of the present version."""
+        precision = self.summary.precision
+        seen = self.summary.of(self.shard)
+        if self.summary.precision != precision:
+            self.context.note(
+                "warning", f"a parameter is too large for {precision}: from now on all are float32"
+            )
+        return seen
+
+
+def _moved(delta: Delta, at: int, length: int) -> Delta:
+    """The same update, of elements that begin at `at` of a longer slice."""
+    where = np.arange(length) if delta.indices is None else delta.indices
+    return Delta(delta.values, where + at)
