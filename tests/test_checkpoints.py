@@ -119,7 +119,7 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_no_rubbish(tmp_path):
         import resource, sys
         from pathlib import Path
         import numpy as np
-        from dlctl import checkpoints
+        from dlctl.runs import checkpoints
         from dlctl.errors import DlctlError
         resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
         try:

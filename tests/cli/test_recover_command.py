@@ -88,7 +88,7 @@ def test_a_living_run_is_left_alone(run_directory, dlctl_command):
 def test_a_coordinator_that_stands_still_is_not_said_to_work(
     run_directory, dlctl_command, monkeypatch, arguments
 ):
-    monkeypatch.setattr("dlctl.processes.age_s", lambda start: 100.0 if start else None)
+    monkeypatch.setattr("dlctl.util.processes.age_s", lambda start: 100.0 if start else None)
     run = run_directory().run(state="running", updated_at=time.time() - 22, **ME)
     run.daemon("agent-0", **ME)
     code, out, err = dlctl_command("recover", *arguments)

@@ -20,7 +20,7 @@ from dlctl.util.text import NO_USE, NO_WORKER
 
 KILLED_AFTER = """
 import os, sys
-from dlctl import checkpoints, rundb
+from dlctl.runs import checkpoints, database
 from dlctl.cli import main
 call = {doom}
 def last(*args, **keys):
@@ -46,7 +46,7 @@ def new_run(own_place: Path, old: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "doom", ["checkpoints.create", "checkpoints.write_manifest", "rundb.RunDb.commit"]
+    "doom", ["checkpoints.create", "checkpoints.write_manifest", "database.RunDb.commit"]
 )
 def test_a_start_that_is_killed_leaves_nothing_that_passes_for_a_run(
     stopped, own_place, dlctl_command, doom

@@ -244,7 +244,7 @@ def test_a_frozen_coordinator_is_not_answering_everywhere(run, dlctl_command):
         run.run(**old, **identity(frozen.pid)).daemon("agent-0", **ME)
         worker(run, 0, metrics={"samples_per_s": 80.0, "push_bytes_per_s": 5e6})
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("dlctl.processes.age_s", lambda start: 100.0 if start else None)
+            patch.setattr("dlctl.util.processes.age_s", lambda start: 100.0 if start else None)
             status, listed, why, failed = (
                 dlctl_command(*command)
                 for command in (["status"], ["ps"], ["why"], ["logs", "--failed"])
@@ -281,7 +281,7 @@ def test_a_coordinator_that_works_and_cannot_write_is_not_silent(
         worker(run, 0, waiting_for="server-0", waits_s=60, **(ME | {"pid_start": OF_ANOTHER_BOOT}))
         worker(run, 1, **ME)
         (run.path / paths.LOCK).touch()
-        monkeypatch.setattr("dlctl.processes.age_s", lambda start: 100.0 if start else None)
+        monkeypatch.setattr("dlctl.util.processes.age_s", lambda start: 100.0 if start else None)
         usage = shutil.disk_usage(run.path)._replace(free=free_bytes)
         monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
         status, why_, failed = (
@@ -324,7 +324,7 @@ def test_where_not_even_a_lock_can_be_touched_the_disk_is_to_blame_and_not_the_c
         worker(run, 0, **ME)
         (run.path / paths.LOCK).touch()
         os.utime(run.path / paths.LOCK, (time.time() - 44, time.time() - 44))
-        monkeypatch.setattr("dlctl.processes.age_s", lambda start: 100.0 if start else None)
+        monkeypatch.setattr("dlctl.util.processes.age_s", lambda start: 100.0 if start else None)
         refuse(monkeypatch)
         why = dlctl_command("why").out
         at_work.kill()
@@ -384,7 +384,7 @@ def test_who_dies_while_nothing_can_be_written_is_waited_for_if_all_need_it(
         for name in ("server-0", "worker-0", "worker-1"):
             run.daemon(name, **(ME | ({"pid_start": OF_ANOTHER_BOOT} if name in dead else {})))
         (run.path / paths.LOCK).touch()
-        monkeypatch.setattr("dlctl.processes.age_s", lambda start: 100.0 if start else None)
+        monkeypatch.setattr("dlctl.util.processes.age_s", lambda start: 100.0 if start else None)
         status = dlctl_command("status").out
         at_work.kill()
     assert f"; {said}" in status
@@ -423,7 +423,7 @@ def test_what_every_next_coordinator_ends_with_is_told_and_recover_does_not_call
 ):
     """The process of each is there for a moment, and says nothing but that to its log."""
     monkeypatch.setattr(recovering, "LED_S", 0.0)
-    monkeypatch.setattr("dlctl.processes.age_s", lambda start: 0.5)
+    monkeypatch.setattr("dlctl.util.processes.age_s", lambda start: 0.5)
     heard_at = time.time() - 12.3
     run.run(updated_at=heard_at, updated_by=OF_ANOTHER_BOOT, state="running", incarnation=3)
     run.daemon("agent-0", **ME)
@@ -448,7 +448,7 @@ def test_what_every_next_coordinator_ends_with_is_told_and_recover_does_not_call
 
 def test_one_end_with_an_error_is_no_row_of_them(run, dlctl_command, monkeypatch):
     """Nor is what was logged before the run was started again, or by one that had worked."""
-    monkeypatch.setattr("dlctl.processes.age_s", lambda start: 0.5)
+    monkeypatch.setattr("dlctl.util.processes.age_s", lambda start: 0.5)
     row = [{"ts": at(8.0 - n), "level": "info", "msg": f"step {n}"} for n in range(30)]
     full = {"ts": at(1.0), "level": "error", "msg": "cannot write the run's database"}
     run.log("coordinator", 1, {"ts": at(90_000.0), "level": "error", "msg": "Address in use"})
@@ -469,7 +469,7 @@ def test_recover_leaves_a_coordinator_alone_that_works_and_cannot_write(
     run, dlctl_command, monkeypatch
 ):
     """A successor that has put its pid on record before the disk was full."""
-    monkeypatch.setattr("dlctl.processes.age_s", lambda start: 100.0)
+    monkeypatch.setattr("dlctl.util.processes.age_s", lambda start: 100.0)
     run.run(updated_at=time.time() - 44.4, updated_by=OF_ANOTHER_BOOT, incarnation=2)
     run.daemon("agent-0", **ME)
     (run.path / paths.LOCK).touch()
@@ -488,7 +488,7 @@ def test_an_agent_that_is_stopped_is_not_said_to_start_anybody(run, dlctl_comman
         agent.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, agent.pid, os.WSTOPPED)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("dlctl.processes.age_s", lambda start: 100.0 if start else None)
+            patch.setattr("dlctl.util.processes.age_s", lambda start: 100.0 if start else None)
             silent = dlctl_command("why").out
         coordinator.kill()
         coordinator.wait()

@@ -9,13 +9,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from dlctl.roles.worker.pace import Circumstances, Cycle, Interval
+from dlctl.roles.worker.pacing import PUSH, Pacing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlctl.algorithms.downpour import DOWNPOUR
 from dlctl.roles.worker.limiter import Limiter
-from dlctl.roles.worker.pace import Circumstances, Cycle, Interval
-from dlctl.roles.worker.pacing import PUSH, Pacing
 from dlctl.roles.worker.shard_client import WINDOW
 
 STEP_S = 0.01
