@@ -137,6 +137,13 @@ def test_a_job_of_components_that_are_not_installed_has_the_settings_of_every_ru
     assert list(settings.of_job(job).by_key) == list(settings.GENERAL)
 
 
+def test_what_our_own_components_declare_is_written_plainly():
+    """So `dlctl get` shows it without importing them."""
+    ours = [setting for _, setting, owners in settings.every() if owners]
+    assert ours
+    assert {setting.format for setting in ours} == {settings.plainly}
+
+
 @pytest.mark.parametrize("kind", settings.SECTIONS.values())
 def test_no_component_declares_a_key_of_every_run_or_one_that_is_no_option(kind):
     for name in registry.names(kind):

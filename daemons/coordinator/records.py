@@ -23,7 +23,7 @@ from dlctl.launch import base
 from dlctl.machine import Send
 from dlctl.messages import Json
 from dlctl.roles.coordinator import records as j
-from dlctl.roles.coordinator.lasting import Lasting
+from dlctl.roles.coordinator.persistence import Lasting
 from dlctl.roles.protocol.effects import OnRecord, Unwritten
 from dlctl.runs.database import RunDb
 from dlctl.util import processes

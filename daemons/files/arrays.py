@@ -23,7 +23,7 @@ from dlctl.launch.base import HOST_FILE
 from dlctl.messages import Json
 from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
-from dlctl.roles.protocol.travelling import FilesMissing, Wanted, checkpoint_file
+from dlctl.roles.protocol.files import FilesMissing, Wanted, checkpoint_file
 from dlctl.runs import checkpoints
 from dlctl.runs.manifest import MANIFEST
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from daemons.loop import Loop
-from dlctl.roles.protocol.travelling import (
+from dlctl.roles.protocol.files import (
     CheckFile,
     DiscardFile,
     FileSealed,

@@ -20,7 +20,7 @@ from daemons.logs import FILES_KEPT
 from daemons.loop import Loop
 from dlctl.errors import DlctlError
 from dlctl.messages import FileData, ReadFile
-from dlctl.roles.protocol.travelling import (
+from dlctl.roles.protocol.files import (
     ACKS,
     BYTES_MAX,
     CHECKPOINTS,

@@ -14,7 +14,7 @@ from pathlib import Path
 from daemons import logs
 from daemons.files.file_receiver import write
 from daemons.loop import Loop
-from dlctl.roles.protocol.travelling import LOGS, MirrorFailed, ReplaceFile, RotateLog, TakeLog
+from dlctl.roles.protocol.files import LOGS, MirrorFailed, ReplaceFile, RotateLog, TakeLog
 
 log = logging.getLogger("dlctl")
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from dlctl import settings
+from dlctl import registry, settings
 from dlctl.cli import chosendaemons, console, pick, report
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option, json_option
 from dlctl.cli.snapshot import Snapshot, read_job
+
+KEY = re.compile("[a-z_]+")
+"""No daemon but the coordinator is called like a key."""
 
 
 @make_command(
@@ -34,10 +38,10 @@ def command(arguments: tuple[str, ...], job: str | None, as_json: bool) -> None:
     What is printed can be given to "dlctl set" again.
     """
     snapshot = pick.pick(job)
-    known = settings.of_job(read_job(snapshot.directory))
-    keys = [text for text in arguments if text in known.by_key]
-    names = [text for text in arguments if text not in known.by_key]
-    chosen = chosendaemons.match(names, snapshot.roles())
+    roles, known = snapshot.roles(), _known(read_job(snapshot.directory))
+    names = [text for text in arguments if text in roles or not KEY.fullmatch(text)]
+    keys = [text for text in arguments if text not in names]
+    chosen = chosendaemons.match(names, roles)
     found = {name: _chosen(live(snapshot, name), keys) for name in chosen}
     if as_json:
         shown = {name: own for name, own in found.items() if own}
@@ -55,6 +59,16 @@ def command(arguments: tuple[str, ...], job: str | None, as_json: bool) -> None:
         console.out(console.table(("NAME", "KEY", "VALUE"), rows))
     else:
         console.note("no daemon has reported such a setting yet")
+
+
+def _known(job: dict[str, Any]) -> settings.LiveSettings:
+    """How values are written. What our own components declare are plain numbers; to import them
+    would take longer than all else here.
+    """
+    chosen = [(kind, job.get(section)) for section, kind in settings.SECTIONS.items()]
+    names = [(kind, one.get("name")) for kind, one in chosen if isinstance(one, dict)]
+    is_ours = all(name in registry.BUILT_IN[kind] for kind, name in names)
+    return settings.EVERY_RUN if is_ours else settings.of_job(job)
 
 
 def live(snapshot: Snapshot, name: str) -> dict[str, Any]:

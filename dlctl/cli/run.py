@@ -132,7 +132,10 @@ def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
     """
     from dlctl.cli import stop
 
-    for module in ("dlctl.client", "zmq"):  # a signal in the middle of an import leaves half of it
+    for module in (
+        "dlctl.control.client",
+        "zmq",
+    ):  # a signal in the middle of an import leaves half of it
         import_module(module)
     snapshot = load(directory)
     grace_s = values.number(read_job(directory).get("timeouts", {}).get("grace_s")) or 30.0

@@ -10,7 +10,7 @@ import numpy as np
 
 from dlctl.messages import Array
 from dlctl.roles.protocol.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
-from dlctl.roles.protocol.travelling import FilesMissing, Wanted, checkpoint_file
+from dlctl.roles.protocol.files import FilesMissing, Wanted, checkpoint_file
 from dlctl.sim.disk import Disk
 from dlctl.sim.hostfiles import HostDisks, IncomingDriver, sha256
 from dlctl.sim.process import Process

@@ -15,7 +15,7 @@ from dlctl.machine import Exit, Send
 from dlctl.messages import Array
 from dlctl.roles.agent.agent import ProcessStarted
 from dlctl.roles.coordinator import records as j
-from dlctl.roles.coordinator.lasting import Lasting
+from dlctl.roles.coordinator.persistence import Lasting
 from dlctl.roles.protocol.effects import (
     BuffersLoaded,
     BuildModel,

@@ -2,7 +2,7 @@
 
 Beside the coordinator, files are in the run's `Store`. Every other host has a disk of its own, and
 a file gets from one to the other as bytes, with the effects of
-`dlctl/roles/protocol/travelling.py`.
+`dlctl/roles/protocol/files.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from dlctl.messages import FileData
-from dlctl.roles.protocol import travelling as t
+from dlctl.roles.protocol import files as t
 from dlctl.sim.disk import SAVE_S, Disk
 from dlctl.sim.process import Process
 from dlctl.sim.store import MANIFEST, Store, packed, unpacked

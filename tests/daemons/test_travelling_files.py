@@ -30,11 +30,10 @@ from dlctl.launch.base import HOST_FILE
 from dlctl.machine import DeadlineReached, Exit, Received, Send
 from dlctl.roles.agent.agent import Agent
 from dlctl.roles.coordinator.membership import Membership
-from dlctl.roles.coordinator.mirror import LogMirror
+from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.protocol.context import COORDINATOR, Birth, Context
 from dlctl.roles.protocol.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
-from dlctl.roles.protocol.transfers import Transfers
-from dlctl.roles.protocol.travelling import (
+from dlctl.roles.protocol.files import (
     BYTES_MAX,
     NOT_THERE,
     CheckFile,
@@ -44,6 +43,7 @@ from dlctl.roles.protocol.travelling import (
     StillReading,
     TakeBytes,
     TakeLog,
+    Transfers,
     Wanted,
 )
 from dlctl.runs import checkpoints

@@ -24,9 +24,8 @@ from dlctl.roles.coordinator.records import (
 )
 from dlctl.roles.coordinator.settings import ANSWER_S_MAX, SettingChanges
 from dlctl.roles.protocol.context import EXIT_FENCED, EXIT_POISONED, EXIT_RESTART
+from dlctl.roles.protocol.files import CheckFile, FileSealed, Transfers, saved_file
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
-from dlctl.roles.protocol.transfers import Transfers
-from dlctl.roles.protocol.travelling import CheckFile, FileSealed, saved_file
 from dlctl.roles.server.buffers import AveragedBuffers
 from dlctl.util.names import HOME_AGENT
 
@@ -36,7 +35,7 @@ def members() -> Membership:
     known = Membership([HOME_AGENT], placed, before={"worker-1": 4})
     for daemon in known.daemons.values():
         daemon.begin(0.0)
-        daemon.state = "running"
+        daemon.restore_state("running")
         daemon.asked_for_data = daemon.role == "worker"
     return known
 
@@ -59,6 +58,7 @@ def test_a_dead_worker_waits_longer_each_time() -> None:
     worker = members().daemons["worker-0"]
     pauses = []
     for _ in range(9):
+        worker.begin(100.0)
         worker.ended(-9, ("last words",), 100.0)
         worker.back_off(100.0)
         assert worker.retry_at is not None
@@ -86,7 +86,7 @@ def on_two_hosts(first: bool = True, second: bool = True) -> Membership:
     known = Membership(agents, placed, before={}, takes_workers=takes)
     for daemon in known.daemons.values():
         daemon.begin(0.0)
-        daemon.state = "running"
+        daemon.restore_state("running")
     return known
 
 
@@ -100,7 +100,7 @@ def test_a_host_that_is_to_have_no_workers_gets_them_only_if_no_other_is_left() 
     assert [known.add_worker().agent for _ in range(2)] == ["agent-1", "agent-1"]
     known.daemons["agent-1"].given_up_at = 20.0
     assert known.least_busy() == "agent-1", "it may come back"
-    known.daemons["agent-1"].state = "failed"
+    known.daemons["agent-1"].restore_state("failed")
     assert known.least_busy() == "agent-2"
 
 
@@ -120,7 +120,7 @@ def test_a_worker_is_added_to_a_host_that_can_be_reached_or_may_come_back(
     """Nobody tries again to start anything on a host that was given up."""
     known = on_two_hosts()
     for name, state in (("agent-1", first), ("agent-2", second)):
-        known.daemons[name].state = state
+        known.daemons[name].restore_state(state)
         known.daemons[name].given_up_at = None if state == "running" else 20.0
     assert known.least_busy() == chosen
 

@@ -22,7 +22,7 @@ def worker(role: str = "worker") -> Daemon:
 def die(daemon: Daemon, status: int, lived_s: float = LIVED_S, cause: str = "") -> float:
     """One life and its end; returns the pause before the next one."""
     daemon.begin(1000.0)
-    daemon.state = "running"
+    daemon.restore_state("running")
     daemon.ended(status, (), 1000.0 + lived_s, cause)
     daemon.back_off(1000.0 + lived_s)
     assert daemon.retry_at is not None

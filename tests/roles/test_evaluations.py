@@ -21,7 +21,8 @@ def evaluations() -> Evaluations:
     members = Membership([HOME_AGENT], dict.fromkeys(("worker-0", "worker-1"), HOME_AGENT), {})
     for daemon in members.daemons.values():
         daemon.begin(0.0)
-        daemon.state, daemon.asked_for_data = "running", True
+        daemon.restore_state("running")
+        daemon.asked_for_data = True
     made = Evaluations(History(1.0), members, lambda: 7)
     made.begin(0.0)
     assert made.worker == "worker-0"

@@ -7,7 +7,7 @@ from collections import Counter
 from dlctl import messages as m
 from dlctl.machine import Send
 from dlctl.roles.coordinator.membership import Membership
-from dlctl.roles.coordinator.mirror import LOOK_S, LOOK_S_MAX, RECORD_LOOK_S, LogMirror
+from dlctl.roles.coordinator.remote_files import LOOK_S, LOOK_S_MAX, RECORD_LOOK_S, LogMirror
 from dlctl.roles.protocol.context import Context
 
 MINUTE_S = 60.0
@@ -21,7 +21,8 @@ class Host:
         self.members = Membership(["agent-1"], {"worker-0": "agent-1"}, before={})
         for daemon in self.members.daemons.values():
             daemon.begin(0.0)
-            daemon.state, daemon.registered = "running", True
+            daemon.restore_state("running")
+            daemon.registered = True
         self.mirror = LogMirror(self.context, self.members)
         self.mirror.follow(self.members.daemons["worker-0"])
         self.asked: Counter[str] = Counter()

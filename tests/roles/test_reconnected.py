@@ -8,8 +8,7 @@ from dlctl import messages as m
 from dlctl.machine import DeadlineReached, Reconnected, Send, Started
 from dlctl.roles.agent.agent import Agent
 from dlctl.roles.protocol.context import COORDINATOR, Birth, Context
-from dlctl.roles.protocol.transfers import Transfers
-from dlctl.roles.protocol.travelling import Wanted
+from dlctl.roles.protocol.files import Transfers, Wanted
 from dlctl.roles.server.server import Server
 
 BACK = Reconnected(COORDINATOR, lost_at=0.2)

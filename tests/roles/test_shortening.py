@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 from dlctl import messages as m
 from dlctl import wire
 from dlctl.roles.coordinator.membership import Daemon
-from dlctl.roles.coordinator.requests import ROW_BYTES, ROWS_MAX, RUN_BYTES
-from dlctl.roles.coordinator.shortening import TEXT_BYTES_MAX, shortened
+from dlctl.roles.coordinator.requests import (
+    ROW_BYTES,
+    ROWS_MAX,
+    RUN_BYTES,
+    TEXT_BYTES_MAX,
+    shortened,
+)
 
 LONG = "\u2603" * 30_000
 DEEP: Any = 1.0

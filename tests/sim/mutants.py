@@ -25,9 +25,8 @@ from dlctl.compress.topk import TopK
 from dlctl.messages import APPLIED, DUPLICATE
 from dlctl.roles.agent.agent import Agent
 from dlctl.roles.coordinator.coordinator import Coordinator
-from dlctl.roles.coordinator.lasting import Lasting
 from dlctl.roles.coordinator.leases import PortionPool, Range
-from dlctl.roles.coordinator.persistence import Persistence
+from dlctl.roles.coordinator.persistence import Lasting, Persistence
 from dlctl.roles.coordinator.records import IssueTerm
 from dlctl.roles.coordinator.registration import Registration
 from dlctl.roles.coordinator.scaling import Scaling

@@ -9,7 +9,7 @@ from simulated import ACCOUNT, FullAtEnd, Watcher, job_file
 
 from dlctl import messages as m
 from dlctl.config import Host
-from dlctl.roles.coordinator.lasting import Lasting
+from dlctl.roles.coordinator.persistence import Lasting
 from dlctl.roles.coordinator.shutdown import EXIT_S, RECORD_S
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import AcksChecker, Book, LedgerChecker, NothingLeft, TermsChecker

@@ -16,7 +16,7 @@ from dlctl.machine import Received, Send, Started
 from dlctl.roles.coordinator.shutdown import SAVE_AGAIN_S
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_POISONED, Birth
 from dlctl.roles.protocol.effects import LoadArrays
-from dlctl.roles.protocol.travelling import CheckFile, FileSealed, StillReading
+from dlctl.roles.protocol.files import CheckFile, FileSealed, StillReading
 from dlctl.roles.server.server import Server
 from dlctl.runs.manifest import FAILURE
 from dlctl.sim import arrays, drivers

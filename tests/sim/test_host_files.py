@@ -16,7 +16,7 @@ from dlctl.flat import slice_bounds
 from dlctl.machine import Note, Send
 from dlctl.placement import place
 from dlctl.roles.coordinator.registration import RESTORES_MAX
-from dlctl.roles.protocol import transfers
+from dlctl.roles.protocol import files
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Checker
 from dlctl.sim.drivers import ComputeOptions
@@ -30,15 +30,15 @@ HOSTS = (Host(ssh="h1"), Host(ssh="h2"), Host(ssh="h3"))
 TIMEOUTS = {"silent_s": 3.0, "host_s": 20.0, "grace_s": 20.0}
 BAD_NETWORK = NetworkOptions(link=Link(loss=0.05, duplicate=0.05, reorder=0.05, late_s=0.2))
 
-REAL = {name: getattr(transfers, name) for name in dir(transfers) if "BYTES" in name}
+REAL = {name: getattr(files, name) for name in dir(files) if "BYTES" in name}
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     """Files of a few kilobytes are as many pieces as real ones of megabytes."""
-    monkeypatch.setattr(transfers, "PIECE_BYTES_FIRST", 64)
-    monkeypatch.setattr(transfers, "PIECE_BYTES_MIN", 32)
-    monkeypatch.setattr(transfers, "BYTES_MAX", 128)
+    monkeypatch.setattr(files, "PIECE_BYTES_FIRST", 64)
+    monkeypatch.setattr(files, "PIECE_BYTES_MIN", 32)
+    monkeypatch.setattr(files, "BYTES_MAX", 128)
 
 
 def on_hosts(
@@ -292,7 +292,7 @@ def test_a_server_that_dies_when_its_file_is_saved_leaves_it_to_its_agent():
 def test_a_large_file_on_a_slow_link_does_not_keep_its_agent_from_being_heard(monkeypatch):
     """Eight seconds of bytes: an agent is lost after three of silence."""
     for name in ("PIECE_BYTES_FIRST", "PIECE_BYTES_MIN", "BYTES_MAX"):
-        monkeypatch.setattr(transfers, name, REAL[name])
+        monkeypatch.setattr(files, name, REAL[name])
     slow = {("agent-1", COORDINATOR): Link(bytes_per_s=100e3)}
     job = job_file(
         servers=1, workers=3, algorithm=("downpour", {"push_every_steps": 50}), hosts=HOSTS,

@@ -57,7 +57,8 @@ def test_who_says_that_it_trains_takes_part_although_nobody_remembers_it(metrics
     """Behind a barrier it may have no data left, and asks for none."""
     simulation = in_the_middle()
     worker = known(simulation, "worker-0")
-    worker.asked_for_data, worker.state = False, "starting"
+    worker.asked_for_data = False
+    worker.restore_state("starting")
     tell(simulation, m.Report("worker-0", 1, "fetching", "server-0", metrics), worker.peer)
     assert (worker.asked_for_data, worker.state == "running") == (works, works)
 

@@ -8,7 +8,7 @@ import pytest
 from simulated import ACCOUNT, FullAtRelease, Watcher, job_file
 
 from dlctl import messages as m
-from dlctl.roles.coordinator.lasting import Lasting
+from dlctl.roles.coordinator.persistence import Lasting
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import LoadArrays
 from dlctl.sim.checkers import AcksChecker, Book, LedgerChecker, NothingLeft, TermsChecker

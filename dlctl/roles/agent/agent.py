@@ -32,8 +32,8 @@ from dlctl.roles.protocol.effects import (
     SignalProcess,
     StartProcess,
 )
+from dlctl.roles.protocol.files import BytesRead, ReadBytes, RemoveCopy
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
-from dlctl.roles.protocol.travelling import BytesRead, ReadBytes, RemoveCopy
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import COORDINATOR_GONE

@@ -9,6 +9,8 @@ stop, nothing is on the way and the files fit together exactly.
 What was saved on another host counts when it has come to this one, whole and durably (`Transfers`);
 then it is removed there. What a worker has saved beside the coordinator counts when that has looked
 at it: a checkpoint that is called complete takes the places of older ones.
+
+What a checkpoint holds, and what its manifest says of its run and of each file.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from functools import partial
 from typing import Any
 
 from dlctl import messages as m
+from dlctl.config import JobFile
+from dlctl.flat import Layout
 from dlctl.messages import Json
-from dlctl.roles.coordinator.contents import part_of
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import (
     BeginCheckpoint,
@@ -30,9 +33,9 @@ from dlctl.roles.coordinator.records import (
     History,
     RecordCheckpoint,
 )
+from dlctl.roles.protocol.files import Transfers, Wanted, checkpoint_file, saved_file
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
-from dlctl.roles.protocol.transfers import Transfers
-from dlctl.roles.protocol.travelling import Wanted, checkpoint_file, saved_file
+from dlctl.runs.manifest import FAILURE
 from dlctl.util.names import HOME_AGENT
 
 SAVE_S_MAX = 120.0
@@ -404,3 +407,43 @@ class Checkpointing:
         self.schedule(now)
         for listener in current.listeners:
             listener(row)
+
+
+# ---------------------------------------------------------------- what a checkpoint says of its run
+
+FAILURE_CHARS = 500
+
+
+def leaves_residuals(job: JobFile) -> bool:
+    """Whether a push leaves anything to the next one."""
+    choice = job.compression
+    return choice.name != "none" or choice.options.get("values", "float32") != "float32"
+
+
+def manifest_of(
+    run_id: str, job: JobFile, layout: Layout, data: Json, evaluation: Json | None, failure: str
+) -> Json:
+    """What a checkpoint that begins now says of its run.
+
+    `data`: how far it is (`Scheduler.to_json`). `failure`: why the run has failed, or "".
+    """
+    return {
+        "run_id": run_id,
+        "job": job.job.name,
+        "samples": data["samples"],
+        "layout": layout.to_rows(),
+        "size": layout.size(),
+        "algorithm": job.algorithm.name,
+        "optimizer": job.optimizer.name,
+        "data": data,
+        "evaluation": evaluation,
+        **({FAILURE: failure[:FAILURE_CHARS]} if failure else {}),
+    }
+
+
+def part_of(saved: m.Saved) -> Json:
+    """What is said of one file."""
+    part: Json = {"name": saved.name, "file": saved.file, "sha256": saved.sha256}
+    part |= {"nbytes": saved.nbytes, "state": saved.state}
+    lo_hi = {key: saved.state[key] for key in ("lo", "hi") if key in saved.state}
+    return part | lo_hi

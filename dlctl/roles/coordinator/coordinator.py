@@ -36,13 +36,10 @@ from dlctl.machine import (
     StopRequested,
 )
 from dlctl.messages import Json
-from dlctl.roles.coordinator import shutdown
-from dlctl.roles.coordinator.checkpointing import Checkpointing
-from dlctl.roles.coordinator.clients import Clients
-from dlctl.roles.coordinator.contents import leaves_residuals, manifest_of
+from dlctl.roles.coordinator import daemon_states, shutdown
+from dlctl.roles.coordinator.checkpointing import Checkpointing, leaves_residuals, manifest_of
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.failure_detector import FailureDetector
-from dlctl.roles.coordinator.handover import Handover
 from dlctl.roles.coordinator.host_failures import HostFailures
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.persistence import Persistence
@@ -55,19 +52,18 @@ from dlctl.roles.coordinator.records import (
 )
 from dlctl.roles.coordinator.registration import Past, Registration
 from dlctl.roles.coordinator.remote_files import HostFiles
-from dlctl.roles.coordinator.reports import Reports
-from dlctl.roles.coordinator.requests import Requests
+from dlctl.roles.coordinator.requests import Clients, Requests
 from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.roles.coordinator.scaling import Scaling
+from dlctl.roles.coordinator.scaling import Handover, Scaling
 from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.shutdown import RunShutdown
-from dlctl.roles.coordinator.status import StatusReport
+from dlctl.roles.coordinator.status import Reports, StatusReport
 from dlctl.roles.protocol.authz import CLIENT, READER, Authz, keys_of
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, OnRecord, ProcessEnded, Unwritten
+from dlctl.roles.protocol.files import BytesRead, FileSealed, MirrorFailed, StillReading
 from dlctl.roles.protocol.keyring import Keyring
-from dlctl.roles.protocol.travelling import BytesRead, FileSealed, MirrorFailed, StillReading
 
 
 class Coordinator:
@@ -100,7 +96,7 @@ class Coordinator:
         self.handover = Handover(run)
         self.scaling = Scaling(run, self, self.scheduler, self.handover)
         self.rotation = Rotation(
-            run, self, self.clients, self.scheduler, self.scaling, self.handover,
+            run, self, self.clients.answer, self.scheduler, self.scaling, self.handover,
             self.checkpointing,
         )  # fmt: skip
         self.host_failures = HostFailures(
@@ -264,7 +260,7 @@ class Coordinator:
     def _on_register(self, peer: Peer, message: m.Register, now: float) -> None:
         daemon = self.registration.on_register(peer, message, now)
         if daemon is not None and daemon.role == "agent" and daemon.state == "starting":
-            daemon.state = "running"
+            daemon.change_state(daemon_states.WORK)
             self.host_failures.is_back(daemon)
             for hosted in self.members.hosted_by(daemon):
                 if hosted.state == "pending" and self.run.shutdown is None:
@@ -304,7 +300,7 @@ class Coordinator:
                 self.checkpointing.schedule(now)
             elif now - self.run.started_at > self.run.job.timeouts.ready_s:
                 self.end("failed", self.status.not_ready(), now)
-        elif self.run.state in ("running", "degraded"):
+        elif self.run.is_working:
             self._update_health(now)
             if reason := self.scheduler.enough(now):
                 self.end("finished", reason, now)
@@ -421,7 +417,7 @@ class Coordinator:
     # ------------------------------------------------------------ what is written down
 
     def change_state(self, state: str, reason: str, now: float) -> None:
-        self.run.state, self.run.reason = state, reason
+        self.run.change_state(state, reason)
         self.context.event("state", "", state + (f": {reason}" if reason else ""))
         self.run.status_due_at = now
 

@@ -12,6 +12,7 @@ from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
 from dlctl.messages import Json
+from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.evaluation import Evaluations
@@ -147,7 +148,7 @@ class FailureDetector:
         silent_s = now - daemon.heard_at
         daemon.out_of_touch = daemon.role == "agent" and self.host_failures.is_away(daemon)
         if daemon.state == "running" and silent_s > self.slow_s:
-            daemon.state = "slow"
+            daemon.change_state(daemon_states.FALL_SILENT)
         if not daemon.alive or not daemon.registered or silent_s <= self.limit_s or is_cut_off:
             return
         if self.host_failures.is_away(daemon):
@@ -241,9 +242,7 @@ class FailureDetector:
         asked |= end.status == -15 and ("kill", name) in self.context.retries
         planned = self.run.shutdown is not None and asked
         said = last_error(end.status, end.last_lines)
-        daemon.ended(end.status, end.last_lines, now, end.cause, said)
-        if planned:
-            daemon.state = "stopped"
+        daemon.ended(end.status, end.last_lines, now, end.cause, said, is_planned=planned)
         self._drop_questions(name)
         assert daemon.last_exit is not None
         text = f"{name} ended: {in_full(daemon.last_exit)}"
@@ -357,7 +356,8 @@ class FailureDetector:
         self.control.end("failed", f"{reason}{blame}", now)
 
     def _quarantine(self, worker: Daemon, error: str, now: float) -> None:
-        worker.state, worker.error = "quarantined", error
+        worker.change_state(daemon_states.QUARANTINE)
+        worker.error = error
         text = f"{worker.name} is quarantined: {worker.error}"
         self.context.event("quarantine", worker.name, text)
         if reason := self.members.no_worker_left():

@@ -11,6 +11,7 @@ on from its checkpoint.
 from __future__ import annotations
 
 from dlctl import placement
+from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.evaluation import Evaluations
@@ -89,7 +90,7 @@ class HostFailures:
                 self.control.end("stopped", reason, now)
             case HostsTaken("saving", reason):
                 self.context.event("notice", "", f"{reason}: a checkpoint is saved")
-                if self.run.state in ("running", "degraded"):
+                if self.run.is_working:
                     self.control.begin_checkpoint(now, None)
             case HostsTaken("over", reason):
                 self._lose_all(reason, now)
@@ -111,7 +112,8 @@ class HostFailures:
         others = [d for d in self.members.daemons.values() if d.agent != HOME_AGENT]
         self._gone(others, "gone with its host", now)
         for daemon in others:
-            daemon.state, daemon.retry_at = "failed", None
+            daemon.change_state(daemon_states.GIVE_UP)
+            daemon.retry_at = None
         self.checkpointing.on_host_gone([daemon.name for daemon in others], now)
         for agent in others:
             if agent.role == "agent":
@@ -129,7 +131,8 @@ class HostFailures:
             self.evaluations.gone(daemon.name)
 
     def _give_up(self, agent: Daemon, now: float) -> None:
-        agent.state, agent.retry_at = "failed", None
+        agent.change_state(daemon_states.GIVE_UP)
+        agent.retry_at = None
         hosted = self.members.hosted_by(agent)
         servers = [daemon.name for daemon in hosted if daemon.role == "server"]
         text = f"the host {self.host(agent)} has not been reached for {self.limit_s:.0f} s"

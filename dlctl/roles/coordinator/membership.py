@@ -15,7 +15,7 @@ from typing import Any
 
 from dlctl.machine import Peer
 from dlctl.messages import Json
-from dlctl.roles.coordinator import crash_loops
+from dlctl.roles.coordinator import crash_loops, daemon_states
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
 from dlctl.util.names import HOME_AGENT
 from dlctl.util.text import NO_WORKER, describe_code
@@ -37,7 +37,7 @@ LASTING = (
     "host", "registered", "model_ready", "has_worked", "has_served", "asked_for_data", "drained",
     "leaving", "restarts", "deaths_in_row", "settings", "error",
 )  # fmt: skip
-"""What the next coordinator has to know of a daemon (see `Memory`)."""
+"""What the next coordinator has to know of a daemon (see `Persistence`)."""
 _LASTING_BUT_STATE = attrgetter(*LASTING[1:])  # Asked for after every event: a loop takes longer.
 
 
@@ -49,8 +49,7 @@ class Daemon:
     agent: str = HOME_AGENT
     """Who starts it; an agent's own name for an agent."""
     incarnation: int = 0
-    state: str = "pending"
-    """pending starting running slow backoff draining quarantined stopped failed."""
+    _state: str = field(default=daemon_states.PENDING, init=False)
     phase: str = ""
     waiting_for: str = ""
     waiting_since: float | None = None
@@ -100,9 +99,23 @@ class Daemon:
     included."""
 
     @property
+    def state(self) -> str:
+        """One of `daemon_states`; only `change_state` changes it."""
+        return self._state
+
+    def change_state(self, event: str) -> None:
+        """Raises ImpossibleTransition for an event that cannot follow on the present state."""
+        self._state = daemon_states.after(self._state, event)
+
+    def restore_state(self, state: str) -> None:
+        """Be in the state that another coordinator has left on record."""
+        assert state in daemon_states.STATES, state
+        self._state = state
+
+    @property
     def alive(self) -> bool:
         """There is a process, as far as we know."""
-        return self.state in ("starting", "running", "slow", "draining")
+        return self.state in daemon_states.ALIVE
 
     @property
     def stuck(self) -> bool:
@@ -126,7 +139,8 @@ class Daemon:
     def begin(self, now: float) -> None:
         """A new incarnation is being started."""
         self.incarnation += 1
-        self.state, self.phase, self.waiting_for = "starting", "starting", ""
+        self.change_state(daemon_states.START)
+        self.phase, self.waiting_for = "starting", ""
         self.peer = self.pid = self.retry_at = self.waiting_since = self.kill_at = None
         self.heard_at = self.started_at = now
         self.metrics, self.error = {}, ""
@@ -144,16 +158,24 @@ class Daemon:
         self.reported_at = now
 
     def ended(
-        self, status: int, last_lines: tuple[str, ...], now: float, cause: str = "", said: str = ""
+        self,
+        status: int,
+        last_lines: tuple[str, ...],
+        now: float,
+        cause: str = "",
+        said: str = "",
+        *,
+        is_planned: bool = False,
     ) -> None:
-        """`said`: what it has said itself of its end."""
+        """`said`: what it has said itself of its end. is_planned: it was told to end."""
         lived_s = now - (self.started_at or now)
         has_lived = lived_s > LIFE_S[self.role] and self.state != "starting"
         is_worker = self.role == "worker"  # Nobody else runs what the user has written.
         alike = crash_loops.in_row(self.last_exit, status, cause, lived_s) if is_worker else 0
         counts = not has_lived or alike > 1
         self.deaths_in_row = self.deaths_in_row + 1 if counts else 1
-        self.state = "stopped" if status == 0 else "failed"
+        is_in_order = status == 0 or is_planned
+        self.change_state(daemon_states.EXIT if is_in_order else daemon_states.DIE)
         self.phase, self.waiting_for, self.waiting_since = "", "", None
         self.pid = self.peer = None
         is_ours = self.killed_for and status in (-9, STATUS_UNKNOWN)
@@ -175,7 +197,8 @@ class Daemon:
         first_s, longest_s = BACKOFF_S[self.role]
         again = self.deaths_in_row - 2
         delay_s = min(first_s * 2**again, longest_s) if again >= 0 else 0.0
-        self.state, self.retry_at = "backoff", now + delay_s
+        self.change_state(daemon_states.BACK_OFF)
+        self.retry_at = now + delay_s
 
     def lasting(self) -> tuple[Any, ...]:
         """The values of `LASTING`."""
@@ -265,7 +288,8 @@ class Membership:
     def restore(self, name: str, lasting: Json, now: float) -> Daemon:
         """A daemon as another coordinator has known it; times begin anew."""
         daemon = Daemon(name, lasting["role"], lasting["index"], lasting["agent"])
-        for key in LASTING:  # An older dlctl may not have known all of them.
+        daemon.restore_state(lasting["state"])
+        for key in LASTING[1:]:  # An older dlctl may not have known all of them.
             setattr(daemon, key, lasting.get(key, getattr(daemon, key)))
         if daemon.state != "quarantined":
             daemon.error = ""  # Somebody may have mended it: it would end the run once more.

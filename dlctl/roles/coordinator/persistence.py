@@ -19,6 +19,16 @@ The state that decides what the coordinator does next lies in small pieces under
 After every event the pieces that have changed become `Remember` effects, ahead of the messages of
 that event. So nobody outside knows of a decision that a crash could undo; on a full disk, of none
 that would cost pushes (`Lasting`).
+
+What the next coordinator must not be without, and which messages wait until it is on the disk.
+
+Whoever waits for one of these messages asks again.
+
+- Terms that were issued: two processes with one term would cost pushes that were acknowledged.
+- Servers that have served: so would a shard that is begun anew because nobody remembers that it
+  had begun.
+- That all workers are at work: the next coordinator would have them begin once more, with the
+  residuals of the checkpoint, which are in the shards by then.
 """
 
 from __future__ import annotations
@@ -31,7 +41,8 @@ from typing import Any
 from dlctl import messages as m
 from dlctl.flat import Layout
 from dlctl.machine import Effect
-from dlctl.messages import Json
+from dlctl.messages import Json, Lease, Message, Topology, Welcome
+from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.evaluation import Asked, Evaluations
@@ -279,7 +290,8 @@ class Persistence:
             elif not daemon.alive or not is_there:
                 self.control.start_daemon(daemon, now)
         elif daemon.state in ("stopped", "failed") and not is_ending:
-            daemon.state, daemon.retry_at = "backoff", now
+            daemon.change_state(daemon_states.BACK_OFF)
+            daemon.retry_at = now
         elif daemon.alive and daemon.pid is None:
             self.registration.ask_spawn(daemon, now)
         elif daemon.alive:
@@ -301,3 +313,49 @@ def _unused(number: int, now: float) -> int:
 
 def _jsonable(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
+
+
+# ---------------------------------------------------------------- what has to be on the disk first
+
+
+class Lasting:
+    def __init__(self) -> None:
+        self.is_on_disk = False
+        """All of it. Of what the coordinator before this one wrote, nobody knows."""
+        self._served: set[str] = set()
+        self._is_before_release = False
+        """Known to be: of a run that is gone on with, the release is on record already."""
+        self._release_waits = False
+        self._is_awaited = False
+
+    def issues_term(self) -> None:
+        self.is_on_disk = False
+
+    def await_all(self) -> None:
+        """Somebody asks to be told when everything so far is on the disk."""
+        self._is_awaited, self.is_on_disk = True, False
+
+    def remembers(self, key: str, value: Any) -> None:
+        """A piece of the coordinator's memory is to be written."""
+        if isinstance(value, dict) and value.get("has_served") and key not in self._served:
+            self._served.add(key)
+            self.is_on_disk = False
+        if key != "run":
+            return
+        is_released = has_released({key: value})
+        if is_released and self._is_before_release:
+            self._release_waits, self.is_on_disk = True, False
+        self._is_before_release = not is_released
+
+    def written(self) -> bool:
+        """Everything so far is on the disk; whether somebody has asked to be told."""
+        was_awaited, self._is_awaited = self._is_awaited, False
+        self.is_on_disk, self._release_waits = True, False
+        return was_awaited
+
+    def may_leave(self, message: Message) -> bool:
+        """Portions are leased while other things wait for room: training goes on."""
+        if isinstance(message, Lease):
+            return not self._release_waits
+        waits = isinstance(message, Topology) or (isinstance(message, Welcome) and message.term)
+        return self.is_on_disk or not waits

@@ -28,7 +28,7 @@ class IssueTerm(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Remember(Effect):
-    """A piece of the state that the next coordinator of this run goes on with (`Memory`)."""
+    """A piece of the state that the next coordinator of this run goes on with (`Persistence`)."""
 
     key: str
     value: Any

@@ -19,6 +19,7 @@ from dlctl.errors import DlctlError
 from dlctl.flat import Layout, slice_bounds
 from dlctl.machine import Peer
 from dlctl.messages import Json
+from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import History, IssueTerm
 from dlctl.roles.protocol.authz import keys_of
@@ -236,7 +237,8 @@ class Registration:
         if server is None or server.peer != peer:
             return
         self.context.retries.done(("assign", server.name), now)
-        server.address, server.state = message.address, "running"
+        server.address = message.address
+        server.change_state(daemon_states.WORK)
         if server.has_served:
             self.tell_moved(server, now)
         server.has_served = True

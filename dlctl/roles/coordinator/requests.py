@@ -1,27 +1,162 @@
 """What the command line may ask of a coordinator: stop, set, checkpoint, scale, restart, rotate.
 
-And status, for those who cannot read the run's files.
+And status, for those who cannot read the run's files. A client repeats a request under one number
+until an answer; what is asked is done once (`Clients`).
+
+What daemons say of themselves is cut so that an answer about several of them fits into one header
+(`shortened`). A report may be as large as a header and nested as deeply as a message may be: in an
+answer beside others it would be too much of both, nobody could read that answer, and so nobody
+would see which daemon it is that talks like this.
 """
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from dlctl.errors import DlctlError
-from dlctl.messages import Json, Request
+from dlctl.machine import Peer
+from dlctl.messages import Json, Message, Reply, Request
 from dlctl.roles.coordinator import shutdown
 from dlctl.roles.coordinator.checkpointing import Checkpointing
-from dlctl.roles.coordinator.clients import Clients, Look, Verb
 from dlctl.roles.coordinator.control import Control
-from dlctl.roles.coordinator.handover import Handover
 from dlctl.roles.coordinator.rotation import Rotation
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.roles.coordinator.scaling import Scaling
+from dlctl.roles.coordinator.scaling import Handover, Scaling
 from dlctl.roles.coordinator.settings import SettingChanges
-from dlctl.roles.coordinator.shortening import shortened
 from dlctl.roles.coordinator.status import StatusReport
-from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.roles.protocol.context import COORDINATOR, Context
+
+ANSWERS_KEPT = 256
+NOT_VALID = (TypeError, ValueError, OverflowError)
+"""What conversions of a client's values raise; the last one by int(inf)."""
+Verb = Callable[[Request, float], None]
+Look = Callable[[Request, float], Json]
+
+
+class Clients:
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.verbs: dict[str, Verb] = {}
+        self.looks: dict[str, Look] = {}
+        self._peers: OrderedDict[int, Peer] = OrderedDict()
+        self._answers: dict[int, Reply] = {}
+
+    def serve(self, verbs: dict[str, Verb], looks: dict[str, Look]) -> None:
+        """`looks`: what is answered at once, and forgotten: nobody's answers make room for it."""
+        self.verbs, self.looks = verbs, looks
+
+    def on_request(self, peer: Peer, request: Request, now: float) -> None:
+        """Do what is asked, once; a repeated request gets the answer as it stands."""
+        if request.verb in self.looks:
+            self._look(peer, request, now)
+            return
+        known = request.request in self._answers
+        self._peers[request.request] = peer
+        if known:
+            self.context.send(peer, self._answers[request.request])
+            return
+        self.answer(request.request, False, "", {"phase": "received"})
+        try:
+            self._verb(request.verb)(request, now)
+        except DlctlError as error:
+            self.answer(request.request, True, error.message, _how(error))
+        except (*NOT_VALID, KeyError, AttributeError) as error:
+            self.answer(request.request, True, f"the request is not valid: {error}", {})
+        while len(self._peers) > ANSWERS_KEPT:
+            oldest, _ = self._peers.popitem(last=False)
+            del self._answers[oldest]
+
+    def _look(self, peer: Peer, request: Request, now: float) -> None:
+        try:
+            result, error = self.looks[request.verb](request, now), ""
+        except NOT_VALID as failure:
+            result, error = {}, f"the request is not valid: {failure}"
+        self.context.send(peer, Reply(request.request, True, error, result))
+
+    def refuse(self, peer: Peer, message: Message, error: DlctlError) -> None:
+        """Say no to one whose key does not go so far, and remember nothing of it."""
+        if isinstance(message, Request):
+            self.context.send(peer, Reply(message.request, True, error.message, _how(error)))
+
+    def _verb(self, name: str) -> Verb:
+        if name not in self.verbs:
+            raise DlctlError(f'the coordinator does not know the request "{name:.40}"')
+        return self.verbs[name]
+
+    def answer(self, request: int, done: bool, error: str, result: Json) -> None:
+        """Tell the client how far its request is, or how it ended."""
+        if request in self._peers:
+            reply = Reply(request, done, error, result)
+            self._answers[request] = reply
+            self.context.send(self._peers[request], reply)
+
+
+def _how(error: DlctlError) -> Json:
+    """What a client has to know of an error besides its words."""
+    hint = {"hint": error.hint} if error.hint else {}
+    return {"exit_code": error.exit_code, **hint}
+
+
+# ---------------------------------------------------------------- answers that fit
+
+TEXT_BYTES_MAX = 400
+LEVELS_MAX = 4
+"""Of lists and objects within each other: what is deeper is shown as empty."""
+VALUE_BYTES = 9
+"""What a number, or the beginning of anything else, takes at most."""
+
+
+def shortened(value: Any, room_bytes: int) -> Any:
+    """The same JSON without the logs' last lines, in about `room_bytes` at most.
+
+    Texts are cut to `TEXT_BYTES_MAX`; of lists and objects comes what there is room for, and what
+    is simple comes first: the keys of our own, in their first level, are always there.
+    """
+    return _Room(room_bytes).fill(value, LEVELS_MAX)
+
+
+@dataclass(slots=True)
+class _Room:
+    left_bytes: int
+
+    def fill(self, value: Any, levels: int) -> Any:
+        self.left_bytes -= VALUE_BYTES
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, dict):
+            return self._object(value, levels) if levels else {}
+        if isinstance(value, (list, tuple)):
+            return self._list(value, levels) if levels else []
+        return value
+
+    def _text(self, text: str) -> str:
+        data = text.encode(errors="backslashreplace")[:TEXT_BYTES_MAX]
+        self.left_bytes -= len(data)
+        return data.decode(errors="ignore")
+
+    def _list(self, values: list[Any] | tuple[Any, ...], levels: int) -> list[Any]:
+        found: list[Any] = []
+        for value in values:
+            if self.left_bytes <= 0:
+                break
+            found.append(self.fill(value, levels - 1))
+        return found
+
+    def _object(self, values: dict[str, Any], levels: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key in sorted(values, key=lambda key: isinstance(values[key], (dict, list, tuple))):
+            if self.left_bytes <= 0 and levels < LEVELS_MAX:
+                break
+            if key != "last_lines":
+                found[self.fill(key, 0)] = self.fill(values[key], levels - 1)
+        return found
+
+
+# ---------------------------------------------------------------- what may be asked for
 
 TELL_EVERY_S = 1.0
 """Between two lines about whom a command waits for."""
@@ -71,7 +206,7 @@ class Requests:
         }
 
     def looks(self) -> dict[str, Look]:
-        """What changes nothing and is answered at once (`doors.READABLE`)."""
+        """What changes nothing and is answered at once (`authz.READABLE`)."""
         return {"status": self._status}
 
     def _status(self, request: Request, now: float) -> Json:
@@ -159,7 +294,7 @@ class Requests:
 
     def _save(self, request: Request, now: float) -> None:
         number = request.request
-        if self.run.state not in ("running", "degraded"):
+        if not self.run.is_working:
             raise DlctlError(f"the run is {self.run.state}: there is nothing to save now")
         if not self._save_requests:
             self._told, self._tell_at = (), now + TELL_EVERY_S

@@ -13,17 +13,21 @@ what it has done of it is remembered together with the fingerprint, or not at al
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dlctl.errors import DlctlError
-from dlctl.messages import Request
+from dlctl.messages import Json, Request
+from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
-from dlctl.roles.coordinator.clients import Clients
 from dlctl.roles.coordinator.control import Control
-from dlctl.roles.coordinator.handover import Handover
 from dlctl.roles.coordinator.records import KeyRenewed, RenewKey
 from dlctl.roles.coordinator.run_state import RunState
-from dlctl.roles.coordinator.scaling import REMOVAL, RESTART, ROTATION, Scaling
+from dlctl.roles.coordinator.scaling import REMOVAL, RESTART, ROTATION, Handover, Scaling
 from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.roles.protocol.context import COORDINATOR
+
+Answer = Callable[[int, bool, str, Json], None]
+"""As `Clients.answer`: the number of a request, whether it is done, what is wrong, its result."""
 
 
 class Rotation:
@@ -31,7 +35,7 @@ class Rotation:
         self,
         run: RunState,
         control: Control,
-        clients: Clients,
+        answer: Answer,
         scheduler: Scheduler,
         scaling: Scaling,
         handover: Handover,
@@ -41,7 +45,7 @@ class Rotation:
         self.control = control
         self.context = run.context
         self.members = run.members
-        self.clients = clients
+        self.answer = answer
         self.scheduler = scheduler
         self.scaling = scaling
         self.handover = handover
@@ -60,7 +64,7 @@ class Rotation:
         One that is repeated to the next coordinator finds it done. Raises DlctlError.
         """
         if request.arguments["old"] != self.run.keyring.fingerprint:
-            self.clients.answer(request.request, True, "", {"phase": "done"})
+            self.answer(request.request, True, "", {"phase": "done"})
             return
         self._check()
         if not self._requests:
@@ -72,9 +76,10 @@ class Rotation:
         self._requests.append(request.request)
 
     def _check(self) -> None:
-        state = self.run.state
-        if state not in ("running", "degraded"):
-            raise DlctlError(f"the run is {state}: new keys can be had while it is running")
+        if not self.run.is_working:
+            raise DlctlError(
+                f"the run is {self.run.state}: new keys can be had while it is running"
+            )
         if not self.run.keeps_shards() or self.scheduler.driving is not None:
             raise DlctlError(
                 "this run cannot have new keys while it is running: its servers would be begun "
@@ -122,7 +127,7 @@ class Rotation:
     def _answer(self, error: str) -> None:
         requests, self._requests = self._requests, []
         for request in requests:
-            self.clients.answer(request, True, error, {} if error else {"phase": "renewed"})
+            self.answer(request, True, error, {} if error else {"phase": "renewed"})
 
     # ------------------------------------------------------------ with the new key
 
@@ -143,7 +148,8 @@ class Rotation:
             daemon.leaving = daemon.address = ""
             daemon.peer = daemon.pid = None
             keeps = daemon.role == "worker" or self.run.keeps_shards()
-            daemon.state, daemon.retry_at = ("backoff", now) if keeps else ("failed", None)
+            daemon.change_state(daemon_states.RENEW if keeps else daemon_states.GIVE_UP)
+            daemon.retry_at = now if keeps else None
             daemon.restarts += 1
         if not self.run.keeps_shards():
             self.control.end(

@@ -5,6 +5,7 @@ Only the coordinator itself changes the run's state and begins its shutdown (`Co
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dlctl.algorithms.base import Method
@@ -14,8 +15,17 @@ from dlctl.roles.coordinator.records import History
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.protocol.keyring import Keyring
 
-WORKING = ("running", "degraded")
+WORKING = frozenset(("running", "degraded"))
 """The states of a run that trains."""
+NEXT: Mapping[str, frozenset[str]] = {
+    # Another coordinator of this run may have been further already.
+    "pending": frozenset(("starting", "running", "stopping")),
+    "starting": frozenset(("running", "stopping")),
+    "running": frozenset(("degraded", "stopping")),
+    "degraded": frozenset(("running", "stopping")),
+    "stopping": frozenset(("finished", "stopped", "failed")),
+}
+"""State of the run -> those that may follow. What is not here is the end."""
 
 
 @dataclass(slots=True)
@@ -39,6 +49,11 @@ class RunState:
     @property
     def is_working(self) -> bool:
         return self.state in WORKING
+
+    def change_state(self, state: str, reason: str) -> None:
+        """Raises AssertionError for a state that cannot follow on the present one."""
+        assert state in NEXT.get(self.state, ()), f"{self.state} -> {state}: {reason}"
+        self.state, self.reason = state, reason
 
     def keeps_shards(self) -> bool:
         """Whether the next process of a shard can go on where the one before was."""

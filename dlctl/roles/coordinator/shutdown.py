@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dlctl import messages as m
+from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX, Checkpointing
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.membership import Daemon, Membership
-from dlctl.roles.coordinator.mirror import LogMirror
 from dlctl.roles.coordinator.records import History, KillAgent, PutOnRecord
+from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.util.text import KILLED
 
@@ -256,14 +257,15 @@ class RunShutdown:
                 self._tell_to_drain(worker, now)
 
     def _tell_to_drain(self, worker: Daemon, now: float) -> None:
-        worker.state = "draining"
+        worker.change_state(daemon_states.DRAIN)
         self.context.ask(("drain", worker.name), worker.name, m.Drain(self.reason), now)
 
     def _shut_down(self, now: float) -> None:
-        """Have them exit; repeated until their exit is known (`Losses.on_exit`)."""
+        """Have them exit; repeated until their exit is known (`FailureDetector.on_exit`)."""
         for daemon in self._leavers():
             if not daemon.alive and daemon.state in ("backoff", "pending"):
-                daemon.state = "failed" if daemon.out_of_touch else "stopped"
+                is_lost = daemon.out_of_touch
+                daemon.change_state(daemon_states.GIVE_UP if is_lost else daemon_states.CANCEL)
                 daemon.retry_at = None
             elif daemon.alive and not daemon.registered:
                 self._kill(daemon, 15, now)

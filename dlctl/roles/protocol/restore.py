@@ -13,8 +13,7 @@ from dlctl import messages as m
 from dlctl.machine import Exit
 from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.effects import LoadArrays
-from dlctl.roles.protocol.transfers import Transfers
-from dlctl.roles.protocol.travelling import FileSealed, FilesMissing
+from dlctl.roles.protocol.files import FileSealed, FilesMissing, Transfers
 
 
 class Restoring:

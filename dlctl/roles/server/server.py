@@ -36,9 +36,9 @@ from dlctl.optim.base import Optimizer
 from dlctl.roles.protocol.authz import Authz, guests_in
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Context
 from dlctl.roles.protocol.effects import ArraysLoaded, ArraysSaved, CoordinatorGone, LoadArrays
+from dlctl.roles.protocol.files import FileSealed, FilesMissing, saved_file
 from dlctl.roles.protocol.restore import Restoring
 from dlctl.roles.protocol.saving import Saving
-from dlctl.roles.protocol.travelling import FileSealed, FilesMissing, saved_file
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.server.abuse_guard import AbuseGuard
 from dlctl.roles.server.shard_protocol import ShardProtocol
