@@ -2,19 +2,20 @@
 
 Read the code in this order; it is the way of one gradient:
 
- 1. `daemons/worker/replica.py`             the task's loss and its gradient, a flat float32 vector
- 2. `dlctl/flat.py`                         which parameter lies where, which shard owns which slice
- 3. `dlctl/algorithms/downpour.py`          Replica: accrue, local step, when to push and to fetch
- 4. `dlctl/roles/worker/training.py`        serves what the method asks for: data, gradient, push
+ 1. `daemons/worker/compute.py`, `daemons/worker/replica.py`   the task's loss and its gradient
+ 2. `dlctl/roles/worker/worker.py`          the machine that it comes to, as an event
+ 3. `dlctl/roles/worker/training.py`        drives the method; its needs are served by `services/`
+ 4. `dlctl/algorithms/downpour.py`          Replica: accrue, local step, when to push and to read
  5. `dlctl/compress/topk.py`                adds the residual, takes the largest entries
  6. `dlctl/roles/worker/shard_client.py`    sequence numbers, a window of unacknowledged pushes
  7. `dlctl/messages/data.py`, `dlctl/wire.py`   Push, as a msgpack header and raw buffers
  8. `daemons/transport/sockets.py`          ZeroMQ
- 9. `dlctl/roles/server/shard_protocol.py`  who, which epoch, which number
-10. `dlctl/roles/server/dedup.py`           each number is applied exactly once
+ 9. `dlctl/roles/server/server.py`          the machine that it comes to
+10. `dlctl/roles/server/shard_protocol.py`, `dlctl/roles/server/dedup.py`   each number once
 11. `dlctl/algorithms/downpour.py`          Server: what a push means to this method
-12. `dlctl/shards/mapped.py`                the shard's blocks, on their way into the next commit
-13. `dlctl/optim/adagrad.py`                the rule, block by block; then commit and ack
+12. `dlctl/shards/base.py`                  the shard: its vectors, version and history
+13. `dlctl/optim/adagrad.py`                the rule, block by block
+14. `dlctl/shards/mapped.py`                the commit; then the ack goes out
 
 `tests/test_tour.py` walks this way in one straight function. Who may import whom:
 

@@ -467,7 +467,7 @@ def test_where_nothing_can_be_noted_what_is_found_is_told_all_the_same(tmp_path,
     def refuse(*arguments):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(checkpoint_damage.runs, "write", refuse)
+    monkeypatch.setattr(checkpoint_damage.paths, "write", refuse)
     directory = save(tmp_path)
     flip(directory / "shard-0.safetensors", -1)
     assert len(checkpoints.verify(directory)) == 1

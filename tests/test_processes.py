@@ -121,7 +121,7 @@ def test_the_command_line_is_as_it_was_given():
 HIDDEN = """
 import os, subprocess, sys
 from pathlib import Path
-from dlctl import processes
+from dlctl.util import processes
 from dlctl.launch import local
 sleeper = subprocess.Popen(["sleep", "60"])
 row = {"name": "worker-0", "pid": sleeper.pid, "pid_start": processes.start_of(sleeper.pid)}

@@ -1,35 +1,50 @@
 """The way of one gradient through all layers, in reading order. Read this test first.
 
-`dlctl/__init__.py` lists the files that it comes through.
+`dlctl/__init__.py` lists the files that it comes through, in this order:
+
+    compute -> worker -> training -> method -> compressor -> shard client -> wire
+            -> server -> dedup -> method -> shard -> rule -> commit -> ack, and back as parameters
+
+The `Worker` and the `Server` are the real machines. What a daemon would do for them, with sockets
+and threads, is done here by hand: it takes a few lines.
 """
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import default_collate
 
+import dlctl
 from daemons.worker.replica import Replica
 from daemons.worker.task import Task
+from dlctl import messages as m
 from dlctl import wire
-from dlctl.algorithms import downpour
-from dlctl.algorithms.base import Data, Fetch, NextData, NextGradient, Push, Step
-from dlctl.compress.topk import TopK, TopKOptions
+from dlctl.algorithms.downpour import DOWNPOUR
+from dlctl.algorithms.needs import NextData
+from dlctl.compress.topk import TopK
 from dlctl.config import Choice, Job, JobFile
-from dlctl.flat import slice_bounds
-from dlctl.machine import Received, Started
-from dlctl.messages import APPLIED, Assign, Initialise, Message, Welcome
+from dlctl.machine import Effect, Received, Send, Started
 from dlctl.optim.adagrad import Adagrad
 from dlctl.roles.protocol.context import COORDINATOR, Birth
-from dlctl.roles.protocol.retry import Retries
+from dlctl.roles.protocol.effects import BuildModel, Compute, Computed, ModelBuilt
 from dlctl.roles.protocol.token import sign
 from dlctl.roles.server.server import Server
-from dlctl.roles.worker.shard_client import Identity, ShardClient
+from dlctl.roles.worker.worker import Worker
+from dlctl.vector import euclidean_norm
 
-KEY = b"the key of this run"
+RUN, KEY = "tour-1", b"the key of this run"
+RATE, LOCAL_RATE = 0.1, 0.5
+OPTIONS = {"density": 0.2, "dense_below": 0}
 JOB = JobFile(
     job=Job(name="tour", task="train.py:task"),
-    optimizer=Choice(name="adagrad", options={"lr": 0.1}),
-    compression=Choice(name="topk", options={"density": 0.4, "dense_below": 0}),
+    algorithm=Choice(name="downpour", options={"local_lr": LOCAL_RATE, "overlap": False}),
+    optimizer=Choice(name="adagrad", options={"lr": RATE}),
+    compression=Choice(name="topk", options=OPTIONS),
 )
 
 
@@ -47,62 +62,102 @@ class Halves:
         return functional.mse_loss(model(x), y)
 
 
-def over_the_wire(message: Message) -> Message:
+def birth(role: str, name: str) -> Birth:
+    return Birth(RUN, role, name, 1, pid=1, host="here", version=dlctl.__version__)
+
+
+def over_the_wire(message: m.Message) -> m.Message:
     return wire.decode([bytes(frame) for frame in wire.encode(message)])
 
 
-def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameters():
-    # The model is one flat float32 vector, and so is the gradient of a batch.
+def sent(effects: list[Effect], kind: type[m.Message]) -> m.Message:
+    """The one message of a kind among some effects, as its receiver gets it."""
+    (found,) = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
+    return over_the_wire(found)
+
+
+def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameters() -> None:
+    # The model is one flat float32 vector.
     replica = Replica(Task(Halves()), device="cpu", seed=0)
-    batch = default_collate(replica.task.dataset())
-    loss, gradient = replica.gradient(batch)
-    assert gradient.shape == replica.parameters.shape == (6,)
+    batch, layout = default_collate(replica.task.dataset()), replica.layout.to_bytes()
+    worker = Worker(birth("worker", "worker-0"), JOB, DOWNPOUR, TopK(TopK.Options(**OPTIONS)))
+    server = Server(birth("server", "server-0"), JOB, "ipc://server-0", DOWNPOUR, Adagrad, TopK)
 
-    # Two servers own one half of it each. We follow the first half; its server has been told so.
-    lo, hi = slice_bounds(replica.layout.size(), parts=2, index=0)
-    birth = Birth("tour-1", "server", "server-0", 1, pid=1, host="here", version="0")
-    server = Server(birth, JOB, "ipc://server-0", downpour.DOWNPOUR, Adagrad, TopK)
+    def to_worker(event: object, peer: str = COORDINATOR) -> list[Effect]:
+        event = Received(peer, over_the_wire(event)) if isinstance(event, m.Message) else event
+        return worker.handle(event, now=0.0)
+
+    def to_server(message: m.Message, peer: str | bytes = b"worker-0") -> list[Effect]:
+        return server.handle(Received(peer, over_the_wire(message)), now=0.0)
+
+    # The coordinator tells the server its slice, the worker its epoch and where the server is.
     server.handle(Started(), now=0.0)
-    for message in (
-        Welcome("server-0", index=0, term=1, token=KEY, settings={}),
-        Assign(lo, hi, replica.layout.to_bytes(), restore=""),
-    ):
-        server.handle(Received(COORDINATOR, over_the_wire(message)), now=0.0)
+    to_server(m.Welcome("server-0", 0, 1, KEY, {}), COORDINATOR)
+    to_server(m.Assign(0, replica.layout.size(), layout, restore=""), COORDINATOR)
+    to_worker(Started())
+    effects = to_worker(m.Welcome("worker-0", 0, 1, sign(KEY, RUN, 0, 1), {}))
+    assert BuildModel(0, 1) in effects
+    extras = replica.averaged(), replica.constant()
+    assert sent(to_worker(ModelBuilt(layout, 5, replica.parameters, *extras)), m.ModelReady)
+    effects = to_worker(m.Topology(("ipc://server-0",), ("",), initialise=True, restore=""))
 
-    def ask(message: Message) -> Message:
-        answer = server.handle(Received(b"the worker", over_the_wire(message)), now=0.0)[0]
-        return over_the_wire(answer.message)
+    # The worker joins the server and brings the initial values; then its method asks for data.
+    joined = sent(to_server(sent(effects, m.Join)), m.Joined)
+    initialise = sent(to_worker(joined, "server-0"), m.Initialise)
+    effects = to_worker(sent(to_server(initialise), m.Joined), "server-0")
+    assert worker.training is not None
+    assert worker.training._need == NextData()
 
-    # A worker joins with the epoch that the coordinator gave it, and brings the initial values.
-    me = Identity("tour-1", slot=0, epoch=1, token=sign(KEY, "tour-1", 0, 1))
-    channel = ShardClient(0, me, Retries(resend_s=1.0))
-    w, averaged, constant = replica.parameters[lo:hi].copy(), replica.averaged(), replica.constant()
-    ask(channel.join(now=0.0).message)
-    channel.on_joined(ask(Initialise(me.slot, me.epoch, w, averaged, constant)), now=0.0)
+    # With data it reads the parameters first, and then computes.
+    asked = sent(effects, m.LeaseRequest)
+    effects = to_worker(m.Lease(asked.request, portion=0, data_epoch=0, start=0, stop=5))
+    effects = to_worker(sent(to_server(sent(effects, m.Fetch)), m.Parameters), "server-0")
+    (compute,) = [effect for effect in effects if isinstance(effect, Compute)]
 
-    # Downpour accrues the gradient, makes a step of its own with it, and asks for a push.
-    side = downpour.Replica(downpour.Options(local_lr=0.5), replica.parameters, slot=0)
-    method = side.run()
-    assert next(method) == NextData()
-    assert method.send(Data(data_epoch=0, portion=0, is_last=True)) == Fetch(wait=False)
-    assert method.send(0) == NextGradient()
-    assert method.send(Step(gradient, 5, loss)) == Push(side.residual, 5)
-    assert np.array_equal(replica.parameters[lo:hi], w - np.float32(0.5) * gradient[lo:hi])
+    # The gradient of the batch is a flat float32 vector, too.
+    w = replica.parameters.copy()
+    loss, gradient = replica.gradient(batch)
+    norm = euclidean_norm(gradient)
+    gradient_then = gradient.copy()
+    computed = Computed(loss, gradient, replica.averaged(), norm, compute.is_usable(loss, norm))
 
-    # Of the accrued slice top-k takes the largest element; the others stay for a later push.
-    largest = np.argmax(np.abs(gradient[lo:hi]))
-    delta = TopK(TopKOptions(density=0.4, dense_below=0)).take(side.residual[lo:hi])
-    assert np.flatnonzero(side.residual[lo:hi] == 0) == [largest]
+    # Downpour accrues it, makes a step of its own along it, and pushes what it has accrued: of
+    # that, top-k takes the largest element, and the others stay in the residual.
+    effects = to_worker(computed)
+    assert np.allclose(replica.parameters, w - np.float32(LOCAL_RATE) * gradient_then)
+    largest = int(np.argmax(np.abs(gradient_then)))
+    assert np.flatnonzero(worker.training.side.residual == 0).tolist() == [largest]
 
-    # It gets the next number, travels as a small header and raw buffers, and is applied once.
-    push = channel.push(first_step=0, last_step=0, samples=5, clock=0, delta=delta)
-    assert ask(push).outcome == APPLIED
-    assert ask(push).outcome == "duplicate"
+    # It has the next number, and travels as a small header and raw buffers.
+    push = sent(effects, m.Push)
+    assert (push.slot, push.epoch, push.seq, push.samples) == (0, 1, 0, 5)
 
-    # What the server has now takes the place of the worker's slice: it is in the model again.
+    # The server takes each number once: the rule goes over the shard, it is committed, then acked.
+    ack = sent(to_server(push), m.Ack)
+    assert (ack.outcome, ack.version) == (m.APPLIED, 1)
+    assert sent(to_server(push), m.Ack).outcome == m.DUPLICATE
+    assert sent(to_worker(ack, "server-0"), m.PortionDone).steps == 1
+
+    # What the server has now takes the place of the worker's model with its next read.
     # (The first step of Adagrad is as long as its rate, whatever the gradient.)
-    parameters = ask(channel.fetch(request=1, clock_min=0, whole=True))
-    replica.parameters[lo:hi] = parameters.values
     expected = w.copy()
-    expected[largest] -= 0.1 * np.sign(gradient[largest])
-    assert np.allclose(replica.model.weight.detach().numpy()[0, lo:hi], expected, atol=1e-6)
+    expected[largest] -= RATE * np.sign(gradient_then[largest])
+    asked = m.LeaseRequest(0, 1, asked.request + 1, ahead=False)
+    effects = to_worker(m.Lease(asked.request, portion=0, data_epoch=1, start=0, stop=5))
+    answer = to_server(sent(effects, m.Fetch))
+    (message,) = [effect.message for effect in answer if isinstance(effect, Send)]
+    to_worker(message, "server-0")
+    assert np.allclose(replica.parameters, expected, atol=1e-6)
+
+
+def test_the_reading_order_names_the_files_that_there_are() -> None:
+    root = Path(dlctl.__file__).parents[1]
+    steps = re.findall(r"^ ?\d+\. (.+)$", dlctl.__doc__ or "", flags=re.MULTILINE)
+    named = [re.findall(r"`([\w/]+\.py)`", step) for step in steps]
+    assert all(named), "each step names its file"
+    assert [name for names in named for name in names if not (root / name).is_file()] == []
+    order = ("compute", "worker/worker", "training", "downpour", "topk", "shard_client", "wire",
+             "server/server", "dedup", "downpour", "shards/base", "adagrad", "mapped")  # fmt: skip
+    at = 0
+    for stop in order:
+        at = next(i for i in range(at, len(named)) if any(stop in name for name in named[i]))

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from made import client, identity, joined, replica, training
 
 from dlctl import messages as m
-from dlctl.algorithms.base import BatchRequest, Lead, Method, ReplicaSide, Site, VectorRequest
+from dlctl.algorithms.base import BatchRequest, Lead, Method, VectorRequest
 from dlctl.algorithms.needs import Data, Gradient, Need, NextData, Step, Write
 from dlctl.compress.base import Delta
-from dlctl.compress.none import Dense
-from dlctl.flat import Layout, slice_bounds
+from dlctl.flat import slice_bounds
 from dlctl.machine import Send
 from dlctl.messages import HELD, Array
 from dlctl.optim.sgd import SGD
@@ -25,10 +25,7 @@ from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.effects import Compute, Computed
 from dlctl.roles.server.vectors import Vectors
 from dlctl.roles.worker.send_queue import SendQueue
-from dlctl.roles.worker.shard_client import Identity, Link, ShardClient
-from dlctl.roles.worker.training import Training
 from dlctl.shards.memory import in_memory
-from dlctl.sim.problems import layout_of
 from dlctl.vector import euclidean_norm
 
 Batch = tuple[Data, Any]
@@ -36,33 +33,6 @@ Batch = tuple[Data, Any]
 GradientOf = Callable[[Array, Any], Step]
 """(parameters, the batch) -> its gradient."""
 GENERATION = 1
-
-
-def site(
-    options: Any,
-    parameters: Array,
-    slot: int = 0,
-    *,
-    layout: Layout | None = None,
-    members: frozenset[int] = frozenset({0}),
-    seed: int = 0,
-) -> Site:
-    """Where a replica runs, for tests of the replica side alone."""
-    return Site(
-        options=options,
-        parameters=parameters,
-        slot=slot,
-        layout=layout or layout_of(parameters.size),
-        rng=np.random.default_rng([seed, slot]),
-        members=members,
-    )
-
-
-def replica(method: Method, parameters: Array, options: Any = None, slot: int = 0) -> ReplicaSide:
-    """A replica that has begun a new run."""
-    side = method.replica(site(options or method.Options(), parameters, slot))
-    side.begin("new")
-    return side
 
 
 class Shards:
@@ -171,20 +141,16 @@ class Player:
         self.side = replica(algorithm, self.parameters, slot=slot)
         self._context = Context(resend_s=1e6)
         self._queue = SendQueue(self._context.retries)
-        me = Identity("run", slot, epoch, b"")
-        self.training = Training(
-            context=self._context,
-            identity=me,
-            tables=[self._clients(me)],
-            send_queue=self._queue,
-            method=algorithm,
-            side=self.side,
-            compressor=Dense(Dense.Options()),
-            batch_size=batch_size,
-            lease_ahead_s=0.0,
-            averaged=np.zeros(0),
-            push_norm_max=1e300,
-        )
+        me = identity(slot, epoch)
+        clients = [
+            joined(client(self._context.retries, me, index, lo, hi), GENERATION)
+            for index, (lo, hi) in enumerate(shards.bounds)
+        ]
+        self._context.clear()
+        self.training = training(
+            self._context, clients, algorithm, self.side, me=me, send_queue=self._queue,
+            batch_size=batch_size, push_norm_max=1e300,
+        )  # fmt: skip
         self._now = 0.0
         self._leased = 0
         """Of the batches to do, those that are in leases already."""
@@ -192,14 +158,6 @@ class Player:
         self._fetching: dict[int, m.Fetch] = {}
         """Shard -> a fetch without an answer."""
         self.training.advance(self._now)
-
-    def _clients(self, me: Identity) -> list[ShardClient]:
-        clients = []
-        for index, (lo, hi) in enumerate(self.shards.bounds):
-            link = Link(index, me, self._context.retries)
-            link.joined, link.initialised, link.generation = True, True, GENERATION
-            clients.append(ShardClient(link, 0, lo, hi))
-        return clients
 
     @property
     def request(self) -> Need:

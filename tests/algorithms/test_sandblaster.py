@@ -7,7 +7,8 @@ import itertools
 
 import numpy as np
 import pytest
-from by_hand import Player, Shards, drive, replica, requests
+from by_hand import Player, Shards, drive, requests
+from made import replica
 from scipy.optimize import LbfgsInvHessProduct, minimize
 
 from dlctl import jobfile

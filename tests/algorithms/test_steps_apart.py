@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from by_hand import site
+from made import site
 
 from dlctl.algorithms import local_sgd, sync
 from dlctl.algorithms.base import ReplicaSide

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made import client, joined
 
 from dlctl.machine import Send
 from dlctl.messages import (
@@ -29,7 +30,7 @@ from dlctl.roles.protocol.retry import Retries
 from dlctl.roles.protocol.token import is_genuine, sign
 from dlctl.roles.server.dedup import HELD_REACH, NEW, UNKNOWN, Dedup
 from dlctl.roles.worker.send_queue import SendQueue
-from dlctl.roles.worker.shard_client import WINDOW, Fenced, Identity, ShardClient
+from dlctl.roles.worker.shard_client import WINDOW, Fenced
 
 DELTA = Packed("none", 2, (np.zeros(2, np.float32),))
 
@@ -110,9 +111,7 @@ class Talk:
     def __init__(self) -> None:
         self.retries = Retries(1.0)
         self.send_queue = SendQueue(self.retries)
-        self.channel = ShardClient(0, Identity("run", 0, 1, b""), self.retries)
-        self.channel.join(0.0)
-        self.channel.on_joined(Joined(0, 1, 0, 0, 2, True, 0), 0.0)
+        self.channel = joined(client(self.retries, hi=2))
 
     def push(self, now: float = 0.0) -> list[Send]:
         message = self.channel.push(0, 0, 1, 0, DELTA)
@@ -198,18 +197,18 @@ def test_a_push_without_an_ack_is_sent_again_under_its_number() -> None:
 def test_after_a_restart_of_the_shard_the_unsettled_pushes_go_to_the_new_generation() -> None:
     talk = Talk()
     talk.push()
-    asked = talk.channel.on_join_again(2, 0.1)
+    asked = talk.channel.link.on_join_again(2, 0.1)
     assert [type(s.message).__name__ for s in asked] == ["Join"]
-    assert talk.channel.on_join_again(2, 0.1) == [], "one join is enough"
-    again = talk.channel.on_joined(Joined(0, 2, 0, 0, 2, True, 0), 0.2)
+    assert talk.channel.link.on_join_again(2, 0.1) == [], "one join is enough"
+    again = talk.channel.link.on_joined(Joined(0, 2, 0, 0, 2, True, 0), 0.2)
     assert [(s.message.seq, s.message.generation) for s in again] == [(0, 2)]  # type: ignore[union-attr]
 
 
 def test_the_words_of_an_old_generation_are_not_heard() -> None:
     talk = Talk()
     talk.push()
-    talk.channel.on_join_again(5, 0.1)
-    talk.channel.on_joined(Joined(0, 5, 0, 0, 2, True, 0), 0.1)
+    talk.channel.link.on_join_again(5, 0.1)
+    talk.channel.link.on_joined(Joined(0, 5, 0, 0, 2, True, 0), 0.1)
     assert talk.channel.on_ack(talk.ack(0, generation=4), 0.2) == (None, [])
     stale = Parameters(0, 4, 1, 9, np.zeros(2, np.float32))
     assert talk.channel.on_parameters(stale, 0.2) is None

@@ -13,8 +13,10 @@ from dlctl.roles.worker.pace import Circumstances, Cycle, Interval
 from dlctl.roles.worker.pacing import PUSH, Pacing
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made import replica
 
 from dlctl.algorithms.downpour import DOWNPOUR
+from dlctl.roles.worker.intervals import PUSH, Circumstances, Cycle, Interval, Pacing
 from dlctl.roles.worker.limiter import Limiter
 from dlctl.roles.worker.shard_client import WINDOW
 
@@ -66,7 +68,7 @@ class Worker:
         seed: int = 0,
     ) -> None:
         options = DOWNPOUR.Options(push_every_steps=every, auto_steps_max=steps_max)
-        self.side = DOWNPOUR.worker(options, np.zeros(1, np.float32), 0)
+        self.side = replica(DOWNPOUR, np.zeros(1, np.float32), options)
         self.limiters = {"push": Limiter(), "fetch": Limiter()}
         self.pacing = Pacing(self.side, self.limiters)
         self.link = link

@@ -165,7 +165,7 @@ def test_a_portion_is_done_when_the_push_with_its_last_batch_is_settled() -> Non
     portions = Portions(32, 2.0)
     portions.take(lease(samples=64))
     for number in range(2):
-        batch = portions.next_batch()
+        batch = portions.next_batches(1)
         assert batch is not None
         batch[0].steps += 1
         if number == 0:
@@ -182,7 +182,7 @@ def test_it_is_known_how_much_is_at_hand() -> None:
     portions.take(lease(0, samples=64))
     portions.take(lease(1, samples=96))
     assert portions.batches_left() == 5
-    portions.next_batch()
+    portions.next_batches(1)
     assert portions.batches_left() == 4
     assert not portions.wants_more_ahead(batch_s=0.0)
     assert portions.wants_more_ahead(batch_s=0.4)
@@ -195,7 +195,7 @@ def test_a_portion_whose_last_batches_were_refused_is_done_with_the_push_before(
     portions.take(lease(1, samples=32))
     finished = []
     for _ in range(2):
-        batch = portions.next_batch()
+        batch = portions.next_batches(1)
         assert batch is not None
         portions.finish(batch[0])
         portions.pushed(4)

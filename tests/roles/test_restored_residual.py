@@ -14,6 +14,7 @@ from dlctl.machine import Effect, Event, Received, Send, Started
 from dlctl.roles.protocol.context import COORDINATOR, Birth
 from dlctl.roles.protocol.effects import ArraysLoaded, LoadArrays, ModelBuilt, SaveArrays
 from dlctl.roles.worker.worker import Worker
+from dlctl.sim.problems import layout_of
 
 SIZE = 4
 RESIDUAL = np.arange(1, SIZE + 1, dtype=np.float32)
@@ -34,8 +35,8 @@ class Play:
         self.done: list[Effect] = []
         self.happens(Started())
         self.told(m.Welcome("worker-0", 0, 1, b"", {}))
-        none = np.zeros(0)
-        self.happens(ModelBuilt(b"", 8, np.zeros(SIZE, np.float32), none, none))
+        none, layout = np.zeros(0), layout_of(SIZE).to_bytes()
+        self.happens(ModelBuilt(layout, 8, np.zeros(SIZE, np.float32), none, none))
         self.told(m.Topology(("address",), ("",), False, "ckpt/000000000120-3"))
 
     def happens(self, event: Event) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dlctl import messages as m
 from dlctl import registry
-from dlctl.algorithms.base import Algorithm
+from dlctl.algorithms.base import Method
 from dlctl.compress.none import Dense
 from dlctl.config import Choice, Job, JobFile, Servers, Workers
 from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout
@@ -79,7 +79,7 @@ class Life:
         generation: int = 1,
         *,
         keep: bool = False,
-        algorithm: Algorithm | None = None,
+        algorithm: Method | None = None,
         optimizer: type = SGD,
         settings: dict[str, Any] | None = None,
     ) -> None:

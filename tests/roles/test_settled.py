@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made import client, identity, joined, training
+from made import replica as a_side
 
 from dlctl import messages as m
 from dlctl.algorithms.downpour import DOWNPOUR
-from dlctl.compress.none import Dense
-from dlctl.messages import APPLIED, DUPLICATE, GAP, HELD, Ack, Joined
+from dlctl.messages import APPLIED, DUPLICATE, GAP, HELD, Ack
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.effects import Computed, Settled
-from dlctl.roles.worker.send_queue import SendQueue
-from dlctl.roles.worker.shard_client import WINDOW, Identity, ShardClient
-from dlctl.roles.worker.training import Training
+from dlctl.roles.worker.shard_client import WINDOW
 
 EPOCH = 6
 
@@ -25,18 +24,13 @@ class Replica:
 
     def __init__(self, batches: int = 100, **options: Any) -> None:
         self.context = Context(resend_s=1.0)
-        identity = Identity("run", 0, EPOCH, b"")
-        self.channels = [ShardClient(shard, identity, self.context.retries) for shard in (0, 1)]
-        for channel in self.channels:
-            lo = 2 * channel.shard
-            channel.join(0.0)
-            channel.on_joined(Joined(channel.shard, 1, 0, lo, lo + 2, True, 0), 0.0)
-        send_queue = SendQueue(self.context.retries)
-        side = DOWNPOUR.worker(DOWNPOUR.Options(**options), np.zeros(4, np.float32), 0)
-        self.training = Training(
-            self.context, identity, self.channels, send_queue, side, Dense(Dense.Options()),
-            batch_size=1, lease_ahead_s=0.0, averaged=np.zeros(0), push_norm_max=1e9,
-        )  # fmt: skip
+        me = identity(epoch=EPOCH)
+        self.channels = [
+            joined(client(self.context.retries, me, shard, 2 * shard, 2 * shard + 2))
+            for shard in (0, 1)
+        ]
+        side = a_side(DOWNPOUR, np.zeros(4, np.float32), DOWNPOUR.Options(**options))
+        self.training = training(self.context, self.channels, DOWNPOUR, side, me=me)
         self._advance()
         self.leased(1, 0, batches)
         self.fetched(1)
@@ -47,7 +41,7 @@ class Replica:
         self.context.do(*self.training.send_queue.flush(0.0))
 
     def leased(self, request: int, start: int, stop: int) -> None:
-        self.training.leasing.on_lease(m.Lease(request, request - 1, 0, start, stop), 0.0)
+        self.training.computing.leasing.on_lease(m.Lease(request, request - 1, 0, start, stop), 0.0)
         self._advance()
 
     def fetched(self, request: int) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made import client, identity, replica
 
 from dlctl import messages as m
 from dlctl import wire
@@ -33,7 +34,7 @@ from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.worker.basis import Slice, slice_in
 from dlctl.roles.worker.fetching import Fetched, Fetcher
 from dlctl.roles.worker.send_queue import SendQueue
-from dlctl.roles.worker.shard_client import Identity, ShardClient
+from dlctl.roles.worker.shard_client import ShardClient
 from dlctl.shards.memory import in_memory
 
 SIZE, RUN, KEY = 64, "run-1", b"the key"
@@ -53,7 +54,7 @@ def server_of(
     """A server at work that has just taken charge of these values."""
     shard = in_memory(SGD(SGD.Options(lr=0.5)), w.copy())
     shard.version = version
-    side = DOWNPOUR.server(DOWNPOUR.Options(), shard)
+    side = DOWNPOUR.shard(DOWNPOUR.Options(), shard)
     serving = ShardProtocol(
         Context(1.0), RUN, KEY, 0, generation, m.Assign(0, SIZE, LAYOUT, ""), shard, side,
         ("topk", TopK), 1e9, precision,
@@ -111,10 +112,10 @@ class World:
     def restart_worker(self) -> None:
         self.epoch += 1
         self.retries = Retries(1.0)
-        identity = Identity(RUN, 0, self.epoch, sign(KEY, RUN, 0, self.epoch))
-        self.channel = ShardClient(0, identity, self.retries)
+        me = identity(0, self.epoch, sign(KEY, RUN, 0, self.epoch), RUN)
+        self.channel = client(self.retries, me, hi=SIZE)
         self.send_queue = SendQueue(self.retries)
-        self.fetcher = Fetcher([self.channel], self.send_queue, Rates("fetch_bytes"))
+        self.fetcher = Fetcher([[self.channel]], self.send_queue, Rates("fetch_bytes"))
         self.fetcher.placed = self.placed
         self.model = np.zeros(SIZE, np.float32)
         self.training: Fetched | None = None
@@ -124,12 +125,12 @@ class World:
 
     def join(self) -> None:
         """Nothing goes wrong here: other tests see to that."""
-        join = self.channel.join(self.now).message
+        join = self.channel.link.join(self.now).message
         assert isinstance(join, m.Join)
         self.serving.on_join(b"worker", join)
         (joined,) = self.answers()
         assert isinstance(joined, m.Joined)
-        self.channel.on_joined(joined, self.now)
+        self.channel.link.on_joined(joined, self.now)
 
     def answers(self) -> list[m.Message]:
         """As the transport gets them: it copies what is lent to it."""
@@ -197,7 +198,7 @@ class World:
                 self.training = None
         for fetched in [e for e in self.evaluations if e.complete]:
             of = fetched.slices[0]
-            seen = self.fetcher.assemble(fetched, np.empty(SIZE, np.float32))
+            seen = self.fetcher.assemble(fetched)
             assert np.array_equal(seen, self.states[of.generation, of.version])
             self.evaluations.remove(fetched)
 
@@ -521,7 +522,7 @@ def test_no_other_type_is_taken_for_parameters(dtype: str) -> None:
 
 def test_downpour_says_whether_it_changes_the_model_while_its_rate_may_change() -> None:
     options = DOWNPOUR.Options(local_lr=0.0)
-    replica = DOWNPOUR.worker(options, np.zeros(2, np.float32), 0)
-    assert not replica.changes_parameters()
+    side = replica(DOWNPOUR, np.zeros(2, np.float32), options)
+    assert not side.changes_parameters()
     options.local_lr = 0.1
-    assert replica.changes_parameters()
+    assert side.changes_parameters()

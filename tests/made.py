@@ -1,0 +1,94 @@
+"""Parts of a worker, made in one place for all tests: a new field is given here once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dlctl.algorithms.base import Method, ReplicaSide, Site
+from dlctl.compress.base import Compressor
+from dlctl.compress.none import Dense
+from dlctl.flat import Layout
+from dlctl.messages import Array, Joined
+from dlctl.roles.protocol.context import Context
+from dlctl.roles.protocol.retry import Retries
+from dlctl.roles.worker.send_queue import SendQueue
+from dlctl.roles.worker.shard_client import Identity, Link, ShardClient
+from dlctl.roles.worker.training import Training
+from dlctl.sim.problems import layout_of
+
+
+def site(
+    options: Any,
+    parameters: Array,
+    slot: int = 0,
+    *,
+    layout: Layout | None = None,
+    members: frozenset[int] = frozenset({0}),
+    seed: int = 0,
+) -> Site:
+    """Where a replica runs."""
+    return Site(
+        options=options,
+        parameters=parameters,
+        slot=slot,
+        layout=layout or layout_of(parameters.size),
+        rng=np.random.default_rng([seed, slot]),
+        members=members,
+    )
+
+
+def replica(method: Method, parameters: Array, options: Any = None, slot: int = 0) -> ReplicaSide:
+    """A replica that has begun a new run."""
+    side = method.replica(site(options or method.Options(), parameters, slot))
+    side.begin("new")
+    return side
+
+
+def identity(slot: int = 0, epoch: int = 1, token: bytes = b"", run_id: str = "run") -> Identity:
+    return Identity(run_id, slot, epoch, token)
+
+
+def client(
+    retries: Retries, me: Identity | None = None, shard: int = 0, lo: int = 0, hi: int = 0
+) -> ShardClient:
+    """Of the parameters on a shard that is not joined yet."""
+    return ShardClient(Link(shard, me or identity(), retries), 0, lo, hi)
+
+
+def joined(client: ShardClient, generation: int = 1, now: float = 0.0) -> ShardClient:
+    """The same, known to its server."""
+    client.link.join(now)
+    answer = Joined(client.shard, generation, 0, client.lo, client.hi, True, 0)
+    assert client.link.on_joined(answer, now) is not None
+    return client
+
+
+def training(
+    context: Context,
+    clients: list[ShardClient],
+    method: Method,
+    side: ReplicaSide,
+    *,
+    me: Identity | None = None,
+    send_queue: SendQueue | None = None,
+    compressor: Compressor | None = None,
+    batch_size: int = 1,
+    lease_ahead_s: float = 0.0,
+    push_norm_max: float = 1e9,
+) -> Training:
+    """A replica at work on one table."""
+    return Training(
+        context=context,
+        identity=me or identity(),
+        tables=[clients],
+        send_queue=send_queue or SendQueue(context.retries),
+        method=method,
+        side=side,
+        compressor=compressor or Dense(Dense.Options()),
+        batch_size=batch_size,
+        lease_ahead_s=lease_ahead_s,
+        averaged=np.zeros(0),
+        push_norm_max=push_norm_max,
+    )
