@@ -9,8 +9,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from dlctl.roles.worker.pace import Circumstances, Cycle, Interval
-from dlctl.roles.worker.pacing import PUSH, Pacing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import replica

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from dlctl.roles.worker.portions import Portions
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from dlctl.flat import slice_bounds
 from dlctl.messages import Lease
 from dlctl.roles.coordinator.leases import PortionPool
 from dlctl.roles.coordinator.scheduler import Target
+from dlctl.roles.worker.leases import Portions
 
 
 def drain(pool: PortionPool) -> list[tuple[int, int]]:
