@@ -110,7 +110,7 @@ def test_who_is_swept_away_as_it_begins_is_told_what_means_another_name(tmp_path
         directory.rmdir()
         raise BlockingIOError(errno.EWOULDBLOCK, "held")
 
-    monkeypatch.setattr(unfinished.runs, "held", held)
+    monkeypatch.setattr(unfinished.paths, "held", held)
     with pytest.raises(BlockingIOError), unfinished.made(tmp_path / "a-0001"):
         pass
     assert list(tmp_path.iterdir()) == []

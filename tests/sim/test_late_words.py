@@ -66,19 +66,24 @@ def test_who_says_that_it_trains_takes_part_although_nobody_remembers_it(metrics
 def test_what_a_worker_said_before_it_asked_in_vain_does_not_prove_that_it_has_nothing():
     """Its newer reports may wait to be read: the coordinator was frozen, or the link broke."""
     simulation = in_the_middle()
-    work, worker = simulation.world.machine(COORDINATOR).work, known(simulation, "worker-0")
+    scheduler, worker = (
+        simulation.world.machine(COORDINATOR).scheduler,
+        known(simulation, "worker-0"),
+    )
     leased = []
-    while taken := work.pool.take(0):
+    while taken := scheduler.pool.take(0):
         leased.append(taken)
     now = simulation.world.process(COORDINATOR).clock()
 
     def ask(request: int, after_s: float) -> m.Lease:
-        work.on_request(m.LeaseRequest(0, worker.term, 1000 + request, False), now + after_s)
-        return work.answered[0]
+        scheduler.on_request(m.LeaseRequest(0, worker.term, 1000 + request, False), now + after_s)
+        return scheduler.answered[0]
 
     worker.metrics, worker.reported_at = {"portions": 0}, now
     assert [ask(number, 10.0 * number).stop for number in range(1, 4)] == [0, 0, 0]
     worker.reported_at = now + 31.0
     assert ask(4, 32.0).stop > 0
     *_, last = leased
-    assert work.pool.may_finish(0, last.data_epoch, last.portion), "it may come late all the same"
+    assert scheduler.pool.may_finish(0, last.data_epoch, last.portion), (
+        "it may come late all the same"
+    )

@@ -37,9 +37,9 @@ def tell(world: World, message: m.Message, peer: Any) -> list[Effect]:
     return process.machine.handle(Received(peer, message), process.clock())
 
 
-def held(work: Any, slot: int) -> m.PortionDone:
+def held(scheduler: Any, slot: int) -> m.PortionDone:
     """What the worker of a slot may say is done."""
-    taken = work.pool.take(slot)
+    taken = scheduler.pool.take(slot)
     return m.PortionDone(slot, 1, taken.data_epoch, taken.portion, 2, 16, 4.0)
 
 
@@ -53,38 +53,38 @@ def held(work: Any, slot: int) -> m.PortionDone:
 )
 def test_more_steps_or_samples_than_a_portion_has_are_refused(absurd, why):
     world = in_the_middle().world
-    work = world.machine(COORDINATOR).work
-    done, before = held(work, 0), (work.steps, work.samples, work.loss)
+    scheduler = world.machine(COORDINATOR).scheduler
+    done, before = held(scheduler, 0), (scheduler.steps, scheduler.samples, scheduler.loss)
     effects = tell(world, replace(done, **absurd), b"x")
     notes = [effect.text for effect in effects if isinstance(effect, Note)]
     assert [note.endswith(why) for note in notes] == [True]
     assert not [effect for effect in effects if isinstance(effect, Send)], "it is not noted"
-    assert (work.steps, work.samples, work.loss) == before
+    assert (scheduler.steps, scheduler.samples, scheduler.loss) == before
     tell(world, done, b"x")
-    assert (work.steps, work.samples) == (before[0] + 2, before[1] + 16)
+    assert (scheduler.steps, scheduler.samples) == (before[0] + 2, before[1] + 16)
 
 
 @pytest.mark.parametrize("loss_sum", [math.nan, math.inf, -math.inf, 1.7e308])
 def test_no_loss_makes_the_mean_of_all_something_else_than_a_number(loss_sum):
     world = in_the_middle().world
-    work = world.machine(COORDINATOR).work
+    scheduler = world.machine(COORDINATOR).scheduler
     for sign in (1.0, -1.0, 1.0):
-        before = work.steps
-        tell(world, replace(held(work, 0), loss_sum=sign * loss_sum, samples=1), b"x")
-        assert work.steps == before + 2
-        assert math.isfinite(work.loss)
+        before = scheduler.steps
+        tell(world, replace(held(scheduler, 0), loss_sum=sign * loss_sum, samples=1), b"x")
+        assert scheduler.steps == before + 2
+        assert math.isfinite(scheduler.loss)
 
 
 def test_a_portion_of_somebody_else_is_not_done():
     simulation = in_the_middle()
-    work = simulation.world.machine(COORDINATOR).work
-    steps = work.steps
+    scheduler = simulation.world.machine(COORDINATOR).scheduler
+    steps = scheduler.steps
     for epoch in range(2):
         for portion in range(8):
-            if not work.pool.may_finish(0, epoch, portion):
+            if not scheduler.pool.may_finish(0, epoch, portion):
                 said = m.PortionDone(0, 1, epoch, portion, 2, 16, 4.0)
                 tell(simulation.world, said, b"x")
-    assert work.steps == steps
+    assert scheduler.steps == steps
     assert simulation.run().state == "finished"
 
 

@@ -302,6 +302,6 @@ def test_a_dataset_that_nobody_can_go_through_is_cut_at_once(limit, portions):
     job = job_file(workers=2, optimizer=ACCOUNT, batch_size=8, portion_batches=4, **limit)
     simulation = Simulation(job, Ledger(shards=1, samples=128, cells=300))
     simulation.run(0.02)
-    work = simulation.world.machine(COORDINATOR).work
-    work.open_dataset(2**62)
-    assert work.pool.limit == portions
+    scheduler = simulation.world.machine(COORDINATOR).scheduler
+    scheduler.open_dataset(2**62)
+    assert scheduler.pool.limit == portions
