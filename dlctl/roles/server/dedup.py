@@ -130,7 +130,7 @@ class Dedup:
             known.row = []
 
     def settle(self, slot: int, epoch: int, seq: int, outcome: str) -> None:
-        """A push that was taken, and perhaps held, is settled: applied, buffered, late or refused."""
+        """A push that was taken, and perhaps held, is settled, in one way or another."""
         if not self.is_current(slot, epoch):
             return
         known = self._slots[slot]
