@@ -1,7 +1,7 @@
 """toy-clock: no replica gets more than `staleness` steps ahead of the slowest (as in SSP, Ho 2013).
 
     replica, at its clock c:  read w, once the servers' clock is at least c - staleness
-                              push the gradient; c += 1
+                              push the gradient; c += 1; begin to read what there is by now
     shard:                    apply at once; its clock is the least of all members' clocks
 
 It guards clocks in replies, reads that wait, members on the shards, and a method's state there.
@@ -57,6 +57,7 @@ class Replica(ReplicaSide):
             self.residual += computed.gradient
             clock += 1
             yield Write(vector=self.residual, samples=computed.samples, clock=clock)
+            yield Read(wait=False)
 
 
 class Clocks(ShardSide):
