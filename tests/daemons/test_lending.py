@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zmq
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from repeated import times
 
 from daemons.transport.shm import Borrower, Lender
 from daemons.transport.sockets import Transport, shm, shm_fallback
@@ -306,7 +307,7 @@ def test_a_loan_that_is_too_large_is_refused(lender: Lender) -> None:
         Borrower().read(lend(lender, frames_of(1))[0], 1000)
 
 
-@settings(max_examples=200)
+@times(2)
 @given(
     st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**64 - 1)),
     st.integers(0, 60), st.booleans(),
