@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from repeated import times
 
+from daemons.transport import chunking
 from daemons.transport.chunking import Assembly, cut
 from daemons.transport.partial_receive import PartialReceive
-from daemons.transport.sockets import Transport, chunking
+from daemons.transport.sockets import Transport
 from dlctl import messages as m
 from dlctl import wire
 from dlctl.errors import RemoteProtocolError
