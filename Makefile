@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 # Where it is set, a hundred modules are compiled again in every process that a test starts.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-machines test-processes soak fuzz lint faults hosts slurm rampage bench peers man clean install
+.PHONY: demo test test-machines test-processes long-machines long-processes soak seeds fuzz lint \
+	faults hosts slurm rampage bench peers man clean install
 
 # Most modules of torch are never imported: compiling them all takes longer than installing them.
 install: $(VENV)/.installed
@@ -27,15 +28,25 @@ PYTEST = $(BIN)/python -m pytest --no-loadscope-reorder
 test: install
 	$(MAKE) --no-print-directory -j 2 --output-sync=target test-machines test-processes
 test-machines:
-	nice -n 19 $(PYTEST) -n auto --timeout 600 $(MACHINES)
+	nice -n 19 $(PYTEST) -n auto --timeout 300 $(MACHINES)
 test-processes:
 	$(PYTEST) -n 4 $(addprefix --ignore=,$(MACHINES)) tests
 
-SEEDS ?= 100000
+# What takes too long for every commit: all of what a `long` test has one example of in `make test`,
+# and twenty times the examples of hypothesis, other ones each time.
+LONG = $(PYTEST) -m "long or hypothesis" --hypothesis-profile many
+long-machines: install
+	$(LONG) -n auto --timeout 1300 $(MACHINES)
+long-processes: install
+	$(LONG) -n 2 --timeout 400 $(addprefix --ignore=,$(MACHINES) tests/hosts tests/slurm) tests
+
+SEEDS ?= 2000
 FIRST ?= 0
 TIME ?= 86400
 
-soak: install
+# The long tests of all that only computes, and then new seeds: make soak SEEDS=100000 TIME=3600
+soak: long-machines seeds
+seeds: install
 	$(BIN)/python tests/sim/soak.py --seeds $(SEEDS) --first $(FIRST) --time $(TIME)
 
 lint: install
@@ -44,21 +55,19 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Faults on real processes, as a table: make faults ONLY=worker-kill TIMES=3 SEED=7 OUT=faults.json
+# The long tests of real processes, those of the benchmarks too, and then faults on such processes,
+# as a table. With ONLY the table alone: make faults ONLY=worker-kill TIMES=3 SEED=7 OUT=faults.json
 export ONLY TIMES SEED OUT
-faults: install
+faults: install $(if $(ONLY),,long-processes)
 	$(BIN)/python -m tests.faults
 
-# Three hosts in network namespaces: killed daemons, a host cut off, a host lost; needs root. And
-# what else takes long on real processes.
+# Three hosts in network namespaces: killed daemons, a host cut off, a host lost; needs root.
 hosts: install
-	$(BIN)/python -m pytest -m "long or not long" tests/hosts tests/integ/test_new_keys.py \
-		tests/integ/test_surroundings.py tests/models/test_first_calls.py \
-		tests/sim/test_rotation.py
+	$(BIN)/python -m pytest -m "long or not long" --timeout 400 tests/hosts
 
 # A real Slurm on three such hosts: killed daemons, scancel, preemption, a time limit; needs root.
 slurm: install
-	$(BIN)/python -m pytest -m "long or not long" tests/slurm
+	$(BIN)/python -m pytest -m "long or not long" --timeout 400 tests/slurm
 
 # The digits example while somebody kills its daemons.
 rampage: install

@@ -25,15 +25,20 @@ ONE_BY_ONE = ("test_deaths.py", "test_ends.py", "test_recover.py", "test_surroun
 """Files whose tests share nothing and take long: each of them may run anywhere."""
 
 
-# The same examples every time, however slow the machine is just then.
+# Few examples, and the same ones every time, however slow the machine is just then; in the long run
+# many, which are others each time: what has failed is printed as a line that does so again.
 settings.register_profile(
-    "repeatable",
+    "few",
+    max_examples=25,
     derandomize=True,
     database=None,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile("repeatable")
+settings.register_profile(
+    "many", settings.get_profile("few"), max_examples=500, derandomize=False, print_blob=True
+)
+settings.load_profile("few")
 
 
 def pytest_configure() -> None:

@@ -31,6 +31,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("way")
 def test_a_device_is_measured_against_reading_and_writing_the_same_vectors() -> None:
     speed, copied = measure_on("cpu", SIZE, rounds=2)

@@ -39,6 +39,7 @@ importlib.import_module(f"benchmarks.peers.{program}").main(settings)
 """A peer that writes down when each of its processes has loaded its data and cut out its part."""
 
 
+@pytest.mark.long
 def test_the_data_is_there_when_batches_returns_not_when_the_first_one_is_asked_for() -> None:
     work.data_of.cache_clear()
     found = work.batches("digits", 1, 2, 32, seed=0)
@@ -47,6 +48,7 @@ def test_the_data_is_there_when_batches_returns_not_when_the_first_one_is_asked_
     assert (inputs.shape, labels.shape) == ((32, 64), (32,))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)  # Real processes on a machine that may have other things to do.
 def test_the_clock_starts_when_every_process_has_loaded_its_data(tmp_path: Path) -> None:
     settings = dataclasses.replace(

@@ -51,6 +51,7 @@ def test_one_push_too_many_is_noticed_however_many_there_are(optimizer: str, pus
         replay.compare(found, pushes + 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_real_server_has_what_was_pushed_and_one_with_a_push_less_has_not(
     optimizer: str, tmp_path: Path
@@ -80,6 +81,7 @@ def test_a_round_trip_whose_pushes_are_zeros_is_no_figure(monkeypatch: pytest.Mo
         _here(SIZE, "ipc", rounds=1)
 
 
+@pytest.mark.long
 def test_all_pushes_of_all_workers_are_looked_at_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

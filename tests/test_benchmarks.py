@@ -32,6 +32,7 @@ from tests.hosts.cluster import missing
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)  # Real processes on a machine that may have other things to do.
 def test_a_quick_run_measures_real_pushes_and_real_commands(tmp_path: Path) -> None:
     result = tmp_path / "figures.json"
@@ -90,6 +91,7 @@ def test_what_is_not_installed_is_counted_in_the_table_and_said_in_the_json() ->
     assert (row["median"], row["skipped"]) == (None, "a_package_that_nobody_has is not installed")
 
 
+@pytest.mark.long
 def test_without_namespaces_the_table_says_which_figures_there_are_none_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -173,6 +175,7 @@ def test_dlctl_is_known_as_ours_and_nobody_else() -> None:
         assert peers[0].name == "dlctl"
 
 
+@pytest.mark.long
 def test_seconds_and_bytes_count_from_when_all_were_ready_not_from_the_first_copy(
     tmp_path: Path,
 ) -> None:

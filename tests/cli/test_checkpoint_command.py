@@ -240,6 +240,7 @@ def test_an_export_that_fails_passes_the_reason_on(saved, own_place, dlctl_comma
     )
 
 
+@pytest.mark.long
 def test_an_export_is_called_after_the_job_and_the_step_and_never_overwrites(
     saved, own_place, dlctl_command
 ):
@@ -257,11 +258,13 @@ def test_an_export_is_called_after_the_job_and_the_step_and_never_overwrites(
     assert set(load_file(file)) == {"weight", "tied", "bias"}
 
 
+@pytest.mark.long
 def test_the_ending_follows_the_format(saved, own_place, dlctl_command):
     assert dlctl_command("checkpoint", "export", "1", "--to", "torch").code == 0
     assert (own_place / "digits-1000.pt").is_file()
 
 
+@pytest.mark.long
 def test_the_name_in_a_stranger_s_manifest_leads_nowhere_else(saved, own_place, dlctl_command):
     path = saved[0] / "manifest.json"
     known = manifest.parse(path.read_bytes(), str(path))

@@ -79,6 +79,7 @@ def test_each_is_measured_on_a_gradient_of_the_job(job, capsys, at_terminal):
     assert rows["int8"]["relative_error"] < 0.05
 
 
+@pytest.mark.long
 def test_whoever_waits_at_a_terminal_is_told_what_for(job, capsys, at_terminal):
     assert main.run(["compressors", "--job", str(job), "--color", "never"]) == 0
     assert capsys.readouterr().err.splitlines() == [
@@ -87,6 +88,7 @@ def test_whoever_waits_at_a_terminal_is_told_what_for(job, capsys, at_terminal):
     ]
 
 
+@pytest.mark.long
 def test_what_a_push_lacks_is_its_error_also_where_nothing_waits_for_the_next_one(
     job, capsys, at_terminal
 ):

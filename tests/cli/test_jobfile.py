@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from repeated import times
 
 from dlctl import jobfile, registry
 from dlctl.config import Choice
@@ -668,10 +669,7 @@ PIECES = [
 ]
 
 
-@settings(
-    max_examples=300,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@times(3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     cuts=st.lists(
         st.tuples(st.integers(0, len(SOUND)), st.integers(0, 12), st.sampled_from(["", *PIECES])),

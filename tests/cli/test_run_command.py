@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import psutil
+import pytest
 from launched import attached, the_run, until
 
 from dlctl.runs import checkpoints
@@ -37,6 +38,7 @@ def test_a_run_that_fails_ends_with_7_and_the_last_words(job, play, dlctl_comman
     assert (code, "did not start: worker-0: ImportError" in err) == (7, True)
 
 
+@pytest.mark.long
 def test_progress_can_be_json_or_nothing(job, play, dlctl_command):
     play("start", "ready", "finish")
     _, _, err = dlctl_command("run", "--progress", "json", "job.toml")
@@ -89,6 +91,7 @@ def test_a_second_ctrl_c_kills(job, own_place, play, monkeypatch):
     assert "goes on from the" not in err
 
 
+@pytest.mark.long
 def test_two_ctrl_c_within_a_moment_are_two(job, own_place, play, monkeypatch):
     """The second one comes before the first is answered: while the stop is being prepared."""
     monkeypatch.setenv("STAND_IN_SLOW", "1")
@@ -125,6 +128,7 @@ def test_a_last_checkpoint_that_failed_is_not_hidden_by_an_older_one(job, play, 
     assert "dlctl checkpoint export" in err
 
 
+@pytest.mark.long
 def test_sigterm_stops_as_ctrl_c_does(job, own_place, play):
     play("start", "ready", "forever")
     with attached("run", "job.toml") as process:

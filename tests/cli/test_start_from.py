@@ -46,7 +46,12 @@ def new_run(own_place: Path, old: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "doom", ["checkpoints.create", "checkpoints.write_manifest", "database.RunDb.commit"]
+    "doom",
+    [
+        pytest.param("checkpoints.create", marks=pytest.mark.long),
+        pytest.param("checkpoints.write_manifest", marks=pytest.mark.long),
+        "database.RunDb.commit",
+    ],
 )
 def test_a_start_that_is_killed_leaves_nothing_that_passes_for_a_run(
     stopped, own_place, dlctl_command, doom

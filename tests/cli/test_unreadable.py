@@ -97,7 +97,9 @@ def test_a_fresh_run_is_begun_and_is_the_one_that_start_goes_on_with_then(
     assert len(list((own_place / "runs").iterdir())) == 2
 
 
-@pytest.mark.parametrize("command", LOOKING)
+@pytest.mark.parametrize(
+    "command", [LOOKING[0], *(pytest.param(c, marks=pytest.mark.long) for c in LOOKING[1:])]
+)
 def test_every_command_says_what_next_and_that_works_as_it_stands(
     lost, own_place, dlctl_command, command
 ):
@@ -192,6 +194,7 @@ def test_a_run_that_cannot_be_read_in_a_copied_project_is_named_when_a_new_one_b
     assert f"a run of this name lies in runs/{lost.name}; it is not used: cannot " in err
 
 
+@pytest.mark.long
 def test_runs_of_other_jobs_and_older_ones_stand_in_nobody_s_way(
     lost, job, own_place, tmp_path, dlctl_command
 ):
@@ -277,6 +280,7 @@ def test_a_damaged_run_that_nobody_leads_is_ended_by_the_command_that_is_named(
         assert (ended.code, worker.wait(10) < 0) == (0, True), ended.err
 
 
+@pytest.mark.long
 def test_so_is_one_whose_log_is_damaged(run_directory, daemon, gone_process, dlctl_command):
     """As long as the agent lives the log is not looked at, and what says so cannot be written."""
     run = run_directory()
@@ -319,6 +323,7 @@ def test_a_run_of_another_version_is_not_taken_for_none(stopped, own_place, dlct
     assert len(list((own_place / "runs").iterdir())) == 1
 
 
+@pytest.mark.long
 def test_an_older_run_is_not_said_to_go_on_while_start_refuses(job, play, own_place, dlctl_command):
     play("start", "ready", "forever")
     dlctl_command("start", "job.toml")

@@ -5,13 +5,14 @@ from math import lgamma, log
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from repeated import times
 
 from dlctl.compress.indices import pack, packed_bytes_max, unpack
 from dlctl.errors import RemoteProtocolError
 
-with_many_examples = settings(max_examples=200)
+with_many_examples = times(2)
 
 
 def bernoulli(size, density, seed=0):

@@ -8,10 +8,11 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pydantic import TypeAdapter, ValidationError
+from repeated import times
 
 from dlctl import registry, wire
 from dlctl.errors import RemoteProtocolError
@@ -161,7 +162,7 @@ def test_sent_plus_residual_is_the_sum_of_all_gradients_to_the_last_bit(
 
 
 @pytest.mark.parametrize("make", COMPRESSING, indirect=True)
-@settings(max_examples=16)
+@times(0.16)
 @given(data=st.data())
 def test_every_single_take_is_exact_for_any_finite_vector(make, data):
     compressor = make()
@@ -351,7 +352,7 @@ wire_arrays = st.sampled_from(wire.DTYPES).flatmap(
 )
 
 
-@settings(max_examples=12)
+@times(0.12)
 @given(
     content=st.lists(wire_arrays, max_size=4), length=st.integers(0, 40), size=st.integers(0, 40)
 )
@@ -359,7 +360,7 @@ def test_random_arrays_are_refused_or_are_a_valid_delta(compressor, content, len
     refused_or_valid(compressor, Packed("x", length, tuple(content)), size)
 
 
-@settings(max_examples=12)
+@times(0.12)
 @given(data=st.data())
 def test_a_proper_push_with_some_bytes_changed_is_refused_or_a_valid_delta(compressor, data):
     size = data.draw(st.integers(1, 500))

@@ -18,8 +18,9 @@ from proxies import Change, Proxy, cut_in_the_middle
 from zmq.utils.monitor import recv_monitor_message
 
 from daemons.loop import Loop
+from daemons.transport import reconnect
 from daemons.transport.reconnect import Handshakes, Target
-from daemons.transport.sockets import Transport, reconnect
+from daemons.transport.sockets import Transport
 from dlctl import messages as m
 from dlctl.machine import Connect, Effect, Event, Exit, Peer, Reconnected, Send, Started
 

@@ -21,8 +21,9 @@ import pytest
 import zmq
 from house import COME_S, GUEST, HEARD, HERE, KEYS, House, finds_the_house_open, guest
 
+from daemons.transport import backpressure, connection_limit
 from daemons.transport.connections import address, connection, owner
-from daemons.transport.sockets import Transport, backpressure, connection_limit
+from daemons.transport.sockets import Transport
 from dlctl import messages as m
 from dlctl import wire
 from dlctl.machine import Hush
@@ -152,7 +153,7 @@ def test_small_answers_that_nobody_reads_are_dropped_over_all_connections_of_a_k
     house.until(lambda: not house.transport.unread._waiting, 3 * COME_S)
 
 
-class Ledger(backpressure.Unread):
+class Ledger(backpressure.Backpressure):
     """Knows how many messages were followed."""
 
     followed = 0
@@ -175,7 +176,7 @@ def test_one_that_reads_gets_all_small_answers_and_few_of_them_are_followed(hous
 
 
 def test_what_is_not_followed_counts_with_the_next_message_that_is() -> None:
-    waiting, peer = backpressure.Unread(), connection(GUEST, b"one")
+    waiting, peer = backpressure.Backpressure(), connection(GUEST, b"one")
     small = [bytes(1000)]
     first = waiting.counts(peer, small)
     assert first > backpressure.STRETCH_BYTES, "as much may have gone there before"
@@ -189,7 +190,7 @@ def test_what_is_not_followed_counts_with_the_next_message_that_is() -> None:
 
 
 def test_a_large_answer_on_a_slow_link_keeps_no_small_ones_back() -> None:
-    waiting, peer = backpressure.Unread(), connection(GUEST, b"one")
+    waiting, peer = backpressure.Backpressure(), connection(GUEST, b"one")
     for _ in range(backpressure.MESSAGES_FREE):
         waiting.add(peer, zmq.MessageTracker(threading.Event()), backpressure.BYTES_MAX)
     assert not waiting.has_room(peer, backpressure.LARGE_BYTES)
@@ -224,7 +225,7 @@ def test_who_reads_gets_all_although_that_is_told_late(
 ) -> None:
     clock = Clock(late_s=0.06)
     monkeypatch.setattr(backpressure, "time", clock)
-    waiting, peer = backpressure.Unread(), connection(GUEST, b"one")
+    waiting, peer = backpressure.Backpressure(), connection(GUEST, b"one")
     for _ in range(100):
         waiting.add(peer, zmq.MessageTracker(clock.told), nbytes)
     assert waiting.has_room(peer, nbytes)
@@ -234,7 +235,7 @@ def test_who_reads_gets_all_although_that_is_told_late(
 def test_who_does_not_read_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, nbytes = Clock(late_s=math.inf), backpressure.SMALL_BYTES_MAX // 100
     monkeypatch.setattr(backpressure, "time", clock)
-    waiting, peer = backpressure.Unread(), connection(GUEST, b"one")
+    waiting, peer = backpressure.Backpressure(), connection(GUEST, b"one")
     for _ in range(100):
         waiting.add(peer, zmq.MessageTracker(clock.told), nbytes)
     for _ in range(1000):
@@ -250,7 +251,7 @@ def test_however_a_slow_reader_reads_the_others_hardly_wait_for_it(
     """It is always just about to have read enough, and asks all the time."""
     clock, nbytes, asked = Clock(late_s=math.inf), backpressure.BYTES_MAX, 0
     monkeypatch.setattr(backpressure, "time", clock)
-    waiting, peer = backpressure.Unread(), connection(GUEST, b"one")
+    waiting, peer = backpressure.Backpressure(), connection(GUEST, b"one")
     on_their_way: deque[threading.Event] = deque()
     waited_s, read_at = 0.0, 0.0
     while clock.now_s < 100.0:
@@ -274,7 +275,7 @@ def test_who_was_waited_for_in_vain_is_waited_for_again_later(
 ) -> None:
     clock, nbytes = Clock(late_s=math.inf), backpressure.BYTES_MAX
     monkeypatch.setattr(backpressure, "time", clock)
-    waiting, peer = backpressure.Unread(), connection(GUEST, b"one")
+    waiting, peer = backpressure.Backpressure(), connection(GUEST, b"one")
     for _ in range(backpressure.MESSAGES_FREE):
         waiting.add(peer, zmq.MessageTracker(clock.told), nbytes)
     assert not waiting.has_room(peer, nbytes)
@@ -324,7 +325,7 @@ def test_one_that_reads_gets_everything_however_much_it_is(house: House) -> None
 
 
 def test_two_answers_may_wait_however_large_they_are() -> None:
-    waiting = backpressure.Unread()
+    waiting = backpressure.Backpressure()
     routes = [b"\0peer", b"\0again"]
     for route in routes:
         peer = connection(GUEST, route)
@@ -455,7 +456,7 @@ def test_ten_thousand_idle_connections_leave_descriptors_and_let_guests_in(house
 
 DEAF_HOUSE = """
 from house import GUEST, KEYS, House
-from daemons import crowd
+from daemons.transport import connection_limit
 connection_limit.raise_limit()
 house = House({KEYS.public(GUEST): GUEST})
 print(house.port, flush=True)

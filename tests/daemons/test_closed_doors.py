@@ -14,7 +14,8 @@ import pytest
 import zmq
 from house import COME_S, GUEST, HEARD, HERE, KEYS, House, finds_the_house_open, guest
 
-from daemons.transport.sockets import Transport, connections, reconnect, zap
+from daemons.transport import connections, reconnect, zap
+from daemons.transport.sockets import Transport
 from dlctl import messages as m
 from dlctl import wire
 from dlctl.errors import LocalProtocolError

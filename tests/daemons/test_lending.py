@@ -15,11 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zmq
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from repeated import times
 
+from daemons.transport import shm, shm_fallback
 from daemons.transport.shm import Borrower, Lender
-from daemons.transport.sockets import Transport, shm, shm_fallback
+from daemons.transport.sockets import Transport
 from dlctl import messages as m
 from dlctl.errors import RemoteProtocolError
 from dlctl.wire import Frames
@@ -178,7 +180,7 @@ def test_what_comes_back_late_does_not_end_a_pause(lender: Lender) -> None:
 
 
 def test_receivers_that_are_gone_are_forgotten(clock: list[float]) -> None:
-    kept = shm_fallback.Misses()
+    kept = shm_fallback.ShmFallback()
     for number in range(3 * shm_fallback.RECEIVERS_MAX):
         kept.add(number)
         assert len(kept._of) <= shm_fallback.RECEIVERS_MAX
@@ -251,7 +253,7 @@ def test_processes_that_are_forked_off_do_not_keep_the_memory(lender: Lender) ->
 def test_the_memory_of_a_sender_that_is_killed_stays_with_who_reads_it() -> None:
     code = (
         "import sys, numpy\n"
-        "from daemons.lending import Lender, LARGE\n"
+        "from daemons.transport.shm import Lender, LARGE\n"
         "lender = Lender()\n"
         "sent, _ = lender.lend([b'', bytes([7]) * LARGE], 0)\n"
         "sys.stdout.buffer.write(sent[0] + sent[1])\n"
@@ -306,7 +308,7 @@ def test_a_loan_that_is_too_large_is_refused(lender: Lender) -> None:
         Borrower().read(lend(lender, frames_of(1))[0], 1000)
 
 
-@settings(max_examples=200)
+@times(2)
 @given(
     st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**64 - 1)),
     st.integers(0, 60), st.booleans(),

@@ -8,12 +8,14 @@ import time
 import numpy as np
 import pytest
 from house import COME_S, GUEST, HEARD, HERE, House, guest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from repeated import times
 
+from daemons.transport import chunking
 from daemons.transport.chunking import Assembly, cut
 from daemons.transport.partial_receive import PartialReceive
-from daemons.transport.sockets import Transport, chunking
+from daemons.transport.sockets import Transport
 from dlctl import messages as m
 from dlctl import wire
 from dlctl.errors import RemoteProtocolError
@@ -43,7 +45,7 @@ def put_together(assembly: Assembly, parts: list[Frames], source: bytes = b"a") 
     return assembly.take(source, last, MAX)
 
 
-@settings(max_examples=50)
+@times(0.5)
 @given(st.lists(st.integers(0, 40_000), max_size=6))
 def test_whatever_is_cut_comes_out_as_it_was(lengths: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -135,7 +137,7 @@ BEGINNINGS = st.lists(SIZES, max_size=4).map(
 ANYTHING = st.lists(st.binary(max_size=80), max_size=4)
 
 
-@settings(max_examples=300)
+@times(3)
 @given(
     st.lists(
         st.tuples(

@@ -118,6 +118,7 @@ def test_a_row_that_is_skipped_says_why_and_is_neither_good_nor_bad() -> None:
     assert table([skipped]).splitlines()[-1].endswith("skipped: not root")
 
 
+@pytest.mark.long
 def test_a_real_run_that_is_killed_altogether_has_kept_what_it_acknowledged() -> None:
     """The whole way once: processes, torch, sockets, acks, states, the ledger; nothing is left."""
     result = try_row(ROWS["all-kill-states"], times=1, seed=4)

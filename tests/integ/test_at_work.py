@@ -177,6 +177,7 @@ def test_set_returns_when_it_is_in_force_everywhere(at_work: Workplace) -> None:
     assert "10 -> 2" in again.out
 
 
+@pytest.mark.long
 def test_what_plan_advises_is_in_force_afterwards(at_work: Workplace) -> None:
     job = at_work.path / "job.toml"
     before = job.read_text()
@@ -193,6 +194,7 @@ def test_what_plan_advises_is_in_force_afterwards(at_work: Workplace) -> None:
     assert at_work.dlctl("set", "lr=0.1", "fetch=off").code == 0
 
 
+@pytest.mark.long
 def test_a_limit_slows_the_pushes_down(at_work: Workplace) -> None:
     ended = at_work.dlctl("set", "worker-1", "push=500B/s")
     assert "off -> 500 B/s" in ended.out, ended.err
@@ -207,6 +209,7 @@ def test_a_limit_slows_the_pushes_down(at_work: Workplace) -> None:
     at_work.dlctl("set", "worker-1", "push=off")
 
 
+@pytest.mark.long
 def test_an_interval_becomes_automatic_and_is_shown_with_what_it_has_come_to(
     at_work: Workplace,
 ) -> None:
@@ -249,6 +252,7 @@ def test_a_worker_that_is_killed_comes_back_with_its_settings_while_the_log_is_f
     assert "still runs" in ended.err
 
 
+@pytest.mark.long
 def test_a_worker_that_gets_sigterm_is_replaced_too(at_work: Workplace) -> None:
     before = at_work.daemon("worker-0")["restarts"]
     os.kill(at_work.pid("worker-0"), signal.SIGTERM)

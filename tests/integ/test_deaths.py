@@ -25,6 +25,7 @@ EATING = """def loss(self, model, batch):
             self.eaten = bytearray(b"x" * (1 << 30))"""
 
 
+@pytest.mark.long
 def test_a_run_finishes_although_a_worker_is_killed(place: Workplace) -> None:
     place.task(pause_s=0.05)
     place.job(stop="{ epochs = 2 }", workers=2, more_workers="loader_processes = 1")
@@ -41,6 +42,7 @@ def test_a_run_finishes_although_a_worker_is_killed(place: Workplace) -> None:
     place.nothing_left(timeout_s=0.5)
 
 
+@pytest.mark.long
 def test_without_durability_a_killed_server_ends_the_run_which_says_how_to_go_on(
     place: Workplace,
 ) -> None:
@@ -81,7 +83,9 @@ def _version(place: Workplace, name: str) -> int | None:
     return place.daemon(name)["metrics"].get("version")
 
 
-@pytest.mark.parametrize("name", ["server-1", "agent-0", "coordinator"])
+@pytest.mark.parametrize(
+    "name", ["server-1", pytest.param("agent-0", marks=pytest.mark.long), "coordinator"]
+)
 def test_whoever_is_killed_the_run_goes_on_by_itself(place: Workplace, name: str) -> None:
     place.task(pause_s=SLOW_S)
     place.job(stop=ENDLESS, servers=2, workers=2)
@@ -105,7 +109,7 @@ def test_whoever_is_killed_the_run_goes_on_by_itself(place: Workplace, name: str
     place.nothing_left()
 
 
-@pytest.mark.parametrize("name", ["agent-0", "server-0"])
+@pytest.mark.parametrize("name", ["agent-0", pytest.param("server-0", marks=pytest.mark.long)])
 def test_sigterm_to_whom_the_run_cannot_do_without_stops_it_in_order(
     place: Workplace, name: str
 ) -> None:
@@ -121,6 +125,7 @@ def test_sigterm_to_whom_the_run_cannot_do_without_stops_it_in_order(
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_a_frozen_coordinator_is_given_up_by_stop_kill(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
     place.job(stop=ENDLESS)
@@ -141,6 +146,7 @@ def test_a_frozen_coordinator_is_given_up_by_stop_kill(place: Workplace) -> None
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_a_coordinator_that_stands_still_is_replaced(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
     place.job(stop=ENDLESS, more="[timeouts]\nsilent_s = 2.0\n")
@@ -163,6 +169,7 @@ def _kill_all_that_watch(place: Workplace) -> None:
     place.kill_at_once([psutil.Process(place.pid(name)) for name in names])
 
 
+@pytest.mark.long
 def test_an_agent_ends_with_its_run_although_nobody_is_left_to_tell_it(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
     place.job(stop=ENDLESS)
@@ -213,6 +220,7 @@ def test_a_dead_coordinator_and_agent_are_noticed_and_stop_cleans_up(place: Work
     assert f"next: {recover}" in again
 
 
+@pytest.mark.long
 def test_a_start_after_coordinator_and_agent_have_died_goes_on_where_they_were(
     place: Workplace,
 ) -> None:
@@ -256,6 +264,7 @@ def test_a_frozen_worker_is_shown_the_others_go_on_and_it_is_replaced(place: Wor
     place.nothing_left()
 
 
+@pytest.mark.long
 @pytest.mark.root
 def test_a_worker_that_outgrows_its_memory_is_said_to_have_done_so(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
@@ -315,6 +324,7 @@ def _coordinators(place: Workplace) -> list[psutil.Process]:
     return _those_of(place, "coordinator")
 
 
+@pytest.mark.long
 def test_a_coordinator_that_begins_on_a_full_disk_leads_the_run_and_waits_for_room(
     place: Workplace,
 ) -> None:
@@ -354,6 +364,7 @@ def _agent(place: Workplace, _since: float) -> psutil.Process | None:
     return agents[0] if len(agents) == 1 else None
 
 
+@pytest.mark.long
 def test_an_agent_and_a_coordinator_that_are_on_no_record_find_each_other(
     place: Workplace,
 ) -> None:

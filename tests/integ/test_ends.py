@@ -62,6 +62,7 @@ def test_ctrl_c_stops_in_order_and_saves(place: Workplace) -> None:
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_ctrl_c_twice_does_not_wait_for_anybody(place: Workplace) -> None:
     place.task(pause_s=60.0)
     place.job(stop=ENDLESS)
@@ -89,6 +90,7 @@ def test_ctrl_c_in_start_only_leaves_and_says_how_to_stop(place: Workplace) -> N
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_a_closed_window_stops_an_attached_run_in_order(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
     place.job(stop=ENDLESS)
@@ -100,6 +102,7 @@ def test_a_closed_window_stops_an_attached_run_in_order(place: Workplace) -> Non
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_sigterm_to_the_coordinator_is_an_orderly_stop(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
     place.job(stop=ENDLESS)
@@ -112,7 +115,13 @@ def test_sigterm_to_the_coordinator_is_an_orderly_stop(place: Workplace) -> None
     place.nothing_left()
 
 
-@pytest.mark.parametrize("is_led", [True, False], ids=["led", "its coordinator is dead"])
+@pytest.mark.parametrize(
+    "is_led",
+    [
+        pytest.param(True, id="led", marks=pytest.mark.long),
+        pytest.param(False, id="its coordinator is dead"),
+    ],
+)
 def test_a_job_whose_run_directory_is_removed_ends(place: Workplace, is_led: bool) -> None:
     """Nobody could find it any more, and no command could end it."""
     place.task(pause_s=SLOW_S)

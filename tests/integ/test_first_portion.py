@@ -52,6 +52,7 @@ def test_a_stop_that_does_not_wait_for_the_portion_saves_what_was_acknowledged(
     in_it.nothing_left()
 
 
+@pytest.mark.long
 def test_start_goes_on_with_a_run_that_was_killed_then(in_it: Workplace) -> None:
     before = version(in_it)
     in_it.kill_at_once(in_it.processes())
@@ -65,6 +66,7 @@ def test_start_goes_on_with_a_run_that_was_killed_then(in_it: Workplace) -> None
     in_it.nothing_left()
 
 
+@pytest.mark.long
 def test_a_run_that_failed_in_its_first_batch_begins_anew_when_the_model_is_mended(
     place: Workplace,
 ) -> None:
@@ -83,6 +85,7 @@ def test_a_run_that_failed_in_its_first_batch_begins_anew_when_the_model_is_mend
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_another_job_file_is_no_reason_to_give_it_up_without_a_word(in_it: Workplace) -> None:
     in_it.kill_at_once(in_it.processes())
     path = in_it.path / "job.toml"

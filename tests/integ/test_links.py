@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 from workplace import Workplace
 
 
+@pytest.mark.long
 def test_what_a_dead_coordinator_has_left_is_found_behind_a_link(place: Workplace) -> None:
     (place.path / "disk").mkdir()
     (place.path / "runs").symlink_to("disk")

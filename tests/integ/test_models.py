@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -125,6 +126,7 @@ def test_buffers_are_averaged_frozen_layers_stay_and_tied_weights_stay_tied(
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_sparse_gradients_and_other_types_are_trained_by_synchronous_steps(
     place: Workplace,
 ) -> None:

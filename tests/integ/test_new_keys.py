@@ -97,6 +97,7 @@ def a_reader_looks_on_and_can_change_nothing(place: Workplace, file: Path) -> No
     place.env["XDG_STATE_HOME"] = str(place.path / "state")
 
 
+@pytest.mark.long
 def test_old_keys_open_nothing_after_a_rotation_and_no_push_is_lost(at_work: Workplace) -> None:
     """Those of a client, a reader and, by the restart of all, every daemon."""
     place, file = at_work, at_work.path / "bob.key"

@@ -7,11 +7,13 @@ import shlex
 import shutil
 from contextlib import closing
 
+import pytest
 from workplace import ENDLESS, SLOW_S, Workplace
 
 from dlctl.runs import checkpoints, database
 
 
+@pytest.mark.long
 def test_of_a_run_whose_database_is_lost_a_new_one_goes_on_with_the_checkpoint(
     place: Workplace,
 ) -> None:

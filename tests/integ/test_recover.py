@@ -69,6 +69,7 @@ def test_a_run_of_which_no_process_is_left_goes_on_where_it_was(dead: Workplace)
     dead.nothing_left()
 
 
+@pytest.mark.long
 def test_of_two_that_recover_at_once_one_wins_and_the_other_says_so(dead: Workplace) -> None:
     both = [dead.begin("recover"), dead.begin("recover")]
     ended = sorted((command.end() for command in both), key=lambda end: end.code)
@@ -87,6 +88,7 @@ def coordinators(place: Workplace) -> list[psutil.Process]:
     return [p for p in place.processes() if "daemons.coordinator" in p.cmdline()]
 
 
+@pytest.mark.long
 def test_start_brings_back_what_is_whole(dead: Workplace) -> None:
     step = dead.run()["step"]
     ended = dead.dlctl("start", "job.toml")
@@ -133,6 +135,7 @@ def test_without_a_shards_state_it_resumes_from_its_checkpoint_and_says_what_is_
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_when_nothing_is_left_it_says_so_and_how_to_begin_anew(dead: Workplace) -> None:
     from dlctl import config
     from dlctl.runs import kept_shards
@@ -146,6 +149,7 @@ def test_when_nothing_is_left_it_says_so_and_how_to_begin_anew(dead: Workplace) 
     dead.nothing_left()
 
 
+@pytest.mark.long
 def test_stop_kill_keeps_the_agent_from_starting_its_coordinator_again(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
     place.job(stop=ENDLESS)
@@ -182,6 +186,7 @@ def test_a_copy_of_a_living_run_is_refused(place: Workplace) -> None:
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_who_stops_or_kills_an_old_copy_does_no_harm_to_the_run(place: Workplace) -> None:
     """The copy takes its run for dead: it knows neither the coordinator nor the agent of now."""
     copy, first = copied(place), place.pid("coordinator")
@@ -241,6 +246,7 @@ def test_workers_come_and_go_and_daemons_begin_anew_while_it_trains(place: Workp
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_a_request_reaches_the_coordinator_that_takes_the_place_of_a_dead_one(
     place: Workplace,
 ) -> None:
@@ -256,6 +262,7 @@ def test_a_request_reaches_the_coordinator_that_takes_the_place_of_a_dead_one(
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_recover_does_the_work_of_an_agent_that_does_not(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
     place.job(stop=ENDLESS, more="[timeouts]\nsilent_s = 3.0\n")

@@ -73,6 +73,7 @@ def test_only_coordinator_and_servers_listen_on_loopback_only_and_nobody_gets_in
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_a_server_whose_port_is_taken_fails_the_start_in_the_same_way(place: Workplace) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -192,7 +193,9 @@ def test_training_goes_on_while_the_disk_is_full_and_saves_when_there_is_room(
 # ---------------------------------------------------------------- impatient people
 
 
-@pytest.mark.parametrize("after", ["the directory", "the daemons"])
+@pytest.mark.parametrize(
+    "after", [pytest.param("the directory", marks=pytest.mark.long), "the daemons"]
+)
 def test_a_start_that_is_killed_leaves_a_whole_run_or_none(place: Workplace, after: str) -> None:
     reached = {
         # Not only the empty directory: whose that is, nobody could tell.
@@ -214,6 +217,7 @@ def test_a_start_that_is_killed_leaves_a_whole_run_or_none(place: Workplace, aft
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_of_six_starts_at_once_one_starts_it(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
     place.job(stop=ENDLESS)
@@ -227,6 +231,7 @@ def test_of_six_starts_at_once_one_starts_it(place: Workplace) -> None:
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_a_coordinator_that_is_started_beside_the_one_at_work_ends_and_the_run_goes_on(
     place: Workplace,
 ) -> None:

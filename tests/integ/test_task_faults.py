@@ -117,6 +117,7 @@ def test_what_was_learned_before_evaluate_raised_is_saved(
     assert place.run()["checkpoint"]["step"] == place.run()["step"] >= 8
 
 
+@pytest.mark.long
 def test_a_model_that_never_gets_built_is_named_when_the_time_is_over(place: Workplace) -> None:
     place.task(GOOD.replace("return nn.Seq", "threading.Event().wait()\n        return nn.Seq"))
     place.job(more="[timeouts]\nready_s = 8.0\n")
@@ -161,6 +162,7 @@ def test_a_loss_that_stays_nan_fails_the_run_and_never_gets_into_the_weights(
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_a_model_that_a_rate_has_ruined_comes_back_as_it_was_before_however_often_that_fails(
     place: Workplace,
 ) -> None:
@@ -189,6 +191,7 @@ def test_a_model_that_a_rate_has_ruined_comes_back_as_it_was_before_however_ofte
     assert place.dlctl("stop").code == 0
 
 
+@pytest.mark.long
 def test_the_batches_of_gradients_that_no_server_would_take_are_named_by_status_and_events(
     place: Workplace,
 ) -> None:
@@ -215,6 +218,7 @@ def test_the_batches_of_gradients_that_no_server_would_take_are_named_by_status_
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_batches_that_are_nan_now_and_then_are_left_out_and_counted(place: Workplace) -> None:
     noise = "for i in range(50): print(f'line {i} of step {self.calls}')"
     _task(
@@ -248,6 +252,7 @@ def test_a_process_that_crashes_again_and_again_fails_the_run_with_its_last_word
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_a_task_that_ends_its_own_process_is_blamed_for_it_whatever_the_code_is(
     place: Workplace,
 ) -> None:
@@ -265,6 +270,7 @@ def test_a_task_that_ends_its_own_process_is_blamed_for_it_whatever_the_code_is(
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_all_who_hang_in_one_line_name_it_and_go_on_when_it_is_corrected(place: Workplace) -> None:
     """What `status` and `why` advise works, and one command is enough for all of them."""
     _task(place, "if self.calls > 20: threading.Event().wait()")

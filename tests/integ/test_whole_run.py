@@ -51,7 +51,10 @@ def test_the_target_is_reached(finished: Finished) -> None:
     assert all(row["last_exit"]["code"] == 0 for row in run["daemons"])
 
 
-@pytest.mark.parametrize(("kind", "name"), [("torch", "m.pt"), ("safetensors", "m.safetensors")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [pytest.param("torch", "m.pt", marks=pytest.mark.long), ("safetensors", "m.safetensors")],
+)
 def test_the_exported_model_is_as_good_as_the_run_said(
     finished: Finished, kind: str, name: str
 ) -> None:
@@ -102,6 +105,7 @@ def test_to_wait_for_what_has_happened_returns_at_once(finished: Finished) -> No
     assert finished.place.dlctl("status", "--check").code == 3
 
 
+@pytest.mark.long
 def test_fresh_begins_a_second_run_and_leaves_the_first_alone(finished: Finished) -> None:
     """The last test here: from now on this place has a newer run."""
     place = finished.place

@@ -9,9 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made import replica
+from repeated import times
 
 from dlctl.algorithms.downpour import DOWNPOUR
 from dlctl.roles.worker.intervals import PUSH, Circumstances, Cycle, Interval, Pacing
@@ -310,7 +311,7 @@ def test_the_same_measurements_give_the_same_intervals() -> None:
 SECONDS = st.sampled_from([0.0, 1e-9, 0.01, 0.1, 30.0, 1e9])
 
 
-@settings(max_examples=200)
+@times(2)
 @given(
     st.integers(1, 70),
     st.booleans(),

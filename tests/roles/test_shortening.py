@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from repeated import times
 
 from dlctl import messages as m
 from dlctl import wire
@@ -80,7 +81,7 @@ ANY = st.recursive(
 )
 
 
-@settings(max_examples=20)
+@times(0.2)
 @given(st.dictionaries(st.text(), ANY))
 def test_any_report_fits_beside_others(metrics: dict[str, Any]) -> None:
     rows = [row(metrics | {"more": metrics}, LONG)] * ROWS_MAX

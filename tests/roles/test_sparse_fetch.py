@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made import client, identity, replica
+from repeated import times
 
 from dlctl import messages as m
 from dlctl import wire
@@ -250,7 +251,7 @@ def run(steps: list[str], seed: int, precision: Precision = "float32") -> World:
     return world
 
 
-@settings(max_examples=300)
+@times(3)
 @given(
     st.lists(
         st.one_of(st.just(ROUND), st.sampled_from(sorted(STEPS)).map(lambda step: (step,))),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from repeated import times
 
 from dlctl import messages as m
 from dlctl.compress import indices
@@ -18,7 +19,7 @@ from dlctl.shards.history import PART, VERSIONS_MAX, History
 from dlctl.shards.memory import in_memory
 
 SIZE = 64
-with_many_examples = settings(max_examples=200)
+with_many_examples = times(2)
 
 
 def where(*positions: int) -> np.ndarray:

@@ -4,7 +4,6 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -26,6 +25,7 @@ from kept import (
     sparse,
     spec_of,
 )
+from repeated import times
 
 from dlctl.compress.base import Delta
 from dlctl.optim.adam import Adam
@@ -172,7 +172,7 @@ def _small_blocks(monkeypatch):
 
 
 class TestKilledAnywhere(KilledAnywhere.TestCase):
-    settings = settings(max_examples=150, stateful_step_count=25)
+    settings = times(1.5, stateful_step_count=25)
 
 
 # ---------------------------------------------------------------- the same, one story at a time

@@ -19,7 +19,7 @@ SHOW_S = 10.0
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run many seeds of all scenarios.")
-    parser.add_argument("--seeds", type=int, default=100_000, help="in all, over all scenarios")
+    parser.add_argument("--seeds", type=int, default=2000, help="in all, over all scenarios")
     parser.add_argument("--first", type=int, default=0, help="number of the first seed")
     parser.add_argument("--time", type=float, default=86_400, help="seconds; then it ends")
     parser.add_argument("--scenario", action="append", choices=SCENARIOS, help="may be repeated")

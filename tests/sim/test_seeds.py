@@ -1,4 +1,4 @@
-"""A thousand seeds, every time: small runs in bad circumstances that keep every promise."""
+"""Two hundred seeds, every time: small runs in bad circumstances that keep every promise."""
 
 import os
 import re
@@ -11,10 +11,10 @@ from scenarios import SCENARIOS
 from seeds import examine, summarise
 
 SEEDS = {
-    "downpour": 150, "downpour-topk": 60, "sync": 60, "local-sgd": 150, "sandblaster": 175,
-    "recovery": 150, "sync-recovery": 75, "full-disks": 80, "stops": 100,
+    "downpour": 30, "downpour-topk": 12, "sync": 12, "local-sgd": 30, "sandblaster": 35,
+    "recovery": 30, "sync-recovery": 15, "full-disks": 16, "stops": 20,
 }  # fmt: skip
-"""Scenario -> how many of it: those that take longer come less often."""
+"""Scenario -> how many of it: those that take longer come less often. `make soak` takes 2,000."""
 PUSHES_MIN, FAULTS_MIN = 24, 3
 """Of every run, but for those that are stopped soon: what they have in the mean."""
 EXCUSED_MAX = 0.1
@@ -22,9 +22,9 @@ EXCUSED_MAX = 0.1
 HERE = Path(__file__).parent
 
 
-def test_they_are_a_thousand():
+def test_they_are_two_hundred():
     assert SEEDS.keys() == SCENARIOS.keys()
-    assert sum(SEEDS.values()) == 1000
+    assert sum(SEEDS.values()) == 200
 
 
 @pytest.mark.timeout(600)

@@ -9,8 +9,9 @@ from typing import get_type_hints
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
+from repeated import times
 from simulated import ACCOUNT, job_file, ledger_checkers
 
 from dlctl import messages as m
@@ -65,10 +66,7 @@ def _any_of(kind) -> st.SearchStrategy:
 
 
 ANYTHING = st.one_of([_any_of(kind) for kind in MESSAGES.values()])
-STORIES = settings(
-    max_examples=25,
-    phases=[Phase.generate, Phase.shrink],
-)
+STORIES = times(0.25, phases=[Phase.generate, Phase.shrink])
 SLOW_STEPS = ComputeOptions(step_s=0.05, spread=0.0)
 
 
