@@ -805,6 +805,11 @@ def a_table_is_not_committed(patch: Patch) -> None:
     patch.setattr(TableShard, "commit", lambda self: None if self.table else honest(self))
 
 
+@mutant("the clock of the lead begins anew with its coordinator", "LeadChecker", scenario="toys")
+def the_lead_forgets_its_clock(patch: Patch) -> None:
+    patch.setattr(Scheduler, "restore_lead", lambda self, lead: self.side.resume(lead[1]))
+
+
 @mutant(
     "an answer of a process that was replaced is used", "AnswersChecker", scenario="toys", seeds=30
 )

@@ -28,6 +28,7 @@ from dlctl.sim.checkers import (
     Checker,
     ClockChecker,
     FetchesChecker,
+    LeadChecker,
     LeasesChecker,
     LivenessChecker,
     NothingLeft,
@@ -366,7 +367,7 @@ def toys(seed: int) -> Simulation:
         TermsChecker(), SamplesChecker(problem.samples, epochs, once=False),
         LeasesChecker(problem.samples, epochs, forgets=bool(faults.full_disks)),
         FetchesChecker(), TablesChecker(), AnswersChecker(), LivenessChecker(HEAL_AT_S),
-        NothingLeft(),
+        NothingLeft(), *((LeadChecker(),) if name == "toy-clock" and not faults.full_disks else ()),
     )  # fmt: skip
     return Simulation(
         job, problem, seed, network=poor_network(seed), compute=COMPUTE, faults=faults,

@@ -7,6 +7,7 @@ The state that decides what the coordinator does next lies in small pieces under
     clock               how long they have been at work; the newest attempt at a checkpoint is ago
     checkpoints         its number
     work                steps, samples and loss; the size of the dataset; the newest evaluation
+    lead                the clock and the state of the method's lead
     evaluation          epochs that were done when one was begun last; what is under way (`Asked`)
     layout              the model's tensors
     end                 how the run ends, once it does
@@ -159,6 +160,7 @@ class Persistence:
         newest, asked = self.evaluations.newest, self.evaluations.asked
         counts = (scheduler.steps, scheduler.samples, scheduler.loss)
         yield "work", (*counts, scheduler.dataset_samples, scheduler.next, newest)
+        yield "lead", scheduler.lead()
         yield "evaluation", (scheduler.evaluated_epochs, None if asked is None else astuple(asked))
         if self.run.shutdown is not None:
             end = self.run.shutdown
@@ -264,6 +266,8 @@ class Persistence:
         self.scheduler.go_on(
             steps, samples, loss, dataset_samples, (next_[0], next_[1]), portions, evaluated_epochs
         )
+        if "lead" in values:
+            self.scheduler.restore_lead(values["lead"])
         numbers = [_unused(number, now) for number in (*values["numbers"], 0)]
         self.evaluations.number, self.settings.number, self.registration.guest_lists = numbers[:3]
         self.peers.number = numbers[3]

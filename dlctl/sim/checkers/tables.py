@@ -83,3 +83,17 @@ class AnswersChecker(Checker):
             used = asking._answer
             if used and used[0] is late.payload.arrays[0]:
                 raise self.broken(f"{process} uses an answer of a replaced worker-{late.slot}")
+
+
+class LeadChecker(Checker):
+    """The clock of a method's lead goes on where it was, whichever coordinator has it. For a lead
+    that counts portions: at the end it has counted each once.
+    """
+
+    def at_end(self, world: World) -> None:
+        if world.store.run.get("state") != "finished":
+            return
+        scheduler = world.coordinator.machine.scheduler  # type: ignore[attr-defined]
+        if scheduler.side.clock != scheduler.pool.done_count:
+            done = f"{scheduler.pool.done_count} portions are done"
+            raise self.broken(f"the lead is at clock {scheduler.side.clock}, and {done}")
