@@ -28,6 +28,7 @@ from dlctl.sim.checkers import (
     Checker,
     ClockChecker,
     FetchesChecker,
+    GroupChecker,
     LeadChecker,
     LeasesChecker,
     LivenessChecker,
@@ -350,29 +351,33 @@ def sandblaster(seed: int) -> Simulation:
 
 def toys(seed: int) -> Simulation:
     """Methods from outside, each with a need of its own: a clock of the servers', a second table,
-    other replicas and no servers.
+    other replicas and no servers, a group.
     """
-    name = ("toy-clock", "toy-table", "toy-ring")[seed % 3]
-    servers = 0 if name == "toy-ring" else SERVERS
-    faults = recovery_faults(seed) if servers and seed % 2 else mixed_faults(seed)
+    name = ("toy-clock", "toy-table", "toy-ring", "toy-group")[seed % 4]
+    servers = 0 if name in ("toy-ring", "toy-group") else SERVERS
+    faults = recovery_faults(seed) if servers and seed // 4 % 2 else mixed_faults(seed)
     if not servers:
         faults = replace(faults, save_errors=0.0, full_disks=0, slow_disks=0)
     problem, epochs = LeastSquares(samples=128), 4
     job = job_file(
         WORKERS, servers, algorithm=(name, {}), batch_size=4, portion_batches=2, seed=seed,
         epochs=float(epochs), restarts_max=20, timeouts=TIMEOUTS, checkpoint_s=0.6,
-        durability=("process", "disk")[seed // 3 % 2],
+        durability=("process", "disk")[seed // 4 % 2],
     )  # fmt: skip
     checkers = (
         TermsChecker(), SamplesChecker(problem.samples, epochs, once=False),
         LeasesChecker(problem.samples, epochs, forgets=bool(faults.full_disks)),
         FetchesChecker(), TablesChecker(), AnswersChecker(), LivenessChecker(HEAL_AT_S),
-        NothingLeft(), *((LeadChecker(),) if name == "toy-clock" and not faults.full_disks else ()),
+        NothingLeft(), GroupChecker(),
     )  # fmt: skip
-    return Simulation(
+    if name == "toy-clock" and not faults.full_disks:
+        checkers = (*checkers, LeadChecker())
+    simulation = Simulation(
         job, problem, seed, network=poor_network(seed), compute=COMPUTE, faults=faults,
         checkers=checkers,
     )  # fmt: skip
+    simulation.world.groups.torn = 0.1
+    return simulation
 
 
 SCENARIOS: dict[str, Callable[[int], Simulation]] = {

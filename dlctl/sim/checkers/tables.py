@@ -9,6 +9,7 @@ import numpy as np
 from dlctl import messages as m
 from dlctl.machine import Effect, Send
 from dlctl.messages import APPLIED, DUPLICATE, Array
+from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.process import Process
 from dlctl.sim.world import World
@@ -97,3 +98,24 @@ class LeadChecker(Checker):
         if scheduler.side.clock != scheduler.pool.done_count:
             done = f"{scheduler.pool.done_count} portions are done"
             raise self.broken(f"the lead is at clock {scheduler.side.clock}, and {done}")
+
+
+class GroupChecker(Checker):
+    """Of a method whose replicas make the same steps together: at one step all of them have the
+    same model, to the last bit, whoever has died in a sum.
+    """
+
+    def __init__(self) -> None:
+        self._models: dict[int, Array] = {}
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        training = getattr(process.machine, "training", None)
+        collecting = getattr(training, "collecting", None)
+        if not isinstance(effect, Compute) or training is None or collecting is None:
+            return
+        if collecting._joins or not collecting.number:
+            return  # It has not taken part in anything yet.
+        step, model = training.side.step, training.side.parameters
+        known = self._models.setdefault(step, model.copy())
+        if not np.array_equal(known, model):
+            raise self.broken(f"{process} has another model at step {step} than the others")

@@ -23,7 +23,7 @@ from dlctl.vector import Vector, copy_into
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    lr: Annotated[float, Gt(0)] = 0.1
+    rate: Annotated[float, Gt(0)] = 0.1
     """Rate. Changes live."""
 
 
@@ -55,7 +55,7 @@ class Replica(ReplicaSide):
             if summed.weight:
                 copy_into(
                     self.parameters,
-                    self.parameters - np.float32(self.options.lr / summed.weight) * summed.vector,
+                    self.parameters - np.float32(self.options.rate / summed.weight) * summed.vector,
                 )
             self.step = summed.step + 1
             if samples and summed.is_counted:
@@ -71,5 +71,5 @@ GROUP = Method(
         links=frozenset({"group"}),
         survives=frozenset({"worker", "coordinator"}),
     ),
-    live={"lr": Setting(help="rate of the common step", parse=number)},
+    live={"rate": Setting(help="rate of the common step", parse=number)},
 )
