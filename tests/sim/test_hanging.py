@@ -196,6 +196,7 @@ def test_a_last_checkpoint_waits_for_a_worker_whose_batches_are_only_slow() -> N
     assert row["seconds"] > GIVEN_UP_S_MAX
 
 
+@pytest.mark.per_commit(2)
 @pytest.mark.parametrize("evaluate_s", [60.0, SAVE_S_MAX + 80.0])
 @pytest.mark.parametrize(
     ("verb", "arguments"), [("checkpoint", {}), ("stop", {"checkpoint": True, "grace_s": 5.0})]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from simulated import job_file
 
 from dlctl.sim.drivers import ComputeOptions
@@ -44,6 +45,7 @@ def test_how_a_worker_has_ended_is_known_when_its_coordinator_has_been_replaced(
     assert ends[1] == ends[0]
 
 
+@pytest.mark.long
 def test_what_a_coordinator_did_and_could_not_write_is_told_as_done_again(monkeypatch) -> None:
     simulation = Simulation(job_file(workers=2, seconds=20.0), LeastSquares())
     past = simulation.store.past
