@@ -172,6 +172,7 @@ def test_a_last_checkpoint_waits_for_a_worker_that_is_writing(server_s: float) -
     assert row["seconds"] > server_s + 15.0 > GIVEN_UP_S_MAX
 
 
+@pytest.mark.long
 def test_a_checkpoint_waits_for_a_worker_that_is_writing() -> None:
     _, told = asked("checkpoint", 30.0, 1, {"worker-1": 2 * STUCK_S_MAX})
     last = next(reply for _, reply in told if reply.done)

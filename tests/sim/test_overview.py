@@ -33,6 +33,7 @@ def test_a_run_that_ends_by_time_is_as_far_as_its_time() -> None:
     assert simulation.store.run["progress"] == 1.0
 
 
+@pytest.mark.long
 def test_how_a_worker_has_ended_is_known_when_its_coordinator_has_been_replaced() -> None:
     simulation = Simulation(job_file(workers=2, seconds=20.0), LeastSquares())
     simulation.at(5.0, lambda: simulation.world.kill("worker-1"))
