@@ -11,6 +11,7 @@ from daemons.worker.acks import Acks
 from daemons.worker.compute import ComputeThread
 from dlctl import registry
 from dlctl.compress import values
+from dlctl.launch import addresses
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import (
     BuildModel,
@@ -45,6 +46,10 @@ def serve(context: process.DaemonContext) -> int:
     loop.perform(Settled, acks.write)
     loop.stop_on_signals()
     loop.chores += [parent_watch.watch_parents(loop, context), values.MEMORY.check]
+    address = ""
+    if "peers" in method.shape.links:
+        place = addresses.of_worker(context.birth.run_id, context.birth.name, job, context.control)
+        address = place.told(loop.transport.listen(place.bind))
     loop.transport.connect(COORDINATOR, context.control, context.credentials.coordinator)
     compressor = registry.load("compressors", job.compression.name)
     machine = Worker(
@@ -52,6 +57,7 @@ def serve(context: process.DaemonContext) -> int:
         job,
         method,
         compressor(compressor.Options(**job.compression.options)),
+        address,
     )
     code = loop.run(machine)
     for loader in multiprocessing.active_children():

@@ -343,18 +343,18 @@ class Lead:
     """Acknowledged steps of all workers, kept up by the coordinator role."""
 
     clock: int = 0
-    """What the method counts beside the coordinator; it survives a coordinator's death."""
+    """What the method counts beside the coordinator. With `state` it is on record before anybody
+    hears of what follows from it, and in checkpoints."""
+
+    def __post_init__(self) -> None:
+        """For what a lead has of its own."""
 
     def may_lease(self, slot: int, first_slot: int) -> str:
         """Why `slot` has to wait; "" if it may work now. `first_slot`: the lowest that lives."""
         return ""
 
-    def quorum(self, clock: int, came: frozenset[int], members: frozenset[int]) -> frozenset[int]:
-        """Whose pushes of this clock count, for all shards, once that can be said; else empty.
-
-        came: the slots whose pushes have come to the first shard.
-        """
-        return frozenset()
+    def portion_done(self, slot: int, steps: int, samples: int) -> None:
+        """A worker has done a portion, for the first time; `steps_done` counts it already."""
 
     def drive(self) -> Drives | None:
         """The method itself, if the coordinator drives it."""

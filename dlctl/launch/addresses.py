@@ -55,6 +55,22 @@ def of_server(run_id: str, name: str, job: JobFile, control: str) -> Place:
     return on_host(host, port, control)
 
 
+def of_worker(run_id: str, name: str, job: JobFile, control: str) -> Place:
+    """The same of a worker whom other replicas ask. Its port is behind those of the servers."""
+    if not job.uses_tcp:
+        return Place(paths.socket_address(run_id, name))
+    port = port_of(name, job)
+    if port:
+        port += job.servers.count
+    if not job.has_other_hosts:
+        return Place(_tcp(LOOPBACK, port))
+    where = placement.place(job).get(name)
+    hosts = placement.agents(job.places)
+    # One that was added by `dlctl scale` is on any host: its address is found by the way to us.
+    host = hosts[where] if where is not None else Host(ssh=LOOPBACK)
+    return on_host(host, port, control)
+
+
 def on_host(host: Host, port: int, control: str) -> Place:
     """Where a server listens at this port of a host among others; 0: any free port.
 

@@ -378,10 +378,14 @@ class Reopen(Message):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Peers(Message):
-    """To a worker: who takes part now. Repeated until `PeersNoted`; the newest `number` counts."""
+    """To a worker: who takes part now, and who is about to. Repeated until `PeersNoted`; the newest
+    `number` counts.
+    """
 
     number: int
     slots: tuple[int, ...]
+    joining: tuple[int, ...]
+    """Of these slots, those that do not take part yet: they may ask, and cannot answer."""
     epochs: tuple[int, ...]
     addresses: tuple[str, ...]
     """"" while a worker does not listen."""
@@ -396,7 +400,7 @@ class PeersNoted(Message):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Listening(Message):
-    """From a worker: other replicas may ask it at this address. Repeated until it is in `Peers`."""
+    """From a worker: other replicas may ask it at this address. Repeated until `ListeningNoted`."""
 
     slot: int
     epoch: int
@@ -430,3 +434,9 @@ class GroupBroken(Message):
     epoch: int
     generation: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ListeningNoted(Message):
+    slot: int
+    epoch: int

@@ -262,7 +262,8 @@ class Injector:
     def _neighbours(self) -> tuple[str, str]:
         """A daemon that connects, and one that it connects to."""
         one = self._one_of(self._daemons)
-        return one, self._one_of(self._servers) if one in self._workers else COORDINATOR
+        has_server = one in self._workers and self._servers
+        return one, self._one_of(self._servers) if has_server else COORDINATOR
 
     def _cut(self) -> None:
         one, other = self._neighbours()

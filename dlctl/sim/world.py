@@ -288,12 +288,17 @@ class World:
             process, self.problem, job.workers.batch_size, job.job.seed, self.compute,
             self._compute_rng, method.shape.twin,
         )  # fmt: skip
+        address = ""
+        if "peers" in method.shape.links:
+            address = f"sim://{birth.name}"
+            self.network.listen(address, process)
         compressor = registry.load("compressors", job.compression.name)
         return Worker(
             birth,
             job,
             method,
             compressor(compressor.Options(**job.compression.options)),
+            address,
         )
 
     # ------------------------------------------------------------ what befalls them

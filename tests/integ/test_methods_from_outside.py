@@ -97,6 +97,9 @@ def test_replicas_that_ask_each_other_need_no_servers(place: Workplace) -> None:
     kill(place, "worker-1")
     stop(place)
     assert place.run()["evaluation"]["accuracy"] >= 0.85
+    models = [kept(place, f"worker-{slot}.safetensors")["w"] for slot in range(3)]
+    apart = max(np.abs(model - models[0]).max() for model in models)
+    assert 0 < apart < 0.5 * np.abs(models[0]).max(), "they go on from each other's models"
     exported = place.dlctl("checkpoint", "export", "-o", "model.safetensors")
     assert exported.code == 0, exported.err
     assert set(load_file(place.path / "model.safetensors")) == {

@@ -39,6 +39,8 @@ from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
 from dlctl.roles.worker.basis import Basis
 from dlctl.roles.worker.joining import Joining
+from dlctl.roles.worker.leases import Portions
+from dlctl.roles.worker.services.asking import Asking
 from dlctl.roles.worker.services.reading import Reading
 from dlctl.roles.worker.shard_client import ShardClient
 from dlctl.roles.worker.training import Training
@@ -754,3 +756,68 @@ def the_next_one_is_open(patch: Patch) -> None:
         self.last_checkpoint = 0
 
     patch.setattr(ShardProtocol, "resume", resume)
+
+
+# ---------------------------------------------------------------- what methods may ask for
+
+
+@mutant("a reply tells of an older clock than its values are of", "AssertionError", scenario="toys")
+def stale_clock_in_a_reply(patch: Patch) -> None:
+    honest = TableShard._answer_fetch
+
+    def answer(self, peer, fetch):
+        clock, self.side.clock = self.side.clock(), lambda: max(0, clock - 2)
+        honest(self, peer, fetch)
+        del self.side.clock
+
+    patch.setattr(TableShard, "_answer_fetch", answer)
+
+
+@mutant(
+    "a read is answered by an older one that waits for a smaller clock", "AssertionError",
+    scenario="toys",
+)  # fmt: skip
+def an_older_read_answers(patch: Patch) -> None:
+    patch.setattr(Reading, "_serves", lambda self, need: True)
+
+
+@mutant(
+    "what is done without a push counts before it is computed", "SamplesChecker", scenario="toys",
+    seeds=20, first=2,
+)  # fmt: skip
+def done_before_the_step(patch: Patch) -> None:
+    honest = Portions.done_now
+
+    def done_now(self):
+        done = honest(self)
+        if self.current is not None and self.current.next_number:
+            done.append(self.current)
+        return done
+
+    patch.setattr(Portions, "done_now", done_now)
+
+
+@mutant("a table beside the parameters is lost with its server", "TablesChecker", "LivenessChecker",
+    scenario="toys",
+)  # fmt: skip
+def a_table_is_not_committed(patch: Patch) -> None:
+    honest = TableShard.commit
+    patch.setattr(TableShard, "commit", lambda self: None if self.table else honest(self))
+
+
+@mutant("the clock of the lead begins anew with its coordinator", "LeadChecker", scenario="toys")
+def the_lead_forgets_its_clock(patch: Patch) -> None:
+    patch.setattr(Scheduler, "restore_lead", lambda self, lead: self.side.resume(lead[1]))
+
+
+@mutant(
+    "an answer of a process that was replaced is used", "AnswersChecker", scenario="toys", seeds=30
+)
+def a_replaced_replica_answers(patch: Patch) -> None:
+    def on_answer(self, peer, answer, now):
+        if self._asked is not None and answer.slot == self._asked[0] and not answer.error:
+            self.context.retries.drop(self._key())
+            self._asked, self._answer = None, answer.payload.arrays
+
+    patch.setattr(Asking, "on_answer", on_answer)
+    patch.setattr(Asking, "_has_left", lambda self, slot, epoch: False)

@@ -24,12 +24,17 @@ from simulated import (
 from dlctl.messages import Array
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import (
+    AnswersChecker,
     Checker,
     ClockChecker,
+    FetchesChecker,
+    LeadChecker,
     LeasesChecker,
     LivenessChecker,
     NothingLeft,
     OwnStepsChecker,
+    SamplesChecker,
+    TablesChecker,
     TermsChecker,
 )
 from dlctl.sim.crashpoints import PointCrash
@@ -343,6 +348,33 @@ def sandblaster(seed: int) -> Simulation:
     return _driven(seed, checkers, **circumstances)
 
 
+def toys(seed: int) -> Simulation:
+    """Methods from outside, each with a need of its own: a clock of the servers', a second table,
+    other replicas and no servers.
+    """
+    name = ("toy-clock", "toy-table", "toy-ring")[seed % 3]
+    servers = 0 if name == "toy-ring" else SERVERS
+    faults = recovery_faults(seed) if servers and seed % 2 else mixed_faults(seed)
+    if not servers:
+        faults = replace(faults, save_errors=0.0, full_disks=0, slow_disks=0)
+    problem, epochs = LeastSquares(samples=128), 4
+    job = job_file(
+        WORKERS, servers, algorithm=(name, {}), batch_size=4, portion_batches=2, seed=seed,
+        epochs=float(epochs), restarts_max=20, timeouts=TIMEOUTS, checkpoint_s=0.6,
+        durability=("process", "disk")[seed // 3 % 2],
+    )  # fmt: skip
+    checkers = (
+        TermsChecker(), SamplesChecker(problem.samples, epochs, once=False),
+        LeasesChecker(problem.samples, epochs, forgets=bool(faults.full_disks)),
+        FetchesChecker(), TablesChecker(), AnswersChecker(), LivenessChecker(HEAL_AT_S),
+        NothingLeft(), *((LeadChecker(),) if name == "toy-clock" and not faults.full_disks else ()),
+    )  # fmt: skip
+    return Simulation(
+        job, problem, seed, network=poor_network(seed), compute=COMPUTE, faults=faults,
+        checkers=checkers,
+    )  # fmt: skip
+
+
 SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "downpour": downpour,
     "downpour-topk": downpour_topk,
@@ -353,5 +385,6 @@ SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "sync-recovery": sync_recovery,
     "full-disks": full_disks,
     "stops": stops,
+    "toys": toys,
 }
 """Name -> seed -> a run that has not begun."""

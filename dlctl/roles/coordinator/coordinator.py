@@ -42,6 +42,7 @@ from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.failure_detector import FailureDetector
 from dlctl.roles.coordinator.host_failures import HostFailures
 from dlctl.roles.coordinator.membership import Daemon, Membership
+from dlctl.roles.coordinator.peers import Peers
 from dlctl.roles.coordinator.persistence import Persistence
 from dlctl.roles.coordinator.records import (
     CheckpointBegun,
@@ -88,6 +89,7 @@ class Coordinator:
         self.settings = SettingChanges(context, members, live, content)
         self.evaluations = Evaluations(context, members, lambda: self.scheduler.steps)
         self.files = HostFiles(context, members)
+        self.peers = Peers(run)
         self.registration.on_start = self.files.mirror.follow
         self.checkpointing = Checkpointing(
             context, members, job.checkpoints.keep, job.checkpoints.every_s, past.checkpoints,
@@ -117,7 +119,7 @@ class Coordinator:
             run, self, past, registration=self.registration, scheduler=self.scheduler,
             settings=self.settings, evaluations=self.evaluations,
             checkpointing=self.checkpointing, files=self.files, scaling=self.scaling,
-            rotation=self.rotation,
+            rotation=self.rotation, peers=self.peers,
         )  # fmt: skip
         if past.manifest:
             self.scheduler.restore(past.manifest.get("data", {}))
@@ -240,6 +242,7 @@ class Coordinator:
             self._advance_run(now)
         else:
             self._advance_ending(self.run.shutdown, now)
+        self.peers.advance(now)
         self.requests.tell(now)
         self.status.report_if_due(now)
 
@@ -273,6 +276,8 @@ class Coordinator:
         try:
             if self.registration.layout is None:
                 self.scheduler.open_dataset(message.samples)
+            worker.model_ready = True
+            self.peers.advance(now)  # Who begins knows who else takes part.
             self.registration.on_model(worker, message.layout, now)
         except DlctlError as error:
             self.end("failed", f"{error.message}; {error.hint}", now)
@@ -430,6 +435,8 @@ class Coordinator:
         m.GuestsNoted: lambda self, peer, message, now: self.registration.on_guests_noted(
             message, now
         ),
+        m.PeersNoted: lambda self, peer, message, now: self.peers.on_noted(message, now),
+        m.Listening: lambda self, peer, message, now: self.peers.on_listening(peer, message, now),
         m.MovedNoted: lambda self, peer, message, now: self.registration.on_moved_noted(
             message, now
         ),

@@ -7,13 +7,14 @@ The state that decides what the coordinator does next lies in small pieces under
     clock               how long they have been at work; the newest attempt at a checkpoint is ago
     checkpoints         its number
     work                steps, samples and loss; the size of the dataset; the newest evaluation
+    lead                the clock and the state of the method's lead
     evaluation          epochs that were done when one was begun last; what is under way (`Asked`)
     layout              the model's tensors
     end                 how the run ends, once it does
     daemon/<name>       its incarnation, term, address, and how far it has come
     portion/<e>/<p>     the slot that has it, or RETURNED or DONE; p = -1: all of epoch e
     answer/<slot>       the newest lease of a slot, in case it has to be repeated
-    numbers             of the newest evaluation, change and list of guests: by these they are known
+    numbers             of the newest evaluation, change, list of guests and list of peers
     log/<daemon>.<i>    of a process on another host: its agent, the part of its log that is copied
 
 After every event the pieces that have changed become `Remember` effects, ahead of the messages of
@@ -47,6 +48,7 @@ from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.evaluation import Asked, Evaluations
 from dlctl.roles.coordinator.membership import LASTING, Daemon
+from dlctl.roles.coordinator.peers import Peers
 from dlctl.roles.coordinator.records import Remember
 from dlctl.roles.coordinator.registration import Past, Registration
 from dlctl.roles.coordinator.remote_files import HostFiles
@@ -99,6 +101,7 @@ class Persistence:
         files: HostFiles,
         scaling: Scaling,
         rotation: Rotation,
+        peers: Peers,
     ) -> None:
         self.run = run
         self.control = control
@@ -111,6 +114,7 @@ class Persistence:
         self.mirror = files.mirror
         self.scaling = scaling
         self.rotation = rotation
+        self.peers = peers
         self._known: dict[str, Any] = {}
         self._answered_slots: set[int] = set()
         self._begun: float | None = None
@@ -156,6 +160,7 @@ class Persistence:
         newest, asked = self.evaluations.newest, self.evaluations.asked
         counts = (scheduler.steps, scheduler.samples, scheduler.loss)
         yield "work", (*counts, scheduler.dataset_samples, scheduler.next, newest)
+        yield "lead", scheduler.lead()
         yield "evaluation", (scheduler.evaluated_epochs, None if asked is None else astuple(asked))
         if self.run.shutdown is not None:
             end = self.run.shutdown
@@ -165,7 +170,12 @@ class Persistence:
         yield "checkpoints", self.checkpointing.number
         yield (
             "numbers",
-            (self.evaluations.number, self.settings.number, self.registration.guest_lists),
+            (
+                self.evaluations.number,
+                self.settings.number,
+                self.registration.guest_lists,
+                self.peers.number,
+            ),
         )
         for slot in self._answered_slots - scheduler.answered.keys():
             yield f"answer/{slot}", None
@@ -256,9 +266,11 @@ class Persistence:
         self.scheduler.go_on(
             steps, samples, loss, dataset_samples, (next_[0], next_[1]), portions, evaluated_epochs
         )
-        self.evaluations.number, self.settings.number, self.registration.guest_lists = (
-            _unused(number, now) for number in values["numbers"]
-        )
+        if "lead" in values:
+            self.scheduler.restore_lead(values["lead"])
+        numbers = [_unused(number, now) for number in (*values["numbers"], 0)]
+        self.evaluations.number, self.settings.number, self.registration.guest_lists = numbers[:3]
+        self.peers.number = numbers[3]
         self.mirror.go_on(values, self.past.logs)
         for key, value in values.items():
             if key.startswith("answer/"):

@@ -9,7 +9,7 @@ import math
 import operator
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -101,6 +101,16 @@ class Scheduler:
         self.steps, self.samples = data.get("steps", 0), data.get("samples", 0)
         self.loss = data.get("loss")
         self.side.steps_done = self.steps
+        if "lead" in data:
+            self.restore_lead(data["lead"])
+
+    def lead(self) -> list[Any]:
+        """[clock, state] of the method's lead, as `restore_lead` takes it."""
+        return [self.side.clock, self.side.state()]
+
+    def restore_lead(self, lead: Sequence[Any]) -> None:
+        self.side.clock = lead[0]
+        self.side.resume(lead[1])
 
     @property
     def dataset_samples(self) -> int:
@@ -170,6 +180,7 @@ class Scheduler:
             "portion_samples": pool.portion_samples,
             "complete_epochs": pool.complete_epochs(),
             "portions": pool.done(),
+            "lead": self.lead(),
         }
 
     # ------------------------------------------------------------ leases
@@ -278,6 +289,7 @@ class Scheduler:
         self.steps += done.steps
         self.samples += done.samples
         self.side.steps_done = self.steps
+        self.side.portion_done(done.slot, done.steps, done.samples)
         if done.samples:
             self._take_loss(done.loss_sum / done.samples)
         if self.driving is not None:

@@ -79,6 +79,8 @@ class StatusReport:
                 d.name: d.settings for d in self.run.members.daemons.values() if d.settings
             },
         }
+        if figures := scheduler.side.figures():
+            run["method"] = figures
         if checkpointing.newest is not None:
             run["checkpoint"] = checkpointing.newest
         self._seen = run

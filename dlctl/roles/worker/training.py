@@ -9,12 +9,13 @@ when the data ends.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from dlctl import messages as m
 from dlctl.algorithms.base import Method, ReplicaSide
 from dlctl.algorithms.needs import (
+    Ask,
     Done,
     Engine,
     Gradient,
@@ -32,6 +33,7 @@ from dlctl.roles.worker.fetching import Fetcher
 from dlctl.roles.worker.intervals import Pacing
 from dlctl.roles.worker.leases import Portions
 from dlctl.roles.worker.send_queue import SendQueue
+from dlctl.roles.worker.services.asking import Answering, Asking, Members
 from dlctl.roles.worker.services.base import Phase, Service
 from dlctl.roles.worker.services.computing import Computing, Engines
 from dlctl.roles.worker.services.reading import Reading
@@ -56,10 +58,10 @@ class Training:
         lease_ahead_s: float,
         averaged: m.Array,
         push_norm_max: float,
-        links: Mapping[type[Need], Service[Any]] | None = None,
+        members: Members | None = None,
     ) -> None:
         """tables: the clients of each table of the method, in shard order. averaged: float64[n],
-        the model's buffers. links: the services of needs that go to other replicas.
+        the model's buffers. members: who takes part, if replicas ask each other.
         """
         self.context = context
         self.identity = identity
@@ -83,7 +85,8 @@ class Training:
             self.rates, averaged,
         )  # fmt: skip
         self.engines = Engines(context)
-        self.links = dict(links or {})
+        self.asking = Asking(context, identity, members) if members else None
+        self.answering = Answering(context, identity, members, side) if members else None
         self._services: dict[type[Need], Service[Any]] = {
             NextData: self.computing,
             Gradient: self.computing,
@@ -91,8 +94,9 @@ class Training:
             Engine: self.engines,
             Read: self.reading,
             Write: self.writing,
-            **self.links,
         }
+        if self.asking is not None:
+            self._services[Ask] = self.asking
         self.parked = False
         """Drained: the method will not be resumed any more."""
         self._paused = False
@@ -131,6 +135,8 @@ class Training:
         self.reading.arrived(now)
         self.fetcher.model_changes(self.side.changes_parameters())
         self._place_arrivals()
+        if self.answering is not None and not self.is_at_work():
+            self.answering.serve()
         if self._need is None and not self.parked:
             self._resume(None, now)
         while not self.parked:
@@ -174,7 +180,7 @@ class Training:
 
     def pause(self, now: float) -> bool:
         """Leave the model alone until `resume`, if no gradient is being computed now."""
-        self._paused = not self.computing.is_computing and not self.engines.is_at_work
+        self._paused = not self.is_at_work()
         if self._paused:
             self.pacing.waits("", now)
             self.computing.paused(now)
@@ -204,6 +210,10 @@ class Training:
         """The same of a batch that only takes longer than the others did."""
         return self.computing.long_s(now)
 
+    def is_at_work(self) -> bool:
+        """Whether the model is being computed with just now."""
+        return self.computing.is_computing or self.engines.is_at_work
+
     def has_unpushed_steps(self) -> bool:
         """Whether there are steps that no push has taken anything of yet."""
         return self.writing.has_unpushed_steps()
@@ -216,7 +226,7 @@ class Training:
 
     def _place_arrivals(self) -> None:
         """Never while a gradient is being computed: it would be of no parameters at all."""
-        if not self.computing.is_computing and not self.engines.is_at_work:
+        if not self.is_at_work():
             self.reading.place()
 
     def on_computed(self, event: Computed, now: float) -> None:
@@ -266,6 +276,9 @@ class Training:
         values["repeated"] = self.context.retries.repeated
         # Who says that it has none has been told that all which it has done is noted.
         values["portions"] = self.portions.not_done() + self.context.retries.count("portion")
+        if self.asking is not None and self.answering is not None:
+            values["unanswered"] = self.asking.unanswered
+            values["answered"] = self.answering.served
         values["nonfinite_steps"] = self.bad_gradients.steps
         return values
 

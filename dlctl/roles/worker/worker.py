@@ -58,6 +58,7 @@ from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.worker.evaluation import Evaluation
 from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.send_queue import SendQueue
+from dlctl.roles.worker.services.asking import Members
 from dlctl.roles.worker.settings import WorkerSettings
 from dlctl.roles.worker.shard_client import Fenced
 from dlctl.roles.worker.stall import StallDetector
@@ -76,8 +77,14 @@ OWN_MODEL = (W, "averaged", "constant")
 
 class Worker:
     def __init__(
-        self, birth: Birth, job: JobFile, algorithm: Method, compressor: Compressor
+        self,
+        birth: Birth,
+        job: JobFile,
+        algorithm: Method,
+        compressor: Compressor,
+        address: str = "",
     ) -> None:
+        """address: where other replicas can ask this one; "" if it listens nowhere."""
         self.birth = birth
         self.job = job
         self.algorithm = algorithm
@@ -91,8 +98,10 @@ class Worker:
         self.training: Training | None = None
         self.joining = Joining(self.context, birth, algorithm.shape)
         self._lifeline = Watchdog()
-        self._members: frozenset[int] = frozenset()
-        """The slots that take part, as the coordinator has told."""
+        self.members = Members(self.context, birth.name, connects="peers" in algorithm.shape.links)
+        self._address = address
+        self._is_deferred = False
+        """It could begin, but for the list of those who take part."""
         self._draining = False
         self._saving = Saving(self.context, birth.name)
         self._gathering = Restoring(self.context)
@@ -128,8 +137,8 @@ class Worker:
 
     def _on_event(self, event: Event, now: float) -> None:
         match event:
-            case Received(peer, message):
-                self._on_message(peer, message, now)
+            case Received(peer, message, identity):
+                self._on_message(peer, message, identity, now)
             case Computed() if self.training:
                 self.training.on_computed(event, now)
             case EngineRan() if self.training:
@@ -163,15 +172,20 @@ class Worker:
             case StopRequested(reason):
                 self.context.do(Exit(0, reason))
 
-    def _on_message(self, peer: Peer, message: m.Message, now: float) -> None:
+    def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
         is_control = peer == COORDINATOR
         if is_control:
             self._lifeline.heard(now)
         handler = (self._FROM_COORDINATOR if is_control else self._FROM_SERVERS).get(type(message))
         try:
-            if handler is None or not (is_control or self._is_from_shard(peer, message)):
+            if isinstance(message, m.Ask) and isinstance(peer, bytes):
+                self._on_ask(peer, message, identity)
+            elif isinstance(message, m.Answer) and not isinstance(peer, bytes):
+                self._on_answer(peer, message, now)
+            elif handler is None or not (is_control or self._is_from_shard(peer, message)):
                 raise RemoteProtocolError("it has no business here")
-            handler(self, message, now)
+            else:
+                handler(self, message, now)
         except RemoteProtocolError as error:
             what = f"{type(message).__name__} from {peer!r:.40}"
             self.context.note("warning", f"refused {what}: {error.message}")
@@ -213,6 +227,37 @@ class Worker:
     def _on_welcome(self, message: m.Welcome, now: float) -> None:
         if self.joining.on_welcome(message, now):
             self.live.apply(message.settings, now)
+            self._listen(now)
+
+    def _on_peers(self, message: m.Peers, now: float) -> None:
+        identity = self.joining.identity
+        if identity is None or not self.members.on_peers(message, identity.slot):
+            return
+        if self.training is not None:
+            self.training.on_members(self.members.slots)
+        elif self._is_deferred:
+            self._is_deferred = False
+            self._restore_or_begin()
+
+    def _on_listening_noted(self, message: m.ListeningNoted, now: float) -> None:
+        self.context.retries.done("listening", now)
+
+    def _listen(self, now: float) -> None:
+        """Say where other replicas can ask this one."""
+        identity = self.joining.identity
+        if self._address and identity is not None:
+            message = m.Listening(identity.slot, identity.epoch, self._address)
+            self.context.ask("listening", COORDINATOR, message, now)
+
+    def _on_ask(self, peer: Peer, message: m.Ask, identity: str) -> None:
+        """Raises RemoteProtocolError for what no replica of this run would ask."""
+        self.members.authz.check(identity, message)
+        if self.training is not None and self.training.answering is not None:
+            self.training.answering.on_ask(peer, message)
+
+    def _on_answer(self, peer: Peer, message: m.Answer, now: float) -> None:
+        if self.training is not None and self.training.asking is not None:
+            self.training.asking.on_answer(peer, message, now)
 
     def _on_topology(self, message: m.Topology, now: float) -> None:
         self.joining.on_topology(message, now)
@@ -231,6 +276,9 @@ class Worker:
         """Who asks for data has its residual: the run takes up its work when all have asked. Before
         that nobody saves, and the next process of a worker that dies is told to restore it again.
         """
+        if self.members.connects and not self.members.number:
+            self._is_deferred = True  # It begins when it knows who else takes part.
+            return
         if self.joining.restores():
             if not self.joining.restoring:
                 self.joining.begin_to_restore()
@@ -251,7 +299,7 @@ class Worker:
                 slot=identity.slot,
                 layout=Layout.from_bytes(model.layout),
                 rng=np.random.default_rng(seed),
-                members=self._members,
+                members=self.members.slots,
             )
         )
         start: Start = "joins" if self.joining.is_under_way() else "new"
@@ -272,6 +320,7 @@ class Worker:
             lease_ahead_s=self.job.data.lease_ahead_s,
             averaged=model.averaged,
             push_norm_max=self.job.servers.push_norm_max,
+            members=self.members if self.members.connects else None,
         )
 
     def _restore_model(self, side: ReplicaSide, saved: Mapping[str, m.Array]) -> None:
@@ -424,6 +473,8 @@ class Worker:
     _FROM_COORDINATOR: ClassVar[dict[type, Callable[[Any, Any, float], None]]] = {
         m.Welcome: _on_welcome,
         m.Topology: _on_topology,
+        m.Peers: _on_peers,
+        m.ListeningNoted: _on_listening_noted,
         m.Moved: lambda self, message, now: self.joining.on_moved(message, now),
         m.Heard: lambda self, message, now: None,
         m.Lease: _on_work,

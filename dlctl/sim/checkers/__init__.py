@@ -4,8 +4,8 @@ One promise a file: `ledger` (nothing acknowledged is lost or applied twice), `a
 its push would survive), `terms` (epochs and generations), `samples` (every sample, one living
 holder), `staleness` (as it is reported), `clock` (its bound behind a barrier), `fetches` (a model
 is what the shard was), `liveness` (the run goes on once all is well again), `own_steps` (local SGD
-loses none of them on the way), `leftovers`. `book` is what several of them know of the workers'
-pushes.
+loses none of them on the way), `tables` (those beside the parameters), `leftovers`.
+`book` is what several of them know of the workers' pushes.
 """
 
 from dlctl.sim.checkers.acks import AcksChecker
@@ -20,14 +20,17 @@ from dlctl.sim.checkers.own_steps import OwnStepsChecker
 from dlctl.sim.checkers.samples import LeasesChecker, SamplesChecker
 from dlctl.sim.checkers.saved import SavedChecker
 from dlctl.sim.checkers.staleness import StalenessChecker
+from dlctl.sim.checkers.tables import AnswersChecker, LeadChecker, TablesChecker
 from dlctl.sim.checkers.terms import TermsChecker
 
 __all__ = [
     "AcksChecker",
+    "AnswersChecker",
     "Book",
     "Checker",
     "ClockChecker",
     "FetchesChecker",
+    "LeadChecker",
     "LeasesChecker",
     "LedgerChecker",
     "LivenessChecker",
@@ -37,5 +40,6 @@ __all__ = [
     "SamplesChecker",
     "SavedChecker",
     "StalenessChecker",
+    "TablesChecker",
     "TermsChecker",
 ]

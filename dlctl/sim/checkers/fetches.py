@@ -40,6 +40,8 @@ class FetchesChecker(Checker):
         if not isinstance(effect, Send) or not isinstance(effect.message, _ANSWERS):
             return
         answer, serving = effect.message, process.machine.serving  # type: ignore[attr-defined]
+        if answer.table:
+            return  # It is read beside the model.
         is_rounded = serving.summary.precision != "float32"
         if is_rounded and (process, effect.peer, answer.request) in self._exact:
             return  # It is evaluated, and no model is made of it.

@@ -1,7 +1,7 @@
 """toy-clock: no replica gets more than `staleness` steps ahead of the slowest (as in SSP, Ho 2013).
 
     replica, at its clock c:  read w, once the servers' clock is at least c - staleness
-                              push the gradient; c += 1
+                              push the gradient; c += 1; begin to read what there is by now
     shard:                    apply at once; its clock is the least of all members' clocks
 
 It guards clocks in replies, reads that wait, members on the shards, and a method's state there.
@@ -9,13 +9,14 @@ It guards clocks in replies, reads that wait, members on the shards, and a metho
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge
 
 from dlctl import messages
-from dlctl.algorithms.base import Method, Needs, Outcome, ReplicaSide, ShardSide
+from dlctl.algorithms.base import Lead, Method, Needs, Outcome, ReplicaSide, ShardSide
 from dlctl.algorithms.needs import Gradient, NextData, Read, View, Write
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, Json
@@ -57,6 +58,7 @@ class Replica(ReplicaSide):
             self.residual += computed.gradient
             clock += 1
             yield Write(vector=self.residual, samples=computed.samples, clock=clock)
+            yield Read(wait=False)
 
 
 class Clocks(ShardSide):
@@ -94,9 +96,30 @@ class Clocks(ShardSide):
         self._clocks = dict(state.get("clocks", []))
 
 
+class Counting(Lead):
+    """Its clock counts portions, its state whose they were."""
+
+    def __post_init__(self) -> None:
+        self._done: Counter[int] = Counter()
+
+    def portion_done(self, slot: int, steps: int, samples: int) -> None:
+        self.clock += 1
+        self._done[slot] += 1
+
+    def state(self) -> Json:
+        return {"done": sorted(map(list, self._done.items()))}
+
+    def resume(self, state: Json) -> None:
+        self._done = Counter(dict(state["done"]))
+
+    def figures(self) -> Json:
+        return {"portions": self.clock, "of": {f"worker-{s}": n for s, n in self._done.items()}}
+
+
 CLOCK = Method(
     Options=Options,
     replica=Replica,
     shard=Clocks,
+    lead=Counting,
     live={"staleness": Setting(help="steps ahead of the slowest replica", parse=count)},
 )

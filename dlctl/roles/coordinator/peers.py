@@ -1,0 +1,74 @@
+"""Who takes part, told to all workers: their slots, epochs, and where they listen.
+
+Every list has a number, and the newest counts. A worker is told before it begins, and whenever
+somebody joins, leaves, dies or is replaced.
+"""
+
+from __future__ import annotations
+
+from dlctl import messages as m
+from dlctl.machine import Peer
+from dlctl.roles.coordinator.membership import Daemon
+from dlctl.roles.coordinator.run_state import RunState
+
+
+class Peers:
+    def __init__(self, run: RunState) -> None:
+        self.run = run
+        self.number = 0
+        """Of the newest list; of all coordinators of this run: workers go by the newest."""
+        self.has_links = "peers" in run.algorithm.shape.links
+        self._list: tuple[tuple[int, int, str, bool], ...] = ()
+        """Slot, epoch, address, and whether it takes part."""
+        self._told: dict[str, tuple[int, int]] = {}
+        """Worker -> its incarnation, and the list that it was sent last."""
+
+    def on_listening(self, peer: Peer, message: m.Listening, now: float) -> None:
+        worker = self.run.members.worker(message.slot, message.epoch)
+        if worker is None or worker.peer != peer:
+            return
+        worker.address = message.address
+        self.run.context.send(peer, m.ListeningNoted(message.slot, message.epoch))
+        self.advance(now)
+
+    def on_noted(self, message: m.PeersNoted, now: float) -> None:
+        key = ("peers", message.name)
+        newest = self.run.context.retries.message(key)
+        if isinstance(newest, m.Peers) and newest.number == message.number:
+            self.run.context.retries.done(key, now)
+
+    def advance(self, now: float) -> None:
+        """Send the list to whoever has not been told of it."""
+        members = self.run.members
+        slots = set(members.live_slots())
+        workers = members.of_role("worker")
+        rows = tuple(
+            (d.index, d.term, d.address, d.index in slots)
+            for d in workers
+            if d.alive and d.model_ready and not d.drained
+        )
+        if rows != self._list:
+            self._list, self.number = rows, self.number + 1
+        for worker in workers:
+            if worker.alive and worker.model_ready:
+                self._tell(worker, now)
+            elif worker.name in self._told:
+                self._forget(worker.name)
+
+    def _tell(self, worker: Daemon, now: float) -> None:
+        told = (worker.incarnation, self.number)
+        if self._told.get(worker.name) == told:
+            return
+        self._told[worker.name] = told
+        keyring = self.run.keyring
+        columns = zip(*self._list, strict=True) if self._list else ((), (), (), ())
+        slots, epochs, addresses, take_part = columns
+        joining = tuple(slot for slot, at_work in zip(slots, take_part, strict=True) if not at_work)
+        keys = tuple(keyring.public(f"worker-{slot}") if self.has_links else "" for slot in slots)
+        # Numbers begin at 1: a worker that has heard of none waits for its first list.
+        message = m.Peers(self.number + 1, slots, joining, epochs, addresses, keys)
+        self.run.context.ask(("peers", worker.name), worker.name, message, now)
+
+    def _forget(self, name: str) -> None:
+        del self._told[name]
+        self.run.context.retries.drop(("peers", name))

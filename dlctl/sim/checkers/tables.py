@@ -1,0 +1,99 @@
+"""Tables beside the parameters: every acknowledged push is in them once, whoever dies."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from dlctl import messages as m
+from dlctl.machine import Effect, Send
+from dlctl.messages import APPLIED, DUPLICATE, Array
+from dlctl.sim.checkers.base import Checker
+from dlctl.sim.process import Process
+from dlctl.sim.world import World
+
+Key = tuple[int, int, int]
+"""Slot, epoch and number of a push."""
+
+
+class TablesChecker(Checker):
+    """For a table of rule "add" whose pushes add natural numbers: at the end it has at least what
+    was acknowledged, and at most what was sent.
+    """
+
+    def __init__(self, table: int = 1) -> None:
+        self.table = table
+        self._sent: defaultdict[int, dict[Key, Array]] = defaultdict(dict)
+        """Shard -> push -> float32[n]."""
+        self._acknowledged: defaultdict[int, set[Key]] = defaultdict(set)
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        if not isinstance(effect, Send):
+            return
+        match effect.message:
+            case m.Push(slot, epoch, _, seq, table=self.table) as push:
+                shard = int(str(effect.peer).rpartition("-")[2])
+                self._sent[shard].setdefault((slot, epoch, seq), push.delta.arrays[0].copy())
+            case m.Ack(shard, _, seq, outcome, table=self.table) if outcome in (APPLIED, DUPLICATE):
+                worker = process.network.client(effect.peer)  # type: ignore[arg-type]
+                identity = getattr(getattr(worker, "machine", None), "joining", None)
+                me = identity.identity if identity is not None else None
+                if me is not None:
+                    self._acknowledged[shard].add((me.slot, me.epoch, seq))
+
+    def at_end(self, world: World) -> None:
+        last: dict[int, Array] = {}
+        for process in world.processes:
+            serving = getattr(process.machine, "serving", None)
+            if serving is not None and len(serving.tables) > self.table:
+                last[serving.index] = serving.tables[self.table].shard.w
+        for shard, values in last.items():
+            sent, known = self._sent[shard], self._acknowledged[shard]
+            zeros = np.zeros(values.size)
+            least = sum((sent[key].astype(float) for key in known if key in sent), zeros)
+            most = sum((pushed.astype(float) for pushed in sent.values()), zeros)
+            if (values < least).any():
+                raise self.broken(f"table {self.table} of shard {shard} has lost a push")
+            if (values > most).any():
+                raise self.broken(f"table {self.table} of shard {shard} has a push twice")
+
+
+class AnswersChecker(Checker):
+    """No replica uses an answer of a process that it knows to be replaced."""
+
+    def __init__(self) -> None:
+        self._late: dict[Process, m.Answer] = {}
+
+    def on_message(self, process: Process, peer: object, message: m.Message) -> None:
+        self._look(process)
+        members = getattr(process.machine, "members", None)
+        if isinstance(message, m.Answer) and hasattr(members, "known"):
+            known = members.known.get(message.slot)  # type: ignore[union-attr]
+            if known is None or known.epoch != message.epoch:
+                self._late[process] = message
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        self._look(process)
+
+    def _look(self, process: Process) -> None:
+        late = self._late.pop(process, None)
+        asking = getattr(getattr(process.machine, "training", None), "asking", None)
+        if late is not None and asking is not None and late.payload.arrays:
+            used = asking._answer
+            if used and used[0] is late.payload.arrays[0]:
+                raise self.broken(f"{process} uses an answer of a replaced worker-{late.slot}")
+
+
+class LeadChecker(Checker):
+    """The clock of a method's lead goes on where it was, whichever coordinator has it. For a lead
+    that counts portions: at the end it has counted each once.
+    """
+
+    def at_end(self, world: World) -> None:
+        if world.store.run.get("state") != "finished":
+            return
+        scheduler = world.coordinator.machine.scheduler  # type: ignore[attr-defined]
+        if scheduler.side.clock != scheduler.pool.done_count:
+            done = f"{scheduler.pool.done_count} portions are done"
+            raise self.broken(f"the lead is at clock {scheduler.side.clock}, and {done}")
