@@ -829,6 +829,20 @@ def the_dead_are_counted(patch: Patch) -> None:
     patch.setattr(Groups, "_wanted", wanted)
 
 
+@mutant(
+    "a push is acknowledged as buffered, and lost with its server", "BufferedChecker",
+    "LivenessChecker", scenario="toys", first=4, seeds=60,
+)  # fmt: skip
+def what_is_buffered_is_not_committed(patch: Patch) -> None:
+    honest = TableShard.commit
+
+    def commit(self):
+        if not self.shard.optimizer.counters.get("buffered"):
+            honest(self)
+
+    patch.setattr(TableShard, "commit", commit)
+
+
 @mutant("the clock of the lead begins anew with its coordinator", "LeadChecker", scenario="toys")
 def the_lead_forgets_its_clock(patch: Patch) -> None:
     patch.setattr(Scheduler, "restore_lead", lambda self, lead: self.side.resume(lead[1]))
