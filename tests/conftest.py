@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,12 +48,31 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest comes first, for no core is to wait for the last of it: the simulator, and
     the files that stay together, as their tests share what they have set up.
     """
+    leave_most_of_a_matrix_to_the_long_run(items)
     items.sort(key=lambda item: item.path.name in ONE_BY_ONE)
     items.sort(key=lambda item: not item.nodeid.startswith("tests/sim/"))
+
+
+def leave_most_of_a_matrix_to_the_long_run(items: list[pytest.Item]) -> None:
+    """Of a test with the marker `per_commit` as many examples stay as that says, from the first to
+    the last at equal distances: a diagonal, where a matrix is a square. The others are `long`.
+    """
+    examples: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("per_commit"):
+            examples[item.nodeid.partition("[")[0]].append(item)
+    for matrix in examples.values():
+        (count,) = matrix[0].get_closest_marker("per_commit").args  # type: ignore[union-attr]
+        step = (len(matrix) - 1) / max(1, count - 1)
+        staying = {round(step * number) for number in range(count)}
+        for number, item in enumerate(matrix):
+            if number not in staying:
+                item.add_marker("long")
 
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]

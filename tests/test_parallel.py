@@ -29,17 +29,6 @@ sys.path.insert(0, str(Path(__file__).parent / "shards"))
 from kept import adagrad, created, dense, reopened, snapshot, sparse, spec_of
 
 SIZE = 2 * PART + 17
-UPDATES = [
-    pytest.param(
-        name,
-        is_mapped,
-        marks=() if (number + is_mapped) % 2 else pytest.mark.long,
-        id=f"{'mapped' if is_mapped else 'in memory'}-{name}",
-    )
-    for number, name in enumerate(registry.names("optimizers"))
-    for is_mapped in (False, True)
-]
-"""Of each optimizer one of both storages per commit, the other one in the long run."""
 AMID = {"block updated", "undo block written", "block scattered", "vector copied"}
 """Points in the middle of an update of a mapped state."""
 
@@ -131,7 +120,9 @@ def updates() -> Iterator[Delta]:
     yield sparse(5, SIZE, SIZE // 2)
 
 
-@pytest.mark.parametrize(("name", "is_mapped"), UPDATES)
+@pytest.mark.per_commit(4)
+@pytest.mark.parametrize("name", registry.names("optimizers"))
+@pytest.mark.parametrize("is_mapped", [False, True], ids=["in memory", "mapped"])
 def test_an_update_does_not_show_how_many_threads_have_made_it(use_threads, name, is_mapped):
     def states(threads: int) -> Iterator[object]:
         use_threads(threads)

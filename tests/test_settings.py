@@ -21,6 +21,8 @@ GOOD = {
     "local_steps": ["1", "500"],
     "density": ["0.01", "1"],
     "log_level": ["debug", "warning"],
+    "staleness": ["1", "7"],
+    "rate": ["0.1"],
 }
 BAD = [
     ("push_every_steps", "0"),

@@ -9,6 +9,7 @@ from daemons.files.arrays import files_of
 from daemons.loop import Loop
 from daemons.worker.acks import Acks
 from daemons.worker.compute import ComputeThread
+from daemons.worker.group import GroupThread
 from dlctl import registry
 from dlctl.compress import values
 from dlctl.launch import addresses
@@ -16,9 +17,12 @@ from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.effects import (
     BuildModel,
     Compute,
+    JoinGroup,
     LoadArrays,
     LoadBuffers,
     LocateTask,
+    OpenStore,
+    Reduce,
     RunEngine,
     RunEvaluation,
     SaveArrays,
@@ -46,6 +50,13 @@ def serve(context: process.DaemonContext) -> int:
     loop.perform(Settled, acks.write)
     loop.stop_on_signals()
     loop.chores += [parent_watch.watch_parents(loop, context), values.MEMORY.check]
+    if "group" in method.shape.links:
+        place = addresses.of_worker(context.birth.run_id, context.birth.name, job, context.control)
+        host = addresses.host_of(place.bind) if job.has_other_hosts else addresses.LOOPBACK
+        group = GroupThread(loop, host)
+        loop.perform(OpenStore, group.open)
+        loop.perform(JoinGroup, group.join)
+        loop.perform(Reduce, group.reduce)
     address = ""
     if "peers" in method.shape.links:
         place = addresses.of_worker(context.birth.run_id, context.birth.name, job, context.control)

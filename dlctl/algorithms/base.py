@@ -30,6 +30,7 @@ from dlctl.compress.base import Delta
 from dlctl.config import Choice, JobFile
 from dlctl.flat import Layout
 from dlctl.messages import REFUSED, Array
+from dlctl.optim.base import Optimizer
 from dlctl.settings import Setting
 from dlctl.shards.base import Shard
 from dlctl.vector import Vector, copy_into, to_host, zeros_like
@@ -245,6 +246,13 @@ class ShardSide(ABC):
     def __init__(self, options: Any, shard: Shard) -> None:
         self.options = options
         self.shard = shard
+
+    @classmethod
+    def optimizer(cls, options: Any, optimizer: Optimizer) -> Optimizer:
+        """The rule of the shard, from the job's optimiser: a method may put something before it
+        (`optim.buffered`). Whatever has a slot of it survives with the shard.
+        """
+        return optimizer
 
     def clock(self) -> int:
         """What `Read.at_least` is compared with; every reply tells it."""

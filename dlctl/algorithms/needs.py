@@ -231,4 +231,11 @@ class Summed(NamedTuple):
     """The sum of the weights: of the living, and nobody else."""
     members: int
     step: int
-    """The one that the group is at; greater than one's own for who has just joined."""
+    """The one that the group is at; greater than one's own for who has just joined. What a member
+    gives at another step counts with weight 0."""
+    is_counted: bool
+    """Whether what this member gave is in it."""
+    joined: int
+    """Members for whom this is the first collective: they have given nothing, and have none of what
+    the others have come to. All members see it in the same collective, and may make one more to
+    hand it on."""

@@ -12,10 +12,11 @@ from dlctl.optim.plain import Add, Set
 from dlctl.shards.base import Shard
 
 
-def optimizer_of(table: Table, parameters: Optimizer) -> Optimizer:
+def optimizer_of(table: Table, method: Method, options: Any, parameters: Optimizer) -> Optimizer:
     """The rule by which a table's shard is updated; parameters: the servers' optimiser."""
     if table.rule == "optimizer":
-        return parameters
+        assert method.shard is not None, "a method without servers has no tables"
+        return method.shard.optimizer(options, parameters)
     return Add() if table.rule == "add" else Set()
 
 

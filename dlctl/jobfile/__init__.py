@@ -221,7 +221,8 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
         servers["count"] = 0
     elif count == 0 and shape.needs_servers:
         faults.append(Fault(path, f"{name} keeps its parameters on servers", "use 1 or more"))
-        faults.append(Fault(("algorithm", "name"), f"{name} needs servers.count of 1 or more"))
+        if "algorithm" in resolved:
+            faults.append(Fault(("algorithm", "name"), f"{name} needs servers.count of 1 or more"))
     elif type(count) is int and count > 0 and not shape.needs_servers:
         faults.append(Fault(path, f"{name} has no servers", "use 0, or remove it"))
         faults.append(Fault(("algorithm", "name"), f"{name} needs servers.count = 0"))

@@ -417,13 +417,15 @@ class Group(Message):
     slots: tuple[int, ...]
     """In the order of their ranks."""
     store: str
-    """host:port of the rendezvous, which the first rank opens."""
+    """host:port of the rendezvous; "": open it, to the first member."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GroupNoted(Message):
     name: str
     generation: int
+    store: str
+    """Of the first member, when it has opened it; else ""."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -38,6 +38,7 @@ from dlctl.sim.drivers import (
     ComputeOptions,
     RecordsDriver,
 )
+from dlctl.sim.group import GroupDriver, Groups
 from dlctl.sim.keys import SimulatedKeys
 from dlctl.sim.network import Network, NetworkOptions
 from dlctl.sim.problems import Problem
@@ -84,6 +85,7 @@ class World:
         )
         self.network = Network(self.timeline, network, network_rng, self.note)
         self.observers: list[Observer] = []
+        self.groups = Groups(np.random.default_rng([seed, 12]))
         self.processes: list[Process] = []
         """Every process that there has been, in the order of their starts."""
         self.coordinator: Process
@@ -288,6 +290,8 @@ class World:
             process, self.problem, job.workers.batch_size, job.job.seed, self.compute,
             self._compute_rng, method.shape.twin,
         )  # fmt: skip
+        if "group" in method.shape.links:
+            GroupDriver(process, self.groups)
         address = ""
         if "peers" in method.shape.links:
             address = f"sim://{birth.name}"

@@ -162,7 +162,7 @@ def test_the_report_shows_every_problem_with_its_line_and_a_suggestion(
         "  --> job.toml:6   servers.count\n"
         "  |\n"
         "6 | count = 0\n"
-        "  |         ^ must be >= 1 and <= 256 (got 0)\n"
+        "  |         ^ downpour keeps its parameters on servers; use 1 or more\n"
         "  --> job.toml:7   servers.rate_limit\n"
         "  |\n"
         '7 | rate_limit = "100MB/s"\n'
@@ -445,7 +445,9 @@ def test_an_algorithm_for_the_simulator_only_is_refused_for_real_runs(
 
 
 def _simulated(algorithm: Any) -> Any:
-    return dataclasses.replace(algorithm, simulated_only=True)
+    return dataclasses.replace(
+        algorithm, shape=dataclasses.replace(algorithm.shape, simulated_only=True)
+    )
 
 
 def test_the_directory_of_the_servers_states_is_a_full_path(folder: Path) -> None:

@@ -180,6 +180,7 @@ def flip_newest_checkpoint(directory: Path) -> Path:
     return shard
 
 
+@pytest.mark.long
 def test_a_run_that_went_back_past_a_damaged_checkpoint_shows_the_one_it_goes_on_from(
     job, own_place, play, dlctl_command
 ):
@@ -435,6 +436,7 @@ def test_a_resume_that_fails_leaves_the_run_as_it_was(
     assert json.loads((directory / "job.json").read_text())["workers"]["count"] == 2
 
 
+@pytest.mark.long
 def test_two_commands_at_once_start_one_run(job, own_place, play):
     play("start", "ready", "forever")
     with attached("start", "-q", "job.toml") as one, attached("start", "-q", "job.toml") as other:

@@ -76,6 +76,7 @@ def test_a_run_that_died_before_it_was_moved_loses_nothing(
     assert dlctl_command("stop").code == 0
 
 
+@pytest.mark.long
 def test_a_run_that_died_while_it_resumed_and_was_moved_goes_on(
     stopped, own_place, dlctl_command, monkeypatch
 ):
@@ -89,6 +90,7 @@ def test_a_run_that_died_while_it_resumed_and_was_moved_goes_on(
     assert dlctl_command("stop").code == 0
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("option", [[], ["--from-checkpoint"]])
 def test_a_run_that_died_and_was_moved_is_brought_back_with_its_task_of_now(
     stopped, job, own_place, dlctl_command, monkeypatch, option
@@ -108,6 +110,7 @@ def test_a_run_that_died_and_was_moved_is_brought_back_with_its_task_of_now(
     assert dlctl_command("stop").code == 0
 
 
+@pytest.mark.long
 def test_a_run_that_was_moved_without_its_job_file_keeps_its_task(
     stopped, job, own_place, dlctl_command, monkeypatch
 ):

@@ -45,13 +45,9 @@ def new_run(own_place: Path, old: Path) -> Path:
     return directory
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize(
-    "doom",
-    [
-        pytest.param("checkpoints.create", marks=pytest.mark.long),
-        pytest.param("checkpoints.write_manifest", marks=pytest.mark.long),
-        "database.RunDb.commit",
-    ],
+    "doom", ["checkpoints.create", "checkpoints.write_manifest", "database.RunDb.commit"]
 )
 def test_a_start_that_is_killed_leaves_nothing_that_passes_for_a_run(
     stopped, own_place, dlctl_command, doom

@@ -57,6 +57,7 @@ def lost(stopped) -> Path:
     return stopped
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("command", ["start", "run", "plan"])
 def test_no_new_run_begins_while_the_last_one_cannot_be_read(
     lost, own_place, dlctl_command, command
@@ -97,9 +98,8 @@ def test_a_fresh_run_is_begun_and_is_the_one_that_start_goes_on_with_then(
     assert len(list((own_place / "runs").iterdir())) == 2
 
 
-@pytest.mark.parametrize(
-    "command", [LOOKING[0], *(pytest.param(c, marks=pytest.mark.long) for c in LOOKING[1:])]
-)
+@pytest.mark.per_commit(1)
+@pytest.mark.parametrize("command", LOOKING)
 def test_every_command_says_what_next_and_that_works_as_it_stands(
     lost, own_place, dlctl_command, command
 ):
@@ -125,6 +125,7 @@ def test_ps_lists_what_cannot_be_read(lost, dlctl_command):
     assert "the run's database: file is not" in dlctl_command("status", "-j", "quick").err
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize(
     "damage",
     [
@@ -146,6 +147,7 @@ def test_a_database_that_is_empty_gone_or_damaged_in_part_is_refused_alike(
     assert len(list((own_place / "runs").iterdir())) == 1
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("table", ["term", "event", "memory"])
 def test_a_run_is_not_gone_on_with_by_a_database_of_which_a_page_is_damaged(
     stopped, own_place, dlctl_command, table

@@ -46,6 +46,7 @@ def train(compressor, *, feedback=True):
     return np.mean([np.mean((A @ w - b) ** 2) for A, b in data]), pushed_bytes
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("values", ["float32", "float16"])
 def test_one_percent_with_error_feedback_learns_about_as_well_as_dense_pushes(values):
     dense, dense_bytes = train(Dense(Dense.Options()))
@@ -78,6 +79,7 @@ def trained(name, *, feedback=True):
     return train(kind(kind.Options(**options)), feedback=feedback)
 
 
+@pytest.mark.per_commit(2)
 @pytest.mark.parametrize("name", FEEDBACK)
 def test_every_compressor_with_error_feedback_learns_about_as_well_as_dense_pushes(name):
     fewer = FEEDBACK[name][1]
@@ -87,6 +89,7 @@ def test_every_compressor_with_error_feedback_learns_about_as_well_as_dense_push
     assert pushed_bytes <= dense_bytes / fewer
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("name", ["topk-sampled", "gaussian", "randomk"])
 def test_a_sparse_compressor_without_error_feedback_is_far_worse(name):
     kept, _ = trained(name)

@@ -90,6 +90,6 @@ def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_reader_needs_neither_numpy_nor_torch() -> None:
-    code = "import sys, dlctl.acks; print({'numpy', 'torch'} & set(sys.modules))"
+    code = "import sys, dlctl.runs.acks; print({'numpy', 'torch'} & set(sys.modules))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout == "set()\n"

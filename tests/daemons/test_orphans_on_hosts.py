@@ -42,7 +42,9 @@ def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], l
         job = config.JobFile(job=config.Job(name="digits", task="none"))
         birth = Birth(tmp_path.name, "server", "server-0", 1, 1, "h1", "")
         handler = logging.NullHandler()
-        context = process.Context(tmp_path, "", birth, job, base.NO_CREDENTIALS, handler, is_home)
+        context = process.DaemonContext(
+            tmp_path, "", birth, job, base.NO_CREDENTIALS, handler, is_home
+        )
         loop = Heard()
         try:
             chore = parent_watch.watch_parents(loop, context)

@@ -152,22 +152,18 @@ def make_run(tmp_path: Path) -> Iterator[MakeRun]:
 
 
 POINTS = [
+    ("process", "none", "block updated:5"),
     ("process", "none", "commit half written:9"),
     ("process", "topk", "undo block written:4"),
+    ("process", "topk", "commit written:7"),
+    ("process", "topk", "block scattered:3"),
     ("disk", "topk", "commit begun:6"),
-    *(
-        pytest.param(*point, marks=pytest.mark.long)
-        for point in (
-            ("process", "none", "block updated:5"),
-            ("process", "topk", "commit written:7"),
-            ("process", "topk", "block scattered:3"),
-            ("disk", "none", "record written:4"),
-            ("disk", "none", "base written:3"),
-        )
-    ),
+    ("disk", "none", "record written:4"),
+    ("disk", "none", "base written:3"),
 ]
 
 
+@pytest.mark.per_commit(3)
 @pytest.mark.parametrize(("durability", "compressor", "failpoint"), POINTS)
 def test_the_next_server_has_every_acknowledged_push_and_none_twice(
     make_run: MakeRun, durability: str, compressor: str, failpoint: str
@@ -248,10 +244,8 @@ def test_what_never_was_in_the_message_never_gets_into_the_shard(make_run: MakeR
     assert np.isfinite(run.fetch().values).all()
 
 
-@pytest.mark.parametrize(
-    ("compressor", "net"),
-    [("none", "tcp"), pytest.param("none", "ipc", marks=pytest.mark.long), ("topk", "ipc")],
-)
+@pytest.mark.per_commit(2)
+@pytest.mark.parametrize(("compressor", "net"), [("none", "ipc"), ("none", "tcp"), ("topk", "ipc")])
 def test_a_server_refuses_poison_counts_it_and_goes_on(
     make_run: MakeRun, compressor: str, net: str
 ) -> None:
@@ -290,10 +284,8 @@ def test_a_server_refuses_poison_counts_it_and_goes_on(
     assert run.processes[-1].poll() is None
 
 
-@pytest.mark.parametrize(
-    ("durability", "compressor"),
-    [("process", "topk"), pytest.param("disk", "none", marks=pytest.mark.long)],
-)
+@pytest.mark.per_commit(1)
+@pytest.mark.parametrize(("durability", "compressor"), [("process", "topk"), ("disk", "none")])
 def test_a_server_whose_update_comes_to_infinity_ends_and_has_nothing_of_it(
     make_run: MakeRun, durability: str, compressor: str
 ) -> None:

@@ -341,7 +341,7 @@ def test_what_a_run_has_left_is_listed_with_versions_and_reasons(run):
     data[-5000] ^= 1
     damaged.write_bytes(data)
     first, second, third = kept_shards.kept(run, Servers())
-    assert (first.shard, first.version, first.dedup) == (0, 1, [[0, 1, 7]])
+    assert (first.shard, first.version, first.deliveries) == (0, 1, [[0, 1, 7]])
     assert (first.initialised, first.problem, first.in_use) == (True, "", False)
     assert second.problem.startswith("its vectors are damaged")
     assert third.problem == "it has no values yet"

@@ -308,7 +308,7 @@ def agents_of(directory: Path, loop: Loop, control: str) -> Agents:
     job = process.read_job(directory)
     handler = logging.NullHandler()
     birth = Birth(RUN_ID, COORDINATOR, COORDINATOR, 1, os.getpid(), "lab", "")
-    context = process.Context(directory, "", birth, job, base.NO_CREDENTIALS, handler)  # type: ignore[arg-type]
+    context = process.DaemonContext(directory, "", birth, job, base.NO_CREDENTIALS, handler)  # type: ignore[arg-type]
     agents = Agents(context, loop, control, KEYS.public(COORDINATOR))
     assert agents.adopt() == {}
     return agents

@@ -18,7 +18,7 @@ from workplace import COMMAND, Workplace
 @pytest.fixture(scope="module")
 def at_work(shared_place: Workplace) -> Iterator[Workplace]:
     place = shared_place
-    place.task(pause_s=0.01)
+    place.task(pause_s=0.02)
     place.job(stop="{ steps = 100000000 }", workers=2)
     place.start()
     place.until("an evaluation", lambda: place.run().get("evaluation"))

@@ -83,9 +83,8 @@ def _version(place: Workplace, name: str) -> int | None:
     return place.daemon(name)["metrics"].get("version")
 
 
-@pytest.mark.parametrize(
-    "name", ["server-1", pytest.param("agent-0", marks=pytest.mark.long), "coordinator"]
-)
+@pytest.mark.per_commit(2)
+@pytest.mark.parametrize("name", ["server-1", "agent-0", "coordinator"])
 def test_whoever_is_killed_the_run_goes_on_by_itself(place: Workplace, name: str) -> None:
     place.task(pause_s=SLOW_S)
     place.job(stop=ENDLESS, servers=2, workers=2)
@@ -109,7 +108,8 @@ def test_whoever_is_killed_the_run_goes_on_by_itself(place: Workplace, name: str
     place.nothing_left()
 
 
-@pytest.mark.parametrize("name", ["agent-0", pytest.param("server-0", marks=pytest.mark.long)])
+@pytest.mark.per_commit(1)
+@pytest.mark.parametrize("name", ["agent-0", "server-0"])
 def test_sigterm_to_whom_the_run_cannot_do_without_stops_it_in_order(
     place: Workplace, name: str
 ) -> None:

@@ -115,13 +115,8 @@ def test_sigterm_to_the_coordinator_is_an_orderly_stop(place: Workplace) -> None
     place.nothing_left()
 
 
-@pytest.mark.parametrize(
-    "is_led",
-    [
-        pytest.param(True, id="led", marks=pytest.mark.long),
-        pytest.param(False, id="its coordinator is dead"),
-    ],
-)
+@pytest.mark.per_commit(1)
+@pytest.mark.parametrize("is_led", [True, False], ids=["led", "its coordinator is dead"])
 def test_a_job_whose_run_directory_is_removed_ends(place: Workplace, is_led: bool) -> None:
     """Nobody could find it any more, and no command could end it."""
     place.task(pause_s=SLOW_S)

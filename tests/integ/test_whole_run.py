@@ -51,10 +51,8 @@ def test_the_target_is_reached(finished: Finished) -> None:
     assert all(row["last_exit"]["code"] == 0 for row in run["daemons"])
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [pytest.param("torch", "m.pt", marks=pytest.mark.long), ("safetensors", "m.safetensors")],
-)
+@pytest.mark.per_commit(1)
+@pytest.mark.parametrize(("kind", "name"), [("torch", "m.pt"), ("safetensors", "m.safetensors")])
 def test_the_exported_model_is_as_good_as_the_run_said(
     finished: Finished, kind: str, name: str
 ) -> None:

@@ -25,6 +25,7 @@ from dlctl.compress.topk import TopK
 from dlctl.messages import APPLIED, DUPLICATE
 from dlctl.roles.agent.agent import Agent
 from dlctl.roles.coordinator.coordinator import Coordinator
+from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.leases import PortionPool, Range
 from dlctl.roles.coordinator.persistence import Lasting, Persistence
 from dlctl.roles.coordinator.records import IssueTerm
@@ -41,6 +42,7 @@ from dlctl.roles.worker.basis import Basis
 from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.leases import Portions
 from dlctl.roles.worker.services.asking import Asking
+from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.services.reading import Reading
 from dlctl.roles.worker.shard_client import ShardClient
 from dlctl.roles.worker.training import Training
@@ -803,6 +805,42 @@ def done_before_the_step(patch: Patch) -> None:
 def a_table_is_not_committed(patch: Patch) -> None:
     honest = TableShard.commit
     patch.setattr(TableShard, "commit", lambda self: None if self.table else honest(self))
+
+
+@mutant(
+    "a sum that others have finished is not handed on", "GroupChecker", scenario="toys", first=3,
+    seeds=20,
+)  # fmt: skip
+def a_missed_sum_is_made_again(patch: Patch) -> None:
+    honest = Collecting.on_joined
+    patch.setattr(
+        Collecting, "on_joined",
+        lambda self, event, now: honest(self, replace(event, missed=None), now),
+    )  # fmt: skip
+
+
+@mutant(
+    "a dead member is counted in the group", "LivenessChecker", scenario="toys", first=3, seeds=20
+)
+def the_dead_are_counted(patch: Patch) -> None:
+    def wanted(self):
+        return tuple((d.index, d.term) for d in self.run.members.of_role("worker"))
+
+    patch.setattr(Groups, "_wanted", wanted)
+
+
+@mutant(
+    "a push is acknowledged as buffered, and lost with its server", "BufferedChecker",
+    "LivenessChecker", scenario="toys", first=4, seeds=60,
+)  # fmt: skip
+def what_is_buffered_is_not_committed(patch: Patch) -> None:
+    honest = TableShard.commit
+
+    def commit(self):
+        if not self.shard.optimizer.counters.get("buffered"):
+            honest(self)
+
+    patch.setattr(TableShard, "commit", commit)
 
 
 @mutant("the clock of the lead begins anew with its coordinator", "LeadChecker", scenario="toys")

@@ -25,9 +25,11 @@ from dlctl.messages import Array
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import (
     AnswersChecker,
+    BufferedChecker,
     Checker,
     ClockChecker,
     FetchesChecker,
+    GroupChecker,
     LeadChecker,
     LeasesChecker,
     LivenessChecker,
@@ -230,7 +232,7 @@ def local_sgd(seed: int) -> Simulation:
     """
     faults = recovery_faults(seed) if seed % 3 == 0 else mixed_faults(seed)
     method = {"local_steps": 2 + seed % 2, "local_lr": 1.0, "overlap": seed % 4 < 2}
-    compression = (("none", {}), ("topk", {"density": 0.005}))[seed // 4 % 2]
+    compression = (("none", {}), ("topk", {"density": 0.005}))[seed // 5 % 2]
     return _ledger(
         seed, faults, averages=True, durabilities=("process", "process", "disk"),
         algorithm=("local-sgd", method), compression=compression, more=OwnStepsChecker,
@@ -350,29 +352,35 @@ def sandblaster(seed: int) -> Simulation:
 
 def toys(seed: int) -> Simulation:
     """Methods from outside, each with a need of its own: a clock of the servers', a second table,
-    other replicas and no servers.
+    other replicas and no servers, a group, a buffer.
     """
-    name = ("toy-clock", "toy-table", "toy-ring")[seed % 3]
-    servers = 0 if name == "toy-ring" else SERVERS
-    faults = recovery_faults(seed) if servers and seed % 2 else mixed_faults(seed)
+    name = ("toy-clock", "toy-table", "toy-ring", "toy-group", "toy-buffer")[seed % 5]
+    servers = 0 if name in ("toy-ring", "toy-group") else SERVERS
+    faults = recovery_faults(seed) if servers and seed // 5 % 2 else mixed_faults(seed)
     if not servers:
         faults = replace(faults, save_errors=0.0, full_disks=0, slow_disks=0)
     problem, epochs = LeastSquares(samples=128), 4
     job = job_file(
         WORKERS, servers, algorithm=(name, {}), batch_size=4, portion_batches=2, seed=seed,
         epochs=float(epochs), restarts_max=20, timeouts=TIMEOUTS, checkpoint_s=0.6,
-        durability=("process", "disk")[seed // 3 % 2],
+        durability=("process", "disk")[seed // 4 % 2],
     )  # fmt: skip
     checkers = (
         TermsChecker(), SamplesChecker(problem.samples, epochs, once=False),
         LeasesChecker(problem.samples, epochs, forgets=bool(faults.full_disks)),
         FetchesChecker(), TablesChecker(), AnswersChecker(), LivenessChecker(HEAL_AT_S),
-        NothingLeft(), *((LeadChecker(),) if name == "toy-clock" and not faults.full_disks else ()),
+        NothingLeft(), GroupChecker(),
     )  # fmt: skip
-    return Simulation(
+    if name == "toy-clock" and not faults.full_disks:
+        checkers = (*checkers, LeadChecker())
+    if name == "toy-buffer":
+        checkers = (*checkers, BufferedChecker())
+    simulation = Simulation(
         job, problem, seed, network=poor_network(seed), compute=COMPUTE, faults=faults,
         checkers=checkers,
     )  # fmt: skip
+    simulation.world.groups.torn = 0.1
+    return simulation
 
 
 SCENARIOS: dict[str, Callable[[int], Simulation]] = {

@@ -47,6 +47,7 @@ def test_the_last_checkpoint_is_none_that_was_under_way_before(
     assert np.array_equal(saved_weights(outcome), outcome.weights)
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize(("reads", "without"), [(True, []), (False, ["worker-0", "worker-1"])])
 def test_the_last_checkpoint_waits_for_files_that_a_slow_disk_reads_and_not_for_one_that_hangs(
     reads: bool, without: list[str]
@@ -135,6 +136,7 @@ def test_a_coordinator_that_stood_still_between_last_checkpoints_has_all_of_its_
     assert np.array_equal(saved_weights(outcome), outcome.weights)
 
 
+@pytest.mark.long
 def test_coordinators_that_die_sooner_than_a_checkpoint_is_due_do_not_put_it_off_for_ever() -> None:
     job = job_file(workers=2, epochs=1000.0, checkpoint_s=20.0)
     simulation = Simulation(job, LeastSquares(samples=1024), compute=ComputeOptions(step_s=0.05))

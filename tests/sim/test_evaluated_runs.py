@@ -40,6 +40,7 @@ def evaluations(outcome: Outcome, since_s: float = 0.0) -> list[tuple[str, str]]
 # ---------------------------------------------------------------- who evaluates
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("grace_s", [1.0, 30.0])
 def test_a_worker_that_hangs_is_not_asked_to_evaluate_while_another_is_well(grace_s: float) -> None:
     """It says so, or is not drained when its time is over."""
@@ -68,6 +69,7 @@ def test_a_worker_whose_host_is_away_is_not_asked_to_evaluate() -> None:
     assert set(late) == {"worker-1"}
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("dead", [1, 3])
 def test_who_is_lost_to_the_last_evaluation_is_followed_by_one_other(dead: int) -> None:
     """One more dies of it, too: those who are left are needed for the checkpoint."""
@@ -147,6 +149,7 @@ def test_at_the_end_nobody_waits_for_an_evaluation_that_does_not_begin() -> None
 # ---------------------------------------------------------------- a coordinator that dies often
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("evaluate_s", [0.05, 8.0])
 @pytest.mark.parametrize("portion_batches", [4, 100])
 def test_a_coordinator_that_dies_often_puts_off_neither_evaluations_nor_the_end(

@@ -46,6 +46,7 @@ def lost(outcome: Outcome) -> int:
 # ---------------------------------------------------------------- the network
 
 
+@pytest.mark.per_commit(2)
 @pytest.mark.parametrize("kind", ["cuts", "partitions", "half_opens", "resets"])
 def test_what_befalls_the_network_costs_messages_and_nothing_else(kind):
     outcomes = [run(seed, **{kind: 4}) for seed in range(5)]
@@ -220,6 +221,7 @@ def test_nobody_judges_a_coordinator_while_he_stands_still_himself():
     assert (outcome.state, sim.world.coordinator.incarnation) == ("finished", 1)
 
 
+@pytest.mark.long
 def test_who_stands_still_about_as_long_as_he_is_waited_for_comes_back_or_is_replaced():
     replaced, back = set(), set()
     for seed in range(20):
@@ -278,6 +280,7 @@ def test_when_everything_is_killed_at_once_the_next_start_goes_on_from_the_check
     assert again.store.run["step"] == 192
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("durability", ["process", "disk"])
 def test_when_everything_is_killed_at_once_a_run_that_is_brought_back_has_lost_nothing(durability):
     for seed in range(5):

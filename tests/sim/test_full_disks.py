@@ -59,6 +59,7 @@ def finish(simulation: Simulation, until_s: float) -> Outcome:
     return outcome
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("name", ["worker-1", "server-0"])
 def test_who_comes_while_the_disk_is_full_waits_for_room_and_is_not_killed(name):
     simulation = begun(LONG_S, seconds=LONG_S + 20.0)

@@ -172,6 +172,7 @@ def test_a_last_checkpoint_waits_for_a_worker_that_is_writing(server_s: float) -
     assert row["seconds"] > server_s + 15.0 > GIVEN_UP_S_MAX
 
 
+@pytest.mark.long
 def test_a_checkpoint_waits_for_a_worker_that_is_writing() -> None:
     _, told = asked("checkpoint", 30.0, 1, {"worker-1": 2 * STUCK_S_MAX})
     last = next(reply for _, reply in told if reply.done)
@@ -196,6 +197,7 @@ def test_a_last_checkpoint_waits_for_a_worker_whose_batches_are_only_slow() -> N
     assert row["seconds"] > GIVEN_UP_S_MAX
 
 
+@pytest.mark.per_commit(2)
 @pytest.mark.parametrize("evaluate_s", [60.0, SAVE_S_MAX + 80.0])
 @pytest.mark.parametrize(
     ("verb", "arguments"), [("checkpoint", {}), ("stop", {"checkpoint": True, "grace_s": 5.0})]

@@ -141,6 +141,7 @@ def test_what_three_hosts_have_saved_is_here_whole_and_no_more_there():
     assert len(taken.sent) == 6 * len(outcome.store.checkpoints)
 
 
+@pytest.mark.per_commit(2)
 @pytest.mark.parametrize("servers", [2, 3])
 @pytest.mark.parametrize("network", [None, BAD_NETWORK], ids=["good network", "bad network"])
 def test_a_run_goes_on_from_a_checkpoint_that_its_hosts_have_to_fetch(servers, network):
@@ -202,6 +203,7 @@ def test_lost_repeated_and_late_pieces_make_no_difference():
 # ---------------------------------------------------------------- what fails on the way
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("agent", ["agent-1", "agent-3"])
 def test_a_host_that_is_cut_off_for_a_while_sends_the_rest_when_it_is_back(agent):
     def cut(process, message) -> None:
@@ -249,6 +251,7 @@ def test_a_shard_that_is_lost_on_the_way_fails_its_checkpoint_in_words():
     assert not outcome.store.manifests
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("count", [40, 60, 80, 100])
 def test_a_coordinator_that_dies_on_the_way_leaves_it_to_its_successor(count):
     """Its successor begins another checkpoint, and goes on copying logs where it stood."""
@@ -387,6 +390,7 @@ def test_an_agent_answers_for_the_files_of_its_own_host_only():
     assert_logs_are_whole(outcome)
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("seed", range(5))
 def test_faults_of_all_kinds_leave_only_whole_checkpoints_and_true_logs(seed):
     faults = Faults(

@@ -110,6 +110,7 @@ def test_a_last_checkpoint_that_fails_is_tried_again():
     assert errors[-1] == ""
 
 
+@pytest.mark.per_commit(3)
 @pytest.mark.parametrize("count", range(1, 6))
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["finished", "stopped"])
 def test_a_coordinator_that_dies_while_all_exit_does_not_begin_the_end_anew(
@@ -175,6 +176,7 @@ def test_who_computes_nothing_leaves_first():
     assert "worker-0 is quarantined" in outcome.store.texts("quarantine")[0]
 
 
+@pytest.mark.long
 def test_a_worker_that_pushes_seldom_does_not_hold_checkpoints_up_for_ever():
     compute = ComputeOptions(step_s=2.0, build_s=0.1)
     job = job_file(

@@ -51,6 +51,7 @@ def test_who_cannot_be_reached_has_the_new_setting_soon_after_it_can() -> None:
     assert client.reply.result["missing"] == ["worker-1"]
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("pause_s", [1.0, ANSWER_S_MAX + 1.0, HEAL_S - CUT_S + 0.5])
 def test_of_two_changes_that_were_late_the_newer_one_wins(pause_s: float) -> None:
     simulation = cut_off_worker()

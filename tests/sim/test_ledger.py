@@ -47,6 +47,7 @@ def run_ledger(
 # ---------------------------------------------------------------- a poor network
 
 
+@pytest.mark.per_commit(2)
 @pytest.mark.parametrize("compression", [DENSE, SPARSE], ids=["dense", "topk"])
 @pytest.mark.parametrize("block", range(5))
 def test_messages_that_are_lost_repeated_or_late_change_nothing(compression, block):
@@ -80,6 +81,7 @@ def test_links_that_are_cut_one_way_stop_nothing_for_good():
 # ---------------------------------------------------------------- deaths
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("compression", [DENSE, SPARSE], ids=["dense", "topk"])
 def test_workers_that_are_killed_at_any_time_are_replaced(compression):
     for seed in range(20):
@@ -169,6 +171,7 @@ def test_a_worker_that_dies_again_and_again_ends_the_run_with_a_reason():
     assert outcome.left_behind == []
 
 
+@pytest.mark.long
 def test_deaths_after_a_long_life_do_not_add_up():
     job = job_file(workers=2, restarts_max=2, epochs=4000.0)
     simulation = Simulation(job, LeastSquares(), compute=SLOW_STEPS, checkers=(TermsChecker(),))
@@ -313,6 +316,7 @@ def test_a_worker_that_was_given_up_and_comes_back_is_fenced(kind):
 # ---------------------------------------------------------------- everything at once
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("block", range(4))
 def test_everything_at_once(block):
     for seed in range(100 * block, 100 * block + 8):

@@ -74,12 +74,14 @@ def run(*kills: tuple[float, str]) -> Outcome:
     return outcome
 
 
+@pytest.mark.per_commit(3)
 @pytest.mark.parametrize("name", ["worker-1", "server-0", "server-1"])
 @pytest.mark.parametrize("before_s", [0.01, 0.3, 1.9])
 def test_a_process_that_no_coordinator_remembers_is_replaced(name, before_s):
     run((DIES_AT_S - before_s, name), (DIES_AT_S, COORDINATOR))
 
 
+@pytest.mark.per_commit(2)
 @pytest.mark.parametrize("name", ["worker-1", "server-0"])
 @pytest.mark.parametrize("again_s", [0.01, 0.5, 1.5])
 def test_one_that_was_started_twice_since_the_last_note_is_replaced(name, again_s):
@@ -87,22 +89,26 @@ def test_one_that_was_started_twice_since_the_last_note_is_replaced(name, again_
     run((2.1, name), (2.3 + again_s, name), (DIES_AT_S, COORDINATOR))
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("name", ["worker-1", "server-0"])
 def test_one_that_was_waited_for_when_the_disk_became_full_is_replaced(name):
     """On record: a pause before the next process, whose number is used by the time it is begun."""
     run((1.3, name), (1.7, name), (3.4, name), (DIES_AT_S, COORDINATOR))
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("name", ["worker-1", "server-0"])
 def test_one_that_dies_while_there_is_no_coordinator_is_replaced(name):
     run((2.1, name), (DIES_AT_S, COORDINATOR), (DIES_AT_S + 0.2, name))
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("dies_at_s", [1.0, 2.1, 2.9])
 def test_an_agent_that_no_coordinator_remembers_is_gone_on_with(dies_at_s):
     run((dies_at_s, "agent-0"), (DIES_AT_S, COORDINATOR))
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("dies_at_s", [2.1, 2.9])
 def test_an_agent_that_lives_is_not_begun_again_because_no_coordinator_remembers_it(dies_at_s):
     world = run((dies_at_s, "agent-0"), (DIES_AT_S, COORDINATOR)).world

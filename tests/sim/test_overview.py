@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from simulated import job_file
 
 from dlctl.sim.drivers import ComputeOptions
@@ -32,6 +33,7 @@ def test_a_run_that_ends_by_time_is_as_far_as_its_time() -> None:
     assert simulation.store.run["progress"] == 1.0
 
 
+@pytest.mark.long
 def test_how_a_worker_has_ended_is_known_when_its_coordinator_has_been_replaced() -> None:
     simulation = Simulation(job_file(workers=2, seconds=20.0), LeastSquares())
     simulation.at(5.0, lambda: simulation.world.kill("worker-1"))
@@ -44,6 +46,7 @@ def test_how_a_worker_has_ended_is_known_when_its_coordinator_has_been_replaced(
     assert ends[1] == ends[0]
 
 
+@pytest.mark.long
 def test_what_a_coordinator_did_and_could_not_write_is_told_as_done_again(monkeypatch) -> None:
     simulation = Simulation(job_file(workers=2, seconds=20.0), LeastSquares())
     past = simulation.store.past

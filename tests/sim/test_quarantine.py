@@ -52,6 +52,7 @@ every_method = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.per_commit(3)
 @every_method
 @pytest.mark.parametrize(
     ("value", "why"),
@@ -144,6 +145,7 @@ class Stumbles(LeastSquares):
 OWN_STEPS = {"downpour": {"fetch_every_steps": 10}, "local-sgd": {"local_steps": 16}}
 
 
+@pytest.mark.per_commit(4)
 @pytest.mark.parametrize("bad_batch", [30, 35, 44])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("name", OWN_STEPS)
@@ -186,6 +188,7 @@ def test_data_that_is_nan_now_and_then_costs_no_round(overlap) -> None:
     assert [row["refused"] for row in rows] == [0, 0]
 
 
+@pytest.mark.per_commit(1)
 @must_refuse
 @pytest.mark.parametrize("method", [("downpour", {}), ("sync", {})], ids=["downpour", "sync"])
 def test_refusals_by_one_of_two_servers_only_are_in_a_row_too(method) -> None:
@@ -285,6 +288,7 @@ def refused(outcome) -> dict[str, int]:
     return {name: sum(serving._refused.values()) for name, serving in sorted(servings.items())}
 
 
+@pytest.mark.per_commit(5)
 @every_method
 @pytest.mark.parametrize("compression", ["none", "topk", "int8"])
 def test_a_gradient_that_no_server_would_take_leaves_no_trace(compression, method) -> None:

@@ -158,6 +158,7 @@ def test_workers_that_have_finished_leave_at_once_if_coordinator_and_command_die
         assert not outcome.store.texts("late"), at_s
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("name", ["agent-0", "server-1", "worker-2"])
 def test_whoever_else_dies_on_the_way_nothing_is_lost(name):
     for at in range(1, STEPS_BEFORE, 15):

@@ -42,6 +42,7 @@ BAD = NetworkOptions(link=Link(jitter_s=0.002, loss=0.05, duplicate=0.05, reorde
 TIMEOUTS = {"resend_s": 0.3}
 
 
+@pytest.mark.per_commit(2)
 @pytest.mark.parametrize("method", RUNS)
 def test_a_run_that_loses_messages_and_servers_still_finds_the_solution(method: str) -> None:
     is_sparse = "sparse" in method
@@ -61,6 +62,7 @@ def test_a_run_that_loses_messages_and_servers_still_finds_the_solution(method: 
     assert np.abs(outcome.weights - problem.solution).mean() < 0.05
 
 
+@pytest.mark.per_commit(3)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("durability", ["none", "process", "disk"])
 def test_no_push_is_lost_or_counts_twice(durability: Any, precision: Precision) -> None:

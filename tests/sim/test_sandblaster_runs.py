@@ -123,6 +123,7 @@ def test_workers_wait_for_the_next_batch_without_polling(undisturbed):
     assert undisturbed.seconds < 1.5 * computing_s + 1.0
 
 
+@pytest.mark.per_commit(3)
 @pytest.mark.parametrize(
     "moment",
     [
@@ -158,6 +159,7 @@ def test_a_push_that_reached_one_shard_of_a_dead_worker_is_not_counted_twice_the
     assert dropped > 0
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_bad_network_and_deaths_change_nothing(undisturbed, seed):
     link = Link(jitter_s=0.002, loss=0.03, duplicate=0.05, reorder=0.05, late_s=0.3)
@@ -202,6 +204,7 @@ class Precipice(LeastSquares):
         return loss, gradient * np.float32(1e12 if is_beyond else 1.0)
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("who", ["the worker", "the servers"])
 def test_a_batch_of_which_a_portion_is_refused_is_a_point_too_far(who, request):
     """Its loss alone would be good, and its gradient lacks what `who` has refused."""

@@ -45,6 +45,7 @@ def test_every_seed_keeps_every_promise(scenario, cores, capsys):
     assert least[1] >= FAULTS_MIN
 
 
+@pytest.mark.per_commit(3)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_replay_prints_the_same_bytes_in_every_process(scenario):
     """Also where Python orders its sets in another way."""

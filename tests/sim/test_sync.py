@@ -160,7 +160,8 @@ def test_the_order_of_arrival_makes_no_difference_to_the_last_bit():
 # ---------------------------------------------------------------- deaths and ends
 
 
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.per_commit(1)
+@pytest.mark.parametrize("workers", [4, 1])
 def test_deaths_do_not_hold_the_others_up_for_ever(workers):
     for seed in range(10):
         problem = LeastSquares(samples=128)

@@ -61,6 +61,7 @@ def test_one_worker_that_crashes_again_and_again_does_not_end_the_run_of_the_oth
     assert row["restarts"] == 3
 
 
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("status", [-9, -15, 0])
 def test_one_that_is_killed_from_outside_is_started_again_as_often_as_that_happens(
     status: int,

@@ -40,6 +40,7 @@ from dlctl.roles.coordinator import daemon_states, shutdown
 from dlctl.roles.coordinator.checkpointing import Checkpointing, leaves_residuals, manifest_of
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.failure_detector import FailureDetector
+from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.host_failures import HostFailures
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.peers import Peers
@@ -90,6 +91,7 @@ class Coordinator:
         self.evaluations = Evaluations(context, members, lambda: self.scheduler.steps)
         self.files = HostFiles(context, members)
         self.peers = Peers(run)
+        self.groups = Groups(run)
         self.registration.on_start = self.files.mirror.follow
         self.checkpointing = Checkpointing(
             context, members, job.checkpoints.keep, job.checkpoints.every_s, past.checkpoints,
@@ -119,7 +121,7 @@ class Coordinator:
             run, self, past, registration=self.registration, scheduler=self.scheduler,
             settings=self.settings, evaluations=self.evaluations,
             checkpointing=self.checkpointing, files=self.files, scaling=self.scaling,
-            rotation=self.rotation, peers=self.peers,
+            rotation=self.rotation, peers=self.peers, groups=self.groups,
         )  # fmt: skip
         if past.manifest:
             self.scheduler.restore(past.manifest.get("data", {}))
@@ -173,7 +175,7 @@ class Coordinator:
             self.failure_detector.deadline(),
             *self.files.deadlines(),
         ]
-        times += [self.rotation.deadline()]
+        times += [self.rotation.deadline(), self.groups.deadline()]
         if self.run.shutdown is None:
             times += [
                 self.checkpointing.deadline(),
@@ -243,6 +245,7 @@ class Coordinator:
         else:
             self._advance_ending(self.run.shutdown, now)
         self.peers.advance(now)
+        self.groups.advance(now)
         self.requests.tell(now)
         self.status.report_if_due(now)
 
@@ -435,6 +438,8 @@ class Coordinator:
         m.GuestsNoted: lambda self, peer, message, now: self.registration.on_guests_noted(
             message, now
         ),
+        m.GroupNoted: lambda self, peer, message, now: self.groups.on_noted(message, now),
+        m.GroupBroken: lambda self, peer, message, now: self.groups.on_broken(peer, message, now),
         m.PeersNoted: lambda self, peer, message, now: self.peers.on_noted(message, now),
         m.Listening: lambda self, peer, message, now: self.peers.on_listening(peer, message, now),
         m.MovedNoted: lambda self, peer, message, now: self.registration.on_moved_noted(

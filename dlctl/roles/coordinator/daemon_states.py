@@ -1,12 +1,9 @@
 """The life of a daemon: its states, and the one table of what may lead from which to which.
 
     pending -> starting -> running <-> slow
-                  |           |          |
-                  |           +-> draining (a worker that leaves in order)
-                  v           v          v
-                 stopped or failed -> backoff -> starting
-                              |
-                              +-> quarantined (a worker that computes nothing of use)
+    running -> draining                             a worker that leaves in order
+    any of these -> stopped or failed -> backoff -> starting
+    failed -> quarantined                           a worker that computes nothing of use
 
 A state belongs to a name and goes on from one process of that name to the next.
 """

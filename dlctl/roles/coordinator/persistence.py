@@ -14,7 +14,8 @@ The state that decides what the coordinator does next lies in small pieces under
     daemon/<name>       its incarnation, term, address, and how far it has come
     portion/<e>/<p>     the slot that has it, or RETURNED or DONE; p = -1: all of epoch e
     answer/<slot>       the newest lease of a slot, in case it has to be repeated
-    numbers             of the newest evaluation, change, list of guests and list of peers
+    numbers             of the newest evaluation, change, list of guests, list of peers
+                        and group
     log/<daemon>.<i>    of a process on another host: its agent, the part of its log that is copied
 
 After every event the pieces that have changed become `Remember` effects, ahead of the messages of
@@ -47,6 +48,7 @@ from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.evaluation import Asked, Evaluations
+from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.membership import LASTING, Daemon
 from dlctl.roles.coordinator.peers import Peers
 from dlctl.roles.coordinator.records import Remember
@@ -102,6 +104,7 @@ class Persistence:
         scaling: Scaling,
         rotation: Rotation,
         peers: Peers,
+        groups: Groups,
     ) -> None:
         self.run = run
         self.control = control
@@ -115,6 +118,7 @@ class Persistence:
         self.scaling = scaling
         self.rotation = rotation
         self.peers = peers
+        self.groups = groups
         self._known: dict[str, Any] = {}
         self._answered_slots: set[int] = set()
         self._begun: float | None = None
@@ -175,6 +179,7 @@ class Persistence:
                 self.settings.number,
                 self.registration.guest_lists,
                 self.peers.number,
+                self.groups.generation,
             ),
         )
         for slot in self._answered_slots - scheduler.answered.keys():
@@ -268,9 +273,9 @@ class Persistence:
         )
         if "lead" in values:
             self.scheduler.restore_lead(values["lead"])
-        numbers = [_unused(number, now) for number in (*values["numbers"], 0)]
+        numbers = [_unused(number, now) for number in (*values["numbers"], 0, 0)]
         self.evaluations.number, self.settings.number, self.registration.guest_lists = numbers[:3]
-        self.peers.number = numbers[3]
+        self.peers.number, self.groups.generation = numbers[3:5]
         self.mirror.go_on(values, self.past.logs)
         for key, value in values.items():
             if key.startswith("answer/"):

@@ -202,6 +202,80 @@ class EngineRan(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class OpenStore(Effect):
+    """Open the rendezvous of this generation of the group; answered by `StoreOpened`."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOpened(Event):
+    generation: int
+    address: str
+    """host:port."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinGroup(Effect):
+    """Leave the group of before and join this one; answered by `GroupJoined` or `GroupFailed`."""
+
+    generation: int
+    rank: int
+    size: int
+    store: str
+    timeout_s: float
+    """Of joining, and of every sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce(Effect):
+    """Sum with all members; answered by `Reduced` or `GroupFailed`."""
+
+    generation: int
+    vector: Array
+    """float32[d]"""
+    weight: float
+    step: int
+    joins: bool
+    """This member has taken part in no sum yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced(Event):
+    generation: int
+    number: int
+    """Of the sum: 1, 2, 3 ... over all generations."""
+    vector: Array
+    """float32[d], the sum of weight * vector of the members at the newest step."""
+    weight: float
+    members: int
+    step: int
+    joined: int
+    """Members for whom this is the first sum; their weights are 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupJoined(Event):
+    generation: int
+    number: int
+    """Of the newest sum that any member has finished."""
+    missed: Reduced | None
+    """That one, if this member has not."""
+    is_first: bool
+    """No member has finished any sum yet: nobody joins the others."""
+    rejoins: bool
+    """This member has missed more than one sum: it is as new as one that joins."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFailed(Event):
+    """A member is gone, or has not come in time."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunEvaluation(Effect):
     """The task's `evaluate` with these values in the model; answered by `EvaluationRun`."""
 

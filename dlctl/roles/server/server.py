@@ -212,7 +212,7 @@ class Server:
         options = self.algorithm.Options(**self.job.algorithm.options)
         tables = []
         for number, table in enumerate(self.algorithm.shape.tables):
-            shard = self._open(message, welcome.index, number, table)
+            shard = self._open(message, welcome.index, number, table, options)
             tables.append((shard, side_of(table, self.algorithm, options, shard)))
         serving = ShardProtocol(
             self.context, self.birth.run_id, welcome.token, welcome.index, welcome.term, message,
@@ -225,10 +225,12 @@ class Server:
             self.context.note("info", f"goes on at version {version}, as it was kept")
         return serving
 
-    def _open(self, message: m.Assign, index: int, number: int, table: Table) -> Shard:
+    def _open(
+        self, message: m.Assign, index: int, number: int, table: Table, options: Any
+    ) -> Shard:
         """One table's shard. Raises DlctlError."""
         optimizer = self.make_optimizer(self.make_optimizer.Options(**self.job.optimizer.options))
-        optimizer = optimizer_of(table, optimizer)
+        optimizer = optimizer_of(table, self.algorithm, options, optimizer)
         storages = self.storages.of_table(table.name) if number else self.storages
         spec = self._spec(message, index, number, table, optimizer)
         return Shard(optimizer, storages.reopen(spec) if message.keep else storages.create(spec))

@@ -16,6 +16,7 @@ from dlctl import messages as m
 from dlctl.algorithms.base import Method, ReplicaSide
 from dlctl.algorithms.needs import (
     Ask,
+    Collective,
     Done,
     Engine,
     Gradient,
@@ -35,6 +36,7 @@ from dlctl.roles.worker.leases import Portions
 from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.services.asking import Answering, Asking, Members
 from dlctl.roles.worker.services.base import Phase, Service
+from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.services.computing import Computing, Engines
 from dlctl.roles.worker.services.reading import Reading
 from dlctl.roles.worker.services.writing import Writing
@@ -59,9 +61,11 @@ class Training:
         averaged: m.Array,
         push_norm_max: float,
         members: Members | None = None,
+        collecting: Collecting | None = None,
     ) -> None:
         """tables: the clients of each table of the method, in shard order. averaged: float64[n],
-        the model's buffers. members: who takes part, if replicas ask each other.
+        the model's buffers. members: who takes part, if replicas ask each other. collecting: their
+        group, if they have one.
         """
         self.context = context
         self.identity = identity
@@ -85,6 +89,9 @@ class Training:
             self.rates, averaged,
         )  # fmt: skip
         self.engines = Engines(context)
+        self.collecting = collecting
+        if collecting is not None:
+            collecting.finished = self._on_collected
         self.asking = Asking(context, identity, members) if members else None
         self.answering = Answering(context, identity, members, side) if members else None
         self._services: dict[type[Need], Service[Any]] = {
@@ -97,6 +104,8 @@ class Training:
             self._services |= {Read: self.reading, Write: self.writing}
         if self.asking is not None:
             self._services[Ask] = self.asking
+        if collecting is not None:
+            self._services[Collective] = collecting
         self.parked = False
         """Drained: the method will not be resumed any more."""
         self._paused = self._leaves = False
@@ -252,6 +261,10 @@ class Training:
     def _on_pushed(self) -> None:
         self._push_buffers()
 
+    def _on_collected(self) -> None:
+        """A sum may be all that a replica does while it has no data: it hears of that again."""
+        self.computing.leasing.told_no_data = False
+
     def on_members(self, slots: frozenset[int]) -> None:
         self.side.members = slots
 
@@ -287,6 +300,9 @@ class Training:
         if self.asking is not None and self.answering is not None:
             values["unanswered"] = self.asking.unanswered
             values["answered"] = self.answering.served
+        if self.collecting is not None:
+            values["group"] = [self.collecting.generation, len(self.collecting.slots)]
+            values["sums"] = self.collecting.number
         values["nonfinite_steps"] = self.bad_gradients.steps
         return values
 

@@ -45,9 +45,13 @@ from dlctl.roles.protocol.effects import (
     CoordinatorGone,
     EngineRan,
     EvaluationRun,
+    GroupFailed,
+    GroupJoined,
     LoadArrays,
     LoadBuffers,
     ModelBuilt,
+    Reduced,
+    StoreOpened,
     TaskFailed,
     TaskLocated,
 )
@@ -59,8 +63,9 @@ from dlctl.roles.worker.evaluation import Evaluation
 from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.services.asking import Members
+from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.settings import WorkerSettings
-from dlctl.roles.worker.shard_client import Fenced
+from dlctl.roles.worker.shard_client import Fenced, Identity
 from dlctl.roles.worker.stall import StallDetector
 from dlctl.roles.worker.training import Training
 from dlctl.util.text import NO_USE, REFUSED
@@ -141,6 +146,8 @@ class Worker:
                 self._on_message(peer, message, identity, now)
             case Computed() if self.training:
                 self.training.on_computed(event, now)
+            case StoreOpened() | GroupJoined() | Reduced() | GroupFailed():
+                self._on_group_event(event, now)
             case EngineRan() if self.training:
                 self.training.on_engine(event)
             case Reconnected(peer, lost_at):
@@ -321,7 +328,32 @@ class Worker:
             averaged=model.averaged,
             push_norm_max=self.job.servers.push_norm_max,
             members=self.members if self.members.connects else None,
+            collecting=self._collecting(identity),
         )
+
+    def _collecting(self, identity: Identity) -> Collecting | None:
+        """The service of the group, if the method has one; a late message may have named it."""
+        if "group" not in self.algorithm.shape.links:
+            return None
+        timeout_s = self.job.timeouts.silent_s
+        return Collecting(self.context, self.birth.name, identity, timeout_s)
+
+    def _on_group(self, message: m.Group, now: float) -> None:
+        if self.training is not None and self.training.collecting is not None:
+            self.training.collecting.on_group(message, now)
+
+    def _on_group_event(self, event: Event, now: float) -> None:
+        if self.training is None or self.training.collecting is None:
+            return
+        match event:
+            case StoreOpened():
+                self.training.collecting.on_store(event)
+            case GroupJoined():
+                self.training.collecting.on_joined(event, now)
+            case Reduced():
+                self.training.collecting.on_reduced(event, now)
+            case GroupFailed():
+                self.training.collecting.on_failed(event, now)
 
     def _restore_model(self, side: ReplicaSide, saved: Mapping[str, m.Array]) -> None:
         """The replica's own model of before the stop, if that is where the run's models are."""
@@ -474,6 +506,7 @@ class Worker:
         m.Welcome: _on_welcome,
         m.Topology: _on_topology,
         m.Peers: _on_peers,
+        m.Group: _on_group,
         m.ListeningNoted: _on_listening_noted,
         m.Moved: lambda self, message, now: self.joining.on_moved(message, now),
         m.Heard: lambda self, message, now: None,

@@ -20,16 +20,24 @@ from dlctl.sim.checkers.own_steps import OwnStepsChecker
 from dlctl.sim.checkers.samples import LeasesChecker, SamplesChecker
 from dlctl.sim.checkers.saved import SavedChecker
 from dlctl.sim.checkers.staleness import StalenessChecker
-from dlctl.sim.checkers.tables import AnswersChecker, LeadChecker, TablesChecker
+from dlctl.sim.checkers.tables import (
+    AnswersChecker,
+    BufferedChecker,
+    GroupChecker,
+    LeadChecker,
+    TablesChecker,
+)
 from dlctl.sim.checkers.terms import TermsChecker
 
 __all__ = [
     "AcksChecker",
     "AnswersChecker",
     "Book",
+    "BufferedChecker",
     "Checker",
     "ClockChecker",
     "FetchesChecker",
+    "GroupChecker",
     "LeadChecker",
     "LeasesChecker",
     "LedgerChecker",

@@ -8,7 +8,8 @@ import numpy as np
 
 from dlctl import messages as m
 from dlctl.machine import Effect, Send
-from dlctl.messages import APPLIED, DUPLICATE, Array
+from dlctl.messages import APPLIED, BUFFERED, DUPLICATE, Array
+from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.process import Process
 from dlctl.sim.world import World
@@ -97,3 +98,54 @@ class LeadChecker(Checker):
         if scheduler.side.clock != scheduler.pool.done_count:
             done = f"{scheduler.pool.done_count} portions are done"
             raise self.broken(f"the lead is at clock {scheduler.side.clock}, and {done}")
+
+
+class GroupChecker(Checker):
+    """Of a method whose replicas make the same steps together: at one step all of them have the
+    same model, to the last bit, whoever has died in a sum.
+    """
+
+    def __init__(self) -> None:
+        self._models: dict[int, Array] = {}
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        training = getattr(process.machine, "training", None)
+        collecting = getattr(training, "collecting", None)
+        if not isinstance(effect, Compute) or training is None or collecting is None:
+            return
+        if collecting._joins or not collecting.number:
+            return  # It has not taken part in anything yet.
+        step, model = training.side.step, training.side.parameters
+        known = self._models.setdefault(step, model.copy())
+        if not np.array_equal(known, model):
+            raise self.broken(f"{process} has another model at step {step} than the others")
+
+
+class BufferedChecker(Checker):
+    """Of a method that acknowledges pushes before they come into the values: at the end a shard has
+    counted at least as many as were acknowledged, and at most as many as were sent.
+    """
+
+    def __init__(self) -> None:
+        self._sent: defaultdict[int, set[Key]] = defaultdict(set)
+        self._acknowledged: defaultdict[int, set[Key]] = defaultdict(set)
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        if isinstance(effect, Send) and isinstance(effect.message, m.Push):
+            push = effect.message
+            shard = int(str(effect.peer).rpartition("-")[2])
+            self._sent[shard].add((push.slot, push.epoch, push.seq))
+
+    def on_message(self, process: Process, peer: object, message: m.Message) -> None:
+        me = getattr(getattr(process.machine, "joining", None), "identity", None)
+        settles = (APPLIED, BUFFERED, DUPLICATE)
+        if isinstance(message, m.Ack) and me is not None and message.outcome in settles:
+            self._acknowledged[message.shard].add((me.slot, me.epoch, message.seq))
+
+    def at_end(self, world: World) -> None:
+        for shard, known in self._acknowledged.items():
+            servings = [getattr(p.machine, "serving", None) for p in world.processes]
+            version = [s.shard.version for s in servings if s is not None and s.index == shard][-1]
+            if not len(known) <= version <= len(self._sent[shard]):
+                told = f"{len(known)} pushes are acknowledged, {len(self._sent[shard])} were sent"
+                raise self.broken(f"shard {shard} has counted {version}; {told}")

@@ -10,21 +10,19 @@ push, members, and a replica's own state in checkpoints.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
-
-from annotated_types import Gt
 
 from dlctl.algorithms.base import Method, Needs, ReplicaSide, Shape, Start
 from dlctl.algorithms.needs import Ask, Done, Gradient, NextData
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array
-from dlctl.settings import Setting, number
+from dlctl.settings import Setting, number_within
+from dlctl.util.numeric_limits import LocalRate
 from dlctl.vector import Vector, copy_into, to_host
 
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    local_lr: Annotated[float, Gt(0)] = 0.05
+    local_lr: LocalRate = 0.05
     """Rate of each replica's steps. Changes live."""
 
 
@@ -87,5 +85,5 @@ RING = Method(
         links=frozenset({"peers"}),
         survives=frozenset({"worker", "coordinator"}),
     ),
-    live={"local_lr": Setting(help="rate of a replica's steps", parse=number)},
+    live={"local_lr": Setting(help="rate of a replica's steps", parse=number_within(LocalRate))},
 )

@@ -1,0 +1,76 @@
+"""A buffer before an optimiser: of every K pushes the mean is one update (FedBuff, Nguyen 2022).
+
+    buffer += g;  every K-th push:  step(buffer / K); buffer = 0
+
+The buffer is a slot like the optimiser's own, and the count one of its counters. So a push that is
+only buffered is part of the commit that acknowledges it, in every kind of storage, and a journal
+repeats it to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dlctl.messages import Json
+from dlctl.optim.base import Optimizer
+from dlctl.optim.blocks import Block, Rule
+from dlctl.settings import Setting
+
+BUFFER = "buffer"
+BUFFERED, STEPS = "buffered", "steps"
+
+
+class Buffered:
+    Options: ClassVar[type[Any]] = object
+    live: ClassVar[Mapping[str, Setting]] = {}
+
+    def __init__(self, inner: Optimizer, capacity: int) -> None:
+        """capacity: K, pushes for one update."""
+        assert capacity >= 1, f"a buffer for {capacity} pushes"
+        self.inner = inner
+        self.capacity = capacity
+        self.slots: Mapping[str, float] = {**inner.slots, BUFFER: 0.0}
+        self.counters: Json = inner.counters
+        self.counters |= {BUFFERED: 0, STEPS: 0}
+
+    @property
+    def lr(self) -> float:
+        return self.inner.lr
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        self.inner.lr = lr
+
+    def begin_update(self) -> Rule:
+        self.counters[BUFFERED] += 1
+        if self.counters[BUFFERED] < self.capacity:
+            return _accumulate
+        self.counters[BUFFERED] = 0
+        self.counters[STEPS] += 1
+        step, share = self.inner.begin_update(), np.float32(1 / self.capacity)
+        return lambda blocks: step(_emptied(blocks, share))
+
+
+def _accumulate(blocks: Iterable[Block]) -> None:
+    """buffer += g; all else stays as it is."""
+    for block in blocks:
+        _keep(block.w, block.w_next)
+        for slot, following in zip(block.slots[:-1], block.slots_next[:-1], strict=True):
+            _keep(slot, following)
+        np.add(block.slots[-1], block.g, out=block.slots_next[-1])
+
+
+def _emptied(blocks: Iterable[Block], share: np.float32) -> Iterator[Block]:
+    """The same blocks for the optimiser: their gradient is the mean, and the buffer is empty."""
+    for block in blocks:
+        mean = (block.slots[-1] + block.g) * share
+        yield block._replace(g=mean, slots=block.slots[:-1], slots_next=block.slots_next[:-1])
+        block.slots_next[-1][:] = 0
+
+
+def _keep(array: np.ndarray[Any, Any], following: np.ndarray[Any, Any]) -> None:
+    if following is not array:
+        following[:] = array

@@ -1,0 +1,41 @@
+"""toy-buffer: pushes are collected on the shard, and every fourth one makes a step of their mean.
+
+It guards pushes that are acknowledged and come into the values later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dlctl import messages
+from dlctl.algorithms.base import Method, Outcome, ShardSide
+from dlctl.algorithms.downpour import Options as DownpourOptions
+from dlctl.algorithms.downpour import Replica
+from dlctl.compress.base import Delta
+from dlctl.messages import APPLIED, BUFFERED
+from dlctl.optim.base import Optimizer
+from dlctl.optim.buffered import Buffered
+
+CAPACITY = 4
+
+
+@dataclass(slots=True, kw_only=True)
+class Options(DownpourOptions):
+    pass
+
+
+class Collecting(ShardSide):
+    @classmethod
+    def optimizer(cls, options: Any, optimizer: Optimizer) -> Optimizer:
+        return Buffered(optimizer, CAPACITY)
+
+    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+        staleness = max(0, self.shard.version - push.base_version)
+        self.shard.apply(delta)
+        is_buffered = self.shard.optimizer.counters["buffered"] > 0
+        kind = BUFFERED if is_buffered else APPLIED
+        return [Outcome(push.slot, push.epoch, push.seq, kind, staleness)]
+
+
+BUFFER = Method(Options=Options, replica=Replica, shard=Collecting)

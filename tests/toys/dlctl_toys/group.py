@@ -1,0 +1,75 @@
+"""toy-group: no servers. All replicas sum their gradients and make the same step (synchronous SGD
+by all-reduce).
+
+    w -= lr * sum_i n_i g_i / sum_i n_i
+
+Whoever joins takes over the model in one more sum, of the parameters of those who were there. It
+guards collectives, groups that lose members, and steps that are done without a push.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from annotated_types import Gt
+
+from dlctl.algorithms.base import Method, Needs, ReplicaSide, Shape, Start
+from dlctl.algorithms.needs import Collective, Done, Gradient, NextData, Summed
+from dlctl.settings import Setting, number
+from dlctl.vector import Vector, copy_into
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    rate: Annotated[float, Gt(0)] = 0.1
+    """Rate. Changes live."""
+
+
+class Replica(ReplicaSide):
+    options: Options
+
+    def begin(self, start: Start) -> None:
+        self.residual = self.residual[:0]
+        self.step = 0
+
+    def state(self) -> dict[str, Vector]:
+        return {"step": np.array([self.step], np.float32)}
+
+    def restore(self, state: dict[str, Vector]) -> None:  # type: ignore[override]
+        self.step = int(state["step"][0])
+
+    def run(self) -> Needs:
+        while True:
+            data = yield NextData()
+            computed = None if data is None else (yield Gradient())
+            samples = 0 if computed is None else computed.samples
+            vector = self.parameters * 0 if computed is None else computed.gradient
+            summed: Summed = yield Collective(vector=vector, weight=samples, step=self.step)
+            if summed.joined:
+                model: Summed = yield Collective(
+                    vector=self.parameters, weight=float(summed.step == self.step), step=summed.step
+                )
+                copy_into(self.parameters, model.vector / np.float32(model.weight))
+            if summed.weight:
+                copy_into(
+                    self.parameters,
+                    self.parameters - np.float32(self.options.rate / summed.weight) * summed.vector,
+                )
+            self.step = summed.step + 1
+            if samples and summed.is_counted:
+                yield Done()
+
+
+GROUP = Method(
+    Options=Options,
+    replica=Replica,
+    shape=Shape(
+        tables=(),
+        model="replica",
+        links=frozenset({"group"}),
+        survives=frozenset({"worker", "coordinator"}),
+    ),
+    live={"rate": Setting(help="rate of the common step", parse=number)},
+)
