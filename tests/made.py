@@ -15,6 +15,7 @@ from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.retry import Retries
 from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.services.asking import Members
+from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.shard_client import Identity, Link, ShardClient
 from dlctl.roles.worker.training import Training
 from dlctl.sim.problems import layout_of
@@ -96,6 +97,7 @@ def training(
     lease_ahead_s: float = 0.0,
     push_norm_max: float = 1e9,
     members: Members | None = None,
+    collecting: Collecting | None = None,
 ) -> Training:
     """A replica at work."""
     return Training(
@@ -111,4 +113,5 @@ def training(
         averaged=np.zeros(0),
         push_norm_max=push_norm_max,
         members=members,
+        collecting=collecting,
     )

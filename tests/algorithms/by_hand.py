@@ -24,12 +24,22 @@ from dlctl.machine import Send
 from dlctl.messages import HELD, Array
 from dlctl.optim.sgd import SGD
 from dlctl.roles.protocol.context import COORDINATOR, Context
-from dlctl.roles.protocol.effects import Compute, Computed
+from dlctl.roles.protocol.effects import (
+    Compute,
+    Computed,
+    GroupFailed,
+    GroupJoined,
+    JoinGroup,
+    Reduce,
+    Reduced,
+)
 from dlctl.roles.server.vectors import Vectors
 from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.services.asking import Members
+from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.shards.base import Shard
 from dlctl.shards.memory import in_memory
+from dlctl.sim.group import GroupDriver, Groups
 from dlctl.sim.problems import layout_of
 from dlctl.vector import euclidean_norm
 
@@ -67,12 +77,18 @@ class Shards:
         for table in algorithm.shape.tables:
             size = table.size(layout_of(w.size))
             start = np.zeros(size, np.float32) if self.tables else w.astype(np.float32)
-            rule = optimizer_of(table, SGD(SGD.Options(lr=0.1)))
             cuts = [slice_bounds(size, count, index) for index in range(count)]
-            shards = [in_memory(rule, start[lo:hi].copy()) for lo, hi in cuts]
+            rules = [
+                optimizer_of(table, algorithm, options, SGD(SGD.Options(lr=0.1))) for _ in cuts
+            ]
+            shards = [
+                in_memory(rule, start[lo:hi].copy())
+                for rule, (lo, hi) in zip(rules, cuts, strict=True)
+            ]
             sides = [side_of(table, algorithm, options, shard) for shard in shards]
             self.tables.append(OfTable(shards, sides))
         self.vectors = [Vectors(shard) for shard in self.shards]
+        self.groups = Groups(np.random.default_rng(0))
         self.players: dict[tuple[int, int], Player] = {}
         """(slot, epoch) -> whoever gets the answers."""
         self._number = 0
@@ -186,23 +202,25 @@ class Player:
         self._queue = SendQueue(self._context.retries)
         me = identity(slot, epoch)
         tables = joined_tables(algorithm, self._context.retries, shards.size, shards.count, me)
-        name = f"worker-{slot}"
-        self._members = Members(self._context, name, connects="peers" in algorithm.shape.links)
+        name, links = f"worker-{slot}", algorithm.shape.links
+        self._members = Members(self._context, name, connects="peers" in links)
         self.training = training(
             self._context, tables, algorithm, self.side, me=me, send_queue=self._queue,
             batch_size=batch_size, push_norm_max=1e300,
-            members=self._members if self._members.connects else None,
+            members=self._members if "peers" in links else None,
+            collecting=Collecting(self._context, name, me, 1.0) if "group" in links else None,
         )  # fmt: skip
-        shards.players[slot, epoch] = self
-        for player in shards.players.values():
-            player.meet()
-        self._context.clear()
         self._now = 0.0
         self._leased = 0
         """Of the batches to do, those that are in leases already."""
         self._asked: m.LeaseRequest | None = None
         self._fetching: dict[tuple[int, int, int], m.Fetch] = {}
         """(table, shard, number) -> a fetch without an answer."""
+        self._own_thread = OwnThread()
+        GroupDriver(self._own_thread, shards.groups)  # type: ignore[arg-type]
+        shards.players[slot, epoch] = self
+        for player in shards.players.values():
+            player.meet()
         self.training.advance(self._now)
 
     @property
@@ -222,7 +240,9 @@ class Player:
             while self.acks:
                 self.training.on_ack(self.acks.pop(0), self._now)
             self._lease()
-            if not self._step() and not self.acks and not self._may_lease():
+            self._hear_of_group()
+            is_at_rest = not self._step() and not self.acks and not self._may_lease()
+            if is_at_rest and not self._own_thread.events:
                 return
 
     def _step(self) -> bool:
@@ -246,6 +266,8 @@ class Player:
 
     def _perform(self, effect: object) -> None:
         match effect:
+            case JoinGroup() | Reduce():
+                self._own_thread.performs[type(effect)](effect)
             case Compute():
                 self._compute(effect)
             case Send(_, m.LeaseRequest() as asked):
@@ -344,13 +366,49 @@ class Player:
         return self.shards.players[slot, epoch]
 
     def meet(self) -> None:
-        """Hear from the coordinator who takes part."""
+        """Hear from the coordinator who takes part, and makes up the group."""
         slots, epochs = zip(*sorted(self.shards.players), strict=True)
         addresses = tuple(f"worker-{slot}" for slot in slots)
         none = ("",) * len(slots)
         peers = m.Peers(self._members.number + 1, slots, (), epochs, addresses, none)
         self._members.on_peers(peers, self.slot)
         self.training.on_members(self._members.slots)
+        if self.training.collecting is not None:
+            self.training.collecting.on_group(m.Group(len(slots), slots, "here"), self._now)
+        for effect in self._context.clear():
+            self._perform(effect)
+
+    def _hear_of_group(self) -> None:
+        events, self._own_thread.events = self._own_thread.events, []
+        for event in events:
+            match event:
+                case GroupJoined():
+                    self.training.collecting.on_joined(event, self._now)
+                case Reduced():
+                    self.training.collecting.on_reduced(event, self._now)
+                case GroupFailed():
+                    self.training.collecting.on_failed(event, self._now)
+
+
+class OwnThread:
+    """What the simulator's driver of a group wants of a process; without time."""
+
+    alive = True
+    now = 0.0
+
+    def __init__(self) -> None:
+        self.performs: dict[type, Callable[[Any], None]] = {}
+        self.events: list[object] = []
+        self.timeline = self
+
+    def perform(self, kind: type, does: Callable[[Any], None]) -> None:
+        self.performs[kind] = does
+
+    def post(self, event: object, after_s: float) -> None:
+        self.events.append(event)
+
+    def at(self, time: float, does: Callable[[], None]) -> None:
+        """It never comes."""
 
 
 def _number_in(peer: object) -> int:

@@ -140,7 +140,7 @@ def test_without_keys_there_is_nobody_to_admit() -> None:
 
 
 def test_every_message_that_a_listening_daemon_takes_has_a_rule() -> None:
-    taken = {*Coordinator._HANDLERS, *Server._FROM_WORKERS}
+    taken = {*Coordinator._HANDLERS, *Server._FROM_WORKERS, m.Ask}  # That, a worker.
     for kind in MESSAGES.values():
         message = kind.__new__(kind)
         says = {offence(name, message) for name in NAMES}
