@@ -9,11 +9,12 @@ import numpy as np
 from dlctl.algorithms.base import Method, ReplicaSide, Site
 from dlctl.compress.base import Compressor
 from dlctl.compress.none import Dense
-from dlctl.flat import Layout
+from dlctl.flat import Layout, slice_bounds
 from dlctl.messages import Array, Joined
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.retry import Retries
 from dlctl.roles.worker.send_queue import SendQueue
+from dlctl.roles.worker.services.asking import Members
 from dlctl.roles.worker.shard_client import Identity, Link, ShardClient
 from dlctl.roles.worker.training import Training
 from dlctl.sim.problems import layout_of
@@ -65,9 +66,26 @@ def joined(client: ShardClient, generation: int = 1, now: float = 0.0) -> ShardC
     return client
 
 
+def joined_tables(
+    method: Method, retries: Retries, size: int, servers: int, me: Identity | None = None
+) -> list[list[ShardClient]]:
+    """All tables of a method with so many parameters, on servers that know the worker."""
+    shards = range(servers) if method.shape.needs_servers else ()
+    parameters = [client(retries, me, i, *slice_bounds(size, servers, i)) for i in shards]
+    tables = [parameters] if parameters else []
+    for number, table in enumerate(method.shape.tables[1:], 1):
+        cuts = [slice_bounds(table.size(layout_of(size)), servers, i) for i in shards]
+        tables.append(
+            [ShardClient(c.link, number, *cut) for c, cut in zip(parameters, cuts, strict=True)]
+        )
+    for each in parameters:
+        joined(each)
+    return tables
+
+
 def training(
     context: Context,
-    clients: list[ShardClient],
+    tables: list[list[ShardClient]],
     method: Method,
     side: ReplicaSide,
     *,
@@ -77,12 +95,13 @@ def training(
     batch_size: int = 1,
     lease_ahead_s: float = 0.0,
     push_norm_max: float = 1e9,
+    members: Members | None = None,
 ) -> Training:
-    """A replica at work on one table."""
+    """A replica at work."""
     return Training(
         context=context,
         identity=me or identity(),
-        tables=[clients],
+        tables=tables,
         send_queue=send_queue or SendQueue(context.retries),
         method=method,
         side=side,
@@ -91,4 +110,5 @@ def training(
         lease_ahead_s=lease_ahead_s,
         averaged=np.zeros(0),
         push_norm_max=push_norm_max,
+        members=members,
     )

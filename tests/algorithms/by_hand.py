@@ -1,7 +1,8 @@
 """Methods played by hand: their three sides, the real services of a worker, and the real shards.
 
-There are no processes, no sockets and no time: a `Player` is the worker role's `Training`.
-Its messages go straight to the method's shard sides, and its batches come from the test.
+There are no processes, no sockets and no time: a `Player` is the worker role's `Training`. Its
+messages go straight to the shard sides of the method's tables and to other players, and its batches
+come from the test.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from made import client, identity, joined, replica, training
+from made import identity, joined_tables, replica, training
 
 from dlctl import messages as m
-from dlctl.algorithms.base import BatchRequest, Lead, Method, VectorRequest
+from dlctl.algorithms.base import BatchRequest, Lead, Method, ShardSide, VectorRequest
 from dlctl.algorithms.needs import Data, Gradient, Need, NextData, Step, Write
+from dlctl.algorithms.tables import optimizer_of, side_of
 from dlctl.compress.base import Delta
 from dlctl.flat import slice_bounds
 from dlctl.machine import Send
@@ -25,7 +27,10 @@ from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.effects import Compute, Computed
 from dlctl.roles.server.vectors import Vectors
 from dlctl.roles.worker.send_queue import SendQueue
+from dlctl.roles.worker.services.asking import Members
+from dlctl.shards.base import Shard
 from dlctl.shards.memory import in_memory
+from dlctl.sim.problems import layout_of
 from dlctl.vector import euclidean_norm
 
 Batch = tuple[Data, Any]
@@ -33,26 +38,64 @@ Batch = tuple[Data, Any]
 GradientOf = Callable[[Array, Any], Step]
 """(parameters, the batch) -> its gradient."""
 GENERATION = 1
+Which = tuple[int, int, int, int]
+"""(shard, slot, epoch, seq): one push."""
+
+
+class OfTable:
+    """All shards of one table, with a shard side on each."""
+
+    def __init__(self, shards: list[Shard], sides: list[ShardSide]) -> None:
+        self.shards = shards
+        self.sides = sides
+        self.outcomes: defaultdict[Which, list[str]] = defaultdict(list)
+        """What its shard side said became of each push."""
+
+    def whole(self) -> Array:
+        return np.concatenate([shard.w for shard in self.shards])
 
 
 class Shards:
-    """All shards of the vector `w` (float32[d]), with the method's shard side on each."""
+    """All shards of a method's tables; those of the parameters begin as `w` (float32[d])."""
 
     def __init__(self, algorithm: Method, w: Array, count: int, options: Any = None) -> None:
-        self.bounds = [slice_bounds(w.size, count, index) for index in range(count)]
-        self.shards = [
-            in_memory(SGD(SGD.Options(lr=0.1)), w[lo:hi].astype(np.float32))
-            for lo, hi in self.bounds
-        ]
+        self.size = w.size
+        self.count = count if algorithm.shape.needs_servers else 0
+        self.bounds = [slice_bounds(w.size, count, index) for index in range(self.count)]
         options = options if options is not None else algorithm.Options()
-        assert algorithm.shard is not None
-        self.sides = [algorithm.shard(options, shard) for shard in self.shards]
+        self.tables: list[OfTable] = []
+        for table in algorithm.shape.tables:
+            size = table.size(layout_of(w.size))
+            start = np.zeros(size, np.float32) if self.tables else w.astype(np.float32)
+            rule = optimizer_of(table, SGD(SGD.Options(lr=0.1)))
+            cuts = [slice_bounds(size, count, index) for index in range(count)]
+            shards = [in_memory(rule, start[lo:hi].copy()) for lo, hi in cuts]
+            sides = [side_of(table, algorithm, options, shard) for shard in shards]
+            self.tables.append(OfTable(shards, sides))
         self.vectors = [Vectors(shard) for shard in self.shards]
-        self.outcomes: defaultdict[tuple[int, int, int, int], list[str]] = defaultdict(list)
-        """(shard, slot, epoch, seq) -> what its shard side said became of this push."""
         self.players: dict[tuple[int, int], Player] = {}
         """(slot, epoch) -> whoever gets the answers."""
         self._number = 0
+
+    @property
+    def shards(self) -> list[Shard]:
+        """Of the parameters; likewise sides and outcomes."""
+        return self.tables[0].shards if self.tables else []
+
+    @property
+    def sides(self) -> list[ShardSide]:
+        return self.tables[0].sides if self.tables else []
+
+    @property
+    def outcomes(self) -> dict[Which, list[str]]:
+        return self.tables[0].outcomes
+
+    def members(self, slots: frozenset[int]) -> None:
+        """These take part, all of them new."""
+        for side in (side for table in self.tables for side in table.sides):
+            side.members(slots)
+            for slot in sorted(slots):
+                side.joined(slot)
 
     def whole(self, name: str = "w") -> Array:
         """A vector, put together from its slices."""
@@ -87,26 +130,27 @@ class Shards:
         )  # fmt: skip
 
     def take(self, index: int, push: m.Push) -> None:
-        """A push that is new, in order and sound."""
+        """A push that is new, in order and sound, of all that the shard has."""
+        table = self.tables[push.table]
+        assert push.delta.length == table.shards[index].size
         delta = Delta(np.array(push.delta.arrays[0], np.float32))
-        for outcome in self.sides[index].push(push, delta):
+        for outcome in table.sides[index].push(push, delta):
             key = (index, outcome.slot, outcome.epoch, outcome.seq)
-            self.outcomes[key].append(outcome.kind)
+            table.outcomes[key].append(outcome.kind)
             player = self.players.get((outcome.slot, outcome.epoch))
             if player is not None:
-                version = self.shards[index].version
+                version = table.shards[index].version
                 player.acks.append(
                     m.Ack(
                         index, GENERATION, outcome.seq, outcome.kind, version, outcome.staleness, 0,
-                        outcome.reason,
+                        outcome.reason, push.table,
                     )
                 )  # fmt: skip
 
-    def settled(self) -> dict[tuple[int, int, int, int], list[str]]:
+    def settled(self, table: int = 0) -> dict[Which, list[str]]:
         """What settled every push for good."""
-        return {
-            key: [kind for kind in kinds if kind != HELD] for key, kinds in self.outcomes.items()
-        }
+        outcomes = self.tables[table].outcomes
+        return {key: [kind for kind in kinds if kind != HELD] for key, kinds in outcomes.items()}
 
 
 class Player:
@@ -129,34 +173,36 @@ class Player:
         self.samples_of = samples_of
         self.todo: list[Batch] = []
         self.samples = 0
-        """Computed; likewise those that were pushed."""
-        self.samples_pushed = 0
-        size = shards.bounds[-1][1]
-        self.pushed = np.zeros(size)
-        """float64[d], the sum of all that was pushed."""
+        """Computed; likewise those that were pushed, and those of portions that are done."""
+        self.samples_pushed = self.samples_done = 0
+        self.pushed = np.zeros(shards.size)
+        """float64[d], the sum of all that was pushed to the parameters."""
         self.fetches = 0
-        self.parameters = np.full(size, np.nan, np.float32)
+        of_servers = algorithm.shape.needs_servers
+        self.parameters = np.full(shards.size, np.nan if of_servers else 1.0, np.float32)
         self.acks: list[m.Ack] = []
-        shards.players[slot, epoch] = self
         self.side = replica(algorithm, self.parameters, slot=slot)
         self._context = Context(resend_s=1e6)
         self._queue = SendQueue(self._context.retries)
         me = identity(slot, epoch)
-        clients = [
-            joined(client(self._context.retries, me, index, lo, hi), GENERATION)
-            for index, (lo, hi) in enumerate(shards.bounds)
-        ]
-        self._context.clear()
+        tables = joined_tables(algorithm, self._context.retries, shards.size, shards.count, me)
+        name = f"worker-{slot}"
+        self._members = Members(self._context, name, connects="peers" in algorithm.shape.links)
         self.training = training(
-            self._context, clients, algorithm, self.side, me=me, send_queue=self._queue,
+            self._context, tables, algorithm, self.side, me=me, send_queue=self._queue,
             batch_size=batch_size, push_norm_max=1e300,
+            members=self._members if self._members.connects else None,
         )  # fmt: skip
+        shards.players[slot, epoch] = self
+        for player in shards.players.values():
+            player.meet()
+        self._context.clear()
         self._now = 0.0
         self._leased = 0
         """Of the batches to do, those that are in leases already."""
         self._asked: m.LeaseRequest | None = None
-        self._fetching: dict[int, m.Fetch] = {}
-        """Shard -> a fetch without an answer."""
+        self._fetching: dict[tuple[int, int, int], m.Fetch] = {}
+        """(table, shard, number) -> a fetch without an answer."""
         self.training.advance(self._now)
 
     @property
@@ -176,12 +222,16 @@ class Player:
             while self.acks:
                 self.training.on_ack(self.acks.pop(0), self._now)
             self._lease()
-            self.training.advance(self._now)
-            effects = [*self._context.clear(), *self._queue.flush(self._now)]
-            if not effects and not self.acks and not self._may_lease():
+            if not self._step() and not self.acks and not self._may_lease():
                 return
-            for effect in effects:
-                self._perform(effect)
+
+    def _step(self) -> bool:
+        """Let it go on with what it has heard. Whether it wanted anything."""
+        self.training.advance(self._now)
+        effects = [*self._context.clear(), *self._queue.flush(self._now)]
+        for effect in effects:
+            self._perform(effect)
+        return bool(effects)
 
     def tell_none(self) -> None:
         """There is no data for now."""
@@ -201,13 +251,21 @@ class Player:
             case Send(_, m.LeaseRequest() as asked):
                 self._asked = asked
             case Send(peer, m.Fetch() as fetch):
-                self._fetching[_shard_of(peer)] = fetch
+                self._fetching[fetch.table, _number_in(peer), fetch.request] = fetch
             case Send(peer, m.Push() as push):
-                self._push(_shard_of(peer), push)
+                self._push(_number_in(peer), push)
+            case Send(peer, m.Ask() as ask):
+                other = self.shards.players[_number_in(peer), ask.to_epoch]
+                other.training.answering.on_ask(self._members.name.encode(), ask)
+                other._step()
+            case Send(bytes() as peer, m.Answer() as answer):
+                other = self._asker(_number_in(peer.decode()))
+                other.training.asking.on_answer(self._members.name, answer, other._now)
             case Send(peer, m.PortionDone() as done):
                 assert peer == COORDINATOR
                 key = ("portion", done.data_epoch, done.portion)
                 self._context.retries.done(key, self._now)
+                self.samples_done += done.samples
 
     # ------------------------------------------------------------ data
 
@@ -233,19 +291,23 @@ class Player:
         self.training.computing.leasing.on_lease(lease, self._now)
 
     def _compute(self, effect: Compute) -> None:
-        _, batch = self.todo.pop(0)
-        self._leased -= 1
-        step = self.gradient(self.parameters, batch)
-        norm = euclidean_norm(step.gradient)
-        is_usable = bool(np.isfinite(step.loss) and np.isfinite(step.gradient).all())
-        if is_usable:
-            self.samples += step.samples
-        gradient = step.gradient
-        if effect.own_lr is not None:
-            gradient = None
+        losses: list[float] = []
+        is_usable = True
+        while is_usable and len(losses) < effect.count:
+            _, batch = self.todo.pop(0)
+            self._leased -= 1
+            step = self.gradient(self.parameters, batch)
+            losses.append(step.loss)
+            norm, gradient = euclidean_norm(step.gradient), step.gradient
+            is_usable = bool(np.isfinite(step.loss) and np.isfinite(step.gradient).all())
             if is_usable:
-                self.parameters -= effect.own_lr * step.gradient
-        computed = Computed(step.loss, gradient, np.zeros(0), norm, is_usable)
+                self.samples += step.samples
+                if effect.own_lr is not None:
+                    self.parameters -= effect.own_lr * step.gradient
+        computed = Computed(
+            losses[-1], gradient if effect.own_lr is None else None, np.zeros(0), norm, is_usable,
+            tuple(losses[:-1]),
+        )  # fmt: skip
         self.training.on_computed(computed, self._now)
         self.go_on()
 
@@ -253,26 +315,46 @@ class Player:
 
     def _answer_fetches(self) -> None:
         """As servers do: a read of all shards is answered when each may be read."""
-        for index, fetch in list(self._fetching.items()):
-            shard, side = self.shards.shards[index], self.shards.sides[index]
+        for key, fetch in list(self._fetching.items()):
+            number, index, _ = key
+            table = self.shards.tables[number]
+            shard, side = table.shards[index], table.sides[index]
             if not side.may_read(fetch.slot, fetch.clock_min):
                 continue
-            del self._fetching[index]
-            self.fetches += index == 0
+            del self._fetching[key]
+            self.fetches += (number, index) == (0, 0)
+            values = shard.w[fetch.lo : fetch.hi or shard.size].copy()
             message = m.Parameters(
-                index, GENERATION, fetch.request, shard.version, shard.w.copy(), clock=side.clock()
-            )
+                index, GENERATION, fetch.request, shard.version, values, table=number,
+                clock=side.clock(),
+            )  # fmt: skip
             self.training.fetcher.on_parameters(message, self._now)
 
     def _push(self, index: int, push: m.Push) -> None:
-        lo, hi = self.shards.bounds[index]
-        self.pushed[lo:hi] += push.delta.arrays[0]
-        self.samples_pushed += push.samples if index == 0 else 0
+        if push.table == 0:
+            lo, hi = self.shards.bounds[index]
+            self.pushed[lo:hi] += push.delta.arrays[0]
+            self.samples_pushed += push.samples if index == 0 else 0
         self.shards.take(index, push)
 
+    # ------------------------------------------------------------ other players
 
-def _shard_of(peer: object) -> int:
-    return int(str(peer).removeprefix("server-"))
+    def _asker(self, slot: int) -> Player:
+        epoch = max(epoch for other, epoch in self.shards.players if other == slot)
+        return self.shards.players[slot, epoch]
+
+    def meet(self) -> None:
+        """Hear from the coordinator who takes part."""
+        slots, epochs = zip(*sorted(self.shards.players), strict=True)
+        addresses = tuple(f"worker-{slot}" for slot in slots)
+        none = ("",) * len(slots)
+        peers = m.Peers(self._members.number + 1, slots, (), epochs, addresses, none)
+        self._members.on_peers(peers, self.slot)
+        self.training.on_members(self._members.slots)
+
+
+def _number_in(peer: object) -> int:
+    return int(str(peer).rpartition("-")[2])
 
 
 Evaluate = Callable[[int], tuple[float, int]]

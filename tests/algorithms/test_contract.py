@@ -14,11 +14,19 @@ from dlctl.algorithms.base import Lead, Method, ReplicaSide, ShardSide
 from dlctl.algorithms.needs import Data, Need, Step
 from dlctl.algorithms.shapes import faults_of
 from dlctl.errors import UsageError
-from dlctl.messages import APPLIED, HELD, LATE
+from dlctl.messages import APPLIED, BUFFERED, HELD, LATE
 
 NAMES = registry.names("algorithms")
 every_algorithm = pytest.mark.parametrize(
     "algorithm", [pytest.param(registry.load("algorithms", name), id=name) for name in NAMES]
+)
+with_servers = pytest.mark.parametrize(
+    "algorithm",
+    [
+        pytest.param(algorithm, id=name)
+        for name in NAMES
+        if (algorithm := registry.load("algorithms", name)).shape.needs_servers
+    ],
 )
 SIZE = 12
 BATCHES = 3
@@ -51,10 +59,7 @@ def pushed_per_gradient(algorithm: Method) -> float:
 
 def players(algorithm: Method, workers: int, servers: int = 2) -> tuple[Shards, list[Player]]:
     shards = Shards(algorithm, np.ones(SIZE, np.float32), servers)
-    for side in shards.sides:
-        side.members(frozenset(range(workers)))
-        for slot in range(workers):
-            side.joined(slot)
+    shards.members(frozenset(range(workers)))
     return shards, [Player(algorithm, shards, gradient_of, slot) for slot in range(workers)]
 
 
@@ -128,9 +133,29 @@ def test_a_replica_has_nothing_left_when_it_asks_again_after_hearing_that_there_
         play([player])
         player.tell_none()
         done = [portion(n) for n in range(number + 1)]
-        assert player.samples_pushed == player.samples == BATCHES * len(done)
-        np.testing.assert_allclose(player.pushed, rate * of_portions(*done), rtol=1e-5, atol=1e-6)
+        assert player.samples_done == player.samples == BATCHES * len(done)
+        assert not player.training.has_unpushed_steps()
+        assert not player.training.busy()
         assert not player.side.residual.any()
+        if algorithm.shape.needs_servers:
+            all_of_it = rate * of_portions(*done)
+            assert player.samples_pushed == player.samples
+            np.testing.assert_allclose(player.pushed, all_of_it, rtol=1e-5, atol=1e-6)
+
+
+@every_algorithm
+def test_replicas_together_do_each_sample_once(algorithm):
+    _, everybody = players(algorithm, 3)
+    for turn in range(4):
+        for player in everybody:
+            player.todo += portion(turn * 3 + player.slot)
+        play(everybody)
+    for player in everybody:
+        player.tell_none()
+    play(everybody)
+    assert [player.samples_done for player in everybody] == [4 * BATCHES] * 3
+    assert [player.samples for player in everybody] == [4 * BATCHES] * 3
+    assert all(np.isfinite(player.parameters).all() for player in everybody)
 
 
 @every_algorithm
@@ -153,7 +178,7 @@ def test_a_restored_residual_is_only_added_to_where_the_method_keeps_one(algorit
 # ---------------------------------------------------------------- servers
 
 
-@every_algorithm
+@with_servers
 @pytest.mark.parametrize("workers", [1, 3])
 def test_servers_say_of_every_push_once_what_has_become_of_it(algorithm, workers):
     shards, everybody = players(algorithm, workers)
@@ -164,16 +189,17 @@ def test_servers_say_of_every_push_once_what_has_become_of_it(algorithm, workers
     for player in everybody:
         player.tell_none()
     play(everybody)
-    assert shards.outcomes
-    for kinds in shards.outcomes.values():
-        assert set(kinds) <= {APPLIED, HELD, LATE}
-        assert kinds.count(HELD) <= 1
-    assert {key: len(kinds) for key, kinds in shards.settled().items()} == dict.fromkeys(
-        shards.outcomes, 1
-    )
+    for number, table in enumerate(shards.tables):
+        assert table.outcomes
+        for kinds in table.outcomes.values():
+            assert set(kinds) <= {APPLIED, BUFFERED, HELD, LATE}
+            assert kinds.count(HELD) <= 1
+        assert {key: len(kinds) for key, kinds in shards.settled(number).items()} == dict.fromkeys(
+            table.outcomes, 1
+        )
 
 
-@every_algorithm
+@with_servers
 def test_all_shards_come_to_the_same_as_one(algorithm):
     results = []
     for servers in (1, 3):
@@ -182,7 +208,11 @@ def test_all_shards_come_to_the_same_as_one(algorithm):
             player.todo += portion(0, data_epoch) + portion(1, data_epoch)
         play([player])
         vectors = {name: shards.whole(name) for name in shards.shards[0].vectors}
-        results.append({"w": shards.whole(), **vectors})
+        tables = {
+            table.name: of_table.whole()
+            for table, of_table in zip(algorithm.shape.tables, shards.tables, strict=True)
+        }
+        results.append({**vectors, **tables})
     assert results[0].keys() == results[1].keys()
     for name, whole in results[0].items():
         assert np.array_equal(whole, results[1][name]), name

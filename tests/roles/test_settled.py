@@ -30,7 +30,7 @@ class Replica:
             for shard in (0, 1)
         ]
         side = a_side(DOWNPOUR, np.zeros(4, np.float32), DOWNPOUR.Options(**options))
-        self.training = training(self.context, self.channels, DOWNPOUR, side, me=me)
+        self.training = training(self.context, [self.channels], DOWNPOUR, side, me=me)
         self._advance()
         self.leased(1, 0, batches)
         self.fetched(1)

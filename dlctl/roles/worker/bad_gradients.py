@@ -10,7 +10,7 @@ be taken.
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import Counter, deque
 
 BATCHES_KEPT = 256
 """Steps whose batches can still be named."""
@@ -21,7 +21,7 @@ class BadGradients:
         self._push_norm_max = push_norm_max
         self.steps = self.steps_in_row = 0
         """Gradients that were not finite, or too large."""
-        self.pushes = self.pushes_in_row = 0
+        self.pushes = 0
         """Pushes that a server refused."""
         self.last = ""
         """Which batches it was."""
@@ -30,7 +30,15 @@ class BadGradients:
         self._batches: deque[tuple[int, str]] = deque(maxlen=BATCHES_KEPT)
         self._refused: set[int] = set()
         """Pushes that a shard has refused and that not all shards have answered."""
-        self._newest_refused = -1
+        self._newest_refused: dict[int, int] = {}
+        """Table -> a push."""
+        self._in_row: Counter[int] = Counter()
+        """Table -> refused pushes since one that was not."""
+
+    @property
+    def pushes_in_row(self) -> int:
+        """To one table."""
+        return max(self._in_row.values(), default=0)
 
     def norm_max(self, own_lr: float | None) -> float:
         """Of a gradient, or of one along which a replica goes by `own_lr` and pushes the step."""
@@ -46,20 +54,22 @@ class BadGradients:
         self.steps_in_row += 1
         self.last = what
 
-    def refused(self, number: int, reason: str, first_step: int, last_step: int) -> None:
+    def refused(
+        self, number: int, reason: str, first_step: int, last_step: int, *, table: int = 0
+    ) -> None:
         """A shard has refused this push, of these steps; counted once, however many shards do."""
         if number in self._refused:
             return
         self._refused.add(number)
-        self._newest_refused = max(number, self._newest_refused)
+        self._newest_refused[table] = max(number, self._newest_refused.get(table, -1))
         self.pushes += 1
-        self.pushes_in_row += 1
+        self._in_row[table] += 1
         self.reason = reason
         names = [where for step, where in self._batches if first_step <= step <= last_step]
         self.last = ", ".join(names[-8:]) or f"steps {first_step} to {last_step}"
 
-    def settled(self, number: int) -> None:
+    def settled(self, number: int, table: int = 0) -> None:
         """All shards have answered this push; if one has refused it, it does not end the row."""
         self._refused.discard(number)
-        if number > self._newest_refused:
-            self.pushes_in_row = 0
+        if number > self._newest_refused.get(table, -1):
+            self._in_row[table] = 0

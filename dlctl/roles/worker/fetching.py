@@ -138,6 +138,7 @@ class Fetcher:
             if not client.basis.fits(arrived):
                 self._under_way[fetched.request] = fetched
                 fetched.missing += 1
+                del fetched.clocks[client.shard]
                 self._ask(fetched, client, whole=True)
                 continue
             lo, hi = fetched.within(client)

@@ -153,10 +153,10 @@ class ShardClient:
 
     # ------------------------------------------------------------ pushing
 
-    def has_room(self) -> bool:
-        """Whether one more push may be on its way: the shard must still know what became of the
-        oldest one when that is sent again."""
-        return len(self._unsettled) < WINDOW and self.next_seq < self.settled() + REACH
+    def has_room(self, pushes: int = 1) -> bool:
+        """Whether so many more pushes may be on their way, those of one write: the shard must still
+        know what became of the oldest one when that is sent again."""
+        return len(self._unsettled) < WINDOW and self.next_seq + pushes <= self.settled() + REACH
 
     def unsettled(self) -> int:
         return len(self._unsettled)

@@ -99,17 +99,17 @@ class Training:
             Gradient: self.computing,
             Done: self.computing,
             Engine: self.engines,
-            Read: self.reading,
-            Write: self.writing,
         }
+        if tables:
+            self._services |= {Read: self.reading, Write: self.writing}
         if self.asking is not None:
             self._services[Ask] = self.asking
         if collecting is not None:
             self._services[Collective] = collecting
         self.parked = False
         """Drained: the method will not be resumed any more."""
-        self._paused = False
-        self._run: Generator[Need | None, Any, None] = side.run()
+        self._paused = self._leaves = False
+        self._run: Generator[Need, Any, None] = side.run()
         self._need: Need | None = None
 
     @property
@@ -158,13 +158,21 @@ class Training:
             self._resume(value, now)
 
     def _resume(self, value: Any, now: float) -> None:
-        """Hand the method what it has asked for, and begin what it needs next."""
-        need = self._run.send(value)
-        if need is None:
+        """Hand the method what it has asked for, and begin what it needs next. Raises TypeError for
+        what nothing serves.
+        """
+        where = type(self.side).__module__
+        try:
+            need = self._run.send(value)
+        except StopIteration:
+            if not self._leaves:
+                raise TypeError(f"{where}: run() has come to its end") from None
             self.parked = True
             return
         if type(need) not in self._services:
-            raise TypeError(f"{type(self.side).__module__}: nothing serves {need!r:.80}")
+            raise TypeError(f"{where}: nothing serves {need!r:.80}")
+        if self._leaves and isinstance(need, Gradient | NextData):
+            raise TypeError(f"{where}: leave() asks for data: {need!r:.80}")
         self._need = need
         if not isinstance(need, Gradient | NextData):
             # It has done something since it heard that there is no data, so it hears of it again.
@@ -178,7 +186,7 @@ class Training:
 
     def _leave(self, now: float) -> None:
         """Let the method do what it does before it leaves; then it is not resumed any more."""
-        self._run = _then_none(self.side.leave())
+        self._leaves, self._run = True, _generator(self.side.leave())
         self._resume(None, now)
 
     def deadline(self) -> float | None:
@@ -299,7 +307,6 @@ class Training:
         return values
 
 
-def _then_none(needs: Iterator[Need]) -> Generator[Need | None, Any, None]:
-    """The same needs, and behind them nothing any more."""
+def _generator(needs: Iterator[Need]) -> Generator[Need, Any, None]:
+    """The same needs, of something that can be resumed with their results."""
     yield from needs
-    yield None

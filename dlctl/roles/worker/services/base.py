@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from dlctl.algorithms.needs import Need
+from dlctl.algorithms.needs import Need, Range
 
 N = TypeVar("N", bound=Need, contravariant=True)
 
@@ -43,3 +44,10 @@ class Service(Protocol[N]):
     def cancel(self) -> None:
         """The replica does not wait for it any more: it leaves the run, or is replaced."""
         ...
+
+
+def check_ranges(ranges: Iterable[Range], size: int) -> None:
+    """Raises ValueError unless each has at least one element of a table of this size."""
+    for lo, hi in ranges:
+        if not 0 <= lo < hi <= size:
+            raise ValueError(f"[{lo}, {hi}) is no range of a table of {size} elements")

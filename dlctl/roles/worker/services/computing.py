@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dlctl import messages as m
@@ -164,7 +165,8 @@ class Computing:
             number += 1
         if losses:
             mean = sum(losses) / len(losses)
-            self._step = Step(event.gradient, samples, mean, event.norm, len(losses))
+            norm = event.norm if event.is_usable else math.inf
+            self._step = Step(event.gradient, samples, mean, norm, len(losses))
             self.averaged = event.averaged
         if not event.is_usable:
             self._refuse(event, portion, number)

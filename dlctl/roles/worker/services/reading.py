@@ -10,7 +10,7 @@ from dlctl.algorithms.base import ReplicaSide, Shape
 from dlctl.algorithms.needs import Range, Read, View
 from dlctl.roles.worker.fetching import Fetched, Fetcher
 from dlctl.roles.worker.intervals import FETCH, Pacing
-from dlctl.roles.worker.services.base import Phase
+from dlctl.roles.worker.services.base import Phase, check_ranges
 
 
 class Reading:
@@ -48,9 +48,14 @@ class Reading:
     # ------------------------------------------------------------ the service
 
     def begin(self, need: Read, now: float) -> None:
-        assert need.into == "model" or need.wait, "what is read beside the model is waited for"
-        self._need, self._is_asked, self._result = need, False, None
+        """Raises ValueError for what cannot be read like that."""
         self._table = self.shape.table(need.table)
+        check_ranges(need.ranges, self.fetcher.tables[self._table][-1].hi)
+        if self._table and need.into == "model":
+            raise ValueError(f'table "{need.table}" is read beside the model')
+        if need.into == "beside" and not need.wait:
+            raise ValueError("what is read beside the model is waited for")
+        self._need, self._is_asked, self._result = need, False, None
 
     def poll(self, now: float) -> tuple[bool, View | None]:
         need = self._need
@@ -95,10 +100,11 @@ class Reading:
         return True
 
     def _serves(self, need: Read) -> bool:
-        """Whether the read that is under way is as good as a new one. It is if it waits for no
-        smaller clock, and was not begun before a push that has to be in it.
+        """Whether the read that is under way is as good as a new one. It is if it is of the whole
+        model, waits for no smaller clock, and was not begun before a push that has to be in it.
         """
-        return self._at_least >= need.at_least and not need.after_own and not need.ranges
+        is_whole = all(fetched.part is None for fetched in self._placing) and not need.ranges
+        return is_whole and self._at_least >= need.at_least and not need.after_own
 
     def _start(self, need: Read, now: float) -> None:
         self._at_least = need.at_least

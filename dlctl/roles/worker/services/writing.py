@@ -15,15 +15,18 @@ from dlctl.compress.base import Compressor
 from dlctl.errors import RemoteProtocolError
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.effects import Settled
+from dlctl.roles.protocol.limits import REACH
 from dlctl.roles.protocol.meters import Latency, Rates
 from dlctl.roles.worker.bad_gradients import BadGradients
 from dlctl.roles.worker.intervals import PUSH, Pacing
 from dlctl.roles.worker.leases import Portions
 from dlctl.roles.worker.send_queue import SendQueue
-from dlctl.roles.worker.services.base import Phase
+from dlctl.roles.worker.services.base import Phase, check_ranges
 from dlctl.roles.worker.shard_client import Identity, ShardClient
 from dlctl.vector import Vector, to_host, zeros_like
 
+WORSE = (m.DUPLICATE, m.APPLIED, m.BUFFERED, m.LATE, m.REFUSED)
+"""What became of a push: of several ranges on one shard, the receipt names the last of these."""
 ASTRAY = "a replica's own steps have led too far; a smaller rate for them may help"
 
 
@@ -75,7 +78,9 @@ class Writing:
         self.steps_pushed = 0
         """Of these, those of which a push has taken something, or which count without one."""
         self.newest = -1
-        """The number of the newest write."""
+        """The number of the newest write that holds all steps before it."""
+        self._number = -1
+        """Of the newest write, to whatever table."""
         self._under_way: dict[int, _Pushed] = {}
         self._numbers: dict[tuple[int, int, int], int] = {}
         """(table, shard, its number there) -> number of the write."""
@@ -87,13 +92,17 @@ class Writing:
     # ------------------------------------------------------------ the service
 
     def begin(self, need: Write, now: float) -> None:
+        """Raises ValueError for ranges that the table does not have, or too many."""
+        check_ranges(need.ranges, self.tables[self.shape.table(need.table)][-1].hi)
+        if len(need.ranges) > REACH:
+            raise ValueError(f"a write of {len(need.ranges)} ranges; {REACH} are possible")
         self._need, self._waits_for = need, -1
 
     def poll(self, now: float) -> tuple[bool, Receipt | None]:
         need = self._need
         assert need is not None
         if self._waits_for < 0:
-            if not self._may_push(self.shape.table(need.table)):
+            if not self._may_push(need):
                 self.pacing.waits(PUSH, now)
                 return False, None
             self._waits_for = self._push(need, now)
@@ -131,24 +140,27 @@ class Writing:
 
     # ------------------------------------------------------------ pushes
 
-    def _may_push(self, table: int) -> bool:
-        window, clients = self.send_queue.push_window_bytes, self.tables[table]
+    def _may_push(self, need: Write) -> bool:
+        window = self.send_queue.push_window_bytes
+        clients = self.tables[self.shape.table(need.table)]
         if window is not None and sum(c.bytes_under_way() for c in clients) >= window:
             return False
-        return all(c.link.joined and c.has_room() for c in clients)
+        pushes = max(len(need.ranges), 1)  # At most so many to one shard.
+        return all(c.link.joined and c.has_room(pushes) for c in clients)
 
     def _push(self, need: Write, now: float) -> int:
         """Send it to all shards that have something of it. Returns its number."""
         table = self.shape.table(need.table)
-        self.newest += 1
-        number, steps = self.newest, (self.steps_pushed, max(self.steps - 1, 0))
         pieces = self._pieces(need, table)
+        self._number += 1
+        number, steps = self._number, (self.steps_pushed, max(self.steps - 1, 0))
         self._under_way[number] = _Pushed(table, steps, len(pieces))
         for client, lo, values in pieces:
             self._send(client, lo, values, need, number, steps)
         if table == 0:
             self.pacing.pushed(number, now)
         if table == 0 and not need.ranges:
+            self.newest = number
             self.portions.pushed(number)
             if need.vector is None and self.has_unpushed_steps():
                 self._refused(number, ASTRAY, "not pushed")
@@ -162,10 +174,12 @@ class Writing:
         also if its slice is empty.
         """
         clients = self.tables[table]
-        size = clients[-1].hi
+        size = sum(hi - lo for lo, hi in need.ranges) or clients[-1].hi
         vector = need.vector
         if vector is None:
-            vector = zeros_like(self.model[:size])
+            vector = np.zeros(size, np.float32) if table else zeros_like(self.model[:size])
+        if len(vector) != size:
+            raise ValueError(f'{len(vector)} elements for {size} of table "{need.table}"')
         if not need.ranges:
             return [(c, c.lo, vector[c.lo : c.hi]) for c in clients]
         pieces, at = [], 0
@@ -215,7 +229,8 @@ class Writing:
         if ack.outcome == m.REFUSED:
             self._refused(number, ack.reason, f"server-{ack.shard} refused a push")
         pushed = self._under_way[number]
-        pushed.outcomes[ack.shard] = ack.outcome
+        before = pushed.outcomes.get(ack.shard, ack.outcome)
+        pushed.outcomes[ack.shard] = max(before, ack.outcome, key=WORSE.index)
         pushed.missing -= 1
         return None if pushed.missing else self._settled(number, now)
 
@@ -224,7 +239,7 @@ class Writing:
         pushed = self._under_way.pop(number)
         if number == self._waits_for and self._need is not None and self._need.wait:
             self._receipts[number] = Receipt(pushed.outcomes)
-        self.bad_gradients.settled(number)
+        self.bad_gradients.settled(number, pushed.table)
         if pushed.table != 0:
             return None
         self.pacing.settled(number, now)
@@ -232,7 +247,8 @@ class Writing:
 
     def _refused(self, number: int, reason: str, what: str) -> None:
         """Of this push a shard gets nothing."""
-        self.bad_gradients.refused(number, reason, *self._under_way[number].steps)
+        pushed = self._under_way[number]
+        self.bad_gradients.refused(number, reason, *pushed.steps, table=pushed.table)
         self.portions.refused(number)
         self.context.note("warning", f"{what} ({self.bad_gradients.last}): {reason}")
 
