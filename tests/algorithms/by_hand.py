@@ -67,9 +67,11 @@ class Shards:
         for table in algorithm.shape.tables:
             size = table.size(layout_of(w.size))
             start = np.zeros(size, np.float32) if self.tables else w.astype(np.float32)
-            rule = optimizer_of(table, SGD(SGD.Options(lr=0.1)))
             cuts = [slice_bounds(size, count, index) for index in range(count)]
-            shards = [in_memory(rule, start[lo:hi].copy()) for lo, hi in cuts]
+            shards = []
+            for lo, hi in cuts:
+                rule = optimizer_of(table, algorithm, options, SGD(SGD.Options(lr=0.1)))
+                shards.append(in_memory(rule, start[lo:hi].copy()))
             sides = [side_of(table, algorithm, options, shard) for shard in shards]
             self.tables.append(OfTable(shards, sides))
         self.vectors = [Vectors(shard) for shard in self.shards]

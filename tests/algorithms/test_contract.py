@@ -20,6 +20,15 @@ NAMES = registry.names("algorithms")
 every_algorithm = pytest.mark.parametrize(
     "algorithm", [pytest.param(registry.load("algorithms", name), id=name) for name in NAMES]
 )
+played_by_hand = pytest.mark.parametrize(
+    "algorithm",
+    [
+        pytest.param(registry.load("algorithms", name), id=name)
+        for name in NAMES
+        # A group is played by the simulator only (`toys` in tests/sim/scenarios.py).
+        if "group" not in registry.load("algorithms", name).shape.links
+    ],
+)
 with_servers = pytest.mark.parametrize(
     "algorithm",
     [
@@ -116,13 +125,13 @@ def test_real_runs_refuse_it_if_only_the_simulator_can_run_it(name, tmp_path):
 # ---------------------------------------------------------------- workers
 
 
-@every_algorithm
+@played_by_hand
 def test_a_replica_begins_with_a_request_that_the_roles_know(algorithm):
     _, (player,) = players(algorithm, 1)
     assert isinstance(player.request, Need)
 
 
-@every_algorithm
+@played_by_hand
 def test_a_replica_has_nothing_left_when_it_asks_again_after_hearing_that_there_is_no_data(
     algorithm,
 ):
@@ -143,7 +152,7 @@ def test_a_replica_has_nothing_left_when_it_asks_again_after_hearing_that_there_
             np.testing.assert_allclose(player.pushed, all_of_it, rtol=1e-5, atol=1e-6)
 
 
-@every_algorithm
+@played_by_hand
 def test_replicas_together_do_each_sample_once(algorithm):
     _, everybody = players(algorithm, 3)
     for turn in range(4):
@@ -158,7 +167,7 @@ def test_replicas_together_do_each_sample_once(algorithm):
     assert all(np.isfinite(player.parameters).all() for player in everybody)
 
 
-@every_algorithm
+@played_by_hand
 def test_a_replica_that_never_gets_data_pushes_no_samples(algorithm):
     _, (player,) = players(algorithm, 1)
     play([player])
@@ -168,7 +177,7 @@ def test_a_replica_that_never_gets_data_pushes_no_samples(algorithm):
     assert not player.pushed.any()
 
 
-@every_algorithm
+@played_by_hand
 def test_a_restored_residual_is_only_added_to_where_the_method_keeps_one(algorithm):
     """The roles restore by adding: a residual has the size of the model, or none at all."""
     _, (player,) = players(algorithm, 1)
