@@ -237,5 +237,5 @@ class Summed(NamedTuple):
     """Whether what this member gave is in it."""
     joined: int
     """Members for whom this is the first collective: they have given nothing, and have none of what
-    the others have come to. All members see it in the same collective, and may make one more to
-    hand it on."""
+    the others have come to; whatever the others make this collective for. All members see it in the
+    same one, and may make more of them to hand it on, until nobody joins in one."""

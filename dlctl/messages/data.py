@@ -72,8 +72,9 @@ class Push(Message):
     """The portion of `clock` that this is the sum of, for methods that push portion by portion."""
     table: int = 0
     """Its number in the method's shape; `seq` counts the pushes to this table's shard."""
+    is_part: bool = False
+    """`delta` is of the elements [at, at + its length) of the shard's slice, not of all of it."""
     at: int = 0
-    """`delta` is of the elements [at, at + its length) of the shard's slice."""
 
 
 APPLIED = "applied"

@@ -78,13 +78,10 @@ class Shards:
             size = table.size(layout_of(w.size))
             start = np.zeros(size, np.float32) if self.tables else w.astype(np.float32)
             cuts = [slice_bounds(size, count, index) for index in range(count)]
-            rules = [
-                optimizer_of(table, algorithm, options, SGD(SGD.Options(lr=0.1))) for _ in cuts
-            ]
-            shards = [
-                in_memory(rule, start[lo:hi].copy())
-                for rule, (lo, hi) in zip(rules, cuts, strict=True)
-            ]
+            shards = []
+            for lo, hi in cuts:
+                rule = optimizer_of(table, algorithm, options, SGD(SGD.Options(lr=0.1)))
+                shards.append(in_memory(rule, start[lo:hi].copy()))
             sides = [side_of(table, algorithm, options, shard) for shard in shards]
             self.tables.append(OfTable(shards, sides))
         self.vectors = [Vectors(shard) for shard in self.shards]

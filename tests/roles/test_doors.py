@@ -7,7 +7,7 @@ import pytest
 from dlctl import messages as m
 from dlctl.errors import NotPermitted, RemoteProtocolError
 from dlctl.machine import Admit, Note
-from dlctl.messages import MESSAGES, Packed
+from dlctl.messages import MESSAGES, Ask, Packed
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.protocol.authz import CLIENT, OFFENCES_MAX, READER, Authz, keys_of, offence
 from dlctl.roles.protocol.context import Context
@@ -140,7 +140,7 @@ def test_without_keys_there_is_nobody_to_admit() -> None:
 
 
 def test_every_message_that_a_listening_daemon_takes_has_a_rule() -> None:
-    taken = {*Coordinator._HANDLERS, *Server._FROM_WORKERS, m.Ask}  # That, a worker.
+    taken = {*Coordinator._HANDLERS, *Server._FROM_WORKERS, Ask}
     for kind in MESSAGES.values():
         message = kind.__new__(kind)
         says = {offence(name, message) for name in NAMES}

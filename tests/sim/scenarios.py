@@ -6,9 +6,11 @@ The same seed of the same scenario is the same run to the last byte of its trace
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 from simulated import (
@@ -46,6 +48,8 @@ from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.problems import LeastSquares, Ledger
 from dlctl.sim.simulation import Simulation
 
+# Methods from outside are installed here, for whoever replays a seed, too.
+sys.path.insert(0, str(Path(__file__).parents[1] / "toys"))
 WORKERS, SERVERS = 3, 2
 HEAL_AT_S = 6.0
 """All faults are over then; a run without faults would end at half of it."""

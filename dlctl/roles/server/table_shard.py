@@ -159,7 +159,7 @@ class TableShard:
         """So many bytes of each of its arrays are there. What the shard makes of them counts for
         nothing until all of the push has come, and was taken.
         """
-        is_next = self.dedup.judge(push) == NEW and not push.at
+        is_next = self.dedup.judge(push) == NEW and not push.is_part
         if is_next and self.side.applies_as_pushed:
             self._early_apply.comes(push, come)
 
@@ -189,7 +189,7 @@ class TableShard:
         packed = push.delta
         if packed.kind != self.compressor_name:
             raise RemoteProtocolError(f'compressed with "{packed.kind:.20}", not as the job says')
-        length = packed.length if push.at or packed.length < self.shard.size else self.shard.size
+        length = packed.length if push.is_part else self.shard.size
         if push.at + length > self.shard.size:
             raise RemoteProtocolError(
                 f"it is of {length} elements from {push.at} on, of {self.shard.size}"
@@ -201,7 +201,7 @@ class TableShard:
         if norm > self.push_norm_max:
             limit = f"servers.push_norm_max = {self.push_norm_max:g}"
             raise RemoteProtocolError(f"its norm is {norm:.3g}, above {limit}")
-        return delta if length == self.shard.size else _moved(delta, push.at, length)
+        return _moved(delta, push.at, length) if push.is_part else delta
 
     def _settle(self, outcomes: list[Outcome], *, at_once: bool = False) -> None:
         """Commit what became of pushes, tell their workers, and answer fetches that waited for it.

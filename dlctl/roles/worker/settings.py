@@ -21,13 +21,16 @@ class WorkerSettings:
         send_queue: SendQueue,
         compressor: Compressor,
     ) -> None:
-        """options: the method's; live: those of them that may change."""
+        """options: the method's; live: those of them that may change. The compressor declares its
+        own (`live`), attributes of itself.
+        """
         self.context = context
         self.options = options
         self.live = live
         self.send_queue = send_queue
         self.limiters = send_queue.limiters
         self.compressor = compressor
+        self.of_compressor: Collection[str] = getattr(compressor, "live", {})
         self.log_level = "info"
 
     def values(self) -> Json:
@@ -35,8 +38,7 @@ class WorkerSettings:
         values = {key: getattr(self.options, key) for key in self.live}
         values |= {direction: limiter.bytes_per_s for direction, limiter in self.limiters.items()}
         values["push_window"] = self.send_queue.push_window_bytes
-        if hasattr(self.compressor, "density"):
-            values["density"] = self.compressor.density
+        values |= {key: getattr(self.compressor, key) for key in self.of_compressor}
         return values | {"log_level": self.log_level}
 
     def apply(self, settings: Json, now: float) -> None:
@@ -48,8 +50,8 @@ class WorkerSettings:
                 self.limiters[key].change(value, now)
             elif key == "push_window":
                 self.send_queue.push_window_bytes = value
-            elif key == "density" and hasattr(self.compressor, "density"):
-                self.compressor.density = value
+            elif key in self.of_compressor:
+                setattr(self.compressor, key, value)
             elif key == "log_level":
                 self.log_level = value
                 self.context.do(Configure(key, value))

@@ -176,7 +176,7 @@ class ShardClient:
         clock: int,
         delta: Packed,
         portion: int = 0,
-        at: int = 0,
+        at: int | None = None,
     ) -> Push:
         """The next push, which has to be sent through the worker's send_queue under `push_key`."""
         me = self.identity
@@ -185,7 +185,7 @@ class ShardClient:
         self._unsettled[seq] = delta.nbytes
         return Push(
             me.slot, me.epoch, self.generation, seq, self.base_version, first_step, last_step,
-            samples, clock, delta, portion, self.table, at,
+            samples, clock, delta, portion, self.table, at is not None, at or 0,
         )  # fmt: skip
 
     def push_key(self, seq: int) -> tuple[str, int, int, int]:

@@ -101,12 +101,14 @@ class LeadChecker(Checker):
 
 
 class GroupChecker(Checker):
-    """Of a method whose replicas make the same steps together: at one step all of them have the
-    same model, to the last bit, whoever has died in a sum.
+    """Of a method whose replicas make the same steps together: at one step all who live have the
+    same model, to the last bit, whoever has died in a sum. Who has finished a sum and dies before
+    it could hand it on leaves the others to make it again, without it.
     """
 
     def __init__(self) -> None:
-        self._models: dict[int, Array] = {}
+        self._models: dict[int, tuple[Process, Array]] = {}
+        """Step -> whoever has computed with a model at it, and that model."""
 
     def on_effect(self, process: Process, effect: Effect) -> None:
         training = getattr(process.machine, "training", None)
@@ -116,9 +118,12 @@ class GroupChecker(Checker):
         if collecting._joins or not collecting.number:
             return  # It has not taken part in anything yet.
         step, model = training.side.step, training.side.parameters
-        known = self._models.setdefault(step, model.copy())
-        if not np.array_equal(known, model):
-            raise self.broken(f"{process} has another model at step {step} than the others")
+        holder, known = self._models.setdefault(step, (process, model.copy()))
+        if np.array_equal(known, model):
+            return
+        if holder.alive and not holder.given_up:
+            raise self.broken(f"{process} has another model at step {step} than {holder}")
+        self._models[step] = process, model.copy()
 
 
 class BufferedChecker(Checker):

@@ -58,6 +58,8 @@ class Collecting:
         self._joins = True
         """This replica has taken part in no sum yet."""
         self._is_ready = self._is_reducing = False
+        self._store = 0, ""
+        """The generation whose rendezvous was opened here, and where that is."""
         self._joined_to = 0
         """The generation that the driver was told of last."""
         self._need: Collective | None = None
@@ -122,6 +124,8 @@ class Collecting:
         elif not message.store:
             if is_new:
                 self.context.do(OpenStore(self.generation))
+            elif self._store[0] == self.generation:
+                self._note(self._store[1])  # It was lost on its way.
         else:
             self._note("")
             self._join(message.store)
@@ -137,17 +141,17 @@ class Collecting:
         self.context.send(COORDINATOR, m.GroupNoted(self.name, self.generation, store))
 
     def on_store(self, event: StoreOpened) -> None:
+        self._store = event.generation, event.address
         if event.generation == self.generation:
             self._note(event.address)
 
     def on_joined(self, event: GroupJoined, now: float) -> None:
-        if event.generation != self.generation:
-            return
+        """What the driver has learned with it counts, whatever generation there is by now."""
         if event.missed is not None and event.number == self.number + 1:
             self._finish(event.missed, event.number)
-        self.number = event.number
+        self.number = max(self.number, event.number)
         self._joins = (self._joins and not event.is_first) or event.rejoins
-        self._is_ready = True
+        self._is_ready = event.generation == self.generation
 
     def on_reduced(self, event: Reduced, now: float) -> None:
         """It counts, whatever generation there is by now: others may have gone on with it."""

@@ -201,7 +201,7 @@ class Writing:
             delta = self.compressor.take(values, client.shard)
         else:
             delta = m.Packed("none", len(values), (np.array(to_host(values), np.float32),))
-        at = lo - client.lo
+        at = lo - client.lo if need.ranges else None
         push = client.push(*steps, need.samples, need.clock, delta, need.part, at)
         self._numbers[client.table, client.shard, push.seq] = number
         self.rates.add("push_bytes", delta.nbytes)
