@@ -10,8 +10,8 @@ Read the code in this order; it is the way of one gradient:
  6. `dlctl/roles/worker/shard_client.py`    sequence numbers, a window of unacknowledged pushes
  7. `dlctl/messages/data.py`, `dlctl/wire.py`   Push, as a msgpack header and raw buffers
  8. `daemons/transport/sockets.py`          ZeroMQ
- 9. `dlctl/roles/server/server.py`          the machine that it comes to
-10. `dlctl/roles/server/shard_protocol.py`, `dlctl/roles/server/dedup.py`   each number once
+ 9. `dlctl/roles/server/server.py`, `dlctl/roles/server/shard_protocol.py`   whose push it is
+10. `dlctl/roles/server/table_shard.py`, `dlctl/roles/server/dedup.py`   each number once
 11. `dlctl/algorithms/downpour.py`          Server: what a push means to this method
 12. `dlctl/shards/base.py`                  the shard: its vectors, version and history
 13. `dlctl/optim/adagrad.py`                the rule, block by block

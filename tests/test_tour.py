@@ -25,7 +25,6 @@ from daemons.worker.task import Task
 from dlctl import messages as m
 from dlctl import wire
 from dlctl.algorithms.downpour import DOWNPOUR
-from dlctl.algorithms.needs import NextData
 from dlctl.compress.topk import TopK
 from dlctl.config import Choice, Job, JobFile
 from dlctl.machine import Effect, Received, Send, Started
@@ -106,7 +105,7 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
     initialise = sent(to_worker(joined, "server-0"), m.Initialise)
     effects = to_worker(sent(to_server(initialise), m.Joined), "server-0")
     assert worker.training is not None
-    assert worker.training._need == NextData()
+    assert worker.training.phase() == "waiting for data"
 
     # With data it reads the parameters first, and then computes.
     asked = sent(effects, m.LeaseRequest)
@@ -158,6 +157,8 @@ def test_the_reading_order_names_the_files_that_there_are() -> None:
     assert [name for names in named for name in names if not (root / name).is_file()] == []
     order = ("compute", "worker/worker", "training", "downpour", "topk", "shard_client", "wire",
              "server/server", "dedup", "downpour", "shards/base", "adagrad", "mapped")  # fmt: skip
-    at = 0
+    behind = iter(named)
     for stop in order:
-        at = next(i for i in range(at, len(named)) if any(stop in name for name in named[i]))
+        assert any(any(stop in name for name in names) for names in behind), (
+            f"{stop} is out of order"
+        )

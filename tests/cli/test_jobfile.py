@@ -416,9 +416,9 @@ def test_what_is_called_otherwise_elsewhere_is_known(folder: Path, line: str, me
             "topk, topk-sampled, gaussian, gaussian-ref, randomk have it",
         ),
         (
-            '[algorithm]\nname = "sync"\npush_every_steps = 4',
-            "sync has no push_every_steps",
-            "downpour has it",
+            '[algorithm]\nname = "sync"\nlocal_steps = 4',
+            "sync has no local_steps",
+            "local-sgd has it",
         ),
         (
             '[compression]\nname = "topk"\ndensty = 0.01',

@@ -128,7 +128,7 @@ class Replica:
         is_usable = bool(np.isfinite(loss))
         gradient = None if own else ONES.copy()
         event = Computed(
-            loss, gradient, np.zeros(0), 1.0 if is_usable else np.inf, is_usable, before
+            loss, gradient, np.zeros(0), 1.0 if is_usable else np.nan, is_usable, before
         )
         self.training.on_computed(event, 0.0)
         self.advance()
