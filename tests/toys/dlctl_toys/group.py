@@ -16,7 +16,7 @@ import numpy as np
 from annotated_types import Gt
 
 from dlctl.algorithms.base import Method, Needs, ReplicaSide, Shape, Start
-from dlctl.algorithms.needs import Collective, Done, Gradient, NextData, Summed
+from dlctl.algorithms.needs import Collective, Done, Gradient, NextData, Summed, handed_on
 from dlctl.settings import Setting, number
 from dlctl.vector import Vector, copy_into
 
@@ -48,10 +48,8 @@ class Replica(ReplicaSide):
             vector = self.parameters * 0 if computed is None else computed.gradient
             summed: Summed = yield Collective(vector=vector, weight=samples, step=self.step)
             if summed.joined:
-                model: Summed = yield Collective(
-                    vector=self.parameters, weight=float(summed.step == self.step), step=summed.step
-                )
-                copy_into(self.parameters, model.vector / np.float32(model.weight))
+                model, _ = yield from handed_on(self.parameters, self.slot, summed)
+                copy_into(self.parameters, model)
             if summed.weight:
                 copy_into(
                     self.parameters,
