@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from daemons.loop import Loop
+from daemons.process import in_words
 from dlctl.errors import DlctlError
 from dlctl.machine import Event
 from dlctl.messages import Array
@@ -37,6 +38,7 @@ from dlctl.roles.protocol.effects import (
     Reduce,
     Reduced,
     StoreOpened,
+    TaskFailed,
 )
 from dlctl.roles.worker.services.sums import Claim, Plan, Records, Row, plan_of, row_of
 
@@ -216,7 +218,12 @@ class _Member:
     def reduce(self, effect: Reduce) -> None:
         self._sums += 1
         texts = self._exchange("row", self._sums, json.dumps(row_of(effect)), None)
-        plan = plan_of([Row(*json.loads(text)) for text in texts])
+        rows = [Row(*json.loads(text)) for text in texts]
+        try:
+            plan = plan_of(rows, self._owner.claim().finished)
+        except DlctlError as error:  # It is not this replica alone: the run cannot go on.
+            self._owner.post(self, TaskFailed(in_words(error), ""))
+            raise _GivenUp from error
         vector = self._summed(effect.vector, plan)
         vector.flags.writeable = False
         is_counted = not effect.joins and effect.step == plan.step

@@ -249,17 +249,18 @@ class Summed(NamedTuple):
 
 
 def handed_on(
-    vector: Vector, slot: int, summed: Summed
-) -> Generator[Need, Any, tuple[Vector, Summed]]:
-    """What the group has come to, for those that have joined in `summed`; all members make it.
+    vector: Vector, slot: int, step: int, summed: Summed
+) -> Generator[Need, Any, tuple[Vector, int]]:
+    """What the group has come to, for those that have joined in `summed`; all members make it, when
+    they have made of `summed` what there was to make, which is nothing for those that have joined.
 
-    vector: float32[d], the same for all that have not joined. Returns it, exactly, and the sum that
-    it came with, whose `step` is the group's. Others may join, and the giver may die, meanwhile.
+    vector: float32[d], the same for all others. Returns it, exactly, and the group's step. More may
+    join, and the giver may die, meanwhile.
     """
     newest, came = summed, False
     while newest.joined or not came:
         weight = float(slot == newest.first)
-        newest = yield Collective(vector=vector, weight=weight, step=summed.step)
+        newest = yield Collective(vector=vector, weight=weight, step=step)
         if newest.weight:
             vector, came = newest.vector, True
-    return vector, newest
+    return vector, newest.step

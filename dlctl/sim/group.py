@@ -24,6 +24,7 @@ from dlctl.roles.protocol.effects import (
     Reduce,
     Reduced,
     StoreOpened,
+    TaskFailed,
 )
 from dlctl.roles.worker.services.sums import Claim, Records, plan_of, row_of
 from dlctl.sim.process import Process
@@ -159,7 +160,12 @@ class GroupDriver:
         asked, group.asked, group.kept = group.asked, {}, set()
         group.sums += 1
         effects = [asked[rank] for rank in range(group.size)]
-        plan = plan_of([row_of(effect) for effect in effects])
+        try:
+            plan = plan_of([row_of(effect) for effect in effects], self.records.finished)
+        except DlctlError as error:
+            for driver in group.members.values():
+                driver.process.post(TaskFailed(error.message, ""))
+            return
         total = np.zeros(plan.size, np.float32)
         for weight, effect in zip(plan.weights, effects, strict=True):
             if weight:

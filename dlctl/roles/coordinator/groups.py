@@ -48,7 +48,10 @@ class Groups:
         """Make the next generation if another one is needed."""
         if not self.is_wanted or self.run.state in ("pending", "starting"):
             return
-        self.left_out &= {(d.index, d.term) for d in self.run.members.of_role("worker")}
+        there = {(d.index, d.term) for d in self.run.members.of_role("worker") if d.alive}
+        for name in set(self._names(tuple(self.left_out - there))) - set(self._names(self.members)):
+            self.run.context.retries.drop(("group", name))
+        self.left_out &= there
         if self._note_by is not None and now >= self._note_by:
             self._leave_out(now)
         wanted = self._wanted()
@@ -79,7 +82,7 @@ class Groups:
         return tuple(row for row in rows if row not in self.left_out)
 
     def _begin(self, members: tuple[Member, ...], now: float) -> None:
-        for name in self._names(self.members):
+        for name in self._names((*self.members, *sorted(self.left_out))):
             self.run.context.retries.drop(("group", name))
         self.generation += 1
         self.members, self._store = members, ""
@@ -88,6 +91,8 @@ class Groups:
         text = f"generation {self.generation}: {', '.join(self._names(members))}"
         self.run.context.event("group", "", text)
         self._tell(self._names(members)[:1], now)
+        # They may be waiting in a group that nobody else is in any more.
+        self._tell(self._names(tuple(sorted(self.left_out))), now)
 
     def _names(self, members: tuple[Member, ...]) -> list[str]:
         return [f"worker-{slot}" for slot, _ in members]
@@ -116,6 +121,8 @@ class Groups:
 
     def _is_back(self, name: str, now: float) -> None:
         """Somebody who was left out answers after all."""
+        if name not in self._names(self.members):
+            self.run.context.retries.done(("group", name), now)
         worker = self.run.members.get(name)
         if worker is not None and (worker.index, worker.term) in self.left_out:
             self.left_out.discard((worker.index, worker.term))

@@ -47,15 +47,17 @@ class Replica(ReplicaSide):
             samples = 0 if computed is None else computed.samples
             vector = self.parameters * 0 if computed is None else computed.gradient
             summed: Summed = yield Collective(vector=vector, weight=samples, step=self.step)
-            if summed.joined:
-                model, _ = yield from handed_on(self.parameters, self.slot, summed)
-                copy_into(self.parameters, model)
-            if summed.weight:
+            if summed.is_counted and summed.weight:
                 copy_into(
                     self.parameters,
                     self.parameters - np.float32(self.options.rate / summed.weight) * summed.vector,
                 )
             self.step = summed.step + 1
+            if summed.joined:
+                model, self.step = yield from handed_on(
+                    self.parameters, self.slot, self.step, summed
+                )
+                copy_into(self.parameters, model)
             if samples and summed.is_counted:
                 yield Done()
 

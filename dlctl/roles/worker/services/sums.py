@@ -52,13 +52,19 @@ class Plan(NamedTuple):
     """The lowest slot of those that have what the group has come to; of all, if none has."""
 
 
-def plan_of(rows: Sequence[Row]) -> Plan:
+def plan_of(rows: Sequence[Row], finished: int) -> Plan:
     """Those that join, or have just done so, have nothing to say about step and size.
 
-    Raises DlctlError if members at one step bring vectors of different sizes.
+    finished: sums that the group has made. Raises DlctlError if members at one step bring vectors
+    of different sizes, or if nobody has what the group has come to.
     """
     members = [row for row in rows if not row.joins]
     told = [row for row in members if not row.is_behind] or members or list(rows)
+    if finished > 0 and all(row.joins or row.is_behind for row in rows):
+        raise DlctlError(
+            "all replicas that had the model have ended before another one was given it",
+            hint='"dlctl recover" goes on from the newest checkpoint',
+        )
     step = max(row.step for row in told)
     sizes = {row.size for row in told if row.step == step}
     if len(sizes) > 1:
@@ -129,18 +135,20 @@ class Records:
         """
         known = [claim for claim in claims if claim.finished != NEW]
         newest, made_in = max(((c.finished, c.finished_in) for c in known), default=(0, 0))
+        members = [claim for claim in known if claim.has(newest, made_in)]
+        after = {c.kept_in if c.finished == newest else 0 for c in members}
+        counts_after = len(after) == 1 and after != {0}
         if self.finished == NEW:
             self.finished, self.finished_in = newest, made_in
-            return Agreed(newest, None, is_first=not known)
+            if counts_after:
+                self.finished, self.finished_in = newest + 1, after.pop()
+            return Agreed(self.finished, None, is_first=not known)
         if not self.claim().has(newest, made_in):
             raise DlctlError(
                 f"the group has gone on without this replica: it is at sum {newest}, and "
                 f"{self.finished} are known here"
             )
-        result = self.hand_out() if self.finished < newest else None
-        others = [claim for claim in known if claim.has(newest, made_in)]
-        after = {claim.kept_in if claim.finished == newest else 0 for claim in others}
-        if len(after) == 1 and after != {0}:
-            result = self.hand_out()
+        is_due = self.finished < newest or counts_after
+        result = self.hand_out() if is_due else None
         self.kept = None
         return Agreed(self.finished, result, is_first=False)
