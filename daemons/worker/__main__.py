@@ -18,6 +18,7 @@ from dlctl.roles.protocol.effects import (
     BuildModel,
     Compute,
     JoinGroup,
+    LeaveGroup,
     LoadArrays,
     LoadBuffers,
     LocateTask,
@@ -57,6 +58,7 @@ def serve(context: process.DaemonContext) -> int:
         loop.perform(OpenStore, group.open)
         loop.perform(JoinGroup, group.join)
         loop.perform(Reduce, group.reduce)
+        loop.perform(LeaveGroup, group.leave)
     address = ""
     if "peers" in method.shape.links:
         place = addresses.of_worker(context.birth.run_id, context.birth.name, job, context.control)

@@ -1,165 +1,308 @@
-"""The thread of a worker's group: sums over all replicas, by torch.distributed's gloo.
+"""The threads of a worker's group: sums over all replicas, by torch.distributed's gloo.
 
 A group is made anew for each generation, in the same process and as often as members come and go,
 so it is no global one of torch's. Its traffic is neither encrypted nor authenticated.
 
-What this thread has finished counts: if a member dies in a sum, some of the others may have its
-result and some may not. Then a new group begins by giving the result to those without.
+Nothing can interrupt a collective of gloo's, and a store whose process stands still answers never:
+so every generation has a thread of its own, which is left to itself when the next one begins. Its
+last operation ends with its timeout, or when the connections do. What lasts for as long as the
+slowest member computes is therefore none of gloo's operations: members wait for each other at the
+store, where the wait can be given up at any time.
 """
 
 from __future__ import annotations
 
+import json
 import queue
+import socket
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from daemons.loop import Loop
+from daemons.process import in_words
 from dlctl.errors import DlctlError
 from dlctl.machine import Event
+from dlctl.messages import Array
 from dlctl.roles.protocol.effects import (
     GroupFailed,
     GroupJoined,
+    GroupWaits,
     JoinGroup,
+    LeaveGroup,
     OpenStore,
     Reduce,
     Reduced,
     StoreOpened,
+    TaskFailed,
 )
+from dlctl.roles.worker.services.sums import Claim, Plan, Records, Row, plan_of, row_of
 
-if TYPE_CHECKING:
-    from torch import Tensor
+LOOK_PART, LOOK_S_MAX = 0.1, 0.01
+"""Between two looks whether the others have come: a part of the time so far, and at most so long.
+"""
+WORD_S = 1.0
+"""Between two words about whom we wait for."""
+STORE_S = 10.0
+"""For a single answer of the store, before it is known how long a member may be silent."""
+STORES_KEPT = 2
+"""An old one may still be looked at by those who do not know of the new one."""
 
-JOINS = -1.0
-"""In place of the number of finished sums, of a member that has taken part in none."""
+
+class _GivenUp(Exception):
+    """There is another generation."""
 
 
 class GroupThread:
+    """What the main thread talks to; everything is answered by an event."""
+
     def __init__(self, loop: Loop, host: str) -> None:
         """host: this machine's address, by which the other members reach it."""
+        self.host = host
         self._loop = loop
-        self._host = host
+        self._lock = threading.Lock()
+        """Held while the records change, and while generations do."""
+        self._records = Records()
+        self._member: _Member | None = None
         self._stores: list[Any] = []
-        """Rendezvous that were opened here; an old one may still be looked at."""
-        self._group: Any = None
-        self._generation = 0
-        self._rank = self._size = 0
-        self._timeout = timedelta(seconds=10)
-        self._finished = JOINS
-        self._last: Reduced | None = None
-        """The newest sum that was finished here."""
-        self._work: queue.SimpleQueue[Callable[[], Event]] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="group", daemon=True).start()
+
+    # ------------------------------------------------------------ from the main thread
 
     def open(self, effect: OpenStore) -> None:
-        self._work.put(partial(self._open, effect))
+        self._of(effect.generation).do(lambda member: member.open())
 
     def join(self, effect: JoinGroup) -> None:
-        self._work.put(partial(self._join, effect))
+        self._of(effect.generation).do(lambda member: member.join(effect))
 
     def reduce(self, effect: Reduce) -> None:
-        self._work.put(partial(self._reduce, effect))
+        member = self._member
+        if member is None or member.generation != effect.generation or member.has_failed:
+            self._loop.post(GroupFailed(effect.generation, "the group is not there any more"))
+        else:
+            member.do(lambda member: member.reduce(effect))
+
+    def leave(self, effect: LeaveGroup) -> None:
+        with self._lock:
+            if self._member is not None:
+                self._member.end()
+            self._member = None
+
+    def _of(self, generation: int) -> _Member:
+        """The thread of this generation; all before it are left to themselves."""
+        with self._lock:
+            if self._member is None or self._member.generation != generation:
+                if self._member is not None:
+                    self._member.end()
+                self._member = _Member(self, generation)
+            return self._member
+
+    # ------------------------------------------------------------ from the threads
+
+    def is_current(self, member: _Member) -> bool:
+        return self._member is member
+
+    def post(self, member: _Member, event: Event) -> None:
+        with self._lock:
+            if self.is_current(member):
+                self._loop.post(event)
+
+    def fail(self, member: _Member, error: DlctlError) -> None:
+        if self.is_current(member):
+            self._loop.fail(error)
+
+    def keep_store(self, store: Any) -> None:
+        with self._lock:
+            self._stores = [*self._stores[1 - STORES_KEPT :], store]
+
+    def claim(self) -> Claim:
+        with self._lock:
+            return self._records.claim()
+
+    def agree(self, member: _Member, claims: list[Claim]) -> None:
+        """Raises DlctlError if the others have gone on without this replica."""
+        with self._lock:
+            self._check(member)
+            agreed = self._records.agree(claims)
+            # Posted while nobody can take up the next generation: its claim says that it is known.
+            self._loop.post(GroupJoined(member.generation, *agreed))
+
+    def keep(self, member: _Member, result: Reduced) -> None:
+        with self._lock:
+            self._check(member)
+            self._records.keep(result)
+
+    def hand_out(self, member: _Member) -> None:
+        with self._lock:
+            self._check(member)
+            self._loop.post(self._records.hand_out())
+
+    def _check(self, member: _Member) -> None:
+        if not self.is_current(member):
+            raise _GivenUp
+
+
+class _Member:
+    """This replica in one generation of the group, with a thread of its own."""
+
+    def __init__(self, owner: GroupThread, generation: int) -> None:
+        self.generation = generation
+        self.has_failed = False
+        self._owner = owner
+        self._store: Any = None
+        self._group: Any = None
+        self._rank = self._size = 0
+        self._timeout_s = STORE_S
+        self._sums = 0
+        """That were begun in this generation."""
+        self._work: queue.SimpleQueue[Callable[[_Member], None] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=f"group-{generation}", daemon=True).start()
+
+    def do(self, work: Callable[[_Member], None]) -> None:
+        self._work.put(work)
+
+    def end(self) -> None:
+        """When nothing else is to be done any more."""
+        self._work.put(None)
 
     def _run(self) -> None:
-        while True:
-            work = self._work.get()
+        while (work := self._work.get()) is not None:
             try:
-                self._loop.post(work())
+                work(self)
+            except _GivenUp:
+                break
             except DlctlError as error:
-                self._loop.fail(error)
+                self._owner.fail(self, error)
+                break
             except Exception as error:
-                self._leave()
+                self.has_failed = True
                 first = (str(error).splitlines() or [""])[0]
-                self._loop.post(GroupFailed(self._generation, f"{type(error).__name__}: {first}"))
+                failed = GroupFailed(self.generation, f"{type(error).__name__}: {first}")
+                self._owner.post(self, failed)
+                break
+        # Others learn from closed connections, at once, that there is nobody here any more.
+        self._group = self._store = None
 
-    def _leave(self) -> None:
-        group, self._group = self._group, None
-        if group is not None:
-            group.abort()
+    # ------------------------------------------------------------ the effects
 
-    def _open(self, effect: OpenStore) -> StoreOpened:
+    def open(self) -> None:
         dist = _torch()
-        self._generation = effect.generation
-        store = dist.TCPStore(self._host, 0, None, True, self._timeout, wait_for_workers=False)
-        self._stores = [*self._stores[-1:], store]
-        return StoreOpened(effect.generation, f"{self._host}:{store.port}")
-
-    def _join(self, effect: JoinGroup) -> GroupJoined:
-        dist = _torch()
-        self._leave()
-        self._generation, self._rank, self._size = effect.generation, effect.rank, effect.size
-        self._timeout = timedelta(seconds=effect.timeout_s)
-        host, _, port = effect.store.rpartition(":")
-        store = dist.TCPStore(host, int(port), None, False, self._timeout)
-        options = dist.ProcessGroupGloo._Options()
-        options._timeout = self._timeout
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
-        prefixed = dist.PrefixStore(f"generation-{effect.generation}", store)
-        self._group = dist.ProcessGroupGloo(prefixed, self._rank, self._size, options)
-        finished = [row[0] for row in self._gather([self._finished])]
-        newest = max(0.0, *finished)
-        own, self._finished = self._finished, newest
-        if newest > 0 and newest - 1 in finished:
-            self._hand_on(finished.index(newest))
-        missed = self._last if own == newest - 1 > JOINS else None
-        rejoins, is_first = JOINS < own < newest - 1, set(finished) == {JOINS}
-        return GroupJoined(effect.generation, int(newest), missed, is_first, rejoins)
-
-    def _hand_on(self, rank: int) -> None:
-        """Everybody gets the newest sum, from a member that has it."""
-        import torch
-
-        last = self._last
-        head, vector = torch.zeros(5, dtype=torch.float64), torch.zeros(0)
-        if self._rank == rank:
-            assert last is not None
-            vector = torch.from_numpy(np.array(last.vector))
-            known = [len(vector), last.weight, last.members, last.step, last.joined]
-            head[:] = torch.tensor(known, dtype=torch.float64)
-        self._broadcast(head, rank)
-        size, weight, members, step, joined = head.tolist()
-        if self._rank != rank:
-            vector = torch.empty(int(size))
-        self._broadcast(vector, rank)
-        self._last = Reduced(
-            self._generation, 0, vector.numpy(), weight, int(members), int(step), int(joined)
-        )
-
-    def _reduce(self, effect: Reduce) -> Event:
-        import torch
-
-        if self._group is None or effect.generation != self._generation:
-            return GroupFailed(effect.generation, "the group is not there any more")
-        rows = self._gather([effect.weight, float(effect.step), float(effect.joins)])
-        step = max(row[1] for row in rows)
-        counts = [row[0] if row[1] == step else 0.0 for row in rows]
-        vector = torch.from_numpy(effect.vector * np.float32(counts[self._rank]))
-        self._group.allreduce([vector]).wait(self._timeout)
-        self._finished += 1
-        joined = int(sum(row[2] for row in rows))
-        self._last = Reduced(
-            effect.generation, int(self._finished), vector.numpy(), sum(counts), self._size,
-            int(step), joined,
+        # Without a socket of ours it would listen on all of this machine's addresses.
+        listener = socket.create_server((self._owner.host, 0), family=_family(self._owner.host))
+        port = listener.getsockname()[1]
+        store = dist.TCPStore(
+            self._owner.host, port, None, True, timedelta(seconds=STORE_S),
+            wait_for_workers=False, master_listen_fd=listener.detach(),
         )  # fmt: skip
-        return self._last
+        self._owner.keep_store(store)
+        self._owner.post(self, StoreOpened(self.generation, f"{self._owner.host}:{port}"))
 
-    def _gather(self, row: list[float]) -> list[list[float]]:
-        """The rows of all members, by rank."""
-        import torch
+    def join(self, effect: JoinGroup) -> None:
+        dist = _torch()
+        self._rank, self._size = effect.rank, effect.size
+        self._timeout_s = effect.timeout_s
+        timeout = timedelta(seconds=effect.timeout_s)
+        host, _, port = effect.store.rpartition(":")
+        store = dist.TCPStore(host, int(port), None, False, timeout, wait_for_workers=False)
+        self._store = dist.PrefixStore(f"generation-{effect.generation}", store)
+        texts = self._exchange("claim", 1, json.dumps(self._owner.claim()), effect.timeout_s)
+        if self._size > 1:
+            options = dist.ProcessGroupGloo._Options()
+            options._timeout = timeout
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._owner.host)]
+            self._group = dist.ProcessGroupGloo(self._store, self._rank, self._size, options)
+        self._owner.agree(self, [Claim(*json.loads(text)) for text in texts])
 
-        own = torch.tensor(row, dtype=torch.float64)
-        rows = [torch.zeros_like(own) for _ in range(self._size)]
-        self._group.allgather([rows], [own]).wait(self._timeout)
-        return [each.tolist() for each in rows]
+    def reduce(self, effect: Reduce) -> None:
+        self._sums += 1
+        texts = self._exchange("row", self._sums, json.dumps(row_of(effect)), None)
+        rows = [Row(*json.loads(text)) for text in texts]
+        try:
+            plan = plan_of(rows, self._owner.claim().finished)
+        except DlctlError as error:  # It is not this replica alone: the run cannot go on.
+            self._owner.post(self, TaskFailed(in_words(error), ""))
+            raise _GivenUp from error
+        vector = self._summed(effect.vector, plan)
+        vector.flags.writeable = False
+        is_counted = not effect.joins and effect.step == plan.step
+        result = Reduced(
+            self.generation, 0, vector, sum(plan.weights), self._size, plan.step, plan.joined,
+            is_counted, plan.first,
+        )  # fmt: skip
+        self._owner.keep(self, result)
+        self._exchange("kept", self._sums, "", self._timeout_s)
+        self._owner.hand_out(self)
 
-    def _broadcast(self, tensor: Tensor, rank: int) -> None:
-        options = _torch().BroadcastOptions()
-        options.rootRank, options.rootTensor = rank, 0
-        self._group.broadcast([tensor], options).wait(self._timeout)
+    def _summed(self, own: Array, plan: Plan) -> Array:
+        """float32[plan.size], the sum over all members; the same bits for all of them."""
+        weight = plan.weights[self._rank]
+        # Zero times what is not finite would not be zero.
+        vector = np.float32(weight) * own if weight else np.zeros(plan.size, np.float32)
+        if self._group is not None and any(plan.weights):
+            import torch
+
+            work = self._group.allreduce([torch.from_numpy(vector)])
+            work.wait(timedelta(seconds=self._timeout_s))
+        return vector
+
+    # ------------------------------------------------------------ at the store
+
+    def _exchange(self, what: str, number: int, own: str, within_s: float | None) -> list[str]:
+        """What all members say, by rank, when all of them have come here for the `number`-th time.
+
+        within_s: raises TimeoutError then; None: never, as a member may compute for long.
+        """
+        store, everything = self._store, f"{what}-all-{number}"
+        store.set(self._place(what, self._rank), f"{number} {own}")
+        # A counter that is never reset, as are the places: a run may make millions of sums.
+        if store.add(f"{what}-count", 1) == self._size * number:
+            places = [self._place(what, rank) for rank in range(self._size)]
+            said = [text.decode().partition(" ")[2] for text in store.multi_get(places)]
+            store.set(everything, json.dumps(said))
+            store.delete_key(f"{what}-all-{number - 1}")  # They are all here, so they have read it.
+            return said
+        self._wait(everything, what, number, within_s)
+        rows: list[str] = json.loads(store.get(everything))
+        return rows
+
+    @staticmethod
+    def _place(what: str, rank: int) -> str:
+        return f"{what}-{rank}"
+
+    def _wait(self, key: str, what: str, number: int, within_s: float | None) -> None:
+        begun = told_at = time.monotonic()
+        # The store's own wait writes into the log each time that it ends without the key.
+        while not self._store.check([key]):
+            if not self._owner.is_current(self):
+                raise _GivenUp
+            now = time.monotonic()
+            if within_s is not None and now > begun + within_s:
+                raise TimeoutError(f"{self._who_is_missing(what, number)} did not come in time")
+            if now > told_at + WORD_S:
+                told_at = now
+                missing = self._missing(what, number)
+                self._owner.post(self, GroupWaits(self.generation, missing))
+            time.sleep(min((now - begun) * LOOK_PART, LOOK_S_MAX))
+
+    def _missing(self, what: str, number: int) -> tuple[int, ...]:
+        """The ranks that have not come here for the `number`-th time."""
+        return tuple(rank for rank in range(self._size) if not self._has_come(what, rank, number))
+
+    def _has_come(self, what: str, rank: int, number: int) -> bool:
+        place = self._place(what, rank)
+        if not self._store.check([place]):
+            return False
+        return int(self._store.get(place).partition(b" ")[0]) >= number
+
+    def _who_is_missing(self, what: str, number: int) -> str:
+        return "rank " + ", ".join(map(str, self._missing(what, number)))
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _torch() -> Any:

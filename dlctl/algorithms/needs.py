@@ -212,8 +212,13 @@ class Ask(Need):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective(Need):
     """The sum of a vector over all replicas of the group, torch.distributed does it. Every member
-    makes the same ones in the same order. Resumed with `Summed`; if a member dies, the group is
-    made anew without it and the sum begun again, of what the living have given.
+    makes the same ones in the same order. Resumed with `Summed`, which has the same bits for all of
+    them; when it is, every member that lives has it.
+
+    If a member dies before that, the group is made anew without it and the sum begun again, of what
+    the living have given. Members are waited for as long as they live, however long they compute.
+    A replica is in the group once it has asked for data; who joins later takes part in its first
+    collective with nothing, whatever it gives.
     """
 
     vector: Vector
@@ -226,16 +231,36 @@ class Collective(Need):
 
 class Summed(NamedTuple):
     vector: Vector
-    """float32[d], the sum of weight * vector."""
+    """float32[d], the sum of weight * vector. Read-only: the service keeps it, too."""
     weight: float
     """The sum of the weights: of the living, and nobody else."""
     members: int
     step: int
-    """The one that the group is at; greater than one's own for who has just joined. What a member
+    """The one that the group is at; another than one's own for who has just joined. What a member
     gives at another step counts with weight 0."""
     is_counted: bool
     """Whether what this member gave is in it."""
     joined: int
     """Members for whom this is the first collective: they have given nothing, and have none of what
-    the others have come to; whatever the others make this collective for. All members see it in the
-    same one, and may make more of them to hand it on, until nobody joins in one."""
+    the others have come to. All members see it in the same collective, and hand it on with
+    `handed_on`. 0 in a new group, of which all members have begun alike."""
+    first: int
+    """The lowest slot of the members that have what the group has come to."""
+
+
+def handed_on(
+    vector: Vector, slot: int, step: int, summed: Summed
+) -> Generator[Need, Any, tuple[Vector, int]]:
+    """What the group has come to, for those that have joined in `summed`; all members make it, when
+    they have made of `summed` what there was to make, which is nothing for those that have joined.
+
+    vector: float32[d], the same for all others. Returns it, exactly, and the group's step. More may
+    join, and the giver may die, meanwhile.
+    """
+    newest, came = summed, False
+    while newest.joined or not came:
+        weight = float(slot == newest.first)
+        newest = yield Collective(vector=vector, weight=weight, step=step)
+        if newest.weight:
+            vector, came = newest.vector, True
+    return vector, newest.step

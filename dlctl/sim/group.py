@@ -1,40 +1,52 @@
 """Groups of replicas in virtual time: what `daemons/worker/group.py` does with gloo.
 
-A sum is finished when every member has asked for it. If one dies before that, the others hear of it
-soon, or after the time that they wait at most. Now and then a sum ends for some and fails for the
-others, as when a member dies while the result is on its way.
+A sum begins when every member has asked for it, and is handed out when every member has kept it. If
+one dies in between, or stands still, the others hear of it soon, or after the time that they wait
+at most; some have kept the result by then, and some have not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
+from dlctl.errors import DlctlError
 from dlctl.roles.protocol.effects import (
     GroupFailed,
     GroupJoined,
+    GroupWaits,
     JoinGroup,
+    LeaveGroup,
     OpenStore,
     Reduce,
     Reduced,
     StoreOpened,
+    TaskFailed,
 )
+from dlctl.roles.worker.services.sums import Claim, Records, plan_of, row_of
 from dlctl.sim.process import Process
 
 LATENCY_S = 0.01
 NOTICED_S = 0.2
-"""From a member's death to the others' hearing of it."""
-JOINS = -1
+"""From a member's death in a sum to the others' hearing of it."""
+WORD_S = 1.0
+"""Between two words about whom a member waits for."""
 
 
 @dataclass(slots=True)
 class _Generation:
+    number: int
     size: int
+    timeout_s: float
     members: dict[int, GroupDriver] = field(default_factory=dict)
     """Rank -> who has joined."""
     asked: dict[int, Reduce] = field(default_factory=dict)
+    kept: set[int] = field(default_factory=set)
+    sums: int = 0
+    """That have begun, all members having asked."""
     is_broken: bool = False
 
 
@@ -44,115 +56,160 @@ class Groups:
 
     rng: np.random.Generator
     torn: float = 0.0
-    """The part of all sums that end for some members only."""
+    """The part of all sums, and joins, that end for some members only."""
     generations: dict[int, _Generation] = field(default_factory=dict)
+
+    def is_torn(self) -> bool:
+        return bool(self.rng.random() < self.torn)
 
 
 class GroupDriver:
-    """One worker's thread for its group."""
+    """One worker's threads for its group."""
 
     def __init__(self, process: Process, groups: Groups) -> None:
         self.process = process
         self.groups = groups
-        self.finished = JOINS
-        self.last: Reduced | None = None
-        self._generation = 0
+        self.records = Records()
+        self._group: _Generation | None = None
         self._rank = 0
         process.perform(OpenStore, self._open)
         process.perform(JoinGroup, self._join)
         process.perform(Reduce, self._reduce)
+        process.perform(LeaveGroup, self._leave)
 
     def _open(self, effect: OpenStore) -> None:
+        self._group = None
         address = f"sim-group:{effect.generation}"
         self.process.post(StoreOpened(effect.generation, address), LATENCY_S)
 
+    def _leave(self, effect: LeaveGroup) -> None:
+        self._group = None
+
+    def is_in(self, group: _Generation) -> bool:
+        return self._group is group and self.process.alive
+
+    def _soon(self, group: _Generation, do: Callable[[], None]) -> None:
+        """Within a moment, as long or short as it may be, if there is no other generation then."""
+        delay_s = LATENCY_S * (0.5 + float(self.groups.rng.random()))
+        self._later(group, delay_s, do)
+
+    def _later(self, group: _Generation, delay_s: float, do: Callable[[], None]) -> None:
+        self.process.timeline.after(delay_s, lambda: do() if self.is_in(group) else None)
+
+    # ------------------------------------------------------------ joining
+
     def _join(self, effect: JoinGroup) -> None:
-        self._leave()
-        self._generation, self._rank = effect.generation, effect.rank
-        group = self.groups.generations.setdefault(effect.generation, _Generation(effect.size))
+        made = _Generation(effect.generation, effect.size, effect.timeout_s)
+        group = self.groups.generations.setdefault(effect.generation, made)
+        self._group, self._rank = group, effect.rank
         group.members[effect.rank] = self
-        self._fail_later(effect.generation, effect.timeout_s, lambda: not self._is_whole(group))
-        if self._is_whole(group):
-            self._all_are_there(effect.generation, group)
 
-    @staticmethod
-    def _is_whole(group: _Generation) -> bool:
-        return len(group.members) == group.size
-
-    def _all_are_there(self, generation: int, group: _Generation) -> None:
-        """The newest sum is known to all of them from here on."""
-        known = [member.finished for member in group.members.values()]
-        newest, is_first = max(0, *known), set(known) == {JOINS}
-        last = next((d.last for d in group.members.values() if d.finished == newest), None)
-        for driver in group.members.values():
-            own, driver.finished = driver.finished, newest
-            is_late, rejoins = own == newest - 1 > JOINS, JOINS < own < newest - 1
-            if is_late:
-                driver.last = last
-            missed = last if is_late else None
-            joined = GroupJoined(generation, newest, missed, is_first, rejoins)
-            driver.process.post(joined, LATENCY_S)
-
-    def _leave(self) -> None:
-        """Whoever still waits for this member in its old group hears that it is gone."""
-        group = self.groups.generations.get(self._generation)
-        if group is not None and not group.is_broken:
-            self._break(self._generation, group)
-
-    def _break(self, generation: int, group: _Generation) -> None:
-        group.is_broken = True
-        for driver in group.members.values():
-            if driver is not self and driver._generation == generation:
-                failed = GroupFailed(generation, "a member has closed its connection")
-                driver.process.post(failed, NOTICED_S)
-
-    def _fail_later(self, generation: int, after_s: float, is_waiting: Callable[[], bool]) -> None:
         def look() -> None:
-            alive = self.process.alive and self._generation == generation
-            if alive and is_waiting():
-                self.process.post(GroupFailed(generation, "a member has not come in time"))
+            if len(group.members) < group.size:
+                self._fail(group, "a member has not come in time")
 
-        timeline = self.process.timeline
-        timeline.at(timeline.now + after_s, look)
+        self._later(group, effect.timeout_s, look)
+        if len(group.members) == group.size:
+            self._all_are_there(group)
+
+    def _all_are_there(self, group: _Generation) -> None:
+        drivers = group.members.values()
+        claims = [driver.records.claim() for driver in drivers]
+        without = self._one_of(group) if self.groups.is_torn() else None
+        for rank, driver in group.members.items():
+            if rank == without:
+                driver._fail_later(group, NOTICED_S)
+            else:
+                driver._soon(group, partial(driver._agree, group, claims))
+
+    def _one_of(self, group: _Generation) -> int:
+        return int(self.groups.rng.integers(group.size))
+
+    def _agree(self, group: _Generation, claims: list[Claim]) -> None:
+        try:
+            agreed = self.records.agree(claims)
+        except DlctlError as error:
+            self.process.last_lines.append(error.message)
+            self.process.end(error.exit_code)
+            return
+        self.process.post(GroupJoined(group.number, *agreed))
+
+    # ------------------------------------------------------------ summing
 
     def _reduce(self, effect: Reduce) -> None:
-        group = self.groups.generations.get(effect.generation)
-        if group is None or group.is_broken or effect.generation != self._generation:
+        group = self._group
+        if group is None or group.is_broken or effect.generation != group.number:
             failed = GroupFailed(effect.generation, "the group is not there any more")
             self.process.post(failed, LATENCY_S)
             return
-        number = self.finished + 1
         group.asked[self._rank] = effect
-        self._fail_later(
-            effect.generation, 6.0, lambda: self.finished < number and not group.is_broken
-        )
-        dead = [d for d in group.members.values() if not d.process.alive]
-        if dead:
-            self._break(effect.generation, group)
-            failed = GroupFailed(effect.generation, "a member has closed its connection")
-            self.process.post(failed, NOTICED_S)
-        elif len(group.asked) == group.size:
-            self._sum(effect.generation, group)
+        self._tell_of_waiting(group, group.sums)
+        if len(group.asked) == group.size:
+            self._sum(group)
 
-    def _sum(self, generation: int, group: _Generation) -> None:
-        asked, group.asked = group.asked, {}
-        step = max(effect.step for effect in asked.values())
-        total, weight = np.zeros_like(asked[0].vector), 0.0
-        for rank in sorted(asked):
-            counts = asked[rank].weight if asked[rank].step == step else 0.0
-            total += np.float32(counts) * asked[rank].vector
-            weight += counts
-        joined = sum(effect.joins for effect in asked.values())
-        torn = self.groups.rng.random() < self.groups.torn
-        without = int(self.groups.rng.integers(group.size)) if torn else -1
+    def _tell_of_waiting(self, group: _Generation, sums: int) -> None:
+        def look() -> None:
+            if group.sums == sums and not group.is_broken:
+                missing = tuple(r for r in range(group.size) if r not in group.asked)
+                self.process.post(GroupWaits(group.number, missing))
+                self._tell_of_waiting(group, sums)
+
+        self._later(group, WORD_S, look)
+
+    def _sum(self, group: _Generation) -> None:
+        asked, group.asked, group.kept = group.asked, {}, set()
+        group.sums += 1
+        effects = [asked[rank] for rank in range(group.size)]
+        try:
+            plan = plan_of([row_of(effect) for effect in effects], self.records.finished)
+        except DlctlError as error:
+            for driver in group.members.values():
+                driver.process.post(TaskFailed(error.message, ""))
+            return
+        total = np.zeros(plan.size, np.float32)
+        for weight, effect in zip(plan.weights, effects, strict=True):
+            if weight:
+                total += np.float32(weight) * effect.vector
+        total.flags.writeable = False
+        result = Reduced(
+            group.number, 0, total, sum(plan.weights), group.size, plan.step, plan.joined, True,
+            plan.first,
+        )  # fmt: skip
+        without = self._one_of(group) if self.groups.is_torn() and group.size > 1 else None
         for rank, driver in group.members.items():
-            if rank == without and group.size > 1:
-                failed = GroupFailed(generation, "the connection broke")
-                driver.process.post(failed, NOTICED_S)
-                continue
-            driver.finished += 1
-            driver.last = Reduced(
-                generation, driver.finished, total.copy(), weight, group.size, step, joined
-            )
-            driver.process.post(driver.last, LATENCY_S)
-        group.is_broken = torn
+            effect = asked[rank]
+            is_counted = not effect.joins and effect.step == plan.step
+            own = replace(result, is_counted=is_counted)
+            driver._begin(group, own, is_without=rank == without)
+
+    def _begin(self, group: _Generation, result: Reduced, *, is_without: bool) -> None:
+        """Keep the result in a moment, or fail. Who is dead or gone, does neither."""
+
+        def look() -> None:
+            is_here = self.is_in(group) and not self.process.frozen and not is_without
+            if group.is_broken:
+                return
+            if not is_here:
+                group.is_broken = True
+                limit_s = group.timeout_s if self.process.frozen else NOTICED_S
+                for driver in group.members.values():
+                    driver._fail_later(group, limit_s)
+                return
+            self.records.keep(result)
+            group.kept.add(self._rank)
+            if len(group.kept) == group.size:
+                for driver in group.members.values():
+                    driver._soon(group, driver._hand_out)
+
+        delay_s = LATENCY_S * (0.5 + float(self.groups.rng.random()))
+        self.process.timeline.after(delay_s, look)
+
+    def _hand_out(self) -> None:
+        self.process.post(self.records.hand_out())
+
+    def _fail_later(self, group: _Generation, after_s: float) -> None:
+        self._later(group, after_s, lambda: self._fail(group, "a member is gone"))
+
+    def _fail(self, group: _Generation, reason: str) -> None:
+        group.is_broken, self._group = True, None
+        self.process.post(GroupFailed(group.number, reason))

@@ -815,7 +815,7 @@ def a_missed_sum_is_made_again(patch: Patch) -> None:
     honest = Collecting.on_joined
     patch.setattr(
         Collecting, "on_joined",
-        lambda self, event, now: honest(self, replace(event, missed=None), now),
+        lambda self, event, now: honest(self, replace(event, result=None), now),
     )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """The group of all replicas, for methods with collectives: who is in it, generation by generation.
 
 A generation is made when a worker comes or goes, or when a member says that a sum has failed. Its
-first member opens the rendezvous, and then all are told where that is. Who does not say that a sum
-has failed, although the others do, has not taken part in it: it hangs, or is slow. The next
-generation does without it, until it asks to take part again.
+first member opens the rendezvous, and then all are told where that is. Who does not answer in time
+hangs, or its host is away: the next generation does without it, until it is heard of again. That a
+member is late for a sum is no failure: it may compute for as long as it lives.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from dlctl.roles.coordinator.run_state import RunState
 
 Member = tuple[int, int]
 """Slot and epoch."""
-LATE_S = 1.0
-"""After the first member has said that a sum has failed, the others are waited for so long."""
+SETTLE_S = 0.1
+"""From a failed sum to the next generation: by then it is mostly known who has died. Doubles with
+every generation that fails at once."""
+SETTLE_DOUBLINGS_MAX = 3
+SOON_S = 1.0
 
 
 class Groups:
@@ -26,26 +29,52 @@ class Groups:
         """Of all coordinators of this run: no two groups have the same."""
         self.members: tuple[Member, ...] = ()
         self.left_out: set[Member] = set()
+        """Those that have not answered. What they still have, their drivers compare (`sums.py`)."""
         self._store = ""
-        self._broken: set[Member] = set()
-        self._until: float | None = None
+        self._noted: set[Member] = set()
+        self._note_by: float | None = None
+        """When those that have not answered are left out."""
+        self._again_at: float | None = None
+        """When the next generation begins, because this one has failed."""
+        self._begun_at = 0.0
+        self._failed = 0
+        """Generations in a row that have failed soon."""
+
+    @property
+    def limit_s(self) -> float:
+        return self.run.job.timeouts.silent_s
 
     def advance(self, now: float) -> None:
         """Make the next generation if another one is needed."""
         if not self.is_wanted or self.run.state in ("pending", "starting"):
-            self._until = None
             return
+        there = {(d.index, d.term) for d in self.run.members.of_role("worker") if d.alive}
+        for name in set(self._names(tuple(self.left_out - there))) - set(self._names(self.members)):
+            self.run.context.retries.drop(("group", name))
+        self.left_out &= there
+        if self._note_by is not None and now >= self._note_by:
+            self._leave_out(now)
         wanted = self._wanted()
         if not wanted:
-            self._until = None
-        self.left_out &= {(d.index, d.term) for d in self.run.members.of_role("worker")}
-        late = set(self.members) & set(wanted) - self._broken
-        is_over = self._until is not None and (now >= self._until or not late)
-        if is_over and self._broken & set(wanted):
-            self.left_out |= late
-            wanted = self._wanted()
-        if wanted and (wanted != self.members or is_over):
+            self.members, self._again_at, self._note_by = (), None, None
+            return
+        is_due = self._again_at is not None and now >= self._again_at
+        if wanted != self.members or is_due:
             self._begin(wanted, now)
+
+    def _leave_out(self, now: float) -> None:
+        """All of them, but one must be left: nobody may have heard of this generation yet."""
+        self._note_by = None
+        silent = set(self.members) - self._noted
+        if not self._store:  # The first member has not opened it; the others were not asked yet.
+            silent = set(self.members[:1])
+        if silent and silent < set(self.members):
+            self.left_out |= silent
+            names = ", ".join(self._names(tuple(sorted(silent))))
+            text = f"{names}: no answer in {self.limit_s:.0f} s, the group goes on without"
+            self.run.context.event("group", "", text)
+        elif silent:
+            self._note_by = now + self.limit_s
 
     def _wanted(self) -> tuple[Member, ...]:
         slots = set(self.run.members.live_slots())
@@ -53,14 +82,17 @@ class Groups:
         return tuple(row for row in rows if row not in self.left_out)
 
     def _begin(self, members: tuple[Member, ...], now: float) -> None:
-        for name in self._names(self.members):
+        for name in self._names((*self.members, *sorted(self.left_out))):
             self.run.context.retries.drop(("group", name))
         self.generation += 1
         self.members, self._store = members, ""
-        self._broken, self._until = set(), None
+        self._noted, self._again_at = set(), None
+        self._begun_at, self._note_by = now, now + self.limit_s
         text = f"generation {self.generation}: {', '.join(self._names(members))}"
         self.run.context.event("group", "", text)
         self._tell(self._names(members)[:1], now)
+        # They may be waiting in a group that nobody else is in any more.
+        self._tell(self._names(tuple(sorted(self.left_out))), now)
 
     def _names(self, members: tuple[Member, ...]) -> list[str]:
         return [f"worker-{slot}" for slot, _ in members]
@@ -72,14 +104,29 @@ class Groups:
             self.run.context.ask(("group", name), name, message, now)
 
     def on_noted(self, message: m.GroupNoted, now: float) -> None:
-        if message.generation != self.generation or message.name not in self._names(self.members):
+        by_name = dict(zip(self._names(self.members), self.members, strict=True))
+        if message.generation != self.generation or message.name not in by_name:
+            self._is_back(message.name, now)
             return
         asked = self.run.context.retries.message(("group", message.name))
         if message.store and not self._store:
             self._store = message.store
-            self._tell(self._names(self.members), now)
-        elif isinstance(asked, m.Group) and asked.store:
+            self._note_by = now + self.limit_s
+            self._tell(list(by_name), now)
+        elif isinstance(asked, m.Group) and asked.store and not message.store:
             self.run.context.retries.done(("group", message.name), now)
+            self._noted.add(by_name[message.name])
+            if len(self._noted) == len(self.members):
+                self._note_by = None
+
+    def _is_back(self, name: str, now: float) -> None:
+        """Somebody who was left out answers after all."""
+        if name not in self._names(self.members):
+            self.run.context.retries.done(("group", name), now)
+        worker = self.run.members.get(name)
+        if worker is not None and (worker.index, worker.term) in self.left_out:
+            self.left_out.discard((worker.index, worker.term))
+            self.advance(now)
 
     def on_broken(self, peer: Peer, message: m.GroupBroken, now: float) -> None:
         member = (message.slot, message.epoch)
@@ -89,12 +136,16 @@ class Groups:
         if message.generation != self.generation or member not in self.members:
             self.advance(now)
             return
-        self._broken.add(member)
-        if self._until is None:
-            self._until = now + LATE_S
+        if self._again_at is None:
+            is_soon = now - self._begun_at < SOON_S
+            self._failed = min(self._failed + 1, SETTLE_DOUBLINGS_MAX) if is_soon else 0
+            self._again_at = now + SETTLE_S * 2**self._failed
             text = f"worker-{message.slot}: {message.reason}"
             self.run.context.event("group", f"worker-{message.slot}", text)
         self.advance(now)
 
     def deadline(self) -> float | None:
-        return self._until
+        """When `advance` has something to do if nothing happens; never in the past for long."""
+        times = [t for t in (self._again_at, self._note_by) if t is not None]
+        is_at_work = self.is_wanted and self.run.state not in ("pending", "starting")
+        return min(times) if times and is_at_work else None

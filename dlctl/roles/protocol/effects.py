@@ -217,19 +217,31 @@ class StoreOpened(Event):
 
 @dataclass(frozen=True, slots=True)
 class JoinGroup(Effect):
-    """Leave the group of before and join this one; answered by `GroupJoined` or `GroupFailed`."""
+    """Leave the group of before and join this one; answered by `GroupJoined` or `GroupFailed`.
+
+    From here on nothing of the generations before is answered any more.
+    """
 
     generation: int
     rank: int
     size: int
     store: str
     timeout_s: float
-    """Of joining, and of every sum."""
+    """Of joining, and of every sum once all members are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveGroup(Effect):
+    """Be in no group, whatever goes on in it; not answered."""
+
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reduce(Effect):
-    """Sum with all members; answered by `Reduced` or `GroupFailed`."""
+    """Sum with all members, when all have asked for it; answered by `Reduced` or `GroupFailed`, and
+    now and then by `GroupWaits`.
+    """
 
     generation: int
     vector: Array
@@ -238,33 +250,46 @@ class Reduce(Effect):
     step: int
     joins: bool
     """This member has taken part in no sum yet."""
+    is_behind: bool
+    """It has joined, and no sum with a weight has come since: it is no source of the model yet."""
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced(Event):
+    """A sum that every member has."""
+
     generation: int
     number: int
     """Of the sum: 1, 2, 3 ... over all generations."""
     vector: Array
-    """float32[d], the sum of weight * vector of the members at the newest step."""
+    """float32[d], the sum of weight * vector of the members at the newest step; read-only."""
     weight: float
     members: int
     step: int
     joined: int
     """Members for whom this is the first sum; their weights are 0."""
+    is_counted: bool
+    """Whether this member was at that step, and does not join."""
+    first: int
+    """The lowest slot of the members that neither join nor are behind, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupJoined(Event):
     generation: int
     number: int
-    """Of the newest sum that any member has finished."""
-    missed: Reduced | None
-    """That one, if this member has not."""
-    is_first: bool
-    """No member has finished any sum yet: nobody joins the others."""
-    rejoins: bool
-    """This member has missed more than one sum: it is as new as one that joins."""
+    """Of the newest sum that counts."""
+    result: Reduced | None
+    """Of that one, if this member was not told it yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWaits(Event):
+    """These ranks have not asked for the sum; about once a second."""
+
+    generation: int
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ from dlctl.roles.protocol.effects import (
     EvaluationRun,
     GroupFailed,
     GroupJoined,
+    GroupWaits,
     LoadArrays,
     LoadBuffers,
     ModelBuilt,
@@ -146,7 +147,7 @@ class Worker:
                 self._on_message(peer, message, identity, now)
             case Computed() if self.training:
                 self.training.on_computed(event, now)
-            case StoreOpened() | GroupJoined() | Reduced() | GroupFailed():
+            case StoreOpened() | GroupJoined() | Reduced() | GroupWaits() | GroupFailed():
                 self._on_group_event(event, now)
             case EngineRan() if self.training:
                 self.training.on_engine(event)
@@ -352,6 +353,8 @@ class Worker:
                 self.training.collecting.on_joined(event, now)
             case Reduced():
                 self.training.collecting.on_reduced(event, now)
+            case GroupWaits():
+                self.training.collecting.on_waits(event, now)
             case GroupFailed():
                 self.training.collecting.on_failed(event, now)
 

@@ -16,7 +16,7 @@ import numpy as np
 from annotated_types import Gt
 
 from dlctl.algorithms.base import Method, Needs, ReplicaSide, Shape, Start
-from dlctl.algorithms.needs import Collective, Done, Gradient, NextData, Summed
+from dlctl.algorithms.needs import Collective, Done, Gradient, NextData, Summed, handed_on
 from dlctl.settings import Setting, number
 from dlctl.vector import Vector, copy_into
 
@@ -47,30 +47,19 @@ class Replica(ReplicaSide):
             samples = 0 if computed is None else computed.samples
             vector = self.parameters * 0 if computed is None else computed.gradient
             summed: Summed = yield Collective(vector=vector, weight=samples, step=self.step)
-            if summed.is_counted:
-                self._make_step(summed)
-                if samples:
-                    yield Done()
-            yield from self._hand_on(summed)
-
-    def _make_step(self, summed: Summed) -> None:
-        self.step += 1
-        if summed.weight:
-            rate = np.float32(self.options.rate / summed.weight)
-            copy_into(self.parameters, self.parameters - rate * summed.vector)
-
-    def _hand_on(self, result: Summed) -> Needs:
-        """Whoever has joined gets the model that the others have come to. Somebody may join while
-        they do this.
-        """
-        has_model = result.is_counted
-        while result.joined:
-            weight = 1.0 if has_model else 0.0
-            result = yield Collective(vector=self.parameters, weight=weight, step=self.step)
-            if result.weight:
-                # Everybody, for a mean of equals may differ from them in the last bit.
-                copy_into(self.parameters, result.vector / np.float32(result.weight))
-            self.step, has_model = result.step, True
+            if summed.is_counted and summed.weight:
+                copy_into(
+                    self.parameters,
+                    self.parameters - np.float32(self.options.rate / summed.weight) * summed.vector,
+                )
+            self.step = summed.step + 1
+            if summed.joined:
+                model, self.step = yield from handed_on(
+                    self.parameters, self.slot, self.step, summed
+                )
+                copy_into(self.parameters, model)
+            if samples and summed.is_counted:
+                yield Done()
 
 
 GROUP = Method(

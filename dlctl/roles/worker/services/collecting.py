@@ -2,8 +2,11 @@
 
 The coordinator says which generation of the group there is and who is in it; the driver makes it
 and sums (`JoinGroup`, `Reduce`). A sum that fails is begun again in the next generation, from the
-same vector; one that some members have finished, and some have not, is handed on to the latter
-instead. So all members have the same results in the same order, whoever dies in between.
+same vector; one that all who are left have, counts (`sums.py`). So all members have the same
+results in the same order, whoever dies in between.
+
+    no group -> opening the rendezvous or waiting for it -> joining -> ready <-> summing
+                                         broken: until the coordinator tells of the next generation
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.effects import (
     GroupFailed,
     GroupJoined,
+    GroupWaits,
     JoinGroup,
+    LeaveGroup,
     OpenStore,
     Reduce,
     Reduced,
@@ -30,6 +35,12 @@ from dlctl.roles.worker.shard_client import Identity
 from dlctl.vector import to_host
 
 BROKEN = "group-broken"
+PATIENCE = 3
+"""Times the time that the driver gives one step of a join or a sum, of which they have as many: by
+then it hangs itself."""
+BYTES_PER_S_MIN = 1e6
+"""A vector may take so long besides."""
+REASON_CHARS_MAX = 200
 
 
 class Collecting:
@@ -43,7 +54,9 @@ class Collecting:
         timeout_s: float,
         finished: Callable[[], None] = lambda: None,
     ) -> None:
-        """timeout_s: so long the others are waited for in one sum. finished: called with each."""
+        """timeout_s: so long the others may be silent in a sum that all have begun. finished:
+        called with each.
+        """
         self.context = context
         self.name = name
         self.identity = identity
@@ -57,11 +70,17 @@ class Collecting:
         self.rebuilt = 0
         self._joins = True
         """This replica has taken part in no sum yet."""
+        self._is_behind = False
+        """It has joined, and no sum with a weight has come since."""
         self._is_ready = self._is_reducing = False
         self._store = 0, ""
         """The generation whose rendezvous was opened here, and where that is."""
         self._joined_to = 0
         """The generation that the driver was told of last."""
+        self._missing: tuple[int, ...] | None = None
+        """The slots that have not come to the present sum; None: all have, or it is not known."""
+        self._until: float | None = None
+        """When the driver will have answered, if it does not hang."""
         self._need: Collective | None = None
         self._vector: m.Array | None = None
         self._result: Summed | None = None
@@ -70,37 +89,58 @@ class Collecting:
 
     def begin(self, need: Collective, now: float) -> None:
         self._need, self._result = need, None
+        # The sum may have to be begun again, and the method's vector may be the model itself.
         self._vector = np.array(to_host(need.vector), np.float32)
         if self.slots and self.identity.slot not in self.slots:
             self._tell_broken("it takes part again", now)
 
     def poll(self, now: float) -> tuple[bool, Summed | None]:
+        if self._until is not None and now >= self._until:
+            self.context.do(LeaveGroup(self.generation))
+            self._break("the group's thread does not answer", now)
         if self._result is None and self._need is not None:
-            self._reduce_if_ready(self._need)
+            self._reduce_if_ready(self._need, now)
         if self._result is None:
             return False, None
-        self._need = None
+        self._need = self._vector = None
         return True, self._result
 
-    def _reduce_if_ready(self, need: Collective) -> None:
+    def _reduce_if_ready(self, need: Collective, now: float) -> None:
         if not self._is_ready or self._is_reducing:
             return
         assert self._vector is not None
         self._is_reducing = True
-        weight = 0.0 if self._joins else need.weight
-        self.context.do(Reduce(self.generation, self._vector, weight, need.step, joins=self._joins))
+        self._is_heard(now)
+        self.context.do(
+            Reduce(
+                self.generation, self._vector, need.weight, need.step, self._joins,
+                self._is_behind, self.identity.slot,
+            )
+        )  # fmt: skip
+
+    def _is_heard(self, now: float) -> None:
+        """The driver is at work now."""
+        nbytes = 0 if self._vector is None else self._vector.nbytes
+        self._until = now + PATIENCE * self.timeout_s + nbytes / BYTES_PER_S_MIN
 
     def phase(self) -> Phase:
-        others = tuple(f"worker-{slot}" for slot in self.slots if slot != self.identity.slot)
+        others = tuple(slot for slot in self.slots if slot != self.identity.slot)
         if self._is_reducing:
-            return Phase("summing", others)
-        return Phase("waiting for its group", (COORDINATOR, *others))
+            whom = others if self._missing is None else self._missing
+            what = "summing" if self._missing is None else "waiting for its group"
+            return Phase(what, _names(whom))
+        if self._joined_to == self.generation > 0 and self._until is not None:
+            return Phase("joining its group", _names(others))
+        return Phase("waiting for its group", (COORDINATOR,))
 
     def deadline(self) -> float | None:
-        return None
+        return self._until
 
     def cancel(self) -> None:
-        self._need = None
+        """The others hear of it from the coordinator, which makes a group without this replica."""
+        self._need = self._vector = self._until = None
+        self._is_ready = self._is_reducing = False
+        self.context.do(LeaveGroup(self.generation))
 
     # ------------------------------------------------------------ the group
 
@@ -116,11 +156,13 @@ class Collecting:
         is_new = message.generation > self.generation
         if is_new:
             self.generation, self.slots = message.generation, message.slots
-            self._is_ready = self._is_reducing = False
+            self._forget_sum()
             self.rebuilt += 1
             self.context.retries.drop(BROKEN)
         if self.identity.slot not in self.slots:
             self._note("")
+            if is_new:
+                self.context.do(LeaveGroup(self.generation))
         elif not message.store:
             if is_new:
                 self.context.do(OpenStore(self.generation))
@@ -128,13 +170,18 @@ class Collecting:
                 self._note(self._store[1])  # It was lost on its way.
         else:
             self._note("")
-            self._join(message.store)
+            self._join(message.store, now)
 
-    def _join(self, store: str) -> None:
-        if self._is_ready or self.generation == self._joined_to:
+    def _forget_sum(self) -> None:
+        self._is_ready = self._is_reducing = False
+        self._missing = self._until = None
+
+    def _join(self, store: str, now: float) -> None:
+        if self.generation == self._joined_to:
             return
         self._joined_to = self.generation
         rank = self.slots.index(self.identity.slot)
+        self._is_heard(now)
         self.context.do(JoinGroup(self.generation, rank, len(self.slots), store, self.timeout_s))
 
     def _note(self, store: str) -> None:
@@ -146,35 +193,50 @@ class Collecting:
             self._note(event.address)
 
     def on_joined(self, event: GroupJoined, now: float) -> None:
-        """What the driver has learned with it counts, whatever generation there is by now."""
-        if event.missed is not None and event.number == self.number + 1:
-            self._finish(event.missed, event.number)
-        self.number = max(self.number, event.number)
-        self._joins = (self._joins and not event.is_first) or event.rejoins
-        self._is_ready = event.generation == self.generation
+        """Its result counts even if there is another generation by now: others go on with it."""
+        if event.result is not None:
+            self.on_reduced(event.result, now)
+        self.number = event.number
+        # Before the first sum all have the model that the run begins with.
+        self._joins = self._joins and event.number > 0
+        if event.generation == self.generation:
+            self._is_ready, self._until = True, None
 
     def on_reduced(self, event: Reduced, now: float) -> None:
         """It counts, whatever generation there is by now: others may have gone on with it."""
-        if event.number <= self.number and not self._joins:
+        if event.number != self.number + 1:
             return
-        self._is_reducing = False
-        self._finish(event, event.number)
-
-    def _finish(self, event: Reduced, number: int) -> None:
-        is_counted = self._need is not None and not self._joins and event.step == self._need.step
-        self.number, self._joins = number, False
+        if event.generation == self.generation:
+            self._is_reducing, self._missing, self._until = False, None, None
+        self._is_behind = self._joins or (self._is_behind and not event.weight)
+        self.number, self._joins = event.number, False
         self._result = Summed(
-            event.vector, event.weight, event.members, event.step, is_counted, event.joined
-        )
+            event.vector, event.weight, event.members, event.step, event.is_counted, event.joined,
+            event.first,
+        )  # fmt: skip
         self.finished()
 
+    def on_waits(self, event: GroupWaits, now: float) -> None:
+        """Some compute for longer than others: that is no failure, and has no deadline."""
+        if event.generation == self.generation and self._is_reducing:
+            slots = tuple(self.slots[rank] for rank in event.ranks if rank < len(self.slots))
+            self._missing = slots or None
+            self._is_heard(now)
+
     def on_failed(self, event: GroupFailed, now: float) -> None:
-        if event.generation != self.generation:
-            return
-        self._is_ready = self._is_reducing = False
-        self._tell_broken(event.reason, now)
+        if event.generation == self.generation:
+            self._break(event.reason, now)
+
+    def _break(self, reason: str, now: float) -> None:
+        self._forget_sum()
+        self._tell_broken(reason, now)
 
     def _tell_broken(self, reason: str, now: float) -> None:
         me = self.identity
-        message = m.GroupBroken(me.slot, me.epoch, self.generation, reason[:200])
+        text = reason[:REASON_CHARS_MAX]
+        message = m.GroupBroken(me.slot, me.epoch, self.generation, text)
         self.context.ask(BROKEN, COORDINATOR, message, now)
+
+
+def _names(slots: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(f"worker-{slot}" for slot in slots)

@@ -1,0 +1,148 @@
+"""A member of a real group in a process of its own, which does what the test tells it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any, Self
+
+import numpy as np
+
+from daemons.worker.group import GroupThread
+from dlctl.machine import Effect, Event
+from dlctl.messages import Array
+from dlctl.roles.protocol.effects import (
+    GroupJoined,
+    GroupWaits,
+    JoinGroup,
+    LeaveGroup,
+    OpenStore,
+    Reduce,
+    Reduced,
+    StoreOpened,
+)
+
+HOST = "127.0.0.1"
+COMES_S = 60.0
+SIZE = 1000
+
+
+class _Pipe:
+    """What a group's threads need of a loop."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+        self._lock = threading.Lock()
+
+    def post(self, event: Event) -> None:
+        with self._lock:
+            self.pipe.send(event)
+
+    def fail(self, error: Exception) -> None:
+        os._exit(3)
+
+
+def _serve(pipe: Connection) -> None:
+    import torch
+    import torch.distributed
+
+    torch.set_num_threads(1)
+    threads = GroupThread(_Pipe(pipe), HOST)  # type: ignore[arg-type]
+    do = {
+        OpenStore: threads.open,
+        JoinGroup: threads.join,
+        Reduce: threads.reduce,
+        LeaveGroup: threads.leave,
+    }
+    pipe.send("ready")
+    while True:
+        effect = pipe.recv()
+        do[type(effect)](effect)
+
+
+class Member:
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+        self._is_ready = False
+
+    def wait(self) -> None:
+        """Until it has imported torch: that may take longer than a join may."""
+        if not self._is_ready:
+            assert self.pipe.recv() == "ready"
+        self._is_ready = True
+
+    def do(self, effect: Effect) -> None:
+        self.pipe.send(effect)
+
+    def hears(self, *kinds: type[Event], generation: int = 0) -> Any:
+        """The next event of these kinds, and of no older generation."""
+        deadline = time.monotonic() + COMES_S
+        while self.pipe.poll(max(0.0, deadline - time.monotonic())):
+            event = self.pipe.recv()
+            if isinstance(event, kinds) and event.generation >= generation:
+                return event
+            is_old = event.generation < generation
+            assert is_old or isinstance(event, GroupWaits), event
+        raise AssertionError(f"worker-{self.slot} has not heard of {kinds}")
+
+    def reduce(self, generation: int, vector: Array, step: int = 0, weight: float = 1.0) -> None:
+        self.do(Reduce(generation, vector, weight, step, False, False, self.slot))
+
+    def signal(self, number: int) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+
+class Members:
+    """Processes, and the coordinator's part in making their groups."""
+
+    def __init__(self, count: int) -> None:
+        self.all = [Member(slot) for slot in range(count)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in self.all:
+            member.process.kill()
+        for member in self.all:
+            member.process.join()
+
+    def join(self, generation: int, members: list[Member], timeout_s: float = 5.0) -> list[Any]:
+        for member in members:
+            member.wait()
+        members[0].do(OpenStore(generation))
+        store = members[0].hears(StoreOpened, generation=generation).address
+        for rank, member in enumerate(members):
+            member.do(JoinGroup(generation, rank, len(members), store, timeout_s))
+        return [member.hears(GroupJoined, generation=generation) for member in members]
+
+    def sum(self, generation: int, members: list[Member]) -> list[Reduced]:
+        for member in members:
+            member.reduce(generation, vector_of(member.slot))
+        return [member.hears(Reduced, generation=generation) for member in members]
+
+
+def vector_of(slot: int) -> Array:
+    return np.random.default_rng(slot).standard_normal(SIZE).astype(np.float32)
+
+
+def assert_is_sum_of(results: list[Reduced], members: list[Member]) -> None:
+    """All have the same bits, and they are those of exactly these members."""
+    first = results[0]
+    assert all(np.array_equal(result.vector, first.vector) for result in results)
+    assert first.weight == len(members) == first.members
+    wanted = sum(vector_of(member.slot) for member in members)
+    np.testing.assert_allclose(first.vector, wanted, atol=1e-5)
+
+
+KILL, STOP, CONT = signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT
