@@ -106,7 +106,7 @@ def test_members_die_in_sums_twenty_times_over():
             assert_is_sum_of(members.sum(generation, here), here)
             for member in here if generation % 4 else here[:2]:
                 member.reduce(generation, LARGE)
-            time.sleep(float(rng.uniform(0.0, 0.03)))
+            here[0].pipe.poll(float(rng.uniform(0.0, 0.03)))
             dies.signal(KILL)
             died = time.monotonic()
             left = here[:2]

@@ -15,14 +15,14 @@ import pytest
 from seeds import Result, run_seed
 
 from dlctl import messages as m
-from dlctl.algorithms.base import View
+from dlctl.algorithms.base import Outcome, View
 from dlctl.algorithms.local_sgd import Replica
-from dlctl.algorithms.needs import Gradient, Read
+from dlctl.algorithms.needs import Gradient, Read, Write
 from dlctl.algorithms.sandblaster import Accruing
 from dlctl.algorithms.sync import Barrier
 from dlctl.algorithms.sync import Replica as SyncReplica
 from dlctl.compress.topk import TopK
-from dlctl.messages import APPLIED, DUPLICATE
+from dlctl.messages import APPLIED, BUFFERED, DUPLICATE
 from dlctl.roles.agent.agent import Agent
 from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.groups import Groups
@@ -338,7 +338,12 @@ def shards_may_be_steps_apart(patch: Patch) -> None:
     def next_step(self, clock):
         return (yield Read(wait=True, at_least=clock + 1)).clock_max
 
+    def meet(self, clock):
+        yield Write(vector=None, clock=clock)
+        return (yield Read(wait=True, at_least=clock + 1)).clock_max
+
     patch.setattr(SyncReplica, "_next_step", next_step)
+    patch.setattr(SyncReplica, "_meet", meet)
 
 
 # ---------------------------------------------------------------- batches of portions
@@ -748,7 +753,7 @@ def open_to_the_end(patch: Patch) -> None:
 
 @mutant(
     "who takes the place of a server that was closed for the last checkpoint is open",
-    "SavedChecker", scenario="stops", seeds=10, first=80,
+    "SavedChecker", scenario="stops", seeds=10, first=95,
 )  # fmt: skip
 def the_next_one_is_open(patch: Patch) -> None:
     honest = ShardProtocol.resume
@@ -799,7 +804,22 @@ def done_before_the_step(patch: Patch) -> None:
     patch.setattr(Portions, "done_now", done_now)
 
 
-@mutant("a table beside the parameters is lost with its server", "TablesChecker", "LivenessChecker",
+@mutant(
+    "a push to a table beside the parameters is added twice", "TablesChecker", scenario="toys",
+    first=1, seeds=6,
+)  # fmt: skip
+def tables_add_twice(patch: Patch) -> None:
+    honest = TableShard._expand
+
+    def expand(self, push):
+        delta = honest(self, push)
+        return delta._replace(values=delta.values * 2) if self.table else delta
+
+    patch.setattr(TableShard, "_expand", expand)
+
+
+@mutant(
+    "a table beside the parameters is lost with its server", "TablesChecker", "LivenessChecker",
     scenario="toys",
 )  # fmt: skip
 def a_table_is_not_committed(patch: Patch) -> None:
@@ -808,15 +828,17 @@ def a_table_is_not_committed(patch: Patch) -> None:
 
 
 @mutant(
-    "a sum that others have finished is not handed on", "GroupChecker", scenario="toys", first=3,
-    seeds=20,
+    "who comes to a group at work does not get its model", "GroupChecker", scenario="toys",
+    first=48, seeds=1,
 )  # fmt: skip
-def a_missed_sum_is_made_again(patch: Patch) -> None:
+def who_joins_is_not_given_the_model(patch: Patch) -> None:
     honest = Collecting.on_joined
-    patch.setattr(
-        Collecting, "on_joined",
-        lambda self, event, now: honest(self, replace(event, result=None), now),
-    )  # fmt: skip
+
+    def on_joined(self, event, now):
+        honest(self, event, now)
+        self._joins = False
+
+    patch.setattr(Collecting, "on_joined", on_joined)
 
 
 @mutant(
@@ -843,7 +865,27 @@ def what_is_buffered_is_not_committed(patch: Patch) -> None:
     patch.setattr(TableShard, "commit", commit)
 
 
-@mutant("the clock of the lead begins anew with its coordinator", "LeadChecker", scenario="toys")
+@mutant(
+    "a push is acknowledged as buffered, and dropped", "BufferedChecker", scenario="toys", first=4,
+    seeds=6,
+)  # fmt: skip
+def what_is_buffered_is_dropped(patch: Patch) -> None:
+    honest = TableShard._take
+
+    def take(self, push):
+        if push.seq % 3 or "buffered" not in self.shard.optimizer.counters:
+            honest(self, push)
+            return
+        self.dedup.take(push)
+        self._settle([Outcome(push.slot, push.epoch, push.seq, BUFFERED)])
+
+    patch.setattr(TableShard, "_take", take)
+
+
+@mutant(
+    "the clock of the lead begins anew with its coordinator", "LeadChecker", scenario="toys",
+    first=10,
+)  # fmt: skip
 def the_lead_forgets_its_clock(patch: Patch) -> None:
     patch.setattr(Scheduler, "restore_lead", lambda self, lead: self.side.resume(lead[1]))
 
