@@ -435,7 +435,7 @@ def portions_of_the_dead(patch: Patch) -> None:
     patch.setattr(Scheduler, "gone", lambda self, slot, now: 0)
 
 
-@mutant("a portion that was given back counts as done", "SamplesChecker", seeds=30)
+@mutant("a portion that was given back counts as done", "SamplesChecker", seeds=30, first=4)
 def given_back_is_done(patch: Patch) -> None:
     def release(self, slot):
         back = sorted(key for key, owner in self._leased.items() if owner == slot)
