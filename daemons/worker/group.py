@@ -42,8 +42,9 @@ from dlctl.roles.protocol.effects import (
 )
 from dlctl.roles.worker.services.sums import Claim, Plan, Records, Row, plan_of, row_of
 
-LOOK_S = 0.05
-"""Between two looks whether a wait is still of use."""
+LOOK_PART, LOOK_S_MAX = 0.1, 0.01
+"""Between two looks whether the others have come: a part of the time so far, and at most so long.
+"""
 WORD_S = 1.0
 """Between two words about whom we wait for."""
 STORE_S = 10.0
@@ -273,7 +274,8 @@ class _Member:
 
     def _wait(self, key: str, what: str, number: int, within_s: float | None) -> None:
         begun = told_at = time.monotonic()
-        while not self._comes(key):
+        # The store's own wait writes into the log each time that it ends without the key.
+        while not self._store.check([key]):
             if not self._owner.is_current(self):
                 raise _GivenUp
             now = time.monotonic()
@@ -283,14 +285,7 @@ class _Member:
                 told_at = now
                 missing = self._missing(what, number)
                 self._owner.post(self, GroupWaits(self.generation, missing))
-
-    def _comes(self, key: str) -> bool:
-        """Whether it is there soon."""
-        try:
-            self._store.wait([key], timedelta(seconds=LOOK_S))
-        except _torch().DistStoreError:  # That the store is gone is another error.
-            return False
-        return True
+            time.sleep(min((now - begun) * LOOK_PART, LOOK_S_MAX))
 
     def _missing(self, what: str, number: int) -> tuple[int, ...]:
         """The ranks that have not come here for the `number`-th time."""

@@ -16,7 +16,6 @@ from daemons.worker.group import GroupThread
 from dlctl.machine import Effect, Event
 from dlctl.messages import Array
 from dlctl.roles.protocol.effects import (
-    GroupFailed,
     GroupJoined,
     GroupWaits,
     JoinGroup,
@@ -49,6 +48,7 @@ class _Pipe:
 
 def _serve(pipe: Connection) -> None:
     import torch
+    import torch.distributed
 
     torch.set_num_threads(1)
     threads = GroupThread(_Pipe(pipe), HOST)  # type: ignore[arg-type]
@@ -58,6 +58,7 @@ def _serve(pipe: Connection) -> None:
         Reduce: threads.reduce,
         LeaveGroup: threads.leave,
     }
+    pipe.send("ready")
     while True:
         effect = pipe.recv()
         do[type(effect)](effect)
@@ -71,6 +72,13 @@ class Member:
         self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
         self.process.start()
         theirs.close()
+        self._is_ready = False
+
+    def wait(self) -> None:
+        """Until it has imported torch: that may take longer than a join may."""
+        if not self._is_ready:
+            assert self.pipe.recv() == "ready"
+        self._is_ready = True
 
     def do(self, effect: Effect) -> None:
         self.pipe.send(effect)
@@ -82,7 +90,8 @@ class Member:
             event = self.pipe.recv()
             if isinstance(event, kinds) and event.generation >= generation:
                 return event
-            assert isinstance(event, GroupWaits | GroupFailed | Reduced), event
+            is_old = event.generation < generation
+            assert is_old or isinstance(event, GroupWaits), event
         raise AssertionError(f"worker-{self.slot} has not heard of {kinds}")
 
     def reduce(self, generation: int, vector: Array, step: int = 0, weight: float = 1.0) -> None:
@@ -109,6 +118,8 @@ class Members:
             member.process.join()
 
     def join(self, generation: int, members: list[Member], timeout_s: float = 5.0) -> list[Any]:
+        for member in members:
+            member.wait()
         members[0].do(OpenStore(generation))
         store = members[0].hears(StoreOpened, generation=generation).address
         for rank, member in enumerate(members):
