@@ -178,6 +178,8 @@ class House:
         alive = [self.worker(slot) for slot, p in self.processes.items() if p.alive]
         by_step: dict[int, tuple[float, ...]] = {}
         for worker in alive:
+            steps = [summed.step for summed in worker.results]
+            assert steps == [*range(steps[0], steps[0] + len(steps))] if steps else True, steps
             for summed in worker.results:
                 row = (float(summed.vector[0]), summed.weight, summed.members, summed.joined)
                 assert by_step.setdefault(summed.step, row) == row, (worker.slot, summed)
