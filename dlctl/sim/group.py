@@ -198,11 +198,19 @@ class GroupDriver:
             self.records.keep(result)
             group.kept.add(self._rank)
             if len(group.kept) == group.size:
-                for driver in group.members.values():
-                    driver._soon(group, driver._hand_out)
+                self._hand_out_to_all(group)
 
         delay_s = LATENCY_S * (0.5 + float(self.groups.rng.random()))
         self.process.timeline.after(delay_s, look)
+
+    def _hand_out_to_all(self, group: _Generation) -> None:
+        """Or to all but one, which learns in the next generation that it counts."""
+        without = self._one_of(group) if self.groups.is_torn() and group.size > 1 else None
+        for rank, driver in group.members.items():
+            if rank == without:
+                driver._fail_later(group, NOTICED_S)
+            else:
+                driver._soon(group, driver._hand_out)
 
     def _hand_out(self) -> None:
         self.process.post(self.records.hand_out())
