@@ -104,9 +104,10 @@ def test_members_die_in_sums_twenty_times_over():
             here, dies = [*members.all[:2], members.all[-1]], members.all[-1]
             members.join(generation, here)
             assert_is_sum_of(members.sum(generation, here), here)
+            # So the death falls now here, now there.
+            vector = LARGE[: int(10 ** rng.uniform(3.0, 6.6))]
             for member in here if generation % 4 else here[:2]:
-                member.reduce(generation, LARGE)
-            time.sleep(float(rng.uniform(0.0, 0.03)))
+                member.reduce(generation, vector)
             dies.signal(KILL)
             died = time.monotonic()
             left = here[:2]
