@@ -39,7 +39,7 @@ from dlctl.roles.worker.services.asking import Members
 from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.shards.base import Shard
 from dlctl.shards.memory import in_memory
-from dlctl.sim.group import GroupDriver, Groups
+from dlctl.sim.group import LATENCY_S, GroupDriver, Groups
 from dlctl.sim.problems import layout_of
 from dlctl.vector import euclidean_norm
 
@@ -387,11 +387,14 @@ class Player:
                     self.training.collecting.on_failed(event, self._now)
 
 
+MOMENT_S = 2 * LATENCY_S
+
+
 class OwnThread:
     """What the simulator's driver of a group wants of a process; without time."""
 
     alive = True
-    now = 0.0
+    frozen = False
 
     def __init__(self) -> None:
         self.performs: dict[type, Callable[[Any], None]] = {}
@@ -401,11 +404,13 @@ class OwnThread:
     def perform(self, kind: type, does: Callable[[Any], None]) -> None:
         self.performs[kind] = does
 
-    def post(self, event: object, after_s: float) -> None:
+    def post(self, event: object, after_s: float = 0.0) -> None:
         self.events.append(event)
 
-    def at(self, time: float, does: Callable[[], None]) -> None:
-        """It never comes."""
+    def after(self, delay_s: float, does: Callable[[], None]) -> None:
+        """What takes a moment is done at once; no limit of a wait ever comes."""
+        if delay_s < MOMENT_S:
+            does()
 
 
 def _number_in(peer: object) -> int:
