@@ -896,7 +896,7 @@ def the_lead_forgets_its_clock(patch: Patch) -> None:
 def a_replaced_replica_answers(patch: Patch) -> None:
     def on_answer(self, peer, answer, now):
         if self._asked is not None and answer.slot == self._asked[0] and not answer.error:
-            self.context.retries.drop(self._key())
+            self._outstanding.drop(self._key())
             self._asked, self._answer = None, answer.payload.arrays
 
     patch.setattr(Asking, "on_answer", on_answer)

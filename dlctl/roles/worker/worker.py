@@ -467,6 +467,8 @@ class Worker:
         if self.joining.rejoin_at is not None:
             return "worker-0"
         peers = {peer for _, peer, _ in self.context.retries.waiting()}
+        if self.training is not None and self.training.asking is not None:
+            peers |= set(self.training.asking.phase().whom)
         return ", ".join(sorted(peers))
 
     def _report_if_due(self, now: float) -> None:

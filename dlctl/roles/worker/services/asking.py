@@ -2,19 +2,20 @@
 
 A question is repeated until its answer comes, its deadline passes, or whoever is asked has left or
 has another epoch. The answer to a repeat is the one that there was, so a method serves each
-question once. Nobody is answered while a gradient is computed, and nothing is answered by a process
-whose slot has a newer epoch.
+question once; of several questions of one replica only the newest is served. Nobody is answered
+while a gradient is computed, and nothing is answered by a process whose slot has a newer epoch.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dlctl import messages as m
+from dlctl import wire
 from dlctl.algorithms.base import ReplicaSide
 from dlctl.algorithms.needs import Ask
 from dlctl.errors import RemoteProtocolError
@@ -30,9 +31,29 @@ RAW = "raw"
 """The arrays of a question as they are: no compressor expands them."""
 ARRAYS_MAX = 8
 OP_CHARS_MAX = 64
+ERROR_CHARS_MAX = 400
 MARGIN_BYTES = 64 * 1024
 MODELS_MAX = 8
 """A question or an answer may be so many times as large as the model, and a margin."""
+
+
+def bytes_max(size: int) -> int:
+    """Of a question, or an answer, of replicas whose model has `size` elements of float32."""
+    return MODELS_MAX * 4 * size + MARGIN_BYTES
+
+
+def fault(payload: m.Packed, nbytes_max: float) -> str:
+    """Why these arrays can be neither a question nor an answer; "" if they can."""
+    if payload.kind != RAW:
+        return f"its arrays are packed as {payload.kind:.20}"
+    if len(payload.arrays) > ARRAYS_MAX:
+        return f"it has {len(payload.arrays)} arrays; at most {ARRAYS_MAX}"
+    if payload.length != sum(array.size for array in payload.arrays):
+        return f"it has other than {payload.length} elements"
+    if payload.nbytes > nbytes_max:
+        return f"it has {payload.nbytes} bytes; at most {nbytes_max:.0f}"
+    strange = [str(a.dtype) for a in payload.arrays if a.dtype not in wire.DTYPES]
+    return f"{strange[0]} is no type that can be sent" if strange else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +125,39 @@ class Members:
 class Asking:
     """Serves `Ask`: one question at a time."""
 
-    def __init__(self, context: Context, identity: Identity, members: Members) -> None:
+    def __init__(
+        self, context: Context, identity: Identity, members: Members, size: int | None = None
+    ) -> None:
+        """size: elements of the model, which answers are measured by; None: of any size."""
         self.context = context
         self.identity = identity
         self.members = members
         self.unanswered = 0
         """Questions that came to nothing."""
+        # An answer waits for the end of a step: that says nothing of how soon others answer.
+        self._outstanding = context.measures_apart()
+        self._bytes_max = math.inf if size is None else bytes_max(size)
         self._number = 0
         self._asked: tuple[int, int] | None = None
         """(slot, epoch) of whom it waits for."""
         self._until = 0.0
         self._answer: tuple[m.Array, ...] | None = None
 
+    @property
+    def repeated(self) -> int:
+        """Questions that were sent again so far."""
+        return self._outstanding.repeated
+
     def begin(self, need: Ask, now: float) -> None:
+        """Raises TypeError for a question that nobody would take."""
         self._answer, self._asked = None, None
+        payload = pack(need.arrays)
+        if wrong := fault(payload, self._bytes_max):
+            raise TypeError(f"it asks {need.op!r:.80}: {wrong}")
+        if len(need.op) > OP_CHARS_MAX:
+            raise TypeError(
+                f"it asks {need.op!r:.80}: that has more than {OP_CHARS_MAX} characters"
+            )
         member = self.members.known.get(need.slot)
         can_answer = member is not None and member.takes_part and bool(member.address)
         if member is None or not can_answer or need.slot == self.identity.slot:
@@ -125,10 +165,9 @@ class Asking:
             return
         self._number += 1
         self._asked, self._until = (need.slot, member.epoch), now + need.within_s
-        payload = pack(need.arrays)
-        me = self.identity
+        me, peer = self.identity, f"worker-{need.slot}"
         ask = m.Ask(me.slot, me.epoch, member.epoch, self._number, need.op, payload)
-        self.context.ask(self._key(), f"worker-{need.slot}", ask, now, payload.nbytes)
+        self.context.do(self._outstanding.add(self._key(), peer, ask, now, payload.nbytes))
 
     def _key(self) -> tuple[str, int]:
         return ("ask", self._number)
@@ -136,6 +175,7 @@ class Asking:
     def poll(self, now: float) -> tuple[bool, tuple[m.Array, ...] | None]:
         if self._asked is not None and (now >= self._until or self._has_left(*self._asked)):
             self.cancel()
+        self.context.do(*self._outstanding.due(now))
         return self._asked is None, self._answer
 
     def _has_left(self, slot: int, epoch: int) -> bool:
@@ -143,27 +183,35 @@ class Asking:
         return member is None or member.epoch != epoch
 
     def on_answer(self, peer: Peer, answer: m.Answer, now: float) -> None:
-        """A late answer, or of another process than was asked, is dropped."""
+        """A late answer, or of another process than was asked, is dropped.
+
+        Raises RemoteProtocolError for one that no replica would give; nobody waits for another one.
+        """
         is_theirs = self._asked == (answer.slot, answer.epoch) and peer == f"worker-{answer.slot}"
         if not is_theirs or answer.request != self._number:
             return
-        self.context.retries.done(self._key(), now)
-        self._asked = None
-        if answer.error:
-            self.unanswered += 1
+        wrong = fault(answer.payload, self._bytes_max)
+        if answer.error or wrong:
+            self.cancel()
         else:
-            self._answer = answer.payload.arrays
+            self._outstanding.done(self._key(), now)
+            self._asked, self._answer = None, answer.payload.arrays
+        if wrong:
+            raise RemoteProtocolError(wrong)
 
     def phase(self) -> Phase:
         return Phase("asking", (f"worker-{self._asked[0]}",) if self._asked else ())
 
     def deadline(self) -> float | None:
-        return self._until if self._asked else None
+        if self._asked is None:
+            return None
+        repeat = self._outstanding.deadline()
+        return self._until if repeat is None else min(self._until, repeat)
 
     def cancel(self) -> None:
         if self._asked is not None:
             self.unanswered += 1
-            self.context.retries.drop(self._key())
+            self._outstanding.drop(self._key())
             self._asked = None
 
 
@@ -178,27 +226,38 @@ class Answering:
         self.members = members
         self.side = side
         self.served = 0
-        self.refused: Counter[str] = Counter()
-        """Why questions had no answer."""
-        self._bytes_max = MODELS_MAX * 4 * len(side.parameters) + MARGIN_BYTES
+        self.refused = 0
+        """Questions that the method does not take, or has no answer to that could be sent."""
+        self._bytes_max = bytes_max(len(side.parameters))
         self._waiting: dict[int, tuple[Peer, m.Ask]] = {}
         """Slot -> its newest question, not answered yet."""
         self._answers: dict[int, tuple[int, m.Answer]] = {}
         """Slot -> epoch of whoever asked, and the newest answer to it."""
+        self._list = 0
+        """The list of members by which answers were last kept."""
 
     def on_ask(self, peer: Peer, ask: m.Ask) -> None:
         """Raises RemoteProtocolError for a question that no replica of this run would ask."""
-        payload = ask.payload
-        if payload.kind != RAW or len(payload.arrays) > ARRAYS_MAX or len(ask.op) > OP_CHARS_MAX:
+        if len(ask.op) > OP_CHARS_MAX:
             raise RemoteProtocolError("it is no question of a replica's")
-        if payload.nbytes > self._bytes_max:
-            raise RemoteProtocolError(f"it has {payload.nbytes} bytes, more than any method sends")
-        epoch, answer = self._answers.get(ask.slot, (-1, None))
-        if answer is not None and (epoch, answer.request) == (ask.epoch, ask.request):
-            self.context.send(peer, answer)
-        elif self.is_fenced() or ask.to_epoch != self.identity.epoch or self._is_old(ask):
+        if wrong := fault(ask.payload, self._bytes_max):
+            raise RemoteProtocolError(wrong)
+        # First of all: who is not in charge any more does not even say again what it has said.
+        if self.is_fenced() or ask.to_epoch != self.identity.epoch or self._is_old(ask):
             self.context.send(peer, self._reply(ask, error=GONE))
-        elif self._is_known(ask) and (epoch != ask.epoch or answer.request < ask.request):  # type: ignore[union-attr]
+            return
+        if not self._is_known(ask):
+            return  # We have not been told of it yet; it asks again.
+        epoch, answer = self._answers.get(ask.slot, (-1, None))
+        if answer is None or epoch != ask.epoch or answer.request < ask.request:
+            self._let_wait(peer, ask)
+        elif answer.request == ask.request:
+            self.context.send(peer, answer)
+
+    def _let_wait(self, peer: Peer, ask: m.Ask) -> None:
+        """A copy of an older question may come behind the newest one: nobody waits for it."""
+        _, newest = self._waiting.get(ask.slot, (peer, ask))
+        if newest.epoch != ask.epoch or newest.request <= ask.request:
             self._waiting[ask.slot] = peer, ask
 
     def is_fenced(self) -> bool:
@@ -207,7 +266,7 @@ class Answering:
         return member is not None and member.epoch > self.identity.epoch
 
     def _is_known(self, ask: m.Ask) -> bool:
-        """Whether it takes part; one that we have not been told of yet asks again."""
+        """Whether it takes part, or is about to."""
         member = self.members.known.get(ask.slot)
         return member is not None and member.epoch == ask.epoch
 
@@ -217,6 +276,7 @@ class Answering:
 
     def serve(self) -> None:
         """Answer what waits; to be called while no gradient is being computed."""
+        self._forget_gone()
         waiting, self._waiting = self._waiting, {}
         for slot, (peer, ask) in waiting.items():
             if not self._is_known(ask) or self.is_fenced():
@@ -225,18 +285,39 @@ class Answering:
             self._answers[slot] = ask.epoch, answer
             self.context.send(peer, answer)
 
-    def _answer(self, ask: m.Ask) -> m.Answer:
-        try:
-            arrays = self.side.serve(ask.op, ask.payload.arrays)
-        except RemoteProtocolError as error:
-            self.refused[error.message] += 1
-            return self._reply(ask, error=f"refused: {error.message}")
-        self.served += 1
-        return self._reply(ask, arrays)
+    def _forget_gone(self) -> None:
+        """Answers may be large, and no process comes back with the epoch that it had."""
+        if self._list == self.members.number:
+            return
+        self._list, known = self.members.number, self.members.known
+        self._answers = {
+            slot: kept
+            for slot, kept in self._answers.items()
+            if slot in known and known[slot].epoch == kept[0]
+        }
 
-    def _reply(self, ask: m.Ask, arrays: tuple[m.Array, ...] = (), error: str = "") -> m.Answer:
+    def _answer(self, ask: m.Ask) -> m.Answer:
+        where = type(self.side).__module__
+        try:
+            payload = pack(self.side.serve(ask.op, ask.payload.arrays))
+            why = fault(payload, self._bytes_max)
+        except RemoteProtocolError as error:
+            payload, why = pack(()), f"refused: {error.message}"
+        except NotImplementedError as error:
+            payload, why = pack(()), f"{where}: {error}"
+        else:
+            if why:  # It would never leave, and whoever asks would wait for nothing.
+                payload, why = pack(()), f"{where} cannot send its answer: {why}"
+                self.context.note("warning", why)
+        if why:
+            self.refused += 1
+        else:
+            self.served += 1
+        return self._reply(ask, payload, why[:ERROR_CHARS_MAX])
+
+    def _reply(self, ask: m.Ask, payload: m.Packed | None = None, error: str = "") -> m.Answer:
         me = self.identity
-        return m.Answer(me.slot, me.epoch, ask.request, error, pack(arrays))
+        return m.Answer(me.slot, me.epoch, ask.request, error, payload or pack(()))
 
 
 def pack(arrays: tuple[Any, ...]) -> m.Packed:
