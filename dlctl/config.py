@@ -195,7 +195,8 @@ class Network:
     these keys in. "none" is faster, and open to every user of this machine.
     """
     port: Annotated[int, Ge(0), Le(65535)] = 0
-    """With "tcp": the coordinator's port, servers take the ones after it; 0: any free ports."""
+    """With "tcp": the coordinator's port, servers take the ones after it, and behind these workers
+    whose method lets replicas ask each other; 0: any free ports."""
     address: str = ""
     """With hosts: where they reach this machine; "": the address from which it reaches them."""
 

@@ -52,7 +52,10 @@ ADDRESSES = (
     "first host. Ports are free ones, unless `port` in [network] is given: then the coordinator "
     "has this one and server-0, server-1 ... the ones after it. These have to be open in the "
     "firewalls: that of the coordinator for all hosts, those of the servers for hosts with "
-    "workers. `dlctl doctor` tries them all, and tells a firewall from a wrong address."
+    "workers. `dlctl doctor` tries them all, and tells a firewall from a wrong address. Workers "
+    "listen only if their method lets replicas ask each other: worker-0, worker-1 ... take the "
+    "ports behind those of the servers, which have to be open for hosts with workers; `dlctl "
+    "doctor` does not try these."
 )
 AWAY = (
     "A daemon that dies is started again where it was. A host that cannot be reached is waited "

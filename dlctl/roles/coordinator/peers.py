@@ -6,10 +6,31 @@ somebody joins, leaves, dies or is replaced.
 
 from __future__ import annotations
 
+import re
+
 from dlctl import messages as m
+from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
 from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.run_state import RunState
+
+_TCP = re.compile(
+    r"tcp://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9]{1,15})?\]):([0-9]{1,5})"
+)
+_OTHER = re.compile(r"(?:ipc|sim)://[^\x00-\x1f\x7f]+")
+"""Sockets of this machine, and the simulator's."""
+_OTHER_BYTES_MAX = 6 + 107
+"""The kernel takes no longer path of a socket."""
+
+
+def is_address(text: str) -> bool:
+    """Whether somebody may be told to connect there. libzmq would take port 99999 as well, and
+    raises for what it does not know: one worker's word could end all others.
+    """
+    if found := _TCP.fullmatch(text):
+        return 1 <= int(found[1]) <= 65535
+    is_short = len(text.encode(errors="replace")) <= _OTHER_BYTES_MAX
+    return is_short and _OTHER.fullmatch(text) is not None
 
 
 class Peers:
@@ -24,6 +45,9 @@ class Peers:
         """Worker -> its incarnation, and the list that it was sent last."""
 
     def on_listening(self, peer: Peer, message: m.Listening, now: float) -> None:
+        """Raises RemoteProtocolError for what is no address, or where nobody is to be asked."""
+        if not self.has_links or not is_address(message.address):
+            raise RemoteProtocolError("nobody is told to connect there")
         worker = self.run.members.worker(message.slot, message.epoch)
         if worker is None or worker.peer != peer:
             return
