@@ -66,8 +66,12 @@ def test_what_is_cut_one_way_is_given_up_and_asked_again_afterwards(upward):
     way = ("worker-0", "worker-1") if upward else ("worker-1", "worker-0")
     sim.at(1.5, lambda: sim.world.network.cut(*way))
     sim.at(4.0, lambda: sim.world.network.heal(*way))
+    worker, waited_for = "worker-0", set()
+    for at_s in (2.0, 2.3, 2.6, 2.9):
+        sim.at(at_s, lambda: waited_for.add(sim.world.machine(worker).waiting_for()))
     outcome = sim.run(100.0)
     assert outcome.state == "finished"
+    assert "worker-1" in waited_for, "status says whom it waits for"
     kind = "Ask" if upward else "Answer"
     during = lines(outcome, *way, kind, 1.5, 4.0)
     assert during
