@@ -192,7 +192,7 @@ def _logged(identity: _Identity, path: Path) -> _Found:
         if base is None:
             raise Unusable("it is damaged")
         body = base[0].body
-        _check_is((body.get("run_id"), body.get("shard"), body.get("table")), identity)
+        _check_is((body.get("run_id"), body.get("shard"), body.get("table", "")), identity)
         since, _ = records.read_all(journal.read_bytes()) if journal.exists() else ([], 0)
         if not path.exists():  # Its journal may be gone, too: the newest state is elsewhere.
             raise Unusable("a server is writing it")
