@@ -31,6 +31,7 @@ from dlctl.roles.protocol.token import sign
 from dlctl.roles.server.dedup import HELD_REACH
 from dlctl.roles.server.table_shard import HELD_FETCHES_MAX
 from dlctl.runs import checkpoints
+from dlctl.shards.base import no_point
 
 CELLS = 6
 W, SEEN, LAST, MEAN = range(4)
@@ -439,6 +440,31 @@ def test_a_kill_between_any_two_commits_of_any_tables_leaves_them_consistent(
             assert not table.dedup.is_current(1, 1)
 
 
+@PLACES
+def test_a_server_that_dies_while_it_gets_its_values_has_all_tables_or_none(
+    durability: str,
+) -> None:
+    def run(kill_at: int) -> int:
+        keeping = Keeping(durability)
+        life = Tables(keeping)
+        life.join()
+        keeping.point = kill = KillAt(kill_at)
+        try:
+            life.initialise()
+        except Killed:
+            life = Tables(keeping, 2, keep=True)
+            if not life.join().initialised:
+                life.initialise()
+        points = kill.passed
+        keeping.point = no_point
+        assert life.pushes(SEEN, 0, cell(0)) == [(0, APPLIED)]
+        assert life.versions() == [0, 1, 0, 0]
+        return points
+
+    for kill_at in range(1, run(0) + 1):
+        run(kill_at)
+
+
 def test_a_worker_joins_a_table_that_its_epoch_has_not_come_to() -> None:
     """The server was killed between the commits of two tables."""
     keeping = Keeping()
@@ -454,7 +480,7 @@ def test_a_worker_joins_a_table_that_its_epoch_has_not_come_to() -> None:
     keeping.point = killed_behind_the_first
     with pytest.raises(Killed):
         life.join(0, 2)
-    keeping.point = lambda name: None
+    keeping.point = no_point
     second = Tables(keeping, 2, keep=True)
     assert second.server.serving is not None
     assert [t.dedup.is_current(0, 2) for t in second.server.serving.tables] == [

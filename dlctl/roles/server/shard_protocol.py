@@ -162,8 +162,10 @@ class ShardProtocol:
             self.constant = np.array(extras.constant, np.float32)
 
     def commit(self) -> None:
-        """Make all tables survive as they are."""
-        for table in self.tables:
+        """Make all tables survive as they are. The parameters come last: what is said with them, as
+        that there are values, is true of all tables then.
+        """
+        for table in reversed(self.tables):
             table.commit()
 
     def close(self, last_checkpoint: int) -> None:
