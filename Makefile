@@ -32,8 +32,9 @@ test-machines:
 test-processes:
 	$(PYTEST) -n 4 $(addprefix --ignore=,$(MACHINES)) tests
 
-# What takes too long for every commit: all of what a `long` test has one example of in `make test`,
-# and twenty times the examples of hypothesis, other ones each time.
+# What takes too long for every commit: all of what a `long` test has some examples of in `make test`,
+# rare ways to recover in the simulator, and twenty times the examples of hypothesis, other ones each
+# time.
 LONG = $(PYTEST) -m "long or hypothesis" --hypothesis-profile many
 long-machines: install
 	$(LONG) -n auto --timeout 1300 $(MACHINES)

@@ -17,6 +17,8 @@ from dlctl.sim.problems import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.world import RESTART_S
 
+pytestmark = pytest.mark.long
+
 EVALUATE_S = 20.0
 
 

@@ -18,6 +18,8 @@ from dlctl.sim.faults import Faults
 from dlctl.sim.problems import Ledger
 from dlctl.sim.simulation import Outcome, Simulation
 
+pytestmark = pytest.mark.long
+
 FULL_S, DEATH_S = 2.0, 2.5
 LONG_S, SHORT_S = 720.0, 60.0
 """Until when the disk is full: longer than anybody waits without a word, and not."""

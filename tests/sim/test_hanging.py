@@ -16,6 +16,8 @@ from dlctl.sim.problems import LeastSquares
 from dlctl.sim.simulation import Simulation
 from dlctl.util.text import PLACE_CHARS_MAX, bounded_place
 
+pytestmark = pytest.mark.long
+
 HUNG = ComputeOptions(step_s=0.1, slow={1: 1e6})
 
 

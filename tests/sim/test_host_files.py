@@ -26,6 +26,8 @@ from dlctl.sim.problems import LeastSquares, Ledger
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
 
+pytestmark = pytest.mark.long
+
 HOSTS = (Host(ssh="h1"), Host(ssh="h2"), Host(ssh="h3"))
 TIMEOUTS = {"silent_s": 3.0, "host_s": 20.0, "grace_s": 20.0}
 BAD_NETWORK = NetworkOptions(link=Link(loss=0.05, duplicate=0.05, reorder=0.05, late_s=0.2))

@@ -17,6 +17,8 @@ from dlctl.sim.process import Process
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.world import KEY
 
+pytestmark = pytest.mark.long
+
 ROTATE_S = 1.0
 EPOCHS = 4
 PATIENCE_S = 4.0
