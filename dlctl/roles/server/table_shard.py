@@ -75,8 +75,6 @@ class TableShard:
         self.push_norm_max = push_norm_max
         self.summary = Summary(fetch_values)
         self.dedup = Dedup()
-        self.useless = 0
-        """Messages of workers that had no effect."""
         self._peers = peers
         self._rates = rates
         self._staleness = staleness
@@ -127,7 +125,9 @@ class TableShard:
         """Go on from a checkpoint. Epochs are never issued twice: numbers begin anew, and only how
         far those of before came is kept.
         """
-        self.shard.optimizer.counters.update(state.get("counters", {}))
+        counters = self.shard.optimizer.counters
+        # Of another optimiser's nothing is kept: the next server would not go on with it.
+        counters.update({k: n for k, n in state.get("counters", {}).items() if k in counters})
         self.shard.version = state["version"]
         self.dedup.remember(state.get("deliveries", []))
         if side := state.get("side"):
