@@ -1,23 +1,31 @@
-"""Parts of a worker, made in one place for all tests: a new field is given here once."""
+"""Parts of workers and servers, made in one place for all tests: a new field is given here once."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from dlctl.algorithms.base import Method, ReplicaSide, Site
+from dlctl.algorithms.base import Method, ReplicaSide, ShardSide, Site
 from dlctl.compress.base import Compressor
 from dlctl.compress.none import Dense
+from dlctl.compress.values import Precision
+from dlctl.config import JobFile
 from dlctl.flat import Layout, slice_bounds
-from dlctl.messages import Array, Joined
-from dlctl.roles.protocol.context import Context
+from dlctl.messages import Array, Assign, Joined
+from dlctl.optim.base import Optimizer
+from dlctl.optim.sgd import SGD
+from dlctl.roles.protocol.context import Birth, Context
 from dlctl.roles.protocol.retry import Retries
+from dlctl.roles.server.server import Server
+from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.services.asking import Members
 from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.shard_client import Identity, Link, ShardClient
 from dlctl.roles.worker.training import Training
+from dlctl.shards.base import Shard, Storages
 from dlctl.sim.problems import layout_of
 
 
@@ -115,3 +123,40 @@ def training(
         members=members,
         collecting=collecting,
     )
+
+
+# ---------------------------------------------------------------- servers
+
+
+def server(
+    method: Method,
+    job: JobFile,
+    *,
+    index: int = 0,
+    generation: int = 1,
+    run_id: str = "run-1",
+    optimizer: type[Optimizer] = SGD,
+    compressor: type[Compressor] = Dense,
+    storages: Storages | None = None,
+) -> Server:
+    """A server's process that has just been started."""
+    birth = Birth(run_id, "server", f"server-{index}", generation, 1, "here", "0")
+    return Server(birth, job, "ipc://x", method, optimizer, compressor, storages)
+
+
+def serving(
+    tables: Sequence[tuple[str, Shard, ShardSide]],
+    assigned: Assign,
+    *,
+    generation: int = 1,
+    compressor: tuple[str, type[Compressor]] = ("none", Dense),
+    fetch_values: Precision = "float32",
+    run_id: str = "run-1",
+    key: bytes = b"the key",
+) -> ShardProtocol:
+    """A server at work on these tables."""
+    made = ShardProtocol(
+        Context(1.0), run_id, key, 0, generation, assigned, tables, compressor, 1e9, fetch_values
+    )
+    made.initialised = True
+    return made

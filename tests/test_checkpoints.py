@@ -471,3 +471,70 @@ def test_where_nothing_can_be_noted_what_is_found_is_told_all_the_same(tmp_path,
     directory = save(tmp_path)
     flip(directory / "shard-0.safetensors", -1)
     assert len(checkpoints.verify(directory)) == 1
+
+
+# ---------------------------------------------------------------- tables beside the parameters
+
+CELLS = 17
+SEEN = np.arange(CELLS, dtype=np.float32)
+
+
+def with_tables(run: Path, shards: int, **changes) -> Path:
+    """As `save`, of a method with a second table. changes: of the first shard's row of it."""
+    directory, parts = checkpoints.create(run, 12, 1), []
+    for index in range(shards):
+        lo, hi = slice_bounds(SIZE, shards, index)
+        first, last = slice_bounds(CELLS, shards, index)
+        arrays = {"w": W[lo:hi], "table.seen": SEEN[first:last]}
+        if index == 0:
+            arrays |= {"averaged": np.linspace(0, 1, 4), "constant": np.ones(2, np.float32)}
+        cut = {"lo": first, "hi": last, "version": index} | ({} if index else changes)
+        state = {"version": 40, "tables": {"seen": cut}}
+        parts.append({"lo": lo, "hi": hi, **part(directory, f"shard-{index}", arrays, state)})
+    checkpoints.write_manifest(directory, whole(shards=parts, workers=[]))
+    return directory
+
+
+@pytest.mark.parametrize("before", [1, 2, 3, 20])
+@pytest.mark.parametrize("after", [1, 2, 5, 20])
+def test_a_table_is_cut_anew_however_it_was_cut(tmp_path, before, after):
+    directory = with_tables(tmp_path, before)
+    assert checkpoints.verify(directory) == []
+    found = checkpoints.read_manifest(directory)
+    cuts = [slice_bounds(CELLS, after, index) for index in range(after)]
+    parts = [checkpoints.read_table(directory, found, "seen", CELLS, *cut) for cut in cuts]
+    assert np.concatenate(parts).tolist() == SEEN.tolist()
+
+
+@pytest.mark.parametrize(("name", "size"), [("other", CELLS), ("seen", 16), ("seen", 18)])
+def test_a_table_of_another_name_or_size_is_not_read(tmp_path, name, size):
+    directory = with_tables(tmp_path, 2)
+    found = checkpoints.read_manifest(directory)
+    with pytest.raises(DlctlError, match=f'no table "{name}" of {size} elements'):
+        checkpoints.read_table(directory, found, name, size, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"lo": 1}, "does not begin where the one before ends"),
+        ({"hi": 9}, "does not begin where the one before ends"),
+        ({"hi": "8"}, "tables.seen.hi is '8'"),
+        ({"lo": -1}, "tables.seen.lo is negative"),
+        ({"hi": 2**70}, "tables.seen.hi is negative or too large"),
+    ],
+)
+def test_a_manifest_whose_tables_do_not_fit_together_is_refused(tmp_path, changes, said):
+    with pytest.raises(DlctlError, match=said):
+        with_tables(tmp_path, 2, **changes)
+
+
+def test_a_checkpoint_whose_files_do_not_have_all_of_a_table_is_not_good(tmp_path):
+    directory = with_tables(tmp_path, 2)
+    found = checkpoints.read_manifest(directory)
+    for shard in found["shards"]:
+        for end in ("lo", "hi"):
+            shard["state"]["tables"]["seen"][end] *= 2
+    (directory / manifest.MANIFEST).write_bytes(manifest.serialise(found, ""))
+    (problem,) = checkpoints.verify(directory)
+    assert "table.seen" in problem

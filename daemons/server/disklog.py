@@ -20,6 +20,7 @@ from daemons.server.files import (
     is_there,
     open_locked,
     own_directory,
+    put_all_back,
 )
 from dlctl.errors import DlctlError
 from dlctl.shards.base import Point, Spec
@@ -264,17 +265,15 @@ class DiskLogs:
             self._storage = None
 
     def is_missing(self) -> bool:
-        if any(other.is_missing() for other in self._others.values()):
-            return True
-        return self._is_missing()
+        return self.is_own_missing() or any(other.is_missing() for other in self._others.values())
 
-    def _is_missing(self) -> bool:
+    def is_own_missing(self) -> bool:
         return self._log is not None and self._storage is not None and self._log.is_missing()
 
     def put_back(self) -> str:
-        for other in self._others.values():
-            if other.is_missing():
-                return other.put_back()
+        return put_all_back(self, self._others.values())
+
+    def put_own_back(self) -> str:
         assert self._log is not None
         assert self._storage is not None
         self._log.lock_again()

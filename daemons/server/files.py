@@ -12,8 +12,10 @@ import os
 import shlex
 import stat
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from threading import Event
+from typing import Protocol
 
 from dlctl.errors import DlctlError
 from dlctl.shards.base import Held, NoRoom
@@ -134,3 +136,29 @@ def failure(what: str, path: Path, error: OSError, size_bytes: int = 0) -> Dlctl
     place = shlex.quote(str(path.parent))
     hint = f"ls -ld {place}" if refused else f"see why with dmesg; findmnt -T {place}"
     return DlctlError(said, where=str(path), hint=hint)
+
+
+class OfOneTable(Protocol):
+    """Storages of one server, as far as its files of one table are concerned."""
+
+    def is_own_missing(self) -> bool: ...
+
+    def put_own_back(self) -> str:
+        """Write them anew; returns the place. Raises DlctlError or OSError."""
+        ...
+
+
+def put_all_back(parameters: OfOneTable, others: Iterable[OfOneTable]) -> str:
+    """Write anew what is missing of all tables; returns the place, of the last one.
+
+    One that cannot be put back does not keep the others from it: its error is raised in the end.
+    """
+    place, failed = "", list[DlctlError | OSError]()
+    for one in (*others, parameters):
+        try:
+            place = one.put_own_back() if one.is_own_missing() else place
+        except (DlctlError, OSError) as error:
+            failed.append(error)
+    if failed:
+        raise failed[-1]
+    return place

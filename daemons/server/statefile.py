@@ -19,6 +19,7 @@ from daemons.server.files import (
     is_there,
     open_locked,
     own_directory,
+    put_all_back,
 )
 from dlctl.errors import DlctlError
 from dlctl.runs import kept_shards
@@ -90,9 +91,12 @@ class StateFile:
         return self._others.setdefault(name, StateFile(self.places, self.point))
 
     def discard(self) -> None:
-        """Remove the file, and its directory with the last one."""
+        """Remove the files of all tables, and the directory with the last one."""
         for other in self._others.values():
             other.discard()
+        self._remove()
+
+    def _remove(self) -> None:
         self._storage = None
         if self._path is None:
             return
@@ -102,23 +106,21 @@ class StateFile:
         except OSError:
             return  # Other shards are still there.
 
-    # ------------------------------------------------------------ a file that somebody has removed
+    # ------------------------------------------------------------ files that somebody has removed
 
     def is_missing(self) -> bool:
-        if any(other.is_missing() for other in self._others.values()):
-            return True
-        return self._is_missing()
+        return self.is_own_missing() or any(other.is_missing() for other in self._others.values())
 
-    def _is_missing(self) -> bool:
+    def is_own_missing(self) -> bool:
         if self._storage is None or self._path is None:
             return False
         return not is_there(self._path, self._descriptor)
 
     def put_back(self) -> str:
+        return put_all_back(self, self._others.values())
+
+    def put_own_back(self) -> str:
         """To where it was; to the other place if it has been removed from there before."""
-        for other in self._others.values():
-            if other.is_missing():
-                return other.put_back()
         assert self._storage is not None
         assert self._path is not None
         lost, size_bytes = self._path, self._storage.size_bytes
@@ -142,7 +144,7 @@ class StateFile:
         try:
             _set_aside(path, self._descriptor, size_bytes)
         except DlctlError:
-            self.discard()
+            self._remove()
             self._close()
             raise
         return _map(self._descriptor, size_bytes)
@@ -174,7 +176,7 @@ class StateFile:
             if has_updates(buffer, spec, boot_id):
                 self._close()
                 raise not_replaced(spec, str(path))
-        self.discard()
+        self._remove()
         self._close()
 
 

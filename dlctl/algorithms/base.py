@@ -39,7 +39,7 @@ from dlctl.vector import Vector, copy_into, to_host, zeros_like
 
 Rule = Literal["optimizer", "add", "set", "mean"]
 """optimizer: the servers' one, with the push as its gradient. add: values += push. set: values =
-push. mean: a barrier; values = the sum of all members' pushes / the sum of their samples."""
+push. mean: a barrier; values = the mean of all members' pushes, weighted by their samples."""
 
 
 def whole(layout: Layout) -> int:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 
 from dlctl.algorithms import needs
 from dlctl.algorithms.base import Method, ReplicaSide
 from dlctl.algorithms.needs import PARAMETERS, Ask, Collective, Engine, Need, Read, Write
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+"""Of a table: it is in the names of files and in headers."""
 
 
 def faults_of(method: Method) -> list[str]:
@@ -19,6 +23,8 @@ def faults_of(method: Method) -> list[str]:
         found.append(f"it has two tables of one name: {', '.join(names)}")
     if names and names[0] != PARAMETERS:
         found.append(f'its first table is "{names[0]}", and has to be "{PARAMETERS}"')
+    if wrong := [name for name in names if not _NAME.fullmatch(name)]:
+        found.append(f"these names of tables are no names of files: {', '.join(wrong)}")
     if any(table.rule == "optimizer" for table in shape.tables[1:]):
         found.append("only the parameters can follow the servers' optimiser")
     if bool(names) != (method.shard is not None):

@@ -137,6 +137,9 @@ class Barrier(ShardSide):
             return super().left_out(push, reason)
         if not self._is_in_time(push):
             return [Outcome(push.slot, push.epoch, push.seq, LATE)]
+        if push.is_part:
+            # The rest of a mean cannot be told from zeros; a second part of it would be too late.
+            return self._hold(Held(push, None, "it is only a part, and the mean is of whole ones"))
         return self._hold(Held(push, dense(delta, self.shard.size)))
 
     def left_out(self, push: messages.Push, reason: str) -> list[Outcome]:

@@ -143,7 +143,9 @@ def _state_problem(job: config.JobFile, kept: Kept | None) -> str:
 
 
 def _is_whole(kept: Kept) -> bool:
-    return kept.problem == "it has no values yet"
+    from dlctl.runs.kept_shards import NO_VALUES
+
+    return kept.problem == NO_VALUES
 
 
 def obstacle(shard: Shard) -> str:

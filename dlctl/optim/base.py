@@ -8,7 +8,7 @@ blocks, of all elements or only of the pushed ones, and the shard keeps what it 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from dlctl.errors import UsageError
 from dlctl.messages import Json
@@ -61,4 +61,13 @@ class Optimizer(Protocol):
         update does depends on the blocks, `lr` and `counters` alone, so that it can be repeated to
         the last bit. It computes with numpy, by which the shard hears of what is not finite.
         """
+        ...
+
+
+@runtime_checkable
+class Sweeping(Protocol):
+    """An optimiser of whose updates some concern all elements, whatever was pushed."""
+
+    def sweeps_next(self) -> bool:
+        """Whether the next update does: it is made with zeros where nothing was pushed."""
         ...

@@ -4,7 +4,7 @@
 
 The buffer is a slot like the optimiser's own, and the count one of its counters. So a push that is
 only buffered is part of the commit that acknowledges it, in every kind of storage, and a journal
-repeats it to the same.
+repeats it to the same. The step is made of all elements, however sparse the push that completes it.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ class Buffered:
     @lr.setter
     def lr(self, lr: float) -> None:
         self.inner.lr = lr
+
+    def sweeps_next(self) -> bool:
+        """What others have pushed is not only where the last push is."""
+        return bool(self.counters[BUFFERED] + 1 >= self.capacity)
 
     def begin_update(self) -> Rule:
         self.counters[BUFFERED] += 1

@@ -2,7 +2,9 @@
 
     <run>/ckpt/<step, 12 digits>-<number>/
         shard-0.safetensors    "w" float32[hi-lo], "slot.<name>" float32[hi-lo] per optimiser slot;
-                               the first shard also "averaged" float64 and "constant" float32
+                               the first shard also "averaged" float64 and "constant" float32;
+                               "table.<name>" float32[n] per table beside the parameters, n as
+                               the manifest's state of the shard says
         worker-0.safetensors   residuals
         manifest.json          written last: a directory without it is not a checkpoint
 
@@ -27,7 +29,7 @@ from typing import IO, TYPE_CHECKING, Any
 from dlctl.errors import DlctlError
 from dlctl.flat import AVERAGED, CONSTANT
 from dlctl.runs import checkpoint_damage, tensorfile
-from dlctl.runs.manifest import MANIFEST, Manifest, layout, parse, serialise
+from dlctl.runs.manifest import MANIFEST, Manifest, layout, parse, serialise, tables
 from dlctl.util.fsync import sync_directory
 from dlctl.util.hashing import Progress, no_progress, sha256_of
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 FOLDER = "ckpt"
 SLOT = "slot."
+TABLE = "table."
 VECTOR_DTYPE = "F32"
 EXTRAS = {AVERAGED: "F64", CONSTANT: "F32"}
 """What the first shard has besides: dtypes as `tensorfile` names them."""
@@ -155,13 +158,14 @@ def read_table(
     """
     import numpy as np
 
-    parts = []
-    for shard in manifest["shards"]:
-        cut = shard["state"].get("tables", {}).get(name)
-        if cut is None or cut["hi"] > size:
-            raise DlctlError(f'it has no table "{name}" of {size} elements', where=str(directory))
-        if max(lo, cut["lo"]) < min(hi, cut["hi"]):
-            parts.append(_read(directory / shard["file"], f"table.{name}", cut, lo, hi))
+    last = tables(manifest["shards"][-1])
+    if name not in last or last[name]["hi"] != size:
+        raise DlctlError(f'it has no table "{name}" of {size} elements', where=str(directory))
+    parts = [
+        _read(directory / shard["file"], TABLE + name, cut, lo, hi)
+        for shard in manifest["shards"]
+        if max(lo, (cut := tables(shard)[name])["lo"]) < min(hi, cut["hi"])
+    ]
     if sum(part.size for part in parts) != hi - lo:
         raise DlctlError(f'the table "{name}" is not whole', where=str(directory))
     return np.concatenate(parts) if parts else np.zeros(0, np.float32)
@@ -239,6 +243,9 @@ def _tensor_problems(directory: Path, manifest: Manifest) -> list[str]:
             with tensorfile.opened(path) as file:
                 for tensor in tensors:
                     tensorfile.check(path, file, tensor, VECTOR_DTYPE, shard["hi"] - shard["lo"])
+                for name, cut in tables(shard).items():
+                    size = cut["hi"] - cut["lo"]
+                    tensorfile.check(path, file, TABLE + name, VECTOR_DTYPE, size)
         for tensor in EXTRAS:
             read_extra(directory, manifest, tensor)
     except DlctlError as error:

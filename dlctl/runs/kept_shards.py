@@ -6,6 +6,7 @@
     <run directory>/state/shard-<k>.journal-<number>  and every commit since
     <run directory>/state/shard-<k>.lock
 
+Tables beside the parameters have files of their own, `shard-<k>-<table>.state` and so on.
 `servers.state_dir` takes the place of the first directory and of `<run directory>/state`; the run
 id comes behind it. Servers write these files (`daemons/server/`) and remove them when their run is
 over; here they are looked at, and what a server could not remove any more is removed.
@@ -21,6 +22,7 @@ import stat
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from dlctl.config import Servers
 from dlctl.errors import DlctlError
@@ -29,24 +31,40 @@ from dlctl.shards import image, records
 from dlctl.shards.base import Unusable
 from dlctl.util.processes import boot_id as boot_id
 
+_Identity = tuple[str, int, str]
+"""Run, shard and table."""
 READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-_NAME = re.compile(r"shard-(\d+)\.(state|base-\d+)")
+_NAME = re.compile(r"shard-(\d+)(?:-([a-z0-9_]+))?\.(state|base-\d+)")
+NO_VALUES = "it has no values yet"
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What one server has left, or is still at work on."""
+    """What one server has left, or is still at work on: its shards of all tables, together."""
 
     shard: int
     path: Path
+    """Of the parameters."""
     in_use: bool
     """A living server has it open; what is said of it is of a moment ago."""
     problem: str
     """Why nothing can go on from it; "" if that can be."""
     initialised: bool = False
     version: int = 0
+    """Of the parameters."""
     deliveries: list[list[int]] = field(default_factory=list)
-    """[[slot, epoch, next number, ...], ...]: what of each worker's pushes is in it."""
+    """[[slot, epoch, next number, ...], ...]: what of each worker's pushes is in the parameters."""
+
+
+class _Found(NamedTuple):
+    """What is left of one table's shard."""
+
+    path: Path
+    in_use: bool
+    problem: str
+    """Why it cannot be read; "" if it was."""
+    state: Json
+    """Of its last commit; {} if there was none, or it cannot be read."""
 
 
 def shared_memory() -> Path:
@@ -79,15 +97,20 @@ def kept(run_directory: Path, servers: Servers) -> list[Kept]:
     Damage is found in all but the vectors of a server that was killed, which carry no checksum:
     see `shards/image.py`. Nothing is changed, and no lock is kept.
     """
-    found: dict[int, Kept] = {}
+    found: dict[int, dict[str, _Found]] = {}
     for directory in reversed(places(run_directory, servers)):
         for path in sorted(directory.glob("shard-*")) if directory.is_dir() else []:
             match = _NAME.fullmatch(path.name)
+            if match is None:
+                continue
+            shard, table = int(match[1]), match[2] or ""
+            tables = found.setdefault(shard, {})
             # One that was never made hides no other, neither here nor from a server.
-            if match and not (int(match[1]) in found and _is_empty(path)):
-                look = _mapped if match[2] == "state" else _logged
-                found[int(match[1])] = look(run_directory.name, int(match[1]), path)
-    return [found[shard] for shard in sorted(found)]
+            if not (table in tables and _is_empty(path)):
+                look = _mapped if match[3] == "state" else _logged
+                tables[table] = look((run_directory.name, shard, table), path)
+    # What is left of other tables alone is of a server that was removing all of it.
+    return [_kept(shard, found[shard]) for shard in sorted(found) if "" in found[shard]]
 
 
 def _is_empty(path: Path) -> bool:
@@ -126,29 +149,27 @@ def remove(run_directory: Path, servers: Servers) -> list[Path]:
     return removed
 
 
-def _mapped(run_id: str, shard: int, path: Path) -> Kept:
+def _mapped(identity: _Identity, path: Path) -> _Found:
     in_use = False
     try:
         descriptor = os.open(path, READ_ONLY)
         try:
             in_use = _is_locked(descriptor)
-            state = _read_image(descriptor, run_id, shard, in_use)
+            return _Found(path, in_use, "", _read_image(descriptor, identity, in_use))
         finally:
             os.close(descriptor)
     except (OSError, DlctlError) as error:
-        return Kept(shard, path, in_use, _words(error))
-    return _kept(shard, path, in_use, state)
+        return _Found(path, in_use, _words(error), {})
 
 
-def _read_image(descriptor: int, run_id: str, shard: int, in_use: bool) -> Json:
+def _read_image(descriptor: int, identity: _Identity, in_use: bool) -> Json:
     """Raises Unusable. in_use: a server has it, and may write to it while we read."""
     size_bytes = os.fstat(descriptor).st_size
     if not size_bytes:
         raise Unusable("it is empty")
     buffer = mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_READ)
     form = image.read_header(buffer)
-    if (form.run_id, form.shard) != (run_id, shard):
-        raise Unusable(f"it is of shard {form.shard} of run {form.run_id}")
+    _check_is((form.run_id, form.shard, form.table), identity)
     if form.boot_id != boot_id():
         raise Unusable("it is of before a reboot: not all of it may have come to the disk")
     if in_use:
@@ -161,18 +182,17 @@ def _read_image(descriptor: int, run_id: str, shard: int, in_use: bool) -> Json:
     return state
 
 
-def _logged(run_id: str, shard: int, path: Path) -> Kept:
+def _logged(identity: _Identity, path: Path) -> _Found:
     """Of several bases the last one by name is the newest."""
     in_use = False
     journal = path.with_name(path.name.replace(".base-", ".journal-"))
     try:
-        in_use = _is_held(path.with_name(f"shard-{shard}.lock"))
+        in_use = _is_held(path.with_name(f"{path.name.partition('.')[0]}.lock"))
         base = records.read(path.read_bytes())
         if base is None:
             raise Unusable("it is damaged")
         body = base[0].body
-        if (body.get("run_id"), body.get("shard")) != (run_id, shard):
-            raise Unusable(f"it is of shard {body.get('shard')} of run {body.get('run_id')}")
+        _check_is((body.get("run_id"), body.get("shard"), body.get("table", "")), identity)
         since, _ = records.read_all(journal.read_bytes()) if journal.exists() else ([], 0)
         if not path.exists():  # Its journal may be gone, too: the newest state is elsewhere.
             raise Unusable("a server is writing it")
@@ -180,16 +200,40 @@ def _logged(run_id: str, shard: int, path: Path) -> Kept:
         if type(state) is not dict or type(state.get("meta", {})) is not dict:
             raise Unusable("it has no state")
     except (OSError, DlctlError) as error:
-        return Kept(shard, path, in_use, _words(error))
-    return _kept(shard, path, in_use, state)
+        return _Found(path, in_use, _words(error), {})
+    return _Found(path, in_use, "", state)
 
 
-def _kept(shard: int, path: Path, in_use: bool, state: Json) -> Kept:
-    meta = state.get("meta", {})
+def _check_is(found: tuple[Any, Any, Any], wanted: _Identity) -> None:
+    """Raises Unusable for a state of something else."""
+    if found != wanted:
+        run_id, shard, table = found
+        of = f'table "{table}" of ' if table else ""
+        raise Unusable(f"it is of {of}shard {shard} of run {run_id}")
+
+
+def _kept(shard: int, tables: dict[str, _Found]) -> Kept:
+    parameters = tables[""]
+    in_use = any(found.in_use for found in tables.values())
+    if parameters.problem:
+        return Kept(shard, parameters.path, in_use, parameters.problem)
+    meta = parameters.state.get("meta", {})
+    initialised = bool(meta.get("initialised"))
+    problem = "" if initialised else NO_VALUES
     return Kept(
-        shard, path, in_use, "" if meta.get("initialised") else "it has no values yet",
-        bool(meta.get("initialised")), state.get("version", 0), meta.get("deliveries", []),
+        shard, parameters.path, in_use, _problem_of_others(meta, tables) or problem, initialised,
+        parameters.state.get("version", 0), meta.get("deliveries", []),
     )  # fmt: skip
+
+
+def _problem_of_others(meta: Json, tables: dict[str, _Found]) -> str:
+    """Why a server could not go on with the tables beside the parameters."""
+    for name in sorted({*meta.get("tables", []), *tables} - {""}):
+        if name not in tables:
+            return f'its table "{name}" is not there'
+        if tables[name].problem:
+            return f'its table "{name}" cannot be used: {tables[name].problem}'
+    return ""
 
 
 def _words(error: OSError | DlctlError) -> str:

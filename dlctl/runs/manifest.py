@@ -101,6 +101,12 @@ def layout(manifest: Manifest) -> Layout:
     return Layout.from_rows(manifest["layout"])
 
 
+def tables(shard: Manifest) -> dict[str, Any]:
+    """Of a shard: name -> {"lo", "hi", ...} of every table beside the parameters."""
+    found: dict[str, Any] = shard["state"].get("tables", {})
+    return found
+
+
 def check(manifest: Any) -> None:
     """Raises ValueError saying which field is wrong and how."""
     if type(manifest) is not dict or manifest.get("schema") != SCHEMA:
@@ -126,11 +132,27 @@ def _check_whole(manifest: Manifest) -> None:
             raise ValueError("it names one file twice")
     if not manifest["shards"]:
         raise ValueError("it has no shards")
+    _check_tables(manifest["shards"])
     if layout(manifest).size() != manifest["size"]:
         raise ValueError(f"size is {manifest['size']}, the layout has {layout(manifest).size()}")
     portions = manifest["data"].get("portions")
     if type(portions) is not list or not all(_is_naturals(p) and len(p) == 2 for p in portions):
         raise ValueError("data.portions is not a list of [data epoch, portion]")
+
+
+def _check_tables(shards: list[Manifest]) -> None:
+    """All shards have the same tables, and what they have of one is one after the other."""
+    ends: dict[str, int] = {}
+    for index, shard in enumerate(shards):
+        where = f"shards[{index}].state.tables"
+        found = tables(shard)
+        if type(found) is not dict or (index and found.keys() != ends.keys()):
+            raise ValueError(f"{where} are not those of shards[0]")
+        for name, cut in found.items():
+            _check_fields(cut, {"lo": (int,), "hi": (int,)}, f"{where}.{name:.60}")
+            if cut["lo"] != ends.get(name, 0) or cut["hi"] < cut["lo"]:
+                raise ValueError(f"{where}.{name:.60} does not begin where the one before ends")
+            ends[name] = cut["hi"]
 
 
 def _check_fields(value: Any, fields: dict[str, tuple[type, ...]], where: str) -> None:

@@ -17,7 +17,7 @@ from dlctl.compress.base import Delta
 from dlctl.errors import DlctlError
 from dlctl.messages import Array, Json
 from dlctl.optim.alarm import Alarm
-from dlctl.optim.base import Optimizer
+from dlctl.optim.base import Optimizer, Sweeping
 from dlctl.optim.blocks import Rule, check_length
 from dlctl.shards.history import Changes, History
 from dlctl.vector import all_finite
@@ -304,13 +304,19 @@ class Shard:
         return rule
 
     def apply(self, delta: Delta) -> None:
-        """One update by the optimiser's rule. A sparse one costs O(its length). Raises Diverged."""
+        """One update by the optimiser's rule. A sparse one costs O(its length), unless the rule is
+        one for all elements then. Raises Diverged."""
         check_length(delta, self.size)
+        if delta.indices is not None and self._sweeps_next():
+            delta = Delta(_with_zeros(delta, self.size))
         rule = self._alarm.over(self.optimizer.begin_update())
         self.storage.update(delta, self.history.watch(self.version + 1, delta, rule))
         if self._alarm.has_rung:
             self._look_for_what_is_not_finite()
         self.version += 1
+
+    def _sweeps_next(self) -> bool:
+        return isinstance(self.optimizer, Sweeping) and self.optimizer.sweeps_next()
 
     def _look_for_what_is_not_finite(self) -> None:
         self._alarm.has_rung = False
@@ -348,3 +354,10 @@ class Shard:
         self.version = state["version"]
         meta: Json = state["meta"]
         return meta
+
+
+def _with_zeros(delta: Delta, size: int) -> Array:
+    """float32[size]: a sparse delta, and zeros where it has nothing."""
+    full = np.zeros(size, np.float32)
+    full[delta.indices] = delta.values
+    return full

@@ -81,7 +81,8 @@ class FilesDriver:
         first = min(manifest["shards"], key=lambda s: int(s["lo"]))
         for extra in effect.extras:
             arrays[extra] = files[first["file"]][extra]
-        self.process.post(ArraysLoaded(arrays, first["state"]), LOAD_S)
+        same = [s for s in manifest["shards"] if (s["lo"], s["hi"]) == (effect.lo, effect.hi)]
+        self.process.post(ArraysLoaded(arrays, (same or [first])[0]["state"]), LOAD_S)
 
     def _own(self, manifest: Mapping[str, Any]) -> Any:
         """What the manifest says about this worker's file; None if it has none."""

@@ -57,7 +57,7 @@ def test_there_is_room_for_all_that_the_workers_of_the_largest_run_may_have_done
     serving = first.server.serving
     assert serving is not None
     serving.parameters.dedup = fullest()
-    serving._refused.update(dict.fromkeys(range(COUNT_MAX), HIGHEST))
+    serving.parameters.refused.update(dict.fromkeys(range(COUNT_MAX), HIGHEST))
     serving.side.resume({"due_from": [[slot, HIGHEST] for slot in range(COUNT_MAX)]})
     serving.shard.version = HIGHEST
     serving.commit()

@@ -7,23 +7,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made import server
 
 from dlctl import messages as m
 from dlctl import registry
 from dlctl.algorithms.base import Method
-from dlctl.compress.none import Dense
 from dlctl.config import Choice, Job, JobFile, Servers, Workers
-from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout
+from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout, slice_bounds
 from dlctl.machine import Exit, Note, Received, Send, Started, StopRequested
 from dlctl.messages import APPLIED, DUPLICATE, HELD, LATE, REFUSED, Packed
 from dlctl.optim.adagrad import Adagrad
 from dlctl.optim.sgd import SGD
-from dlctl.roles.protocol.context import COORDINATOR, Birth
+from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.roles.protocol.token import sign
-from dlctl.roles.server.server import Server
 from dlctl.shards.base import Held, Spec, Storage, Unusable, no_point
 from dlctl.shards.image import Form
+from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
+from dlctl.sim.states import MemoryLog
 
 KEY, RUN, SIZE = b"the key", "run-1", 4
 LAYOUT = Layout(
@@ -43,30 +44,47 @@ class Killed(BaseException):
 class Keeping:
     """One state in memory, that servers of several generations open one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, durability: str = "process") -> None:
+        self.durability = durability
         self.buffer = bytearray()
+        self.log = MemoryLog()
         self.point: Callable[[str], None] = no_point
+        self.tables: dict[str, Keeping] = {}
+
+    def passes(self, name: str) -> None:
+        self.point(name)
 
     def create(self, spec: Spec) -> Storage:
+        if self.durability == "disk":
+            return Journaled.create(self.log, spec, self.passes)
         self.buffer = bytearray(Form.of(spec, "boot").total_bytes)
-        return Mapped.create(self.buffer, spec, "boot", lambda name: self.point(name))
+        return Mapped.create(self.buffer, spec, "boot", self.passes)
 
     def reopen(self, spec: Spec) -> Storage:
+        if self.durability == "disk":
+            return Journaled(self.log, spec, self.passes)
         if not self.buffer:
             raise Unusable("there is none", where="shard-0.state", hint="go back")
-        return Mapped.reopen(self.buffer, spec, "boot", lambda name: self.point(name))
+        return Mapped.reopen(self.buffer, spec, "boot", self.passes)
+
+    def of_table(self, name: str) -> Keeping:
+        other = self.tables.setdefault(name, Keeping(self.durability))
+        other.passes = self.passes  # type: ignore[method-assign]
+        return other
 
     def discard(self) -> None:
         self.buffer = bytearray()
 
 
-def make_job(optimizer: str = "sgd", durability: Any = "process", workers: int = 2) -> JobFile:
+def make_job(
+    optimizer: str = "sgd", durability: Any = "process", workers: int = 2, servers: int = 1
+) -> JobFile:
     return JobFile(
         job=Job(name="restart", task="train.py:task"),
         optimizer=Choice(name=optimizer, options={"lr": 1.0}),
         compression=Choice(name="none", options={"values": "float32"}),
         workers=Workers(count=workers),
-        servers=Servers(durability=durability),
+        servers=Servers(count=servers, durability=durability),
     )
 
 
@@ -82,16 +100,21 @@ class Life:
         algorithm: Method | None = None,
         optimizer: type = SGD,
         settings: dict[str, Any] | None = None,
+        index: int = 0,
+        servers: int = 1,
+        restore: str = "",
     ) -> None:
-        birth = Birth(RUN, "server", "server-0", generation, 1, "here", "0")
-        algorithm = algorithm or registry.load("algorithms", "downpour")
-        name = "adagrad" if optimizer is Adagrad else "sgd"
-        self.server = Server(birth, make_job(name), "ipc://x", algorithm, optimizer, Dense, keeping)
+        self.server = server(
+            algorithm or registry.load("algorithms", "downpour"),
+            make_job("adagrad" if optimizer is Adagrad else "sgd", servers=servers),
+            index=index, generation=generation, run_id=RUN, optimizer=optimizer, storages=keeping,
+        )  # fmt: skip
         self.generation = generation
         self.server.handle(Started(), 0.0)
-        welcome = m.Welcome("server-0", 0, generation, KEY, settings or {})
+        welcome = m.Welcome(f"server-{index}", index, generation, KEY, settings or {})
         self.server.handle(Received(COORDINATOR, welcome), 0.0)
-        self.effects = self.tell(m.Assign(0, SIZE, LAYOUT, "", keep))
+        lo, hi = slice_bounds(SIZE, servers, index)
+        self.effects = self.tell(m.Assign(lo, hi, LAYOUT, restore, keep))
 
     def tell(self, message: m.Message, peer: Any = COORDINATOR) -> list[Any]:
         return self.server.handle(Received(peer, message), 0.0)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made import client, identity, replica
+from made import client, identity, replica, serving
 from repeated import times
 
 from dlctl import messages as m
@@ -27,7 +27,6 @@ from dlctl.flat import TRAINED, Entry, Layout
 from dlctl.machine import Send
 from dlctl.messages import Array
 from dlctl.optim.sgd import SGD
-from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.meters import Rates
 from dlctl.roles.protocol.retry import Retries
 from dlctl.roles.protocol.token import sign
@@ -56,12 +55,10 @@ def server_of(
     shard = in_memory(SGD(SGD.Options(lr=0.5)), w.copy())
     shard.version = version
     side = DOWNPOUR.shard(DOWNPOUR.Options(), shard)
-    serving = ShardProtocol(
-        Context(1.0), RUN, KEY, 0, generation, m.Assign(0, SIZE, LAYOUT, ""), [(shard, side)],
-        ("topk", TopK), 1e9, precision,
+    return serving(
+        [("w", shard, side)], m.Assign(0, SIZE, LAYOUT, ""), generation=generation,
+        compressor=("topk", TopK), fetch_values=precision, run_id=RUN, key=KEY,
     )  # fmt: skip
-    serving.initialised = True
-    return serving
 
 
 class World:

@@ -285,7 +285,8 @@ def refused(outcome) -> dict[str, int]:
     """Server -> pushes that it has refused."""
     names = [name for name in outcome.store.daemons if name.startswith("server-")]
     servings = {name: outcome.world.machine(name).serving for name in names}
-    return {name: sum(serving._refused.values()) for name, serving in sorted(servings.items())}
+    refused = {name: serving.parameters.refused for name, serving in sorted(servings.items())}
+    return {name: sum(counts.values()) for name, counts in refused.items()}
 
 
 @pytest.mark.per_commit(5)

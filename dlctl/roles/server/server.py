@@ -213,7 +213,7 @@ class Server:
         tables = []
         for number, table in enumerate(self.algorithm.shape.tables):
             shard = self._open(message, welcome.index, number, table, options)
-            tables.append((shard, side_of(table, self.algorithm, options, shard)))
+            tables.append((table.name, shard, side_of(table, self.algorithm, options, shard)))
         serving = ShardProtocol(
             self.context, self.birth.run_id, welcome.token, welcome.index, welcome.term, message,
             tables, (self.job.compression.name, self.compressor),
@@ -404,10 +404,11 @@ class Server:
             return "waiting for initial values", "worker-0"
         if self.serving.last_checkpoint:
             return "closed for the last checkpoint", ""
-        slots = sorted(self.serving.side.waits_for())
-        if slots:
-            step = self.serving.shard.version
-            return f"holding step {step}", ", ".join(f"worker-{slot}" for slot in slots)
+        for table in self.serving.tables:
+            if slots := sorted(table.side.waits_for()):
+                of = f' of table "{table.name}"' if table.table else ""
+                what = f"holding step {table.shard.version}{of}"
+                return what, ", ".join(f"worker-{slot}" for slot in slots)
         return "serving", ""
 
     def _report_if_due(self, now: float) -> None:

@@ -42,12 +42,12 @@ class ShardProtocol:
         index: int,
         generation: int,
         assigned: m.Assign,
-        tables: Sequence[tuple[Shard, ShardSide]],
+        tables: Sequence[tuple[str, Shard, ShardSide]],
         compressor: tuple[str, type[Compressor]],
         push_norm_max: float,
         fetch_values: Precision = "float32",
     ) -> None:
-        """tables: the shard of each table of the method, the parameters first."""
+        """tables: name, shard and side of each table of the method, the parameters first."""
         self.context = context
         self.run_id = run_id
         self.key = key
@@ -66,14 +66,13 @@ class ShardProtocol:
         self._members: frozenset[int] = frozenset()
         self._peers: dict[int, Peer] = {}
         """Slot -> the connection that its newest epoch has joined on last."""
-        self._refused: Counter[int] = Counter()
-        """Slot -> pushes that were refused, of all its epochs."""
         self.useless = 0
         """Messages of workers that had no effect."""
         self.tables = [
             TableShard(
                 context=context,
                 table=number,
+                name=name,
                 index=index,
                 generation=generation,
                 shard=shard,
@@ -84,10 +83,9 @@ class ShardProtocol:
                 peers=self._peers,
                 rates=self.rates,
                 staleness=self.staleness if not number else Staleness(),
-                refused=self._refused,
                 more_state=dict if number else self._own_state,
             )
-            for number, (shard, side) in enumerate(tables)
+            for number, (name, shard, side) in enumerate(tables)
         ]
 
     @property
@@ -115,7 +113,8 @@ class ShardProtocol:
         return self.parameters.summary
 
     def metrics(self, now: float) -> dict[str, Any]:
-        poison = {f"worker-{slot}": count for slot, count in sorted(self._refused.items())}
+        refused = sum((table.refused for table in self.tables), Counter())
+        poison = {f"worker-{slot}": count for slot, count in sorted(refused.items())}
         return {
             "version": self.shard.version,
             **self.rates.report(now),
@@ -130,8 +129,8 @@ class ShardProtocol:
         """What survives beside the tables; it is kept with the parameters."""
         return {
             "initialised": self.initialised,
-            "refused": sorted(map(list, self._refused.items())),
             "last_checkpoint": self.last_checkpoint,
+            "tables": [table.name for table in self.tables[1:]],
         }
 
     def resume(self) -> None:
@@ -139,7 +138,6 @@ class ShardProtocol:
         metas = [table.resume() for table in self.tables]
         if not (meta := metas[0]):
             return
-        self._refused.update(dict(meta["refused"]))
         self.initialised = meta["initialised"]
         self.last_checkpoint = meta.get("last_checkpoint", 0)
         if self.initialised:
@@ -164,8 +162,10 @@ class ShardProtocol:
             self.constant = np.array(extras.constant, np.float32)
 
     def commit(self) -> None:
-        """Make all tables survive as they are."""
-        for table in self.tables:
+        """Make all tables survive as they are. The parameters come last: what is said with them, as
+        that there are values, is true of all tables then.
+        """
+        for table in reversed(self.tables):
             table.commit()
 
     def close(self, last_checkpoint: int) -> None:

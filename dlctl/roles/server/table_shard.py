@@ -48,6 +48,7 @@ class TableShard:
         *,
         context: Context,
         table: int,
+        name: str,
         index: int,
         generation: int,
         shard: Shard,
@@ -58,14 +59,14 @@ class TableShard:
         peers: Mapping[int, Peer],
         rates: Rates,
         staleness: Staleness,
-        refused: Counter[int],
         more_state: Callable[[], Json],
     ) -> None:
-        """peers: slot -> the connection of its newest epoch. refused: slot -> pushes refused; it is
-        counted here. more_state: what a commit holds beside this table's own.
+        """peers: slot -> the connection of its newest epoch. more_state: what a commit holds beside
+        this table's own.
         """
         self.context = context
         self.table = table
+        self.name = name
         self.index = index
         self.generation = generation
         self.shard = shard
@@ -74,12 +75,12 @@ class TableShard:
         self.push_norm_max = push_norm_max
         self.summary = Summary(fetch_values)
         self.dedup = Dedup()
-        self.useless = 0
-        """Messages of workers that had no effect."""
         self._peers = peers
         self._rates = rates
         self._staleness = staleness
-        self._refused = refused
+        self.refused: Counter[int] = Counter()
+        """Slot -> pushes that were refused, of all its epochs. It is in the commit that settles
+        them."""
         self._more_state = more_state
         self._early_apply = EarlyApply(shard)
         self._held_fetches: dict[tuple[int, int], tuple[Peer, m.Fetch]] = {}
@@ -95,6 +96,7 @@ class TableShard:
                     "deliveries": self.dedup.to_json(),
                     "fates": self.dedup.fates(),
                     "side": self.side.state(),
+                    "refused": sorted(map(list, self.refused.items())),
                     **self._more_state(),
                 }
             )
@@ -107,6 +109,7 @@ class TableShard:
         if meta:
             self.dedup.load(meta["deliveries"], meta["fates"])
             self.side.resume(meta["side"])
+            self.refused.update(dict(meta["refused"]))
         return meta
 
     def state(self) -> Json:
@@ -122,7 +125,9 @@ class TableShard:
         """Go on from a checkpoint. Epochs are never issued twice: numbers begin anew, and only how
         far those of before came is kept.
         """
-        self.shard.optimizer.counters.update(state.get("counters", {}))
+        counters = self.shard.optimizer.counters
+        # Of another optimiser's nothing is kept: the next server would not go on with it.
+        counters.update({k: n for k, n in state.get("counters", {}).items() if k in counters})
         self.shard.version = state["version"]
         self.dedup.remember(state.get("deliveries", []))
         if side := state.get("side"):
@@ -214,7 +219,7 @@ class TableShard:
             else:
                 self.dedup.settle(slot, epoch, seq, kind)
             if kind == REFUSED:
-                self._refused[slot] += 1
+                self.refused[slot] += 1
         if at_once or any(outcome.kind != HELD for outcome in outcomes):
             self.commit()
         for outcome in outcomes:
@@ -246,7 +251,8 @@ class TableShard:
 
     def on_fetch(self, peer: Peer, fetch: m.Fetch) -> None:
         """Raises RemoteProtocolError for a range that is not in the slice."""
-        if fetch.hi and not fetch.lo < fetch.hi <= self.shard.size:
+        is_range = fetch.lo > 0 or fetch.hi > 0
+        if is_range and not fetch.lo < fetch.hi <= self.shard.size:
             raise RemoteProtocolError(f"[{fetch.lo}, {fetch.hi}) of {self.shard.size} elements")
         if self.side.may_read(fetch.slot, fetch.clock_min):
             self._answer_fetch(peer, fetch)

@@ -3,7 +3,7 @@
 Sandblaster (Dean 2012, §4.2): a shard owns the same slice of every vector; intermediate vectors
 stay where they are and only scalars travel. Vectors are float64: the two-loop recursion subtracts
 nearly equal numbers. "w" is the shard's parameters, "accrued" what pushes have added up. All of it
-is in memory only and written in place, "w" too: see `Algorithm.survives_server`.
+is in memory only and written in place, "w" too: see `Shape.survives`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,40 @@
+"""What a method may declare of itself, and what is said of one that does not fit together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dlctl.algorithms.base import MODEL, Shape, Table
+from dlctl.algorithms.downpour import DOWNPOUR
+from dlctl.algorithms.shapes import faults_of
+
+
+def faults(*tables: Table) -> list[str]:
+    return faults_of(replace(DOWNPOUR, shape=Shape(tables=tables)))
+
+
+@pytest.mark.parametrize("name", ["seen", "s", "layer_12", "a" * 32])
+def test_a_table_may_be_called_like_a_file(name: str) -> None:
+    assert faults(MODEL, Table(name=name, rule="add")) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["", "Seen", "a.b", "a-b", "../w", "a b", "1st", "_a", "a" * 33, "seen\n"]
+)
+def test_a_table_is_called_nothing_else(name: str) -> None:
+    (fault,) = faults(MODEL, Table(name=name, rule="add"))
+    assert fault.startswith("these names of tables are no names of files")
+
+
+def test_the_parameters_come_first_and_alone_follow_the_optimiser() -> None:
+    seen = Table(name="seen", rule="add")
+    assert faults(seen, MODEL) == [
+        'its first table is "seen", and has to be "w"',
+        "only the parameters can follow the servers' optimiser",
+    ]
+    assert faults(MODEL, Table(name="more", rule="optimizer")) == [
+        "only the parameters can follow the servers' optimiser"
+    ]
+    assert faults(MODEL, seen, seen) == ["it has two tables of one name: w, seen, seen"]
