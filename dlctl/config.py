@@ -114,8 +114,12 @@ class Workers:
     """Where the replicas compute; "auto" takes a GPU if torch finds one, and spreads the workers
     over all.
     """
+    processes: Annotated[int, Ge(1), Le(256)] = 1
+    """Processes of each replica, on one host, with a model each; more than 1 only with a method
+    that can use them. They live and die together."""
     threads: Annotated[int, Ge(0), Le(1024)] = 0
-    """Threads of torch per worker; 0: this machine's cores divided by its workers."""
+    """Threads of torch per worker, all of its processes together; 0: this machine's cores divided
+    by its workers."""
     loader_processes: Annotated[int, Ge(0), Le(256)] = 0
     """Processes of torch's DataLoader per worker; 0: the data is loaded in the worker itself."""
     restarts_max: Annotated[int, Ge(0)] = 8

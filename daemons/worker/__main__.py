@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 
 from daemons import logs, parent_watch, process
@@ -10,6 +11,7 @@ from daemons.loop import Loop
 from daemons.worker.acks import Acks
 from daemons.worker.compute import ComputeThread
 from daemons.worker.group import GroupThread
+from daemons.worker.ranks import RankLost, Ranks
 from dlctl import registry
 from dlctl.compress import values
 from dlctl.launch import addresses
@@ -24,12 +26,16 @@ from dlctl.roles.protocol.effects import (
     LocateTask,
     OpenStore,
     Reduce,
+    RestoreEngine,
     RunEngine,
     RunEvaluation,
     SaveArrays,
     Settled,
+    TakeEngineState,
 )
 from dlctl.roles.worker.worker import Worker
+
+log = logging.getLogger("dlctl")
 
 
 def serve(context: process.DaemonContext) -> int:
@@ -39,13 +45,16 @@ def serve(context: process.DaemonContext) -> int:
     files = files_of(loop, context.directory, context.birth)
     acks = Acks(context.directory, context.birth.name, context.birth.incarnation, job.servers.count)
     method = registry.load("algorithms", job.algorithm.name)
-    thread = ComputeThread(loop, job, method.shape.engine)
+    ranks = _later_ranks(context, loop)
+    thread = ComputeThread(loop, job, method.shape.engine, ranks)
     loop.perform(SaveArrays, files.save)
     loop.perform(LoadArrays, files.load)
     loop.perform(BuildModel, thread.build)
     loop.perform(LoadBuffers, thread.load_buffers)
     loop.perform(Compute, thread.compute)
     loop.perform(RunEngine, thread.run_engine)
+    loop.perform(TakeEngineState, thread.take_engine_state)
+    loop.perform(RestoreEngine, thread.restore_engine)
     loop.perform(RunEvaluation, thread.evaluate)
     loop.perform(LocateTask, thread.locate)
     loop.perform(Settled, acks.write)
@@ -72,10 +81,34 @@ def serve(context: process.DaemonContext) -> int:
         compressor(compressor.Options(**job.compression.options)),
         address,
     )
-    code = loop.run(machine)
+    try:
+        code = loop.run(machine)
+    except RankLost as error:
+        log.error("%s", error.message, extra={"detail": error.detail})
+        log.info("exit %d: a replica lives with all its ranks", error.exit_code)
+        code = error.exit_code
+    if ranks is not None:
+        ranks.end()
     for loader in multiprocessing.active_children():
         loader.kill()  # Left alone they would notice our end only seconds later.
     return code
+
+
+def _later_ranks(context: process.DaemonContext, loop: Loop) -> Ranks | None:
+    """The other processes of this replica, if it is to have any."""
+    job, birth = context.job, context.birth
+    if job.workers.processes == 1:
+        return None
+    return Ranks(
+        job.workers.processes,
+        loop.fail,
+        loop.post,
+        directory=context.directory,
+        name=birth.name,
+        incarnation=birth.incarnation,
+        ready_s=job.timeouts.ready_s,
+        silent_s=job.timeouts.silent_s,
+    )
 
 
 process.main("worker", serve)

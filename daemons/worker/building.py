@@ -1,16 +1,20 @@
-"""The task, model and data of a job, loaded as every process does it that computes gradients."""
+"""The task, model and data of a job, and the engine of its method, loaded as every process does it
+that computes gradients.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from daemons.worker.data import PortionLoader
 from daemons.worker.first_calls import make_first_calls
 from daemons.worker.replica import Replica, choose_device
-from daemons.worker.task import load_task
+from daemons.worker.task import calling, load_task
+from dlctl import registry
+from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile
 from dlctl.util import cores
 
@@ -29,12 +33,8 @@ def build(job: JobFile, slot: int, processes: int) -> Built:
     Raises TaskError for what is wrong with the task, DlctlError if there is no such device.
     """
     workers = job.workers
-    torch.set_num_threads(workers.threads or _fair_share(workers.count))
-    make_first_calls()
-    task = load_task(job.job.task, Path(job.job.task.rpartition(":")[0]).parent)
-    device = choose_device(workers.device, slot)
-    replica = Replica(task, device=str(device), seed=job.job.seed)
-    replica.check_finite()
+    replica = build_replica(job, slot)
+    task = replica.task
     dataset = task.dataset()
     loader = PortionLoader(
         dataset,
@@ -45,6 +45,31 @@ def build(job: JobFile, slot: int, processes: int) -> Built:
         collate=task.collate,
     )
     return Built(replica, loader, len(dataset))
+
+
+def build_replica(job: JobFile, slot: int, rank: int = 0) -> Replica:
+    """The model alone, the same for all slots and ranks; sets the number of torch's threads, which
+    the ranks of a replica share. Raises as `build` does.
+    """
+    workers = job.workers
+    threads = workers.threads or _fair_share(workers.count)
+    torch.set_num_threads(max(1, threads // workers.processes))
+    make_first_calls()
+    task = load_task(job.job.task, Path(job.job.task.rpartition(":")[0]).parent)
+    device = choose_device(workers.device, slot * workers.processes + rank)
+    replica = Replica(task, device=str(device), seed=job.job.seed)
+    replica.check_finite()
+    return replica
+
+
+def make_engine(
+    job: JobFile, target: str, replica: Replica, rank: int = 0, ranks: int = 1, group: Any = None
+) -> Operations:
+    """The engine of the job's method; target: "module:Class". Raises TaskError."""
+    name = job.algorithm.name
+    with calling(f"{name}: making its engine {target}"):
+        engine = registry.attribute(target)(replica, rank, ranks, group)
+    return Operations(engine, name, calling)
 
 
 def _fair_share(workers: int) -> int:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,8 +23,10 @@ from typing import Any
 import numpy as np
 
 from daemons.loop import Loop
+from daemons.worker.failures import failure_of
+from daemons.worker.ranks import Ranks, RanksEnded
+from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile
-from dlctl.errors import DlctlError
 from dlctl.machine import Event
 from dlctl.messages import Array
 from dlctl.roles.protocol.effects import (
@@ -32,13 +35,15 @@ from dlctl.roles.protocol.effects import (
     Compute,
     Computed,
     EngineRan,
+    EngineStateTaken,
     EvaluationRun,
     LoadBuffers,
     LocateTask,
     ModelBuilt,
+    RestoreEngine,
     RunEngine,
     RunEvaluation,
-    TaskFailed,
+    TakeEngineState,
     TaskLocated,
 )
 from dlctl.vector import euclidean_norm
@@ -47,10 +52,15 @@ log = logging.getLogger("dlctl")
 
 
 class ComputeThread:
-    def __init__(self, loop: Loop, job: JobFile, engine: str = "") -> None:
-        """engine: "module:Class", the torch part of the method; "" if it has none."""
+    def __init__(
+        self, loop: Loop, job: JobFile, engine: str = "", ranks: Ranks | None = None
+    ) -> None:
+        """engine: "module:Class", the torch part of the method; "" if it has none. ranks: the other
+        processes of the replica, if it is several.
+        """
         self._engine_name = engine
-        self._engine: Any = None
+        self._engine: Operations | None = None
+        self._ranks = ranks
         self._loop = loop
         self._job = job
         self._replica: Any = None
@@ -59,7 +69,7 @@ class ComputeThread:
         """float64[n], the averaged buffers of the model before the next batch."""
         self._told = False
         """It is in the log that a good batch has left bad buffers."""
-        self._work: queue.SimpleQueue[Callable[[], Event]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Callable[[], Event | None]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
         self._thread.start()
 
@@ -75,6 +85,12 @@ class ComputeThread:
     def run_engine(self, effect: RunEngine) -> None:
         self._work.put(partial(self._run_engine, effect))
 
+    def take_engine_state(self, effect: TakeEngineState) -> None:
+        self._work.put(self._take_engine_state)
+
+    def restore_engine(self, effect: RestoreEngine) -> None:
+        self._work.put(partial(self._restore_engine, effect))
+
     def evaluate(self, effect: RunEvaluation) -> None:
         self._work.put(partial(self._evaluate, effect))
 
@@ -89,40 +105,42 @@ class ComputeThread:
     def _run(self) -> None:
         ours = np.geterr()
         while True:
-            work: Callable[[], Event] | None = self._work.get()
+            work: Callable[[], Event | None] | None = self._work.get()
             while work is not None:
                 event = self._event_of(work)
+                if event is None:
+                    break
                 # What the task has numpy do about an overflow here is not for the worker role.
                 with np.errstate(**ours):
                     following = self._loop.offer(event, Compute)
                 work = partial(self._compute, following) if following is not None else None
 
-    def _event_of(self, work: Callable[[], Event]) -> Event:
-        """What has come of it. Nothing is raised."""
+    def _event_of(self, work: Callable[[], Event | None]) -> Event | None:
+        """What has come of it; None: nothing that anybody waits for, or a rank has failed and this
+        process is about to end. Nothing is raised.
+        """
         try:
             return work()
-        except DlctlError as error:
-            where = f" ({error.where})" if error.where else ""
-            hint = f"; {error.hint}" if error.hint else ""
-            detail = getattr(error, "detail", "")
-            return TaskFailed(f"{error.message}{where}{hint}", detail)
-        except Exception as error:
-            return TaskFailed(f"a bug in dlctl: {type(error).__name__}: {error}", _trace())
+        except RanksEnded:
+            return None
         except BaseException as error:
             # A worker whose thread is gone would look alive and never compute again.
-            what = f"{type(error).__name__}: {error}"
-            return TaskFailed(f"something ended the computing with {what}", _trace())
+            return failure_of(error)
 
     def _build(self, effect: BuildModel) -> ModelBuilt:
         # torch takes seconds to import and is needed in this thread only.
         from daemons.worker.building import build
 
+        if self._ranks is not None:
+            self._ranks.start(effect.slot, effect.epoch)
         processes = self._job.workers.loader_processes
         replica, self._loader, samples = build(self._job, effect.slot, processes)
         replica.reseed(effect.slot, effect.epoch)
         self._loader.reseed(effect.slot, effect.epoch)
         self._replica = replica
         self._averaged = replica.averaged()
+        if self._engine_name:
+            self._engine = self._make_engine()
         return ModelBuilt(
             replica.layout.to_bytes(),
             samples,
@@ -149,12 +167,45 @@ class ComputeThread:
             return computed
         return replace(computed, before=tuple(losses[:-1] if computed.is_usable else losses))
 
-    def _run_engine(self, effect: RunEngine) -> EngineRan:
-        if self._engine is None:
-            from dlctl import registry
+    def _make_engine(self) -> Operations:
+        from daemons.worker.building import make_engine
 
-            self._engine = registry.attribute(self._engine_name)(self._replica)
-        return EngineRan(self._engine.run(effect.op, effect.arrays))
+        rank, ranks, group = 0, 1, None
+        if self._ranks is not None:
+            ranks, group = len(self._ranks), self._ranks.meet()
+        return make_engine(self._job, self._engine_name, self._replica, rank, ranks, group)
+
+    def _run_engine(self, effect: RunEngine) -> EngineRan:
+        assert self._engine is not None
+        with self._all_ranks("run", effect.arrays, op=effect.op):
+            arrays = self._engine.run(effect.op, effect.arrays, effect.shapes)
+        return EngineRan(arrays)
+
+    def _take_engine_state(self) -> EngineStateTaken:
+        assert self._engine is not None
+        with self._all_ranks("state"):
+            state = self._engine.state()
+        return EngineStateTaken(state)
+
+    def _restore_engine(self, effect: RestoreEngine) -> None:
+        assert self._engine is not None
+        names, arrays = [*effect.arrays], [*effect.arrays.values()]
+        with self._all_ranks("restore", arrays, names=names):
+            self._engine.restore(effect.arrays)
+
+    @contextmanager
+    def _all_ranks(self, kind: str, arrays: Sequence[Array] = (), **header: Any) -> Iterator[None]:
+        """The other ranks make the same call meanwhile, and have made it then."""
+        if self._ranks is None:
+            yield
+            return
+        self._ranks.call(kind, arrays, **header)
+        try:
+            yield
+        except Exception:
+            self._ranks.blame()
+            raise
+        self._ranks.done()
 
     def _batch(self, effect: Compute) -> Computed:
         batch = self._loader.batch(effect.data_epoch, effect.start, effect.stop, effect.number)
@@ -189,9 +240,3 @@ class ComputeThread:
         averaged = np.array(effect.averaged, np.float64)
         metrics = self._replica.evaluate(effect.parameters, averaged)
         return EvaluationRun(effect.evaluation, metrics)
-
-
-def _trace() -> str:
-    import traceback
-
-    return traceback.format_exc()

@@ -72,9 +72,14 @@ class Shape:
     links: frozenset[Literal["peers", "group"]] = frozenset()
     """peers: replicas ask each other. group: they make collectives together."""
     engine: str = ""
-    """"module:Class", the torch part of the method, made with the worker's `Replica`."""
+    """"module:Class", the torch part of the method (`engines.py`): Class(replica, rank, ranks,
+    group), with the worker's `Replica`. rank, ranks: 0 of 1, unless `ranks` is set."""
     twin: str = ""
-    """The same in numpy, for the simulator, made with the simulator's `Problem`."""
+    """The same in numpy, for the simulator: Class(problem, parameters), with its `Problem`."""
+    ranks: bool = False
+    """A replica may be several processes (`workers.processes`), each with an engine; group is
+    torch.distributed's of them then, else None. Rank 0 alone reads and writes tables: that later
+    ranks read and write their own ranges is to come."""
     optimizers: tuple[str, ...] | None = None
     """Of the servers, those that it works with; None: all."""
     compressors: tuple[str, ...] | None = None

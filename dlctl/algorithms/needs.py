@@ -31,6 +31,8 @@ if `workers.nonfinite_steps_max` is larger: else it is quarantined before.
 """
 Range = tuple[int, int]
 """Elements [lo, hi) of a table."""
+Extent = tuple[int, ...]
+"""The shape of an array."""
 
 
 class Need:
@@ -98,12 +100,16 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine(Need):
-    """An operation of the method's engine (`Shape.engine`), where the model is. Resumed with its
-    arrays. What it raises ends the run, as an error of the method.
+    """An operation of the method's engine (`engines.py`), where the model is. Resumed with its
+    arrays. The engine may write to the parameters: nothing else does, meanwhile. What it raises
+    ends the run, as an error of the method.
     """
 
     op: str
     arrays: tuple[Array, ...] = ()
+    """They must not change before it is resumed."""
+    shapes: tuple[Extent, ...] | None = None
+    """Of the arrays that come back; others end the run, too. None: any."""
 
 
 @dataclass(frozen=True, slots=True)

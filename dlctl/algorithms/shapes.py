@@ -29,6 +29,10 @@ def faults_of(method: Method) -> list[str]:
         found.append("only the parameters can follow the servers' optimiser")
     if bool(names) != (method.shard is not None):
         found.append("it needs a shard side if it has tables, and none without")
+    if bool(shape.engine) != bool(shape.twin):
+        found.append("it needs an engine and its twin, or neither")
+    if shape.ranks and not shape.engine:
+        found.append("its replicas can be several processes, and have no engine")
     asked = needs_of(method.replica)
     for kinds, has_it, what in (
         ({Read, Write}, bool(names), "reads or writes, and declares no tables"),

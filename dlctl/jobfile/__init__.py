@@ -226,11 +226,19 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
     elif type(count) is int and count > 0 and not shape.needs_servers:
         faults.append(Fault(path, f"{name} has no servers", "use 0, or remove it"))
         faults.append(Fault(("algorithm", "name"), f"{name} needs servers.count = 0"))
+    faults += _check_processes(name, shape.ranks, get(document, ("workers", "processes")))
     for section, known in (("optimizer", shape.optimizers), ("compression", shape.compressors)):
         if section in resolved and known is not None and resolved[section].name not in known:
             what = f"{name} does not work with {resolved[section].name}"
             faults.append(Fault((section, "name"), what, f"use {' or '.join(known)}"))
     return faults
+
+
+def _check_processes(name: str, can_be_several: bool, processes: Any) -> list[Fault]:
+    if can_be_several or type(processes) is not int or processes <= 1:
+        return []
+    what = f"a replica of {name} is one process"
+    return [Fault(("workers", "processes"), what, "use 1, or remove it")]
 
 
 def _with_choices(document: dict[str, Any]) -> dict[str, Any]:

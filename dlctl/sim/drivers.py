@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from dlctl import registry
+from dlctl.algorithms.engines import Operations
 from dlctl.flat import AVERAGED, CONSTANT
 from dlctl.machine import Exit, Send
 from dlctl.messages import Array
@@ -22,17 +23,20 @@ from dlctl.roles.protocol.effects import (
     Compute,
     Computed,
     EngineRan,
+    EngineStateTaken,
     EvaluationRun,
     LoadBuffers,
     LocateTask,
     ModelBuilt,
     OnRecord,
     ProcessEnded,
+    RestoreEngine,
     RunEngine,
     RunEvaluation,
     Settled,
     SignalProcess,
     StartProcess,
+    TakeEngineState,
     TaskLocated,
     Unwritten,
 )
@@ -79,9 +83,10 @@ class ComputeDriver:
         seed: int,
         options: ComputeOptions,
         rng: np.random.Generator,
+        method: str = "",
         twin: str = "",
     ) -> None:
-        """twin: "module:Class", the method's engine in numpy; "" if it has none."""
+        """twin: "module:Class", the engine of this method in numpy; "" if it has none."""
         self.process = process
         self.problem = problem
         self.batch_size = batch_size
@@ -100,8 +105,12 @@ class ComputeDriver:
         process.perform(LoadBuffers, self._load_buffers)
         process.perform(Compute, self._compute)
         process.perform(RunEvaluation, self._evaluate)
-        process.perform(RunEngine, self._run_engine)
-        self._engine = registry.attribute(twin)(problem, self.parameters) if twin else None
+        if twin:
+            engine = registry.attribute(twin)(problem, self.parameters)
+            self._engine = Operations(engine, method)
+            process.perform(RunEngine, self._run_engine)
+            process.perform(TakeEngineState, self._take_engine_state)
+            process.perform(RestoreEngine, lambda effect: self._engine.restore(effect.arrays))
         process.perform(Settled, self._settled)
         process.perform(LocateTask, lambda _: process.post(TaskLocated("/home/me/train.py:51")))
 
@@ -169,9 +178,17 @@ class ComputeDriver:
         return computed
 
     def _run_engine(self, effect: RunEngine) -> None:
-        assert self._engine is not None, "this method has no engine"
-        arrays = self._engine.run(effect.op, effect.arrays)
-        self._later(self._step_s(), lambda: self.process.post(EngineRan(arrays)))
+        before = [array.copy() for array in effect.arrays]
+
+        def finish() -> None:
+            assert all(map(np.array_equal, before, effect.arrays)), "changed under an operation"
+            arrays = self._engine.run(effect.op, effect.arrays, effect.shapes)
+            self.process.post(EngineRan(arrays))
+
+        self._later(self._step_s(), finish)
+
+    def _take_engine_state(self, _: TakeEngineState) -> None:
+        self._later(0.0, lambda: self.process.post(EngineStateTaken(self._engine.state())))
 
     def _evaluate(self, effect: RunEvaluation) -> None:
         ran = EvaluationRun(effect.evaluation, self.problem.evaluate(effect.parameters))

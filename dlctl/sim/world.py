@@ -288,7 +288,7 @@ class World:
         method = registry.load("algorithms", job.algorithm.name)
         ComputeDriver(
             process, self.problem, job.workers.batch_size, job.job.seed, self.compute,
-            self._compute_rng, method.shape.twin,
+            self._compute_rng, job.algorithm.name, method.shape.twin,
         )  # fmt: skip
         if "group" in method.shape.links:
             GroupDriver(process, self.groups)

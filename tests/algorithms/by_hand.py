@@ -15,7 +15,9 @@ import numpy as np
 from made import identity, joined_tables, replica, training
 
 from dlctl import messages as m
+from dlctl import registry
 from dlctl.algorithms.base import BatchRequest, Lead, Method, ShardSide, VectorRequest
+from dlctl.algorithms.engines import Operations
 from dlctl.algorithms.needs import Data, Gradient, Need, NextData, Step, Write
 from dlctl.algorithms.tables import optimizer_of, side_of
 from dlctl.compress.base import Delta
@@ -27,11 +29,13 @@ from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.effects import (
     Compute,
     Computed,
+    EngineRan,
     GroupFailed,
     GroupJoined,
     JoinGroup,
     Reduce,
     Reduced,
+    RunEngine,
 )
 from dlctl.roles.server.vectors import Vectors
 from dlctl.roles.worker.send_queue import SendQueue
@@ -40,7 +44,7 @@ from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.shards.base import Shard
 from dlctl.shards.memory import in_memory
 from dlctl.sim.group import LATENCY_S, GroupDriver, Groups
-from dlctl.sim.problems import layout_of
+from dlctl.sim.problems import LeastSquares, layout_of
 from dlctl.vector import euclidean_norm
 
 Batch = tuple[Data, Any]
@@ -213,6 +217,10 @@ class Player:
         self._asked: m.LeaseRequest | None = None
         self._fetching: dict[tuple[int, int, int], m.Fetch] = {}
         """(table, shard, number) -> a fetch without an answer."""
+        if algorithm.shape.twin:
+            twin = registry.attribute(algorithm.shape.twin)
+            problem = LeastSquares(size=shards.size)
+            self._engine = Operations(twin(problem, self.parameters), "by hand")
         self._own_thread = OwnThread()
         GroupDriver(self._own_thread, shards.groups)  # type: ignore[arg-type]
         shards.players[slot, epoch] = self
@@ -267,6 +275,9 @@ class Player:
                 self._own_thread.performs[type(effect)](effect)
             case Compute():
                 self._compute(effect)
+            case RunEngine(op, arrays, shapes):
+                self.training.on_engine(EngineRan(self._engine.run(op, arrays, shapes)), self._now)
+                self.go_on()
             case Send(_, m.LeaseRequest() as asked):
                 self._asked = asked
             case Send(peer, m.Fetch() as fetch):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from safetensors.numpy import load_file
 from workplace import ENDLESS, SLOW_S, Workplace
@@ -27,10 +30,11 @@ def algorithm(name: str) -> str:
     return f'name = "{name}"'
 
 
-def kill(place: Workplace, name: str) -> None:
-    """Kill a daemon; returns when another process of it is at work."""
+@contextmanager
+def replaced(place: Workplace, name: str) -> Iterator[int]:
+    """Its process ends inside, whose pid this is; returns when another one of it is at work."""
     before = place.pid(name)
-    os.kill(before, signal.SIGKILL)
+    yield before
 
     def is_replaced() -> bool:
         row = place.run() if name == "coordinator" else place.daemon(name)
@@ -38,6 +42,17 @@ def kill(place: Workplace, name: str) -> None:
         return at_work and row.get("pid") not in (None, before)
 
     place.until(f"another {name}", is_replaced)
+
+
+def kill(place: Workplace, name: str) -> None:
+    """Kill a daemon; returns when another process of it is at work."""
+    with replaced(place, name) as pid:
+        os.kill(pid, signal.SIGKILL)
+
+
+def logged(place: Workplace, name: str) -> str:
+    """All logs of a daemon."""
+    return "".join(file.read_text() for file in place.directory.glob(f"logs/{name}.*.jsonl"))
 
 
 def stop(place: Workplace) -> None:
@@ -116,3 +131,35 @@ def test_a_group_makes_its_sums_without_servers_and_without_the_dead(place: Work
     stop(place)
     assert place.run()["evaluation"]["accuracy"] >= 0.85
     place.nothing_left()
+
+
+def rank_of(place: Workplace) -> int:
+    """The pid of rank 1 of the only replica."""
+    found = [p.pid for p in place.processes() if "daemons.worker.rank" in p.cmdline()]
+    assert len(found) == 1, place.story()
+    return found[0]
+
+
+def test_a_replica_of_several_processes_lives_and_dies_with_all_of_them(place: Workplace) -> None:
+    place.job(stop=ENDLESS, algorithm=algorithm("toy-engine"), more_workers="processes = 2")
+    place.start()
+    place.until_step(8)
+    first = rank_of(place)
+    with replaced(place, "worker-0"):
+        os.kill(first, signal.SIGKILL)
+    assert f"rank 1 of 2 (pid {first}) was ended by SIGKILL" in logged(place, "worker-0")
+    second = rank_of(place)
+    with replaced(place, "worker-0") as pid:
+        os.kill(pid, signal.SIGKILL)
+        place.until("its rank has ended, too", lambda: not is_there(second), timeout_s=1.0)
+    stop(place)
+    saved = kept(place, "worker-0.safetensors")
+    # Both ranks have made every operation, and each has given its range of the state.
+    steps = saved["engine.steps"]
+    assert steps[0] == steps[1] > 0 == steps[2:].max()
+    assert (saved["engine.v"] > 0).all()
+    place.nothing_left()
+
+
+def is_there(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -590,7 +590,7 @@ def test_an_engine_gives_its_arrays() -> None:
     at = replica(Engine(op="invert", arrays=(ONES,)))
     assert at.of(RunEngine) == [RunEngine("invert", (ONES,))]
     assert at.training.is_at_work()
-    at.training.on_engine(EngineRan((2 * ONES,)))
+    at.training.on_engine(EngineRan((2 * ONES,)), 0.0)
     at.advance()
     assert at.log[0][0].tolist() == [2] * SIZE
 

@@ -356,9 +356,11 @@ def sandblaster(seed: int) -> Simulation:
 
 def toys(seed: int) -> Simulation:
     """Methods from outside, each with a need of its own: a clock of the servers', a second table,
-    other replicas and no servers, a group, a buffer.
+    other replicas and no servers, a group, a buffer; in every twelfth run an engine.
     """
     name = ("toy-clock", "toy-table", "toy-ring", "toy-group", "toy-buffer")[seed % 5]
+    if seed % 12 == 7:
+        name = "toy-engine"
     servers = 0 if name in ("toy-ring", "toy-group") else SERVERS
     faults = recovery_faults(seed) if servers and seed // 5 % 2 else mixed_faults(seed)
     if not servers:

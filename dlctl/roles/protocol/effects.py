@@ -194,11 +194,30 @@ class RunEngine(Effect):
 
     op: str
     arrays: tuple[Array, ...]
+    shapes: tuple[tuple[int, ...], ...] | None = None
+    """Of what it has to return."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRan(Event):
     arrays: tuple[Array, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeEngineState(Effect):
+    """After all operations so far; answered by `EngineStateTaken`, or by `TaskFailed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStateTaken(Event):
+    arrays: Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreEngine(Effect):
+    """Before the first operation; not answered but by `TaskFailed`."""
+
+    arrays: Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)

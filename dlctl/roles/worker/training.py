@@ -220,8 +220,11 @@ class Training:
         return self.service.phase() if self._need is not None else Phase("starting")
 
     def stuck_s(self, now: float) -> float:
-        """How long the present batch or evaluation takes, if far longer than it should, else 0."""
-        return self.computing.stuck_s(now, evaluates=self._paused)
+        """How long the present batch, evaluation or operation of the engine takes, if far longer
+        than it should, else 0.
+        """
+        stuck_s = self.computing.stuck_s(now, evaluates=self._paused)
+        return stuck_s or self.engines.stuck_s(now)
 
     def long_s(self, now: float) -> float:
         """The same of a batch that only takes longer than the others did."""
@@ -249,8 +252,8 @@ class Training:
     def on_computed(self, event: Computed, now: float) -> None:
         self.computing.on_computed(event, now)
 
-    def on_engine(self, event: EngineRan) -> None:
-        self.engines.on_ran(event)
+    def on_engine(self, event: EngineRan, now: float) -> None:
+        self.engines.on_ran(event, now)
 
     def on_ack(self, ack: m.Ack, now: float) -> None:
         """What a server says of a push. Raises Fenced."""

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dlctl import messages as m
+from dlctl.algorithms import engines
 from dlctl.algorithms.base import Method, ReplicaSide, Site, Start
 from dlctl.compress.base import Compressor
 from dlctl.config import JobFile
@@ -44,6 +45,7 @@ from dlctl.roles.protocol.effects import (
     Computed,
     CoordinatorGone,
     EngineRan,
+    EngineStateTaken,
     EvaluationRun,
     GroupFailed,
     GroupJoined,
@@ -52,7 +54,9 @@ from dlctl.roles.protocol.effects import (
     LoadBuffers,
     ModelBuilt,
     Reduced,
+    RestoreEngine,
     StoreOpened,
+    TakeEngineState,
     TaskFailed,
     TaskLocated,
 )
@@ -65,6 +69,7 @@ from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.services.asking import Members
 from dlctl.roles.worker.services.collecting import Collecting
+from dlctl.roles.worker.services.computing import RUNNING
 from dlctl.roles.worker.settings import WorkerSettings
 from dlctl.roles.worker.shard_client import Fenced, Identity
 from dlctl.roles.worker.stall import StallDetector
@@ -72,7 +77,7 @@ from dlctl.roles.worker.training import Training
 from dlctl.util.text import NO_USE, REFUSED
 from dlctl.vector import copy_into, to_host
 
-PASSING = {"computing", "waiting for data", "fetching", "pushing"}
+PASSING = {"computing", "waiting for data", "fetching", "pushing", RUNNING}
 """Phases that come and go with every step: they are reported once a second and not at each change.
 """
 DETAIL_CHARS_MAX = 16_000
@@ -117,6 +122,8 @@ class Worker:
         self._save: m.Save | None = None
         """Asked for; done as soon as the residual is here, with nothing but what pushes have left.
         """
+        self._saves: tuple[m.Save, dict[str, m.Array], m.Json] | None = None
+        """All of it is here but the state of the method's engine: arrays, and what they are of."""
         self._hanging = StallDetector(self.context)
         self._report_at = 0.0
         self._reported_phase = ""
@@ -150,7 +157,9 @@ class Worker:
             case StoreOpened() | GroupJoined() | Reduced() | GroupWaits() | GroupFailed():
                 self._on_group_event(event, now)
             case EngineRan() if self.training:
-                self.training.on_engine(event)
+                self.training.on_engine(event, now)
+            case EngineStateTaken(arrays):
+                self._save_whole(engines.to_saved(arrays))
             case Reconnected(peer, lost_at):
                 self._report_at = now  # If it is the coordinator, it learns whose connection it is.
                 self.joining.on_reconnected(peer, lost_at, now)
@@ -314,7 +323,11 @@ class Worker:
         side.begin("restored" if saved else start)
         if saved:
             self._restore_model(side, saved)
-            side.restore({name: saved[name] for name in saved if name not in OWN_MODEL})
+            of_engine = engines.of_saved(saved)
+            own = saved.keys() - {*OWN_MODEL, *engines.to_saved(of_engine)}
+            side.restore({name: saved[name] for name in own})
+            if of_engine:
+                self.context.do(RestoreEngine(of_engine))
         self.compressor.reseed(*seed)
         self.training = Training(
             context=self.context,
@@ -406,7 +419,7 @@ class Worker:
         self.context.send(COORDINATOR, self._evaluated)
 
     def _on_save(self, message: m.Save, now: float) -> None:
-        if not self._saving.is_new(message):
+        if self._saves is not None or not self._saving.is_new(message):
             return
         if self.training is None and not self.joining.restores():
             self._saving.without_file(message, "")
@@ -415,10 +428,11 @@ class Worker:
 
     def _save_if_clean(self, training: Training) -> None:
         """Gradients that are not pushed belong to portions that are not done: a run that goes on
-        from here leases these again, so they must not be in the residual as well.
+        from here leases these again, so they must not be in the residual as well. What the engine
+        keeps is of the same moment, as long as no operation is under way.
         """
         message = self._save
-        if message is None or training.has_unpushed_steps():
+        if message is None or training.has_unpushed_steps() or training.engines.is_at_work:
             return
         self._save = None
         arrays = {name: to_host(vector).copy() for name, vector in training.side.state().items()}
@@ -426,7 +440,16 @@ class Worker:
         state = {"steps": training.steps}
         if own:
             state |= {"lo": 0, "hi": own[W].size, "version": training.steps}
-        self._saving.begin(message, saved_file(self.birth.name), arrays | own, state)
+        self._saves = (message, arrays | own, state)
+        if self.algorithm.shape.engine:
+            self.context.do(TakeEngineState())
+        else:
+            self._save_whole({})
+
+    def _save_whole(self, of_engine: Mapping[str, m.Array]) -> None:
+        assert self._saves is not None
+        (message, arrays, state), self._saves = self._saves, None
+        self._saving.begin(message, saved_file(self.birth.name), {**arrays, **of_engine}, state)
 
     # ------------------------------------------------------------ ends
 
@@ -462,7 +485,7 @@ class Worker:
 
     def waiting_for(self) -> str:
         """The daemons that must answer before this worker can go on; "" while it computes."""
-        if self.phase() in ("computing", "evaluating", "building the model", "drained"):
+        if self.phase() in ("computing", "evaluating", RUNNING, "building the model", "drained"):
             return ""
         if self.joining.rejoin_at is not None:
             return "worker-0"

@@ -24,7 +24,11 @@ BATCH_WEIGHT = 0.1
 STUCK_S_MIN, STUCK_BATCHES = 10.0, 10.0
 """A batch that takes longer than both (seconds, and as many other batches) hangs in user code; an
 evaluation is told of, but may well take so long."""
+STUCK_OPERATIONS = 3.0
+"""The same of an operation of an engine, beside the longest one so far: they are not alike."""
 LONG_S_MIN, LONG_BATCHES = 2.0, 3.0  # One that is long is no fault yet.
+
+RUNNING = "running its engine"
 
 
 class Computing:
@@ -244,19 +248,26 @@ class Engines:
         self.context = context
         self.is_at_work = False
         self._result: tuple[m.Array, ...] | None = None
+        self._began = self._longest_s = 0.0
 
     def begin(self, need: Engine, now: float) -> None:
-        self.is_at_work, self._result = True, None
-        self.context.do(RunEngine(need.op, need.arrays))
+        self.is_at_work, self._result, self._began = True, None, now
+        self.context.do(RunEngine(need.op, need.arrays, need.shapes))
 
     def poll(self, now: float) -> tuple[bool, Any]:
         return not self.is_at_work, self._result
 
-    def on_ran(self, event: EngineRan) -> None:
+    def on_ran(self, event: EngineRan, now: float) -> None:
         self.is_at_work, self._result = False, event.arrays
+        self._longest_s = max(self._longest_s, now - self._began)
+
+    def stuck_s(self, now: float) -> float:
+        """How long the present operation takes, if far longer than any before it, else 0."""
+        took_s = now - self._began if self.is_at_work else 0.0
+        return took_s if took_s > max(STUCK_S_MIN, STUCK_OPERATIONS * self._longest_s) else 0.0
 
     def phase(self) -> Phase:
-        return Phase("running its engine")
+        return Phase(RUNNING)
 
     def deadline(self) -> float | None:
         return None

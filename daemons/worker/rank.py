@@ -1,0 +1,123 @@
+"""A later rank: `python -m daemons.worker.rank RUN_DIRECTORY NAME INCARNATION RANK FD`.
+
+Its worker, which is rank 0, has started it and talks to it over the socket FD. It ends when that
+one does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from daemons.process import read_job
+from daemons.worker.rank_messages import ALIVE_S, BUILT, MET, Said, receive, send
+from dlctl import registry
+from dlctl.algorithms.engines import Operations
+from dlctl.config import JobFile
+
+PR_SET_PDEATHSIG = 1
+
+
+class Rank:
+    def __init__(self, link: Connection, job: JobFile, rank: int) -> None:
+        self.link = link
+        self.job = job
+        self.rank = rank
+        self.step = 0
+        self._lock = threading.Lock()
+        """One message at a time."""
+        self._calls: queue.SimpleQueue[Said] = queue.SimpleQueue()
+        for does in (self._listen, self._say_alive):
+            threading.Thread(target=does, daemon=True).start()
+
+    def run(self) -> None:
+        """Until the worker ends; what is raised goes to it."""
+        from daemons.worker.failures import failure_of
+
+        try:
+            self._serve()
+        except BaseException as error:
+            failed = failure_of(error)
+            self._say("failed", error=failed.error, detail=failed.detail)
+        # Others would take a closed connection for the reason, so it waits here for its end.
+        threading.Event().wait()
+
+    def _serve(self) -> None:
+        from daemons.worker.building import build_replica, make_engine
+        from daemons.worker.rank_group import join_group
+
+        begin = self._calls.get().header
+        replica = build_replica(self.job, begin["slot"], self.rank)
+        replica.reseed(begin["slot"], begin["epoch"])
+        self._came_to(BUILT)
+        limit_s = self._calls.get().header["limit_s"]
+        group = join_group(begin["store"], self.rank, begin["ranks"], limit_s)
+        method = registry.load("algorithms", self.job.algorithm.name)
+        engine = make_engine(
+            self.job, method.shape.engine, replica, self.rank, begin["ranks"], group
+        )
+        self._came_to(MET)
+        while True:
+            _make(engine, self._calls.get())
+            self._came_to(self.step + 1)
+
+    def _came_to(self, step: int) -> None:
+        self.step = step
+        self._say("at", step=step)
+
+    def _say(self, kind: str, **header: Any) -> None:
+        try:
+            with self._lock:
+                send(self.link, kind, **header)
+        except OSError:
+            os._exit(0)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._calls.put(receive(self.link))
+        except (EOFError, OSError):
+            os._exit(0)  # The worker is gone.
+
+    def _say_alive(self) -> None:
+        while True:
+            self._say("alive")
+            time.sleep(ALIVE_S)
+
+
+def _make(engine: Operations, call: Said) -> None:
+    """What comes of it is rank 0's to use."""
+    match call.kind:
+        case "run":
+            engine.run(call.header["op"], call.arrays)
+        case "state":
+            engine.state()
+        case "restore":
+            engine.restore(dict(zip(call.header["names"], call.arrays, strict=True)))
+
+
+def _end_with_parent() -> None:
+    """Have the kernel kill this process when the thread that has started it ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def main() -> None:
+    directory, _, _, rank, fd = sys.argv[1:]
+    _end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
+    # A parent that has ended before that has closed its end of the socket.
+    Rank(Connection(int(fd)), read_job(Path(directory)), int(rank)).run()
+
+
+if __name__ == "__main__":
+    main()

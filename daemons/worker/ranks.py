@@ -1,0 +1,303 @@
+"""The processes of one replica, seen by rank 0, which is the worker itself.
+
+Later ranks are its children (`rank.py`) and make every call to the engine with it. They live and
+die together, under one incarnation: a rank that ends takes the worker along, which is replaced with
+all of them; and when the worker ends, by SIGKILL too, the kernel kills the ranks (they ask for that
+when they begin), and their sockets close.
+
+They find each other by a store in memory without a name, which they inherit; their group's traffic
+stays on the loopback, neither encrypted nor authenticated.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from daemons.log_tail import LINE_CHARS_MAX, LINES
+from daemons.worker.rank_messages import BUILT, MET, receive, send
+from dlctl.errors import DlctlError, Unreachable
+from dlctl.machine import Event
+from dlctl.messages import Array
+from dlctl.roles.protocol.effects import TaskFailed
+
+log = logging.getLogger("dlctl")
+MEET_S = 30.0
+"""For all ranks to come into their group, once all models are built."""
+BLAME_S = 1.0
+"""An error in one rank may be about another one that has died: so long that is waited for."""
+DRAIN_S = 0.5
+"""For the last lines of a rank that has ended."""
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM)
+
+
+class RankLost(DlctlError):
+    """A rank has ended, or does not answer; `detail` has its last lines.
+
+    exit_code: what the worker ends with; as of one that was killed, unless the rank itself is to
+    blame.
+    """
+
+    exit_code = Unreachable.exit_code
+
+    def __init__(self, message: str, detail: str = "", *, by_itself: bool = False) -> None:
+        super().__init__(message)
+        self.detail = detail
+        if by_itself:
+            self.exit_code = DlctlError.exit_code
+
+
+class RanksEnded(Exception):
+    """A rank has failed: whoever has to know has been told."""
+
+
+class Ranks:
+    """All but rank 0. What is wrong with one is told at once, whatever rank 0 does: `fail` is given
+    a RankLost, `post` what the engine or the task of a rank has raised.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        fail: Callable[[Exception], None],
+        post: Callable[[Event], None],
+        *,
+        directory: Path,
+        name: str,
+        incarnation: int,
+        ready_s: float,
+        silent_s: float,
+    ) -> None:
+        """count: rank 0 included. ready_s: for their models to be built. silent_s: without a word
+        of a rank whose model is built, after which it counts as lost.
+        """
+        self.count = count
+        self.silent_s = silent_s
+        self._fail, self._post = fail, post
+        self._directory, self._name, self._incarnation = directory, name, incarnation
+        self._ready_s = ready_s
+        self._ranks: list[_Rank] = []
+        self._changed = threading.Condition()
+        self._is_over = False
+        self._store = -1
+        self._begun = 0.0
+        self._calls = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    # ------------------------------------------------------------ from the thread that computes
+
+    def start(self, slot: int, epoch: int) -> None:
+        """Start all processes; they build their models meanwhile. Raises DlctlError."""
+        self._store, self._begun = os.memfd_create("dlctl-ranks", os.MFD_CLOEXEC), time.monotonic()
+        order = {"slot": slot, "epoch": epoch, "ranks": self.count, "store": self._store}
+        try:
+            for rank in range(1, self.count):
+                argv = [str(self._directory), self._name, str(self._incarnation), str(rank)]
+                self._ranks.append(_Rank(self, rank, argv, order))
+        except OSError as error:
+            raise RankLost(f"cannot start rank {rank} of {self.count}: {error}") from error
+        for each in self._ranks:
+            each.watch()
+
+    def meet(self) -> Any:
+        """torch.distributed's group of all ranks, when each of them is in it. Raises RanksEnded."""
+        from daemons.worker.rank_group import join_group
+
+        self._await(BUILT, "to build its model", self._begun + self._ready_s)
+        deadline = time.monotonic() + MEET_S
+        self._tell("meet", limit_s=MEET_S)
+        try:
+            group = join_group(self._store, 0, self.count, MEET_S)
+        except Exception as error:
+            self.blame()
+            self._lose(self._late(MET, "to come into the group", f"; {error}"))
+        self._await(MET, "to come into the group", deadline)
+        pids = ", ".join(str(each.process.pid) for each in self._ranks)
+        log.info("%d ranks make up this replica; the pids of the others: %s", self.count, pids)
+        return group
+
+    def call(self, kind: str, arrays: Sequence[Array] = (), **header: Any) -> None:
+        """Have all later ranks make this call, too. Raises RanksEnded."""
+        self._calls += 1
+        self._tell(kind, arrays, **header)
+
+    def done(self) -> None:
+        """Return when all of them have made the newest call. Raises RanksEnded."""
+        self._await(MET + self._calls, "", None)
+
+    def blame(self) -> None:
+        """Rank 0 has failed. Raises RanksEnded if that is because another one has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over, BLAME_S)
+        if self._is_over:
+            raise RanksEnded
+
+    def end(self) -> None:
+        """Kill all of them; returns when they are gone."""
+        with self._changed:
+            self._is_over = True
+        for each in self._ranks:
+            each.process.kill()
+        for each in self._ranks:
+            each.end()
+        if self._store >= 0:
+            os.close(self._store)
+
+    def _tell(self, kind: str, arrays: Sequence[Array] = (), **header: Any) -> None:
+        for each in self._ranks:
+            with suppress(OSError):  # Whoever watches it knows.
+                send(each.link, kind, arrays, **header)
+
+    def _await(self, step: int, what: str, deadline: float | None) -> None:
+        """Until all ranks have come to this step; deadline: None if they may compute for long."""
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+
+        def is_there() -> bool:
+            return self._is_over or all(each.step >= step for each in self._ranks)
+
+        with self._changed:
+            came = self._changed.wait_for(is_there, left_s)
+        if self._is_over:
+            raise RanksEnded
+        if not came:
+            self._lose(self._late(step, what))
+
+    def _late(self, step: int, what: str, more: str = "") -> RankLost:
+        missing = [str(each.rank) for each in self._ranks if each.step < step] or ["0"]
+        took_s = time.monotonic() - self._begun
+        who = f"rank {' and '.join(missing)} of {self.count}"
+        return RankLost(f"{who} took too long {what}: {took_s:.0f} s{more}")
+
+    def _lose(self, error: RankLost) -> None:
+        self.lost(error)
+        raise RanksEnded
+
+    # ------------------------------------------------------------ from those who watch
+
+    def lost(self, error: RankLost) -> None:
+        with self._changed:
+            is_news, self._is_over = not self._is_over, True
+            self._changed.notify_all()
+        if is_news:
+            self._fail(error)
+
+    def failed(self, event: TaskFailed) -> None:
+        """What the engine or the task of a rank has raised, unless another one has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over, BLAME_S)
+            is_news, self._is_over = not self._is_over, True
+            self._changed.notify_all()
+        if is_news:
+            self._post(event)
+
+    def came(self, rank: _Rank, step: int) -> None:
+        with self._changed:
+            rank.step = step
+            self._changed.notify_all()
+
+
+class _Rank:
+    """One of the later ranks, and the threads that watch it."""
+
+    def __init__(
+        self, owner: Ranks, rank: int, argv: Sequence[str], order: Mapping[str, Any]
+    ) -> None:
+        """Raises OSError."""
+        self.rank = rank
+        self.step = 0
+        self._owner = owner
+        self._last: deque[str] = deque(maxlen=LINES)
+        ours, theirs = socket.socketpair()
+        self.link = Connection(ours.detach())
+        with theirs:
+            fd = theirs.fileno()
+            self.process = subprocess.Popen(
+                # -P, as for every daemon: see `launch.base.argv`.
+                [sys.executable, "-P", "-m", "daemons.worker.rank", *argv, str(fd)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(fd, order["store"]),
+            )
+        send(self.link, "begin", **order)
+        self._threads = [
+            threading.Thread(target=does, name=f"rank-{rank}", daemon=True)
+            for does in (self._read_prints, self._watch)
+        ]
+
+    def watch(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def _read_prints(self) -> None:
+        """What it prints goes to our log, its last words among it."""
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for raw in lines:
+                line = raw.decode(errors="replace").rstrip("\n")
+                self._last.append(line[:LINE_CHARS_MAX])
+                log.info("%s", line, extra={"stream": "stderr", "rank": self.rank})
+
+    def end(self) -> None:
+        """It has been killed: wait for it, and for its threads."""
+        self.process.wait()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(DRAIN_S)
+        self.link.close()
+
+    def _watch(self) -> None:
+        # A process that it has left behind may hold the socket open.
+        pidfd = os.pidfd_open(self.process.pid)
+        try:
+            self._hear(pidfd)
+        finally:
+            os.close(pidfd)
+
+    def _hear(self, pidfd: int) -> None:
+        while ready := wait([self.link, pidfd], self._silent_s()):
+            try:
+                if self.link not in ready:
+                    raise EOFError
+                kind, header, _ = receive(self.link)
+            except (EOFError, OSError):
+                self._owner.lost(self._how_it_ended())
+                return
+            if kind == "at":
+                self._owner.came(self, header["step"])
+            elif kind == "failed":
+                failed = TaskFailed(f"rank {self.rank}: {header['error']}", header["detail"])
+                threading.Thread(target=self._owner.failed, args=(failed,), daemon=True).start()
+        silent = f"has said nothing for {self._owner.silent_s:g} s: it is stopped, or hangs"
+        self._owner.lost(RankLost(f"{self._named()} {silent}"))
+
+    def _silent_s(self) -> float | None:
+        """An import may hold up all threads for long: what begins has its own limit."""
+        return self._owner.silent_s if self.step >= BUILT else None
+
+    def _how_it_ended(self) -> RankLost:
+        self.process.kill()  # If it has only closed its socket.
+        status = self.process.wait()
+        self._threads[0].join(DRAIN_S)
+        by_signal = f"by {signal.Signals(-status).name}" if status < 0 else ""
+        how = f"was ended {by_signal}" if by_signal else f"has ended with exit code {status}"
+        return RankLost(
+            f"{self._named()} {how}", "\n".join(self._last), by_itself=status not in _KILLED
+        )
+
+    def _named(self) -> str:
+        return f"rank {self.rank} of {self._owner.count} (pid {self.process.pid})"
