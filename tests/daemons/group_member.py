@@ -29,6 +29,9 @@ from dlctl.roles.protocol.effects import (
 HOST = "127.0.0.1"
 COMES_S = 60.0
 SIZE = 1000
+_FORKS = multiprocessing.get_context("forkserver")
+"""Members come from one process that has torch: its import takes longer than what they are for."""
+_FORKS.set_forkserver_preload(["torch.distributed", "daemons.worker.group"])
 
 
 class _Pipe:
@@ -67,9 +70,8 @@ def _serve(pipe: Connection) -> None:
 class Member:
     def __init__(self, slot: int) -> None:
         self.slot = slot
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.pipe, theirs = _FORKS.Pipe()
+        self.process = _FORKS.Process(target=_serve, args=(theirs,), daemon=True)
         self.process.start()
         theirs.close()
         self._is_ready = False
