@@ -74,6 +74,7 @@ def test_one_is_listed_trains_is_set_live_and_survives_a_kill(place: Workplace) 
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_a_second_table_survives_the_deaths_of_server_worker_and_coordinator(
     place: Workplace,
 ) -> None:
@@ -108,6 +109,7 @@ def test_replicas_that_ask_each_other_need_no_servers(place: Workplace) -> None:
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_a_group_makes_its_sums_without_servers_and_without_the_dead(place: Workplace) -> None:
     place.job(stop=ENDLESS, workers=3, servers=0, algorithm=algorithm("toy-group"))
     place.start()

@@ -22,9 +22,9 @@ def versions(place: Workplace) -> dict[str, int]:
 
 @pytest.fixture
 def dead(place: Workplace) -> Workplace:
-    """A run with two servers and two workers, all of whose processes were killed."""
+    """A run with two servers and a worker, all of whose processes were killed."""
     place.task(pause_s=SLOW_S)
-    place.job(stop=ENDLESS, servers=2, workers=2)
+    place.job(stop=ENDLESS, servers=2)
     place.start()
     place.until_step(20)
     place.kill_at_once(place.processes())
@@ -100,6 +100,7 @@ def test_start_brings_back_what_is_whole(dead: Workplace) -> None:
     dead.nothing_left()
 
 
+@pytest.mark.long
 def test_without_a_shards_state_it_resumes_from_its_checkpoint_and_says_what_is_lost(
     place: Workplace,
 ) -> None:
