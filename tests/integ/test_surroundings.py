@@ -193,7 +193,7 @@ def test_training_goes_on_while_the_disk_is_full_and_saves_when_there_is_room(
 # ---------------------------------------------------------------- impatient people
 
 
-@pytest.mark.per_commit(1)
+@pytest.mark.long
 @pytest.mark.parametrize("after", ["the directory", "the daemons"])
 def test_a_start_that_is_killed_leaves_a_whole_run_or_none(place: Workplace, after: str) -> None:
     reached = {

@@ -81,7 +81,8 @@ def test_one_poisoned_worker_is_quarantined_and_the_others_finish(value, why, me
 
 def test_why_a_worker_is_quarantined_outlives_the_coordinator() -> None:
     job = job_file(workers=3, servers=2, nonfinite_steps_max=5, epochs=400.0)
-    simulation = Simulation(job, BadHost(np.nan), compute=STEPS)
+    compute = ComputeOptions(step_s=0.1)
+    simulation = Simulation(job, BadHost(np.nan), compute=compute)
     simulation.at(4.0, lambda: simulation.world.kill("coordinator"))
     simulation.request(10.0, "stop", {})
     outcome = simulation.run()
