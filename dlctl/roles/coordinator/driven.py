@@ -95,7 +95,7 @@ class DrivenMethod:
         """The journal."""
         number, clock = self._first
         return {
-            "number": number, "clock": clock, "results": self._results, "loss": repr(self._loss),
+            "number": number, "clock": clock, "results": [*self._results], "loss": repr(self._loss),
         }  # fmt: skip
 
     def state(self) -> Json:
