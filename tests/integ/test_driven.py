@@ -36,7 +36,7 @@ def weights_after(place: Workplace, *victims: str) -> np.ndarray:
     figures = place.run()["method"]
     assert figures["iteration"] == ITERATIONS, place.story()
     assert figures["loss"] < 0.5
-    deaths = [text for text in place.events("lost") + place.events("recover")]
+    deaths = [*place.events("lost"), *place.events("recover")]
     assert len(deaths) >= len(victims), place.story()
     checkpoint = max((place.directory / "ckpt").glob("*/manifest.json")).parent
     shards = [load_file(checkpoint / f"shard-{k}.safetensors")["w"] for k in (0, 1)]

@@ -70,7 +70,7 @@ class DrivenMethod:
         drives = lead.drive()
         assert drives is not None, "a method that the coordinator drives"
         self._drives = drives
-        self._state = lead.state()
+        self._snapshot = lead.state()
         """Of the newest snapshot."""
         self._first = (journal.get("number", 0), journal.get("clock", -1))
         """The numbers of operations, and of batches, before the first one behind it."""
@@ -100,7 +100,7 @@ class DrivenMethod:
 
     def state(self) -> Json:
         """The lead's, as the journal begins with it."""
-        return self._state
+        return self._snapshot
 
     @property
     def waits_for(self) -> str:
@@ -125,7 +125,7 @@ class DrivenMethod:
     def _take(self, request: Driving) -> None:
         """The next request of the generator, which is not begun yet."""
         while isinstance(request, Snapshot):
-            self._state, self._results = self.lead.state(), []
+            self._snapshot, self._results = self.lead.state(), []
             self._first = (self._number, self._clock)
             request = self._drives.send(None)
         self._request, self._is_begun = request, False
