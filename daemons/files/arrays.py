@@ -14,7 +14,6 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from daemons.files.file_receiver import FileReceiver
 from daemons.loop import Loop

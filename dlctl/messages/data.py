@@ -209,8 +209,8 @@ class Buffers(Message):
 class VectorOp(Message):
     """From the coordinator: operations on tables, which stay on the shards (`VectorRequest`).
 
-    Idempotent by `number`: of a repeat only those changes are made that were not. One that is older
-    than the newest is not answered.
+    Idempotent by `number`: of a repeat only those changes are made that were not, and nothing of
+    one that is older than the newest.
     """
 
     number: int
@@ -223,10 +223,12 @@ class VectorOp(Message):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class VectorResult(Message):
-    """This shard's parts of the sums."""
+    """This shard's parts of the sums; none of an operation that is older than the newest."""
 
     number: int
     shard: int
+    newest: int
+    """The number of the newest operation that has changed anything here."""
     sums: tuple[float, ...]
 
 

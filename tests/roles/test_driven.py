@@ -69,7 +69,7 @@ class Driver:
 
     def answers(self, number: int, *partials: tuple[float, ...]) -> None:
         for shard, sums in enumerate(partials):
-            self.driven.on_result(m.VectorResult(number, shard, sums), 0.0)
+            self.driven.on_result(m.VectorResult(number, shard, number, sums), 0.0)
 
     def portion(self, loss: float) -> None:
         taken = self.pool.take(0)
@@ -108,12 +108,12 @@ def test_answers_that_are_late_repeated_or_of_the_wrong_length_count_for_nothing
     driver.portion(1.0)
     driver.driven.advance(0.0)
     driver.answers(1, (5.0, 5.0), (5.0, 5.0))
-    driver.driven.on_result(m.VectorResult(2, 0, (5.0,)), 0.0)
-    driver.driven.on_result(m.VectorResult(2, 7, (5.0, 5.0)), 0.0)
+    driver.driven.on_result(m.VectorResult(2, 0, 2, (5.0,)), 0.0)
+    driver.driven.on_result(m.VectorResult(2, 7, 2, (5.0, 5.0)), 0.0)
     for _ in range(3):
-        driver.driven.on_result(m.VectorResult(2, 0, (1.0, 1.0)), 0.0)
+        driver.driven.on_result(m.VectorResult(2, 0, 2, (1.0, 1.0)), 0.0)
     assert driver.lead.rounds == 1
-    driver.driven.on_result(m.VectorResult(2, 1, (1.0, 1.0)), 0.0)
+    driver.driven.on_result(m.VectorResult(2, 1, 2, (1.0, 1.0)), 0.0)
     assert driver.lead.seen[-2:] == (2.0, 2.0)
 
 
@@ -183,3 +183,12 @@ def test_a_journal_of_another_method_is_one_error():
             Context(1.0), Counting(None), PortionPool(20, 10, limit=0), TABLES, SERVERS,
             {"results": [["1.0", "20"], ["1.0"]]},
         )  # fmt: skip
+
+
+def test_a_coordinator_that_has_lost_what_it_wrote_says_so_and_does_not_wait_for_ever():
+    driver = Driver()
+    driver.portion(1.0)
+    driver.portion(2.0)
+    driver.driven.advance(0.0)
+    with pytest.raises(DlctlError, match="has done vector operation 9"):
+        driver.driven.on_result(m.VectorResult(1, 0, 9, ()), 0.0)

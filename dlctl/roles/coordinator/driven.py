@@ -187,8 +187,16 @@ class DrivenMethod:
             self.context.ask(("vector", shard), f"server-{shard}", op, now)
 
     def on_result(self, result: m.VectorResult, now: float) -> None:
-        """Raises DlctlError for a request of the method that nobody can do."""
+        """Raises DlctlError for a request of the method that nobody can do, or if a shard has done
+        more than this coordinator knows of: its host has lost what was written.
+        """
         request = self._request
+        if result.newest > self._number:
+            raise DlctlError(
+                f"server-{result.shard} has done vector operation {result.newest}, and the records "
+                f"of the coordinator end at {self._number}: its disk has lost the rest",
+                hint="dlctl start goes on from the newest checkpoint",
+            )
         if not self._is_begun or not isinstance(request, VectorRequest):
             return
         if result.number != self._number or result.shard in self._partials:

@@ -317,8 +317,8 @@ class Server:
         if serving is None or self._vectors is None or not self._is_open_to_changes(serving):
             return
         sums = self._vectors.run(message)
-        if sums is not None:
-            self.context.send(COORDINATOR, m.VectorResult(message.number, serving.index, sums))
+        of = (message.number, serving.index, self._vectors.newest)
+        self.context.send(COORDINATOR, m.VectorResult(*of, sums))
 
     def _is_open_to_changes(self, serving: ShardProtocol) -> bool:
         return serving.initialised and not self._restoring and not serving.last_checkpoint

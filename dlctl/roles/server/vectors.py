@@ -31,15 +31,20 @@ class Vectors:
     def __init__(self, tables: Sequence[TableShard]) -> None:
         self._tables: Mapping[str, TableShard] = {table.name: table for table in tables}
 
-    def run(self, message: VectorOp) -> tuple[float, ...] | None:
-        """Make the changes that are not made yet; returns the sums. None for an older message than
-        the newest: nobody waits for it any more. Raises RemoteProtocolError.
+    @property
+    def newest(self) -> int:
+        """The number of the newest message that has changed anything; 0: none has."""
+        return max(0, *(table.newest_op // OPS_MAX for table in self._tables.values()))
+
+    def run(self, message: VectorOp) -> tuple[float, ...]:
+        """Make the changes that are not made yet; returns the sums. Of an older message than the
+        newest nothing is done: nobody waits for it any more. Raises RemoteProtocolError.
         """
         changes, sums = self._parse(message)
+        if self.newest > message.number:
+            return ()
         first = message.number * OPS_MAX
         newest = max(table.newest_op for table in self._tables.values())
-        if newest >= first + OPS_MAX:
-            return None
         for number, change in enumerate(changes, first):
             if number > newest:
                 self._change(change, number)
