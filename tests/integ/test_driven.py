@@ -15,6 +15,7 @@ ALGORITHM = f'name = "sandblaster"\niterations = {ITERATIONS}\ngradient_norm_min
 STEPS_PER_BATCH = 32
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_the_trajectory_does_not_depend_on_whose_death_comes_when(place: Workplace) -> None:
     """Two runs of one job: one that is left alone, one whose daemons are killed one by one."""
