@@ -194,7 +194,8 @@ class ReplicaSide(ABC):
         """All that has to be saved of a replica, by name, between a push and the step that follows.
 
         With it, and the parameters, `restore` goes on exactly where this one was. The parameters
-        are on the servers, or the worker role saves and restores them (`Shape.model`).
+        are on the servers, or the worker role saves and restores them (`Shape.model`); so it does
+        `rng`. No name may be "w", "averaged", "constant" or "dice", which are the role's.
         """
         return {"residual": self.residual}
 
