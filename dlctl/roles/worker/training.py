@@ -92,8 +92,11 @@ class Training:
         self.collecting = collecting
         if collecting is not None:
             collecting.finished = self._on_collected
-        self.asking = Asking(context, identity, members) if members else None
-        self.answering = Answering(context, identity, members, side) if members else None
+        self.asking: Asking | None = None
+        self.answering: Answering | None = None
+        if members is not None:
+            self.asking = Asking(context, identity, members, len(side.parameters))
+            self.answering = Answering(context, identity, members, side)
         self._services: dict[type[Need], Service[Any]] = {
             NextData: self.computing,
             Gradient: self.computing,
@@ -294,7 +297,7 @@ class Training:
         values |= self.pacing.metrics(now)
         if self.computing.loss is not None:
             values["loss"] = round(self.computing.loss, 6)
-        values["repeated"] = self.context.retries.repeated
+        values["repeated"] = self.context.repeated
         # Who says that it has none has been told that all which it has done is noted.
         values["portions"] = self.portions.not_done() + self.context.retries.count("portion")
         if self.asking is not None and self.answering is not None:

@@ -8,7 +8,6 @@ while a gradient is computed, and nothing is answered by a process whose slot ha
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +41,7 @@ def bytes_max(size: int) -> int:
     return MODELS_MAX * 4 * size + MARGIN_BYTES
 
 
-def fault(payload: m.Packed, nbytes_max: float) -> str:
+def fault(payload: m.Packed, nbytes_max: int) -> str:
     """Why these arrays can be neither a question nor an answer; "" if they can."""
     if payload.kind != RAW:
         return f"its arrays are packed as {payload.kind:.20}"
@@ -51,7 +50,7 @@ def fault(payload: m.Packed, nbytes_max: float) -> str:
     if payload.length != sum(array.size for array in payload.arrays):
         return f"it has other than {payload.length} elements"
     if payload.nbytes > nbytes_max:
-        return f"it has {payload.nbytes} bytes; at most {nbytes_max:.0f}"
+        return f"it has {payload.nbytes} bytes; at most {nbytes_max}"
     strange = [str(a.dtype) for a in payload.arrays if a.dtype not in wire.DTYPES]
     return f"{strange[0]} is no type that can be sent" if strange else ""
 
@@ -125,10 +124,8 @@ class Members:
 class Asking:
     """Serves `Ask`: one question at a time."""
 
-    def __init__(
-        self, context: Context, identity: Identity, members: Members, size: int | None = None
-    ) -> None:
-        """size: elements of the model, which answers are measured by; None: of any size."""
+    def __init__(self, context: Context, identity: Identity, members: Members, size: int) -> None:
+        """size: elements of the model, which questions and answers are measured by."""
         self.context = context
         self.identity = identity
         self.members = members
@@ -136,17 +133,12 @@ class Asking:
         """Questions that came to nothing."""
         # An answer waits for the end of a step: that says nothing of how soon others answer.
         self._outstanding = context.measures_apart()
-        self._bytes_max = math.inf if size is None else bytes_max(size)
+        self._bytes_max = bytes_max(size)
         self._number = 0
         self._asked: tuple[int, int] | None = None
         """(slot, epoch) of whom it waits for."""
         self._until = 0.0
         self._answer: tuple[m.Array, ...] | None = None
-
-    @property
-    def repeated(self) -> int:
-        """Questions that were sent again so far."""
-        return self._outstanding.repeated
 
     def begin(self, need: Ask, now: float) -> None:
         """Raises TypeError for a question that nobody would take."""
