@@ -17,7 +17,7 @@ of state lies in attributes, so that it can be saved, restored and changed live 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -215,9 +215,11 @@ class ReplicaSide(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} answers nobody")
 
-    def leave(self) -> Iterator[Need]:
-        """What is still to be done before this replica leaves the run; gradients cannot be had."""
-        return iter(())
+    def leave(self) -> Iterable[Need]:
+        """What is still to be done before this replica leaves the run; gradients cannot be had. A
+        generator is resumed with what it asks for.
+        """
+        return ()
 
 
 # ---------------------------------------------------------------- servers
