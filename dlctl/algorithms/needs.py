@@ -135,8 +135,8 @@ class Read(Need):
     wait: bool
     at_least: int = 0
     after_own: bool = False
-    """Not before every push of this replica to this table so far is settled: it reads its own
-    writes."""
+    """With every push of this replica to this table so far settled: it reads its own writes. It is
+    asked for behind them at once, so that `Write` and such a `Read` take one round trip."""
     table: str = PARAMETERS
     ranges: tuple[Range, ...] = ()
     """Of the table; (): all of it."""

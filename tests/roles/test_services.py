@@ -242,16 +242,13 @@ def test_a_read_of_the_whole_model_is_not_answered_by_one_of_a_range() -> None:
     assert at.model.tolist() == [2] * SIZE
 
 
-def test_a_read_after_own_writes_waits_until_they_are_settled() -> None:
+def test_a_read_after_own_writes_is_asked_at_once_and_waits_at_the_shards() -> None:
+    """A write and such a read take one round trip."""
     at = replica(READ, Write(vector=ONES.copy()), Read(wait=True, after_own=True))
     at.answer_all(at.of(m.Fetch), 0.0)
-    first, second = at.of(m.Push)
-    assert at.training.phase() == "pushing before it fetches"
-    at.ack(first, 0, HELD)
-    at.ack(second, 1)
-    assert len(at.of(m.Fetch)) == SERVERS
-    at.ack(first, 0)
-    assert len(at.of(m.Fetch)) == 2 * SERVERS
+    assert len(at.of(m.Push)) == SERVERS
+    assert [fetch.after for fetch in at.of(m.Fetch)] == [0] * SERVERS + [1] * SERVERS
+    assert at.training.phase() == "fetching"
     at.answer_all(at.of(m.Fetch), 1.0)
     assert len(at.log) == 3
 
@@ -260,7 +257,7 @@ def test_own_writes_to_another_table_are_not_waited_for() -> None:
     seen = np.zeros(CELLS, np.float32)
     at = replica(READ, Write(table="seen", vector=seen), Read(wait=True, after_own=True))
     at.answer_all(at.of(m.Fetch), 0.0)
-    assert len(at.of(m.Fetch)) == 2 * SERVERS
+    assert [fetch.after for fetch in at.of(m.Fetch)] == [0] * 2 * SERVERS
 
 
 def test_after_own_is_not_answered_by_a_read_from_before_the_push() -> None:
@@ -301,24 +298,12 @@ def test_nothing_that_is_not_waited_for_waits(later: Read) -> None:
     assert isinstance(at.need, NextData)
     at.answer_all(at.of(m.Fetch), 1.0)
     assert at.model.tolist() == [1] * SIZE
-    for shard, each in enumerate(at.of(m.Push)):
-        at.ack(each, shard)
     behind = at.of(m.Fetch)[2 * SERVERS :]
     assert [fetch.clock_min for fetch in behind] == [later.at_least] * SERVERS
+    assert [fetch.after for fetch in behind] == [int(later.after_own)] * SERVERS
     at.answer_all(behind, 2.0, clock=9)
     assert at.model.tolist() == [2] * SIZE
     assert at.side.view == View(9, 9)
-
-
-def test_a_read_after_own_writes_does_not_wait_for_those_that_come_later() -> None:
-    push = [Write(vector=ONES.copy()) for _ in range(2)]
-    at = replica(READ, push[0], Read(wait=False, after_own=True), push[1], NextData())
-    at.answer_all(at.of(m.Fetch), 0.0)
-    assert len(at.of(m.Push)) == 2 * SERVERS
-    for shard, each in enumerate(at.of(m.Push)[:SERVERS]):
-        assert len(at.of(m.Fetch)) == SERVERS
-        at.ack(each, shard)
-    assert len(at.of(m.Fetch)) == 2 * SERVERS
 
 
 def test_reads_that_have_to_wait_are_fetched_as_one_that_is_as_good_as_each() -> None:

@@ -21,11 +21,10 @@ class _Reading:
     table: int
     at_least: int
     ranges: tuple[Range, ...]
-    behind: int
-    """The newest write that has to be settled before; -1: none."""
+    after_own: bool
     waits: bool
     includes: int = -1
-    """All writes up to this one had been settled when it was asked for."""
+    """All writes up to this one are in it."""
     asked: list[Fetched] = field(default_factory=list)
     """One for each range; [] while it is not under way."""
 
@@ -34,10 +33,10 @@ class _Reading:
 
     def serves(self, other: _Reading) -> bool:
         """Whether it is as good as `other`, a new one: it is if it is of the whole model, waits for
-        no smaller clock, and was not begun before a push that has to be in it.
+        no smaller clock, and has all pushes in it that have to be.
         """
         is_whole = not self.ranges and not other.ranges
-        return is_whole and self.at_least >= other.at_least and self.includes >= other.behind
+        return is_whole and self.at_least >= other.at_least and self.includes >= other.includes
 
     def take_in(self, other: _Reading) -> None:
         """Before it is under way: be as good as both."""
@@ -45,7 +44,7 @@ class _Reading:
         both = dict.fromkeys((*self.ranges, *other.ranges))
         self.ranges = () if is_whole else tuple(both)
         self.at_least = max(self.at_least, other.at_least)
-        self.behind = max(self.behind, other.behind)
+        self.after_own = self.after_own or other.after_own
         self.waits = self.waits or other.waits
 
     def view(self) -> View:
@@ -87,10 +86,11 @@ class Reading:
         if need.into == "beside" and not need.wait:
             raise ValueError("what is read beside the model is waited for")
         self._need, self._result = need, None
-        behind = self.writing.number if need.after_own else -1
-        read = _Reading(table, need.at_least, need.ranges, behind, need.wait)
+        includes = self.writing.number if need.after_own else -1
+        read = _Reading(table, need.at_least, need.ranges, need.after_own, need.wait, includes)
         if need.into == "beside":
             self._beside = read
+            self._ask(read, whole=True)
         elif self._wanted is not None:
             self._wanted.take_in(read)
         elif self._placing is None or not self._placing.serves(read):
@@ -98,24 +98,22 @@ class Reading:
         self.go_on(now)
 
     def go_on(self, now: float) -> None:
-        """Ask for what is wanted, if nothing is before it."""
-        if self._beside and not self._beside.asked:
-            self._ask(self._beside, whole=True)
-        if self._wanted and self._placing is None and self._ask(self._wanted, whole=False):
+        """Ask for what is wanted, if nothing is under way."""
+        if self._wanted is not None and self._placing is None:
             self._placing, self._wanted = self._wanted, None
+            self._ask(self._placing, whole=False)
             self.pacing.fetch_began(now, waits=self._placing.waits)
 
-    def _ask(self, read: _Reading, *, whole: bool) -> bool:
-        """Whether it is under way now: what has to be in it was pushed before, and is settled."""
-        read.includes = self.writing.settled_until(read.table)
-        if read.includes < read.behind:
-            return False
+    def _ask(self, read: _Reading, *, whole: bool) -> None:
+        settled = self.writing.settled_until(read.table)
+        read.includes = self.writing.number if read.after_own else settled
         parts: tuple[Range | None, ...] = read.ranges or (None,)
         read.asked = [
-            self.fetcher.start(read.at_least, table=read.table, part=part, whole=whole)
+            self.fetcher.start(
+                read.at_least, table=read.table, part=part, whole=whole, after_own=read.after_own
+            )
             for part in parts
         ]
-        return True
 
     def poll(self, now: float) -> tuple[bool, View | None]:
         need = self._need
@@ -139,9 +137,8 @@ class Reading:
         return not waits or (self._placing is None and self._wanted is None)
 
     def phase(self) -> Phase:
-        read = self._beside or self._placing or self._wanted
-        if read is None or not read.asked:
-            return Phase("pushing before it fetches")
+        read = self._beside or self._placing
+        assert read is not None
         late = {c.peer for f in read.asked for c in f.clients if c.shard not in f.clocks}
         return Phase("fetching", tuple(sorted(late)))
 
