@@ -27,7 +27,8 @@ import numpy as np
 from dlctl import messages
 from dlctl.algorithms.needs import PARAMETERS, Need, View
 from dlctl.compress.base import Delta
-from dlctl.config import Choice, JobFile
+from dlctl.config import COUNT_MAX, Choice, JobFile
+from dlctl.errors import DlctlError
 from dlctl.flat import Layout
 from dlctl.messages import REFUSED, Array
 from dlctl.optim.base import Optimizer
@@ -56,9 +57,12 @@ class Table:
     name: str
     rule: Rule
     size: Callable[[Layout], int] = whole
-    """Elements."""
+    """Elements, at least one."""
 
 
+PEERS_MAX = 512
+"""Workers that ask each other. Of each the others are told its address and its key, and there is a
+limit to the header that these are in (`wire.HEADER_BYTES_MAX`)."""
 MODEL = Table(name=PARAMETERS, rule="optimizer")
 
 
@@ -91,6 +95,20 @@ class Shape:
     @property
     def needs_servers(self) -> bool:
         return bool(self.tables)
+
+    @property
+    def workers_max(self) -> int:
+        """The list of those who ask each other has to fit into one message."""
+        return PEERS_MAX if "peers" in self.links else COUNT_MAX
+
+    def check_sizes(self, layout: Layout) -> None:
+        """Raises DlctlError for a table that would be empty with this model."""
+        for table in self.tables:
+            if (size := table.size(layout)) < 1:
+                raise DlctlError(
+                    f'the method\'s table "{table.name}" has {size} elements with this model',
+                    hint="its size() must be 1 or more",
+                )
 
     def table(self, name: str) -> int:
         """The number of a table. Raises KeyError."""

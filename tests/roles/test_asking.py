@@ -174,7 +174,9 @@ def test_what_the_method_does_not_take_is_an_error_and_not_an_answer(pair):
 def test_answers_of_others_and_to_other_questions_are_dropped(pair):
     one, other = pair
     old = answer_of(other, ask(one))
-    ask(one)
+    question = ask(one)
+    before = m.Answer(1, 0, question.request, "", old.payload)
+    one.asking.on_answer("worker-1", before, 0.0)  # Of an old epoch.
     one.asking.on_answer("worker-1", old, 0.0)
     one.asking.on_answer("worker-2", old, 0.0)
     assert one.asking.poll(0.0) == (False, None)
