@@ -310,7 +310,7 @@ def test_a_method_that_answers_nobody_does_not_fall_over(pair):
     given(other, NotImplementedError("Echo answers nobody"))
     answer = answer_of(other, question)
     assert answer.error == f"{Echo.__module__}: Echo answers nobody"
-    assert other.answering.refused == 1
+    assert other.answering.served == 0
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ class Asking:
 
     def poll(self, now: float) -> tuple[bool, tuple[m.Array, ...] | None]:
         if self._asked is not None and (now >= self._until or self._has_left(*self._asked)):
-            self.cancel()
+            self._give_up()
         self.context.do(*self._outstanding.due(now))
         return self._asked is None, self._answer
 
@@ -184,7 +184,7 @@ class Asking:
             return
         wrong = fault(answer.payload, self._bytes_max)
         if answer.error or wrong:
-            self.cancel()
+            self._give_up()
         else:
             self._outstanding.done(self._key(), now)
             self._asked, self._answer = None, answer.payload.arrays
@@ -200,7 +200,7 @@ class Asking:
         repeat = self._outstanding.deadline()
         return self._until if repeat is None else min(self._until, repeat)
 
-    def cancel(self) -> None:
+    def _give_up(self) -> None:
         if self._asked is not None:
             self.unanswered += 1
             self._outstanding.drop(self._key())
@@ -218,8 +218,6 @@ class Answering:
         self.members = members
         self.side = side
         self.served = 0
-        self.refused = 0
-        """Questions that the method does not take, or has no answer to that could be sent."""
         self._bytes_max = bytes_max(len(side.parameters))
         self._waiting: dict[int, tuple[Peer, m.Ask]] = {}
         """Slot -> its newest question, not answered yet."""
@@ -301,10 +299,7 @@ class Answering:
             if why:  # It would never leave, and whoever asks would wait for nothing.
                 payload, why = pack(()), f"{where} cannot send its answer: {why}"
                 self.context.note("warning", why)
-        if why:
-            self.refused += 1
-        else:
-            self.served += 1
+        self.served += not why
         return self._reply(ask, payload, why[:ERROR_CHARS_MAX])
 
     def _reply(self, ask: m.Ask, payload: m.Packed | None = None, error: str = "") -> m.Answer:

@@ -145,9 +145,6 @@ class Reading:
     def deadline(self) -> float | None:
         return None
 
-    def cancel(self) -> None:
-        self._need = None
-
     # ------------------------------------------------------------ arrivals
 
     def arrived(self, now: float) -> None:

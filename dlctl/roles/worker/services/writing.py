@@ -121,9 +121,6 @@ class Writing:
     def deadline(self) -> float | None:
         return None
 
-    def cancel(self) -> None:
-        self._need = None
-
     def settled_until(self, table: int) -> int:
         """All writes to a table up to this number are settled."""
         under_way = (n for n, pushed in self._under_way.items() if pushed.table == table)
