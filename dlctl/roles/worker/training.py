@@ -79,7 +79,7 @@ class Training:
         self.bad_gradients = BadGradients(push_norm_max)
         self.writing = Writing(
             context, identity, tables, method.shape, compressor, send_queue, self.portions,
-            self.bad_gradients, self.pacing, self.rates, side.parameters, self._push_buffers,
+            self.bad_gradients, self.pacing, self.rates, side.parameters, self._on_pushed,
         )  # fmt: skip
         self.reading = Reading(self.fetcher, side, method.shape, self.pacing, self.writing)
         self.computing = Computing(
@@ -144,12 +144,10 @@ class Training:
             return
         self.reading.arrived(now)
         self.fetcher.model_changes(self.side.changes_parameters())
-        if not self.is_at_work():
-            # Never while a gradient is computed: it would be of no parameters at all.
-            self.reading.place()
-            if self.answering is not None:
-                self.answering.serve()
+        self._place_arrivals()
         self.reading.go_on(now)
+        if self.answering is not None and not self.is_at_work():
+            self.answering.serve()
         if self._need is None and not self.parked:
             self._resume(None, now)
         while not self.parked:
@@ -245,6 +243,11 @@ class Training:
 
     # ------------------------------------------------------------ what happens
 
+    def _place_arrivals(self) -> None:
+        """Never while a gradient is being computed: it would be of no parameters at all."""
+        if not self.is_at_work():
+            self.reading.place()
+
     def on_computed(self, event: Computed, now: float) -> None:
         self.computing.on_computed(event, now)
 
@@ -256,6 +259,9 @@ class Training:
         number = self.writing.on_ack(ack, now)
         if number is not None:
             self.computing.report_done(self.portions.settled(number), now)
+
+    def _on_pushed(self) -> None:
+        self._push_buffers()
 
     def _on_collected(self) -> None:
         """A sum may be all that a replica does while it has no data: it hears of that again."""

@@ -15,7 +15,7 @@ from dlctl.roles.worker.services.writing import Writing
 
 
 @dataclass(slots=True)
-class _Reading:
+class OneRead:
     """A read, wanted or under way."""
 
     table: int
@@ -31,14 +31,14 @@ class _Reading:
     def is_here(self) -> bool:
         return bool(self.asked) and all(fetched.complete for fetched in self.asked)
 
-    def serves(self, other: _Reading) -> bool:
+    def serves(self, other: OneRead) -> bool:
         """Whether it is as good as `other`, a new one: it is if it is of the whole model, waits for
         no smaller clock, and has all pushes in it that have to be.
         """
         is_whole = not self.ranges and not other.ranges
         return is_whole and self.at_least >= other.at_least and self.includes >= other.includes
 
-    def take_in(self, other: _Reading) -> None:
+    def take_in(self, other: OneRead) -> None:
         """Before it is under way: be as good as both."""
         is_whole = not self.ranges or not other.ranges
         both = dict.fromkeys((*self.ranges, *other.ranges))
@@ -68,11 +68,11 @@ class Reading:
         self.has_parameters = False
         """Whether anything has been read into the model yet; without it nothing is computed."""
         self._need: Read | None = None
-        self._placing: _Reading | None = None
+        self._placing: OneRead | None = None
         """The read into the model that is under way."""
-        self._wanted: _Reading | None = None
+        self._wanted: OneRead | None = None
         """The next one."""
-        self._beside: _Reading | None = None
+        self._beside: OneRead | None = None
         self._result: View | None = None
 
     # ------------------------------------------------------------ the service
@@ -87,7 +87,7 @@ class Reading:
             raise ValueError("what is read beside the model is waited for")
         self._need, self._result = need, None
         includes = self.writing.number if need.after_own else -1
-        read = _Reading(table, need.at_least, need.ranges, need.after_own, need.wait, includes)
+        read = OneRead(table, need.at_least, need.ranges, need.after_own, need.wait, includes)
         if need.into == "beside":
             self._beside = read
             self._ask(read, whole=True)
@@ -104,7 +104,7 @@ class Reading:
             self._ask(self._placing, whole=False)
             self.pacing.fetch_began(now, waits=self._placing.waits)
 
-    def _ask(self, read: _Reading, *, whole: bool) -> None:
+    def _ask(self, read: OneRead, *, whole: bool) -> None:
         settled = self.writing.settled_until(read.table)
         read.includes = self.writing.number if read.after_own else settled
         parts: tuple[Range | None, ...] = read.ranges or (None,)
