@@ -358,7 +358,8 @@ class Player:
             number, index, _ = key
             table = self.shards.tables[number]
             shard, side = table.shards[index], table.sides[index]
-            if not side.may_read(fetch.slot, fetch.clock_min):
+            has_own = self.training.tables[number][index].settled() >= fetch.after
+            if not (has_own and side.may_read(fetch.slot, fetch.clock_min)):
                 continue
             del self._fetching[key]
             self.fetches += (number, index) == (0, 0)
