@@ -818,7 +818,9 @@ def stale_clock_in_a_reply(patch: Patch) -> None:
     patch.setattr(TableShard, "_answer_fetch", answer)
 
 
-@mutant("a read does not wait for this replica's own pushes", "AssertionError", scenario="toys")
+@mutant(
+    "a read does not wait for this replica's own pushes", "AssertionError", scenario="toys", first=1
+)
 def own_pushes_are_not_waited_for(patch: Patch) -> None:
     honest = TableShard._may_answer
     patch.setattr(TableShard, "_may_answer", lambda self, f: honest(self, replace(f, after=0)))
@@ -928,7 +930,7 @@ def what_is_buffered_is_dropped(patch: Patch) -> None:
 
 @mutant(
     "the clock of the lead begins anew with its coordinator", "LeadChecker", scenario="toys",
-    first=15,
+    first=25,
 )  # fmt: skip
 def the_lead_forgets_its_clock(patch: Patch) -> None:
     def restore_lead(self, lead):
