@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType
 
 from dlctl.algorithms import needs
-from dlctl.algorithms.base import Method, ReplicaSide
+from dlctl.algorithms.base import Lead, Method, ReplicaSide
 from dlctl.algorithms.needs import PARAMETERS, Ask, Collective, Engine, Need, Read, Write
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
@@ -29,6 +29,9 @@ def faults_of(method: Method) -> list[str]:
         found.append("only the parameters can follow the servers' optimiser")
     if bool(names) != (method.shard is not None):
         found.append("it needs a shard side if it has tables, and none without")
+    asks = method.shard is not None and method.shard.asks_lead
+    if asks and method.lead.quorum is Lead.quorum:
+        found.append("its shard side asks the lead which pushes count, and the lead has no quorum")
     asked = needs_of(method.replica)
     for kinds, has_it, what in (
         ({Read, Write}, bool(names), "reads or writes, and declares no tables"),

@@ -48,6 +48,7 @@ from dlctl.roles.protocol.restore import Restoring
 from dlctl.roles.protocol.saving import Saving
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.server.abuse_guard import AbuseGuard
+from dlctl.roles.server.quorum import AsksLead
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.space import Space
 from dlctl.roles.server.table_shard import TableShard
@@ -89,6 +90,7 @@ class Server:
         self._wanted: dict[str, Any] = {}
         """Live settings so far."""
         self._vectors: Vectors | None = None
+        self._asks_lead: AsksLead | None = None
         self._saving = Saving(self.context, birth.name)
         self._lifeline = Watchdog()
         self._gathering = Restoring(self.context)
@@ -128,12 +130,15 @@ class Server:
             case StopRequested(reason):
                 self._close()
                 self.context.do(Exit(0, reason))
+        if self._asks_lead is not None:
+            self._asks_lead.tell_if_due(now)
         self._report_if_due(now)
         return self.context.clear()
 
     def deadline(self) -> float | None:
         times = [self.context.retries.deadline(), self._report_at if self._welcome else None]
         times += [self._lifeline.deadline(), self._gathering.deadline(), self._room.deadline()]
+        times += [self._asks_lead.deadline()] if self._asks_lead is not None else []
         return min((t for t in times if t is not None), default=None)
 
     def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
@@ -201,6 +206,8 @@ class Server:
                 return
             self._room.found()
             self._vectors = Vectors(self.serving.shard)
+            if self.serving.side.asks_lead:
+                self._asks_lead = AsksLead(self.context, self.serving)
             self._apply(self._wanted)
             if message.restore and not message.keep:
                 self._restore(self.serving)
@@ -311,6 +318,10 @@ class Server:
         if self.serving is not None:
             self.serving.on_members(frozenset(message.slots))
 
+    def _on_decided(self, message: m.Decided, now: float) -> None:
+        if self._asks_lead is not None:
+            self._asks_lead.on_decided(message)
+
     def _on_vector_op(self, message: m.VectorOp, now: float) -> None:
         if self.serving is not None and self._vectors is not None:
             partial = self._vectors.run(message)
@@ -405,10 +416,12 @@ class Server:
         if self.serving.last_checkpoint:
             return "closed for the last checkpoint", ""
         for table in self.serving.tables:
+            of = f' of table "{table.name}"' if table.table else ""
+            what = f"holding step {table.shard.version}{of}"
             if slots := sorted(table.side.waits_for()):
-                of = f' of table "{table.name}"' if table.table else ""
-                what = f"holding step {table.shard.version}{of}"
                 return what, ", ".join(f"worker-{slot}" for slot in slots)
+            if table.side.held():
+                return what, COORDINATOR
         return "serving", ""
 
     def _report_if_due(self, now: float) -> None:
@@ -427,6 +440,7 @@ class Server:
         m.Members: _on_members,
         m.Guests: _on_guests,
         m.VectorOp: _on_vector_op,
+        m.Decided: _on_decided,
         m.Change: _on_change,
         m.Save: _on_save,
         m.Reopen: lambda self, message, now: self.serving and self.serving.reopen(message.last),
