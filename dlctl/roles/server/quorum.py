@@ -31,14 +31,14 @@ class AsksLead:
         A shard that is closed, or has no values yet, takes part in no decision.
         """
         if not self.serving.initialised or self.serving.last_checkpoint:
-            self._due_at = None
+            self._told = self._due_at = None
             return
         held = (self.serving.shard.version, self.serving.side.held())
         resend_s = self.context.retries.resend_s
         if held != self._told:
             self._told, self._pause_s = held, resend_s
             self._number += 1
-        elif self._due_at is None or now < self._due_at:
+        elif self._due_at is not None and now < self._due_at:
             return
         else:
             self._pause_s = min(2 * self._pause_s, PAUSE_MAX * resend_s)
@@ -46,6 +46,10 @@ class AsksLead:
         clock, pushes = held
         of = (self.serving.index, self.serving.generation)
         self.context.send(COORDINATOR, m.Holding(*of, self._number, clock, packed(pushes)))
+
+    def tell_again(self, now: float) -> None:
+        """What was said may be lost, or the coordinator is a new one."""
+        self._due_at = now
 
     def deadline(self) -> float | None:
         return self._due_at

@@ -111,6 +111,8 @@ class Server:
             case Reconnected(peer, lost_at):
                 self._report_at = now  # The coordinator learns from it whose connection it is.
                 self.context.again(peer, lost_at, now)
+                if self._asks_lead is not None:
+                    self._asks_lead.tell_again(now)
             case DeadlineReached():
                 self.context.do(*self.context.retries.due(now))
                 self._gathering.on_deadline(now)
@@ -130,9 +132,9 @@ class Server:
             case StopRequested(reason):
                 self._close()
                 self.context.do(Exit(0, reason))
-        if self._asks_lead is not None:
-            self._asks_lead.tell_if_due(now)
         self._report_if_due(now)
+        if self._asks_lead is not None:  # Behind a report: by that we are known.
+            self._asks_lead.tell_if_due(now)
         return self.context.clear()
 
     def deadline(self) -> float | None:
