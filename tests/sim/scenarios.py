@@ -18,6 +18,7 @@ from simulated import (
     FullAtDrain,
     FullAtEnd,
     FullAtRelease,
+    KillAtDecision,
     StopAtWork,
     job_file,
     ledger_checkers,
@@ -390,6 +391,8 @@ def toys(seed: int) -> Simulation:
         checkers=checkers,
     )  # fmt: skip
     simulation.world.groups.torn = 0.1
+    if name == "toy-quorum" and seed % 4 == 1:
+        KillAtDecision(simulation, 2 + seed % 3, f"server-{seed // 12 % SERVERS}")
     return simulation
 
 
