@@ -10,8 +10,8 @@ order, as their mean weighted by samples. All others of step t, and those before
 - A server that dies loses what it held. The next one waits for the chosen pushes: living workers
   send them again. Of those whose worker has died, too, it does without. This is the one case where
   two shards differ: as in every method, of a dead worker's last push some shards may have a part.
-- After a checkpoint shards may stand at different steps, as it is not of one moment. The lead
-  decides for the newest one only, and all others pass over to it.
+- After a checkpoint shards may stand at different steps, as it is not of one moment. Those that are
+  behind are told to pass over to the newest one: a decision for the step before it, without pushes.
 - A refused push has come, and its worker waits for the step: it may be chosen, and the step is made
   without it on the shard that has refused it.
 
@@ -25,12 +25,12 @@ from typing import Any, ClassVar
 
 from dlctl import messages
 from dlctl.algorithms.base import Decision, Outcome
-from dlctl.algorithms.sync import Held, Holding
+from dlctl.algorithms.sync import Held, HoldingSide
 from dlctl.messages import HELD, LATE, REFUSED
 from dlctl.shards.base import Shard
 
 
-class Chosen(Holding):
+class Chosen(HoldingSide):
     """Holds the pushes of step t until the lead has chosen, and makes it with these."""
 
     asks_lead: ClassVar[bool] = True

@@ -119,7 +119,7 @@ class Held(NamedTuple):
         return Outcome(push.slot, push.epoch, push.seq, kind, reason=self.reason)
 
 
-class Holding(ShardSide):
+class HoldingSide(ShardSide):
     """Holds the pushes of a step until it is made, whoever says when: its clock is the step."""
 
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
@@ -161,7 +161,7 @@ class Holding(ShardSide):
         return [h.outcome(REFUSED if h.gradient is None else APPLIED) for h in held]
 
 
-class Barrier(Holding):
+class Barrier(HoldingSide):
     """Holds the pushes of step t until all who are due have come."""
 
     def __init__(self, options: Options, shard: Shard) -> None:

@@ -192,11 +192,13 @@ def test_a_shard_that_a_checkpoint_has_left_behind_passes_over_to_the_newest_ste
     assert Asking(keeping, 2, keep=True).version == 6
 
 
-def test_a_step_of_nobody_is_passed_over_and_kept() -> None:
+def test_steps_of_nobody_are_passed_over_and_kept() -> None:
     keeping = Keeping()
     server = Asking(keeping)
     assert holdings(server.tell(decided(0, [(0, 1)], gone=[(0, 1)]))) == [(1, [])]
-    assert (server.w, Asking(keeping, 2, keep=True).version) == ([0, 0, 0, 0], 1)
+    assert server.pushes(1, 0, clock=7) == [(0, HELD)]
+    assert holdings(server.tell(decided(6, []))) == [(7, [[7, 1, 1]])]
+    assert (server.w, Asking(keeping, 2, keep=True).version) == ([0, 0, 0, 0], 7)
 
 
 def test_a_refused_push_has_come_and_is_not_in_the_mean() -> None:
@@ -432,10 +434,13 @@ def test_the_next_coordinator_stands_by_what_was_decided_and_waits_for_all_shard
     assert second.told() == both(1, [[1, 1], [2, 1]])
 
 
-def test_after_a_checkpoint_the_newest_step_is_decided_for_all() -> None:
+def test_after_a_checkpoint_shards_that_are_behind_pass_over_to_the_newest_step() -> None:
     office = Office()
-    office.says(0, 10, 0, 1, at=11)
+    office.says(0, 9)
+    assert office.told() == {}
     office.says(1, 11, 0, 1)
+    assert office.told() == {"server-0": (10, [], [])}
+    office.says(0, 11, 0, 1)
     assert office.told() == both(11, [[0, 1], [1, 1]])
 
 

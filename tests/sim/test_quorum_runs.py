@@ -14,6 +14,7 @@ from dlctl.sim.checkers import Checker, LivenessChecker, NothingLeft, QuorumChec
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import LeastSquares
 from dlctl.sim.simulation import Simulation
+from dlctl.sim.store import Store
 
 CLOCK = 3
 
@@ -31,15 +32,16 @@ class Steps(Checker):
                 self.used[process.name] = sorted(step[1])
 
 
-def quorum() -> tuple[Simulation, Steps]:
-    """A run of about 25 steps, of which each uses two pushes."""
+def quorum(epochs: float = 2.0, store: Store | None = None) -> tuple[Simulation, Steps]:
+    """A run of about 12 steps an epoch, of which each uses two pushes."""
     job = job_file(
-        3, 2, algorithm=("toy-quorum", {"backups": 1}), batch_size=4, portion_batches=2, epochs=2.0,
-        timeouts={"resend_s": 0.3, "silent_s": 6.0}, restarts_max=5,
+        3, 2, algorithm=("toy-quorum", {"backups": 1}), batch_size=4, portion_batches=2,
+        epochs=epochs, timeouts={"resend_s": 0.3, "silent_s": 6.0}, restarts_max=5,
     )  # fmt: skip
     steps = Steps()
     simulation = Simulation(
-        job, LeastSquares(samples=96), 1, compute=ComputeOptions(step_s=0.1, spread=0.4),
+        job, LeastSquares(samples=96), 1, store=store,
+        compute=ComputeOptions(step_s=0.1, spread=0.4),
         checkers=(TermsChecker(), QuorumChecker(), LivenessChecker(0.0), NothingLeft(), steps),
     )  # fmt: skip
     return simulation, steps
@@ -74,3 +76,19 @@ def test_a_server_that_dies_with_a_chosen_worker_does_without_its_push(
     for server in ("server-0", "server-1"):
         assert (kill.chosen in steps.used[server]) == (server not in others)
         assert len(steps.used[server]) == 2 - (server in others)
+
+
+@pytest.mark.parametrize("behind", [0, 1, 3])
+def test_from_a_checkpoint_shards_meet_at_the_newest_step(behind: int) -> None:
+    """It is not of one moment: a shard may be saved before a step, and another one behind it."""
+    store = Store()
+    assert quorum(1.0, store)[0].run(100.0).state == "finished"
+    states = [part["state"] for part in store.manifests[store.newest()]["shards"]]
+    states[1]["version"] -= behind
+    newest = states[0]["version"]
+    simulation, _ = quorum(2.0, store)
+    assert simulation.run(100.0).state == "finished"
+    machines = (simulation.world.machine(f"server-{shard}") for shard in range(2))
+    versions = {machine.serving.shard.version for machine in machines}
+    assert len(versions) == 1
+    assert versions.pop() > newest + 8

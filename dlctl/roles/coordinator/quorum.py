@@ -12,8 +12,8 @@ next report is the acknowledgement. It is on the disk before anybody hears of it
 - A new coordinator knows the newest decision, and waits for a word of every shard.
 - Only living processes' pushes are chosen. Who dies then is told with the decision: a shard whose
   server was replaced does not wait for what nobody will send again.
-- After a checkpoint shards may be at different steps. The lead decides for the newest one, and who
-  is behind passes over to it.
+- After a checkpoint shards may be at different steps, and replicas would wait for ever for those
+  that are behind: these pass over to the newest one. That, too, is a decision, without pushes.
 """
 
 from __future__ import annotations
@@ -93,6 +93,9 @@ class Quorums:
         if len(known) < len(servers) or self._is_under_way(known):
             return
         clock = max(report.clock for report in known)
+        if any(report.clock < clock for report in known):
+            self._take(clock - 1, ())
+            return
         everywhere = frozenset.intersection(*(report.pushes for report in known))
         came = {
             slot: epoch
@@ -105,8 +108,11 @@ class Quorums:
         if chosen is None:
             return
         assert chosen <= came.keys(), f"{sorted(chosen)} of {sorted(came)}"
-        self.newest = clock, tuple((slot, came[slot]) for slot in sorted(chosen))
-        self._to_tell.update(server.index for server in servers)
+        self._take(clock, tuple((slot, came[slot]) for slot in sorted(chosen)))
+
+    def _take(self, clock: int, used: tuple[Process, ...]) -> None:
+        self.newest = clock, used
+        self._to_tell.update(self._reports)
 
     def _is_under_way(self, known: Sequence[Report]) -> bool:
         """Whether a shard has not made the step of the newest decision."""
