@@ -241,6 +241,7 @@ class Player:
         """float64[d], the sum of all that was pushed to the parameters."""
         self.fetches = 0
         of_servers = algorithm.shape.needs_servers
+        self._progress = algorithm.shape.table(algorithm.shape.progress) if of_servers else 0
         self.parameters = np.full(shards.size, np.nan if of_servers else 1.0, np.float32)
         self.acks: list[m.Ack] = []
         self.side = replica(algorithm, self.parameters, slot=slot)
@@ -387,7 +388,8 @@ class Player:
             number, index, _ = key
             table = self.shards.tables[number]
             shard, side = table.shards[index], table.sides[index]
-            if not side.may_read(fetch.slot, fetch.clock_min):
+            has_own = self.training.tables[number][index].settled() >= fetch.after
+            if not (has_own and side.may_read(fetch.slot, fetch.clock_min)):
                 continue
             del self._fetching[key]
             self.fetches += (number, index) == (0, 0)
@@ -399,7 +401,7 @@ class Player:
             self.training.fetcher.on_parameters(message, self._now)
 
     def _push(self, index: int, push: m.Push) -> None:
-        if push.table == 0:
+        if push.table == self._progress:
             lo, hi = self.shards.bounds[index]
             self.pushed[lo:hi] += push.delta.arrays[0]
             self.samples_pushed += push.samples if index == 0 else 0

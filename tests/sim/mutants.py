@@ -48,7 +48,7 @@ from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.leases import Portions
 from dlctl.roles.worker.services.asking import Asking
 from dlctl.roles.worker.services.collecting import Collecting
-from dlctl.roles.worker.services.reading import Reading
+from dlctl.roles.worker.services.reading import OneRead
 from dlctl.roles.worker.shard_client import ShardClient
 from dlctl.roles.worker.training import Training
 from dlctl.roles.worker.worker import Worker
@@ -272,7 +272,7 @@ def a_round_further_ahead(patch: Patch) -> None:
             value = yield request
 
     patch.setattr(Replica, "run", run)
-    patch.setattr(Reading, "_serves", lambda self, need: True)
+    patch.setattr(OneRead, "serves", lambda self, other: True)
 
 
 @mutant("a round that the end of the data cuts short is not pushed", "AcksChecker", "LedgerChecker",
@@ -814,12 +814,18 @@ def stale_clock_in_a_reply(patch: Patch) -> None:
     patch.setattr(TableShard, "_answer_fetch", answer)
 
 
+@mutant("a read does not wait for this replica's own pushes", "AssertionError", scenario="toys")
+def own_pushes_are_not_waited_for(patch: Patch) -> None:
+    honest = TableShard._may_answer
+    patch.setattr(TableShard, "_may_answer", lambda self, f: honest(self, replace(f, after=0)))
+
+
 @mutant(
     "a read is answered by an older one that waits for a smaller clock", "AssertionError",
     scenario="toys",
 )  # fmt: skip
 def an_older_read_answers(patch: Patch) -> None:
-    patch.setattr(Reading, "_serves", lambda self, need: True)
+    patch.setattr(OneRead, "serves", lambda self, other: True)
 
 
 @mutant(
@@ -929,8 +935,9 @@ def the_lead_forgets_its_clock(patch: Patch) -> None:
 
 
 @mutant(
-    "an answer of a process that was replaced is used", "AnswersChecker", scenario="toys", seeds=30
-)
+    "an answer of a process that was replaced is used", "AnswersChecker", scenario="toys",
+    first=20, seeds=10,
+)  # fmt: skip
 def a_replaced_replica_answers(patch: Patch) -> None:
     def on_answer(self, peer, answer, now):
         if self._asked is not None and answer.slot == self._asked[0] and not answer.error:

@@ -24,6 +24,7 @@ from dlctl import placement, settings
 from dlctl.algorithms.base import Method
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError, NotPermitted, RemoteProtocolError
+from dlctl.flat import Layout
 from dlctl.machine import (
     DeadlineReached,
     Effect,
@@ -283,6 +284,7 @@ class Coordinator:
         try:
             if self.registration.layout is None:
                 self.scheduler.open_dataset(message.samples)
+                self.run.algorithm.shape.check_sizes(Layout.from_bytes(message.layout))
             worker.model_ready = True
             self.peers.advance(now)  # Who begins knows who else takes part.
             self.registration.on_model(worker, message.layout, now)

@@ -67,7 +67,6 @@ class Collecting:
         """Of the members, by rank."""
         self.number = 0
         """Sums that are finished here."""
-        self.rebuilt = 0
         self._joins = True
         """This replica has taken part in no sum yet."""
         self._is_behind = False
@@ -136,12 +135,6 @@ class Collecting:
     def deadline(self) -> float | None:
         return self._until
 
-    def cancel(self) -> None:
-        """The others hear of it from the coordinator, which makes a group without this replica."""
-        self._need = self._vector = self._until = None
-        self._is_ready = self._is_reducing = False
-        self.context.do(LeaveGroup(self.generation))
-
     # ------------------------------------------------------------ the group
 
     def on_group(self, message: m.Group, now: float) -> None:
@@ -157,7 +150,6 @@ class Collecting:
         if is_new:
             self.generation, self.slots = message.generation, message.slots
             self._forget_sum()
-            self.rebuilt += 1
             self.context.retries.drop(BROKEN)
         if self.identity.slot not in self.slots:
             self._note("")
