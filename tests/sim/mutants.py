@@ -924,7 +924,7 @@ def what_is_buffered_is_dropped(patch: Patch) -> None:
 
 @mutant(
     "the clock of the lead begins anew with its coordinator", "LeadChecker", scenario="toys",
-    first=10,
+    first=25,
 )  # fmt: skip
 def the_lead_forgets_its_clock(patch: Patch) -> None:
     def restore_lead(self, lead):
