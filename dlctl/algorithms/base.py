@@ -282,6 +282,20 @@ class Outcome(NamedTuple):
     """Of a push that was refused."""
 
 
+Process = tuple[int, int]
+"""(slot, epoch): one process of a replica."""
+
+
+class Decision(NamedTuple):
+    """What the lead has decided for all shards (`Lead.quorum`)."""
+
+    clock: int
+    used: frozenset[Process]
+    """Whose pushes of that clock count."""
+    gone: frozenset[Process]
+    """Of these, who has died since: a push of theirs that a shard has lost does not come again."""
+
+
 class ShardSide(ABC):
     """One shard. Every method returns the pushes that it settled, in order."""
 
@@ -290,6 +304,9 @@ class ShardSide(ABC):
     applies_as_pushed: ClassVar[bool] = False
     """Whether `push` hands a delta to the shard at once and as it is, so that the shard may work on
     it while it comes."""
+    asks_lead: ClassVar[bool] = False
+    """Whether it holds pushes until the lead has said which of them count; then it has `held` and
+    `decided`, too, and `Shard.version` is its clock. Only a side of the parameters may."""
 
     def __init__(self, options: Any, shard: Shard) -> None:
         self.options = options
@@ -324,6 +341,17 @@ class ShardSide(ABC):
     def waits_for(self) -> frozenset[int]:
         """The slots without whose pushes nothing goes on; empty while nobody waits."""
         return frozenset()
+
+    def held(self) -> list[tuple[int, int, int]]:
+        """(clock, slot, epoch) of each push that it holds; for sides that ask the lead."""
+        return []
+
+    def decided(self, decision: Decision) -> list[Outcome]:
+        """Use just these pushes, once they are there; no other one of this clock or before counts.
+
+        It comes again and again; one for a clock that is over means nothing.
+        """
+        raise NotImplementedError(f"{type(self).__name__} asks nobody")
 
     def joined(self, slot: int) -> list[Outcome]:
         """A new epoch of `slot` has joined; pushes of its old epochs will not come any more."""
@@ -432,6 +460,17 @@ class Lead:
     def may_lease(self, slot: int, first_slot: int) -> str:
         """Why `slot` has to wait; "" if it may work now. `first_slot`: the lowest that lives."""
         return ""
+
+    def quorum(
+        self, clock: int, came: frozenset[int], members: frozenset[int]
+    ) -> frozenset[int] | None:
+        """Which pushes of a clock count, the same on every shard; None: not yet. For methods whose
+        shard side asks (`ShardSide.asks_lead`); called again when somebody comes, joins or leaves.
+
+        came: the slots that live and whose pushes for this clock all shards hold, at least one; the
+        answer is a part of them. members: who takes part.
+        """
+        raise NotImplementedError(f"{type(self).__name__} decides nothing")
 
     def portion_done(self, slot: int, steps: int, samples: int) -> None:
         """A worker has done a portion, for the first time; `steps_done` counts it already."""

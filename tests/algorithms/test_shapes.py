@@ -6,12 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from dlctl.algorithms.base import MODEL, Method, Needs, ReplicaSide, Shape, Table
+from dlctl.algorithms.base import MODEL, Lead, Method, Needs, ReplicaSide, Shape, Table
 from dlctl.algorithms.downpour import DOWNPOUR
 from dlctl.algorithms.needs import Ask, Collective, Engine, Read, Write, mean
+from dlctl.algorithms.quorum import Chosen
 from dlctl.algorithms.shapes import faults_of
 from dlctl.errors import DlctlError
 from dlctl.sim.problems import layout_of
+
+
+class Deciding(Lead):
+    def quorum(
+        self, clock: int, came: frozenset[int], members: frozenset[int]
+    ) -> frozenset[int] | None:
+        return came
 
 
 def faults(*tables: Table) -> list[str]:
@@ -41,6 +49,13 @@ def test_the_parameters_come_first_and_alone_follow_the_optimiser() -> None:
         "only the parameters can follow the servers' optimiser"
     ]
     assert faults(MODEL, seen, seen) == ["it has two tables of one name: w, seen, seen"]
+
+
+def test_a_shard_side_that_asks_needs_a_lead_that_answers() -> None:
+    assert faults_of(replace(DOWNPOUR, shard=Chosen)) == [
+        "its shard side asks the lead which pushes count, and the lead has no quorum"
+    ]
+    assert faults_of(replace(DOWNPOUR, shard=Chosen, lead=Deciding)) == []
 
 
 class Reads(ReplicaSide):

@@ -15,9 +15,10 @@ import pytest
 from seeds import Result, run_seed
 
 from dlctl import messages as m
-from dlctl.algorithms.base import Outcome, View
+from dlctl.algorithms.base import Decision, Outcome, View
 from dlctl.algorithms.local_sgd import Replica
 from dlctl.algorithms.needs import Gradient, Read, Write
+from dlctl.algorithms.quorum import Chosen
 from dlctl.algorithms.sync import Barrier
 from dlctl.algorithms.sync import Replica as SyncReplica
 from dlctl.algorithms.tables import Parts
@@ -29,6 +30,7 @@ from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.leases import PortionPool, Range
 from dlctl.roles.coordinator.persistence import Lasting, Persistence
+from dlctl.roles.coordinator.quorum import Quorums
 from dlctl.roles.coordinator.records import IssueTerm
 from dlctl.roles.coordinator.registration import Registration
 from dlctl.roles.coordinator.scaling import Scaling
@@ -36,6 +38,7 @@ from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.protocol.retry import Retries
 from dlctl.roles.server.dedup import NEW, Dedup
+from dlctl.roles.server.quorum import AsksLead
 from dlctl.roles.server.server import Server
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
@@ -941,12 +944,9 @@ def the_lead_forgets_its_clock(patch: Patch) -> None:
 
 
 @mutant(
-    "an answer of a process that was replaced is used",
-    "AnswersChecker",
-    scenario="toys",
-    seeds=30,
-    first=22,
-)
+    "an answer of a process that was replaced is used", "AnswersChecker", scenario="toys",
+    first=22, seeds=10,
+)  # fmt: skip
 def a_replaced_replica_answers(patch: Patch) -> None:
     def on_answer(self, peer, answer, now):
         if self._asked is not None and answer.slot == self._asked[0] and not answer.error:
@@ -955,3 +955,52 @@ def a_replaced_replica_answers(patch: Patch) -> None:
 
     patch.setattr(Asking, "on_answer", on_answer)
     patch.setattr(Asking, "_has_left", lambda self, slot, epoch: False)
+
+
+# ---------------------------------------------------------------- one decider for all shards
+
+
+@mutant(
+    "each shard decides by its own arrivals", "QuorumChecker", scenario="toys", first=5, seeds=1
+)
+def quorum_per_shard(patch: Patch) -> None:
+    honest = Chosen._hold
+
+    def hold(self, held):
+        outcomes = honest(self, held)
+        clock = self.shard.version
+        here = [(slot, epoch) for at, slot, epoch in self._held if at == clock]
+        if len(here) < 2:
+            return outcomes
+        return [*outcomes, *self.decided(Decision(clock, frozenset(here[:2]), frozenset()))]
+
+    patch.setattr(Chosen, "_hold", hold)
+    patch.setattr(AsksLead, "on_decided", lambda self, message: None)
+
+
+@mutant(
+    "the next step is decided while a shard has not made this one", "QuorumChecker",
+    scenario="toys", first=5, seeds=1,
+)  # fmt: skip
+def the_next_step_is_decided_too_early(patch: Patch) -> None:
+    patch.setattr(Quorums, "_is_under_way", lambda self, known: False)
+
+
+@mutant(
+    "a decision is forgotten with its coordinator", "LivenessChecker", "QuorumChecker",
+    scenario="toys", first=35, seeds=1,
+)  # fmt: skip
+def a_decision_is_forgotten(patch: Patch) -> None:
+    patch.setattr(Quorums, "go_on", lambda self, newest: None)
+
+
+@mutant(
+    "the lost push of a dead worker is waited for", "LivenessChecker", scenario="toys", first=5,
+    seeds=1,
+)  # fmt: skip
+def lost_pushes_of_the_dead_are_waited_for(patch: Patch) -> None:
+    def missing(self, decision):
+        here = {(slot, epoch) for clock, slot, epoch in self._held if clock == decision.clock}
+        return decision.used - here
+
+    patch.setattr(Chosen, "_missing", missing)

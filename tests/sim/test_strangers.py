@@ -43,10 +43,11 @@ JSONS = st.dictionaries(
     | st.dictionaries(WORDS, st.integers() | WORDS, max_size=2),
     max_size=3,
 )  # fmt: skip
+FLOATS = st.sampled_from([0.0, -1.0, np.nan, np.inf, 1e300])
 VALUES = {
     str(int): NUMBERS,
     str(Signed): st.integers(-3, 3),
-    str(float): st.sampled_from([0.0, -1.0, np.nan, np.inf, 1e300]),
+    str(float): FLOATS,
     str(str): WORDS,
     str(bool): st.booleans(),
     str(bytes): st.sampled_from([b"", b"x" * 32, b"[[]]", b'[["w","trained",[3],"float32",[]]]']),
@@ -56,6 +57,7 @@ VALUES = {
         Packed, WORDS, st.sampled_from([0, 3, 300]), st.lists(ARRAYS, max_size=2).map(tuple)
     ),
     str(tuple[int, ...]): st.lists(NUMBERS, max_size=3).map(tuple),
+    str(tuple[float, ...]): st.lists(FLOATS, max_size=3).map(tuple),
     str(tuple[str, ...]): st.lists(WORDS, max_size=3).map(tuple),
 }
 

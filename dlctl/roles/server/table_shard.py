@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from dlctl import messages as m
-from dlctl.algorithms.base import Outcome, ShardSide
+from dlctl.algorithms.base import Decision, Outcome, ShardSide
 from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.values import Precision
 from dlctl.errors import RemoteProtocolError
@@ -157,6 +157,12 @@ class TableShard:
             return
         self._early_apply.keep(slots)
         self._settle(self.side.members(slots), at_once=True)
+
+    def decided(self, decision: Decision) -> None:
+        """The lead has said which of the pushes that are held count."""
+        before = self.shard.version
+        outcomes = self.side.decided(decision)
+        self._settle(outcomes, at_once=self.shard.version != before)
 
     def takes_changes(self) -> bool:
         """Whether operations of the lead may change it."""
