@@ -329,15 +329,17 @@ class Worker:
             averaged=model.averaged,
             push_norm_max=self.job.servers.push_norm_max,
             members=self.members if self.members.connects else None,
-            collecting=self._collecting(identity),
+            collecting=self._collecting(identity, begins=start == "new" or bool(saved)),
         )
 
-    def _collecting(self, identity: Identity) -> Collecting | None:
+    def _collecting(self, identity: Identity, *, begins: bool) -> Collecting | None:
         """The service of the group, if the method has one; a late message may have named it."""
         if "group" not in self.algorithm.shape.links:
             return None
-        timeout_s = self.job.timeouts.silent_s
-        return Collecting(self.context, self.birth.name, identity, timeout_s)
+        return Collecting(
+            self.context, self.birth.name, identity, self.job.timeouts.silent_s, begins=begins,
+            hands_on=self.algorithm.shape.model == "replica",
+        )  # fmt: skip
 
     def _on_group(self, message: m.Group, now: float) -> None:
         if self.training is not None and self.training.collecting is not None:
@@ -421,6 +423,9 @@ class Worker:
         if message is None or training.has_unpushed_steps():
             return
         self._save = None
+        if training.collecting is not None and not training.collecting.has_model:
+            self._saving.without_file(message, "")  # What it has is no model of this run.
+            return
         arrays = {name: to_host(vector).copy() for name, vector in training.side.state().items()}
         own = self._own_model(training)
         state = {"steps": training.steps}
@@ -469,6 +474,8 @@ class Worker:
         peers = {peer for _, peer, _ in self.context.retries.waiting()}
         if self.training is not None and self.training.asking is not None:
             peers |= set(self.training.asking.phase().whom)
+        if self.training is not None and self.training.waits_for_group():
+            peers |= set(self.training.waits().whom)
         return ", ".join(sorted(peers))
 
     def _report_if_due(self, now: float) -> None:
