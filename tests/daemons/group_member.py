@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from daemons.worker import group
 from daemons.worker.group import GroupThread
 from dlctl.machine import Effect, Event
 from dlctl.messages import Array
@@ -29,6 +30,14 @@ from dlctl.roles.protocol.effects import (
 HOST = "127.0.0.1"
 COMES_S = 60.0
 SIZE = 1000
+
+
+class HangInSum(Effect):
+    """Stand still (SIGSTOP) when all have come to the next sum, before it is made."""
+
+
+def _hang_in_sum(_: HangInSum) -> None:
+    group._Member._summed = lambda *_: os.kill(os.getpid(), STOP)  # type: ignore[assignment,method-assign]
 
 
 class _Pipe:
@@ -57,6 +66,7 @@ def _serve(pipe: Connection) -> None:
         JoinGroup: threads.join,
         Reduce: threads.reduce,
         LeaveGroup: threads.leave,
+        HangInSum: _hang_in_sum,
     }
     pipe.send("ready")
     while True:

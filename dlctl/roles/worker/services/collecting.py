@@ -238,7 +238,7 @@ class Collecting:
             return
         if event.generation == self.generation:
             self._is_reducing, self._missing, self._until = False, None, None
-        is_behind = self._joins or (self._is_behind and not event.weight)
+        is_behind = not event.is_counted or (self._is_behind and not event.weight)
         self._is_behind = is_behind and self._hands_on
         self.number, self._joins, self._has_summed = event.number, False, True
         self._result = Summed(

@@ -61,7 +61,8 @@ class Plan(NamedTuple):
 
 
 def plan_of(rows: Sequence[Row]) -> Plan:
-    """Those that join, or have just done so, have nothing to say about step and size.
+    """Those that join, or have just done so, have nothing to say about step and size. Who is at an
+    older step than others joins, too: replicas save at different steps, and go on from there.
 
     Raises ModelLost if there is nobody else; DlctlError if members at one step bring vectors of
     different sizes.
@@ -76,8 +77,9 @@ def plan_of(rows: Sequence[Row]) -> Plan:
             f"at step {step} members of the group sum vectors of sizes {sorted(sizes)}"
         )
     weights = tuple(row.weight if row.step == step and not row.joins else 0.0 for row in rows)
-    joined = sum(row.joins for row in rows)
-    return Plan(sizes.pop(), step, weights, joined, min(row.slot for row in told))
+    joined = sum(row.joins or (row in told and row.step != step) for row in rows)
+    first = min(row.slot for row in told if row.step == step)
+    return Plan(sizes.pop(), step, weights, joined, first)
 
 
 class Claim(NamedTuple):
