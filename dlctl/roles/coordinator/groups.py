@@ -29,9 +29,9 @@ LOST = (
     '"dlctl recover" goes on from the newest checkpoint'
 )
 NO_WAY = (
-    "the members of a group connect to each other at ports that the system chooses: look at the "
-    'firewalls of these hosts, and at the interfaces of their addresses; "dlctl doctor" measures '
-    "what reaches what"
+    "a group needs connections from every host to every other one, at ports that the system "
+    "chooses: look at the firewalls, and whether `data` in [[hosts]] is of the right interface; "
+    '"dlctl doctor" measures what reaches what'
 )
 
 
