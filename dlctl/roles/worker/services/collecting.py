@@ -152,9 +152,9 @@ class Collecting:
         if self._no_way:
             return Phase(f"joining its group ({self._no_way})", _names(others))
         if self._is_reducing:
-            whom = others if self._missing is None else self._missing
-            what = "summing" if self._missing is None else "waiting for its group"
-            return Phase(what, _names(whom))
+            if self._missing is None:
+                return Phase("summing")
+            return Phase("waiting for its group", _names(self._missing))
         if self._joined_to == self.generation > 0 and self._until is not None:
             return Phase("joining its group", _names(others))
         return Phase("waiting for its group", (COORDINATOR,))
