@@ -11,11 +11,16 @@ from simulated import Watcher, job_file
 
 from dlctl import messages as m
 from dlctl.algorithms.needs import Collective, Summed, handed_on
+from dlctl.machine import Effect
 from dlctl.roles.coordinator.checkpointing import SAVE_S_MAX
 from dlctl.roles.coordinator.groups import LOST
+from dlctl.roles.protocol.context import COORDINATOR
+from dlctl.roles.protocol.effects import RunEvaluation
+from dlctl.sim.checkers import Checker
 from dlctl.sim.checkers.tables import GroupChecker
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import LeastSquares
+from dlctl.sim.process import Process
 from dlctl.sim.simulation import Simulation
 from dlctl.sim.store import Store
 from dlctl.vector import copy_into
@@ -83,6 +88,37 @@ def test_who_has_not_been_given_the_model_yet_saves_none(begun: list[Summed]) ->
     assert [summed.joined for summed in begun] == [0, 0, 0, 1]
     words = [word for word in saved.messages() if word.name == "worker-0"]
     assert {bool(word.file) for word in words} == {False, True}
+
+
+class _Evaluating(Checker):
+    """Whether who evaluates has the model."""
+
+    def __init__(self) -> None:
+        self.has_model: list[bool] = []
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        if isinstance(effect, RunEvaluation):
+            self.has_model.append(process.machine.training.has_model())  # type: ignore[attr-defined]
+
+
+def test_who_has_not_been_given_the_model_yet_evaluates_none(begun: list[Summed]) -> None:
+    evaluating = _Evaluating()
+    simulation = simulated(evaluating)
+    world, asked = simulation.world, []
+
+    def ask() -> None:
+        training = getattr(world.machine("worker-0"), "training", None)
+        if training is not None and not training.has_model():
+            asked.append(m.Evaluate(100 + len(asked)))
+            world.process("worker-0").deliver(COORDINATOR, asked[-1])
+
+    simulation.at(2.0, lambda: world.kill("worker-0"))
+    for at_s in np.arange(2.0, 5.0, 0.01):
+        simulation.at(float(at_s), ask)
+    simulation.request(6.0, "stop", {"checkpoint": True, "grace_s": 30.0})
+    assert simulation.run().state == "stopped"
+    assert asked
+    assert all(evaluating.has_model)
 
 
 def test_a_checkpoint_that_begins_while_all_replicas_are_away_ends_at_once() -> None:

@@ -221,6 +221,10 @@ class Training:
         """What the method waits for, and for whom."""
         return self.service.phase() if self._need is not None else Phase("starting")
 
+    def has_model(self) -> bool:
+        """Whether what stands here is a model of the run: who joins a group is given it first."""
+        return self.collecting is None or self.collecting.has_model
+
     def waits_for_group(self) -> bool:
         return isinstance(self._need, Collective) and not self.parked
 

@@ -389,8 +389,14 @@ class Worker:
     def _on_evaluate(self, message: m.Evaluate, now: float) -> None:
         if self._evaluated is not None and self._evaluated.evaluation == message.evaluation:
             self.context.send(COORDINATOR, self._evaluated)
+        elif self.training is not None and not self.training.has_model():
+            if self.training.parked:  # Else it is asked again.
+                self.context.send(COORDINATOR, self._without_model(message))
         elif self.training is not None and self._evaluation is None:
             self._evaluation = Evaluation.begin(message.evaluation, self.training, now)
+
+    def _without_model(self, message: m.Evaluate) -> m.Evaluated:
+        return m.Evaluated(message.evaluation, self.birth.name, {}, "it has no model of this run")
 
     def _on_buffers(self, message: m.Buffers, now: float) -> None:
         if not self.joining.on_buffers(message, now):
@@ -423,7 +429,7 @@ class Worker:
         if message is None or training.has_unpushed_steps():
             return
         self._save = None
-        if training.collecting is not None and not training.collecting.has_model:
+        if not training.has_model():
             self._saving.without_file(message, "")  # What it has is no model of this run.
             return
         arrays = {name: to_host(vector).copy() for name, vector in training.side.state().items()}
