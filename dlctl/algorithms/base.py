@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -37,9 +37,12 @@ from dlctl.vector import Vector, copy_into, to_host, zeros_like
 
 # ---------------------------------------------------------------- what a method needs of a run
 
-Rule = Literal["optimizer", "add", "set", "mean"]
+Rule = Literal["optimizer", "add", "set", "mean", "parts", "lead"]
 """optimizer: the servers' one, with the push as its gradient. add: values += push. set: values =
-push. mean: a barrier; values = the mean of all members' pushes, weighted by their samples."""
+push. mean: a barrier; values = the mean of all members' pushes, weighted by their samples. parts:
+values = the sum of the pushes of the newest clock, each part of it once. lead: replicas push
+nothing, the lead's vector operations change it; for a method that the coordinator drives.
+"""
 
 
 def whole(layout: Layout) -> int:
@@ -57,6 +60,11 @@ class Table:
     rule: Rule
     size: Callable[[Layout], int] = whole
     """Elements."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Of what the servers keep; what is pushed and read is float32."""
+    rows: Callable[[Any], int] | None = None
+    """Options -> how many there are of it, each a table of its own, for the lead alone: "s0", "s1"
+    ... for "s"."""
 
 
 MODEL = Table(name=PARAMETERS, rule="optimizer")
@@ -65,7 +73,10 @@ MODEL = Table(name=PARAMETERS, rule="optimizer")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     tables: tuple[Table, ...] = (MODEL,)
-    """(): the run has no servers. Else the parameters come first."""
+    """(): the run has no servers. Else the parameters come first. `tables_of` has the rows of each.
+    """
+    progress: str = PARAMETERS
+    """The table whose pushes hold a replica's steps: a step is done when such a push is settled."""
     model: Literal["tables", "replica"] = "tables"
     """What is evaluated, saved and exported: the table of parameters, or replicas' own models; of
     these every one is saved, and the first one is the run's."""
@@ -85,19 +96,33 @@ class Shape:
         {"worker", "server", "coordinator"}
     )
     """Whose deaths the run survives. Without "server" no shard's state is kept."""
-    simulated_only: bool = False
-    """It runs in the virtual-time simulator only so far."""
 
     @property
     def needs_servers(self) -> bool:
         return bool(self.tables)
 
+    def tables_of(self, options: Any) -> tuple[Table, ...]:
+        """All tables, with these options: their order is that of their numbers."""
+        return tuple(table for declared in self.tables for table in _rows(declared, options))
+
+    def of_replicas(self) -> tuple[Table, ...]:
+        """Those that replicas may use: the first ones, without rows."""
+        return tuple(table for table in self.tables if table.rows is None)
+
     def table(self, name: str) -> int:
-        """The number of a table. Raises KeyError."""
-        for number, table in enumerate(self.tables):
+        """The number of a table that replicas may use. Raises KeyError."""
+        for number, table in enumerate(self.of_replicas()):
             if table.name == name:
                 return number
         raise KeyError(name)
+
+
+def _rows(table: Table, options: Any) -> Iterator[Table]:
+    if table.rows is None:
+        yield table
+        return
+    for row in range(table.rows(options)):
+        yield replace(table, name=f"{table.name}{row}", rows=None)
 
 
 # ---------------------------------------------------------------- replicas
@@ -239,6 +264,8 @@ class Outcome(NamedTuple):
 class ShardSide(ABC):
     """One shard. Every method returns the pushes that it settled, in order."""
 
+    takes_pushes: ClassVar[bool] = True
+    """Whether replicas push to it at all."""
     applies_as_pushed: ClassVar[bool] = False
     """Whether `push` hands a delta to the shard at once and as it is, so that the shard may work on
     it while it comes."""
@@ -309,36 +336,60 @@ class ShardSide(ABC):
 # ---------------------------------------------------------------- coordinator
 
 
-@dataclass(frozen=True, slots=True)
-class VectorRequest:
-    """One operation on the named vectors of all shards; resumed with the result.
+class Change(NamedTuple):
+    """What one operation does to a table, element by element, in the table's dtype.
 
-    copy: y = x. scale: x *= a. axpy: y += a * x. zero: x = 0. mul: y *= x. free: forget x.
-    dot: sum of x * y. norm1: sum of |x|. Partial sums in float64 are added in shard order. A vector
-    begins as zeros when it is first named; "w" is the parameters, float32, all others are float64.
+    copy: y = a * x. axpy: y += a * x. mul: y *= x.
     """
 
     op: str
     x: str
+    y: str
+    a: float = 1.0
+
+
+class Sum(NamedTuple):
+    """dot: the sum of x * y. norm1: the sum of |x|. In float64, a partial sum on each shard; these
+    are added in the order of the shards."""
+
+    op: str
+    x: str
     y: str = ""
-    a: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class VectorRequest:
+    """Operations on tables that are cut alike, on all shards, in one round trip: first the changes
+    in their order, then the sums of what is there then. Resumed with the sums, floats.
+
+    Every change is made once on every shard, whoever dies: it is committed with its number.
+    """
+
+    changes: tuple[Change, ...] = ()
+    sums: tuple[Sum, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """Have all replicas go over the whole dataset once, at the present parameters, adding their
-    gradient sums into the vector "accrued".
+    """Have all replicas go over the whole dataset once, at the present parameters. Each pushes the
+    sum of the gradients of every portion that it computes, with the portion's number and, as the
+    clock, its data epoch.
 
-    Resumed with (sum of losses, samples) when every portion is in "accrued" of every shard, once.
-    The sum is infinite if the loss or the gradient of any batch was not finite, or a shard has
-    refused a portion: then it is not in "accrued".
+    Resumed with (sum of losses, samples) when every portion is in all shards, once. The sum is
+    infinite if the loss or the gradient of any batch was not finite, or a shard has refused a
+    portion.
     """
 
-    clock: int
-    """Greater with every request; it tells the pushes of one batch from those of another."""
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`Lead.state` tells all now: who goes on from it begins `drive` anew, and gets to this point
+    without asking for anything. What came before is forgotten. Resumed with None.
+    """
 
 
-Drives = Generator[VectorRequest | BatchRequest, Any, str]
+Driving = VectorRequest | BatchRequest | Snapshot
+Drives = Generator[Driving, Any, str]
 """Returns why it has come to its end, as a sentence for the user."""
 
 
@@ -365,7 +416,12 @@ class Lead:
         """A worker has done a portion, for the first time; `steps_done` counts it already."""
 
     def drive(self) -> Drives | None:
-        """The method itself, if the coordinator drives it."""
+        """The method itself, if the coordinator drives it.
+
+        It survives the coordinator: the results of its requests are on record, and the next one
+        plays them back to a new generator, from the newest `Snapshot` on. So what it does depends
+        on the options, the state and these results alone.
+        """
         return None
 
     def state(self) -> messages.Json:
@@ -394,7 +450,7 @@ class Method:
     shape: Shape = field(default_factory=Shape)
     replica: type[ReplicaSide]
     shard: type[ShardSide] | None = None
-    """Of the table of parameters; other tables follow their rules. None: there are no servers."""
+    """Of the table of parameters, if its rule is "optimizer"; all others follow their rules."""
     lead: type[Lead] = Lead
     live: Mapping[str, Setting] = field(default_factory=dict)
     """Options that may change while the run goes on, and how people write them. Those of

@@ -54,7 +54,7 @@ class Data(NamedTuple):
     """The batch that is computed next."""
 
     data_epoch: int
-    """Also `BatchRequest.clock`, for methods that the coordinator drives."""
+    """For methods that the coordinator drives, the number of the batch."""
     portion: int
     is_last: bool
     """Of its portion."""
@@ -164,7 +164,7 @@ class Write(Need):
     samples: int = 0
     clock: int = 0
     part: int = 0
-    """The portion of `clock` that this is the sum of, for methods that push portion by portion."""
+    """The part of `clock` that this is, for a table of rule "parts"."""
     table: str = PARAMETERS
     ranges: tuple[Range, ...] = ()
     """`vector` holds these elements of the table, one range after the other; (): all of it."""

@@ -15,10 +15,11 @@ import numpy as np
 from made import identity, joined_tables, replica, training
 
 from dlctl import messages as m
-from dlctl.algorithms.base import BatchRequest, Lead, Method, ShardSide, VectorRequest
+from dlctl.algorithms.base import BatchRequest, Driving, Lead, Method, ShardSide, VectorRequest
 from dlctl.algorithms.needs import Data, Gradient, Need, NextData, Step, Write
 from dlctl.algorithms.tables import optimizer_of, side_of
 from dlctl.compress.base import Delta
+from dlctl.compress.none import Dense
 from dlctl.flat import slice_bounds
 from dlctl.machine import Send
 from dlctl.messages import HELD, Array
@@ -33,6 +34,8 @@ from dlctl.roles.protocol.effects import (
     Reduce,
     Reduced,
 )
+from dlctl.roles.protocol.meters import Rates, Staleness
+from dlctl.roles.server.table_shard import TableShard
 from dlctl.roles.server.vectors import Vectors
 from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.services.asking import Members
@@ -74,9 +77,12 @@ class Shards:
         self.bounds = [slice_bounds(w.size, count, index) for index in range(self.count)]
         options = options if options is not None else algorithm.Options()
         self.tables: list[OfTable] = []
-        for table in algorithm.shape.tables:
+        self.numbers: dict[str, int] = {}
+        """Table -> its number."""
+        for table in algorithm.shape.tables_of(options) if self.count else ():
+            self.numbers[table.name] = len(self.tables)
             size = table.size(layout_of(w.size))
-            start = np.zeros(size, np.float32) if self.tables else w.astype(np.float32)
+            start = np.zeros(size, table.dtype) if self.tables else w.astype(np.float32)
             cuts = [slice_bounds(size, count, index) for index in range(count)]
             shards = []
             for lo, hi in cuts:
@@ -84,7 +90,7 @@ class Shards:
                 shards.append(in_memory(rule, start[lo:hi].copy()))
             sides = [side_of(table, algorithm, options, shard) for shard in shards]
             self.tables.append(OfTable(shards, sides))
-        self.vectors = [Vectors(shard) for shard in self.shards]
+        self.vectors = [self._vectors(index) for index in range(self.count)]
         self.groups = Groups(np.random.default_rng(0))
         self.players: dict[tuple[int, int], Player] = {}
         """(slot, epoch) -> whoever gets the answers."""
@@ -111,19 +117,32 @@ class Shards:
                 side.joined(slot)
 
     def whole(self, name: str = "w") -> Array:
-        """A vector, put together from its slices."""
-        return np.concatenate([s.w if name == "w" else s.vectors[name] for s in self.shards])
+        """A table, put together from its slices."""
+        return self.tables[self.numbers[name]].whole()
 
     def put(self, name: str, values: Array) -> None:
-        for shard, (lo, hi) in zip(self.shards, self.bounds, strict=True):
-            shard.vectors.setdefault(name, np.zeros(hi - lo))[:] = values[lo:hi]
+        for shard, (lo, hi) in zip(
+            self.tables[self.numbers[name]].shards, self.bounds, strict=True
+        ):
+            shard.w[:] = values[lo:hi]
 
-    def perform(self, request: VectorRequest) -> float:
+    def _vectors(self, index: int) -> Vectors:
+        of_server = [
+            TableShard(
+                context=Context(resend_s=1e6), table=number, name=name, index=index,
+                generation=GENERATION, shard=self.tables[number].shards[index],
+                side=self.tables[number].sides[index], compressor=("none", Dense),
+                push_norm_max=1e9, fetch_values="float32", peers={}, rates=Rates(),
+                staleness=Staleness(), more_state=dict,
+            )
+            for name, number in self.numbers.items()
+        ]  # fmt: skip
+        return Vectors(of_server)
+
+    def perform(self, request: VectorRequest) -> tuple[float, ...]:
         self._number += 1
-        op = m.VectorOp(self._number, request.op, float(request.a), request.x, request.y)
-        partials = [vectors.run(op) for vectors in self.vectors]
-        assert None not in partials
-        return float(sum(partials))  # type: ignore[arg-type]
+        partials = [vectors.run(message_of(self._number, request)) for vectors in self.vectors]
+        return tuple(map(sum, zip(*partials, strict=True)))
 
     def push(self, request: Write, values: Array, who: tuple[int, int, int]) -> None:
         """who: (slot, epoch, seq)."""
@@ -132,13 +151,14 @@ class Shards:
 
     def push_to(self, index: int, request: Write, values: Array, who: tuple[int, int, int]) -> None:
         lo, hi = self.bounds[index]
+        table = self.numbers[request.table]
         slot, epoch, seq = who
         packed = m.Packed("none", hi - lo, (values[lo:hi].copy(),))
         self.take(
             index,
             m.Push(
                 slot, epoch, GENERATION, seq, self.shards[index].version, 0, 0, request.samples,
-                request.clock, packed, request.part,
+                request.clock, packed, request.part, table,
             ),
         )  # fmt: skip
 
@@ -417,21 +437,30 @@ def _number_in(peer: object) -> int:
     return int(str(peer).rpartition("-")[2])
 
 
+def message_of(number: int, request: VectorRequest) -> m.VectorOp:
+    changes, sums = request.changes, request.sums
+    every = (*changes, *sums)
+    return m.VectorOp(
+        number, tuple(e.op for e in every), tuple(e.x for e in every), tuple(e.y for e in every),
+        (*(change.a for change in changes), *(0.0 for _ in sums)),
+    )  # fmt: skip
+
+
 Evaluate = Callable[[int], tuple[float, int]]
-"""A batch, by its clock: (sum of losses, samples); puts the gradients into "accrued"."""
+"""A batch, by its number: (sum of losses, samples); puts the gradients into "accrued"."""
 
 
-def requests(
-    side: Lead, shards: Shards, evaluate: Evaluate
-) -> Iterator[VectorRequest | BatchRequest | str]:
+def requests(side: Lead, shards: Shards, evaluate: Evaluate) -> Iterator[Driving | str]:
     """Drive a method to its end: every request when it has been performed, then why it is over."""
     drives = side.drive()
     assert drives is not None
-    request = next(drives)
+    request, clock = next(drives), -1
     while True:
+        value: Any = None
         if isinstance(request, BatchRequest):
-            value: Any = evaluate(request.clock)
-        else:
+            clock += 1
+            value = evaluate(clock)
+        elif isinstance(request, VectorRequest):
             value = shards.perform(request)
         yield request
         try:

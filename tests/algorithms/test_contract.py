@@ -13,7 +13,6 @@ from dlctl import jobfile, registry
 from dlctl.algorithms.base import Lead, Method, ReplicaSide, ShardSide
 from dlctl.algorithms.needs import Data, Need, Step
 from dlctl.algorithms.shapes import faults_of
-from dlctl.errors import UsageError
 from dlctl.messages import APPLIED, BUFFERED, HELD, LATE
 
 NAMES = registry.names("algorithms")
@@ -101,16 +100,11 @@ def test_what_changes_live_is_an_option_and_can_be_set(algorithm):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_real_runs_refuse_it_if_only_the_simulator_can_run_it(name, tmp_path):
+def test_a_job_file_can_name_it(name, tmp_path):
     (tmp_path / "train.py").touch()
     path = tmp_path / "job.toml"
     path.write_text(f'job = {{ name = "a", task = "train.py:task" }}\nalgorithm.name = "{name}"\n')
-    assert jobfile.load(path, simulated=True).algorithm.name == name
-    if registry.load("algorithms", name).shape.simulated_only:
-        with pytest.raises(UsageError, match="runs only in the simulator"):
-            jobfile.load(path)
-    else:
-        assert jobfile.load(path).algorithm.name == name
+    assert jobfile.load(path).algorithm.name == name
 
 
 # ---------------------------------------------------------------- workers

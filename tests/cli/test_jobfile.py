@@ -434,22 +434,6 @@ def test_a_key_that_another_one_has_is_answered_with_its_owners(
     assert (problem.message, problem.suggestion) == (message, suggestion)
 
 
-def test_an_algorithm_for_the_simulator_only_is_refused_for_real_runs(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    downpour = registry.load("algorithms", "downpour")
-    monkeypatch.setattr("dlctl.algorithms.downpour.DOWNPOUR", _simulated(downpour))
-    path = written(folder, MINIMAL + '[algorithm]\nname = "downpour"\n')
-    assert "runs only in the simulator" in refusal(path).message
-    assert jobfile.load(path, simulated=True).algorithm.name == "downpour"
-
-
-def _simulated(algorithm: Any) -> Any:
-    return dataclasses.replace(
-        algorithm, shape=dataclasses.replace(algorithm.shape, simulated_only=True)
-    )
-
-
 def test_the_directory_of_the_servers_states_is_a_full_path(folder: Path) -> None:
     problem = only_problem(folder, MINIMAL + '[servers]\nstate_dir = "fast"\n')
     assert problem.key == "servers.state_dir"

@@ -18,13 +18,14 @@ from dlctl import messages as m
 from dlctl.algorithms.base import Outcome, View
 from dlctl.algorithms.local_sgd import Replica
 from dlctl.algorithms.needs import Gradient, Read, Write
-from dlctl.algorithms.sandblaster import Accruing
 from dlctl.algorithms.sync import Barrier
 from dlctl.algorithms.sync import Replica as SyncReplica
+from dlctl.algorithms.tables import Parts
 from dlctl.compress.topk import TopK
 from dlctl.messages import APPLIED, BUFFERED, DUPLICATE
 from dlctl.roles.agent.agent import Agent
 from dlctl.roles.coordinator.coordinator import Coordinator
+from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.leases import PortionPool, Range
 from dlctl.roles.coordinator.persistence import Lasting, Persistence
@@ -38,6 +39,7 @@ from dlctl.roles.server.dedup import NEW, Dedup
 from dlctl.roles.server.server import Server
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
+from dlctl.roles.server.vectors import OPS_MAX, Vectors
 from dlctl.roles.worker.basis import Basis
 from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.leases import Portions
@@ -351,13 +353,42 @@ def shards_may_be_steps_apart(patch: Patch) -> None:
 
 @mutant("a portion of a batch counts twice", "SameResult", scenario="sandblaster", seeds=30)
 def portion_counts_twice(patch: Patch) -> None:
-    honest = Accruing.push
+    honest = Parts.push
 
     def push(self, push, delta):
-        self._portions.clear()
+        self._parts = 0
         return honest(self, push, delta)
 
-    patch.setattr(Accruing, "push", push)
+    patch.setattr(Parts, "push", push)
+
+
+@mutant(
+    "an operation of the lead is made twice", "SameResult", scenario="sandblaster", first=29,
+)  # fmt: skip
+def operation_is_made_twice(patch: Patch) -> None:
+    honest = Vectors.run
+
+    def run(self, message):
+        for table in self._tables.values():
+            if table.newest_op // OPS_MAX == message.number:
+                table.newest_op = -1
+        return honest(self, message)
+
+    patch.setattr(Vectors, "run", run)
+
+
+@mutant(
+    "a request leaves before the result it follows from is on record", "SameResult",
+    scenario="sandblaster", first=31,
+)  # fmt: skip
+def the_journal_is_behind(patch: Patch) -> None:
+    honest = DrivenMethod.to_json
+
+    def to_json(self):
+        journal = honest(self)
+        return journal | {"results": journal["results"][:-1]}
+
+    patch.setattr(DrivenMethod, "to_json", to_json)
 
 
 # ---------------------------------------------------------------- epochs
@@ -890,7 +921,11 @@ def what_is_buffered_is_dropped(patch: Patch) -> None:
     first=10,
 )  # fmt: skip
 def the_lead_forgets_its_clock(patch: Patch) -> None:
-    patch.setattr(Scheduler, "restore_lead", lambda self, lead: self.side.resume(lead[1]))
+    def restore_lead(self, lead):
+        _, state, self._journal = lead
+        self.side.resume(state)
+
+    patch.setattr(Scheduler, "restore_lead", restore_lead)
 
 
 @mutant(

@@ -332,8 +332,9 @@ class SameResult(Checker):
 
 def _driven(seed: int, checkers: tuple[Checker, ...], **circumstances: object) -> Simulation:
     job = job_file(
-        WORKERS, SERVERS, algorithm=("sandblaster", {"iterations": 2, "gradient_norm_min": 0.0}),
+        WORKERS, SERVERS, algorithm=("sandblaster", {"iterations": 5, "gradient_norm_min": 0.0}),
         batch_size=8, portion_batches=1, checkpoint_s=0.6, restarts_max=20, timeouts=TIMEOUTS,
+        durability=("process", "process", "disk")[seed % 3],
     )  # fmt: skip
     problem = LeastSquares(samples=64)
     return Simulation(job, problem, seed, compute=COMPUTE, checkers=checkers, **circumstances)
@@ -345,13 +346,15 @@ def _undisturbed() -> Array:
 
 
 def sandblaster(seed: int) -> Simulation:
-    """Driven by the coordinator: each batch needs every portion exactly once."""
+    """Driven by the coordinator: each batch needs every portion exactly once, and each operation is
+    made once on every shard, whoever dies.
+    """
+    faults = (mixed_faults, recovery_faults, recovery_faults, forgetting_faults)[seed % 4](seed)
     checkers = (
-        TermsChecker(), LeasesChecker(64), LivenessChecker(HEAL_AT_S), NothingLeft(),
-        SameResult(_undisturbed()),
+        TermsChecker(), LeasesChecker(64, forgets=bool(faults.full_disks or faults.forgotten)),
+        LivenessChecker(HEAL_AT_S), NothingLeft(), SameResult(_undisturbed()),
     )  # fmt: skip
-    circumstances = {"network": poor_network(seed), "faults": mixed_faults(seed)}
-    return _driven(seed, checkers, **circumstances)
+    return _driven(seed, checkers, network=poor_network(seed), faults=faults)
 
 
 def toys(seed: int) -> Simulation:

@@ -143,7 +143,11 @@ def arrivals() -> Registration:
             m.LeaseRequest(1, 1, 0, False),
             "of worker-1 from a connection that is no daemon",
         ),
-        (b"else", m.VectorResult(1, 0, 0.0), "of server-0 from a connection that is no daemon"),
+        (
+            b"else",
+            m.VectorResult(1, 0, 1, (0.0,)),
+            "of server-0 from a connection that is no daemon",
+        ),
         (b"else", m.Drained("\x1b[2J"), "from a connection that is no daemon"),
     ],
 )

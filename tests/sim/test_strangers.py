@@ -285,7 +285,8 @@ def test_nobody_but_the_coordinator_gives_orders_to_a_server():
     simulation = in_the_middle()
     orders = [
         m.Shutdown("now"), m.Dismiss("go"), m.Change(1, {"lr": 1e9}), m.Members((7,)),
-        m.VectorOp(1, "zero", 0.0, "w", ""), m.Save(9, "elsewhere"), m.Assign(0, 3, b"", ""),
+        m.VectorOp(1, ("copy",), ("w",), ("w",), (0.0,)), m.Save(9, "elsewhere"),
+        m.Assign(0, 3, b"", ""),
     ]  # fmt: skip
     effects = tell(simulation, "server-0", b"a stranger", orders)
     assert {type(effect).__name__ for effect in effects} == {"Note"}

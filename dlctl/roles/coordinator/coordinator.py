@@ -83,8 +83,9 @@ class Coordinator:
         self.authz = Authz(context)
         self.clients = Clients(context)
         self.registration = Registration(context, members, run_id, job, keyring, past)
-        side = algorithm.lead(algorithm.Options(**job.algorithm.options))
-        self.scheduler = Scheduler(context, members, job, side)
+        options = algorithm.Options(**job.algorithm.options)
+        tables = algorithm.shape.tables_of(options)
+        self.scheduler = Scheduler(context, members, job, algorithm.lead(options), tables)
         content = asdict(job)
         live = settings.of_job(content, algorithm.live)
         self.settings = SettingChanges(context, members, live, content)
@@ -303,7 +304,7 @@ class Coordinator:
             ):
                 self.change_state("running", "", now)
                 self.notify_members()
-                self.scheduler.release(now)
+                self._release(now)
                 self.registration.restore, self.registration.under_way = "", True
                 self.checkpointing.schedule(now)
             elif now - self.run.started_at > self.run.job.timeouts.ready_s:
@@ -316,6 +317,14 @@ class Coordinator:
                 self.begin_checkpoint(now, None)
             elif self.scheduler.evaluation_due():
                 self.evaluations.begin(now)
+            if self.run.shutdown is None and not self.checkpointing.active:
+                self.scheduler.drive(now)
+
+    def _release(self, now: float) -> None:
+        try:
+            self.scheduler.release(now)
+        except DlctlError as error:
+            self.end("failed", f"{error.message}; {error.hint}", now)
 
     def _update_health(self, now: float) -> None:
         state, reason = self.status.health()
@@ -347,9 +356,10 @@ class Coordinator:
         self.context.send(peer, m.PortionNoted(done.data_epoch, done.portion))
 
     def _on_vector_result(self, peer: Peer, message: m.VectorResult, now: float) -> None:
-        if self.scheduler.driving is not None:
-            self.scheduler.driving.on_result(message, now)
-            self.scheduler.grant(now)
+        try:
+            self.scheduler.on_vector_result(message, now)
+        except DlctlError as error:
+            self.end("failed", f"{error.message}; {error.hint}", now)
 
     def begin_checkpoint(self, now: float, listener: Callable[[Json], None] | None) -> None:
         end, layout = self.run.shutdown, self.registration.layout

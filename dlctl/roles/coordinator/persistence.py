@@ -7,7 +7,8 @@ The state that decides what the coordinator does next lies in small pieces under
     clock               how long they have been at work; the newest attempt at a checkpoint is ago
     checkpoints         its number
     work                steps, samples and loss; the size of the dataset; the newest evaluation
-    lead                the clock and the state of the method's lead
+    lead                the clock and the state of the method's lead, and the journal of one that
+                        drives
     group               the members that are left out: slot and epoch
     evaluation          epochs that were done when one was begun last; what is under way (`Asked`)
     layout              the model's tensors
@@ -30,6 +31,9 @@ Whoever waits for one of these messages asks again.
 - Terms that were issued: two processes with one term would cost pushes that were acknowledged.
 - Servers that have served: so would a shard that is begun anew because nobody remembers that it
   had begun.
+- What a method that the coordinator drives has come to: an operation that follows from what is
+  forgotten would be made again on vectors that have changed since. Here it is enough that the
+  database has it, as for all else.
 - That all workers are at work: the next coordinator would have them begin once more, with the
   residuals of the checkpoint, which are in the shards by then.
 """
@@ -42,9 +46,10 @@ from dataclasses import astuple
 from typing import Any
 
 from dlctl import messages as m
+from dlctl.errors import DlctlError
 from dlctl.flat import Layout
 from dlctl.machine import Effect
-from dlctl.messages import Json, Lease, Message, Topology, Welcome
+from dlctl.messages import Json, Lease, Message, Topology, VectorOp, Welcome
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.control import Control
@@ -204,8 +209,6 @@ class Persistence:
             yield Remember(f"daemon/{name}", None)
 
     def _changed_portions(self) -> Iterator[Effect]:
-        if self.scheduler.driving is not None:
-            return  # Its method lives in this process and cannot be gone on with.
         for key, value in self.scheduler.changed_portions():
             yield Remember(key, value)
 
@@ -241,14 +244,22 @@ class Persistence:
         if asked := values.get("evaluation", [0.0, None])[1]:
             worker, number, step, is_last = asked
             self.evaluations.go_on(Asked(worker, number, step, is_last and is_ending), now)
-        if was_released and self.scheduler.side.drive() is not None:
-            text = "the coordinator died, and with it the state of the method that it drives"
-            self.control.end("failed", text, now)
+        fault = self._begin_driving(now) if was_released else ""
+        if fault:
+            self.control.end("failed", fault, now)
         elif is_ending:
             end_state, end_reason, grace_s, is_shutting_down = values["end"]
             self.control.end(end_state, end_reason, now, grace_s=grace_s, at_once=is_shutting_down)
         else:
             self.scaling.go_on(now)
+
+    def _begin_driving(self, now: float) -> str:
+        """Why the method cannot be driven any further; "" if it can."""
+        try:
+            self.scheduler.begin_driving(now)
+        except DlctlError as error:
+            return f"{error.message}; {error.hint}"
+        return ""
 
     def _forgotten(self) -> str:
         """What the one before has done and could not write, as a sentence; "" if it could."""
@@ -350,6 +361,8 @@ class Lasting:
         """Known to be: of a run that is gone on with, the release is on record already."""
         self._release_waits = False
         self._is_awaited = False
+        self._journal_waits = False
+        """Of a method that the coordinator drives."""
 
     def issues_term(self) -> None:
         self.is_on_disk = False
@@ -363,6 +376,8 @@ class Lasting:
         if isinstance(value, dict) and value.get("has_served") and key not in self._served:
             self._served.add(key)
             self.is_on_disk = False
+        if key == "lead":
+            self._journal_waits = True
         if key != "run":
             return
         is_released = has_released({key: value})
@@ -373,12 +388,14 @@ class Lasting:
     def written(self) -> bool:
         """Everything so far is on the disk; whether somebody has asked to be told."""
         was_awaited, self._is_awaited = self._is_awaited, False
-        self.is_on_disk, self._release_waits = True, False
+        self.is_on_disk, self._release_waits, self._journal_waits = True, False, False
         return was_awaited
 
     def may_leave(self, message: Message) -> bool:
         """Portions are leased while other things wait for room: training goes on."""
         if isinstance(message, Lease):
             return not self._release_waits
+        if isinstance(message, VectorOp):
+            return not self._journal_waits
         waits = isinstance(message, Topology) or (isinstance(message, Welcome) and message.term)
         return self.is_on_disk or not waits

@@ -81,6 +81,7 @@ class SavedTable(NamedTuple):
     size: int
     lo: int
     hi: int
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,8 @@ class Server:
         self.job = job
         self.address = address
         self.algorithm = algorithm
+        self.options = algorithm.Options(**job.algorithm.options)
+        self.declared = algorithm.shape.tables_of(self.options)
         self.make_optimizer = optimizer
         self.compressor = compressor
         # What the coordinator and all shards know together cannot be taken up again by one of them.
@@ -200,7 +202,7 @@ class Server:
                 self._do_without(message, error, now)
                 return
             self._room.found()
-            self._vectors = Vectors(self.serving.shard)
+            self._vectors = Vectors(self.serving.tables)
             self._apply(self._wanted)
             if message.restore and not message.keep:
                 self._restore(self.serving)
@@ -209,9 +211,8 @@ class Server:
 
     def _take_charge(self, message: m.Assign, welcome: m.Welcome) -> ShardProtocol:
         """The shard, new or as it was kept. Raises DlctlError if that cannot be."""
-        options = self.algorithm.Options(**self.job.algorithm.options)
-        tables = []
-        for number, table in enumerate(self.algorithm.shape.tables):
+        options, tables = self.options, []
+        for number, table in enumerate(self.declared):
             shard = self._open(message, welcome.index, number, table, options)
             tables.append((table.name, shard, side_of(table, self.algorithm, options, shard)))
         serving = ShardProtocol(
@@ -246,7 +247,7 @@ class Server:
         # As many as `dlctl scale` may have, whatever the job says.
         return Spec(
             self.birth.run_id, index, lo, hi, optimizer.slots, workers=COUNT_MAX,
-            table=table.name if number else "", **extras,
+            table=table.name if number else "", dtype=table.dtype, **extras,
         )  # fmt: skip
 
     def _bounds(self, table: Table, layout: Layout, index: int) -> tuple[int, int]:
@@ -273,9 +274,9 @@ class Server:
         extras = ("averaged", "constant") if serving.index == 0 else ()
         lo, hi = serving.assigned.lo, serving.assigned.hi
         layout, tables = Layout.from_bytes(serving.assigned.layout), []
-        for table in self.algorithm.shape.tables[1:]:
+        for table in self.declared[1:]:
             bounds = self._bounds(table, layout, serving.index)
-            tables.append(SavedTable(table.name, table.size(layout), *bounds))
+            tables.append(SavedTable(table.name, table.size(layout), *bounds, table.dtype))
         load = LoadArrays(serving.assigned.restore, vectors, extras, lo, hi, tuple(tables))
         self._gathering.load(load)
 
@@ -298,7 +299,7 @@ class Server:
 
     def _more_tables(self, serving: ShardProtocol) -> Iterator[tuple[TableShard, Table]]:
         """All but the parameters."""
-        return zip(serving.tables[1:], self.algorithm.shape.tables[1:], strict=True)
+        return zip(serving.tables[1:], self.declared[1:], strict=True)
 
     def _answer_assign(self) -> None:
         assert self.serving is not None
@@ -312,11 +313,15 @@ class Server:
             self.serving.on_members(frozenset(message.slots))
 
     def _on_vector_op(self, message: m.VectorOp, now: float) -> None:
-        if self.serving is not None and self._vectors is not None:
-            partial = self._vectors.run(message)
-            if partial is not None:
-                result = m.VectorResult(message.number, self.serving.index, partial)
-                self.context.send(COORDINATOR, result)
+        serving = self.serving
+        if serving is None or self._vectors is None or not self._is_open_to_changes(serving):
+            return
+        sums = self._vectors.run(message)
+        of = (message.number, serving.index, self._vectors.newest)
+        self.context.send(COORDINATOR, m.VectorResult(*of, sums))
+
+    def _is_open_to_changes(self, serving: ShardProtocol) -> bool:
+        return serving.initialised and not self._restoring and not serving.last_checkpoint
 
     def _on_change(self, message: m.Change, now: float) -> None:
         before = self.settings()
@@ -366,7 +371,7 @@ class Server:
         layout, tables = Layout.from_bytes(serving.assigned.layout), {}
         for table, declared in self._more_tables(serving):
             lo, hi = self._bounds(declared, layout, serving.index)
-            tables[declared.name] = {"lo": lo, "hi": hi, **table.state()}
+            tables[declared.name] = {"lo": lo, "hi": hi, "dtype": declared.dtype, **table.state()}
         return {
             "lo": serving.assigned.lo,
             "hi": serving.assigned.hi,
