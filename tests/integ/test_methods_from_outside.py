@@ -128,3 +128,23 @@ def test_a_group_goes_on_without_a_member_that_hangs(place: Workplace) -> None:
     stop(place)
     assert "no word for 4 s" in place.dlctl("events").out
     place.nothing_left()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+def test_a_group_that_has_lost_its_model_says_so_and_is_recovered(place: Workplace) -> None:
+    place.job(stop=ENDLESS, workers=2, servers=0, algorithm=algorithm("toy-group"))
+    place.start()
+    place.until_step(8)
+    assert place.dlctl("checkpoint").code == 0
+    place.until_step(place.run()["step"] + 8)
+    for pid in [place.pid(f"worker-{slot}") for slot in range(2)]:
+        os.kill(pid, signal.SIGKILL)
+    place.until("its end", lambda: place.run()["state"] == "failed" and place.run()["ended_at"])
+    assert "all replicas that had the model have ended" in place.run()["reason"]
+    assert "dlctl recover" in place.run()["reason"]
+    recovered = place.dlctl("recover")
+    assert recovered.code == 0, recovered.err
+    place.until_step(place.run()["step"] + 8)
+    stop(place)
+    place.nothing_left()
