@@ -17,7 +17,7 @@ of state lies in attributes, so that it can be saved, restored and changed live 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -27,7 +27,8 @@ import numpy as np
 from dlctl import messages
 from dlctl.algorithms.needs import PARAMETERS, Need, View
 from dlctl.compress.base import Delta
-from dlctl.config import Choice, JobFile
+from dlctl.config import COUNT_MAX, Choice, JobFile
+from dlctl.errors import DlctlError
 from dlctl.flat import Layout
 from dlctl.messages import REFUSED, Array
 from dlctl.optim.base import Optimizer
@@ -59,7 +60,7 @@ class Table:
     name: str
     rule: Rule
     size: Callable[[Layout], int] = whole
-    """Elements."""
+    """Elements, at least one."""
     dtype: Literal["float32", "float64"] = "float32"
     """Of what the servers keep; what is pushed and read is float32."""
     rows: Callable[[Any], int] | None = None
@@ -67,6 +68,9 @@ class Table:
     ... for "s"."""
 
 
+PEERS_MAX = 512
+"""Workers that ask each other. Of each the others are told its address and its key, and there is a
+limit to the header that these are in (`wire.HEADER_BYTES_MAX`)."""
 MODEL = Table(name=PARAMETERS, rule="optimizer")
 
 
@@ -100,6 +104,20 @@ class Shape:
     @property
     def needs_servers(self) -> bool:
         return bool(self.tables)
+
+    @property
+    def workers_max(self) -> int:
+        """The list of those who ask each other has to fit into one message."""
+        return PEERS_MAX if "peers" in self.links else COUNT_MAX
+
+    def check_sizes(self, layout: Layout) -> None:
+        """Raises DlctlError for a table that would be empty with this model."""
+        for table in self.tables:
+            if (size := table.size(layout)) < 1:
+                raise DlctlError(
+                    f'the method\'s table "{table.name}" has {size} elements with this model',
+                    hint="its size() must be 1 or more",
+                )
 
     def tables_of(self, options: Any) -> tuple[Table, ...]:
         """All tables, with these options: their order is that of their numbers."""
@@ -219,7 +237,8 @@ class ReplicaSide(ABC):
         """All that has to be saved of a replica, by name, between a push and the step that follows.
 
         With it, and the parameters, `restore` goes on exactly where this one was. The parameters
-        are on the servers, or the worker role saves and restores them (`Shape.model`).
+        are on the servers, or the worker role saves and restores them (`Shape.model`); so it does
+        `rng`. No name may be "w", "averaged", "constant" or "dice", which are the role's.
         """
         return {"residual": self.residual}
 
@@ -239,9 +258,11 @@ class ReplicaSide(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} answers nobody")
 
-    def leave(self) -> Iterator[Need]:
-        """What is still to be done before this replica leaves the run; gradients cannot be had."""
-        return iter(())
+    def leave(self) -> Iterable[Need]:
+        """What is still to be done before this replica leaves the run; gradients cannot be had. A
+        generator is resumed with what it asks for.
+        """
+        return ()
 
 
 # ---------------------------------------------------------------- servers
@@ -261,6 +282,20 @@ class Outcome(NamedTuple):
     """Of a push that was refused."""
 
 
+Process = tuple[int, int]
+"""(slot, epoch): one process of a replica."""
+
+
+class Decision(NamedTuple):
+    """What the lead has decided for all shards (`Lead.quorum`)."""
+
+    clock: int
+    used: frozenset[Process]
+    """Whose pushes of that clock count."""
+    gone: frozenset[Process]
+    """Of these, who has died since: a push of theirs that a shard has lost does not come again."""
+
+
 class ShardSide(ABC):
     """One shard. Every method returns the pushes that it settled, in order."""
 
@@ -269,6 +304,9 @@ class ShardSide(ABC):
     applies_as_pushed: ClassVar[bool] = False
     """Whether `push` hands a delta to the shard at once and as it is, so that the shard may work on
     it while it comes."""
+    asks_lead: ClassVar[bool] = False
+    """Whether it holds pushes until the lead has said which of them count; then it has `held` and
+    `decided`, too, and `Shard.version` is its clock. Only a side of the parameters may."""
 
     def __init__(self, options: Any, shard: Shard) -> None:
         self.options = options
@@ -303,6 +341,17 @@ class ShardSide(ABC):
     def waits_for(self) -> frozenset[int]:
         """The slots without whose pushes nothing goes on; empty while nobody waits."""
         return frozenset()
+
+    def held(self) -> list[tuple[int, int, int]]:
+        """(clock, slot, epoch) of each push that it holds; for sides that ask the lead."""
+        return []
+
+    def decided(self, decision: Decision) -> list[Outcome]:
+        """Use just these pushes, once they are there; no other one of this clock or before counts.
+
+        It comes again and again; one for a clock that is over means nothing.
+        """
+        raise NotImplementedError(f"{type(self).__name__} asks nobody")
 
     def joined(self, slot: int) -> list[Outcome]:
         """A new epoch of `slot` has joined; pushes of its old epochs will not come any more."""
@@ -411,6 +460,17 @@ class Lead:
     def may_lease(self, slot: int, first_slot: int) -> str:
         """Why `slot` has to wait; "" if it may work now. `first_slot`: the lowest that lives."""
         return ""
+
+    def quorum(
+        self, clock: int, came: frozenset[int], members: frozenset[int]
+    ) -> frozenset[int] | None:
+        """Which pushes of a clock count, the same on every shard; None: not yet. For methods whose
+        shard side asks (`ShardSide.asks_lead`); called again when somebody comes, joins or leaves.
+
+        came: the slots that live and whose pushes for this clock all shards hold, at least one; the
+        answer is a part of them. members: who takes part.
+        """
+        raise NotImplementedError(f"{type(self).__name__} decides nothing")
 
     def portion_done(self, slot: int, steps: int, samples: int) -> None:
         """A worker has done a portion, for the first time; `steps_done` counts it already."""

@@ -125,13 +125,18 @@ class Read(Need):
 
     wait: resume only when the values are in place; resumed with the `View`. Otherwise resume at
     once with None; the values are put in place between two steps, when they have come, and
-    `ReplicaSide.view` tells of it.
+    `ReplicaSide.view` tells of it. But without any parameters there is nothing to compute with: the
+    first read into the model is waited for.
+
+    Reads into the model come one after the other. What is asked for while one is under way is
+    fetched behind it, several together as one that is as good as each.
     """
 
     wait: bool
     at_least: int = 0
     after_own: bool = False
-    """Not before every push of this replica to this table is settled: it reads its own writes."""
+    """With every push of this replica to this table so far settled: it reads its own writes. It is
+    asked for behind them at once, so that `Write` and such a `Read` take one round trip."""
     table: str = PARAMETERS
     ranges: tuple[Range, ...] = ()
     """Of the table; (): all of it."""

@@ -40,6 +40,9 @@ def faults_of(method: Method) -> list[str]:
     is_driven = method.lead.drive is not Lead.drive
     if is_driven != any(table.rule == "lead" for table in shape.tables):
         found.append('it needs tables of rule "lead" if the coordinator drives it, and none else')
+    asks = method.shard is not None and method.shard.asks_lead
+    if asks and method.lead.quorum is Lead.quorum:
+        found.append("its shard side asks the lead which pushes count, and the lead has no quorum")
     asked = needs_of(method.replica)
     for kinds, has_it, what in (
         ({Read, Write}, bool(names), "reads or writes, and declares no tables"),

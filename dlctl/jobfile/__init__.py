@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dlctl import registry
-from dlctl.config import DEFAULT_ALGORITHM, Choice, JobFile
+from dlctl.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
 from dlctl.errors import UsageError
 from dlctl.jobfile import checks, reading, schema
 from dlctl.jobfile.doubtful import doubts as doubts
@@ -220,6 +220,13 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
     elif type(count) is int and count > 0 and not shape.needs_servers:
         faults.append(Fault(path, f"{name} has no servers", "use 0, or remove it"))
         faults.append(Fault(("algorithm", "name"), f"{name} needs servers.count = 0"))
+    workers = get(document, ("workers", "count"))
+    if type(workers) is int and shape.workers_max < workers <= COUNT_MAX:
+        most = f"replicas of {name} ask each other; at most {shape.workers_max} can"
+        faults.append(Fault(("workers", "count"), most))
+        faults.append(
+            Fault(("algorithm", "name"), f"{name} has {shape.workers_max} workers at most")
+        )
     for section, known in (("optimizer", shape.optimizers), ("compression", shape.compressors)):
         if section in resolved and known is not None and resolved[section].name not in known:
             what = f"{name} does not work with {resolved[section].name}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlctl.messages.base import Json, Message, Signed
+from dlctl.messages.base import Array, Json, Message, Signed
 
 # ------------------------------------------------------------ control plane: joining and leaving
 
@@ -452,3 +452,34 @@ class GroupBroken(Message):
 class ListeningNoted(Message):
     slot: int
     epoch: int
+
+
+# ------------------------------------------------------------ control plane: one decider
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Holding(Message):
+    """From a server: all pushes that it holds until the lead decides. Sent at every change and a
+    while after it again; the newest `number` of the newest generation counts.
+    """
+
+    shard: int
+    generation: int
+    number: int
+    clock: int
+    """Of the shard: the steps before it are made, and would be found by the next server."""
+    pushes: Array
+    """int64[3 n]: clock, slot and epoch of each."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Decided(Message):
+    """To a server: which pushes of this clock count. The answer to a `Holding` of a shard that has
+    not come so far.
+    """
+
+    clock: int
+    used: Array
+    """int64[2 n]: slot and epoch of each."""
+    gone: Array
+    """int64[2 n]: of these, who has died since. More and more of them, never fewer."""

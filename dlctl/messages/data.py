@@ -130,6 +130,9 @@ class Fetch(Message):
     lo: int = 0
     hi: int = 0
     """Only the elements [lo, hi) of the slice; hi = 0: all of it."""
+    after: int = 0
+    """Not before so many pushes of this worker to the table's shard are settled: it reads its own
+    writes, and need not wait for their acks before it asks."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -15,7 +15,16 @@ import numpy as np
 from made import identity, joined_tables, replica, training
 
 from dlctl import messages as m
-from dlctl.algorithms.base import BatchRequest, Driving, Lead, Method, ShardSide, VectorRequest
+from dlctl.algorithms.base import (
+    BatchRequest,
+    Decision,
+    Driving,
+    Lead,
+    Method,
+    Outcome,
+    ShardSide,
+    VectorRequest,
+)
 from dlctl.algorithms.needs import Data, Gradient, Need, NextData, Step, Write
 from dlctl.algorithms.tables import optimizer_of, side_of
 from dlctl.compress.base import Delta
@@ -95,6 +104,9 @@ class Shards:
         self.players: dict[tuple[int, int], Player] = {}
         """(slot, epoch) -> whoever gets the answers."""
         self._number = 0
+        self.lead = algorithm.lead(options)
+        self.slots: frozenset[int] = frozenset()
+        """Who takes part."""
 
     @property
     def shards(self) -> list[Shard]:
@@ -111,6 +123,7 @@ class Shards:
 
     def members(self, slots: frozenset[int]) -> None:
         """These take part, all of them new."""
+        self.slots = slots
         for side in (side for table in self.tables for side in table.sides):
             side.members(slots)
             for slot in sorted(slots):
@@ -167,7 +180,23 @@ class Shards:
         table = self.tables[push.table]
         assert push.delta.length == table.shards[index].size
         delta = Delta(np.array(push.delta.arrays[0], np.float32))
-        for outcome in table.sides[index].push(push, delta):
+        self._hear(index, push.table, table.sides[index].push(push, delta))
+        if table.sides[index].asks_lead:
+            self._ask_lead(push.clock)
+
+    def _ask_lead(self, clock: int) -> None:
+        """What the coordinator does with what all shards hold."""
+        everywhere = frozenset.intersection(*(frozenset(side.held()) for side in self.sides))
+        came = {slot: epoch for at, slot, epoch in sorted(everywhere) if at == clock}
+        chosen = self.lead.quorum(clock, frozenset(came), self.slots) if came else None
+        if chosen is not None:
+            used = frozenset((slot, came[slot]) for slot in chosen)
+            for index, side in enumerate(self.sides):
+                self._hear(index, 0, side.decided(Decision(clock, used, frozenset())))
+
+    def _hear(self, index: int, of_table: int, outcomes: list[Outcome]) -> None:
+        table = self.tables[of_table]
+        for outcome in outcomes:
             key = (index, outcome.slot, outcome.epoch, outcome.seq)
             table.outcomes[key].append(outcome.kind)
             player = self.players.get((outcome.slot, outcome.epoch))
@@ -176,7 +205,7 @@ class Shards:
                 player.acks.append(
                     m.Ack(
                         index, GENERATION, outcome.seq, outcome.kind, version, outcome.staleness, 0,
-                        outcome.reason, push.table,
+                        outcome.reason, of_table,
                     )
                 )  # fmt: skip
 
@@ -212,6 +241,7 @@ class Player:
         """float64[d], the sum of all that was pushed to the parameters."""
         self.fetches = 0
         of_servers = algorithm.shape.needs_servers
+        self._progress = algorithm.shape.table(algorithm.shape.progress) if of_servers else 0
         self.parameters = np.full(shards.size, np.nan if of_servers else 1.0, np.float32)
         self.acks: list[m.Ack] = []
         self.side = replica(algorithm, self.parameters, slot=slot)
@@ -358,7 +388,8 @@ class Player:
             number, index, _ = key
             table = self.shards.tables[number]
             shard, side = table.shards[index], table.sides[index]
-            if not side.may_read(fetch.slot, fetch.clock_min):
+            has_own = self.training.tables[number][index].settled() >= fetch.after
+            if not (has_own and side.may_read(fetch.slot, fetch.clock_min)):
                 continue
             del self._fetching[key]
             self.fetches += (number, index) == (0, 0)
@@ -370,7 +401,7 @@ class Player:
             self.training.fetcher.on_parameters(message, self._now)
 
     def _push(self, index: int, push: m.Push) -> None:
-        if push.table == 0:
+        if push.table == self._progress:
             lo, hi = self.shards.bounds[index]
             self.pushed[lo:hi] += push.delta.arrays[0]
             self.samples_pushed += push.samples if index == 0 else 0

@@ -176,6 +176,34 @@ def test_the_report_shows_every_problem_with_its_line_and_a_suggestion(
     )
 
 
+@pytest.mark.parametrize(
+    ("method", "section", "wrong", "of_method"),
+    [
+        ("downpour", "[servers]\ncount = 0", "downpour keeps", "needs servers.count of 1"),
+        ("toy-ring", "[servers]\ncount = 2", "toy-ring has no", "needs servers.count = 0"),
+        ("toy-ring", "[workers]\ncount = 513", "at most 512 can", "has 512 workers at most"),
+    ],
+)
+def test_what_a_method_cannot_do_with_is_said_at_both_of_its_lines(
+    folder: Path, method: str, section: str, wrong: str, of_method: str
+) -> None:
+    text = f'{MINIMAL}[algorithm]\nname = "{method}"\n{section}\n'
+    at_method, at_count = refusal(written(folder, text)).problems
+    assert (at_method.line, at_method.key) == (5, "algorithm.name")
+    assert of_method in at_method.message
+    assert at_count.line == 7
+    assert at_count.key.endswith(".count")
+    assert wrong in at_count.message
+
+
+@pytest.mark.parametrize(("method", "count"), [("toy-ring", 512), ("downpour", 513)])
+def test_as_many_workers_as_a_method_can_have_are_fine(
+    folder: Path, method: str, count: int
+) -> None:
+    text = f'algorithm.name = "{method}"\nworkers.count = {count}\n{MINIMAL}'
+    assert jobfile.load(written(folder, text)).workers.count == count
+
+
 def test_faults_of_all_kinds_are_reported_at_once(folder: Path) -> None:
     text = """
 [job]

@@ -148,3 +148,18 @@ def test_a_group_that_has_lost_its_model_says_so_and_is_recovered(place: Workpla
     place.until_step(place.run()["step"] + 8)
     stop(place)
     place.nothing_left()
+
+
+def test_all_servers_use_the_same_pushes_though_worker_server_and_coordinator_die(
+    place: Workplace,
+) -> None:
+    """A replica that found a push used on one shard and dropped on the other would fail."""
+    table = algorithm("toy-quorum") + "\nbackups = 1"
+    place.job(stop=ENDLESS, workers=3, servers=2, algorithm=table)
+    place.start()
+    place.until_step(8)
+    for name in ("worker-1", "server-1", "coordinator"):
+        kill(place, name)
+    stop(place)
+    assert [place.daemon(f"worker-{slot}")["restarts"] for slot in range(3)] == [0, 1, 0]
+    place.nothing_left()

@@ -311,7 +311,6 @@ def test_a_drained_member_is_not_waited_for():
     house = House(3)
     house.go(1.0)
     house.drained.add(2)
-    house.worker(2).service.cancel()
     house.worker(2).computes_until = 1e9
     house.go(1.0)
     house.check()

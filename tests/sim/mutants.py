@@ -15,9 +15,10 @@ import pytest
 from seeds import Result, run_seed
 
 from dlctl import messages as m
-from dlctl.algorithms.base import Outcome, View
+from dlctl.algorithms.base import Decision, Outcome, View
 from dlctl.algorithms.local_sgd import Replica
 from dlctl.algorithms.needs import Gradient, Read, Write
+from dlctl.algorithms.quorum import Chosen
 from dlctl.algorithms.sync import Barrier
 from dlctl.algorithms.sync import Replica as SyncReplica
 from dlctl.algorithms.tables import Parts
@@ -29,6 +30,7 @@ from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.leases import PortionPool, Range
 from dlctl.roles.coordinator.persistence import Lasting, Persistence
+from dlctl.roles.coordinator.quorum import Quorums
 from dlctl.roles.coordinator.records import IssueTerm
 from dlctl.roles.coordinator.registration import Registration
 from dlctl.roles.coordinator.scaling import Scaling
@@ -36,6 +38,7 @@ from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.protocol.retry import Retries
 from dlctl.roles.server.dedup import NEW, Dedup
+from dlctl.roles.server.quorum import AsksLead
 from dlctl.roles.server.server import Server
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.table_shard import TableShard
@@ -44,7 +47,7 @@ from dlctl.roles.worker.basis import Basis
 from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.leases import Portions
 from dlctl.roles.worker.services.asking import Asking
-from dlctl.roles.worker.services.reading import Reading
+from dlctl.roles.worker.services.reading import OneRead
 from dlctl.roles.worker.shard_client import ShardClient
 from dlctl.roles.worker.training import Training
 from dlctl.roles.worker.worker import Worker
@@ -269,7 +272,7 @@ def a_round_further_ahead(patch: Patch) -> None:
             value = yield request
 
     patch.setattr(Replica, "run", run)
-    patch.setattr(Reading, "_serves", lambda self, need: True)
+    patch.setattr(OneRead, "serves", lambda self, other: True)
 
 
 @mutant("a round that the end of the data cuts short is not pushed", "AcksChecker", "LedgerChecker",
@@ -811,12 +814,18 @@ def stale_clock_in_a_reply(patch: Patch) -> None:
     patch.setattr(TableShard, "_answer_fetch", answer)
 
 
+@mutant("a read does not wait for this replica's own pushes", "AssertionError", scenario="toys")
+def own_pushes_are_not_waited_for(patch: Patch) -> None:
+    honest = TableShard._may_answer
+    patch.setattr(TableShard, "_may_answer", lambda self, f: honest(self, replace(f, after=0)))
+
+
 @mutant(
     "a read is answered by an older one that waits for a smaller clock", "AssertionError",
     scenario="toys",
 )  # fmt: skip
 def an_older_read_answers(patch: Patch) -> None:
-    patch.setattr(Reading, "_serves", lambda self, need: True)
+    patch.setattr(OneRead, "serves", lambda self, other: True)
 
 
 @mutant(
@@ -918,7 +927,7 @@ def what_is_buffered_is_dropped(patch: Patch) -> None:
 
 @mutant(
     "the clock of the lead begins anew with its coordinator", "LeadChecker", scenario="toys",
-    first=10,
+    first=25,
 )  # fmt: skip
 def the_lead_forgets_its_clock(patch: Patch) -> None:
     def restore_lead(self, lead):
@@ -929,8 +938,9 @@ def the_lead_forgets_its_clock(patch: Patch) -> None:
 
 
 @mutant(
-    "an answer of a process that was replaced is used", "AnswersChecker", scenario="toys", seeds=30
-)
+    "an answer of a process that was replaced is used", "AnswersChecker", scenario="toys",
+    first=20, seeds=10,
+)  # fmt: skip
 def a_replaced_replica_answers(patch: Patch) -> None:
     def on_answer(self, peer, answer, now):
         if self._asked is not None and answer.slot == self._asked[0] and not answer.error:
@@ -939,3 +949,52 @@ def a_replaced_replica_answers(patch: Patch) -> None:
 
     patch.setattr(Asking, "on_answer", on_answer)
     patch.setattr(Asking, "_has_left", lambda self, slot, epoch: False)
+
+
+# ---------------------------------------------------------------- one decider for all shards
+
+
+@mutant(
+    "each shard decides by its own arrivals", "QuorumChecker", scenario="toys", first=5, seeds=1
+)
+def quorum_per_shard(patch: Patch) -> None:
+    honest = Chosen._hold
+
+    def hold(self, held):
+        outcomes = honest(self, held)
+        clock = self.shard.version
+        here = [(slot, epoch) for at, slot, epoch in self._held if at == clock]
+        if len(here) < 2:
+            return outcomes
+        return [*outcomes, *self.decided(Decision(clock, frozenset(here[:2]), frozenset()))]
+
+    patch.setattr(Chosen, "_hold", hold)
+    patch.setattr(AsksLead, "on_decided", lambda self, message: None)
+
+
+@mutant(
+    "the next step is decided while a shard has not made this one", "QuorumChecker",
+    scenario="toys", first=5, seeds=1,
+)  # fmt: skip
+def the_next_step_is_decided_too_early(patch: Patch) -> None:
+    patch.setattr(Quorums, "_is_under_way", lambda self, known: False)
+
+
+@mutant(
+    "a decision is forgotten with its coordinator", "LivenessChecker", "QuorumChecker",
+    scenario="toys", first=35, seeds=1,
+)  # fmt: skip
+def a_decision_is_forgotten(patch: Patch) -> None:
+    patch.setattr(Quorums, "go_on", lambda self, newest: None)
+
+
+@mutant(
+    "the lost push of a dead worker is waited for", "LivenessChecker", scenario="toys", first=5,
+    seeds=1,
+)  # fmt: skip
+def lost_pushes_of_the_dead_are_waited_for(patch: Patch) -> None:
+    def missing(self, decision):
+        here = {(slot, epoch) for clock, slot, epoch in self._held if clock == decision.clock}
+        return decision.used - here
+
+    patch.setattr(Chosen, "_missing", missing)

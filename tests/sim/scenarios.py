@@ -18,6 +18,7 @@ from simulated import (
     FullAtDrain,
     FullAtEnd,
     FullAtRelease,
+    KillAtDecision,
     StopAtWork,
     job_file,
     ledger_checkers,
@@ -37,6 +38,7 @@ from dlctl.sim.checkers import (
     LivenessChecker,
     NothingLeft,
     OwnStepsChecker,
+    QuorumChecker,
     SamplesChecker,
     TablesChecker,
     TermsChecker,
@@ -359,16 +361,19 @@ def sandblaster(seed: int) -> Simulation:
 
 def toys(seed: int) -> Simulation:
     """Methods from outside, each with a need of its own: a clock of the servers', a second table,
-    other replicas and no servers, a group, a buffer.
+    other replicas and no servers, a group, a buffer; and every sixth time one decider.
     """
     name = ("toy-clock", "toy-table", "toy-ring", "toy-group", "toy-buffer")[seed % 5]
+    options = {}
+    if seed % 6 == 5:
+        name, options = "toy-quorum", {"backups": 1}
     servers = 0 if name in ("toy-ring", "toy-group") else SERVERS
     faults = recovery_faults(seed) if servers and seed // 5 % 2 else mixed_faults(seed)
     if not servers:
         faults = replace(faults, save_errors=0.0, full_disks=0, slow_disks=0)
     problem, epochs = LeastSquares(samples=128), 4
     job = job_file(
-        WORKERS, servers, algorithm=(name, {}), batch_size=4, portion_batches=2, seed=seed,
+        WORKERS, servers, algorithm=(name, options), batch_size=4, portion_batches=2, seed=seed,
         epochs=float(epochs), restarts_max=20, timeouts=TIMEOUTS, checkpoint_s=0.6,
         durability=("process", "disk")[seed // 4 % 2],
     )  # fmt: skip
@@ -380,6 +385,8 @@ def toys(seed: int) -> Simulation:
     )  # fmt: skip
     if name == "toy-clock" and not faults.full_disks:
         checkers = (*checkers, LeadChecker())
+    if name == "toy-quorum":
+        checkers = (*checkers, QuorumChecker())
     if name == "toy-buffer":
         checkers = (*checkers, BufferedChecker())
     simulation = Simulation(
@@ -387,6 +394,8 @@ def toys(seed: int) -> Simulation:
         checkers=checkers,
     )  # fmt: skip
     simulation.world.groups.torn = 0.1
+    if name == "toy-quorum" and seed % 4 == 1:
+        KillAtDecision(simulation, 2 + seed % 3, f"server-{seed // 12 % SERVERS}")
     return simulation
 
 

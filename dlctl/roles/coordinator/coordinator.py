@@ -24,6 +24,7 @@ from dlctl import placement, settings
 from dlctl.algorithms.base import Method
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError, NotPermitted, RemoteProtocolError
+from dlctl.flat import Layout
 from dlctl.machine import (
     DeadlineReached,
     Effect,
@@ -45,6 +46,7 @@ from dlctl.roles.coordinator.host_failures import HostFailures
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.peers import Peers
 from dlctl.roles.coordinator.persistence import Persistence
+from dlctl.roles.coordinator.quorum import Quorums
 from dlctl.roles.coordinator.records import (
     CheckpointBegun,
     CheckpointEnded,
@@ -93,6 +95,7 @@ class Coordinator:
         self.files = HostFiles(context, members)
         self.peers = Peers(run)
         self.groups = Groups(run, self, lambda: self.scheduler.steps)
+        self.quorums = Quorums(run, self.scheduler.side)
         self.registration.on_start = self.files.mirror.follow
         self.checkpointing = Checkpointing(
             context, members, job.checkpoints.keep, job.checkpoints.every_s, past.checkpoints,
@@ -122,7 +125,7 @@ class Coordinator:
             run, self, past, registration=self.registration, scheduler=self.scheduler,
             settings=self.settings, evaluations=self.evaluations,
             checkpointing=self.checkpointing, files=self.files, scaling=self.scaling,
-            rotation=self.rotation, peers=self.peers, groups=self.groups,
+            rotation=self.rotation, peers=self.peers, groups=self.groups, quorums=self.quorums,
         )  # fmt: skip
         if past.manifest:
             self.scheduler.restore(past.manifest.get("data", {}))
@@ -247,6 +250,7 @@ class Coordinator:
             self._advance_ending(self.run.shutdown, now)
         self.peers.advance(now)
         self.groups.advance(now)
+        self.quorums.advance()
         self.requests.tell(now)
         self.status.report_if_due(now)
 
@@ -280,6 +284,7 @@ class Coordinator:
         try:
             if self.registration.layout is None:
                 self.scheduler.open_dataset(message.samples)
+                self.run.algorithm.shape.check_sizes(Layout.from_bytes(message.layout))
             worker.model_ready = True
             self.peers.advance(now)  # Who begins knows who else takes part.
             self.registration.on_model(worker, message.layout, now)
@@ -461,6 +466,7 @@ class Coordinator:
         m.LeaseRequest: _on_lease_request,
         m.PortionDone: _on_portion_done,
         m.VectorResult: _on_vector_result,
+        m.Holding: lambda self, peer, message, now: self.quorums.on_holding(peer, message),
         m.Report: lambda self, peer, message, now: self.reports.on_report(peer, message, now),
         m.Evaluated: lambda self, peer, message, now: self.reports.on_evaluated(message, now),
         m.ProcessExited: lambda self, peer, message, now: self.failure_detector.on_exited(

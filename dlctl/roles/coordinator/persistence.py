@@ -9,6 +9,7 @@ The state that decides what the coordinator does next lies in small pieces under
     work                steps, samples and loss; the size of the dataset; the newest evaluation
     lead                the clock and the state of the method's lead, and the journal of one that
                         drives
+    quorum              its newest decision for all shards: the clock, whose pushes count
     group               the members that are left out: slot and epoch
     evaluation          epochs that were done when one was begun last; what is under way (`Asked`)
     layout              the model's tensors
@@ -36,6 +37,8 @@ Whoever waits for one of these messages asks again.
   database has it, as for all else.
 - That all workers are at work: the next coordinator would have them begin once more, with the
   residuals of the checkpoint, which are in the shards by then.
+- What was decided for all shards: the next one would decide otherwise for those that have not heard
+  of it. Without room for it, a method that has such decisions stands still.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ from dlctl import messages as m
 from dlctl.errors import DlctlError
 from dlctl.flat import Layout
 from dlctl.machine import Effect
-from dlctl.messages import Json, Lease, Message, Topology, VectorOp, Welcome
+from dlctl.messages import Decided, Json, Lease, Message, Topology, VectorOp, Welcome
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.control import Control
@@ -57,6 +60,7 @@ from dlctl.roles.coordinator.evaluation import Asked, Evaluations
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.membership import LASTING, Daemon
 from dlctl.roles.coordinator.peers import Peers
+from dlctl.roles.coordinator.quorum import Quorums
 from dlctl.roles.coordinator.records import Remember
 from dlctl.roles.coordinator.registration import Past, Registration
 from dlctl.roles.coordinator.remote_files import HostFiles
@@ -111,6 +115,7 @@ class Persistence:
         rotation: Rotation,
         peers: Peers,
         groups: Groups,
+        quorums: Quorums,
     ) -> None:
         self.run = run
         self.control = control
@@ -125,6 +130,7 @@ class Persistence:
         self.rotation = rotation
         self.peers = peers
         self.groups = groups
+        self.quorums = quorums
         self._known: dict[str, Any] = {}
         self._answered_slots: set[int] = set()
         self._begun: float | None = None
@@ -171,6 +177,8 @@ class Persistence:
         counts = (scheduler.steps, scheduler.samples, scheduler.loss)
         yield "work", (*counts, scheduler.dataset_samples, scheduler.next, newest)
         yield "lead", scheduler.lead()
+        if self.quorums.newest is not None:
+            yield "quorum", self.quorums.newest
         yield "evaluation", (scheduler.evaluated_epochs, None if asked is None else astuple(asked))
         if self.run.shutdown is not None:
             end = self.run.shutdown
@@ -287,6 +295,8 @@ class Persistence:
         )
         if "lead" in values:
             self.scheduler.restore_lead(values["lead"])
+        if "quorum" in values:
+            self.quorums.go_on(values["quorum"])
         numbers = [_unused(number, now) for number in (*values["numbers"], 0, 0)]
         self.evaluations.number, self.settings.number, self.registration.guest_lists = numbers[:3]
         self.peers.number, self.groups.generation = numbers[3:5]
@@ -376,6 +386,8 @@ class Lasting:
         if isinstance(value, dict) and value.get("has_served") and key not in self._served:
             self._served.add(key)
             self.is_on_disk = False
+        if key == "quorum":
+            self.is_on_disk = False
         if key == "lead":
             self._journal_waits = True
         if key != "run":
@@ -397,5 +409,7 @@ class Lasting:
             return not self._release_waits
         if isinstance(message, VectorOp):
             return not self._journal_waits
-        waits = isinstance(message, Topology) or (isinstance(message, Welcome) and message.term)
+        waits = isinstance(message, Topology | Decided) or (
+            isinstance(message, Welcome) and message.term
+        )
         return self.is_on_disk or not waits

@@ -48,6 +48,7 @@ from dlctl.roles.protocol.restore import Restoring
 from dlctl.roles.protocol.saving import Saving
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.server.abuse_guard import AbuseGuard
+from dlctl.roles.server.quorum import AsksLead
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.space import Space
 from dlctl.roles.server.table_shard import TableShard
@@ -91,6 +92,7 @@ class Server:
         self._wanted: dict[str, Any] = {}
         """Live settings so far."""
         self._vectors: Vectors | None = None
+        self._asks_lead: AsksLead | None = None
         self._saving = Saving(self.context, birth.name)
         self._lifeline = Watchdog()
         self._gathering = Restoring(self.context)
@@ -111,6 +113,8 @@ class Server:
             case Reconnected(peer, lost_at):
                 self._report_at = now  # The coordinator learns from it whose connection it is.
                 self.context.again(peer, lost_at, now)
+                if self._asks_lead is not None:
+                    self._asks_lead.tell_again(now)
             case DeadlineReached():
                 self.context.do(*self.context.retries.due(now))
                 self._gathering.on_deadline(now)
@@ -131,11 +135,14 @@ class Server:
                 self._close()
                 self.context.do(Exit(0, reason))
         self._report_if_due(now)
+        if self._asks_lead is not None:  # Behind a report: by that we are known.
+            self._asks_lead.tell_if_due(now)
         return self.context.clear()
 
     def deadline(self) -> float | None:
         times = [self.context.retries.deadline(), self._report_at if self._welcome else None]
         times += [self._lifeline.deadline(), self._gathering.deadline(), self._room.deadline()]
+        times += [self._asks_lead.deadline()] if self._asks_lead is not None else []
         return min((t for t in times if t is not None), default=None)
 
     def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
@@ -203,6 +210,8 @@ class Server:
                 return
             self._room.found()
             self._vectors = Vectors(self.serving.tables)
+            if self.serving.side.asks_lead:
+                self._asks_lead = AsksLead(self.context, self.serving)
             self._apply(self._wanted)
             if message.restore and not message.keep:
                 self._restore(self.serving)
@@ -312,6 +321,10 @@ class Server:
         if self.serving is not None:
             self.serving.on_members(frozenset(message.slots))
 
+    def _on_decided(self, message: m.Decided, now: float) -> None:
+        if self._asks_lead is not None:
+            self._asks_lead.on_decided(message)
+
     def _on_vector_op(self, message: m.VectorOp, now: float) -> None:
         serving = self.serving
         if serving is None or self._vectors is None or not self._is_open_to_changes(serving):
@@ -410,10 +423,12 @@ class Server:
         if self.serving.last_checkpoint:
             return "closed for the last checkpoint", ""
         for table in self.serving.tables:
+            of = f' of table "{table.name}"' if table.table else ""
+            what = f"holding step {table.shard.version}{of}"
             if slots := sorted(table.side.waits_for()):
-                of = f' of table "{table.name}"' if table.table else ""
-                what = f"holding step {table.shard.version}{of}"
                 return what, ", ".join(f"worker-{slot}" for slot in slots)
+            if table.side.held():
+                return what, COORDINATOR
         return "serving", ""
 
     def _report_if_due(self, now: float) -> None:
@@ -432,6 +447,7 @@ class Server:
         m.Members: _on_members,
         m.Guests: _on_guests,
         m.VectorOp: _on_vector_op,
+        m.Decided: _on_decided,
         m.Change: _on_change,
         m.Save: _on_save,
         m.Reopen: lambda self, message, now: self.serving and self.serving.reopen(message.last),

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from dlctl import messages as m
-from dlctl.algorithms.base import Outcome, ShardSide
+from dlctl.algorithms.base import Decision, Outcome, ShardSide
 from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.values import Precision
 from dlctl.errors import RemoteProtocolError
@@ -40,7 +40,7 @@ COUNTED = {
     DUPLICATE: "duplicates", GAP: "gaps", FENCED: "fenced", LATE: "late", REFUSED: "refused",
 }  # fmt: skip
 HELD_FETCHES_MAX = 8
-"""Of one worker, reads that wait for a clock. A newer one takes the place of the oldest."""
+"""Of one worker, reads that wait for a clock or a push. A newer one replaces the oldest."""
 
 
 class TableShard:
@@ -87,7 +87,7 @@ class TableShard:
         """The number of the newest operation of the lead that has changed it."""
         self._early_apply = EarlyApply(shard)
         self._held_fetches: dict[tuple[int, int], tuple[Peer, m.Fetch]] = {}
-        """(slot, number of the request) -> a read that waits for a clock, the oldest first."""
+        """(slot, number of the request) -> a read that waits, the oldest first."""
 
     # ------------------------------------------------------------ what survives
 
@@ -157,6 +157,12 @@ class TableShard:
             return
         self._early_apply.keep(slots)
         self._settle(self.side.members(slots), at_once=True)
+
+    def decided(self, decision: Decision) -> None:
+        """The lead has said which of the pushes that are held count."""
+        before = self.shard.version
+        outcomes = self.side.decided(decision)
+        self._settle(outcomes, at_once=self.shard.version != before)
 
     def takes_changes(self) -> bool:
         """Whether operations of the lead may change it."""
@@ -285,7 +291,7 @@ class TableShard:
         is_range = fetch.lo > 0 or fetch.hi > 0
         if is_range and not fetch.lo < fetch.hi <= self.shard.size:
             raise RemoteProtocolError(f"[{fetch.lo}, {fetch.hi}) of {self.shard.size} elements")
-        if self.side.may_read(fetch.slot, fetch.clock_min):
+        if self._may_answer(fetch):
             self._answer_fetch(peer, fetch)
             return
         self._held_fetches[fetch.slot, fetch.request] = peer, fetch
@@ -293,9 +299,13 @@ class TableShard:
         for key in own[:-HELD_FETCHES_MAX]:
             del self._held_fetches[key]
 
+    def _may_answer(self, fetch: m.Fetch) -> bool:
+        has_own = self.dedup.settled(fetch.slot) >= fetch.after
+        return has_own and self.side.may_read(fetch.slot, fetch.clock_min)
+
     def _answer_held_fetches(self) -> None:
         for key, (peer, fetch) in list(self._held_fetches.items()):
-            if self.side.may_read(fetch.slot, fetch.clock_min):
+            if self._may_answer(fetch):
                 del self._held_fetches[key]
                 self._answer_fetch(peer, fetch)
 

@@ -6,6 +6,7 @@ and draining; whatever the coordinator asks for may be asked twice.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -77,8 +78,10 @@ PASSING = {"computing", "waiting for data", "fetching", "pushing"}
 """
 DETAIL_CHARS_MAX = 16_000
 W = "w"
-OWN_MODEL = (W, "averaged", "constant")
-"""What a replica saves of its model, under the names that shards have in checkpoints."""
+DICE = "dice"
+RESERVED = frozenset({W, "averaged", "constant", DICE})
+"""What a replica saves besides the method's state: of its model, under the names that shards have
+in checkpoints, and where its random numbers are."""
 
 
 class Worker:
@@ -314,7 +317,9 @@ class Worker:
         side.begin("restored" if saved else start)
         if saved:
             self._restore_model(side, saved)
-            side.restore({name: saved[name] for name in saved if name not in OWN_MODEL})
+            side.restore({name: saved[name] for name in saved if name not in RESERVED})
+            if DICE in saved:
+                side.rng.bit_generator.state = json.loads(saved[DICE].tobytes())
         self.compressor.reseed(*seed)
         self.training = Training(
             context=self.context,
@@ -432,7 +437,12 @@ class Worker:
         if not training.has_model():
             self._saving.without_file(message, "")  # What it has is no model of this run.
             return
-        arrays = {name: to_host(vector).copy() for name, vector in training.side.state().items()}
+        side = training.side
+        arrays = {name: to_host(vector).copy() for name, vector in side.state().items()}
+        if taken := RESERVED & arrays.keys():
+            raise TypeError(f"{type(side).__module__}: state() may not name {sorted(taken)}")
+        dice = json.dumps(side.rng.bit_generator.state).encode()
+        arrays[DICE] = np.frombuffer(dice, np.uint8)
         own = self._own_model(training)
         state = {"steps": training.steps}
         if own:

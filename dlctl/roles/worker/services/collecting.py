@@ -77,7 +77,6 @@ class Collecting:
         """Of the members, by rank."""
         self.number = 0
         """Sums that are finished here."""
-        self.rebuilt = 0
         self._has_summed = False
         self._joins = not begins
         """This replica has taken part in no sum yet, and the others have trained without it."""
@@ -186,7 +185,6 @@ class Collecting:
             self.generation, self.slots = message.generation, message.slots
             self._is_new = message.is_new
             self._forget_sum()
-            self.rebuilt += 1
             self.context.retries.drop(BROKEN)
         if self.identity.slot not in self.slots or self._is_over:
             self._note("")

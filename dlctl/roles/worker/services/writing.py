@@ -81,7 +81,7 @@ class Writing:
         """Of these, those of which a push has taken something, or which count without one."""
         self.newest = -1
         """The number of the newest write that holds all steps before it."""
-        self._number = -1
+        self.number = -1
         """Of the newest write, to whatever table."""
         self._under_way: dict[int, _Pushed] = {}
         self._numbers: dict[tuple[int, int, int], int] = {}
@@ -123,12 +123,10 @@ class Writing:
     def deadline(self) -> float | None:
         return None
 
-    def cancel(self) -> None:
-        self._need = None
-
-    def is_settled(self, table: int) -> bool:
-        """Whether no push to a table is under way."""
-        return all(pushed.table != table for pushed in self._under_way.values())
+    def settled_until(self, table: int) -> int:
+        """All writes to a table up to this number are settled."""
+        under_way = (n for n, pushed in self._under_way.items() if pushed.table == table)
+        return min(under_way, default=self.number + 1) - 1
 
     def is_under_way(self, number: int) -> bool:
         return number in self._under_way
@@ -154,8 +152,8 @@ class Writing:
         """Send it to all shards that have something of it. Returns its number."""
         table = self.shape.table(need.table)
         pieces = self._pieces(need, table)
-        self._number += 1
-        number, steps = self._number, (self.steps_pushed, max(self.steps - 1, 0))
+        self.number += 1
+        number, steps = self.number, (self.steps_pushed, max(self.steps - 1, 0))
         self._under_way[number] = _Pushed(table, steps, len(pieces))
         for client, lo, values in pieces:
             self._send(client, lo, values, need, number, steps)
