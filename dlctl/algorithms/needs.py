@@ -222,8 +222,9 @@ class Collective(Need):
 
     If a member dies before that, the group is made anew without it and the sum begun again, of what
     the living have given. Members are waited for as long as they live, however long they compute.
-    A replica is in the group once it has asked for data; who joins later takes part in its first
-    collective with nothing, whatever it gives.
+    A replica is in the group from its first need on, which may be this one; who joins later takes
+    part in its first collective with nothing, whatever it gives. So does who goes on from a
+    checkpoint at an older step than others do. If all that had the model have died, the run fails.
     """
 
     vector: Vector

@@ -407,6 +407,10 @@ class Listening(Message):
     address: str
 
 
+UNMADE = "unmade"
+MODEL_LOST = "model-lost"
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Group(Message):
     """To a worker: the group of this generation. Repeated until `GroupNoted`; only the newest
@@ -418,6 +422,8 @@ class Group(Message):
     """In the order of their ranks."""
     store: str
     """host:port of the rendezvous; "": open it, to the first member."""
+    is_new: bool
+    """Nothing is trained yet: whoever has made no sum has the model that the run begins with."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -430,12 +436,16 @@ class GroupNoted(Message):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GroupBroken(Message):
-    """From a member: a collective of this generation has failed or passed its deadline."""
+    """From a member: a collective of this generation has failed or passed its deadline. Repeated
+    until there is another generation."""
 
     slot: int
     epoch: int
     generation: int
     reason: str
+    why: str
+    """UNMADE: the members have not found each other. MODEL_LOST: they have, and none of them has
+    what the group has come to. Else ""."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -422,7 +422,7 @@ class Player:
         self._members.on_peers(peers, self.slot)
         self.training.on_members(self._members.slots)
         if self.training.collecting is not None:
-            self.training.collecting.on_group(m.Group(len(slots), slots, "here"), self._now)
+            self.training.collecting.on_group(m.Group(len(slots), slots, "here", True), self._now)
         for effect in self._context.clear():
             self._perform(effect)
 

@@ -577,6 +577,26 @@ def test_a_push_before_a_fetch_that_leaves_steps_out_is_doubted(
     assert all(why in doubt for doubt in doubts)
 
 
+@pytest.mark.parametrize(
+    ("method", "hosts", "is_doubted"),
+    [
+        ("toy-group", ["", "b"], True),
+        ("toy-group", ["b"], False),
+        ("toy-group", [], False),
+        ("toy-ring", ["", "b"], False),
+    ],
+)
+def test_a_group_over_several_hosts_is_said_to_be_neither_encrypted_nor_authenticated(
+    folder: Path, method: str, hosts: list[str], is_doubted: bool
+) -> None:
+    text = f'{MINIMAL}[algorithm]\nname = "{method}"\n[servers]\ncount = 0\n[workers]\ncount = 2\n'
+    for ssh in hosts:
+        text += f'[[hosts]]\nssh = "{ssh}"\n' if ssh else "[[hosts]]\n"
+    doubts = jobfile.doubts(jobfile.load(written(folder, text)))
+    assert len(doubts) == is_doubted
+    assert all("neither encrypted nor authenticated (SECURITY.md)" in doubt for doubt in doubts)
+
+
 @pytest.mark.parametrize("task", ["train.py", "train:task", ":task", "train.py:", "train.py:a b"])
 def test_a_task_is_a_file_and_a_name_in_it(folder: Path, task: str) -> None:
     problem = only_problem(folder, f'[job]\nname = "a"\ntask = "{task}"\n')

@@ -27,10 +27,10 @@ def algorithm(name: str) -> str:
     return f'name = "{name}"'
 
 
-def kill(place: Workplace, name: str) -> None:
-    """Kill a daemon; returns when another process of it is at work."""
+def kill(place: Workplace, name: str, number: int = signal.SIGKILL) -> None:
+    """Kill a daemon, or stop it; returns when another process of it is at work."""
     before = place.pid(name)
-    os.kill(before, signal.SIGKILL)
+    os.kill(before, number)
 
     def is_replaced() -> bool:
         row = place.run() if name == "coordinator" else place.daemon(name)
@@ -117,6 +117,38 @@ def test_a_group_makes_its_sums_without_servers_and_without_the_dead(place: Work
     kill(place, "worker-1")
     stop(place)
     assert place.run()["evaluation"]["accuracy"] >= 0.85
+    place.nothing_left()
+
+
+def test_a_group_goes_on_without_a_member_that_hangs(place: Workplace) -> None:
+    """It is killed for its silence, and replaced by one that is given the model."""
+    limit = "[timeouts]\nsilent_s = 4.0\n"
+    place.job(stop=ENDLESS, workers=3, servers=0, algorithm=algorithm("toy-group"), more=limit)
+    place.start()
+    place.until_step(8)
+    kill(place, "worker-0", signal.SIGSTOP)
+    stop(place)
+    assert "no word for 4 s" in place.dlctl("events").out
+    place.nothing_left()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+def test_a_group_that_has_lost_its_model_says_so_and_is_recovered(place: Workplace) -> None:
+    place.job(stop=ENDLESS, workers=2, servers=0, algorithm=algorithm("toy-group"))
+    place.start()
+    place.until_step(8)
+    assert place.dlctl("checkpoint").code == 0
+    place.until_step(place.run()["step"] + 8)
+    for pid in [place.pid(f"worker-{slot}") for slot in range(2)]:
+        os.kill(pid, signal.SIGKILL)
+    place.until("its end", lambda: place.run()["state"] == "failed" and place.run()["ended_at"])
+    assert "all replicas that had the model have ended" in place.run()["reason"]
+    assert "dlctl recover" in place.run()["reason"]
+    recovered = place.dlctl("recover")
+    assert recovered.code == 0, recovered.err
+    place.until_step(place.run()["step"] + 8)
+    stop(place)
     place.nothing_left()
 
 

@@ -220,7 +220,7 @@ def test_a_list_whose_columns_differ_in_length_is_refused(pair):
         ("server-0", m.Ask(0, 1, 1, 1, "x", pack(())), False),
         ("client", m.Ask(0, 1, 1, 1, "x", pack(())), False),
         ("worker-0", m.Listening(0, 1, "x"), True),
-        ("worker-0", m.GroupBroken(1, 1, 1, "x"), False),
+        ("worker-0", m.GroupBroken(1, 1, 1, "x", ""), False),
     ],
 )
 def test_only_workers_ask_and_each_speaks_for_itself(who, message, may):

@@ -47,7 +47,6 @@ from dlctl.roles.worker.basis import Basis
 from dlctl.roles.worker.joining import Joining
 from dlctl.roles.worker.leases import Portions
 from dlctl.roles.worker.services.asking import Asking
-from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.roles.worker.services.reading import OneRead
 from dlctl.roles.worker.shard_client import ShardClient
 from dlctl.roles.worker.training import Training
@@ -57,6 +56,7 @@ from dlctl.shards.history import History
 from dlctl.shards.journaled import Journaled
 from dlctl.shards.mapped import Mapped
 from dlctl.shards.undo import Undo
+from dlctl.sim import group
 from dlctl.sim.states import KeptStates
 
 Patch = pytest.MonkeyPatch
@@ -878,16 +878,19 @@ def a_table_is_not_committed(patch: Patch) -> None:
 
 @mutant(
     "who comes to a group at work does not get its model", "GroupChecker", scenario="toys",
-    first=48, seeds=1,
+    first=3, seeds=1,
 )  # fmt: skip
 def who_joins_is_not_given_the_model(patch: Patch) -> None:
-    honest = Collecting.on_joined
+    honest = group.plan_of
+    patch.setattr(group, "plan_of", lambda rows: honest(rows)._replace(joined=0))
 
-    def on_joined(self, event, now):
-        honest(self, event, now)
-        self._joins = False
 
-    patch.setattr(Collecting, "on_joined", on_joined)
+@mutant(
+    "a group that has lost its model tries for ever", "LivenessChecker", scenario="toys",
+    first=238, seeds=1,
+)  # fmt: skip
+def a_lost_model_is_waited_for(patch: Patch) -> None:
+    patch.setattr(Groups, "_lose_model", lambda self, now: None)
 
 
 @mutant(

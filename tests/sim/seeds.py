@@ -14,6 +14,7 @@ from multiprocessing import get_context
 
 from scenarios import LIMIT_S, SCENARIOS
 
+from dlctl.roles.coordinator.groups import LOST
 from dlctl.sim.checkers import LivenessChecker, PromiseBroken
 from dlctl.sim.checkers.saved import IN_ORDER
 from dlctl.sim.disk import NO_SPACE
@@ -59,7 +60,8 @@ def finish(simulation: Simulation) -> Outcome:
     if not world.over():
         waits = next(c for c in simulation.checkers if isinstance(c, LivenessChecker))
         raise waits.broken(f"not over after {LIMIT_S:.0f} s: {waits.who_waits(world.timeline.now)}")
-    if outcome.state not in IN_ORDER and not found_no_room(outcome):
+    may_fail = found_no_room(outcome) or outcome.reason == LOST  # `GroupChecker` looks at these.
+    if outcome.state not in IN_ORDER and not may_fail:
         raise PromiseBroken("Outcome", f"the run is {outcome.state}: {outcome.reason}")
     return outcome
 

@@ -94,7 +94,7 @@ class Coordinator:
         self.evaluations = Evaluations(context, members, lambda: self.scheduler.steps)
         self.files = HostFiles(context, members)
         self.peers = Peers(run)
-        self.groups = Groups(run)
+        self.groups = Groups(run, self, lambda: self.scheduler.steps)
         self.quorums = Quorums(run, self.scheduler.side)
         self.registration.on_start = self.files.mirror.follow
         self.checkpointing = Checkpointing(

@@ -10,6 +10,7 @@ The state that decides what the coordinator does next lies in small pieces under
     lead                the clock and the state of the method's lead, and the journal of one that
                         drives
     quorum              its newest decision for all shards: the clock, whose pushes count
+    group               the members that are left out: slot and epoch
     evaluation          epochs that were done when one was begun last; what is under way (`Asked`)
     layout              the model's tensors
     end                 how the run ends, once it does
@@ -185,6 +186,8 @@ class Persistence:
         if self.registration.layout is not None and "layout" not in self._known:
             yield "layout", self.registration.layout.to_rows()
         yield "checkpoints", self.checkpointing.number
+        if self.groups.left_out or "group" in self._known:
+            yield "group", [list(member) for member in sorted(self.groups.left_out)]
         yield (
             "numbers",
             (
@@ -297,6 +300,9 @@ class Persistence:
         numbers = [_unused(number, now) for number in (*values["numbers"], 0, 0)]
         self.evaluations.number, self.settings.number, self.registration.guest_lists = numbers[:3]
         self.peers.number, self.groups.generation = numbers[3:5]
+        self.groups.left_out = {(slot, epoch) for slot, epoch in values.get("group", [])}
+        if "group" in values:
+            self._known["group"] = values["group"]
         self.mirror.go_on(values, self.past.logs)
         for key, value in values.items():
             if key.startswith("answer/"):

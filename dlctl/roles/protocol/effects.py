@@ -299,6 +299,8 @@ class GroupFailed(Event):
 
     generation: int
     reason: str
+    why: str = ""
+    """See `GroupBroken`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,6 +170,8 @@ class Training:
             if not self._leaves:
                 raise TypeError(f"{where}: run() has come to its end") from None
             self.parked = True
+            if self.collecting is not None:
+                self.collecting.cancel()  # The others need not wait for it.
             return
         if type(need) not in self._services:
             raise TypeError(f"{where}: nothing serves {need!r:.80}")
@@ -220,6 +222,13 @@ class Training:
     def waits(self) -> Phase:
         """What the method waits for, and for whom."""
         return self.service.phase() if self._need is not None else Phase("starting")
+
+    def has_model(self) -> bool:
+        """Whether what stands here is a model of the run: who joins a group is given it first."""
+        return self.collecting is None or self.collecting.has_model
+
+    def waits_for_group(self) -> bool:
+        return isinstance(self._need, Collective) and not self.parked
 
     def stuck_s(self, now: float) -> float:
         """How long the present batch or evaluation takes, if far longer than it should, else 0."""
@@ -303,7 +312,8 @@ class Training:
             values["unanswered"] = self.asking.unanswered
             values["answered"] = self.answering.served
         if self.collecting is not None:
-            values["group"] = [self.collecting.generation, len(self.collecting.slots)]
+            group = self.collecting
+            values["group"] = [group.generation, len(group.slots), group.is_made]
             values["sums"] = self.collecting.number
         values["nonfinite_steps"] = self.bad_gradients.steps
         return values

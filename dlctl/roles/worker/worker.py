@@ -334,15 +334,17 @@ class Worker:
             averaged=model.averaged,
             push_norm_max=self.job.servers.push_norm_max,
             members=self.members if self.members.connects else None,
-            collecting=self._collecting(identity),
+            collecting=self._collecting(identity, begins=start == "new" or bool(saved)),
         )
 
-    def _collecting(self, identity: Identity) -> Collecting | None:
+    def _collecting(self, identity: Identity, *, begins: bool) -> Collecting | None:
         """The service of the group, if the method has one; a late message may have named it."""
         if "group" not in self.algorithm.shape.links:
             return None
-        timeout_s = self.job.timeouts.silent_s
-        return Collecting(self.context, self.birth.name, identity, timeout_s)
+        return Collecting(
+            self.context, self.birth.name, identity, self.job.timeouts.silent_s, begins=begins,
+            hands_on=self.algorithm.shape.model == "replica",
+        )  # fmt: skip
 
     def _on_group(self, message: m.Group, now: float) -> None:
         if self.training is not None and self.training.collecting is not None:
@@ -392,8 +394,14 @@ class Worker:
     def _on_evaluate(self, message: m.Evaluate, now: float) -> None:
         if self._evaluated is not None and self._evaluated.evaluation == message.evaluation:
             self.context.send(COORDINATOR, self._evaluated)
+        elif self.training is not None and not self.training.has_model():
+            if self.training.parked:  # Else it is asked again.
+                self.context.send(COORDINATOR, self._without_model(message))
         elif self.training is not None and self._evaluation is None:
             self._evaluation = Evaluation.begin(message.evaluation, self.training, now)
+
+    def _without_model(self, message: m.Evaluate) -> m.Evaluated:
+        return m.Evaluated(message.evaluation, self.birth.name, {}, "it has no model of this run")
 
     def _on_buffers(self, message: m.Buffers, now: float) -> None:
         if not self.joining.on_buffers(message, now):
@@ -426,6 +434,9 @@ class Worker:
         if message is None or training.has_unpushed_steps():
             return
         self._save = None
+        if not training.has_model():
+            self._saving.without_file(message, "")  # What it has is no model of this run.
+            return
         side = training.side
         arrays = {name: to_host(vector).copy() for name, vector in side.state().items()}
         if taken := RESERVED & arrays.keys():
@@ -479,6 +490,8 @@ class Worker:
         peers = {peer for _, peer, _ in self.context.retries.waiting()}
         if self.training is not None and self.training.asking is not None:
             peers |= set(self.training.asking.phase().whom)
+        if self.training is not None and self.training.waits_for_group():
+            peers |= set(self.training.waits().whom)
         return ", ".join(sorted(peers))
 
     def _report_if_due(self, now: float) -> None:
