@@ -9,12 +9,14 @@ export PYTHONDONTWRITEBYTECODE :=
 	faults hosts slurm rampage bench peers man clean install
 
 # Most modules of torch are never imported: compiling them all takes longer than installing them.
+# Those that are, are compiled here: the processes of the tests would all do that at the same time.
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PY) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade -c constraints.txt pip
 	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[torch,examples]' --group dev
+	$(BIN)/python -c 'import torch'
 	touch $@
 
 demo: install
@@ -30,7 +32,7 @@ test: install
 test-machines:
 	nice -n 19 $(PYTEST) -n auto --timeout 300 $(MACHINES)
 test-processes:
-	$(PYTEST) -n 4 $(addprefix --ignore=,$(MACHINES)) tests
+	$(PYTEST) -n 3 $(addprefix --ignore=,$(MACHINES)) tests
 
 # What takes too long for every commit: all of what a `long` test has some examples of in `make test`,
 # rare ways to recover in the simulator, and twenty times the examples of hypothesis, other ones each

@@ -44,8 +44,7 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         ),
         "sandblaster": Entry(
             "dlctl.algorithms.sandblaster:SANDBLASTER",
-            "L-BFGS on the shards (Dean 2012); simulator only",
-            'it runs in the virtual-time simulator only so far; "dlctl start" refuses it',
+            "L-BFGS on the shards, a batch is the whole dataset (Dean 2012)",
         ),
     },
     "compressors": {

@@ -488,7 +488,9 @@ def with_tables(run: Path, shards: int, **changes) -> Path:
         arrays = {"w": W[lo:hi], "table.seen": SEEN[first:last]}
         if index == 0:
             arrays |= {"averaged": np.linspace(0, 1, 4), "constant": np.ones(2, np.float32)}
-        cut = {"lo": first, "hi": last, "version": index} | ({} if index else changes)
+        cut = {"lo": first, "hi": last, "dtype": "float32", "version": index} | (
+            {} if index else changes
+        )
         state = {"version": 40, "tables": {"seen": cut}}
         parts.append({"lo": lo, "hi": hi, **part(directory, f"shard-{index}", arrays, state)})
     checkpoints.write_manifest(directory, whole(shards=parts, workers=[]))

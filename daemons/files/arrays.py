@@ -14,7 +14,6 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from daemons.files.file_receiver import FileReceiver
 from daemons.loop import Loop
@@ -25,7 +24,7 @@ from dlctl.roles.protocol.context import Birth
 from dlctl.roles.protocol.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
 from dlctl.roles.protocol.files import FilesMissing, Wanted, checkpoint_file
 from dlctl.runs import checkpoints
-from dlctl.runs.manifest import MANIFEST
+from dlctl.runs.manifest import MANIFEST, state_of
 
 
 class Files:
@@ -72,7 +71,10 @@ class Files:
             arrays[name] = checkpoints.read_table(directory, manifest, *table)
         for extra in effect.extras:
             arrays[extra] = checkpoints.read_extra(directory, manifest, extra)
-        return ArraysLoaded(arrays, _state_of(manifest, effect.lo, effect.hi))
+        try:
+            return ArraysLoaded(arrays, state_of(manifest, effect.lo, effect.hi))
+        except ValueError as error:
+            raise DlctlError(str(error), where=effect.directory) from None
 
     def _save(self, effect: SaveArrays) -> None:
         sha256, nbytes, error = "", 0, ""
@@ -162,13 +164,3 @@ def files_of(loop: Loop, directory: Path, birth: Birth) -> Files:
     away = Away(directory, birth)
     FileReceiver(loop, away.root)
     return Files(loop, birth.name, away)
-
-
-def _state_of(manifest: dict[str, Any], lo: int, hi: int) -> dict[str, Any]:
-    """What was kept besides the vectors: of the same slice, or of the first one if it was cut
-    otherwise; the optimiser's counters are the same in all.
-    """
-    shards = manifest["shards"]
-    same = [shard for shard in shards if (shard["lo"], shard["hi"]) == (lo, hi)]
-    state: dict[str, Any] = (same or shards)[0]["state"]
-    return state

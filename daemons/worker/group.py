@@ -25,6 +25,7 @@ import numpy as np
 
 from daemons.loop import Loop
 from daemons.process import in_words
+from dlctl import messages as m
 from dlctl.errors import DlctlError
 from dlctl.machine import Event
 from dlctl.messages import Array
@@ -40,7 +41,15 @@ from dlctl.roles.protocol.effects import (
     StoreOpened,
     TaskFailed,
 )
-from dlctl.roles.worker.services.sums import Claim, Plan, Records, Row, plan_of, row_of
+from dlctl.roles.worker.services.sums import (
+    Claim,
+    ModelLost,
+    Plan,
+    Records,
+    Row,
+    plan_of,
+    row_of,
+)
 
 LOOK_PART, LOOK_S_MAX = 0.1, 0.01
 """Between two looks whether the others have come: a part of the time so far, and at most so long.
@@ -150,7 +159,7 @@ class _Member:
 
     def __init__(self, owner: GroupThread, generation: int) -> None:
         self.generation = generation
-        self.has_failed = False
+        self.has_failed = self._is_made = False
         self._owner = owner
         self._store: Any = None
         self._group: Any = None
@@ -174,17 +183,23 @@ class _Member:
                 work(self)
             except _GivenUp:
                 break
+            except ModelLost as error:
+                self._fail(error.message, m.MODEL_LOST)
+                break
             except DlctlError as error:
                 self._owner.fail(self, error)
                 break
             except Exception as error:
-                self.has_failed = True
                 first = (str(error).splitlines() or [""])[0]
-                failed = GroupFailed(self.generation, f"{type(error).__name__}: {first}")
-                self._owner.post(self, failed)
+                why = "" if self._is_made else m.UNMADE
+                self._fail(f"{type(error).__name__}: {first}", why)
                 break
         # Others learn from closed connections, at once, that there is nobody here any more.
         self._group = self._store = None
+
+    def _fail(self, reason: str, why: str) -> None:
+        self.has_failed = True
+        self._owner.post(self, GroupFailed(self.generation, reason, why))
 
     # ------------------------------------------------------------ the effects
 
@@ -206,6 +221,7 @@ class _Member:
         self._timeout_s = effect.timeout_s
         timeout = timedelta(seconds=effect.timeout_s)
         host, _, port = effect.store.rpartition(":")
+        self._try(host, int(port), effect)
         store = dist.TCPStore(host, int(port), None, False, timeout, wait_for_workers=False)
         self._store = dist.PrefixStore(f"generation-{effect.generation}", store)
         texts = self._exchange("claim", 1, json.dumps(self._owner.claim()), effect.timeout_s)
@@ -214,14 +230,26 @@ class _Member:
             options._timeout = timeout
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._owner.host)]
             self._group = dist.ProcessGroupGloo(self._store, self._rank, self._size, options)
+        self._is_made = True
         self._owner.agree(self, [Claim(*json.loads(text)) for text in texts])
+
+    def _try(self, host: str, port: int, effect: JoinGroup) -> None:
+        """The store's own client fills the log where there is no way. Raises ConnectionError."""
+        try:
+            socket.create_connection((host, port), effect.timeout_s).close()
+        except OSError as error:
+            raise ConnectionError(
+                f"no way from {self._owner.host} to {effect.store}: {error}"
+            ) from error
 
     def reduce(self, effect: Reduce) -> None:
         self._sums += 1
         texts = self._exchange("row", self._sums, json.dumps(row_of(effect)), None)
         rows = [Row(*json.loads(text)) for text in texts]
         try:
-            plan = plan_of(rows, self._owner.claim().finished)
+            plan = plan_of(rows)
+        except ModelLost:
+            raise
         except DlctlError as error:  # It is not this replica alone: the run cannot go on.
             self._owner.post(self, TaskFailed(in_words(error), ""))
             raise _GivenUp from error

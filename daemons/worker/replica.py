@@ -54,9 +54,7 @@ class Replica:
     """The model of one worker.
 
     layout: what lies where. parameters: float32[d], the trained part, numpy on the CPU and a torch
-    tensor on a GPU; writing to it is writing to the model. float_mask: bool[n], True where an
-    element of the averaged vector is a real number, False where it is an integer or a truth value
-    that must not be averaged but taken from one replica.
+    tensor on a GPU; writing to it is writing to the model.
 
     The initial values depend on `seed` alone, so that all workers build the same model. Raises
     TaskError for what is wrong with the task, DlctlError if there is no such device.
@@ -76,7 +74,6 @@ class Replica:
         self._gradient = torch.zeros_like(self._vector)
         self._slots = _views(self._gradient, self.layout)
         self.parameters: Vector = _own(self._vector)
-        self.float_mask: npt.NDArray[np.bool_] = _float_mask(self.layout)
 
     def _bind(self) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
         """Move the parameters into one vector; float32 ones become views of it."""
@@ -365,11 +362,3 @@ def _views(vector: Tensor, layout: Layout) -> list[Tensor]:
 def _own(vector: Tensor) -> Vector:
     """What the outside sees of a vector: the same memory, as numpy where there is no GPU."""
     return vector.numpy() if vector.device.type == "cpu" else vector
-
-
-def _float_mask(layout: Layout) -> npt.NDArray[np.bool_]:
-    parts = [
-        np.full(entry.size, getattr(torch, entry.dtype).is_floating_point)
-        for entry, _, _ in layout.slices(AVERAGED)
-    ]
-    return np.concatenate([np.zeros(0, np.bool_), *parts])

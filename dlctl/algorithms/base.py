@@ -17,8 +17,8 @@ of state lies in attributes, so that it can be saved, restored and changed live 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -27,7 +27,8 @@ import numpy as np
 from dlctl import messages
 from dlctl.algorithms.needs import PARAMETERS, Need, View
 from dlctl.compress.base import Delta
-from dlctl.config import Choice, JobFile
+from dlctl.config import COUNT_MAX, Choice, JobFile
+from dlctl.errors import DlctlError
 from dlctl.flat import Layout
 from dlctl.messages import REFUSED, Array
 from dlctl.optim.base import Optimizer
@@ -37,9 +38,12 @@ from dlctl.vector import Vector, copy_into, to_host, zeros_like
 
 # ---------------------------------------------------------------- what a method needs of a run
 
-Rule = Literal["optimizer", "add", "set", "mean"]
+Rule = Literal["optimizer", "add", "set", "mean", "parts", "lead"]
 """optimizer: the servers' one, with the push as its gradient. add: values += push. set: values =
-push. mean: a barrier; values = the mean of all members' pushes, weighted by their samples."""
+push. mean: a barrier; values = the mean of all members' pushes, weighted by their samples. parts:
+values = the sum of the pushes of the newest clock, each part of it once. lead: replicas push
+nothing, the lead's vector operations change it; for a method that the coordinator drives.
+"""
 
 
 def whole(layout: Layout) -> int:
@@ -56,16 +60,27 @@ class Table:
     name: str
     rule: Rule
     size: Callable[[Layout], int] = whole
-    """Elements."""
+    """Elements, at least one."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Of what the servers keep; what is pushed and read is float32."""
+    rows: Callable[[Any], int] | None = None
+    """Options -> how many there are of it, each a table of its own, for the lead alone: "s0", "s1"
+    ... for "s"."""
 
 
+PEERS_MAX = 512
+"""Workers that ask each other. Of each the others are told its address and its key, and there is a
+limit to the header that these are in (`wire.HEADER_BYTES_MAX`)."""
 MODEL = Table(name=PARAMETERS, rule="optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     tables: tuple[Table, ...] = (MODEL,)
-    """(): the run has no servers. Else the parameters come first."""
+    """(): the run has no servers. Else the parameters come first. `tables_of` has the rows of each.
+    """
+    progress: str = PARAMETERS
+    """The table whose pushes hold a replica's steps: a step is done when such a push is settled."""
     model: Literal["tables", "replica"] = "tables"
     """What is evaluated, saved and exported: the table of parameters, or replicas' own models; of
     these every one is saved, and the first one is the run's."""
@@ -90,19 +105,47 @@ class Shape:
         {"worker", "server", "coordinator"}
     )
     """Whose deaths the run survives. Without "server" no shard's state is kept."""
-    simulated_only: bool = False
-    """It runs in the virtual-time simulator only so far."""
 
     @property
     def needs_servers(self) -> bool:
         return bool(self.tables)
 
+    @property
+    def workers_max(self) -> int:
+        """The list of those who ask each other has to fit into one message."""
+        return PEERS_MAX if "peers" in self.links else COUNT_MAX
+
+    def check_sizes(self, layout: Layout) -> None:
+        """Raises DlctlError for a table that would be empty with this model."""
+        for table in self.tables:
+            if (size := table.size(layout)) < 1:
+                raise DlctlError(
+                    f'the method\'s table "{table.name}" has {size} elements with this model',
+                    hint="its size() must be 1 or more",
+                )
+
+    def tables_of(self, options: Any) -> tuple[Table, ...]:
+        """All tables, with these options: their order is that of their numbers."""
+        return tuple(table for declared in self.tables for table in _rows(declared, options))
+
+    def of_replicas(self) -> tuple[Table, ...]:
+        """Those that replicas may use: the first ones, without rows."""
+        return tuple(table for table in self.tables if table.rows is None)
+
     def table(self, name: str) -> int:
-        """The number of a table. Raises KeyError."""
-        for number, table in enumerate(self.tables):
+        """The number of a table that replicas may use. Raises KeyError."""
+        for number, table in enumerate(self.of_replicas()):
             if table.name == name:
                 return number
         raise KeyError(name)
+
+
+def _rows(table: Table, options: Any) -> Iterator[Table]:
+    if table.rows is None:
+        yield table
+        return
+    for row in range(table.rows(options)):
+        yield replace(table, name=f"{table.name}{row}", rows=None)
 
 
 # ---------------------------------------------------------------- replicas
@@ -199,7 +242,8 @@ class ReplicaSide(ABC):
         """All that has to be saved of a replica, by name, between a push and the step that follows.
 
         With it, and the parameters, `restore` goes on exactly where this one was. The parameters
-        are on the servers, or the worker role saves and restores them (`Shape.model`).
+        are on the servers, or the worker role saves and restores them (`Shape.model`); so it does
+        `rng`. No name may be "w", "averaged", "constant" or "dice", which are the role's.
         """
         return {"residual": self.residual}
 
@@ -219,9 +263,11 @@ class ReplicaSide(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} answers nobody")
 
-    def leave(self) -> Iterator[Need]:
-        """What is still to be done before this replica leaves the run; gradients cannot be had."""
-        return iter(())
+    def leave(self) -> Iterable[Need]:
+        """What is still to be done before this replica leaves the run; gradients cannot be had. A
+        generator is resumed with what it asks for.
+        """
+        return ()
 
 
 # ---------------------------------------------------------------- servers
@@ -241,12 +287,31 @@ class Outcome(NamedTuple):
     """Of a push that was refused."""
 
 
+Process = tuple[int, int]
+"""(slot, epoch): one process of a replica."""
+
+
+class Decision(NamedTuple):
+    """What the lead has decided for all shards (`Lead.quorum`)."""
+
+    clock: int
+    used: frozenset[Process]
+    """Whose pushes of that clock count."""
+    gone: frozenset[Process]
+    """Of these, who has died since: a push of theirs that a shard has lost does not come again."""
+
+
 class ShardSide(ABC):
     """One shard. Every method returns the pushes that it settled, in order."""
 
+    takes_pushes: ClassVar[bool] = True
+    """Whether replicas push to it at all."""
     applies_as_pushed: ClassVar[bool] = False
     """Whether `push` hands a delta to the shard at once and as it is, so that the shard may work on
     it while it comes."""
+    asks_lead: ClassVar[bool] = False
+    """Whether it holds pushes until the lead has said which of them count; then it has `held` and
+    `decided`, too, and `Shard.version` is its clock. Only a side of the parameters may."""
 
     def __init__(self, options: Any, shard: Shard) -> None:
         self.options = options
@@ -282,6 +347,17 @@ class ShardSide(ABC):
         """The slots without whose pushes nothing goes on; empty while nobody waits."""
         return frozenset()
 
+    def held(self) -> list[tuple[int, int, int]]:
+        """(clock, slot, epoch) of each push that it holds; for sides that ask the lead."""
+        return []
+
+    def decided(self, decision: Decision) -> list[Outcome]:
+        """Use just these pushes, once they are there; no other one of this clock or before counts.
+
+        It comes again and again; one for a clock that is over means nothing.
+        """
+        raise NotImplementedError(f"{type(self).__name__} asks nobody")
+
     def joined(self, slot: int) -> list[Outcome]:
         """A new epoch of `slot` has joined; pushes of its old epochs will not come any more."""
         return []
@@ -314,36 +390,60 @@ class ShardSide(ABC):
 # ---------------------------------------------------------------- coordinator
 
 
-@dataclass(frozen=True, slots=True)
-class VectorRequest:
-    """One operation on the named vectors of all shards; resumed with the result.
+class Change(NamedTuple):
+    """What one operation does to a table, element by element, in the table's dtype.
 
-    copy: y = x. scale: x *= a. axpy: y += a * x. zero: x = 0. mul: y *= x. free: forget x.
-    dot: sum of x * y. norm1: sum of |x|. Partial sums in float64 are added in shard order. A vector
-    begins as zeros when it is first named; "w" is the parameters, float32, all others are float64.
+    copy: y = a * x. axpy: y += a * x. mul: y *= x.
     """
 
     op: str
     x: str
+    y: str
+    a: float = 1.0
+
+
+class Sum(NamedTuple):
+    """dot: the sum of x * y. norm1: the sum of |x|. In float64, a partial sum on each shard; these
+    are added in the order of the shards."""
+
+    op: str
+    x: str
     y: str = ""
-    a: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class VectorRequest:
+    """Operations on tables that are cut alike, on all shards, in one round trip: first the changes
+    in their order, then the sums of what is there then. Resumed with the sums, floats.
+
+    Every change is made once on every shard, whoever dies: it is committed with its number.
+    """
+
+    changes: tuple[Change, ...] = ()
+    sums: tuple[Sum, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """Have all replicas go over the whole dataset once, at the present parameters, adding their
-    gradient sums into the vector "accrued".
+    """Have all replicas go over the whole dataset once, at the present parameters. Each pushes the
+    sum of the gradients of every portion that it computes, with the portion's number and, as the
+    clock, its data epoch.
 
-    Resumed with (sum of losses, samples) when every portion is in "accrued" of every shard, once.
-    The sum is infinite if the loss or the gradient of any batch was not finite, or a shard has
-    refused a portion: then it is not in "accrued".
+    Resumed with (sum of losses, samples) when every portion is in all shards, once. The sum is
+    infinite if the loss or the gradient of any batch was not finite, or a shard has refused a
+    portion.
     """
 
-    clock: int
-    """Greater with every request; it tells the pushes of one batch from those of another."""
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`Lead.state` tells all now: who goes on from it begins `drive` anew, and gets to this point
+    without asking for anything. What came before is forgotten. Resumed with None.
+    """
 
 
-Drives = Generator[VectorRequest | BatchRequest, Any, str]
+Driving = VectorRequest | BatchRequest | Snapshot
+Drives = Generator[Driving, Any, str]
 """Returns why it has come to its end, as a sentence for the user."""
 
 
@@ -366,11 +466,27 @@ class Lead:
         """Why `slot` has to wait; "" if it may work now. `first_slot`: the lowest that lives."""
         return ""
 
+    def quorum(
+        self, clock: int, came: frozenset[int], members: frozenset[int]
+    ) -> frozenset[int] | None:
+        """Which pushes of a clock count, the same on every shard; None: not yet. For methods whose
+        shard side asks (`ShardSide.asks_lead`); called again when somebody comes, joins or leaves.
+
+        came: the slots that live and whose pushes for this clock all shards hold, at least one; the
+        answer is a part of them. members: who takes part.
+        """
+        raise NotImplementedError(f"{type(self).__name__} decides nothing")
+
     def portion_done(self, slot: int, steps: int, samples: int) -> None:
         """A worker has done a portion, for the first time; `steps_done` counts it already."""
 
     def drive(self) -> Drives | None:
-        """The method itself, if the coordinator drives it."""
+        """The method itself, if the coordinator drives it.
+
+        It survives the coordinator: the results of its requests are on record, and the next one
+        plays them back to a new generator, from the newest `Snapshot` on. So what it does depends
+        on the options, the state and these results alone.
+        """
         return None
 
     def state(self) -> messages.Json:
@@ -399,7 +515,7 @@ class Method:
     shape: Shape = field(default_factory=Shape)
     replica: type[ReplicaSide]
     shard: type[ShardSide] | None = None
-    """Of the table of parameters; other tables follow their rules. None: there are no servers."""
+    """Of the table of parameters, if its rule is "optimizer"; all others follow their rules."""
     lead: type[Lead] = Lead
     live: Mapping[str, Setting] = field(default_factory=dict)
     """Options that may change while the run goes on, and how people write them. Those of

@@ -56,7 +56,7 @@ class Data(NamedTuple):
     """The batch that is computed next."""
 
     data_epoch: int
-    """Also `BatchRequest.clock`, for methods that the coordinator drives."""
+    """For methods that the coordinator drives, the number of the batch."""
     portion: int
     is_last: bool
     """Of its portion."""
@@ -131,13 +131,18 @@ class Read(Need):
 
     wait: resume only when the values are in place; resumed with the `View`. Otherwise resume at
     once with None; the values are put in place between two steps, when they have come, and
-    `ReplicaSide.view` tells of it.
+    `ReplicaSide.view` tells of it. But without any parameters there is nothing to compute with: the
+    first read into the model is waited for.
+
+    Reads into the model come one after the other. What is asked for while one is under way is
+    fetched behind it, several together as one that is as good as each.
     """
 
     wait: bool
     at_least: int = 0
     after_own: bool = False
-    """Not before every push of this replica to this table is settled: it reads its own writes."""
+    """With every push of this replica to this table so far settled: it reads its own writes. It is
+    asked for behind them at once, so that `Write` and such a `Read` take one round trip."""
     table: str = PARAMETERS
     ranges: tuple[Range, ...] = ()
     """Of the table; (): all of it."""
@@ -170,7 +175,7 @@ class Write(Need):
     samples: int = 0
     clock: int = 0
     part: int = 0
-    """The portion of `clock` that this is the sum of, for methods that push portion by portion."""
+    """The part of `clock` that this is, for a table of rule "parts"."""
     table: str = PARAMETERS
     ranges: tuple[Range, ...] = ()
     """`vector` holds these elements of the table, one range after the other; (): all of it."""
@@ -223,8 +228,9 @@ class Collective(Need):
 
     If a member dies before that, the group is made anew without it and the sum begun again, of what
     the living have given. Members are waited for as long as they live, however long they compute.
-    A replica is in the group once it has asked for data; who joins later takes part in its first
-    collective with nothing, whatever it gives.
+    A replica is in the group from its first need on, which may be this one; who joins later takes
+    part in its first collective with nothing, whatever it gives. So does who goes on from a
+    checkpoint at an older step than others do. If all that had the model have died, the run fails.
     """
 
     vector: Vector

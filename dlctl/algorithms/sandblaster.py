@@ -2,9 +2,10 @@
 
 A batch method (§4.2): one evaluation is a pass over the whole dataset. The coordinator has no
 vector; it tells the shards, by name, what to do with their slices of them, and only numbers come
-back to it. f is the mean loss and g its gradient at x, the newest accepted point; d the direction;
-i runs over the newest m iterations (m = `history`), with s_i the step that was made, y_i what it
-did to the gradient, rho_i = 1 / s_i.y_i:
+back to it. A vector is a table of the servers, float64, but w, which is float32. f is the mean loss
+and g its gradient at x, the newest accepted point; d the direction; i runs over the newest m
+iterations (m = `history`), with s_i the step that was made, y_i what it did to the gradient,
+rho_i = 1 / s_i.y_i:
 
     f, g = evaluate(x)
     for k = 1 .. iterations:
@@ -25,15 +26,18 @@ did to the gradient, rho_i = 1 / s_i.y_i:
 
 Rules:
 
-- Every portion is in every shard exactly once per batch, whoever dies. A push is the sum of one
-  portion and says which. A worker that dies when some shards have its push leaves its portion to
-  another worker; those shards drop the second push of it (LATE), the others take it. A batch is
-  over when all of its portions are settled on all shards: whatever comes of it afterwards finds
-  its portion there already, or pushes of a newer batch, and is dropped. So nothing of an older
-  batch gets into a newer one, although "accrued" is zeroed by another message than a push.
+- Every portion is in every shard exactly once per batch, whoever dies ("accrued" is a table of rule
+  "parts"). A push is the sum of one portion and says which. A worker that dies when some shards
+  have its push leaves its portion to another worker; those shards drop the second push of it
+  (LATE), the others take it. The first push of a batch takes the place of what there was of the
+  batch before; a batch is over when all of its portions are settled on all shards, so that whatever
+  comes of it afterwards is dropped.
 - "w" moves only between two batches, and a batch is not over while a living replica holds a portion
   of it. So one fetch per batch is enough, and no gradient is of a mixture of two points.
 - s and y are of the points that the replicas saw, rounded to float32, not of the exact t d.
+- Operations are made once, and the coordinator plays back what it has on record: the trajectory
+  does not depend on whose death comes when (`roles/coordinator/driven.py`). An operation and the
+  next sum that does not wait for another one go in one round trip: 2m + 1 of them for a direction.
 
 Where the paper says nothing: m, the line search and its c1 are ours. The first step along a
 steepest descent is min(1, 1 / |g|_1), as in torch.optim.LBFGS. If g.d >= 0, or no step along d goes
@@ -51,31 +55,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar
 
-import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 
-from dlctl import messages
 from dlctl.algorithms.base import (
+    MODEL,
     BatchRequest,
+    Change,
     Drives,
+    Driving,
     Lead,
     Method,
     Needs,
-    Outcome,
     ReplicaSide,
     Shape,
-    ShardSide,
+    Snapshot,
     Start,
+    Sum,
+    Table,
     VectorRequest,
-    dense,
 )
-from dlctl.algorithms.needs import Gradient, NextData, Read, Write
-from dlctl.compress.base import Delta
-from dlctl.messages import APPLIED, LATE
-from dlctl.shards.base import Shard
+from dlctl.algorithms.needs import PARAMETERS, Gradient, NextData, Read, Write
+from dlctl.messages import Json
 
 ACCRUED = "accrued"
 CURVATURE_MIN = 1e-10
@@ -123,41 +126,19 @@ class Replica(ReplicaSide):
                 self.accrued += computed.gradient * computed.samples
                 samples += computed.samples
             if data.is_last and samples:
-                yield Write(vector=self.accrued, samples=samples, clock=clock, part=data.portion)
+                yield Write(
+                    table=ACCRUED, vector=self.accrued, samples=samples,
+                    clock=clock, part=data.portion,
+                )  # fmt: skip
                 self.accrued[:] = 0
                 samples = 0
-
-
-# ---------------------------------------------------------------- server
-
-
-class Accruing(ShardSide):
-    """Adds every portion of a batch to "accrued", once; "w" and the optimiser are not touched."""
-
-    def __init__(self, options: Options, shard: Shard) -> None:
-        super().__init__(options, shard)
-        self._accrued = shard.vectors[ACCRUED] = np.zeros(shard.size)
-        self._clock = 0
-        self._portions: set[int] = set()
-        """Portions of batch `_clock` that are in "accrued"."""
-
-    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
-        if push.clock > self._clock:
-            self._clock, self._portions = push.clock, set()
-        kind = LATE
-        if push.clock == self._clock and push.portion not in self._portions:
-            self._portions.add(push.portion)
-            self._accrued += dense(delta, self.shard.size)
-            kind = APPLIED
-        return [Outcome(push.slot, push.epoch, push.seq, kind)]
 
 
 # ---------------------------------------------------------------- coordinator
 
 T = TypeVar("T")
-Number = Generator[VectorRequest, float, float]
-Part = Generator[VectorRequest | BatchRequest, Any, T]
-"""Of the method, with batches in it; `Number` is one with vector operations only."""
+Part = Generator[Driving, Any, T]
+"""Of the method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,30 +154,56 @@ class Pair:
 
 @dataclass(slots=True)
 class LBFGS(Lead):
-    """The optimiser. All its state is numbers; the vectors are "x", "g", "d", "s0", "y0", ..."""
+    """The optimiser. All it has are numbers; the vectors are "x", "g", "d", "t", "s0", "y0", ..."""
 
     pairs: list[Pair] = field(default_factory=list)
     """Oldest first, at most `history`."""
     loss: float = math.inf
-    """f at x."""
+    """f at x; infinite: x is not set yet."""
+    norm: float = math.inf
+    """Euclidean, of the gradient at x."""
     iteration: int = 0
     batches: int = 0
     """Passes over the dataset."""
 
-    def drive(self) -> Drives:
-        self.loss = yield from self._evaluate()
+    def state(self) -> Json:
+        pairs = [[pair.slot, pair.rho, pair.gamma] for pair in self.pairs]
+        numbers = [repr(self.loss), repr(self.norm)]  # JSON has no infinity.
+        return {"pairs": pairs, "at": numbers, "counts": [self.iteration, self.batches]}
+
+    def resume(self, state: Json) -> None:
+        if state:
+            pairs = [Pair(*pair) for pair in state["pairs"]]
+            self.pairs = [p for p in pairs if p.slot <= self.options.history]
+            self.pairs = self.pairs[-self.options.history :]
+            self.loss, self.norm = map(float, state["at"])
+            self.iteration, self.batches = state["counts"]
+
+    def figures(self) -> Json:
         if not math.isfinite(self.loss):
-            return "the loss or the gradient of the initial parameters is not finite, or refused"
-        yield VectorRequest("copy", "w", "x")
-        yield VectorRequest("copy", ACCRUED, "g")
+            return {"iteration": self.iteration, "batches": self.batches}
+        return {
+            "iteration": self.iteration, "batches": self.batches,
+            "loss": self.loss, "gradient_norm": self.norm,
+        }  # fmt: skip
+
+    def drive(self) -> Drives:
+        if not math.isfinite(self.loss):
+            self.loss = yield from self._evaluate()
+            if not math.isfinite(self.loss):
+                return (
+                    "the loss or the gradient of the initial parameters is not finite, or refused"
+                )
+            yield from self._move()
+            yield Snapshot()
         while self.iteration < self.options.iterations:
-            norm = math.sqrt((yield from _dot("g", "g")))
-            if norm <= self.options.gradient_norm_min:
-                return f"the norm of the gradient is {norm:.3g}"
+            if self.norm <= self.options.gradient_norm_min:
+                return f"the norm of the gradient is {self.norm:.3g}"
             moved = yield from self._iterate()
             if not moved:
                 return "no step goes down any more"
             self.iteration += 1
+            yield Snapshot()
         return f"{self.iteration} iterations are done"
 
     def _iterate(self) -> Part[bool]:
@@ -206,42 +213,47 @@ class LBFGS(Lead):
             yield from self._accept()
             return True
         if not self.pairs:
-            yield VectorRequest("copy", "x", "w")
+            yield VectorRequest((Change("copy", "x", PARAMETERS),))
             return False
         self.pairs.clear()
         return (yield from self._iterate())
 
     def _evaluate(self) -> Part[float]:
-        """f at "w", and its gradient in "accrued"."""
-        yield VectorRequest("zero", ACCRUED)
-        losses, samples = yield BatchRequest(self.batches)
+        """f at "w"; its gradient is "accrued" then."""
+        losses, samples = yield BatchRequest()
         self.batches += 1
-        yield VectorRequest("scale", ACCRUED, a=1 / samples)
+        yield VectorRequest((Change("copy", ACCRUED, ACCRUED, 1 / samples),))
         return float(losses / samples)
 
-    def _direction(self) -> Number:
+    def _direction(self) -> Part[float]:
         """The two-loop recursion: "d" = -H g. Returns its slope, g.d."""
-        yield VectorRequest("copy", "g", "d")
-        alphas = []
+        changes, alphas = [Change("copy", "g", "d")], []
         for pair in reversed(self.pairs):
-            alphas.append(pair.rho * (yield from _dot(f"s{pair.slot}", "d")))
-            yield VectorRequest("axpy", f"y{pair.slot}", "d", -alphas[-1])
+            s_d = yield from _after(changes, Sum("dot", f"s{pair.slot}", "d"))
+            alphas.append(pair.rho * s_d)
+            changes = [Change("axpy", f"y{pair.slot}", "d", -alphas[-1])]
         if self.pairs:
-            yield VectorRequest("scale", "d", a=self.pairs[-1].gamma)
+            changes.append(Change("copy", "d", "d", self.pairs[-1].gamma))
         for pair in self.pairs:
-            beta = pair.rho * (yield from _dot(f"y{pair.slot}", "d"))
-            yield VectorRequest("axpy", f"s{pair.slot}", "d", alphas.pop() - beta)
-        yield VectorRequest("scale", "d", a=-1.0)
-        return (yield from _dot("g", "d"))
+            y_d = yield from _after(changes, Sum("dot", f"y{pair.slot}", "d"))
+            beta = pair.rho * y_d
+            changes = [Change("axpy", f"s{pair.slot}", "d", alphas.pop() - beta)]
+        changes.append(Change("copy", "d", "d", -1.0))
+        return (yield from _after(changes, Sum("dot", "g", "d")))
 
     def _search(self, slope: float) -> Part[bool]:
         """Try shorter and shorter steps along "d"; True if "w" is a better point then."""
         step = 1.0
         if not self.pairs:
-            step = min(1.0, 1.0 / (yield VectorRequest("norm1", "g")))
+            step = min(1.0, 1.0 / (yield from _after([], Sum("norm1", "g"))))
         for _ in range(self.options.trials_max):
-            yield VectorRequest("copy", "x", "w")
-            yield VectorRequest("axpy", "d", "w", step)
+            yield VectorRequest(
+                (
+                    Change("copy", "x", "t"),
+                    Change("axpy", "d", "t", step),
+                    Change("copy", "t", PARAMETERS),
+                )
+            )
             loss = yield from self._evaluate()
             # As a difference: added to the loss, a small promise would be rounded away.
             if loss - self.loss <= self.options.c1 * step * slope:
@@ -255,32 +267,46 @@ class LBFGS(Lead):
         used = {pair.slot for pair in self.pairs}
         slot = next(free for free in range(self.options.history + 1) if free not in used)
         s, y = f"s{slot}", f"y{slot}"
-        yield VectorRequest("copy", "w", s)
-        yield VectorRequest("axpy", "x", s, -1.0)
-        yield VectorRequest("copy", ACCRUED, y)
-        yield VectorRequest("axpy", "g", y, -1.0)
-        sy = yield from _dot(s, y)
+        sy, yy = yield VectorRequest(
+            (
+                Change("copy", PARAMETERS, s), Change("axpy", "x", s, -1.0),
+                Change("copy", ACCRUED, y), Change("axpy", "g", y, -1.0),
+            ),
+            (Sum("dot", s, y), Sum("dot", y, y)),
+        )  # fmt: skip
         if sy > CURVATURE_MIN:
-            gamma = sy / (yield from _dot(y, y))
-            self.pairs = [*self.pairs, Pair(slot, 1 / sy, gamma)][-self.options.history :]
-        yield VectorRequest("copy", "w", "x")
-        yield VectorRequest("copy", ACCRUED, "g")
+            self.pairs = [*self.pairs, Pair(slot, 1 / sy, sy / yy)][-self.options.history :]
+        yield from self._move()
+
+    def _move(self) -> Part[None]:
+        """ "x" and "g" are where "w" and "accrued" are."""
+        changes = [Change("copy", PARAMETERS, "x"), Change("copy", ACCRUED, "g")]
+        self.norm = math.sqrt((yield from _after(changes, Sum("dot", "g", "g"))))
 
 
-def _dot(x: str, y: str) -> Number:
-    return (yield VectorRequest("dot", x, y))
+def _after(changes: list[Change], wanted: Sum) -> Part[float]:
+    """One sum, of what is there after these changes."""
+    (value,) = yield VectorRequest(tuple(changes), (wanted,))
+    return float(value)
+
+
+def _led(name: str) -> Table:
+    return Table(name=name, rule="lead", dtype="float64")
 
 
 SANDBLASTER = Method(
     Options=Options,
     replica=Replica,
-    shard=Accruing,
     lead=LBFGS,
     shape=Shape(
+        tables=(
+            replace(MODEL, rule="lead"),
+            Table(name=ACCRUED, rule="parts", dtype="float64"),
+            *map(_led, "xgdt"),
+            replace(_led("s"), rows=lambda options: options.history + 1),
+            replace(_led("y"), rows=lambda options: options.history + 1),
+        ),
+        progress=ACCRUED,
         exact=True,
-        simulated_only=True,
-        # The coordinator knows the optimiser's numbers, the shards its vectors. They change
-        # together, operation by operation, and no commit of one shard would fit the others'.
-        survives=frozenset({"worker"}),
     ),
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType
 
 from dlctl.algorithms import needs
-from dlctl.algorithms.base import Method, ReplicaSide
+from dlctl.algorithms.base import Lead, Method, ReplicaSide
 from dlctl.algorithms.needs import PARAMETERS, Ask, Collective, Engine, Need, Read, Write
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
@@ -27,8 +27,22 @@ def faults_of(method: Method) -> list[str]:
         found.append(f"these names of tables are no names of files: {', '.join(wrong)}")
     if any(table.rule == "optimizer" for table in shape.tables[1:]):
         found.append("only the parameters can follow the servers' optimiser")
-    if bool(names) != (method.shard is not None):
-        found.append("it needs a shard side if it has tables, and none without")
+    follows = any(table.rule == "optimizer" for table in shape.tables)
+    if follows != (method.shard is not None):
+        found.append("it needs a shard side if a table follows the optimiser, and none without")
+    if names and shape.progress not in names:
+        found.append(f'its progress is that of "{shape.progress}", which is none of its tables')
+    rows = [table.rows is not None for table in shape.tables]
+    if rows != sorted(rows):
+        found.append("its tables with rows come last, or the others' numbers would depend on them")
+    if any(table.rows is not None and table.rule != "lead" for table in shape.tables):
+        found.append('tables with rows are the lead\'s: their rule is "lead"')
+    is_driven = method.lead.drive is not Lead.drive
+    if is_driven != any(table.rule == "lead" for table in shape.tables):
+        found.append('it needs tables of rule "lead" if the coordinator drives it, and none else')
+    asks = method.shard is not None and method.shard.asks_lead
+    if asks and method.lead.quorum is Lead.quorum:
+        found.append("its shard side asks the lead which pushes count, and the lead has no quorum")
     if bool(shape.engine) != bool(shape.twin):
         found.append("it needs an engine and its twin, or neither")
     if shape.ranks and not shape.engine:

@@ -27,6 +27,7 @@ whatever the order of arrival. Rules:
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -118,18 +119,8 @@ class Held(NamedTuple):
         return Outcome(push.slot, push.epoch, push.seq, kind, reason=self.reason)
 
 
-class Barrier(ShardSide):
-    """Holds the pushes of step t until all who are due have come."""
-
-    def __init__(self, options: Options, shard: Shard) -> None:
-        super().__init__(options, shard)
-        self._members: frozenset[int] = frozenset()
-        self._resumed = False
-        """Whether `_due_from` is of an earlier server, and the members are not known yet."""
-        self._due_from: dict[int, int | None] = {}
-        """The first step that counts a slot; None: not before it has pushed."""
-        self._held: dict[tuple[int, int], Held] = {}
-        """(clock, slot) -> a push."""
+class HoldingSide(ShardSide):
+    """Holds the pushes of a step until it is made, whoever says when: its clock is the step."""
 
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
         if self._is_absurd(push):
@@ -150,11 +141,41 @@ class Barrier(ShardSide):
     def _is_absurd(self, push: messages.Push) -> bool:
         return push.clock - self.shard.version > AHEAD_MAX
 
+    @abstractmethod
     def _is_in_time(self, push: messages.Push) -> bool:
-        """Whether a push is for this step or a later one, and the first one of its replica for it.
+        """Whether a push is for this step or a later one, and its replica's first one for it."""
 
-        In time or not, its replica counts from now on.
-        """
+    @abstractmethod
+    def _hold(self, held: Held) -> list[Outcome]:
+        """It is HELD, and perhaps a step is made with it."""
+
+    def _update(self, held: Sequence[Held]) -> list[Outcome]:
+        """Make this step with these pushes, in their order."""
+        used = [(h.gradient, h.push.samples) for h in held if h.gradient is not None]
+        samples = sum(n for _, n in used)
+        if samples:
+            shares = [np.float32(n / samples) for _, n in used]
+            self.shard.apply(Delta(_weighted_sum([gradient for gradient, _ in used], shares)))
+        else:
+            self.shard.version += 1
+        return [h.outcome(REFUSED if h.gradient is None else APPLIED) for h in held]
+
+
+class Barrier(HoldingSide):
+    """Holds the pushes of step t until all who are due have come."""
+
+    def __init__(self, options: Options, shard: Shard) -> None:
+        super().__init__(options, shard)
+        self._members: frozenset[int] = frozenset()
+        self._resumed = False
+        """Whether `_due_from` is of an earlier server, and the members are not known yet."""
+        self._due_from: dict[int, int | None] = {}
+        """The first step that counts a slot; None: not before it has pushed."""
+        self._held: dict[tuple[int, int], Held] = {}
+        """(clock, slot) -> a push."""
+
+    def _is_in_time(self, push: messages.Push) -> bool:
+        """In time or not, its replica counts from now on."""
         if self._due_from.get(push.slot) is None:
             self._due_from[push.slot] = max(push.clock, self.shard.version)
         is_over = push.clock < self.shard.version
@@ -192,7 +213,8 @@ class Barrier(ShardSide):
         while self._is_complete(self.shard.version):
             clock = self._next_clock()
             if clock == self.shard.version:
-                done += self._update(clock)
+                slots = sorted(slot for (c, slot) in self._held if c == clock)
+                done += self._update([self._held.pop((clock, slot)) for slot in slots])
             else:
                 self.shard.version = clock
         return done
@@ -231,18 +253,6 @@ class Barrier(ShardSide):
     def _is_due(self, slot: int, clock: int) -> bool:
         since = self._due_from.get(slot)
         return since is not None and since <= clock
-
-    def _update(self, clock: int) -> list[Outcome]:
-        slots = sorted(slot for (c, slot) in self._held if c == clock)
-        held = [self._held.pop((clock, slot)) for slot in slots]
-        used = [(h.gradient, h.push.samples) for h in held if h.gradient is not None]
-        samples = sum(n for _, n in used)
-        if samples:
-            shares = [np.float32(n / samples) for _, n in used]
-            self.shard.apply(Delta(_weighted_sum([gradient for gradient, _ in used], shares)))
-        else:
-            self.shard.version += 1
-        return [h.outcome(REFUSED if h.gradient is None else APPLIED) for h in held]
 
 
 def _weighted_sum(vectors: Sequence[Array], weights: Sequence[np.float32]) -> Array:

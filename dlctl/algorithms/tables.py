@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlctl.algorithms.base import Method, ShardSide, Table
+from dlctl import messages
+from dlctl.algorithms.base import Method, Outcome, ShardSide, Table, dense
 from dlctl.algorithms.downpour import Server
 from dlctl.algorithms.sync import Barrier
+from dlctl.compress.base import Delta
+from dlctl.messages import APPLIED, LATE, Json
 from dlctl.optim.base import Optimizer
-from dlctl.optim.plain import Add, Set
+from dlctl.optim.plain import Accrue, Add, Set
 from dlctl.shards.base import Shard
 
 
 def optimizer_of(table: Table, method: Method, options: Any, parameters: Optimizer) -> Optimizer:
     """The rule by which a table's shard is updated; parameters: the servers' optimiser."""
-    if table.rule == "optimizer":
-        assert method.shard is not None, "a method without servers has no tables"
-        return method.shard.optimizer(options, parameters)
-    return Add() if table.rule == "add" else Set()
+    match table.rule:
+        case "optimizer":
+            assert method.shard is not None, "shapes.faults_of has seen to it"
+            return method.shard.optimizer(options, parameters)
+        case "add":
+            return Add()
+        case "parts":
+            return Accrue()
+        case _:
+            return Set()
 
 
 def side_of(table: Table, method: Method, options: Any, shard: Shard) -> ShardSide:
@@ -26,7 +35,63 @@ def side_of(table: Table, method: Method, options: Any, shard: Shard) -> ShardSi
     "add" and "set" apply at once. "mean" is a barrier: each clock takes the place of the one before
     when all members have pushed for it.
     """
-    if table.rule == "optimizer":
-        assert method.shard is not None, "a method without servers has no tables"
-        return method.shard(options, shard)
-    return (Barrier if table.rule == "mean" else Server)(options, shard)
+    match table.rule:
+        case "optimizer":
+            assert method.shard is not None, "shapes.faults_of has seen to it"
+            return method.shard(options, shard)
+        case "mean":
+            return Barrier(options, shard)
+        case "parts":
+            return Parts(options, shard)
+        case "lead":
+            return Led(options, shard)
+        case _:
+            return Server(options, shard)
+
+
+PARTS_MAX = 2**17
+"""Of one clock: which of them have come is in every commit."""
+
+
+class Led(ShardSide):
+    """Only the coordinator changes it."""
+
+    takes_pushes = False
+
+    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+        raise AssertionError("the table refuses all pushes")
+
+
+class Parts(ShardSide):
+    """The sum of the newest clock's parts, each of them once, whoever brings it.
+
+    A worker may die when some shards have its push, and another one bring that part to all of them.
+    """
+
+    def __init__(self, options: Any, shard: Shard) -> None:
+        super().__init__(options, shard)
+        self._clock = -1
+        self._parts = 0
+        """Bit p: part p of this clock is in the sum."""
+
+    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+        if push.portion >= PARTS_MAX:
+            return self.left_out(push, f"it is part {push.portion}; there are {PARTS_MAX} at most")
+        is_newer, part = push.clock > self._clock, 1 << push.portion
+        kind = LATE
+        if is_newer or (push.clock == self._clock and not self._parts & part):
+            self._clock, self._parts = push.clock, part if is_newer else self._parts | part
+            self.shard.lr = 0.0 if is_newer else 1.0
+            self.shard.apply(Delta(dense(delta, self.shard.size)))
+            kind = APPLIED
+        return [Outcome(push.slot, push.epoch, push.seq, kind)]
+
+    def state(self) -> Json:
+        return {"clock": self._clock, "parts": f"{self._parts:x}"}
+
+    def resume(self, state: Json) -> None:
+        self._clock, self._parts = state["clock"], int(state["parts"], 16)
+
+    def restore(self, state: Json) -> None:
+        """A portion that the checkpoint does not call done comes again, and is in the sum."""
+        self.resume(state)

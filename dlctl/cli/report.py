@@ -140,6 +140,8 @@ def _labelled(snapshot: Snapshot) -> list[str]:
     lines = [f"  slurm       job {job}"] if (job := slurm_job(snapshot)) else []
     if snapshot.is_live and text(run.get("waiting")):
         lines.append(f"  waiting     {waiting(run['waiting'])}")
+    if isinstance(run.get("method"), Mapping):
+        lines.append(f"  method      {console.escape(values.evaluation(run['method']))}")
     if isinstance(run.get("evaluation"), Mapping):
         step = values.count(run["evaluation"].get("step", run.get("evaluation_step")))
         shown = console.escape(values.evaluation(run["evaluation"]))

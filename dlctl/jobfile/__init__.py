@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dlctl import registry
-from dlctl.config import DEFAULT_ALGORITHM, Choice, JobFile
+from dlctl.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
 from dlctl.errors import UsageError
 from dlctl.jobfile import checks, reading, schema
 from dlctl.jobfile.doubtful import doubts as doubts
@@ -37,14 +37,12 @@ SECTIONS = {"algorithm": "algorithms", "optimizer": "optimizers", "compression":
 """Section of the job file -> kind of the registry that its `name` is looked up in."""
 
 
-def load(
-    path: Path, overrides: Mapping[str, Any] | None = None, *, simulated: bool = False
-) -> JobFile:
+def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
     """Read, check and resolve a job file.
 
-    overrides: dotted keys and values that win over the file: {"workers.count": 8}. simulated: also
-    allow what only the simulator can run. The options of algorithm, optimizer and compression are
-    complete, with their defaults, so that `Options(**job.algorithm.options)` needs no check.
+    overrides: dotted keys and values that win over the file: {"workers.count": 8}. The options of
+    algorithm, optimizer and compression are complete, with their defaults, so that
+    `Options(**job.algorithm.options)` needs no check.
 
     Raises JobFileError with everything that is wrong, or UsageError for an override that has no
     place.
@@ -55,7 +53,7 @@ def load(
     faults = [*reading.remove_foreign(document), *checks.check(document, path.parent)]
     resolved: dict[str, Choice] = {}
     for section, kind in SECTIONS.items():
-        found, more = _resolve(section, kind, document.get(section), simulated)
+        found, more = _resolve(section, kind, document.get(section))
         faults += more
         if found:
             resolved[section] = found
@@ -115,9 +113,7 @@ def _override(document: dict[str, Any], overrides: Mapping[str, Any]) -> None:
         table[last] = value
 
 
-def _resolve(
-    section: str, kind: str, table: Any, simulated: bool
-) -> tuple[Choice | None, list[Fault]]:
+def _resolve(section: str, kind: str, table: Any) -> tuple[Choice | None, list[Fault]]:
     """The choice that a section makes, its options complete, and what is wrong with it."""
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
         return None, []  # the schema says what is wrong
@@ -135,8 +131,6 @@ def _resolve(
         entry = registry.load(kind, name)
     except (ImportError, AttributeError) as error:
         return None, [Fault(at, f"cannot be loaded: {error}")]
-    if getattr(getattr(entry, "shape", None), "simulated_only", False) and not simulated:
-        return None, [Fault(at, "runs only in the simulator, not in real runs, so far")]
     given = {key: value for key, value in table.items() if key != "name"}
     options, faults = schema.validate(entry.Options, given, at=(section,), also=("name",))
     if options is None:
@@ -227,6 +221,13 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
         faults.append(Fault(path, f"{name} has no servers", "use 0, or remove it"))
         faults.append(Fault(("algorithm", "name"), f"{name} needs servers.count = 0"))
     faults += _check_processes(name, shape.ranks, get(document, ("workers", "processes")))
+    workers = get(document, ("workers", "count"))
+    if type(workers) is int and shape.workers_max < workers <= COUNT_MAX:
+        most = f"replicas of {name} ask each other; at most {shape.workers_max} can"
+        faults.append(Fault(("workers", "count"), most))
+        faults.append(
+            Fault(("algorithm", "name"), f"{name} has {shape.workers_max} workers at most")
+        )
     for section, known in (("optimizer", shape.optimizers), ("compression", shape.compressors)):
         if section in resolved and known is not None and resolved[section].name not in known:
             what = f"{name} does not work with {resolved[section].name}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlctl.messages.base import Json, Message, Signed
+from dlctl.messages.base import Array, Json, Message, Signed
 
 # ------------------------------------------------------------ control plane: joining and leaving
 
@@ -407,6 +407,10 @@ class Listening(Message):
     address: str
 
 
+UNMADE = "unmade"
+MODEL_LOST = "model-lost"
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Group(Message):
     """To a worker: the group of this generation. Repeated until `GroupNoted`; only the newest
@@ -418,6 +422,8 @@ class Group(Message):
     """In the order of their ranks."""
     store: str
     """host:port of the rendezvous; "": open it, to the first member."""
+    is_new: bool
+    """Nothing is trained yet: whoever has made no sum has the model that the run begins with."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -430,15 +436,50 @@ class GroupNoted(Message):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GroupBroken(Message):
-    """From a member: a collective of this generation has failed or passed its deadline."""
+    """From a member: a collective of this generation has failed or passed its deadline. Repeated
+    until there is another generation."""
 
     slot: int
     epoch: int
     generation: int
     reason: str
+    why: str
+    """UNMADE: the members have not found each other. MODEL_LOST: they have, and none of them has
+    what the group has come to. Else ""."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ListeningNoted(Message):
     slot: int
     epoch: int
+
+
+# ------------------------------------------------------------ control plane: one decider
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Holding(Message):
+    """From a server: all pushes that it holds until the lead decides. Sent at every change and a
+    while after it again; the newest `number` of the newest generation counts.
+    """
+
+    shard: int
+    generation: int
+    number: int
+    clock: int
+    """Of the shard: the steps before it are made, and would be found by the next server."""
+    pushes: Array
+    """int64[3 n]: clock, slot and epoch of each."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Decided(Message):
+    """To a server: which pushes of this clock count. The answer to a `Holding` of a shard that has
+    not come so far.
+    """
+
+    clock: int
+    used: Array
+    """int64[2 n]: slot and epoch of each."""
+    gone: Array
+    """int64[2 n]: of these, who has died since. More and more of them, never fewer."""

@@ -130,6 +130,9 @@ class Fetch(Message):
     lo: int = 0
     hi: int = 0
     """Only the elements [lo, hi) of the slice; hi = 0: all of it."""
+    after: int = 0
+    """Not before so many pushes of this worker to the table's shard are settled: it reads its own
+    writes, and need not wait for their acks before it asks."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -207,25 +210,29 @@ class Buffers(Message):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class VectorOp(Message):
-    """From the coordinator: one operation on named vectors that stay on the shards.
+    """From the coordinator: operations on tables, which stay on the shards (`VectorRequest`).
 
-    Idempotent by `number`: a server answers a repeat with the result it gave.
+    Idempotent by `number`: of a repeat only those changes are made that were not, and nothing of
+    one that is older than the newest.
     """
 
     number: int
-    op: str
-    a: float
-    x: str
-    y: str
+    ops: tuple[str, ...]
+    """Changes, and behind them sums; x, y and a of each are in the next fields."""
+    x: tuple[str, ...]
+    y: tuple[str, ...]
+    a: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class VectorResult(Message):
-    """`partial` is this shard's part of a dot product (float64), 0.0 for other operations."""
+    """This shard's parts of the sums; none of an operation that is older than the newest."""
 
     number: int
     shard: int
-    partial: float
+    newest: int
+    """The number of the newest operation that has changed anything here."""
+    sums: tuple[float, ...]
 
 
 # ---------------------------------------------------------------- from worker to worker

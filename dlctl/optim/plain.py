@@ -42,6 +42,20 @@ class Set(Add):
         return _set
 
 
+class Accrue(Add):
+    """w = lr w + g: the rate is the part that stays of what there was."""
+
+    def begin_update(self) -> Rule:
+        stays = self.lr
+
+        def accrue(blocks: Iterable[Block]) -> None:
+            for _, w, g, _, w_next, _ in blocks:
+                np.multiply(w, w.dtype.type(stays), out=w_next)
+                w_next += g
+
+        return accrue
+
+
 def _add(blocks: Iterable[Block]) -> None:
     for _, w, g, _, w_next, _ in blocks:
         np.add(w, g, out=w_next)

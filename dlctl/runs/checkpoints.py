@@ -3,7 +3,7 @@
     <run>/ckpt/<step, 12 digits>-<number>/
         shard-0.safetensors    "w" float32[hi-lo], "slot.<name>" float32[hi-lo] per optimiser slot;
                                the first shard also "averaged" float64 and "constant" float32;
-                               "table.<name>" float32[n] per table beside the parameters, n as
+                               "table.<name>" [n], of its dtype, per table but the parameters, n as
                                the manifest's state of the shard says
         worker-0.safetensors   residuals
         manifest.json          written last: a directory without it is not a checkpoint
@@ -42,6 +42,7 @@ FOLDER = "ckpt"
 SLOT = "slot."
 TABLE = "table."
 VECTOR_DTYPE = "F32"
+_DTYPES = {"float32": "F32", "float64": "F64"}
 EXTRAS = {AVERAGED: "F64", CONSTANT: "F32"}
 """What the first shard has besides: dtypes as `tensorfile` names them."""
 _NAME = re.compile(r"(\d{12,})-(\d+)")
@@ -151,9 +152,15 @@ def read_slice(directory: Path, manifest: Manifest, tensor: str, lo: int, hi: in
 
 
 def read_table(
-    directory: Path, manifest: Manifest, name: str, size: int, lo: int, hi: int
+    directory: Path,
+    manifest: Manifest,
+    name: str,
+    size: int,
+    lo: int,
+    hi: int,
+    dtype: str = "float32",
 ) -> Array:
-    """float32[hi-lo]: elements of a table beside the parameters, which has `size` of them, however
+    """dtype[hi-lo]: elements of a table beside the parameters, which has `size` of them, however
     it was cut when it was saved. Raises DlctlError.
     """
     import numpy as np
@@ -162,18 +169,20 @@ def read_table(
     if name not in last or last[name]["hi"] != size:
         raise DlctlError(f'it has no table "{name}" of {size} elements', where=str(directory))
     parts = [
-        _read(directory / shard["file"], TABLE + name, cut, lo, hi)
+        _read(directory / shard["file"], TABLE + name, cut, lo, hi, _DTYPES[dtype])
         for shard in manifest["shards"]
         if max(lo, (cut := tables(shard)[name])["lo"]) < min(hi, cut["hi"])
     ]
     if sum(part.size for part in parts) != hi - lo:
         raise DlctlError(f'the table "{name}" is not whole', where=str(directory))
-    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
 
-def _read(path: Path, tensor: str, shard: Mapping[str, Any], lo: int, hi: int) -> Array:
+def _read(
+    path: Path, tensor: str, shard: Mapping[str, Any], lo: int, hi: int, dtype: str = VECTOR_DTYPE
+) -> Array:
     with tensorfile.opened(path) as file:
-        tensorfile.check(path, file, tensor, VECTOR_DTYPE, shard["hi"] - shard["lo"])
+        tensorfile.check(path, file, tensor, dtype, shard["hi"] - shard["lo"])
         first, last = max(lo, shard["lo"]) - shard["lo"], min(hi, shard["hi"]) - shard["lo"]
         part: Array = file.get_slice(tensor)[first:last]
         return part
@@ -245,7 +254,7 @@ def _tensor_problems(directory: Path, manifest: Manifest) -> list[str]:
                     tensorfile.check(path, file, tensor, VECTOR_DTYPE, shard["hi"] - shard["lo"])
                 for name, cut in tables(shard).items():
                     size = cut["hi"] - cut["lo"]
-                    tensorfile.check(path, file, TABLE + name, VECTOR_DTYPE, size)
+                    tensorfile.check(path, file, TABLE + name, _DTYPES[cut["dtype"]], size)
         for tensor in EXTRAS:
             read_extra(directory, manifest, tensor)
     except DlctlError as error:

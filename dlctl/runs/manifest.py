@@ -107,6 +107,28 @@ def tables(shard: Manifest) -> dict[str, Any]:
     return found
 
 
+def state_of(manifest: Manifest, lo: int, hi: int) -> dict[str, Any]:
+    """What was kept besides the vectors of elements [lo, hi): of the same slice, or of the first
+    one if it was cut otherwise; the optimiser's counters are the same in all.
+
+    Raises ValueError if nothing can be said of another cut: some shards were saved before an
+    operation of the method's lead, and some behind it.
+    """
+    shards = manifest["shards"]
+    same = [shard for shard in shards if (shard["lo"], shard["hi"]) == (lo, hi)]
+    if not same and len({_newest_op(shard) for shard in shards}) > 1:
+        raise ValueError(
+            f"it was saved in the middle of a step: only {len(shards)} servers can go on from it"
+        )
+    state: dict[str, Any] = (same or shards)[0]["state"]
+    return state
+
+
+def _newest_op(shard: Manifest) -> int:
+    states = (shard["state"], *tables(shard).values())
+    return max(int(state.get("op", -1)) for state in states)
+
+
 def check(manifest: Any) -> None:
     """Raises ValueError saying which field is wrong and how."""
     if type(manifest) is not dict or manifest.get("schema") != SCHEMA:
@@ -149,7 +171,10 @@ def _check_tables(shards: list[Manifest]) -> None:
         if type(found) is not dict or (index and found.keys() != ends.keys()):
             raise ValueError(f"{where} are not those of shards[0]")
         for name, cut in found.items():
-            _check_fields(cut, {"lo": (int,), "hi": (int,)}, f"{where}.{name:.60}")
+            fields: dict[str, tuple[type, ...]] = {"lo": (int,), "hi": (int,), "dtype": (str,)}
+            _check_fields(cut, fields, f"{where}.{name:.60}")
+            if cut["dtype"] not in ("float32", "float64"):
+                raise ValueError(f"{where}.{name:.60}.dtype is {cut['dtype']!r:.60}")
             if cut["lo"] != ends.get(name, 0) or cut["hi"] < cut["lo"]:
                 raise ValueError(f"{where}.{name:.60} does not begin where the one before ends")
             ends[name] = cut["hi"]

@@ -81,6 +81,8 @@ class Spec:
     """At most so many slots of workers are ever in the committed state."""
     table: str = ""
     """Which table of the method it is; "": the parameters."""
+    dtype: str = "float32"
+    """Of every vector."""
 
     @property
     def place(self) -> str:
@@ -95,7 +97,7 @@ class Spec:
     @property
     def vector_bytes(self) -> int:
         """Of all vectors together; what a state takes beside them is small."""
-        return 4 * self.size * len(self.names)
+        return np.dtype(self.dtype).itemsize * self.size * len(self.names)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -165,7 +167,8 @@ class Extras:
 
 
 class Storage(Protocol):
-    """The arrays of one shard. All of them are changed by `update` and `fill` only."""
+    """The arrays of one shard, float32 unless its `Spec` says otherwise. All of them are changed by
+    `update` and `fill` only."""
 
     survives: bool
     """Whether a commit outlives the process."""
@@ -259,13 +262,11 @@ class Shard:
         self.history = History(self.size)
         """What the newest updates changed. It does not survive, either."""
         self._alarm = Alarm()
-        self.vectors: dict[str, Array] = {}
-        """Further named vectors of coordinator-driven methods, float64[n]. They do not survive."""
 
     @property
     def w(self) -> Array:
-        """float32[n]. Who writes to it otherwise than by `apply` has to `history.forget()` and to
-        `forget_prepared()`."""
+        """float32[n], or of the table's dtype. Who writes to it otherwise than by `apply` has to
+        `history.forget()` and to `forget_prepared()`."""
         return self.storage.w
 
     @property
@@ -307,6 +308,8 @@ class Shard:
         """One update by the optimiser's rule. A sparse one costs O(its length), unless the rule is
         one for all elements then. Raises Diverged."""
         check_length(delta, self.size)
+        if delta.values.dtype != self.w.dtype:
+            delta = Delta(delta.values.astype(self.w.dtype), delta.indices, delta.positions)
         if delta.indices is not None and self._sweeps_next():
             delta = Delta(_with_zeros(delta, self.size))
         rule = self._alarm.over(self.optimizer.begin_update())

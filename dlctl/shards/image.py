@@ -5,7 +5,7 @@
     commit 0, 1   written in turn; the valid one with the higher number is the state
     undo          old values of the elements that a sparse update touches, until it is committed
     extras        averaged float64, constant float32
-    buffer A, B   each: "w", then the slots, float32[n]; a commit says which of the two counts
+    buffer A, B   each: "w", then the slots, of n elements; a commit says which of the two counts
 
 What is checked: header, commits and extras by CRC-32, the undo record by sums of its 64-bit words
 (as fast as the memory; a CRC would cost a third of the update). The buffers have a CRC-32 only in
@@ -31,7 +31,7 @@ from dlctl.shards.records import read_body
 from dlctl.shards.undo import Undo
 from dlctl.util.threads import PLACES
 
-FORMAT = 4
+FORMAT = 5
 MAGIC = b"dlctlSHD"
 PAGE = 4096
 DONE_AT = 3072
@@ -65,13 +65,14 @@ class Form:
     """Of the kernel that the state was made under: it may have written some pages and not others
     before a power loss."""
     table: str = ""
+    dtype: str = "float32"
 
     @staticmethod
     def of(spec: Spec, boot_id: str) -> Form:
         commit_bytes = COMMIT_BYTES_MIN + COMMIT_BYTES_PER_WORKER * spec.workers
         return Form(
             spec.run_id, spec.shard, spec.lo, spec.hi, list(spec.slots), spec.averaged,
-            spec.constant, _whole_pages(commit_bytes), boot_id, spec.table,
+            spec.constant, _whole_pages(commit_bytes), boot_id, spec.table, spec.dtype,
         )  # fmt: skip
 
     @property
@@ -85,6 +86,10 @@ class Form:
     @property
     def index_dtype(self) -> np.dtype[Any]:
         return np.dtype("<u4" if self.size <= 2**32 else "<i8")
+
+    @property
+    def value_dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.dtype).newbyteorder("<")
 
     @property
     def undo_max(self) -> int:
@@ -114,7 +119,7 @@ class Form:
 
     @property
     def _array_bytes(self) -> int:
-        return _whole_pages(4 * self.size)
+        return _whole_pages(self.value_dtype.itemsize * self.size)
 
     @property
     def _buffer_bytes(self) -> int:
@@ -125,15 +130,16 @@ class Form:
         vector."""
         marks = 8 * (2 + -(-self.undo_max // PLACES))
         indices = _whole_words(self.index_dtype.itemsize * self.undo_max)
-        return [marks, indices, *(_whole_words(4 * self.undo_max) for _ in self.names)]
+        values = _whole_words(self.value_dtype.itemsize * self.undo_max)
+        return [marks, indices, *(values for _ in self.names)]
 
     # ------------------------------------------------------------ views
 
     def vectors(self, buffer: Any, which: int) -> dict[str, Array]:
-        """Name -> float32[n] of one of the two buffers."""
+        """Name -> the vector in one of the two buffers."""
         at = self.buffer_at(which)
         return {
-            name: np.frombuffer(buffer, "<f4", self.size, at + i * self._array_bytes)
+            name: np.frombuffer(buffer, self.value_dtype, self.size, at + i * self._array_bytes)
             for i, name in enumerate(self.names)
         }
 
@@ -153,7 +159,7 @@ class Form:
         marks, indices, *values = parts
         return Undo(
             marks[:2], marks[2:], parts[1:], indices.view(self.index_dtype),
-            [words.view("<f4") for words in values],
+            [words.view(self.value_dtype) for words in values],
         )  # fmt: skip
 
     def extras_crc(self, buffer: Any) -> int:
@@ -212,13 +218,17 @@ def read_header(buffer: Any) -> Form:
 def _form_of(found: Json) -> Form:
     """Raises Unusable if a value has not the type that it should; sizes are natural numbers."""
     values: dict[str, Any] = {field.name: found.get(field.name) for field in fields(Form)}
-    texts = [values["run_id"], values["boot_id"], values["table"]]
+    texts = [values["run_id"], values["boot_id"], values["table"], values["dtype"]]
     slots = values["slots"]
     numbers = [
-        n for name, n in values.items() if name not in ("run_id", "boot_id", "slots", "table")
+        n
+        for name, n in values.items()
+        if name not in ("run_id", "boot_id", "slots", "table", "dtype")
     ]
     if type(slots) is not list or not all(type(text) is str for text in (*texts, *slots)):
         raise Unusable("its header has no names of run, boot and slots")
+    if values["dtype"] not in ("float32", "float64"):
+        raise Unusable(f"its values are {values['dtype']:.20}")
     if not all(type(n) is int and 0 <= n < 2**48 for n in numbers) or values["hi"] < values["lo"]:
         raise Unusable("its header has no sizes")
     form = Form(**values)

@@ -39,7 +39,7 @@ from dlctl.shards.base import (
 from dlctl.shards.memory import Memory, fresh
 from dlctl.shards.records import Bytes, Record
 
-FORMAT = 2
+FORMAT = 3
 
 
 class Log(Protocol):
@@ -80,7 +80,8 @@ class Journaled(Memory):
 
     def __init__(self, log: Log, spec: Spec, point: Point = no_point) -> None:
         """For what is in the log already; it is read by `resume`."""
-        super().__init__(fresh(spec.size, spec.slots))
+        super().__init__(fresh(spec.size, spec.slots, spec.dtype))
+        self._dtype = np.dtype(spec.dtype).newbyteorder("<").str
         self._log = log
         self._spec = spec
         self._point = point
@@ -194,6 +195,7 @@ class Journaled(Memory):
             "run_id": spec.run_id,
             "shard": spec.shard,
             "table": spec.table,
+            "dtype": spec.dtype,
             "elements": [spec.lo, spec.hi],
             "slots": list(spec.slots),
         }
@@ -252,7 +254,7 @@ class Journaled(Memory):
         for what, wanted in self._identity().items():
             records.same(base.body.get(what), wanted, what)
         averaged, constant = _pair(base.body.get("extras"))
-        shapes = [("<f4", self._spec.size)] * len(self._vectors)
+        shapes = [(self._dtype, self._spec.size)] * len(self._vectors)
         *vectors, mean, fixed = base.arrays([*shapes, ("<f8", averaged), ("<f4", constant)])
         super().fill(dict(zip(self._vectors, vectors, strict=True)), Extras(mean, fixed))
         self._updated = bool(base.body.get("updated"))
@@ -281,7 +283,7 @@ class Journaled(Memory):
         shapes = [
             shape
             for count, is_sparse in updates
-            for shape in [("<f4", count), *([("<i8", count)] if is_sparse else [])]
+            for shape in [(self._dtype, count), *([("<i8", count)] if is_sparse else [])]
         ]
         arrays = record.arrays(shapes)
         for _, is_sparse in updates:

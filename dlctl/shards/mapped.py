@@ -206,7 +206,7 @@ class Mapped:
         self._point("undo begun")
 
         def saved(lo: int, hi: int) -> Iterator[Block]:
-            room = [np.empty(min(PLACES, hi - lo), np.float32) for _ in vectors]
+            room = [np.empty(min(PLACES, hi - lo), array.dtype) for array in vectors]
             for at in range(lo, hi, PLACES):
                 end = min(at + PLACES, hi)
                 chosen, following = where[at:end], [array[: end - at] for array in room]

@@ -67,13 +67,12 @@ class InMemory:
     """Storages that nobody finds again."""
 
     def create(self, spec: Spec) -> Memory:
-        return Memory(fresh(spec.size, spec.slots))
+        return Memory(fresh(spec.size, spec.slots, spec.dtype))
 
     def reopen(self, spec: Spec) -> Memory:
         raise Unusable(
             f"nothing of shard {spec.shard} survives its server: it was kept in memory only",
-            hint='with [servers] durability = "process" and a method that no coordinator drives, '
-            "a server is replaced without loss",
+            hint='with [servers] durability = "process" a server is replaced without loss',
         )
 
     def of_table(self, name: str) -> InMemory:
@@ -83,12 +82,12 @@ class InMemory:
         """There is nothing."""
 
 
-def fresh(size: int, slots: Mapping[str, float]) -> dict[str, Array]:
+def fresh(size: int, slots: Mapping[str, float], dtype: str = "float32") -> dict[str, Array]:
     """The vectors of a new shard: "w" all zero, and every slot as the optimiser wants it."""
-    vectors = {W: np.zeros(size, np.float32)}
-    return vectors | {name: np.full(size, value, np.float32) for name, value in slots.items()}
+    vectors = {W: np.zeros(size, dtype)}
+    return vectors | {name: np.full(size, value, dtype) for name, value in slots.items()}
 
 
 def in_memory(optimizer: Optimizer, w: Array) -> Shard:
-    """A shard around the array `w`, float32[n], which it updates in place."""
-    return Shard(optimizer, Memory(fresh(w.size, optimizer.slots) | {W: w}))
+    """A shard around the array `w`, which it updates in place."""
+    return Shard(optimizer, Memory(fresh(w.size, optimizer.slots, w.dtype.name) | {W: w}))

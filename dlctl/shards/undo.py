@@ -33,7 +33,7 @@ class Undo:
     """uint64: the parts below, in their order."""
     indices: Array
     values: list[Array]
-    """float32, one part for each vector."""
+    """One part for each vector, of its dtype."""
 
     def begin(self, number: int) -> None:
         """Nothing is saved yet of the update that becomes this commit."""

@@ -11,6 +11,7 @@ import numpy as np
 from dlctl.messages import Array
 from dlctl.roles.protocol.effects import ArraysLoaded, ArraysSaved, LoadArrays, SaveArrays
 from dlctl.roles.protocol.files import FilesMissing, Wanted, checkpoint_file
+from dlctl.runs.manifest import state_of
 from dlctl.sim.disk import Disk
 from dlctl.sim.hostfiles import HostDisks, IncomingDriver, sha256
 from dlctl.sim.process import Process
@@ -81,8 +82,8 @@ class FilesDriver:
         first = min(manifest["shards"], key=lambda s: int(s["lo"]))
         for extra in effect.extras:
             arrays[extra] = files[first["file"]][extra]
-        same = [s for s in manifest["shards"] if (s["lo"], s["hi"]) == (effect.lo, effect.hi)]
-        self.process.post(ArraysLoaded(arrays, (same or [first])[0]["state"]), LOAD_S)
+        state = state_of(manifest, effect.lo, effect.hi)
+        self.process.post(ArraysLoaded(arrays, state), LOAD_S)
 
     def _own(self, manifest: Mapping[str, Any]) -> Any:
         """What the manifest says about this worker's file; None if it has none."""

@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from dlctl import messages as m
 from dlctl.errors import DlctlError
 from dlctl.roles.protocol.effects import (
     GroupFailed,
@@ -26,7 +27,7 @@ from dlctl.roles.protocol.effects import (
     StoreOpened,
     TaskFailed,
 )
-from dlctl.roles.worker.services.sums import Claim, Records, plan_of, row_of
+from dlctl.roles.worker.services.sums import Claim, ModelLost, Records, plan_of, row_of
 from dlctl.sim.process import Process
 
 LATENCY_S = 0.01
@@ -106,7 +107,7 @@ class GroupDriver:
 
         def look() -> None:
             if len(group.members) < group.size:
-                self._fail(group, "a member has not come in time")
+                self._fail(group, "a member has not come in time", m.UNMADE)
 
         self._later(group, effect.timeout_s, look)
         if len(group.members) == group.size:
@@ -118,7 +119,7 @@ class GroupDriver:
         without = self._one_of(group) if self.groups.is_torn() else None
         for rank, driver in group.members.items():
             if rank == without:
-                driver._fail_later(group, NOTICED_S)
+                driver._fail_later(group, NOTICED_S, why=m.UNMADE)
             else:
                 driver._soon(group, partial(driver._agree, group, claims))
 
@@ -161,7 +162,11 @@ class GroupDriver:
         group.sums += 1
         effects = [asked[rank] for rank in range(group.size)]
         try:
-            plan = plan_of([row_of(effect) for effect in effects], self.records.finished)
+            plan = plan_of([row_of(effect) for effect in effects])
+        except ModelLost as error:
+            for driver in group.members.values():
+                driver._fail_later(group, LATENCY_S, error.message, m.MODEL_LOST)
+            return
         except DlctlError as error:
             for driver in group.members.values():
                 driver.process.post(TaskFailed(error.message, ""))
@@ -198,18 +203,28 @@ class GroupDriver:
             self.records.keep(result)
             group.kept.add(self._rank)
             if len(group.kept) == group.size:
-                for driver in group.members.values():
-                    driver._soon(group, driver._hand_out)
+                self._hand_out_to_all(group)
 
         delay_s = LATENCY_S * (0.5 + float(self.groups.rng.random()))
         self.process.timeline.after(delay_s, look)
 
+    def _hand_out_to_all(self, group: _Generation) -> None:
+        """Or to all but one, which learns in the next generation that it counts."""
+        without = self._one_of(group) if self.groups.is_torn() and group.size > 1 else None
+        for rank, driver in group.members.items():
+            if rank == without:
+                driver._fail_later(group, NOTICED_S)
+            else:
+                driver._soon(group, driver._hand_out)
+
     def _hand_out(self) -> None:
         self.process.post(self.records.hand_out())
 
-    def _fail_later(self, group: _Generation, after_s: float) -> None:
-        self._later(group, after_s, lambda: self._fail(group, "a member is gone"))
+    def _fail_later(
+        self, group: _Generation, after_s: float, reason: str = "a member is gone", why: str = ""
+    ) -> None:
+        self._later(group, after_s, lambda: self._fail(group, reason, why))
 
-    def _fail(self, group: _Generation, reason: str) -> None:
+    def _fail(self, group: _Generation, reason: str, why: str) -> None:
         group.is_broken, self._group = True, None
-        self.process.post(GroupFailed(group.number, reason))
+        self.process.post(GroupFailed(group.number, reason, why))

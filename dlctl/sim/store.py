@@ -77,12 +77,15 @@ class Store:
         ]
         return np.concatenate(parts)
 
-    def read_table(self, directory: str, name: str, size: int, lo: int, hi: int) -> Array:
+    def read_table(
+        self, directory: str, name: str, size: int, lo: int, hi: int, dtype: str = "float32"
+    ) -> Array:
         """Elements [lo, hi) of a table beside the parameters."""
-        whole = np.full(size, np.nan, np.float32)
+        whole = np.full(size, np.nan, dtype)
         for shard in self.manifests[directory]["shards"]:
             cut = shard["state"]["tables"][name]
             file = self.files[directory][shard["file"]]
+            assert cut["dtype"] == dtype
             whole[cut["lo"] : cut["hi"]] = file[f"table.{name}"]
         return whole[lo:hi]
 

@@ -16,11 +16,21 @@ from made import identity, joined_tables, replica, training
 
 from dlctl import messages as m
 from dlctl import registry
-from dlctl.algorithms.base import BatchRequest, Lead, Method, ShardSide, VectorRequest
+from dlctl.algorithms.base import (
+    BatchRequest,
+    Decision,
+    Driving,
+    Lead,
+    Method,
+    Outcome,
+    ShardSide,
+    VectorRequest,
+)
 from dlctl.algorithms.engines import Operations
 from dlctl.algorithms.needs import Data, Gradient, Need, NextData, Step, Write
 from dlctl.algorithms.tables import optimizer_of, side_of
 from dlctl.compress.base import Delta
+from dlctl.compress.none import Dense
 from dlctl.flat import slice_bounds
 from dlctl.machine import Send
 from dlctl.messages import HELD, Array
@@ -37,6 +47,8 @@ from dlctl.roles.protocol.effects import (
     Reduced,
     RunEngine,
 )
+from dlctl.roles.protocol.meters import Rates, Staleness
+from dlctl.roles.server.table_shard import TableShard
 from dlctl.roles.server.vectors import Vectors
 from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.services.asking import Members
@@ -78,9 +90,12 @@ class Shards:
         self.bounds = [slice_bounds(w.size, count, index) for index in range(self.count)]
         options = options if options is not None else algorithm.Options()
         self.tables: list[OfTable] = []
-        for table in algorithm.shape.tables:
+        self.numbers: dict[str, int] = {}
+        """Table -> its number."""
+        for table in algorithm.shape.tables_of(options) if self.count else ():
+            self.numbers[table.name] = len(self.tables)
             size = table.size(layout_of(w.size))
-            start = np.zeros(size, np.float32) if self.tables else w.astype(np.float32)
+            start = np.zeros(size, table.dtype) if self.tables else w.astype(np.float32)
             cuts = [slice_bounds(size, count, index) for index in range(count)]
             shards = []
             for lo, hi in cuts:
@@ -88,11 +103,14 @@ class Shards:
                 shards.append(in_memory(rule, start[lo:hi].copy()))
             sides = [side_of(table, algorithm, options, shard) for shard in shards]
             self.tables.append(OfTable(shards, sides))
-        self.vectors = [Vectors(shard) for shard in self.shards]
+        self.vectors = [self._vectors(index) for index in range(self.count)]
         self.groups = Groups(np.random.default_rng(0))
         self.players: dict[tuple[int, int], Player] = {}
         """(slot, epoch) -> whoever gets the answers."""
         self._number = 0
+        self.lead = algorithm.lead(options)
+        self.slots: frozenset[int] = frozenset()
+        """Who takes part."""
 
     @property
     def shards(self) -> list[Shard]:
@@ -109,25 +127,39 @@ class Shards:
 
     def members(self, slots: frozenset[int]) -> None:
         """These take part, all of them new."""
+        self.slots = slots
         for side in (side for table in self.tables for side in table.sides):
             side.members(slots)
             for slot in sorted(slots):
                 side.joined(slot)
 
     def whole(self, name: str = "w") -> Array:
-        """A vector, put together from its slices."""
-        return np.concatenate([s.w if name == "w" else s.vectors[name] for s in self.shards])
+        """A table, put together from its slices."""
+        return self.tables[self.numbers[name]].whole()
 
     def put(self, name: str, values: Array) -> None:
-        for shard, (lo, hi) in zip(self.shards, self.bounds, strict=True):
-            shard.vectors.setdefault(name, np.zeros(hi - lo))[:] = values[lo:hi]
+        for shard, (lo, hi) in zip(
+            self.tables[self.numbers[name]].shards, self.bounds, strict=True
+        ):
+            shard.w[:] = values[lo:hi]
 
-    def perform(self, request: VectorRequest) -> float:
+    def _vectors(self, index: int) -> Vectors:
+        of_server = [
+            TableShard(
+                context=Context(resend_s=1e6), table=number, name=name, index=index,
+                generation=GENERATION, shard=self.tables[number].shards[index],
+                side=self.tables[number].sides[index], compressor=("none", Dense),
+                push_norm_max=1e9, fetch_values="float32", peers={}, rates=Rates(),
+                staleness=Staleness(), more_state=dict,
+            )
+            for name, number in self.numbers.items()
+        ]  # fmt: skip
+        return Vectors(of_server)
+
+    def perform(self, request: VectorRequest) -> tuple[float, ...]:
         self._number += 1
-        op = m.VectorOp(self._number, request.op, float(request.a), request.x, request.y)
-        partials = [vectors.run(op) for vectors in self.vectors]
-        assert None not in partials
-        return float(sum(partials))  # type: ignore[arg-type]
+        partials = [vectors.run(message_of(self._number, request)) for vectors in self.vectors]
+        return tuple(map(sum, zip(*partials, strict=True)))
 
     def push(self, request: Write, values: Array, who: tuple[int, int, int]) -> None:
         """who: (slot, epoch, seq)."""
@@ -136,13 +168,14 @@ class Shards:
 
     def push_to(self, index: int, request: Write, values: Array, who: tuple[int, int, int]) -> None:
         lo, hi = self.bounds[index]
+        table = self.numbers[request.table]
         slot, epoch, seq = who
         packed = m.Packed("none", hi - lo, (values[lo:hi].copy(),))
         self.take(
             index,
             m.Push(
                 slot, epoch, GENERATION, seq, self.shards[index].version, 0, 0, request.samples,
-                request.clock, packed, request.part,
+                request.clock, packed, request.part, table,
             ),
         )  # fmt: skip
 
@@ -151,7 +184,23 @@ class Shards:
         table = self.tables[push.table]
         assert push.delta.length == table.shards[index].size
         delta = Delta(np.array(push.delta.arrays[0], np.float32))
-        for outcome in table.sides[index].push(push, delta):
+        self._hear(index, push.table, table.sides[index].push(push, delta))
+        if table.sides[index].asks_lead:
+            self._ask_lead(push.clock)
+
+    def _ask_lead(self, clock: int) -> None:
+        """What the coordinator does with what all shards hold."""
+        everywhere = frozenset.intersection(*(frozenset(side.held()) for side in self.sides))
+        came = {slot: epoch for at, slot, epoch in sorted(everywhere) if at == clock}
+        chosen = self.lead.quorum(clock, frozenset(came), self.slots) if came else None
+        if chosen is not None:
+            used = frozenset((slot, came[slot]) for slot in chosen)
+            for index, side in enumerate(self.sides):
+                self._hear(index, 0, side.decided(Decision(clock, used, frozenset())))
+
+    def _hear(self, index: int, of_table: int, outcomes: list[Outcome]) -> None:
+        table = self.tables[of_table]
+        for outcome in outcomes:
             key = (index, outcome.slot, outcome.epoch, outcome.seq)
             table.outcomes[key].append(outcome.kind)
             player = self.players.get((outcome.slot, outcome.epoch))
@@ -160,7 +209,7 @@ class Shards:
                 player.acks.append(
                     m.Ack(
                         index, GENERATION, outcome.seq, outcome.kind, version, outcome.staleness, 0,
-                        outcome.reason, push.table,
+                        outcome.reason, of_table,
                     )
                 )  # fmt: skip
 
@@ -196,6 +245,7 @@ class Player:
         """float64[d], the sum of all that was pushed to the parameters."""
         self.fetches = 0
         of_servers = algorithm.shape.needs_servers
+        self._progress = algorithm.shape.table(algorithm.shape.progress) if of_servers else 0
         self.parameters = np.full(shards.size, np.nan if of_servers else 1.0, np.float32)
         self.acks: list[m.Ack] = []
         self.side = replica(algorithm, self.parameters, slot=slot)
@@ -349,7 +399,8 @@ class Player:
             number, index, _ = key
             table = self.shards.tables[number]
             shard, side = table.shards[index], table.sides[index]
-            if not side.may_read(fetch.slot, fetch.clock_min):
+            has_own = self.training.tables[number][index].settled() >= fetch.after
+            if not (has_own and side.may_read(fetch.slot, fetch.clock_min)):
                 continue
             del self._fetching[key]
             self.fetches += (number, index) == (0, 0)
@@ -361,7 +412,7 @@ class Player:
             self.training.fetcher.on_parameters(message, self._now)
 
     def _push(self, index: int, push: m.Push) -> None:
-        if push.table == 0:
+        if push.table == self._progress:
             lo, hi = self.shards.bounds[index]
             self.pushed[lo:hi] += push.delta.arrays[0]
             self.samples_pushed += push.samples if index == 0 else 0
@@ -382,7 +433,7 @@ class Player:
         self._members.on_peers(peers, self.slot)
         self.training.on_members(self._members.slots)
         if self.training.collecting is not None:
-            self.training.collecting.on_group(m.Group(len(slots), slots, "here"), self._now)
+            self.training.collecting.on_group(m.Group(len(slots), slots, "here", True), self._now)
         for effect in self._context.clear():
             self._perform(effect)
 
@@ -428,21 +479,30 @@ def _number_in(peer: object) -> int:
     return int(str(peer).rpartition("-")[2])
 
 
+def message_of(number: int, request: VectorRequest) -> m.VectorOp:
+    changes, sums = request.changes, request.sums
+    every = (*changes, *sums)
+    return m.VectorOp(
+        number, tuple(e.op for e in every), tuple(e.x for e in every), tuple(e.y for e in every),
+        (*(change.a for change in changes), *(0.0 for _ in sums)),
+    )  # fmt: skip
+
+
 Evaluate = Callable[[int], tuple[float, int]]
-"""A batch, by its clock: (sum of losses, samples); puts the gradients into "accrued"."""
+"""A batch, by its number: (sum of losses, samples); puts the gradients into "accrued"."""
 
 
-def requests(
-    side: Lead, shards: Shards, evaluate: Evaluate
-) -> Iterator[VectorRequest | BatchRequest | str]:
+def requests(side: Lead, shards: Shards, evaluate: Evaluate) -> Iterator[Driving | str]:
     """Drive a method to its end: every request when it has been performed, then why it is over."""
     drives = side.drive()
     assert drives is not None
-    request = next(drives)
+    request, clock = next(drives), -1
     while True:
+        value: Any = None
         if isinstance(request, BatchRequest):
-            value: Any = evaluate(request.clock)
-        else:
+            clock += 1
+            value = evaluate(clock)
+        elif isinstance(request, VectorRequest):
             value = shards.perform(request)
         yield request
         try:

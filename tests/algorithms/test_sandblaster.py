@@ -7,32 +7,30 @@ import itertools
 
 import numpy as np
 import pytest
-from by_hand import Player, Shards, drive, requests
+from by_hand import Player, Shards, drive, message_of, requests
 from made import replica
 from scipy.optimize import LbfgsInvHessProduct, minimize
 
 from dlctl import jobfile
 from dlctl import messages as m
-from dlctl.algorithms.base import BatchRequest, VectorRequest
+from dlctl.algorithms.base import BatchRequest, Change, Snapshot, Sum, VectorRequest
 from dlctl.algorithms.needs import Data, Gradient, NextData, Read, Step, Write
 from dlctl.algorithms.sandblaster import LBFGS, SANDBLASTER, Options, Pair
-from dlctl.errors import UsageError
-from dlctl.messages import APPLIED, LATE
-from dlctl.optim.sgd import SGD
+from dlctl.algorithms.tables import PARTS_MAX
+from dlctl.errors import RemoteProtocolError, UsageError
+from dlctl.messages import APPLIED, LATE, REFUSED
 from dlctl.roles.coordinator.leases import PortionPool
-from dlctl.roles.server.vectors import Vectors
 from dlctl.roles.worker.leases import Portion
-from dlctl.shards.memory import in_memory
 from dlctl.sim.problems import Batch, LeastSquares, Logistic, batch_rows
 
 
 class Function:
     """f and its gradient in float64, evaluated at once: a batch without replicas."""
 
-    def __init__(self, f, gradient, start, servers=1):
+    def __init__(self, f, gradient, start, servers=1, options=None):
         self.f = f
         self.gradient = gradient
-        self.shards = Shards(SANDBLASTER, np.array(start, np.float32), servers)
+        self.shards = Shards(SANDBLASTER, np.array(start, np.float32), servers, options)
         self.points = []
         """Where it was evaluated, and the values there."""
         self.values = []
@@ -59,9 +57,10 @@ def run_part(part, shards):
     value = None
     while True:
         try:
-            value = shards.perform(part.send(value))
+            request = part.send(value)
         except StopIteration as end:
             return end.value
+        value = shards.perform(request)
 
 
 # ---------------------------------------------------------------- the two-loop recursion
@@ -70,8 +69,9 @@ def run_part(part, shards):
 def with_pairs(number, history=7, size=1003, servers=3):
     """A side that has accepted `number` points, by the method's own operations on real shards."""
     rng = np.random.default_rng(number)
-    shards = Shards(SANDBLASTER, rng.standard_normal(size).astype(np.float32), servers)
-    side = LBFGS(Options(history=history))
+    start, options = rng.standard_normal(size).astype(np.float32), Options(history=history)
+    shards = Shards(SANDBLASTER, start, servers, options)
+    side = LBFGS(options)
     curvature = rng.uniform(0.1, 10.0, size)
     gradient = rng.standard_normal(size)
     shards.put("x", shards.whole())
@@ -125,7 +125,8 @@ def test_a_direction_takes_two_rounds_per_pair_and_one_for_the_slope():
             value = shards.perform(asked[-1])
     except StopIteration:
         pass
-    assert sum(request.op == "dot" for request in asked) == 2 * 7 + 1
+    assert len(asked) == 2 * 7 + 1
+    assert all(len(request.sums) == 1 for request in asked)
 
 
 def test_the_ring_keeps_the_newest_pairs_however_many_iterations_there_are():
@@ -135,7 +136,7 @@ def test_the_ring_keeps_the_newest_pairs_however_many_iterations_there_are():
         assert np.array_equal(shards.whole(f"s{pair.slot}"), made)
         np.testing.assert_allclose(shards.whole(f"y{pair.slot}"), change, rtol=1e-9, atol=1e-12)
         assert pair.rho == pytest.approx(1 / (made @ change))
-    stored = {name for name in shards.shards[0].vectors if name[1:].isdigit()}
+    stored = {name for name in shards.numbers if name[1:].isdigit()}
     assert stored == {f"{kind}{slot}" for kind in "sy" for slot in range(5)}
 
 
@@ -260,22 +261,12 @@ def test_a_pair_without_curvature_is_left_out_and_the_others_stay():
 def test_a_direction_that_leads_up_is_forgotten_with_its_pairs():
     function = Function(lambda w: float(w @ w) / 2, lambda w: w, [0.5, 0.25])
     side = LBFGS(Options(iterations=1))
-    part = side.drive()
-    request = next(part)
     directions = []
-    while True:
-        if isinstance(request, BatchRequest):
-            value = function(request.clock)
-            if request.clock == 0:
-                side.pairs.append(Pair(0, 1.0, -2.0))  # As if H were -2.
-        else:
-            value = function.shards.perform(request)
-        if request == VectorRequest("scale", "d", a=-1.0):
+    for request in requests(side, function.shards, function):
+        if isinstance(request, BatchRequest) and len(function.points) == 1:
+            side.pairs.append(Pair(0, 1.0, -2.0))  # As if H were -2.
+        if isinstance(request, VectorRequest) and Change("copy", "d", "d", -1.0) in request.changes:
             directions.append(function.shards.whole("d"))
-        try:
-            request = part.send(value)
-        except StopIteration:
-            break
     up, down = directions
     assert up @ [0.5, 0.25] > 0
     assert np.array_equal(down, [-0.5, -0.25])
@@ -310,7 +301,7 @@ def test_a_start_without_a_loss_is_the_end():
 
 def numbers_only(value):
     """Whether nothing in `value` is, or could grow to, a vector of the model."""
-    if isinstance(value, int | float | str | Options | VectorRequest | BatchRequest):
+    if isinstance(value, int | float | str | Options | VectorRequest | BatchRequest | Snapshot):
         return True
     if dataclasses.is_dataclass(value):
         return all(numbers_only(getattr(value, f.name)) for f in dataclasses.fields(value))
@@ -326,13 +317,15 @@ def test_the_coordinator_never_holds_a_vector():
     part = side.drive()
     request, looked_at = next(part), 0
     while True:
-        frame = part
+        frame, value = part, None
         while frame is not None and hasattr(frame, "gi_frame"):
             assert numbers_only([v for v in frame.gi_frame.f_locals.values() if v is not side])
             frame, looked_at = frame.gi_yieldfrom, looked_at + 1
         assert numbers_only(side)
-        batch = isinstance(request, BatchRequest)
-        value = function(request.clock) if batch else function.shards.perform(request)
+        if isinstance(request, BatchRequest):
+            value = function(len(function.points))
+        elif isinstance(request, VectorRequest):
+            value = function.shards.perform(request)
         try:
             request = part.send(value)
         except StopIteration:
@@ -409,7 +402,7 @@ def test_the_points_do_not_depend_on_the_number_of_workers_and_servers(workers, 
     assert points.shape == alone.shape
     assert np.abs(points - alone).max() <= 1e-6
     assert all(player.fetches <= len(points) for player in replicas.players)
-    kinds = [kind for kinds in replicas.shards.settled().values() for kind in kinds]
+    kinds = [kind for kinds in replicas.shards.settled(1).values() for kind in kinds]
     assert set(kinds) == {APPLIED}
 
 
@@ -489,27 +482,27 @@ ONES = np.ones(4, np.float32)
 
 
 def write(samples, clock, portion):
-    return Write(vector=None, samples=samples, clock=clock, part=portion)
+    return Write(table="accrued", vector=None, samples=samples, clock=clock, part=portion)
 
 
 def test_a_portion_that_a_dead_worker_brought_to_some_shards_gets_to_the_others(shards):
     shards.push_to(0, write(8, 0, 3), ONES, (0, 1, 0))  # It dies here.
     shards.push(write(8, 0, 3), ONES, (1, 1, 0))
     assert np.array_equal(shards.whole("accrued"), ONES)
-    assert shards.outcomes[0, 1, 1, 0] == [LATE]
-    assert shards.outcomes[1, 1, 1, 0] == [APPLIED]
+    assert shards.tables[1].outcomes[0, 1, 1, 0] == [LATE]
+    assert shards.tables[1].outcomes[1, 1, 1, 0] == [APPLIED]
 
 
-def test_a_late_push_of_an_older_batch_is_dropped_before_and_after_the_first_of_a_newer_one(shards):
+def test_the_first_push_of_a_batch_takes_the_place_of_the_batch_before(shards):
     for portion in range(2):
         shards.push(write(8, 0, portion), ONES, (1, 1, portion))
-    shards.perform(VectorRequest("zero", "accrued"))
     shards.push(write(8, 0, 1), ONES, (0, 1, 0))
-    assert not shards.whole("accrued").any()
-    shards.push(write(8, 1, 0), 2 * ONES, (1, 1, 2))
-    shards.push(write(8, 0, 1), ONES, (0, 1, 1))
     assert np.array_equal(shards.whole("accrued"), 2 * ONES)
-    assert shards.outcomes[0, 0, 1, 0] == shards.outcomes[0, 0, 1, 1] == [LATE]
+    shards.push(write(8, 1, 0), 5 * ONES, (1, 1, 2))
+    shards.push(write(8, 0, 2), ONES, (0, 1, 1))
+    assert np.array_equal(shards.whole("accrued"), 5 * ONES)
+    outcomes = shards.tables[1].outcomes
+    assert outcomes[0, 0, 1, 0] == outcomes[0, 0, 1, 1] == [LATE]
 
 
 def test_pushes_touch_neither_the_parameters_nor_the_version(shards):
@@ -518,25 +511,59 @@ def test_pushes_touch_neither_the_parameters_nor_the_version(shards):
     assert [side.clock() for side in shards.sides] == [0, 0]
 
 
+def test_a_part_beyond_all_that_a_commit_can_tell_of_is_refused(shards):
+    shards.push(write(8, 0, PARTS_MAX), ONES, (0, 1, 0))
+    assert shards.tables[1].outcomes[0, 0, 1, 0] == [REFUSED]
+    assert not shards.whole("accrued").any()
+
+
 # ---------------------------------------------------------------- vectors
 
 
-def test_an_operation_is_done_once_however_often_and_late_its_message_comes():
-    vectors = Vectors(shard := in_memory(SGD(SGD.Options()), np.ones(3, np.float32)))
-    double = m.VectorOp(1, "scale", 2.0, "x", "")
-    total = m.VectorOp(3, "dot", 0.0, "x", "w")
-    vectors.run(m.VectorOp(0, "copy", 0.0, "w", "x"))
-    shard.vectors["x"] = np.ones(3)
-    assert [vectors.run(double) for _ in range(3)] == [0.0] * 3
-    assert np.array_equal(shard.vectors["x"], [2, 2, 2])
-    assert [vectors.run(total) for _ in range(2)] == [6.0] * 2
-    assert vectors.run(double) is None, "nobody waits for it any more"
-    assert np.array_equal(shard.vectors["x"], [2, 2, 2])
+def op(number, *changes, sums=()):
+    return message_of(number, VectorRequest(changes, tuple(sums)))
+
+
+def test_a_change_is_made_once_however_often_and_late_its_message_comes(shards):
+    vectors, whole = shards.vectors[0], lambda: shards.tables[shards.numbers["x"]].shards[0].w
+    shards.put("x", np.ones(4))
+    double = op(1, Change("copy", "x", "x", 2.0), sums=[Sum("dot", "x", "x")])
+    assert [vectors.run(double) for _ in range(3)] == [(8.0,)] * 3
+    add = op(2, Change("copy", "x", "g"), Change("axpy", "g", "x", 0.5))
+    assert [vectors.run(add) for _ in range(2)] == [()] * 2
+    assert vectors.run(double) == (), "nobody waits for it any more"
+    assert vectors.newest == 2
+    assert np.array_equal(whole(), [3, 3])
+
+
+def test_changes_that_a_killed_server_had_not_made_are_made_when_the_message_comes_again(shards):
+    vectors = shards.vectors[0]
+    shards.put("x", np.ones(4))
+    first = Change("axpy", "x", "g", 1.0)
+    vectors.run(op(1, first))  # All that it had committed of what follows.
+    both = op(1, first, Change("axpy", "g", "d", 2.0), sums=[Sum("norm1", "d")])
+    assert vectors.run(both) == (4.0,)
+    assert vectors.run(both) == (4.0,)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        op(1, Change("copy", "nowhere", "x")), op(1, Change("divide", "x", "g")),
+        op(1, sums=[Sum("dot", "x", "nowhere")]),
+        m.VectorOp(1, ("copy",), ("x",), ("g",), ()),
+        m.VectorOp(1, ("norm1", "copy"), ("x", "x"), ("", "g"), (0.0, 1.0)),
+    ],
+)  # fmt: skip
+def test_an_operation_that_makes_no_sense_changes_nothing(shards, wrong):
+    with pytest.raises(RemoteProtocolError):
+        shards.vectors[0].run(wrong)
+    assert shards.vectors[0].run(op(1, Change("copy", "x", "g"))) == ()
 
 
 def test_the_sum_of_magnitudes_is_taken_over_all_shards(shards):
     shards.put("x", np.array([1.0, -2.0, 3.0, -4.0]))
-    assert shards.perform(VectorRequest("norm1", "x")) == 10.0
+    assert shards.perform(VectorRequest(sums=(Sum("norm1", "x"),))) == (10.0,)
 
 
 # ---------------------------------------------------------------- job files
@@ -557,7 +584,7 @@ def test_a_compression_that_would_falsify_the_sums_is_refused(compression, key, 
         f"{compression}\n"
     )
     with pytest.raises(UsageError, match="sandblaster needs every push as it was computed") as e:
-        jobfile.load(tmp_path / "job.toml", simulated=True)
+        jobfile.load(tmp_path / "job.toml")
     assert [problem.key for problem in e.value.problems] == [key]
 
 
@@ -568,5 +595,5 @@ def test_parameters_that_the_servers_would_round_are_refused(tmp_path):
         'servers.fetch_values = "bfloat16"\n'
     )
     with pytest.raises(UsageError, match="sandblaster needs the parameters as they are") as e:
-        jobfile.load(tmp_path / "job.toml", simulated=True)
+        jobfile.load(tmp_path / "job.toml")
     assert [problem.key for problem in e.value.problems] == ["servers.fetch_values"]

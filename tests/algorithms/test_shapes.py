@@ -6,9 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from dlctl.algorithms.base import MODEL, Shape, Table
+from dlctl.algorithms.base import MODEL, Lead, Method, Needs, ReplicaSide, Shape, Table
 from dlctl.algorithms.downpour import DOWNPOUR
+from dlctl.algorithms.needs import Ask, Collective, Engine, Read, Write, mean
+from dlctl.algorithms.quorum import Chosen
 from dlctl.algorithms.shapes import faults_of
+from dlctl.errors import DlctlError
+from dlctl.sim.problems import layout_of
+
+
+class Deciding(Lead):
+    def quorum(
+        self, clock: int, came: frozenset[int], members: frozenset[int]
+    ) -> frozenset[int] | None:
+        return came
 
 
 def faults(*tables: Table) -> list[str]:
@@ -38,3 +49,68 @@ def test_the_parameters_come_first_and_alone_follow_the_optimiser() -> None:
         "only the parameters can follow the servers' optimiser"
     ]
     assert faults(MODEL, seen, seen) == ["it has two tables of one name: w, seen, seen"]
+
+
+def test_a_shard_side_that_asks_needs_a_lead_that_answers() -> None:
+    assert faults_of(replace(DOWNPOUR, shard=Chosen)) == [
+        "its shard side asks the lead which pushes count, and the lead has no quorum"
+    ]
+    assert faults_of(replace(DOWNPOUR, shard=Chosen, lead=Deciding)) == []
+
+
+class Reads(ReplicaSide):
+    def run(self) -> Needs:
+        yield Read(wait=True)
+
+
+class Writes(ReplicaSide):
+    def run(self) -> Needs:
+        yield Write(vector=None)
+
+
+class TakesMeans(ReplicaSide):
+    def run(self) -> Needs:
+        while True:
+            yield from mean("m", 0, self.parameters, 1)
+
+
+class Asks(ReplicaSide):
+    def run(self) -> Needs:
+        while True:
+            yield from (Ask(slot=slot, op="x") for slot in self.members)
+
+
+class Sums(ReplicaSide):
+    def run(self) -> Needs:
+        yield Collective(vector=self.parameters)
+
+
+class RunsAnEngine(ReplicaSide):
+    def run(self) -> Needs:
+        yield Engine(op="x")
+
+
+@pytest.mark.parametrize(
+    ("replica", "what"),
+    [
+        (Reads, "reads or writes, and declares no tables"),
+        (Writes, "reads or writes, and declares no tables"),
+        (TakesMeans, "reads or writes, and declares no tables"),
+        (Asks, 'asks other replicas, and does not declare links "peers"'),
+        (Sums, 'has collectives, and no links "group"'),
+        (RunsAnEngine, "uses an engine, and declares none"),
+    ],
+)
+def test_what_a_replica_needs_is_in_the_shape(replica: type[ReplicaSide], what: str) -> None:
+    alone = Method(Options=dict, replica=replica, shape=Shape(tables=(), model="replica"))
+    assert faults_of(alone) == [f"it {what}"]
+    shape = replace(DOWNPOUR.shape, links=frozenset({"peers", "group"}), engine="x:Y")
+    assert faults_of(replace(DOWNPOUR, replica=replica, shape=shape)) == []
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_a_table_has_elements(size: int) -> None:
+    shape = Shape(tables=(MODEL, Table(name="seen", rule="add", size=lambda layout: size)))
+    with pytest.raises(DlctlError, match=f'"seen" has {size} elements with this model'):
+        shape.check_sizes(layout_of(4))
+    Shape().check_sizes(layout_of(4))

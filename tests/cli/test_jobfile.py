@@ -176,6 +176,34 @@ def test_the_report_shows_every_problem_with_its_line_and_a_suggestion(
     )
 
 
+@pytest.mark.parametrize(
+    ("method", "section", "wrong", "of_method"),
+    [
+        ("downpour", "[servers]\ncount = 0", "downpour keeps", "needs servers.count of 1"),
+        ("toy-ring", "[servers]\ncount = 2", "toy-ring has no", "needs servers.count = 0"),
+        ("toy-ring", "[workers]\ncount = 513", "at most 512 can", "has 512 workers at most"),
+    ],
+)
+def test_what_a_method_cannot_do_with_is_said_at_both_of_its_lines(
+    folder: Path, method: str, section: str, wrong: str, of_method: str
+) -> None:
+    text = f'{MINIMAL}[algorithm]\nname = "{method}"\n{section}\n'
+    at_method, at_count = refusal(written(folder, text)).problems
+    assert (at_method.line, at_method.key) == (5, "algorithm.name")
+    assert of_method in at_method.message
+    assert at_count.line == 7
+    assert at_count.key.endswith(".count")
+    assert wrong in at_count.message
+
+
+@pytest.mark.parametrize(("method", "count"), [("toy-ring", 512), ("downpour", 513)])
+def test_as_many_workers_as_a_method_can_have_are_fine(
+    folder: Path, method: str, count: int
+) -> None:
+    text = f'algorithm.name = "{method}"\nworkers.count = {count}\n{MINIMAL}'
+    assert jobfile.load(written(folder, text)).workers.count == count
+
+
 def test_faults_of_all_kinds_are_reported_at_once(folder: Path) -> None:
     text = """
 [job]
@@ -434,22 +462,6 @@ def test_a_key_that_another_one_has_is_answered_with_its_owners(
     assert (problem.message, problem.suggestion) == (message, suggestion)
 
 
-def test_an_algorithm_for_the_simulator_only_is_refused_for_real_runs(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    downpour = registry.load("algorithms", "downpour")
-    monkeypatch.setattr("dlctl.algorithms.downpour.DOWNPOUR", _simulated(downpour))
-    path = written(folder, MINIMAL + '[algorithm]\nname = "downpour"\n')
-    assert "runs only in the simulator" in refusal(path).message
-    assert jobfile.load(path, simulated=True).algorithm.name == "downpour"
-
-
-def _simulated(algorithm: Any) -> Any:
-    return dataclasses.replace(
-        algorithm, shape=dataclasses.replace(algorithm.shape, simulated_only=True)
-    )
-
-
 def test_the_directory_of_the_servers_states_is_a_full_path(folder: Path) -> None:
     problem = only_problem(folder, MINIMAL + '[servers]\nstate_dir = "fast"\n')
     assert problem.key == "servers.state_dir"
@@ -563,6 +575,26 @@ def test_a_push_before_a_fetch_that_leaves_steps_out_is_doubted(
     doubts = jobfile.doubts(jobfile.load(written(folder, f"{text}push_before_fetch = true\n")))
     assert len(doubts) == bool(why)
     assert all(why in doubt for doubt in doubts)
+
+
+@pytest.mark.parametrize(
+    ("method", "hosts", "is_doubted"),
+    [
+        ("toy-group", ["", "b"], True),
+        ("toy-group", ["b"], False),
+        ("toy-group", [], False),
+        ("toy-ring", ["", "b"], False),
+    ],
+)
+def test_a_group_over_several_hosts_is_said_to_be_neither_encrypted_nor_authenticated(
+    folder: Path, method: str, hosts: list[str], is_doubted: bool
+) -> None:
+    text = f'{MINIMAL}[algorithm]\nname = "{method}"\n[servers]\ncount = 0\n[workers]\ncount = 2\n'
+    for ssh in hosts:
+        text += f'[[hosts]]\nssh = "{ssh}"\n' if ssh else "[[hosts]]\n"
+    doubts = jobfile.doubts(jobfile.load(written(folder, text)))
+    assert len(doubts) == is_doubted
+    assert all("neither encrypted nor authenticated (SECURITY.md)" in doubt for doubt in doubts)
 
 
 @pytest.mark.parametrize("task", ["train.py", "train:task", ":task", "train.py:", "train.py:a b"])

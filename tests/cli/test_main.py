@@ -394,16 +394,6 @@ def test_algorithms_shows_the_keys_of_one_entry(capsys: pytest.CaptureFixture[st
     assert (entry["section"], entry["keys"][0]["name"]) == ("compression", "density")
 
 
-def test_algorithms_says_which_one_cannot_be_started(capsys: pytest.CaptureFixture[str]) -> None:
-    sentence = 'it runs in the virtual-time simulator only so far; "dlctl start" refuses it'
-    assert main.run(["algorithms"]) == 0
-    captured = capsys.readouterr()
-    assert "(Dean 2012); simulator only\n" in captured.out
-    assert captured.err.count(f"sandblaster: {sentence}\n") == 1
-    assert main.run(["algorithms", "sandblaster"]) == 0
-    assert f"\n{sentence}\n" in capsys.readouterr().out
-
-
 def test_algorithms_suggests_a_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["algorithms", "adagard"]) == 4
     assert 'did you mean "adagrad"?' in capsys.readouterr().err

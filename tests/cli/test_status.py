@@ -30,6 +30,7 @@ def training(run):
         loss=0.2134,
         samples_per_s=812.4,
         evaluation={"accuracy": 0.9123, "step": 12000},
+        method={"iteration": 12, "gradient_norm": 0.00321},
         checkpoint={"number": 3, "step": 12000, "path": str(run.path / "ckpt/x"), "at": now - 41,
                     "nbytes": 312_400_000, "error": ""},
         started_at=now - 723,
@@ -60,10 +61,11 @@ def test_a_run_in_depth(run_directory, dlctl_command):
     run = training(run_directory())
     code, out, err = dlctl_command("status")
     assert (code, err) == (0, "")
-    head, waiting, evaluation, checkpoint, *table = out.splitlines()
+    head, waiting, method, evaluation, checkpoint, *table = out.splitlines()
     assert head.startswith("digits-7f3a  degraded  up 12m0")
     assert head.endswith("step 12,345  epoch 2.41  loss 0.213  812 samples/s")
     assert waiting == "  waiting     for worker-1 (back-off)"
+    assert method == "  method      iteration 12, gradient_norm 0.00321"
     assert evaluation == "  evaluation  accuracy 0.9123 (at step 12,000)"
     assert "step 12,000, 41s ago, 312 MB, runs/digits-7f3a/ckpt/x" in checkpoint
     assert " ".join(table[0].split()) == "NAME PID STATE UP STEP SAMPLES/S STALE PUSH FETCH RST"

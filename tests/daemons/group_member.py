@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from daemons.worker import group
 from daemons.worker.group import GroupThread
 from dlctl.machine import Effect, Event
 from dlctl.messages import Array
@@ -29,6 +30,17 @@ from dlctl.roles.protocol.effects import (
 HOST = "127.0.0.1"
 COMES_S = 60.0
 SIZE = 1000
+_FORKS = multiprocessing.get_context("forkserver")
+"""Members come from one process that has torch: its import takes longer than what they are for."""
+_FORKS.set_forkserver_preload(["torch.distributed", "daemons.worker.group"])
+
+
+class HangInSum(Effect):
+    """Stand still (SIGSTOP) when all have come to the next sum, before it is made."""
+
+
+def _hang_in_sum(_: HangInSum) -> None:
+    group._Member._summed = lambda *_: os.kill(os.getpid(), STOP)  # type: ignore[assignment,method-assign]
 
 
 class _Pipe:
@@ -57,6 +69,7 @@ def _serve(pipe: Connection) -> None:
         JoinGroup: threads.join,
         Reduce: threads.reduce,
         LeaveGroup: threads.leave,
+        HangInSum: _hang_in_sum,
     }
     pipe.send("ready")
     while True:
@@ -67,9 +80,8 @@ def _serve(pipe: Connection) -> None:
 class Member:
     def __init__(self, slot: int) -> None:
         self.slot = slot
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.pipe, theirs = _FORKS.Pipe()
+        self.process = _FORKS.Process(target=_serve, args=(theirs,), daemon=True)
         self.process.start()
         theirs.close()
         self._is_ready = False

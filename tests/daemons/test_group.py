@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 
 import numpy as np
 import pytest
-from group_member import CONT, KILL, STOP, Member, Members, assert_is_sum_of, vector_of
+from group_member import (
+    CONT,
+    HOST,
+    KILL,
+    STOP,
+    HangInSum,
+    Member,
+    Members,
+    assert_is_sum_of,
+    vector_of,
+)
 
+from dlctl import messages as m
 from dlctl.roles.protocol.effects import (
     GroupFailed,
     GroupWaits,
     JoinGroup,
     OpenStore,
+    Reduce,
     Reduced,
     StoreOpened,
 )
@@ -76,6 +89,7 @@ def test_a_member_at_another_step_gives_nothing_whatever_it_brings():
 def test_a_member_that_stands_still_holds_up_nobody_in_the_next_generation(stopped):
     with Members(3) as members:
         members.join(1, members.all, timeout_s=2.0)
+        members.sum(1, members.all)
         members.all[stopped].signal(STOP)
         others = [member for member in members.all if member.slot != stopped]
         for member in others:
@@ -91,6 +105,23 @@ def test_a_member_that_stands_still_holds_up_nobody_in_the_next_generation(stopp
             members.join(4, ended, timeout_s=2.0)
         back.process.join(10)
         assert back.process.exitcode == 3
+
+
+@pytest.mark.parametrize("hangs", [0, 2], ids=["with the store", "without the store"])
+def test_one_that_hangs_in_the_midst_of_a_sum_is_given_up_in_the_time_of_the_group(hangs):
+    """And not in that of gloo, which is half an hour."""
+    with Members(3) as members:
+        members.join(1, members.all, timeout_s=2.0)
+        members.all[hangs].do(HangInSum())
+        for member in members.all:
+            member.reduce(1, vector_of(member.slot))
+        begun = time.monotonic()
+        others = [member for member in members.all if member.slot != hangs]
+        for member in others:
+            assert member.hears(GroupFailed).why == ""
+        members.join(2, others, timeout_s=2.0)
+        assert_is_sum_of(members.sum(2, others), others)
+        assert time.monotonic() - begun < 15.0
 
 
 @pytest.mark.long
@@ -127,4 +158,28 @@ def test_a_group_that_cannot_be_made_fails_within_its_time():
         alone.do(OpenStore(1))
         store = alone.hears(StoreOpened).address
         alone.do(JoinGroup(1, 0, 2, store, 1.0))
-        assert "rank 1" in alone.hears(GroupFailed).reason
+        failed = alone.hears(GroupFailed)
+        assert "rank 1" in failed.reason
+        assert failed.why == m.UNMADE
+
+
+def test_a_rendezvous_that_cannot_be_reached_is_named_with_who_cannot_reach_it():
+    with socket.create_server((HOST, 0)) as free:
+        store = f"{HOST}:{free.getsockname()[1]}"
+    with Members(1) as members:
+        alone = members.all[0]
+        alone.wait()
+        alone.do(JoinGroup(1, 1, 2, store, 1.0))
+        failed = alone.hears(GroupFailed)
+        assert f"no way from {HOST} to {store}" in failed.reason
+        assert failed.why == m.UNMADE
+
+
+def test_members_without_the_model_say_so_and_live():
+    with Members(2) as members:
+        members.join(1, members.all)
+        for member in members.all:
+            member.do(Reduce(1, vector_of(0), 1.0, 0, True, False, member.slot))
+        assert {member.hears(GroupFailed).why for member in members.all} == {m.MODEL_LOST}
+        members.join(2, members.all)
+        assert_is_sum_of(members.sum(2, members.all), members.all)

@@ -151,7 +151,7 @@ def target(data: bytes) -> None:
     path.write_bytes(data)
     _check_places(data)
     try:
-        job = load(path, simulated=True)
+        job = load(path)
     except JobFileError as error:
         _check_faults(error, data)
         return

@@ -87,7 +87,7 @@ def _version(place: Workplace, name: str) -> int | None:
 @pytest.mark.parametrize("name", ["server-1", "agent-0", "coordinator"])
 def test_whoever_is_killed_the_run_goes_on_by_itself(place: Workplace, name: str) -> None:
     place.task(pause_s=SLOW_S)
-    place.job(stop=ENDLESS, servers=2, workers=2)
+    place.job(stop=ENDLESS, servers=2)
     place.start()
     place.until_step(20)
     version = place.until("it has told its version", lambda: _version(place, "server-1"))
@@ -97,7 +97,7 @@ def test_whoever_is_killed_the_run_goes_on_by_itself(place: Workplace, name: str
     place.until("it has a successor", lambda: _pid(place, name) not in (None, before))
     place.until_state("running")
     step = place.run()["step"]
-    place.until_step(step + 50)
+    place.until_step(step + 20)
     assert others <= {p.pid for p in place.processes()}, "nobody else was ended"
     if name == "server-1":
         now = place.until("it has told its version", lambda: _version(place, name))
@@ -108,7 +108,7 @@ def test_whoever_is_killed_the_run_goes_on_by_itself(place: Workplace, name: str
     place.nothing_left()
 
 
-@pytest.mark.per_commit(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["agent-0", "server-0"])
 def test_sigterm_to_whom_the_run_cannot_do_without_stops_it_in_order(
     place: Workplace, name: str

@@ -78,6 +78,7 @@ def test_ctrl_c_twice_does_not_wait_for_anybody(place: Workplace) -> None:
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_ctrl_c_in_start_only_leaves_and_says_how_to_stop(place: Workplace) -> None:
     place.job(stop=ENDLESS)
     terminal = place.terminal("start", "job.toml")

@@ -38,6 +38,7 @@ def none_lost(place: Workplace) -> int:
     return found["acknowledged"]
 
 
+@pytest.mark.long
 def test_a_stop_that_does_not_wait_for_the_portion_saves_what_was_acknowledged(
     in_it: Workplace,
 ) -> None:

@@ -44,10 +44,10 @@ def replaced(place: Workplace, name: str) -> Iterator[int]:
     place.until(f"another {name}", is_replaced)
 
 
-def kill(place: Workplace, name: str) -> None:
-    """Kill a daemon; returns when another process of it is at work."""
+def kill(place: Workplace, name: str, number: int = signal.SIGKILL) -> None:
+    """Kill a daemon, or stop it; returns when another process of it is at work."""
     with replaced(place, name) as pid:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
 
 
 def logged(place: Workplace, name: str) -> str:
@@ -89,6 +89,7 @@ def test_one_is_listed_trains_is_set_live_and_survives_a_kill(place: Workplace) 
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_a_second_table_survives_the_deaths_of_server_worker_and_coordinator(
     place: Workplace,
 ) -> None:
@@ -106,13 +107,13 @@ def test_a_second_table_survives_the_deaths_of_server_worker_and_coordinator(
 
 
 def test_replicas_that_ask_each_other_need_no_servers(place: Workplace) -> None:
-    place.job(stop=ENDLESS, workers=3, servers=0, algorithm=algorithm("toy-ring"))
+    place.job(stop=ENDLESS, workers=2, servers=0, algorithm=algorithm("toy-ring"))
     place.start()
     place.until_step(8)
     kill(place, "worker-1")
     stop(place)
     assert place.run()["evaluation"]["accuracy"] >= 0.85
-    models = [kept(place, f"worker-{slot}.safetensors")["w"] for slot in range(3)]
+    models = [kept(place, f"worker-{slot}.safetensors")["w"] for slot in range(2)]
     apart = max(np.abs(model - models[0]).max() for model in models)
     assert 0 < apart < 0.5 * np.abs(models[0]).max(), "they go on from each other's models"
     exported = place.dlctl("checkpoint", "export", "-o", "model.safetensors")
@@ -123,6 +124,7 @@ def test_replicas_that_ask_each_other_need_no_servers(place: Workplace) -> None:
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_a_group_makes_its_sums_without_servers_and_without_the_dead(place: Workplace) -> None:
     place.job(stop=ENDLESS, workers=3, servers=0, algorithm=algorithm("toy-group"))
     place.start()
@@ -163,3 +165,50 @@ def test_a_replica_of_several_processes_lives_and_dies_with_all_of_them(place: W
 
 def is_there(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_group_goes_on_without_a_member_that_hangs(place: Workplace) -> None:
+    """It is killed for its silence, and replaced by one that is given the model."""
+    limit = "[timeouts]\nsilent_s = 4.0\n"
+    place.job(stop=ENDLESS, workers=3, servers=0, algorithm=algorithm("toy-group"), more=limit)
+    place.start()
+    place.until_step(8)
+    kill(place, "worker-0", signal.SIGSTOP)
+    stop(place)
+    assert "no word for 4 s" in place.dlctl("events").out
+    place.nothing_left()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+def test_a_group_that_has_lost_its_model_says_so_and_is_recovered(place: Workplace) -> None:
+    place.job(stop=ENDLESS, workers=2, servers=0, algorithm=algorithm("toy-group"))
+    place.start()
+    place.until_step(8)
+    assert place.dlctl("checkpoint").code == 0
+    place.until_step(place.run()["step"] + 8)
+    for pid in [place.pid(f"worker-{slot}") for slot in range(2)]:
+        os.kill(pid, signal.SIGKILL)
+    place.until("its end", lambda: place.run()["state"] == "failed" and place.run()["ended_at"])
+    assert "all replicas that had the model have ended" in place.run()["reason"]
+    assert "dlctl recover" in place.run()["reason"]
+    recovered = place.dlctl("recover")
+    assert recovered.code == 0, recovered.err
+    place.until_step(place.run()["step"] + 8)
+    stop(place)
+    place.nothing_left()
+
+
+def test_all_servers_use_the_same_pushes_though_worker_server_and_coordinator_die(
+    place: Workplace,
+) -> None:
+    """A replica that found a push used on one shard and dropped on the other would fail."""
+    table = algorithm("toy-quorum") + "\nbackups = 1"
+    place.job(stop=ENDLESS, workers=3, servers=2, algorithm=table)
+    place.start()
+    place.until_step(8)
+    for name in ("worker-1", "server-1", "coordinator"):
+        kill(place, name)
+    stop(place)
+    assert [place.daemon(f"worker-{slot}")["restarts"] for slot in range(3)] == [0, 1, 0]
+    place.nothing_left()

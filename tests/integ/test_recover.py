@@ -22,9 +22,9 @@ def versions(place: Workplace) -> dict[str, int]:
 
 @pytest.fixture
 def dead(place: Workplace) -> Workplace:
-    """A run with two servers and two workers, all of whose processes were killed."""
+    """A run with two servers and a worker, all of whose processes were killed."""
     place.task(pause_s=SLOW_S)
-    place.job(stop=ENDLESS, servers=2, workers=2)
+    place.job(stop=ENDLESS, servers=2)
     place.start()
     place.until_step(20)
     place.kill_at_once(place.processes())
@@ -100,6 +100,7 @@ def test_start_brings_back_what_is_whole(dead: Workplace) -> None:
     dead.nothing_left()
 
 
+@pytest.mark.long
 def test_without_a_shards_state_it_resumes_from_its_checkpoint_and_says_what_is_lost(
     place: Workplace,
 ) -> None:
@@ -175,6 +176,7 @@ def copied(place: Workplace) -> Path:
     return copy
 
 
+@pytest.mark.long
 def test_a_copy_of_a_living_run_is_refused(place: Workplace) -> None:
     copy = copied(place)
     for arguments in (["recover"], ["recover", "--dry-run"]):
@@ -222,15 +224,15 @@ def test_who_stops_or_kills_an_old_copy_does_no_harm_to_the_run(place: Workplace
 @pytest.mark.timeout(120)  # Everything begins anew, one after the other.
 def test_workers_come_and_go_and_daemons_begin_anew_while_it_trains(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
-    place.job(stop=ENDLESS, workers=2)
+    place.job(stop=ENDLESS)
     place.start()
     place.until_step(5)
-    more = place.dlctl("scale", "worker=3")
-    assert (more.code, more.out) == (0, "workers  2 -> 3  (new: worker-2)\n"), more.err
-    assert place.daemon("worker-2")["state"] == "running"
+    more = place.dlctl("scale", "worker=2")
+    assert (more.code, more.out) == (0, "workers  1 -> 2  (new: worker-1)\n"), more.err
+    assert place.daemon("worker-1")["state"] == "running"
     less = place.dlctl("scale", "worker=1")
     assert less.code == 0, less.err
-    assert less.out == "workers  3 -> 1  (gone: worker-2, worker-1)\n"
+    assert less.out == "workers  2 -> 1  (gone: worker-1)\n"
     assert not place.daemon("worker-1")
     again = place.dlctl("restart", "*")
     assert again.code == 0, again.err

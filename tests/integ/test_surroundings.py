@@ -39,7 +39,7 @@ def test_only_coordinator_and_servers_listen_on_loopback_only_and_nobody_gets_in
     place: Workplace,
 ) -> None:
     place.task(pause_s=SLOW_S)
-    place.job(stop=ENDLESS, servers=2, workers=2, more='[network]\ntransport = "tcp"\n')
+    place.job(stop=ENDLESS, servers=2, more='[network]\ntransport = "tcp"\n')
     place.start()
     place.until_step(5)
     listening = {
@@ -64,7 +64,7 @@ def test_only_coordinator_and_servers_listen_on_loopback_only_and_nobody_gets_in
                     dealer.send_multipart(words, zmq.NOBLOCK)
                 poller.register(dealer, zmq.POLLIN)
         step = place.run()["step"]
-        place.until_step(step + 50)
+        place.until_step(step + 20)
         assert not poller.poll(0), "nobody has answered"
     finally:
         context.destroy(linger=0)
@@ -193,7 +193,7 @@ def test_training_goes_on_while_the_disk_is_full_and_saves_when_there_is_room(
 # ---------------------------------------------------------------- impatient people
 
 
-@pytest.mark.per_commit(1)
+@pytest.mark.long
 @pytest.mark.parametrize("after", ["the directory", "the daemons"])
 def test_a_start_that_is_killed_leaves_a_whole_run_or_none(place: Workplace, after: str) -> None:
     reached = {

@@ -148,6 +148,7 @@ def _task(place: Workplace, does: str) -> None:
     place.task(text)
 
 
+@pytest.mark.long
 def test_a_loss_that_stays_nan_fails_the_run_and_never_gets_into_the_weights(
     place: Workplace,
 ) -> None:

@@ -180,7 +180,7 @@ def test_buffers_and_constants_go_out_and_come_back(animal):
     before = copied(replica.model.state_dict())
     averaged, constant = replica.averaged(), replica.constant()
     assert averaged.dtype == np.float64
-    assert averaged.shape == replica.float_mask.shape == (replica.layout.size(AVERAGED),)
+    assert averaged.shape == (replica.layout.size(AVERAGED),)
     assert constant.dtype == np.float32
     assert constant.shape == (replica.layout.size(CONSTANT),)
     replica.load_averaged(np.zeros_like(averaged))
@@ -218,7 +218,6 @@ def test_batchnorm_statistics_are_real_and_their_count_is_not(zoo):
     replica = replica_of(zoo["conv_batchnorm"])
     names = [entry.name for entry, _, _ in replica.layout.slices(AVERAGED)]
     assert names == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
-    assert replica.float_mask.tolist() == [True] * 8 + [False]
     replica.gradient(zoo["conv_batchnorm"].batch())
     assert replica.averaged()[-1] == 1.0
     replica.load_averaged(np.full(9, 6.7))

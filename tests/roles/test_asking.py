@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made import identity, site
+from made import identity, site, training
 
 from dlctl import messages as m
-from dlctl import wire
+from dlctl import registry, wire
 from dlctl.algorithms.base import Needs, ReplicaSide
 from dlctl.algorithms.needs import Ask
 from dlctl.errors import RemoteProtocolError
@@ -44,7 +44,7 @@ class Replica:
         self.context = Context(RESEND_S)
         self.members = Members(self.context, f"worker-{slot}", connects=True)
         self.side = Echo(site(None, np.zeros(4, np.float32), slot))
-        self.asking = Asking(self.context, self.me, self.members)
+        self.asking = Asking(self.context, self.me, self.members, 4)
         self.answering = Answering(self.context, self.me, self.members, self.side)
 
     def told(self, number: int, epochs: dict[int, int], joining: tuple[int, ...] = ()) -> None:
@@ -174,7 +174,9 @@ def test_what_the_method_does_not_take_is_an_error_and_not_an_answer(pair):
 def test_answers_of_others_and_to_other_questions_are_dropped(pair):
     one, other = pair
     old = answer_of(other, ask(one))
-    ask(one)
+    question = ask(one)
+    before = m.Answer(1, 0, question.request, "", old.payload)
+    one.asking.on_answer("worker-1", before, 0.0)  # Of an old epoch.
     one.asking.on_answer("worker-1", old, 0.0)
     one.asking.on_answer("worker-2", old, 0.0)
     assert one.asking.poll(0.0) == (False, None)
@@ -218,7 +220,7 @@ def test_a_list_whose_columns_differ_in_length_is_refused(pair):
         ("server-0", m.Ask(0, 1, 1, 1, "x", pack(())), False),
         ("client", m.Ask(0, 1, 1, 1, "x", pack(())), False),
         ("worker-0", m.Listening(0, 1, "x"), True),
-        ("worker-0", m.GroupBroken(1, 1, 1, "x"), False),
+        ("worker-0", m.GroupBroken(1, 1, 1, "x", ""), False),
     ],
 )
 def test_only_workers_ask_and_each_speaks_for_itself(who, message, may):
@@ -308,7 +310,7 @@ def test_a_method_that_answers_nobody_does_not_fall_over(pair):
     given(other, NotImplementedError("Echo answers nobody"))
     answer = answer_of(other, question)
     assert answer.error == f"{Echo.__module__}: Echo answers nobody"
-    assert other.answering.refused == 1
+    assert other.answering.served == 0
 
 
 @pytest.mark.parametrize(
@@ -344,12 +346,30 @@ def test_the_words_of_a_refusal_are_cut(pair):
 )
 def test_an_answer_that_no_replica_would_give_is_none(pair, payload):
     one, _ = pair
-    one.asking = Asking(one.context, one.me, one.members, 4)
     question = ask(one)
     with pytest.raises(RemoteProtocolError):
         one.asking.on_answer("worker-1", m.Answer(1, 1, question.request, "", payload), 0.0)
     assert one.asking.poll(0.0) == (True, None)
     assert one.asking.unanswered == 1
+
+
+def test_a_replica_at_work_holds_answers_to_its_model_and_counts_what_it_sends_again():
+    one = Replica(0)
+    one.told(1, {0: 1, 1: 1})
+    ring = registry.load("algorithms", "toy-ring")
+    work = training(one.context, [], ring, one.side, me=one.me, members=one.members)
+    assert work.asking is not None
+    one.context.clear()
+    work.asking.begin(Ask(slot=1, op="double", within_s=30.0), 0.0)
+    (question,) = one.sent(m.Ask)
+    before = work.metrics(1.0)["repeated"]
+    work.asking.poll(5.0)
+    assert one.sent(m.Ask) == [question]
+    assert work.metrics(5.0)["repeated"] == before + 1
+    large = m.Answer(1, 1, question.request, "", Packed("raw", 10**5, (np.zeros(10**5),)))
+    with pytest.raises(RemoteProtocolError, match="bytes; at most"):
+        work.asking.on_answer("worker-1", large, 5.0)
+    assert work.asking.poll(5.0) == (True, None)
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,17 @@ from dlctl import messages as m
 from dlctl.algorithms.needs import Collective, Summed, handed_on
 from dlctl.errors import DlctlError
 from dlctl.machine import DeadlineReached, Effect, Event, Received, Send
-from dlctl.roles.coordinator.groups import Groups
+from dlctl.roles.coordinator.groups import LOST, Groups
 from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.effects import (
     GroupFailed,
     GroupJoined,
     GroupWaits,
+    Reduce,
     Reduced,
 )
 from dlctl.roles.worker.services.collecting import Collecting
-from dlctl.roles.worker.services.sums import NEW, Claim, Records, Row, plan_of
+from dlctl.roles.worker.services.sums import NEW, Claim, ModelLost, Records, Row, plan_of, row_of
 from dlctl.roles.worker.shard_client import Identity
 from dlctl.sim import group as sim_group
 from dlctl.sim.process import Process
@@ -105,9 +106,14 @@ class House:
         self.run = SimpleNamespace(
             algorithm=SimpleNamespace(shape=SimpleNamespace(links={"group"})), context=self.context,
             job=SimpleNamespace(timeouts=SimpleNamespace(silent_s=SILENT_S)), members=members,
-            state="running",
+            state="running", shutdown=None,
         )  # fmt: skip
-        self.groups = Groups(self.run)  # type: ignore[arg-type]
+        self.ended: list[str] = []
+        self.steps = 0
+        self.loses = 0
+        """So many words that the model is lost do not come."""
+        control = SimpleNamespace(end=self._end)
+        self.groups = Groups(self.run, control, lambda: self.steps)  # type: ignore[arg-type]
         for slot in range(slots):
             self.start(slot, 1)
 
@@ -124,10 +130,25 @@ class House:
     def _daemons(self) -> list[Any]:
         return [
             SimpleNamespace(
-                name=f"worker-{slot}", index=slot, term=process.incarnation, alive=process.alive
+                name=f"worker-{slot}",
+                index=slot,
+                term=process.incarnation,
+                alive=process.alive,
+                host=f"host-{slot}",
+                metrics=self.metrics(process),
             )
             for slot, process in sorted(self.processes.items())
         ]
+
+    @staticmethod
+    def metrics(process: Process) -> dict[str, Any]:
+        service = process.machine.service  # type: ignore[attr-defined]
+        return {"group": [service.generation, len(service.slots), service.is_made]}
+
+    def _end(self, state: str, reason: str, now: float, *, at_once: bool) -> None:
+        assert (state, at_once) == ("failed", True)
+        self.ended.append(reason)
+        self.run.shutdown = "begun"
 
     def _live(self) -> tuple[int, ...]:
         return tuple(d.index for d in self._daemons() if d.alive and d.index not in self.drained)
@@ -147,6 +168,8 @@ class House:
     def _hear(self, message: m.Message) -> None:
         if isinstance(message, m.GroupNoted):
             self.groups.on_noted(message, self.timeline.now)
+        elif isinstance(message, m.GroupBroken) and message.why == m.MODEL_LOST and self.loses:
+            self.loses -= 1
         elif isinstance(message, m.GroupBroken):
             self.groups.on_broken(b"", message, self.timeline.now)
         self.look()
@@ -288,7 +311,6 @@ def test_a_drained_member_is_not_waited_for():
     house = House(3)
     house.go(1.0)
     house.drained.add(2)
-    house.worker(2).service.cancel()
     house.worker(2).computes_until = 1e9
     house.go(1.0)
     house.check()
@@ -298,7 +320,7 @@ def test_a_drained_member_is_not_waited_for():
 def test_a_driver_that_does_not_answer_is_given_up():
     context = Context(1.0)
     service = Collecting(context, "worker-0", Identity("run", 0, 1, b""), SILENT_S)
-    service.on_group(m.Group(1, (0,), "here:1"), 0.0)
+    service.on_group(m.Group(1, (0,), "here:1", True), 0.0)
     service.on_joined(GroupJoined(1, 0, None), 0.1)
     service.begin(Collective(vector=np.ones(1, np.float32)), 0.1)
     assert service.poll(0.1) == (False, None)
@@ -308,6 +330,179 @@ def test_a_driver_that_does_not_answer_is_given_up():
     service.poll(due)
     sent = [e.message for e in context.clear() if isinstance(e, Send)]
     assert [type(message) for message in sent] == [m.GroupBroken]
+
+
+# ---------------------------------------------------------------- nobody has the model any more
+
+
+def without_model(house: House) -> None:
+    """Something has been trained; then all members die, and others take their places."""
+    house.go(1.0)
+    house.steps = 1
+    for slot, process in list(house.processes.items()):
+        process.end(-9)
+        house.start(slot, 2)
+
+
+def test_a_group_that_has_lost_its_model_ends_the_run_once_though_its_words_are_lost():
+    house = House(2)
+    house.loses = 5
+    without_model(house)
+    house.go(20.0)
+    assert house.ended == [LOST]
+    assert house.loses == 0
+    assert not house.worker(0).results
+    assert not house.worker(1).results
+    assert "dlctl recover" in LOST
+
+
+def test_all_may_die_before_anything_is_trained():
+    house = House(2)
+    house.go(0.01)
+    for slot, process in list(house.processes.items()):
+        process.end(-9)
+        house.start(slot, 2)
+    house.go(2.0)
+    house.check()
+    assert not house.ended
+    assert house.last().vector == 3.0
+
+
+def test_a_member_that_hangs_and_alone_has_the_model_is_waited_for():
+    house = House(1)
+    house.go(1.0)
+    house.steps = 1
+    house.processes[0].freeze()
+    house.start(1, 1)
+    house.go(4 * SILENT_S)
+    assert house.groups.left_out == {(0, 1)}
+    assert not house.ended
+    house.processes[0].thaw()
+    house.go(3 * SILENT_S)
+    house.check()
+    assert not house.ended
+    assert house.last(1).vector == 3.0
+
+
+def test_if_that_one_dies_the_run_ends():
+    house = House(1)
+    house.go(1.0)
+    house.steps = 1
+    house.processes[0].freeze()
+    house.start(1, 1)
+    house.go(3 * SILENT_S)
+    house.processes[0].end(-9)
+    house.go(SILENT_S)
+    assert house.ended == [LOST]
+
+
+def test_who_comes_before_the_first_sum_of_a_run_that_goes_on_is_given_the_model():
+    """Its own is the initial one, and that of the others is of a checkpoint."""
+    house = House(1)
+    house.steps = 1
+    house.worker(0).service = Collecting(
+        house.worker(0).context, "worker-0", house.worker(0).service.identity, SILENT_S, begins=True
+    )
+    house.start(1, 1)
+    house.go(1.0)
+    first = house.worker(1).results[0]
+    assert (first.joined, first.is_counted, first.first, first.vector[0]) == (1, False, 0, 1.0)
+    assert not house.ended
+
+
+def test_members_at_work_on_a_model_of_the_servers_need_nobody_who_has_it():
+    service = Collecting(
+        Context(1.0), "worker-0", Identity("run", 0, 2, b""), SILENT_S, hands_on=False
+    )
+    service.on_group(m.Group(1, (0,), "here:1", False), 0.0)
+    service.on_joined(GroupJoined(1, 0, None), 0.1)
+    service.begin(Collective(vector=np.ones(1, np.float32)), 0.1)
+    service.poll(0.1)
+    reduce = next(e for e in service.context.clear() if isinstance(e, Reduce))
+    assert plan_of([row_of(reduce)]).weights == (1.0,)
+
+
+# ---------------------------------------------------------------- members that find no way
+
+
+class Apart:
+    """A network in which two members do not reach each other; the coordinator reaches both."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *slots: int) -> None:
+        self.names = [f"worker-{slot}" for slot in slots]
+        self.is_on = True
+        honest = sim_group.GroupDriver._all_are_there
+
+        def all_are_there(driver: sim_group.GroupDriver, group: Any) -> None:
+            found = [d for d in group.members.values() if d.process.name in self.names]
+            if not self.is_on or len(found) < len(self.names):
+                honest(driver, group)
+                return
+            for one in found:
+                one._fail_later(group, SILENT_S, "no way from a to b:4711", m.UNMADE)
+            for other in group.members.values():
+                if other not in found:
+                    other._soon(
+                        group, lambda d=other: d.process.post(GroupJoined(group.number, 0, None))
+                    )
+
+        monkeypatch.setattr(sim_group.GroupDriver, "_all_are_there", all_are_there)
+
+
+def test_two_that_do_not_reach_each_other_end_the_run_with_both_hosts_and_what_to_look_at(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    Apart(monkeypatch, 0, 2)
+    house = House(3)
+    house.go(2 * SILENT_S)
+    phase = house.worker(0).service.phase()
+    assert "no way from a to b:4711" in phase.what
+    assert phase.whom == ("worker-1", "worker-2")
+    assert not house.ended
+    house.go(4 * SILENT_S)
+    (reason,) = house.ended
+    for words in ("worker-0 on host-0: no way from a to b:4711", "worker-2 on host-2", "firewall"):
+        assert words in reason
+    assert "host-1" not in reason
+
+
+def test_who_finds_a_way_in_time_goes_on_and_begins_to_count_anew(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    apart = Apart(monkeypatch, 0, 1)
+    house = House(2)
+    for _ in range(3):
+        apart.is_on = True
+        house.start(2, house.processes[2].incarnation + 1 if 2 in house.processes else 1)
+        house.go(3 * SILENT_S)
+        apart.is_on = False
+        house.go(3 * SILENT_S)
+        house.check()
+        assert house.worker(0).service.phase().what in ("summing", "waiting for its group")
+        house.processes[2].end(-9)
+        house.go(1.0)
+    assert not house.ended
+    assert house.last().vector == 3.0
+
+
+# ---------------------------------------------------------------- who leaves
+
+
+def test_who_leaves_joins_no_later_group_and_answers():
+    house = House(2)
+    house.go(1.0)
+    leaver = house.worker(1)
+    leaver.service.cancel()
+    leaver.computes_until = 1e9
+    leaver._waits = False
+    house.start(2, 1)  # The coordinator has not heard that it leaves, and makes a group with it.
+    house.go(0.2)
+    assert house.groups.members == ((0, 1), (1, 1), (2, 1))
+    assert not leaver.service.is_made
+    house.drained.add(1)
+    house.go(1.0)
+    house.check()
+    assert house.last().vector == 5.0
 
 
 # ---------------------------------------------------------------- what members conclude
@@ -358,9 +553,9 @@ def test_who_has_missed_a_sum_or_has_another_one_is_not_of_the_group_any_more(cl
 
 def test_nobody_begins_anew_when_all_that_had_the_model_are_gone():
     rows = [Row(0, 1, 1.0, 0, True, False), Row(1, 1, 1.0, 3, False, True)]
-    with pytest.raises(DlctlError, match="had the model"):
-        plan_of(rows, 7)
-    assert plan_of(rows, 0).first == 1
+    with pytest.raises(ModelLost):
+        plan_of(rows)
+    assert plan_of([*rows, Row(2, 1, 1.0, 3, False, False)]).first == 2
     assert Records().claim().finished == NEW
 
 

@@ -12,6 +12,7 @@ from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.protocol.authz import CLIENT, OFFENCES_MAX, READER, Authz, keys_of, offence
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.keyring import NoKeys
+from dlctl.roles.protocol.rows import packed
 from dlctl.roles.server.server import Server
 from dlctl.sim.keys import SimulatedKeys
 
@@ -24,6 +25,7 @@ STOP = m.Request(1, "stop", {})
 STATUS = m.Request(2, "status", {})
 JOIN = m.Join("run", 0, 1, b"")
 PUSH = m.Push(0, 1, 1, 0, 0, 0, 0, 1, 0, Packed("none", 0, ()))
+ROWS = packed([])
 
 
 @pytest.fixture
@@ -42,7 +44,8 @@ def doors() -> Authz:
         ("worker-0", PUSH),
         ("worker-0", m.LeaseRequest(0, 1, 0, False)),
         ("server-0", m.Serving("server-0", "tcp://x", True)),
-        ("server-0", m.VectorResult(1, 0, 0.0)),
+        ("server-0", m.VectorResult(1, 0, 1, (0.0,))),
+        ("server-0", m.Holding(0, 1, 1, 0, ROWS)),
         ("agent-0", m.ProcessExited("worker-1", 1, -9, (), "")),
         ("agent-0", DATA),
         ("server-0", READ),
@@ -73,7 +76,10 @@ def test_everybody_may_say_what_is_theirs(doors: Authz, identity: str, message: 
         (CLIENT, PUSH, "client may not send Push"),
         ("worker-0", m.ProcessExited("worker-1", 1, -9, (), ""), "may not send ProcessExited"),
         ("worker-0", m.Serving("server-0", "tcp://x", True), "may not send Serving"),
-        ("server-0", m.VectorResult(1, 1, 0.0), "server-0 speaks for server-1"),
+        ("server-0", m.VectorResult(1, 1, 1, (0.0,)), "server-0 speaks for server-1"),
+        ("server-0", m.Holding(1, 1, 1, 0, ROWS), "server-0 speaks for server-1"),
+        ("worker-0", m.Holding(0, 1, 1, 0, ROWS), "worker-0 may not send Holding"),
+        ("server-0", m.Decided(0, ROWS, ROWS), "server-0 may not send Decided"),
         ("worker-0", m.Kill("server-0", 1, 9), "worker-0 may not send Kill"),
         ("worker-0", m.Guests(1, b"{}"), "worker-0 may not send Guests"),
         ("worker-0", DATA, "worker-0 may not send FileData"),

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from dlctl import messages as m
-from dlctl import registry
+from dlctl import registry, wire
+from dlctl.algorithms.base import PEERS_MAX
 from dlctl.compress.none import Dense
-from dlctl.config import Choice, Host, Job, JobFile, Network, Servers, Workers
+from dlctl.config import COUNT_MAX, Choice, Host, Job, JobFile, Network, Servers, Workers
 from dlctl.errors import RemoteProtocolError
 from dlctl.launch import addresses
 from dlctl.machine import Admit, Connect, Note, Received, Send, Started
@@ -163,6 +164,17 @@ def test_a_list_is_repeated_until_it_is_noted_and_the_newest_counts():
     assert due == [second], "an older note says nothing of the newest list"
     office.peers.on_noted(m.PeersNoted("worker-0", second.number), 200.1)
     assert [s for s in office.context.retries.due(300.0) if s.peer == "worker-0"] == []
+
+
+@pytest.mark.parametrize(
+    ("count", "address", "key"),
+    [(PEERS_MAX, f"tcp://[{'abcd:' * 7}abcd%interface0]:65535", "k" * 40), (COUNT_MAX, "", "")],
+    ids=["with links", "without"],
+)
+def test_as_many_as_a_run_may_have_fit_into_one_list(count, address, key):
+    slots = tuple(range(count))
+    message = m.Peers(10**6, slots, slots, (10**5,) * count, (address,) * count, (key,) * count)
+    assert wire.decode([bytes(frame) for frame in wire.encode(message)]) == message
 
 
 def test_the_numbers_of_the_next_coordinator_are_greater_whatever_is_on_record():

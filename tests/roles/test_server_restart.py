@@ -587,14 +587,6 @@ def test_a_state_that_another_process_has_open_may_be_tried_again() -> None:
     assert not failed(Life(Locked(), 2, keep=True)).fatal
 
 
-def test_nothing_is_kept_of_a_method_that_the_coordinator_drives() -> None:
-    keeping = Keeping()
-    sandblaster = registry.load("algorithms", "sandblaster")
-    at_work(keeping, algorithm=sandblaster)
-    assert not keeping.buffer
-    assert "in memory only" in failed(Life(keeping, 2, keep=True, algorithm=sandblaster)).error
-
-
 @pytest.mark.parametrize("keep_state", [False, True])
 def test_the_end_of_a_run_removes_the_state_unless_it_may_be_recovered(keep_state: bool) -> None:
     keeping = Keeping()

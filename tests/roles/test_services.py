@@ -242,16 +242,13 @@ def test_a_read_of_the_whole_model_is_not_answered_by_one_of_a_range() -> None:
     assert at.model.tolist() == [2] * SIZE
 
 
-def test_a_read_after_own_writes_waits_until_they_are_settled() -> None:
+def test_a_read_after_own_writes_is_asked_at_once_and_waits_at_the_shards() -> None:
+    """A write and such a read take one round trip."""
     at = replica(READ, Write(vector=ONES.copy()), Read(wait=True, after_own=True))
     at.answer_all(at.of(m.Fetch), 0.0)
-    first, second = at.of(m.Push)
-    assert at.training.phase() == "pushing before it fetches"
-    at.ack(first, 0, HELD)
-    at.ack(second, 1)
-    assert len(at.of(m.Fetch)) == SERVERS
-    at.ack(first, 0)
-    assert len(at.of(m.Fetch)) == 2 * SERVERS
+    assert len(at.of(m.Push)) == SERVERS
+    assert [fetch.after for fetch in at.of(m.Fetch)] == [0] * SERVERS + [1] * SERVERS
+    assert at.training.phase() == "fetching"
     at.answer_all(at.of(m.Fetch), 1.0)
     assert len(at.log) == 3
 
@@ -260,7 +257,7 @@ def test_own_writes_to_another_table_are_not_waited_for() -> None:
     seen = np.zeros(CELLS, np.float32)
     at = replica(READ, Write(table="seen", vector=seen), Read(wait=True, after_own=True))
     at.answer_all(at.of(m.Fetch), 0.0)
-    assert len(at.of(m.Fetch)) == 2 * SERVERS
+    assert [fetch.after for fetch in at.of(m.Fetch)] == [0] * 2 * SERVERS
 
 
 def test_after_own_is_not_answered_by_a_read_from_before_the_push() -> None:
@@ -274,6 +271,57 @@ def test_after_own_is_not_answered_by_a_read_from_before_the_push() -> None:
     at.answer_all(at.of(m.Fetch), 2.0)
     assert len(at.log) == 4
     assert at.model.tolist() == [2] * SIZE
+
+
+def test_after_own_is_not_answered_by_a_read_from_before_a_push_that_is_settled_by_now() -> None:
+    push = Write(vector=ONES.copy(), wait=True)
+    at = replica(READ, Read(wait=False), push, Read(wait=True, after_own=True))
+    at.answer_all(at.of(m.Fetch), 0.0)
+    for shard, each in enumerate(at.of(m.Push)):
+        at.ack(each, shard)
+    assert len(at.of(m.Fetch)) == 2 * SERVERS
+    at.answer_all(at.of(m.Fetch), 1.0)
+    assert len(at.log) == 3
+    at.answer_all(at.of(m.Fetch)[2 * SERVERS :], 2.0, clock=1)
+    assert at.log[3:] == [View(1, 1)]
+
+
+@pytest.mark.parametrize(
+    "later", [Read(wait=False, at_least=9), Read(wait=False, after_own=True)], ids=str
+)
+def test_nothing_that_is_not_waited_for_waits(later: Read) -> None:
+    """It is asked for behind what is before it, and comes between two steps."""
+    push = Write(vector=ONES.copy())
+    at = replica(READ, push, Read(wait=False), later, NextData())
+    at.answer_all(at.of(m.Fetch), 0.0)
+    assert at.log[1:] == [None, None, None]
+    assert isinstance(at.need, NextData)
+    at.answer_all(at.of(m.Fetch), 1.0)
+    assert at.model.tolist() == [1] * SIZE
+    behind = at.of(m.Fetch)[2 * SERVERS :]
+    assert [fetch.clock_min for fetch in behind] == [later.at_least] * SERVERS
+    assert [fetch.after for fetch in behind] == [int(later.after_own)] * SERVERS
+    at.answer_all(behind, 2.0, clock=9)
+    assert at.model.tolist() == [2] * SIZE
+    assert at.side.view == View(9, 9)
+
+
+def test_reads_that_have_to_wait_are_fetched_as_one_that_is_as_good_as_each() -> None:
+    ranged = [Read(wait=False, ranges=(part,)) for part in ((0, 1), (4, 5), (0, 1))]
+    more = (Read(wait=False, at_least=3), Read(wait=True, at_least=2))
+    at = replica(READ, Read(wait=False), *ranged, NextData(), *more)
+    at.answer_all(at.of(m.Fetch), 0.0)
+    at.answer_all(at.of(m.Fetch), 1.0)
+    assert [(fetch.lo, fetch.hi) for fetch in at.of(m.Fetch)[2 * SERVERS :]] == [(0, 1), (1, 2)]
+    at.lease(1)
+    assert len(at.log) == 7
+    for shard, fetch in enumerate(at.of(m.Fetch)[2 * SERVERS :]):
+        at.answer(shard, fetch, 5.0)
+    assert at.model.tolist() == [5, 1, 1, 1, 5, 1]
+    newest = at.of(m.Fetch)[3 * SERVERS :]
+    assert [fetch.clock_min for fetch in newest] == [3, 3]
+    at.answer_all(newest, 7.0, clock=3)
+    assert at.log[7:] == [View(3, 3)]
 
 
 def test_a_read_beside_the_model_leaves_it_alone() -> None:
@@ -616,6 +664,19 @@ def test_the_last_needs_are_served_when_it_leaves_and_then_it_is_parked() -> Non
     assert at.training.phase() == "draining"  # The coordinator has not noted its portion yet.
     at.context.retries.done(("portion", 0, 0), 0.0)
     assert at.training.phase() == "drained"
+
+
+@pytest.mark.parametrize("kind", [list, iter], ids=["a list", "an iterator"])
+def test_what_it_needs_as_it_leaves_may_be_any_iterable(kind: Any) -> None:
+    at = at_work(Gradient(), Write(vector=ONES.copy()), samples=1)
+    last = [Read(wait=True, into="beside"), Write(table="seen", vector=np.ones(CELLS, np.float32))]
+    at.side.leave = lambda: kind(last)  # type: ignore[method-assign]
+    at.computed()
+    at.training.draining = True
+    at.advance()
+    at.answer_all(at.of(m.Fetch), 3.0)
+    assert [push.table for push in at.of(m.Push)] == [0] * SERVERS + [1] * SERVERS
+    assert at.training.parked
 
 
 def test_it_leaves_between_two_portions_only() -> None:

@@ -297,6 +297,41 @@ def test_a_read_of_another_table_waits_for_another_clock() -> None:
     assert requests(life.ask(life.of(LAST, 0, cell(0)))) == [(1, 1)]
 
 
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_read_after_own_pushes_waits_for_them_and_is_sent_at_once(repeats: bool) -> None:
+    """Whichever of the two comes first; a copy of the push, or of the read, changes nothing."""
+    life = at_work()
+    push = life.of(SEEN, 0, cell(0, 2.0))
+    assert life.reads(SEEN, 1, after=1) == []
+    ack, answer = life.ask(push)
+    assert (ack.outcome, answer.values.tolist()) == (APPLIED, cell(0, 2.0))
+    if repeats:
+        assert [again.outcome for again in life.ask(push)] == [DUPLICATE]
+    (answer,) = life.reads(SEEN, 2, after=1)
+    assert answer.values.tolist() == cell(0, 2.0)
+    assert life.reads(SEEN, 3, after=2) == []
+
+
+def test_a_push_that_waits_in_a_mean_is_in_what_is_read_after_it() -> None:
+    life = at_work(None, 0, 1)
+    assert [ack.outcome for ack in life.ask(life.of(MEAN, 0, cell(0, 4.0)))] == [HELD]
+    assert life.reads(MEAN, 1, after=1) == []
+    *acks, answer = life.ask(life.of(MEAN, 0, cell(0, 2.0), slot=1))
+    assert APPLIED in {ack.outcome for ack in acks}
+    assert answer.values.tolist() == cell(0, 3.0)
+
+
+@PLACES
+def test_the_next_server_knows_which_pushes_a_read_waits_for(durability: str) -> None:
+    keeping = Keeping(durability)
+    at_work(keeping).pushes(SEEN, 0, cell(0))
+    life = Tables(keeping, 2, keep=True)
+    life.join(0)
+    assert life.reads(SEEN, 1, after=2) == []
+    (answer,) = life.reads(SEEN, 2, after=1)
+    assert answer.values.tolist() == cell(0)
+
+
 def test_a_read_that_is_repeated_is_answered_once() -> None:
     life = at_work()
     for _ in range(HELD_FETCHES_MAX + 1):

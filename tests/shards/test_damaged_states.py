@@ -58,7 +58,7 @@ def test_a_state_of_another_format_is_refused(monkeypatch):
     with monkeypatch.context() as context:
         context.setattr(image, "FORMAT", 2)
         buffer = after()
-    assert reason(buffer) == "it has format 2, this dlctl reads format 4"
+    assert reason(buffer) == f"it has format 2, this dlctl reads format {image.FORMAT}"
 
 
 @pytest.mark.parametrize("left_bytes", [0, 100, 4096, 10_000, FORM.total_bytes - 1])

@@ -10,9 +10,7 @@ from repeated import times
 from dlctl import messages as m
 from dlctl.compress import indices
 from dlctl.compress.base import Delta
-from dlctl.messages import VectorOp
 from dlctl.optim.sgd import SGD
-from dlctl.roles.server.vectors import Vectors
 from dlctl.roles.worker.basis import slice_in
 from dlctl.shards.base import Shard
 from dlctl.shards.history import PART, VERSIONS_MAX, History
@@ -85,13 +83,6 @@ def test_a_version_that_was_not_made_by_an_update_is_never_guessed_at() -> None:
     assert changed(shard, 0) is changed(shard, 1) is changed(shard, 2) is None
     apply(shard, 4)
     assert [changed(shard, base) for base in range(4)] == [None, None, [4], []]
-
-
-def test_a_method_that_writes_to_the_parameters_itself_has_no_history() -> None:
-    shard = new_shard()
-    apply(shard, 3)
-    Vectors(shard).run(VectorOp(1, "axpy", 1.0, "d", "w"))
-    assert changed(shard, 1) is None
 
 
 def test_a_version_of_the_future_is_unknown() -> None:

@@ -18,6 +18,7 @@ from simulated import (
     FullAtDrain,
     FullAtEnd,
     FullAtRelease,
+    KillAtDecision,
     StopAtWork,
     job_file,
     ledger_checkers,
@@ -37,6 +38,7 @@ from dlctl.sim.checkers import (
     LivenessChecker,
     NothingLeft,
     OwnStepsChecker,
+    QuorumChecker,
     SamplesChecker,
     TablesChecker,
     TermsChecker,
@@ -332,8 +334,9 @@ class SameResult(Checker):
 
 def _driven(seed: int, checkers: tuple[Checker, ...], **circumstances: object) -> Simulation:
     job = job_file(
-        WORKERS, SERVERS, algorithm=("sandblaster", {"iterations": 2, "gradient_norm_min": 0.0}),
+        WORKERS, SERVERS, algorithm=("sandblaster", {"iterations": 5, "gradient_norm_min": 0.0}),
         batch_size=8, portion_batches=1, checkpoint_s=0.6, restarts_max=20, timeouts=TIMEOUTS,
+        durability=("process", "process", "disk")[seed % 3],
     )  # fmt: skip
     problem = LeastSquares(samples=64)
     return Simulation(job, problem, seed, compute=COMPUTE, checkers=checkers, **circumstances)
@@ -345,21 +348,27 @@ def _undisturbed() -> Array:
 
 
 def sandblaster(seed: int) -> Simulation:
-    """Driven by the coordinator: each batch needs every portion exactly once."""
+    """Driven by the coordinator: each batch needs every portion exactly once, and each operation is
+    made once on every shard, whoever dies.
+    """
+    faults = (mixed_faults, recovery_faults, recovery_faults, forgetting_faults)[seed % 4](seed)
     checkers = (
-        TermsChecker(), LeasesChecker(64), LivenessChecker(HEAL_AT_S), NothingLeft(),
-        SameResult(_undisturbed()),
+        TermsChecker(), LeasesChecker(64, forgets=bool(faults.full_disks or faults.forgotten)),
+        LivenessChecker(HEAL_AT_S), NothingLeft(), SameResult(_undisturbed()),
     )  # fmt: skip
-    circumstances = {"network": poor_network(seed), "faults": mixed_faults(seed)}
-    return _driven(seed, checkers, **circumstances)
+    return _driven(seed, checkers, network=poor_network(seed), faults=faults)
 
 
 def toys(seed: int) -> Simulation:
     """Methods from outside, each with a need of its own: a clock of the servers', a second table,
-    other replicas and no servers, a group, a buffer; in every twelfth run an engine.
+    other replicas and no servers, a group, a buffer; every sixth time one decider, and in every
+    twelfth run an engine.
     """
     name = ("toy-clock", "toy-table", "toy-ring", "toy-group", "toy-buffer")[seed % 5]
-    if seed % 12 == 7:
+    options = {}
+    if seed % 6 == 5:
+        name, options = "toy-quorum", {"backups": 1}
+    elif seed % 12 == 7:
         name = "toy-engine"
     servers = 0 if name in ("toy-ring", "toy-group") else SERVERS
     faults = recovery_faults(seed) if servers and seed // 5 % 2 else mixed_faults(seed)
@@ -367,7 +376,7 @@ def toys(seed: int) -> Simulation:
         faults = replace(faults, save_errors=0.0, full_disks=0, slow_disks=0)
     problem, epochs = LeastSquares(samples=128), 4
     job = job_file(
-        WORKERS, servers, algorithm=(name, {}), batch_size=4, portion_batches=2, seed=seed,
+        WORKERS, servers, algorithm=(name, options), batch_size=4, portion_batches=2, seed=seed,
         epochs=float(epochs), restarts_max=20, timeouts=TIMEOUTS, checkpoint_s=0.6,
         durability=("process", "disk")[seed // 4 % 2],
     )  # fmt: skip
@@ -379,6 +388,8 @@ def toys(seed: int) -> Simulation:
     )  # fmt: skip
     if name == "toy-clock" and not faults.full_disks:
         checkers = (*checkers, LeadChecker())
+    if name == "toy-quorum":
+        checkers = (*checkers, QuorumChecker())
     if name == "toy-buffer":
         checkers = (*checkers, BufferedChecker())
     simulation = Simulation(
@@ -386,6 +397,8 @@ def toys(seed: int) -> Simulation:
         checkers=checkers,
     )  # fmt: skip
     simulation.world.groups.torn = 0.1
+    if name == "toy-quorum" and seed % 4 == 1:
+        KillAtDecision(simulation, 2 + seed % 3, f"server-{seed // 12 % SERVERS}")
     return simulation
 
 

@@ -14,12 +14,18 @@ from multiprocessing import get_context
 
 from scenarios import LIMIT_S, SCENARIOS
 
+from dlctl.roles.coordinator.groups import LOST
 from dlctl.sim.checkers import LivenessChecker, PromiseBroken
 from dlctl.sim.checkers.saved import IN_ORDER
 from dlctl.sim.disk import NO_SPACE
 from dlctl.sim.simulation import Outcome, Simulation
 
 _PR_SET_PDEATHSIG = 1
+PER_COMMIT = {
+    "downpour": 26, "downpour-topk": 12, "sync": 12, "local-sgd": 26, "sandblaster": 31,
+    "recovery": 26, "sync-recovery": 15, "full-disks": 16, "stops": 20, "toys": 16,
+}  # fmt: skip
+"""Scenario -> how many of it: those that take longer come less often. `make soak` takes 2,000."""
 BLOCK = 25
 """Seeds that a process runs before it reports."""
 
@@ -54,7 +60,8 @@ def finish(simulation: Simulation) -> Outcome:
     if not world.over():
         waits = next(c for c in simulation.checkers if isinstance(c, LivenessChecker))
         raise waits.broken(f"not over after {LIMIT_S:.0f} s: {waits.who_waits(world.timeline.now)}")
-    if outcome.state not in IN_ORDER and not found_no_room(outcome):
+    may_fail = found_no_room(outcome) or outcome.reason == LOST  # `GroupChecker` looks at these.
+    if outcome.state not in IN_ORDER and not may_fail:
         raise PromiseBroken("Outcome", f"the run is {outcome.state}: {outcome.reason}")
     return outcome
 

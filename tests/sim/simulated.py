@@ -11,7 +11,7 @@ from dlctl import config, registry
 from dlctl.compress.values import Precision
 from dlctl.flat import slice_bounds
 from dlctl.machine import Send
-from dlctl.messages import Json, Push, Shutdown
+from dlctl.messages import Decided, Json, Push, Shutdown
 from dlctl.roles.coordinator.persistence import has_released
 from dlctl.roles.coordinator.records import Remember
 from dlctl.sim.checkers import (
@@ -164,6 +164,34 @@ class StopAtWork(Checker):
             self._is_asked = True
             when_s = self._simulation.world.timeline.now + self._after_s
             self._simulation.request(when_s, "stop", self._request)
+
+
+class KillAtDecision(Checker):
+    """When the lead has decided about a clock, and no server has heard of it yet, the first of the
+    chosen workers dies, and others do.
+    """
+
+    def __init__(self, simulation: Simulation, clock: int, *others: str) -> None:
+        self._world = simulation.world
+        self._clock = clock
+        self._others = others
+        self.chosen: tuple[int, int] | None = None
+        """(slot, epoch) of that worker."""
+        self._world.observers.append(self)
+
+    def on_effect(self, process: Any, effect: Any) -> None:
+        if self.chosen is not None or not isinstance(effect, Send):
+            return
+        message = effect.message
+        if isinstance(message, Decided) and message.clock == self._clock:
+            slot, epoch = message.used[:2].tolist()
+            self.chosen = slot, epoch
+            self._world.timeline.after(0.0, self._kill)
+
+    def _kill(self) -> None:
+        assert self.chosen is not None
+        for name in (f"worker-{self.chosen[0]}", *self._others):
+            self._world.kill(name)
 
 
 class FullAt(Checker):

@@ -283,21 +283,22 @@ def test_a_residual_outlives_a_worker_that_dies_before_the_others_have_come_to_w
     assert all(message.restore for message in told.messages())
 
 
-def test_a_replaced_replica_of_a_barrier_is_late_once_and_then_waited_for() -> None:
-    for delay_s in (0.0, 0.004, 0.011, 0.018):
-        acks = Watcher(m.Ack)
-        job = job_file(workers=3, servers=2, seconds=6.0, algorithm=("sync", {}))
-        simulation = Simulation(
-            job,
-            LeastSquares(samples=256),
-            network=NetworkOptions(link=Link(latency_s=0.02)),
-            compute=ComputeOptions(step_s=0.02, spread=0.0),
-            checkers=(acks,),
-        )
-        simulation.at(2.0 + delay_s, lambda s=simulation: s.world.kill("worker-1"))
-        simulation.run(60)
-        late = [ack for ack in acks.messages() if ack.outcome == m.LATE]
-        assert len(late) <= 2
+@pytest.mark.per_commit(1)
+@pytest.mark.parametrize("delay_s", [0.0, 0.004, 0.011, 0.018])
+def test_a_replaced_replica_of_a_barrier_is_late_once_and_then_waited_for(delay_s: float) -> None:
+    acks = Watcher(m.Ack)
+    job = job_file(workers=3, servers=2, seconds=6.0, algorithm=("sync", {}))
+    simulation = Simulation(
+        job,
+        LeastSquares(samples=256),
+        network=NetworkOptions(link=Link(latency_s=0.02)),
+        compute=ComputeOptions(step_s=0.02, spread=0.0),
+        checkers=(acks,),
+    )
+    simulation.at(2.0 + delay_s, lambda: simulation.world.kill("worker-1"))
+    simulation.run(60)
+    late = [ack for ack in acks.messages() if ack.outcome == m.LATE]
+    assert len(late) <= 2
 
 
 def test_a_push_that_waits_in_a_barrier_is_not_sent_again_and_again() -> None:
@@ -314,7 +315,7 @@ def test_an_evaluation_that_never_ends_is_ended() -> None:
     simulation = Simulation(
         job, LeastSquares(samples=256), compute=ComputeOptions(step_s=0.02, evaluate_s=1e7)
     )
-    outcome = simulation.run(4000.0)
+    outcome = simulation.run(700.0)
     assert any("its evaluation does not end" in event[3] for event in outcome.store.events)
 
 
@@ -379,7 +380,7 @@ def test_a_run_ends_when_the_last_worker_that_could_work_has_been_removed(
 def poisoned(checkpoint_s: float) -> Simulation:
     """A run that has failed after 30 seconds: nobody could use what its workers computed."""
     job = job_file(workers=2, epochs=1000.0, checkpoint_s=checkpoint_s)
-    compute = ComputeOptions(step_s=0.05)
+    compute = ComputeOptions(step_s=0.2)
     simulation = Simulation(job, LeastSquares(samples=1024), compute=compute)
 
     def poison(name: str) -> None:

@@ -19,8 +19,8 @@ HOSTS = (Host(ssh="h1"), Host(ssh="h2"), Host(ssh="h3"))
 TIMEOUTS = {"silent_s": 3.0, "host_s": 20.0, "grace_s": 20.0}
 
 
-def on_hosts(hosts=HOSTS, *, servers=2, workers=4, faults=None, seed=0, step_s=0.1) -> Simulation:
-    problem = Ledger(shards=servers, samples=1024, cells=300)
+def on_hosts(hosts=HOSTS, *, servers=2, workers=4, faults=None, seed=0, step_s=0.2) -> Simulation:
+    problem = Ledger(shards=servers, samples=512, cells=300)
     job = job_file(
         workers=workers, servers=servers, optimizer=ACCOUNT, batch_size=8, portion_batches=2,
         epochs=2.0, hosts=hosts, timeouts=TIMEOUTS,
@@ -65,7 +65,7 @@ def spread(simulation: Simulation) -> list[int]:
 
 @pytest.mark.parametrize("coordinator_dies", [False, True])
 def test_a_host_that_all_workers_have_left_gets_its_share_of_those_that_are_added(coordinator_dies):
-    simulation = on_hosts(workers=3, servers=1, step_s=0.2)
+    simulation = on_hosts(workers=3, servers=1, step_s=0.4)
     found = []
     simulation.request(2.0, "scale", {"workers": 1})
     simulation.at(7.9, lambda: found.append(spread(simulation)))
@@ -79,7 +79,7 @@ def test_a_host_that_all_workers_have_left_gets_its_share_of_those_that_are_adde
 
 
 def test_workers_are_not_added_to_a_host_that_was_given_up():
-    simulation = on_hosts(workers=3, servers=1, step_s=0.4)
+    simulation = on_hosts(workers=3, servers=1, step_s=0.8)
     found = []
     simulation.at(2.0, lambda: simulation.world.lose_host("agent-3"))
     simulation.request(30.0, "scale", {"workers": 6})
@@ -91,7 +91,7 @@ def test_workers_are_not_added_to_a_host_that_was_given_up():
 
 def test_a_host_for_servers_gets_no_workers_until_no_other_one_is_left():
     hosts = (Host(ssh="h1", servers=2, workers=0), Host(ssh="h2"))
-    simulation = on_hosts(hosts, step_s=0.4)
+    simulation = on_hosts(hosts, step_s=0.8)
     found = []
     simulation.request(2.0, "scale", {"workers": 5})
     simulation.at(2.9, lambda: found.append(spread(simulation)))
@@ -131,7 +131,7 @@ def test_the_workers_of_a_host_that_is_lost_are_started_on_the_others():
 def test_what_was_asked_for_while_a_host_is_away_is_done_when_it_is_given_up(
     verb, arguments, at_the_end
 ):
-    simulation = on_hosts(step_s=0.4)
+    simulation = on_hosts(step_s=0.8)
     simulation.at(2.0, lambda: simulation.world.lose_host("agent-3"))
     client = simulation.request(12.0, verb, arguments)
     outcome = simulation.run()
@@ -144,7 +144,7 @@ def test_what_was_asked_for_while_a_host_is_away_is_done_when_it_is_given_up(
 
 def test_a_quarantined_worker_stays_where_it_is_when_its_host_is_given_up():
     """What it had was poison; that its host is gone, too, is no reason to end the run."""
-    simulation = on_hosts(step_s=0.4)
+    simulation = on_hosts(step_s=0.8)
 
     def poison() -> None:
         worker = simulation.world.process("worker-3")
@@ -162,7 +162,7 @@ def test_a_quarantined_worker_stays_where_it_is_when_its_host_is_given_up():
 
 
 def test_a_host_that_comes_back_after_it_was_given_up_finds_its_place_taken():
-    simulation = on_hosts(step_s=0.4)
+    simulation = on_hosts(step_s=0.8)
     simulation.at(2.0, lambda: simulation.world.cut_off("agent-3"))
     simulation.at(22.0, lambda: give_up(simulation, "agent-3"))
     simulation.at(30.0, lambda: simulation.world.join("agent-3"))
@@ -185,7 +185,7 @@ def test_without_the_host_of_a_shard_the_run_ends_and_says_so():
 
 def test_a_run_that_failed_without_a_host_goes_on_with_it_and_all_its_workers():
     """`dlctl recover`, when the host can be reached again."""
-    simulation = on_hosts(step_s=0.4)
+    simulation = on_hosts(step_s=0.8)
     simulation.at(2.0, lambda: simulation.world.cut_off("agent-2"))
     every, simulation.checkers = simulation.checkers, []
     assert simulation.run().state == "failed"
@@ -249,7 +249,7 @@ def test_faults_of_all_kinds_on_three_hosts(seed):
 
 def test_a_coordinator_that_is_started_again_gives_up_a_host_that_was_lost_before():
     """It has never seen an agent there; what it kills has ended all the same."""
-    simulation = on_hosts(step_s=0.4)
+    simulation = on_hosts(step_s=0.8)
     simulation.at(2.0, lambda: simulation.world.lose_host("agent-3"))
     simulation.at(2.5, lambda: simulation.world.kill(COORDINATOR))
     outcome = simulation.run()

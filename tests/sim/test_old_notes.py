@@ -54,7 +54,7 @@ def run(*kills: tuple[float, str]) -> Outcome:
         book, LedgerChecker(book), AcksChecker(book), TermsChecker(),
         LivenessChecker(FREE_S), NothingLeft(),
     )  # fmt: skip
-    simulation = Simulation(job, problem, compute=ComputeOptions(step_s=0.1), checkers=checkers)
+    simulation = Simulation(job, problem, compute=ComputeOptions(step_s=0.2), checkers=checkers)
     world = simulation.world
 
     def fill(full: int) -> None:

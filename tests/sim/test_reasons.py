@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from simulated import Watcher, job_file
 
 from dlctl import messages as m
+from dlctl import registry
+from dlctl.algorithms.base import MODEL, Table
 from dlctl.machine import Note
 from dlctl.roles.coordinator.failure_detector import last_error
 from dlctl.roles.coordinator.membership import Membership
@@ -143,7 +147,11 @@ def arrivals() -> Registration:
             m.LeaseRequest(1, 1, 0, False),
             "of worker-1 from a connection that is no daemon",
         ),
-        (b"else", m.VectorResult(1, 0, 0.0), "of server-0 from a connection that is no daemon"),
+        (
+            b"else",
+            m.VectorResult(1, 0, 1, (0.0,)),
+            "of server-0 from a connection that is no daemon",
+        ),
         (b"else", m.Drained("\x1b[2J"), "from a connection that is no daemon"),
     ],
 )
@@ -160,3 +168,29 @@ def test_a_line_of_the_history_names_its_daemon_once_in_the_log() -> None:
     context.event("state", "", "starting")
     texts = [effect.text for effect in context.clear() if isinstance(effect, Note)]
     assert texts == ["worker-0: task.loss raised KeyError", "worker-0 ended: exit 1", "starting"]
+
+
+def test_a_run_whose_method_has_an_empty_table_ends_and_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    method = registry.load("algorithms", "toy-table")
+    empty = Table(name="seen", rule="add", size=lambda layout: 0)
+    shape = replace(method.shape, tables=(MODEL, empty))
+    monkeypatch.setattr(
+        importlib.import_module("dlctl_toys.table"), "TABLE", replace(method, shape=shape)
+    )
+    outcome = Simulation(job_file(algorithm=("toy-table", {})), LeastSquares()).run()
+    assert outcome.state == "failed"
+    assert 'the method\'s table "seen" has 0 elements with this model' in outcome.reason
+
+
+@pytest.mark.parametrize(("algorithm", "most"), [("toy-ring", 512), ("downpour", 4096)])
+def test_a_run_is_not_scaled_beyond_what_its_method_can_have(algorithm: str, most: int) -> None:
+    servers = 0 if algorithm == "toy-ring" else 1
+    simulation = Simulation(
+        job_file(1, servers, algorithm=(algorithm, {}), epochs=16.0), LeastSquares()
+    )
+    asked = simulation.request(0.8, "scale", {"workers": most + 1})
+    assert simulation.run().state == "finished"
+    assert asked.reply is not None
+    assert asked.reply.error == f"a run has 1 to {most} workers, not {most + 1}"

@@ -57,15 +57,16 @@ def _first(trace: list[str], text: str) -> int:
     return next(i for i, line in enumerate(trace) if text in line)
 
 
-def test_two_requests_one_after_the_other_do_not_meet_in_the_wrong_moment():
-    for pause_s in (0.0, 0.01, 0.1, 0.5):
-        sim = simulation()
-        sim.request(RESTART_S, "restart", {"names": ["agent-0"]})
-        sim.request(RESTART_S + pause_s, "restart", {"names": [COORDINATOR]})
-        outcome = sim.run(200.0)
-        assert outcome.state == "finished", (pause_s, outcome.reason)
-        found = incarnations(outcome)
-        assert (found["agent-0"], found[COORDINATOR]) == (2, 2)
+@pytest.mark.per_commit(2)
+@pytest.mark.parametrize("pause_s", [0.0, 0.01, 0.1, 0.5])
+def test_two_requests_one_after_the_other_do_not_meet_in_the_wrong_moment(pause_s):
+    sim = simulation()
+    sim.request(RESTART_S, "restart", {"names": ["agent-0"]})
+    sim.request(RESTART_S + pause_s, "restart", {"names": [COORDINATOR]})
+    outcome = sim.run(200.0)
+    assert outcome.state == "finished", outcome.reason
+    found = incarnations(outcome)
+    assert (found["agent-0"], found[COORDINATOR]) == (2, 2)
 
 
 def test_a_worker_that_hangs_does_not_keep_the_coordinator_for_ever():
@@ -77,6 +78,7 @@ def test_a_worker_that_hangs_does_not_keep_the_coordinator_for_ever():
     assert (found[COORDINATOR], found["worker-1"]) == (2, 2)
 
 
+@pytest.mark.per_commit(2)
 @pytest.mark.parametrize("after_s", [0.2, 0.5, 1.0, 2.0])
 def test_a_coordinator_that_dies_while_it_waits_to_leave_has_been_restarted(after_s):
     sim = simulation()

@@ -49,7 +49,7 @@ class Portions(Checker):
                 self._applied[process.name, push.clock, push.portion] += 1
             elif message.outcome == m.LATE:
                 self.dropped += 1
-        elif isinstance(message, m.VectorOp) and message.op == "scale" and message.x == "accrued":
+        elif isinstance(message, m.VectorOp) and (message.x[0], message.y[0]) == ("accrued",) * 2:
             self._on_batch_over()
 
     def _on_batch_over(self):
@@ -110,7 +110,7 @@ def test_a_worker_fetches_once_per_batch_and_the_coordinator_sends_no_vectors(un
     # One more fetch, for the evaluation at the end.
     assert network.messages["Fetch"] <= 2 * (3 * batches + 1)
     for kind in ("VectorOp", "VectorResult"):
-        assert network.nbytes[kind] / network.messages[kind] < 64
+        assert network.nbytes[kind] / network.messages[kind] < 128
     larger = Simulation(job(), LeastSquares(samples=233, size=600)).run()
     assert larger.network.nbytes["VectorOp"] < 1.5 * network.nbytes["VectorOp"]
 
@@ -234,3 +234,23 @@ def test_a_stopped_run_is_saved_and_goes_on_from_where_it_was(undisturbed):
     task = problem()
     best = np.linalg.lstsq(task.x, task.y, rcond=None)[0]
     np.testing.assert_allclose(second.weights, best, atol=1e-5)
+
+
+@pytest.mark.parametrize("servers", [2, 3])
+@pytest.mark.parametrize("portion_batches", [2, 3])
+def test_a_run_that_ended_in_the_middle_of_a_batch_goes_on_with_other_servers_and_portions(
+    undisturbed, servers, portion_batches
+):
+    """The batch is gone on with, or begun anew where nobody can tell what is in it."""
+    first = Simulation(job(), problem(), seed=1)
+    first.request(1.1, "stop", {"grace_s": 0.0})
+    store = first.run().store
+    manifest = store.manifests[store.newest()]
+    assert manifest["data"]["portions"], "a batch is under way"
+    more = job_file(
+        3, servers, batch_size=8, portion_batches=portion_batches,
+        algorithm=("sandblaster", {"iterations": 6, "gradient_norm_min": 0.0}),
+    )  # fmt: skip
+    second = Simulation(more, problem(), seed=2, store=store, checkers=(NothingLeft(),)).run()
+    assert (second.state, second.reason) == ("finished", "6 iterations are done")
+    assert np.abs(second.weights - undisturbed.weights).max() <= 1e-6

@@ -8,13 +8,8 @@ from pathlib import Path
 
 import pytest
 from scenarios import SCENARIOS
-from seeds import examine, summarise
+from seeds import PER_COMMIT, examine, summarise
 
-SEEDS = {
-    "downpour": 26, "downpour-topk": 12, "sync": 12, "local-sgd": 26, "sandblaster": 31,
-    "recovery": 26, "sync-recovery": 15, "full-disks": 16, "stops": 20, "toys": 16,
-}  # fmt: skip
-"""Scenario -> how many of it: those that take longer come less often. `make soak` takes 2,000."""
 PUSHES_MIN, FAULTS_MIN = 24, 3
 """Of every run, but for those that are stopped soon or have no servers."""
 IN_THE_MEAN = ("stops", "toys")
@@ -24,14 +19,14 @@ HERE = Path(__file__).parent
 
 
 def test_they_are_two_hundred():
-    assert SEEDS.keys() == SCENARIOS.keys()
-    assert sum(SEEDS.values()) == 200
+    assert PER_COMMIT.keys() == SCENARIOS.keys()
+    assert sum(PER_COMMIT.values()) == 200
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_seed_keeps_every_promise(scenario, cores, capsys):
-    count = SEEDS[scenario]
+    count = PER_COMMIT[scenario]
     summary = summarise(cores, [scenario], range(count))
     with capsys.disabled():
         print(f"\nseeds 0..{count - 1} of {scenario}: {summary}")
@@ -46,7 +41,7 @@ def test_every_seed_keeps_every_promise(scenario, cores, capsys):
     assert least[1] >= FAULTS_MIN
 
 
-@pytest.mark.per_commit(3)
+@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_replay_prints_the_same_bytes_in_every_process(scenario):
     """Also where Python orders its sets in another way."""

@@ -43,10 +43,11 @@ JSONS = st.dictionaries(
     | st.dictionaries(WORDS, st.integers() | WORDS, max_size=2),
     max_size=3,
 )  # fmt: skip
+FLOATS = st.sampled_from([0.0, -1.0, np.nan, np.inf, 1e300])
 VALUES = {
     str(int): NUMBERS,
     str(Signed): st.integers(-3, 3),
-    str(float): st.sampled_from([0.0, -1.0, np.nan, np.inf, 1e300]),
+    str(float): FLOATS,
     str(str): WORDS,
     str(bool): st.booleans(),
     str(bytes): st.sampled_from([b"", b"x" * 32, b"[[]]", b'[["w","trained",[3],"float32",[]]]']),
@@ -56,6 +57,7 @@ VALUES = {
         Packed, WORDS, st.sampled_from([0, 3, 300]), st.lists(ARRAYS, max_size=2).map(tuple)
     ),
     str(tuple[int, ...]): st.lists(NUMBERS, max_size=3).map(tuple),
+    str(tuple[float, ...]): st.lists(FLOATS, max_size=3).map(tuple),
     str(tuple[str, ...]): st.lists(WORDS, max_size=3).map(tuple),
 }
 
@@ -285,7 +287,8 @@ def test_nobody_but_the_coordinator_gives_orders_to_a_server():
     simulation = in_the_middle()
     orders = [
         m.Shutdown("now"), m.Dismiss("go"), m.Change(1, {"lr": 1e9}), m.Members((7,)),
-        m.VectorOp(1, "zero", 0.0, "w", ""), m.Save(9, "elsewhere"), m.Assign(0, 3, b"", ""),
+        m.VectorOp(1, ("copy",), ("w",), ("w",), (0.0,)), m.Save(9, "elsewhere"),
+        m.Assign(0, 3, b"", ""),
     ]  # fmt: skip
     effects = tell(simulation, "server-0", b"a stranger", orders)
     assert {type(effect).__name__ for effect in effects} == {"Note"}

@@ -162,8 +162,9 @@ def test_the_order_of_arrival_makes_no_difference_to_the_last_bit():
 
 @pytest.mark.per_commit(1)
 @pytest.mark.parametrize("workers", [4, 1])
-def test_deaths_do_not_hold_the_others_up_for_ever(workers):
-    for seed in range(10):
+@pytest.mark.parametrize("block", range(5))
+def test_deaths_do_not_hold_the_others_up_for_ever(block, workers):
+    for seed in range(2 * block, 2 * block + 2):
         problem = LeastSquares(samples=128)
         job = job_file(
             workers=workers, servers=3, algorithm=SYNC, batch_size=4, portion_batches=1,
@@ -189,9 +190,11 @@ def test_a_lonely_worker_may_die_between_its_pushes_to_two_servers(count):
     assert (outcome.state, outcome.left_behind) == ("finished", [])
 
 
-def test_on_a_poor_network_every_gradient_counts_exactly_once():
+@pytest.mark.per_commit(1)
+@pytest.mark.parametrize("block", range(5))
+def test_on_a_poor_network_every_gradient_counts_exactly_once(block):
     """The cells of one step add up to 1: all cells together are the steps that had samples."""
-    for seed in range(10):
+    for seed in range(2 * block, 2 * block + 2):
         problem = Ledger(shards=2)
         poor = NetworkOptions(link=Link(jitter_s=0.002, loss=0.05, duplicate=0.05, reorder=0.1))
         job = job_file(

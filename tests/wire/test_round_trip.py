@@ -49,6 +49,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     str(Array): ARRAYS,
     str(Packed): st.builds(Packed, st.text(max_size=10), NATURALS, st.tuples(ARRAYS, ARRAYS)),
     str(tuple[int, ...]): st.lists(NATURALS, max_size=5).map(tuple),
+    str(tuple[float, ...]): st.lists(st.floats(allow_nan=False), max_size=5).map(tuple),
     str(tuple[str, ...]): st.lists(st.text(max_size=9), max_size=5).map(tuple),
 }
 

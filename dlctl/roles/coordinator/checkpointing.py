@@ -228,6 +228,7 @@ class Checkpointing:
         for name in sorted(current.missing):
             message = m.Save(current.number, event.directory, current.is_last)
             self.context.ask(("save", name), name, message, now)
+        self._complete_if_all(now)  # Without servers and workers there is nobody to wait for.
 
     def on_saved(self, message: m.Saved, now: float) -> None:
         current = self._current

@@ -24,6 +24,7 @@ from dlctl import placement, settings
 from dlctl.algorithms.base import Method
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError, NotPermitted, RemoteProtocolError
+from dlctl.flat import Layout
 from dlctl.machine import (
     DeadlineReached,
     Effect,
@@ -45,6 +46,7 @@ from dlctl.roles.coordinator.host_failures import HostFailures
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.peers import Peers
 from dlctl.roles.coordinator.persistence import Persistence
+from dlctl.roles.coordinator.quorum import Quorums
 from dlctl.roles.coordinator.records import (
     CheckpointBegun,
     CheckpointEnded,
@@ -83,15 +85,17 @@ class Coordinator:
         self.authz = Authz(context)
         self.clients = Clients(context)
         self.registration = Registration(context, members, run_id, job, keyring, past)
-        side = algorithm.lead(algorithm.Options(**job.algorithm.options))
-        self.scheduler = Scheduler(context, members, job, side)
+        options = algorithm.Options(**job.algorithm.options)
+        tables = algorithm.shape.tables_of(options)
+        self.scheduler = Scheduler(context, members, job, algorithm.lead(options), tables)
         content = asdict(job)
         live = settings.of_job(content, algorithm.live)
         self.settings = SettingChanges(context, members, live, content)
         self.evaluations = Evaluations(context, members, lambda: self.scheduler.steps)
         self.files = HostFiles(context, members)
         self.peers = Peers(run)
-        self.groups = Groups(run)
+        self.groups = Groups(run, self, lambda: self.scheduler.steps)
+        self.quorums = Quorums(run, self.scheduler.side)
         self.registration.on_start = self.files.mirror.follow
         self.checkpointing = Checkpointing(
             context, members, job.checkpoints.keep, job.checkpoints.every_s, past.checkpoints,
@@ -121,7 +125,7 @@ class Coordinator:
             run, self, past, registration=self.registration, scheduler=self.scheduler,
             settings=self.settings, evaluations=self.evaluations,
             checkpointing=self.checkpointing, files=self.files, scaling=self.scaling,
-            rotation=self.rotation, peers=self.peers, groups=self.groups,
+            rotation=self.rotation, peers=self.peers, groups=self.groups, quorums=self.quorums,
         )  # fmt: skip
         if past.manifest:
             self.scheduler.restore(past.manifest.get("data", {}))
@@ -246,6 +250,7 @@ class Coordinator:
             self._advance_ending(self.run.shutdown, now)
         self.peers.advance(now)
         self.groups.advance(now)
+        self.quorums.advance()
         self.requests.tell(now)
         self.status.report_if_due(now)
 
@@ -279,6 +284,7 @@ class Coordinator:
         try:
             if self.registration.layout is None:
                 self.scheduler.open_dataset(message.samples)
+                self.run.algorithm.shape.check_sizes(Layout.from_bytes(message.layout))
             worker.model_ready = True
             self.peers.advance(now)  # Who begins knows who else takes part.
             self.registration.on_model(worker, message.layout, now)
@@ -303,7 +309,7 @@ class Coordinator:
             ):
                 self.change_state("running", "", now)
                 self.notify_members()
-                self.scheduler.release(now)
+                self._release(now)
                 self.registration.restore, self.registration.under_way = "", True
                 self.checkpointing.schedule(now)
             elif now - self.run.started_at > self.run.job.timeouts.ready_s:
@@ -316,6 +322,14 @@ class Coordinator:
                 self.begin_checkpoint(now, None)
             elif self.scheduler.evaluation_due():
                 self.evaluations.begin(now)
+            if self.run.shutdown is None and not self.checkpointing.active:
+                self.scheduler.drive(now)
+
+    def _release(self, now: float) -> None:
+        try:
+            self.scheduler.release(now)
+        except DlctlError as error:
+            self.end("failed", f"{error.message}; {error.hint}", now)
 
     def _update_health(self, now: float) -> None:
         state, reason = self.status.health()
@@ -347,9 +361,10 @@ class Coordinator:
         self.context.send(peer, m.PortionNoted(done.data_epoch, done.portion))
 
     def _on_vector_result(self, peer: Peer, message: m.VectorResult, now: float) -> None:
-        if self.scheduler.driving is not None:
-            self.scheduler.driving.on_result(message, now)
-            self.scheduler.grant(now)
+        try:
+            self.scheduler.on_vector_result(message, now)
+        except DlctlError as error:
+            self.end("failed", f"{error.message}; {error.hint}", now)
 
     def begin_checkpoint(self, now: float, listener: Callable[[Json], None] | None) -> None:
         end, layout = self.run.shutdown, self.registration.layout
@@ -451,6 +466,7 @@ class Coordinator:
         m.LeaseRequest: _on_lease_request,
         m.PortionDone: _on_portion_done,
         m.VectorResult: _on_vector_result,
+        m.Holding: lambda self, peer, message, now: self.quorums.on_holding(peer, message),
         m.Report: lambda self, peer, message, now: self.reports.on_report(peer, message, now),
         m.Evaluated: lambda self, peer, message, now: self.reports.on_evaluated(message, now),
         m.ProcessExited: lambda self, peer, message, now: self.failure_detector.on_exited(

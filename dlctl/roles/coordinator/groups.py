@@ -8,8 +8,11 @@ member is late for a sum is no failure: it may compute for as long as it lives.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dlctl import messages as m
 from dlctl.machine import Peer
+from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.run_state import RunState
 
 Member = tuple[int, int]
@@ -19,18 +22,34 @@ SETTLE_S = 0.1
 every generation that fails at once."""
 SETTLE_DOUBLINGS_MAX = 3
 SOON_S = 1.0
+UNMADE_LIMITS = 4
+"""Times the limit of silence: so long the members try to find each other."""
+LOST = (
+    "all replicas that had the model have ended before another one was given it; "
+    '"dlctl recover" goes on from the newest checkpoint'
+)
+NO_WAY = (
+    "a group needs connections from every host to every other one, at ports that the system "
+    "chooses: look at the firewalls, and whether `data` in [[hosts]] is of the right interface; "
+    '"dlctl doctor" measures what reaches what'
+)
 
 
 class Groups:
-    def __init__(self, run: RunState) -> None:
+    def __init__(self, run: RunState, control: Control, steps_done: Callable[[], int]) -> None:
+        """steps_done: of this run, those that count."""
         self.run = run
+        self.control = control
+        self.steps_done = steps_done
         self.is_wanted = "group" in run.algorithm.shape.links
         self.generation = 0
         """Of all coordinators of this run: no two groups have the same."""
         self.members: tuple[Member, ...] = ()
         self.left_out: set[Member] = set()
-        """Those that have not answered. What they still have, their drivers compare (`sums.py`)."""
+        """Those that have not answered. What they still have, their drivers compare (`sums.py`).
+        The next coordinator has to know them: else the others would wait for them once more."""
         self._store = ""
+        self._is_new = True
         self._noted: set[Member] = set()
         self._note_by: float | None = None
         """When those that have not answered are left out."""
@@ -39,6 +58,9 @@ class Groups:
         self._begun_at = 0.0
         self._failed = 0
         """Generations in a row that have failed soon."""
+        self._unmade: dict[Member, str] = {}
+        """What the members have said since the last group in which they found each other."""
+        self._unmade_since = 0.0
 
     @property
     def limit_s(self) -> float:
@@ -52,6 +74,8 @@ class Groups:
         for name in set(self._names(tuple(self.left_out - there))) - set(self._names(self.members)):
             self.run.context.retries.drop(("group", name))
         self.left_out &= there
+        if self._unmade and (self._is_made() or not self._unmade.keys() & there):
+            self._unmade.clear()
         if self._note_by is not None and now >= self._note_by:
             self._leave_out(now)
         wanted = self._wanted()
@@ -61,6 +85,12 @@ class Groups:
         is_due = self._again_at is not None and now >= self._again_at
         if wanted != self.members or is_due:
             self._begin(wanted, now)
+
+    def _is_made(self) -> bool:
+        """Whether all members say that they have found each other."""
+        said = [self.run.members.get(name) for name in self._names(self.members)]
+        made = [self.generation, len(self.members), True]
+        return all(d is not None and d.metrics.get("group") == made for d in said)
 
     def _leave_out(self, now: float) -> None:
         """All of them, but one must be left: nobody may have heard of this generation yet."""
@@ -88,6 +118,7 @@ class Groups:
         self.members, self._store = members, ""
         self._noted, self._again_at = set(), None
         self._begun_at, self._note_by = now, now + self.limit_s
+        self._is_new = self.steps_done() == 0
         text = f"generation {self.generation}: {', '.join(self._names(members))}"
         self.run.context.event("group", "", text)
         self._tell(self._names(members)[:1], now)
@@ -99,7 +130,7 @@ class Groups:
 
     def _tell(self, names: list[str], now: float) -> None:
         slots = tuple(slot for slot, _ in self.members)
-        message = m.Group(self.generation, slots, self._store)
+        message = m.Group(self.generation, slots, self._store, self._is_new)
         for name in names:
             self.run.context.ask(("group", name), name, message, now)
 
@@ -142,7 +173,34 @@ class Groups:
             self._again_at = now + SETTLE_S * 2**self._failed
             text = f"worker-{message.slot}: {message.reason}"
             self.run.context.event("group", f"worker-{message.slot}", text)
+        if message.why == m.MODEL_LOST:
+            self._lose_model(now)
+        elif message.why == m.UNMADE:
+            self._find_no_way(member, message.reason, now)
+        else:
+            self._unmade.clear()  # They have begun a sum.
         self.advance(now)
+
+    def _lose_model(self, now: float) -> None:
+        """Of those that were left out one may have it, and come back."""
+        if self.left_out:
+            self._again_at = now + self.limit_s
+        elif self.run.shutdown is None:
+            self.control.end("failed", LOST, now, at_once=True)
+
+    def _find_no_way(self, member: Member, reason: str, now: float) -> None:
+        if not self._unmade:
+            self._unmade_since = self._begun_at
+        self._unmade[member] = reason
+        tried_s = now - self._unmade_since
+        if tried_s < UNMADE_LIMITS * self.limit_s or self.run.shutdown is not None:
+            return
+        said = []
+        for (slot, _), text in sorted(self._unmade.items()):
+            worker = self.run.members.get(f"worker-{slot}")
+            said.append(f"worker-{slot} on {worker.host if worker else 'no host'}: {text}")
+        words = f"the workers have not found each other for {tried_s:.0f} s: {'; '.join(said)}"
+        self.control.end("failed", f"{words}; {NO_WAY}", now, at_once=True)
 
     def deadline(self) -> float | None:
         """When `advance` has something to do if nothing happens; never in the past for long."""

@@ -151,6 +151,12 @@ class PortionPool:
         for data_epoch, portion in done:
             self._mark((data_epoch, portion))
 
+    def skip_epoch(self, data_epoch: int) -> None:
+        """It counts as done, whatever was; nobody may be at work on it."""
+        self.done_count += self.per_epoch - len(self._done.pop(data_epoch, ()))
+        self._complete.add(data_epoch)
+        self._changed |= dict.fromkeys((data_epoch, p) for p in range(-1, self.per_epoch))
+
     def take_changes(self) -> list[tuple[int, int, int | None]]:
         """[(data epoch, portion, its slot or RETURNED or DONE)] since the last call.
 

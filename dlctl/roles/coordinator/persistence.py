@@ -7,7 +7,10 @@ The state that decides what the coordinator does next lies in small pieces under
     clock               how long they have been at work; the newest attempt at a checkpoint is ago
     checkpoints         its number
     work                steps, samples and loss; the size of the dataset; the newest evaluation
-    lead                the clock and the state of the method's lead
+    lead                the clock and the state of the method's lead, and the journal of one that
+                        drives
+    quorum              its newest decision for all shards: the clock, whose pushes count
+    group               the members that are left out: slot and epoch
     evaluation          epochs that were done when one was begun last; what is under way (`Asked`)
     layout              the model's tensors
     end                 how the run ends, once it does
@@ -29,8 +32,13 @@ Whoever waits for one of these messages asks again.
 - Terms that were issued: two processes with one term would cost pushes that were acknowledged.
 - Servers that have served: so would a shard that is begun anew because nobody remembers that it
   had begun.
+- What a method that the coordinator drives has come to: an operation that follows from what is
+  forgotten would be made again on vectors that have changed since. Here it is enough that the
+  database has it, as for all else.
 - That all workers are at work: the next coordinator would have them begin once more, with the
   residuals of the checkpoint, which are in the shards by then.
+- What was decided for all shards: the next one would decide otherwise for those that have not heard
+  of it. Without room for it, a method that has such decisions stands still.
 """
 
 from __future__ import annotations
@@ -41,9 +49,10 @@ from dataclasses import astuple
 from typing import Any
 
 from dlctl import messages as m
+from dlctl.errors import DlctlError
 from dlctl.flat import Layout
 from dlctl.machine import Effect
-from dlctl.messages import Json, Lease, Message, Topology, Welcome
+from dlctl.messages import Decided, Json, Lease, Message, Topology, VectorOp, Welcome
 from dlctl.roles.coordinator import daemon_states
 from dlctl.roles.coordinator.checkpointing import Checkpointing
 from dlctl.roles.coordinator.control import Control
@@ -51,6 +60,7 @@ from dlctl.roles.coordinator.evaluation import Asked, Evaluations
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.membership import LASTING, Daemon
 from dlctl.roles.coordinator.peers import Peers
+from dlctl.roles.coordinator.quorum import Quorums
 from dlctl.roles.coordinator.records import Remember
 from dlctl.roles.coordinator.registration import Past, Registration
 from dlctl.roles.coordinator.remote_files import HostFiles
@@ -105,6 +115,7 @@ class Persistence:
         rotation: Rotation,
         peers: Peers,
         groups: Groups,
+        quorums: Quorums,
     ) -> None:
         self.run = run
         self.control = control
@@ -119,6 +130,7 @@ class Persistence:
         self.rotation = rotation
         self.peers = peers
         self.groups = groups
+        self.quorums = quorums
         self._known: dict[str, Any] = {}
         self._answered_slots: set[int] = set()
         self._begun: float | None = None
@@ -165,6 +177,8 @@ class Persistence:
         counts = (scheduler.steps, scheduler.samples, scheduler.loss)
         yield "work", (*counts, scheduler.dataset_samples, scheduler.next, newest)
         yield "lead", scheduler.lead()
+        if self.quorums.newest is not None:
+            yield "quorum", self.quorums.newest
         yield "evaluation", (scheduler.evaluated_epochs, None if asked is None else astuple(asked))
         if self.run.shutdown is not None:
             end = self.run.shutdown
@@ -172,6 +186,8 @@ class Persistence:
         if self.registration.layout is not None and "layout" not in self._known:
             yield "layout", self.registration.layout.to_rows()
         yield "checkpoints", self.checkpointing.number
+        if self.groups.left_out or "group" in self._known:
+            yield "group", [list(member) for member in sorted(self.groups.left_out)]
         yield (
             "numbers",
             (
@@ -201,8 +217,6 @@ class Persistence:
             yield Remember(f"daemon/{name}", None)
 
     def _changed_portions(self) -> Iterator[Effect]:
-        if self.scheduler.driving is not None:
-            return  # Its method lives in this process and cannot be gone on with.
         for key, value in self.scheduler.changed_portions():
             yield Remember(key, value)
 
@@ -238,14 +252,22 @@ class Persistence:
         if asked := values.get("evaluation", [0.0, None])[1]:
             worker, number, step, is_last = asked
             self.evaluations.go_on(Asked(worker, number, step, is_last and is_ending), now)
-        if was_released and self.scheduler.side.drive() is not None:
-            text = "the coordinator died, and with it the state of the method that it drives"
-            self.control.end("failed", text, now)
+        fault = self._begin_driving(now) if was_released else ""
+        if fault:
+            self.control.end("failed", fault, now)
         elif is_ending:
             end_state, end_reason, grace_s, is_shutting_down = values["end"]
             self.control.end(end_state, end_reason, now, grace_s=grace_s, at_once=is_shutting_down)
         else:
             self.scaling.go_on(now)
+
+    def _begin_driving(self, now: float) -> str:
+        """Why the method cannot be driven any further; "" if it can."""
+        try:
+            self.scheduler.begin_driving(now)
+        except DlctlError as error:
+            return f"{error.message}; {error.hint}"
+        return ""
 
     def _forgotten(self) -> str:
         """What the one before has done and could not write, as a sentence; "" if it could."""
@@ -273,9 +295,14 @@ class Persistence:
         )
         if "lead" in values:
             self.scheduler.restore_lead(values["lead"])
+        if "quorum" in values:
+            self.quorums.go_on(values["quorum"])
         numbers = [_unused(number, now) for number in (*values["numbers"], 0, 0)]
         self.evaluations.number, self.settings.number, self.registration.guest_lists = numbers[:3]
         self.peers.number, self.groups.generation = numbers[3:5]
+        self.groups.left_out = {(slot, epoch) for slot, epoch in values.get("group", [])}
+        if "group" in values:
+            self._known["group"] = values["group"]
         self.mirror.go_on(values, self.past.logs)
         for key, value in values.items():
             if key.startswith("answer/"):
@@ -344,6 +371,8 @@ class Lasting:
         """Known to be: of a run that is gone on with, the release is on record already."""
         self._release_waits = False
         self._is_awaited = False
+        self._journal_waits = False
+        """Of a method that the coordinator drives."""
 
     def issues_term(self) -> None:
         self.is_on_disk = False
@@ -357,6 +386,10 @@ class Lasting:
         if isinstance(value, dict) and value.get("has_served") and key not in self._served:
             self._served.add(key)
             self.is_on_disk = False
+        if key == "quorum":
+            self.is_on_disk = False
+        if key == "lead":
+            self._journal_waits = True
         if key != "run":
             return
         is_released = has_released({key: value})
@@ -367,12 +400,16 @@ class Lasting:
     def written(self) -> bool:
         """Everything so far is on the disk; whether somebody has asked to be told."""
         was_awaited, self._is_awaited = self._is_awaited, False
-        self.is_on_disk, self._release_waits = True, False
+        self.is_on_disk, self._release_waits, self._journal_waits = True, False, False
         return was_awaited
 
     def may_leave(self, message: Message) -> bool:
         """Portions are leased while other things wait for room: training goes on."""
         if isinstance(message, Lease):
             return not self._release_waits
-        waits = isinstance(message, Topology) or (isinstance(message, Welcome) and message.term)
+        if isinstance(message, VectorOp):
+            return not self._journal_waits
+        waits = isinstance(message, Topology | Decided) or (
+            isinstance(message, Welcome) and message.term
+        )
         return self.is_on_disk or not waits

@@ -80,12 +80,11 @@ class Rotation:
             raise DlctlError(
                 f"the run is {self.run.state}: new keys can be had while it is running"
             )
-        if not self.run.keeps_shards() or self.scheduler.driving is not None:
+        if not self.run.keeps_shards():
             raise DlctlError(
                 "this run cannot have new keys while it is running: its servers would be begun "
-                'anew, and their shards are in memory only (durability = "none", or a method that '
-                "keeps its state in the coordinator). Through a checkpoint it can: dlctl stop, "
-                "dlctl keys rotate, dlctl start"
+                'anew, and their shards are in memory only (durability = "none"). Through a '
+                "checkpoint it can: dlctl stop, dlctl keys rotate, dlctl start"
             )
 
     def deadline(self) -> float | None:

@@ -16,7 +16,6 @@ meanwhile, the one after it is new, which is all that was asked for.
 from __future__ import annotations
 
 from dlctl import messages as m
-from dlctl.config import COUNT_MAX
 from dlctl.errors import DlctlError
 from dlctl.messages import Json
 from dlctl.roles.coordinator import daemon_states
@@ -104,8 +103,9 @@ class Scaling:
     def scale(self, count: int, now: float) -> Json:
         """Have `count` workers. Returns who starts and who leaves. Raises DlctlError."""
         self._check_running()
-        if not 1 <= count <= COUNT_MAX:
-            raise DlctlError(f"a run has 1 to {COUNT_MAX} workers, not {count}")
+        most = self.run.algorithm.shape.workers_max
+        if not 1 <= count <= most:
+            raise DlctlError(f"a run has 1 to {most} workers, not {count}")
         staying = [d for d in self.members.of_role("worker") if d.leaving != REMOVAL]
         before = len(staying)
         started, left = [], []

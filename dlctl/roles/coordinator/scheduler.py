@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from dlctl import messages as m
-from dlctl.algorithms.base import Lead
+from dlctl.algorithms.base import Lead, Table
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError, RemoteProtocolError
 from dlctl.messages import Json
@@ -63,8 +63,17 @@ LOSS_WEIGHT = 0.1
 
 
 class Scheduler:
-    def __init__(self, context: Context, members: Membership, job: JobFile, side: Lead) -> None:
+    def __init__(
+        self,
+        context: Context,
+        members: Membership,
+        job: JobFile,
+        side: Lead,
+        tables: Sequence[Table],
+    ) -> None:
+        """tables: of the method, with the job's options."""
         self.context = context
+        self.tables = tables
         self.members = members
         self.job = job
         self.side = side
@@ -77,6 +86,10 @@ class Scheduler:
         self.driving: DrivenMethod | None = None
         self._pool: PortionPool | None = None
         self._restore: Json = {}
+        self._journal: Json = {}
+        """Of the method that the coordinator drives, as far as it has come before."""
+        self._is_recut = False
+        """Portions are others than those of the journal."""
         self.answered: dict[int, m.Lease] = {}
         """Slot -> its newest lease, in case its request is repeated."""
         self._pending: dict[int, m.LeaseRequest] = {}
@@ -85,13 +98,16 @@ class Scheduler:
         self.evaluated_epochs = 0.0
         """How far the run was when an evaluation was begun last."""
 
+    @property
+    def is_driven(self) -> bool:
+        """Whether the coordinator drives the method."""
+        return type(self.side).drive is not Lead.drive
+
     # ------------------------------------------------------------ the dataset
 
     @property
     def pool(self) -> PortionPool:
-        """The present portions (of the batch, for a method that the coordinator drives)."""
-        if self.driving is not None:
-            return self.driving.pool
+        """The portions of all epochs; a batch of a method that the coordinator drives is one."""
         assert self._pool is not None
         return self._pool
 
@@ -105,12 +121,16 @@ class Scheduler:
             self.restore_lead(data["lead"])
 
     def lead(self) -> list[Any]:
-        """[clock, state] of the method's lead, as `restore_lead` takes it."""
-        return [self.side.clock, self.side.state()]
+        """[clock, state] of the method's lead, and the journal of one that drives, as
+        `restore_lead` takes it.
+        """
+        if self.driving is not None:
+            return [self.side.clock, self.driving.state(), self.driving.to_json()]
+        return [self.side.clock, self.side.state(), self._journal]
 
     def restore_lead(self, lead: Sequence[Any]) -> None:
-        self.side.clock = lead[0]
-        self.side.resume(lead[1])
+        self.side.clock, state, self._journal = lead
+        self.side.resume(state)
 
     @property
     def dataset_samples(self) -> int:
@@ -167,6 +187,7 @@ class Scheduler:
         elif self._restore:
             # Other portions than before: only whole epochs can be told apart.
             self._pool.restore(self._restore["complete_epochs"], [])
+            self._is_recut = True
         self.evaluated_epochs = self._pool.epochs_done()
 
     def to_json(self) -> Json:
@@ -181,21 +202,38 @@ class Scheduler:
             "complete_epochs": pool.complete_epochs(),
             "portions": pool.done(),
             "lead": self.lead(),
+            "servers": self.job.servers.count,
         }
 
     # ------------------------------------------------------------ leases
 
     def release(self, now: float) -> None:
-        """All workers are there: begin."""
+        """All workers are there: begin. Raises DlctlError if the method cannot."""
         self.released_at = now
-        drives = self.side.drive()
-        if drives is not None and self._pool is not None:
-            samples, portion = self._pool.samples, self._pool.portion_samples
-            self.driving = DrivenMethod(
-                self.context, drives, self.job.servers.count, samples, portion
-            )
-            self.driving.start(now)
+        self.begin_driving(now)
         self.grant(now)
+
+    def begin_driving(self, now: float) -> None:
+        """Go on with a method that the coordinator drives. Raises DlctlError."""
+        if self._pool is None or not self.is_driven:
+            return
+        self._pool.limit = 0
+        servers = self.job.servers.count
+        self.driving = DrivenMethod(
+            self.context, self.side, self._pool, self.tables, servers, self._journal,
+            is_recut=self._is_recut or self._restore.get("servers", servers) != servers,
+        )  # fmt: skip
+
+    def drive(self, now: float) -> None:
+        """Let the method that is driven make its next request, if it waits to."""
+        if self.driving is not None and not self.stopped:
+            self.driving.advance(now)
+            self.grant(now)
+
+    def on_vector_result(self, result: m.VectorResult, now: float) -> None:
+        """Raises DlctlError."""
+        if self.driving is not None:
+            self.driving.on_result(result, now)
 
     def on_request(self, request: m.LeaseRequest, now: float) -> None:
         answered = self.answered.get(request.slot)
@@ -226,14 +264,13 @@ class Scheduler:
                 continue
             too_much = request.ahead and not self.pool.may_hoard(slot, len(slots))
             taken = None if self.stopped or too_much else self.pool.take(slot)
-            if taken is None and self.driving is not None and not self.stopped:
-                continue
-            del self._pending[slot]
             if taken is None and not request.ahead and not self.stopped:
                 taken = self._doubtful(slot, now)
             else:
                 self._in_vain_since.pop(slot, None)
-            self._answer(slot, request, taken)
+            if taken is not None or self.stopped or not self.is_driven:
+                del self._pending[slot]
+                self._answer(slot, request, taken)
 
     def _doubtful(self, slot: int, now: float) -> Range | None:
         """What is only said to be leased to a worker that has nothing to do, by its own word: since
@@ -293,7 +330,7 @@ class Scheduler:
         if done.samples:
             self._take_loss(done.loss_sum / done.samples)
         if self.driving is not None:
-            self.driving.on_portion(done, now)
+            self.driving.on_portion(done)
         self.grant(now)
         return True
 
@@ -316,7 +353,7 @@ class Scheduler:
             return ""
         if self.driving is not None and self.driving.over:
             return self.driving.over
-        if self.driving is None and self._pool.is_finished():
+        if not self.is_driven and self._pool.is_finished():
             return f"{self._pool.epochs_done():.3g} epochs are done"
         if stop.seconds is not None and now - self.released_at >= stop.seconds:
             return f"{stop.seconds:g} seconds are over"
@@ -331,7 +368,7 @@ class Scheduler:
     def evaluation_due(self) -> bool:
         """Whether enough epochs have passed since the last evaluation was begun; says so once."""
         every = self.job.evaluation.every_epochs
-        if self._pool is None or self.driving is not None or not every:
+        if self._pool is None or self.is_driven or not every:
             return False
         if self._pool.epochs_done() < self.evaluated_epochs + every:
             return False
@@ -343,7 +380,7 @@ class Scheduler:
 
     def progress(self) -> float | None:
         """How far the run is, 0..1, if that is known."""
-        if self._pool is None or self._pool.limit == math.inf or self.driving is not None:
+        if self._pool is None or self._pool.limit == math.inf or self.is_driven:
             return None
         return min(1.0, self._pool.done_count / self._pool.limit)
 

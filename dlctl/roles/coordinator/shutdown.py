@@ -131,9 +131,13 @@ class RunShutdown:
         return self.step in (DRAINING, EVALUATING, SAVING)
 
     def is_in_vain(self) -> bool:
-        """Whether a shard is gone that this step needs: nothing can come of it any more."""
-        gone = [s for s in self.members.of_role("server") if not s.alive and s.state != "backoff"]
-        return self.needs_servers() and bool(gone)
+        """Whether what this step needs is gone, a shard or, without servers, all replicas: nothing
+        can come of it any more.
+        """
+        servers = self.members.of_role("server")
+        is_gone = any(not s.alive and s.state != "backoff" for s in servers)
+        is_empty = not servers and not any(w.alive for w in self.members.of_role("worker"))
+        return self.needs_servers() and (is_gone or is_empty)
 
     def is_shutting_down(self) -> bool:
         """Whether all is done but the end of the processes."""

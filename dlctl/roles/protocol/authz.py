@@ -85,6 +85,7 @@ _RULES: dict[type[m.Message], _Rule] = {
     m.Serving: (frozenset({SERVER}), _named),
     m.GuestsNoted: (frozenset({SERVER}), _named),
     m.VectorResult: (frozenset({SERVER}), _shard),
+    m.Holding: (frozenset({SERVER}), _shard),
     m.Spawned: (frozenset({AGENT}), _anybody),
     m.ProcessExited: (frozenset({AGENT}), _anybody),
     m.FileData: (frozenset({AGENT}), _named),

@@ -63,6 +63,11 @@ class Context:
         self._others.append(Retries(self.retries.resend_s))
         return self._others[-1]
 
+    @property
+    def repeated(self) -> int:
+        """Messages that were sent again so far."""
+        return sum(outstanding.repeated for outstanding in (self.retries, *self._others))
+
     def again(self, peer: str, lost_at: float, now: float) -> None:
         """What was sent to this peer until then is lost with its connection: it is due now."""
         for outstanding in (self.retries, *self._others):

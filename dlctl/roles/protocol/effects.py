@@ -81,6 +81,7 @@ class SavedTable(NamedTuple):
     size: int
     lo: int
     hi: int
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +318,8 @@ class GroupFailed(Event):
 
     generation: int
     reason: str
+    why: str = ""
+    """See `GroupBroken`."""
 
 
 @dataclass(frozen=True, slots=True)

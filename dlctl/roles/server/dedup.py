@@ -103,6 +103,11 @@ class Dedup:
         known = self._slots.get(slot)
         return known.next_seq if known is not None else 0
 
+    def settled(self, slot: int) -> int:
+        """So many pushes of a slot's newest epoch are settled without a hole."""
+        known = self._slots.get(slot)
+        return min(known.held, default=known.next_seq) if known is not None else 0
+
     def judge(self, push: Push) -> str:
         """NEW, DUPLICATE, GAP, FENCED, or UNKNOWN for an epoch that has not joined."""
         known = self._slots.get(push.slot)

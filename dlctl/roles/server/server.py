@@ -48,6 +48,7 @@ from dlctl.roles.protocol.restore import Restoring
 from dlctl.roles.protocol.saving import Saving
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.server.abuse_guard import AbuseGuard
+from dlctl.roles.server.quorum import AsksLead
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.space import Space
 from dlctl.roles.server.table_shard import TableShard
@@ -73,6 +74,8 @@ class Server:
         self.job = job
         self.address = address
         self.algorithm = algorithm
+        self.options = algorithm.Options(**job.algorithm.options)
+        self.declared = algorithm.shape.tables_of(self.options)
         self.make_optimizer = optimizer
         self.compressor = compressor
         # What the coordinator and all shards know together cannot be taken up again by one of them.
@@ -89,6 +92,7 @@ class Server:
         self._wanted: dict[str, Any] = {}
         """Live settings so far."""
         self._vectors: Vectors | None = None
+        self._asks_lead: AsksLead | None = None
         self._saving = Saving(self.context, birth.name)
         self._lifeline = Watchdog()
         self._gathering = Restoring(self.context)
@@ -109,6 +113,8 @@ class Server:
             case Reconnected(peer, lost_at):
                 self._report_at = now  # The coordinator learns from it whose connection it is.
                 self.context.again(peer, lost_at, now)
+                if self._asks_lead is not None:
+                    self._asks_lead.tell_again(now)
             case DeadlineReached():
                 self.context.do(*self.context.retries.due(now))
                 self._gathering.on_deadline(now)
@@ -129,11 +135,14 @@ class Server:
                 self._close()
                 self.context.do(Exit(0, reason))
         self._report_if_due(now)
+        if self._asks_lead is not None:  # Behind a report: by that we are known.
+            self._asks_lead.tell_if_due(now)
         return self.context.clear()
 
     def deadline(self) -> float | None:
         times = [self.context.retries.deadline(), self._report_at if self._welcome else None]
         times += [self._lifeline.deadline(), self._gathering.deadline(), self._room.deadline()]
+        times += [self._asks_lead.deadline()] if self._asks_lead is not None else []
         return min((t for t in times if t is not None), default=None)
 
     def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
@@ -200,7 +209,9 @@ class Server:
                 self._do_without(message, error, now)
                 return
             self._room.found()
-            self._vectors = Vectors(self.serving.shard)
+            self._vectors = Vectors(self.serving.tables)
+            if self.serving.side.asks_lead:
+                self._asks_lead = AsksLead(self.context, self.serving)
             self._apply(self._wanted)
             if message.restore and not message.keep:
                 self._restore(self.serving)
@@ -209,9 +220,8 @@ class Server:
 
     def _take_charge(self, message: m.Assign, welcome: m.Welcome) -> ShardProtocol:
         """The shard, new or as it was kept. Raises DlctlError if that cannot be."""
-        options = self.algorithm.Options(**self.job.algorithm.options)
-        tables = []
-        for number, table in enumerate(self.algorithm.shape.tables):
+        options, tables = self.options, []
+        for number, table in enumerate(self.declared):
             shard = self._open(message, welcome.index, number, table, options)
             tables.append((table.name, shard, side_of(table, self.algorithm, options, shard)))
         serving = ShardProtocol(
@@ -246,7 +256,7 @@ class Server:
         # As many as `dlctl scale` may have, whatever the job says.
         return Spec(
             self.birth.run_id, index, lo, hi, optimizer.slots, workers=COUNT_MAX,
-            table=table.name if number else "", **extras,
+            table=table.name if number else "", dtype=table.dtype, **extras,
         )  # fmt: skip
 
     def _bounds(self, table: Table, layout: Layout, index: int) -> tuple[int, int]:
@@ -273,9 +283,9 @@ class Server:
         extras = ("averaged", "constant") if serving.index == 0 else ()
         lo, hi = serving.assigned.lo, serving.assigned.hi
         layout, tables = Layout.from_bytes(serving.assigned.layout), []
-        for table in self.algorithm.shape.tables[1:]:
+        for table in self.declared[1:]:
             bounds = self._bounds(table, layout, serving.index)
-            tables.append(SavedTable(table.name, table.size(layout), *bounds))
+            tables.append(SavedTable(table.name, table.size(layout), *bounds, table.dtype))
         load = LoadArrays(serving.assigned.restore, vectors, extras, lo, hi, tuple(tables))
         self._gathering.load(load)
 
@@ -298,7 +308,7 @@ class Server:
 
     def _more_tables(self, serving: ShardProtocol) -> Iterator[tuple[TableShard, Table]]:
         """All but the parameters."""
-        return zip(serving.tables[1:], self.algorithm.shape.tables[1:], strict=True)
+        return zip(serving.tables[1:], self.declared[1:], strict=True)
 
     def _answer_assign(self) -> None:
         assert self.serving is not None
@@ -311,12 +321,20 @@ class Server:
         if self.serving is not None:
             self.serving.on_members(frozenset(message.slots))
 
+    def _on_decided(self, message: m.Decided, now: float) -> None:
+        if self._asks_lead is not None:
+            self._asks_lead.on_decided(message)
+
     def _on_vector_op(self, message: m.VectorOp, now: float) -> None:
-        if self.serving is not None and self._vectors is not None:
-            partial = self._vectors.run(message)
-            if partial is not None:
-                result = m.VectorResult(message.number, self.serving.index, partial)
-                self.context.send(COORDINATOR, result)
+        serving = self.serving
+        if serving is None or self._vectors is None or not self._is_open_to_changes(serving):
+            return
+        sums = self._vectors.run(message)
+        of = (message.number, serving.index, self._vectors.newest)
+        self.context.send(COORDINATOR, m.VectorResult(*of, sums))
+
+    def _is_open_to_changes(self, serving: ShardProtocol) -> bool:
+        return serving.initialised and not self._restoring and not serving.last_checkpoint
 
     def _on_change(self, message: m.Change, now: float) -> None:
         before = self.settings()
@@ -366,7 +384,7 @@ class Server:
         layout, tables = Layout.from_bytes(serving.assigned.layout), {}
         for table, declared in self._more_tables(serving):
             lo, hi = self._bounds(declared, layout, serving.index)
-            tables[declared.name] = {"lo": lo, "hi": hi, **table.state()}
+            tables[declared.name] = {"lo": lo, "hi": hi, "dtype": declared.dtype, **table.state()}
         return {
             "lo": serving.assigned.lo,
             "hi": serving.assigned.hi,
@@ -405,10 +423,12 @@ class Server:
         if self.serving.last_checkpoint:
             return "closed for the last checkpoint", ""
         for table in self.serving.tables:
+            of = f' of table "{table.name}"' if table.table else ""
+            what = f"holding step {table.shard.version}{of}"
             if slots := sorted(table.side.waits_for()):
-                of = f' of table "{table.name}"' if table.table else ""
-                what = f"holding step {table.shard.version}{of}"
                 return what, ", ".join(f"worker-{slot}" for slot in slots)
+            if table.side.held():
+                return what, COORDINATOR
         return "serving", ""
 
     def _report_if_due(self, now: float) -> None:
@@ -427,6 +447,7 @@ class Server:
         m.Members: _on_members,
         m.Guests: _on_guests,
         m.VectorOp: _on_vector_op,
+        m.Decided: _on_decided,
         m.Change: _on_change,
         m.Save: _on_save,
         m.Reopen: lambda self, message, now: self.serving and self.serving.reopen(message.last),

@@ -21,12 +21,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from dlctl import messages as m
-from dlctl.algorithms.base import Outcome, ShardSide
+from dlctl.algorithms.base import Decision, Outcome, ShardSide
 from dlctl.compress.base import Compressor, Delta
 from dlctl.compress.values import Precision
 from dlctl.errors import RemoteProtocolError
 from dlctl.machine import Peer
 from dlctl.messages import APPLIED, BUFFERED, DUPLICATE, FENCED, GAP, HELD, LATE, REFUSED, Ack, Json
+from dlctl.optim.plain import Accrue, Set
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.meters import Rates, Staleness
 from dlctl.roles.server.dedup import NEW, Dedup
@@ -39,7 +40,7 @@ COUNTED = {
     DUPLICATE: "duplicates", GAP: "gaps", FENCED: "fenced", LATE: "late", REFUSED: "refused",
 }  # fmt: skip
 HELD_FETCHES_MAX = 8
-"""Of one worker, reads that wait for a clock. A newer one takes the place of the oldest."""
+"""Of one worker, reads that wait for a clock or a push. A newer one replaces the oldest."""
 
 
 class TableShard:
@@ -82,9 +83,11 @@ class TableShard:
         """Slot -> pushes that were refused, of all its epochs. It is in the commit that settles
         them."""
         self._more_state = more_state
+        self.newest_op = -1
+        """The number of the newest operation of the lead that has changed it."""
         self._early_apply = EarlyApply(shard)
         self._held_fetches: dict[tuple[int, int], tuple[Peer, m.Fetch]] = {}
-        """(slot, number of the request) -> a read that waits for a clock, the oldest first."""
+        """(slot, number of the request) -> a read that waits, the oldest first."""
 
     # ------------------------------------------------------------ what survives
 
@@ -97,6 +100,7 @@ class TableShard:
                     "fates": self.dedup.fates(),
                     "side": self.side.state(),
                     "refused": sorted(map(list, self.refused.items())),
+                    "op": self.newest_op,
                     **self._more_state(),
                 }
             )
@@ -110,6 +114,7 @@ class TableShard:
             self.dedup.load(meta["deliveries"], meta["fates"])
             self.side.resume(meta["side"])
             self.refused.update(dict(meta["refused"]))
+            self.newest_op = meta["op"]
         return meta
 
     def state(self) -> Json:
@@ -119,6 +124,7 @@ class TableShard:
             "counters": dict(self.shard.optimizer.counters),
             "deliveries": self.dedup.to_json(),
             "side": self.side.state(),
+            "op": self.newest_op,
         }
 
     def restore(self, state: Json) -> None:
@@ -130,6 +136,7 @@ class TableShard:
         counters.update({k: n for k, n in state.get("counters", {}).items() if k in counters})
         self.shard.version = state["version"]
         self.dedup.remember(state.get("deliveries", []))
+        self.newest_op = state.get("op", -1)
         if side := state.get("side"):
             self.side.restore(side)
 
@@ -137,7 +144,7 @@ class TableShard:
 
     def join(self, slot: int, epoch: int) -> bool:
         """A worker joins (again). True if this is a new epoch of the slot on this table."""
-        if not self.dedup.join(slot, epoch):
+        if self._is_beside_replicas() or not self.dedup.join(slot, epoch):
             return False
         for key in [key for key in self._held_fetches if key[0] == slot]:
             del self._held_fetches[key]
@@ -146,13 +153,43 @@ class TableShard:
         return True
 
     def members(self, slots: frozenset[int]) -> None:
+        if self._is_beside_replicas():
+            return
         self._early_apply.keep(slots)
         self._settle(self.side.members(slots), at_once=True)
+
+    def decided(self, decision: Decision) -> None:
+        """The lead has said which of the pushes that are held count."""
+        before = self.shard.version
+        outcomes = self.side.decided(decision)
+        self._settle(outcomes, at_once=self.shard.version != before)
+
+    def takes_changes(self) -> bool:
+        """Whether operations of the lead may change it."""
+        return isinstance(self.shard.optimizer, Accrue | Set)
+
+    def _is_beside_replicas(self) -> bool:
+        """Whether it need not know them: there is one commit less for each that joins."""
+        return self.table > 0 and not self.side.takes_pushes
+
+    # ------------------------------------------------------------ the lead's operations
+
+    def change(self, values: Delta, number: int) -> None:
+        """Take the values, of all elements, of one operation, by its number. Raises Diverged."""
+        self.shard.lr = 0.0  # Nothing stays of what there was: `optim.plain.Accrue`.
+        self.shard.apply(values)
+        self.newest_op = number
+        self.commit()
+        self._answer_held_fetches()
 
     # ------------------------------------------------------------ pushes
 
     def on_push(self, peer: Peer, push: m.Push, verdict: str) -> None:
-        """A push of a worker that has joined on this connection; verdict: `Dedup.judge` of it."""
+        """A push of a worker that has joined on this connection; verdict: `Dedup.judge` of it.
+        Raises RemoteProtocolError for a table that no replica pushes to.
+        """
+        if not self.side.takes_pushes:
+            raise RemoteProtocolError(f'no replica pushes to table "{self.name}"')
         if verdict == NEW:
             self._take(push)
             return
@@ -254,7 +291,7 @@ class TableShard:
         is_range = fetch.lo > 0 or fetch.hi > 0
         if is_range and not fetch.lo < fetch.hi <= self.shard.size:
             raise RemoteProtocolError(f"[{fetch.lo}, {fetch.hi}) of {self.shard.size} elements")
-        if self.side.may_read(fetch.slot, fetch.clock_min):
+        if self._may_answer(fetch):
             self._answer_fetch(peer, fetch)
             return
         self._held_fetches[fetch.slot, fetch.request] = peer, fetch
@@ -262,9 +299,13 @@ class TableShard:
         for key in own[:-HELD_FETCHES_MAX]:
             del self._held_fetches[key]
 
+    def _may_answer(self, fetch: m.Fetch) -> bool:
+        has_own = self.dedup.settled(fetch.slot) >= fetch.after
+        return has_own and self.side.may_read(fetch.slot, fetch.clock_min)
+
     def _answer_held_fetches(self) -> None:
         for key, (peer, fetch) in list(self._held_fetches.items()):
-            if self.side.may_read(fetch.slot, fetch.clock_min):
+            if self._may_answer(fetch):
                 del self._held_fetches[key]
                 self._answer_fetch(peer, fetch)
 

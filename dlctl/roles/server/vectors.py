@@ -1,68 +1,108 @@
-"""Named vectors on one shard, and the operations on them that a coordinator-driven method asks for.
+"""Operations on a server's tables that the lead of a method asks for, each made exactly once.
 
-Sandblaster (Dean 2012, §4.2): a shard owns the same slice of every vector; intermediate vectors
-stay where they are and only scalars travel. Vectors are float64: the two-loop recursion subtracts
-nearly equal numbers. "w" is the shard's parameters, "accrued" what pushes have added up. All of it
-is in memory only and written in place, "w" too: see `Shape.survives`.
+Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, §4.2: a shard owns the same slice
+of every vector; the vectors stay where they are, and only numbers travel.
+
+A change has one target and is one commit of that table, together with its number. Operations are
+done in the order of their numbers, so whoever takes this server's place, or gets the message again,
+knows by the target's number whether a change is made; its sources are as they were then, because
+nothing behind it has been done. Sums change nothing: they are of what is there when all changes
+of their message are made, and nothing later is until they have been answered.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
+from dlctl.algorithms.base import Change, Sum
+from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, VectorOp
-from dlctl.shards.base import Shard, W
+from dlctl.roles.server.table_shard import TableShard
+from dlctl.util import threads
+
+OPS_MAX = 4096
+"""In one message: the wire has no longer lists."""
 
 
 class Vectors:
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
-        self._newest = 0
-        self._result = 0.0
+    def __init__(self, tables: Sequence[TableShard]) -> None:
+        self._tables: Mapping[str, TableShard] = {table.name: table for table in tables}
 
-    def run(self, message: VectorOp) -> float | None:
-        """Do one operation, once: a repeat gets the result that it got before.
+    @property
+    def newest(self) -> int:
+        """The number of the newest message that has changed anything; 0: none has."""
+        return max(0, *(table.newest_op // OPS_MAX for table in self._tables.values()))
 
-        The coordinator sends an operation when all shards have answered the one before; so an older
-        number than the newest is a copy that was late on its way, nobody waits for it, and it is
-        answered with None. Raises RemoteProtocolError for an unknown operation.
+    def run(self, message: VectorOp) -> tuple[float, ...]:
+        """Make the changes that are not made yet; returns the sums. Of an older message than the
+        newest nothing is done: nobody waits for it any more. Raises RemoteProtocolError.
         """
-        if message.number < self._newest:
-            return None
-        if message.number > self._newest:
-            self._result = self._run(message)
-            self._newest = message.number
-        return self._result
+        changes, sums = self._parse(message)
+        if self.newest > message.number:
+            return ()
+        first = message.number * OPS_MAX
+        newest = max(table.newest_op for table in self._tables.values())
+        for number, change in enumerate(changes, first):
+            if number > newest:
+                self._change(change, number)
+        return tuple(map(self._sum, sums))
 
-    def _run(self, message: VectorOp) -> float:
-        a, x, y = message.a, self._vector(message.x), message.y
-        if W in (message.x, y):
-            self._shard.history.forget()  # It may be written, and its version stays.
-        match message.op:
-            case "copy":
-                self._vector(y)[:] = x
-            case "scale":
-                x *= a
-            case "axpy":
-                self._vector(y)[:] += a * x
-            case "mul":
-                self._vector(y)[:] *= x
-            case "zero":
-                x[:] = 0
-            case "dot":
-                return float(np.dot(x.astype(np.float64), self._vector(y).astype(np.float64)))
-            case "norm1":
-                return float(np.abs(x).sum(dtype=np.float64))
-            case "free":
-                self._shard.vectors.pop(message.x, None)
-            case _:
-                raise RemoteProtocolError(f'no vector operation is called "{message.op:.20}"')
-        return 0.0
+    def _parse(self, message: VectorOp) -> tuple[list[Change], list[Sum]]:
+        if not len(message.ops) == len(message.x) == len(message.y) == len(message.a) < OPS_MAX:
+            raise RemoteProtocolError("its operations have not one x, y and a each")
+        changes: list[Change] = []
+        sums: list[Sum] = []
+        for op, x, y, a in zip(message.ops, message.x, message.y, message.a, strict=True):
+            names = {x} if op == "norm1" else {x, y}
+            if names - self._tables.keys():
+                raise RemoteProtocolError(f'there is no table "{x:.20}" or "{y:.20}"')
+            if len({self._tables[name].shard.size for name in names}) > 1:
+                raise RemoteProtocolError(f'the tables "{x:.20}" and "{y:.20}" differ in size')
+            if op in ("copy", "axpy", "mul") and not sums:
+                if not self._tables[y].takes_changes():
+                    raise RemoteProtocolError(f'the table "{y:.20}" is not changed by operations')
+                changes.append(Change(op, x, y, a))
+            elif op in ("dot", "norm1"):
+                sums.append(Sum(op, x, y))
+            else:
+                raise RemoteProtocolError(f'"{op:.20}" is no operation, or comes behind a sum')
+        return changes, sums
 
-    def _vector(self, name: str) -> Array:
-        if name == W:
-            return self._shard.w
-        if name not in self._shard.vectors:
-            self._shard.vectors[name] = np.zeros(self._shard.size)
-        return self._shard.vectors[name]
+    def _change(self, change: Change, number: int) -> None:
+        target, x = self._tables[change.y], self._tables[change.x].shard.w
+        made, dtype = np.empty(target.shard.size, target.shard.w.dtype), x.dtype
+        y = target.shard.w
+
+        def part(lo: int, hi: int) -> None:
+            factor, into = change.a, made[lo:hi]
+            match change.op:
+                case "copy":
+                    into[:] = x[lo:hi] if factor == 1.0 else x[lo:hi] * dtype.type(factor)
+                case "axpy":
+                    into[:] = y[lo:hi] + x[lo:hi] * dtype.type(factor)
+                case "mul":
+                    into[:] = y[lo:hi] * x[lo:hi]
+
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # The table looks at what has come of it.
+            threads.in_parts(made.size, part)
+        target.change(Delta(made), number)
+
+    def _sum(self, wanted: Sum) -> float:
+        x = self._tables[wanted.x].shard.w
+        if wanted.op == "norm1":
+            return sum(threads.in_parts(x.size, lambda lo, hi: _norm1(x[lo:hi])))
+        y = self._tables[wanted.y].shard.w
+        return sum(threads.in_parts(x.size, lambda lo, hi: _dot(x[lo:hi], y[lo:hi])))
+
+
+def _norm1(x: Array) -> float:
+    return float(np.abs(x).sum(dtype=np.float64))
+
+
+def _dot(x: Array, y: Array) -> float:
+    return float(np.dot(x.astype(np.float64, copy=False), y.astype(np.float64, copy=False)))

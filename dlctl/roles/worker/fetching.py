@@ -75,12 +75,18 @@ class Fetcher:
                 client.basis.will_change()
 
     def start(
-        self, clock_min: int, *, table: int = 0, part: Range | None = None, whole: bool = False
+        self,
+        clock_min: int,
+        *,
+        table: int = 0,
+        part: Range | None = None,
+        whole: bool = False,
+        after_own: bool = False,
     ) -> Fetched:
         """Ask every shard for its slice of a table, or of a range; the sends go out with the queue.
 
         whole: all values as they are, to be looked at beside the model; else only what has to be
-        placed there, and rounded if the job says so.
+        placed there, and rounded if the job says so. after_own: with all that was pushed before.
         """
         self._requests += 1
         fetched = Fetched(self._requests, self.tables[table], clock_min, part)
@@ -90,19 +96,27 @@ class Fetcher:
         fetched.missing = len(fetched.clients)
         self._under_way[fetched.request] = fetched
         for client in fetched.clients:
-            self._ask(fetched, client, whole=whole or part is not None, exact=whole)
+            is_whole = whole or part is not None
+            self._ask(fetched, client, whole=is_whole, exact=whole, after_own=after_own)
         return fetched
 
     def _ask(
-        self, fetched: Fetched, client: ShardClient, *, whole: bool, exact: bool = False
+        self,
+        fetched: Fetched,
+        client: ShardClient,
+        *,
+        whole: bool,
+        exact: bool = False,
+        after_own: bool = False,
     ) -> None:
         part = (0, 0)
         if fetched.part is not None:
             lo, hi = fetched.within(client)
             part = lo - client.lo, hi - client.lo
         message = client.fetch(
-            fetched.request, fetched.clock_min, whole=whole, exact=exact, part=part
-        )
+            fetched.request, fetched.clock_min, whole=whole, exact=exact, part=part,
+            after_own=after_own,
+        )  # fmt: skip
         nbytes = fetched.charged[client.shard] = client.expected_bytes(message)
         key = client.fetch_key(fetched.request)
         self.send_queue.queue("fetch", key, client.peer, message, nbytes)

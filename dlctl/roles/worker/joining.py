@@ -89,7 +89,7 @@ class Joining:
     def _make_clients(self, links: list[Link]) -> None:
         assert self.model is not None
         layout = Layout.from_bytes(self.model.layout)
-        for number, table in enumerate(self.shape.tables):
+        for number, table in enumerate(self.shape.of_replicas()):
             size = table.size(layout)
             bounds = [slice_bounds(size, len(links), link.shard) for link in links]
             clients = zip(links, bounds, strict=True)

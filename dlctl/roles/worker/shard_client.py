@@ -245,15 +245,20 @@ class ShardClient:
         whole: bool,
         exact: bool = False,
         part: tuple[int, int] = (0, 0),
+        after_own: bool = False,
     ) -> Fetch:
         """A fetch, which has to be sent through the worker's send queue under `fetch_key`.
 
         whole: of all values, not of what is new to this worker. exact: not rounded. part: only
-        these elements of the slice; hi = 0: all of them.
+        these elements of the slice; hi = 0: all of them. after_own: once all that was pushed so far
+        is settled.
         """
         have = (0, 0) if whole else (self.basis.generation, self.basis.version)
         me = self.identity
-        return Fetch(me.slot, me.epoch, request, clock_min, *have, exact, self.table, *part)
+        return Fetch(
+            me.slot, me.epoch, request, clock_min, *have, exact, self.table, *part,
+            self.next_seq if after_own else 0,
+        )  # fmt: skip
 
     def expected_bytes(self, fetch: Fetch) -> int:
         """How large its answer will be: as the last one was, or all that is asked for."""

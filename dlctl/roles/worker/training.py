@@ -9,7 +9,7 @@ when the data ends.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 from dlctl import messages as m
@@ -81,9 +81,7 @@ class Training:
             context, identity, tables, method.shape, compressor, send_queue, self.portions,
             self.bad_gradients, self.pacing, self.rates, side.parameters, self._on_pushed,
         )  # fmt: skip
-        self.reading = Reading(
-            self.fetcher, side, method.shape, self.pacing, self.writing.is_settled
-        )
+        self.reading = Reading(self.fetcher, side, method.shape, self.pacing, self.writing)
         self.computing = Computing(
             context, identity, self.portions, self.writing, self.bad_gradients, self.pacing,
             self.rates, averaged,
@@ -92,8 +90,11 @@ class Training:
         self.collecting = collecting
         if collecting is not None:
             collecting.finished = self._on_collected
-        self.asking = Asking(context, identity, members) if members else None
-        self.answering = Answering(context, identity, members, side) if members else None
+        self.asking: Asking | None = None
+        self.answering: Answering | None = None
+        if members is not None:
+            self.asking = Asking(context, identity, members, len(side.parameters))
+            self.answering = Answering(context, identity, members, side)
         self._services: dict[type[Need], Service[Any]] = {
             NextData: self.computing,
             Gradient: self.computing,
@@ -144,6 +145,7 @@ class Training:
         self.reading.arrived(now)
         self.fetcher.model_changes(self.side.changes_parameters())
         self._place_arrivals()
+        self.reading.go_on(now)
         if self.answering is not None and not self.is_at_work():
             self.answering.serve()
         if self._need is None and not self.parked:
@@ -168,6 +170,8 @@ class Training:
             if not self._leaves:
                 raise TypeError(f"{where}: run() has come to its end") from None
             self.parked = True
+            if self.collecting is not None:
+                self.collecting.cancel()  # The others need not wait for it.
             return
         if type(need) not in self._services:
             raise TypeError(f"{where}: nothing serves {need!r:.80}")
@@ -186,7 +190,7 @@ class Training:
 
     def _leave(self, now: float) -> None:
         """Let the method do what it does before it leaves; then it is not resumed any more."""
-        self._leaves, self._run = True, _generator(self.side.leave())
+        self._leaves, self._run = True, _resumable(self.side.leave())
         self._resume(None, now)
 
     def deadline(self) -> float | None:
@@ -218,6 +222,13 @@ class Training:
     def waits(self) -> Phase:
         """What the method waits for, and for whom."""
         return self.service.phase() if self._need is not None else Phase("starting")
+
+    def has_model(self) -> bool:
+        """Whether what stands here is a model of the run: who joins a group is given it first."""
+        return self.collecting is None or self.collecting.has_model
+
+    def waits_for_group(self) -> bool:
+        return isinstance(self._need, Collective) and not self.parked
 
     def stuck_s(self, now: float) -> float:
         """How long the present batch, evaluation or operation of the engine takes, if far longer
@@ -297,19 +308,20 @@ class Training:
         values |= self.pacing.metrics(now)
         if self.computing.loss is not None:
             values["loss"] = round(self.computing.loss, 6)
-        values["repeated"] = self.context.retries.repeated
+        values["repeated"] = self.context.repeated
         # Who says that it has none has been told that all which it has done is noted.
         values["portions"] = self.portions.not_done() + self.context.retries.count("portion")
         if self.asking is not None and self.answering is not None:
             values["unanswered"] = self.asking.unanswered
             values["answered"] = self.answering.served
         if self.collecting is not None:
-            values["group"] = [self.collecting.generation, len(self.collecting.slots)]
+            group = self.collecting
+            values["group"] = [group.generation, len(group.slots), group.is_made]
             values["sums"] = self.collecting.number
         values["nonfinite_steps"] = self.bad_gradients.steps
         return values
 
 
-def _generator(needs: Iterator[Need]) -> Generator[Need, Any, None]:
-    """The same needs, of something that can be resumed with their results."""
-    yield from needs
+def _resumable(needs: Iterable[Need]) -> Generator[Need, Any, None]:
+    """The same needs; a plain iterable has no use for their results."""
+    return needs if isinstance(needs, Generator) else (need for need in needs)

@@ -6,6 +6,7 @@ and draining; whatever the coordinator asks for may be asked twice.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -82,8 +83,10 @@ PASSING = {"computing", "waiting for data", "fetching", "pushing", RUNNING}
 """
 DETAIL_CHARS_MAX = 16_000
 W = "w"
-OWN_MODEL = (W, "averaged", "constant")
-"""What a replica saves of its model, under the names that shards have in checkpoints."""
+DICE = "dice"
+RESERVED = frozenset({W, "averaged", "constant", DICE})
+"""What a replica saves besides the method's state: of its model, under the names that shards have
+in checkpoints, and where its random numbers are."""
 
 
 class Worker:
@@ -324,10 +327,12 @@ class Worker:
         if saved:
             self._restore_model(side, saved)
             of_engine = engines.of_saved(saved)
-            own = saved.keys() - {*OWN_MODEL, *engines.to_saved(of_engine)}
+            own = saved.keys() - {*RESERVED, *engines.to_saved(of_engine)}
             side.restore({name: saved[name] for name in own})
             if of_engine:
                 self.context.do(RestoreEngine(of_engine))
+            if DICE in saved:
+                side.rng.bit_generator.state = json.loads(saved[DICE].tobytes())
         self.compressor.reseed(*seed)
         self.training = Training(
             context=self.context,
@@ -342,15 +347,17 @@ class Worker:
             averaged=model.averaged,
             push_norm_max=self.job.servers.push_norm_max,
             members=self.members if self.members.connects else None,
-            collecting=self._collecting(identity),
+            collecting=self._collecting(identity, begins=start == "new" or bool(saved)),
         )
 
-    def _collecting(self, identity: Identity) -> Collecting | None:
+    def _collecting(self, identity: Identity, *, begins: bool) -> Collecting | None:
         """The service of the group, if the method has one; a late message may have named it."""
         if "group" not in self.algorithm.shape.links:
             return None
-        timeout_s = self.job.timeouts.silent_s
-        return Collecting(self.context, self.birth.name, identity, timeout_s)
+        return Collecting(
+            self.context, self.birth.name, identity, self.job.timeouts.silent_s, begins=begins,
+            hands_on=self.algorithm.shape.model == "replica",
+        )  # fmt: skip
 
     def _on_group(self, message: m.Group, now: float) -> None:
         if self.training is not None and self.training.collecting is not None:
@@ -400,8 +407,14 @@ class Worker:
     def _on_evaluate(self, message: m.Evaluate, now: float) -> None:
         if self._evaluated is not None and self._evaluated.evaluation == message.evaluation:
             self.context.send(COORDINATOR, self._evaluated)
+        elif self.training is not None and not self.training.has_model():
+            if self.training.parked:  # Else it is asked again.
+                self.context.send(COORDINATOR, self._without_model(message))
         elif self.training is not None and self._evaluation is None:
             self._evaluation = Evaluation.begin(message.evaluation, self.training, now)
+
+    def _without_model(self, message: m.Evaluate) -> m.Evaluated:
+        return m.Evaluated(message.evaluation, self.birth.name, {}, "it has no model of this run")
 
     def _on_buffers(self, message: m.Buffers, now: float) -> None:
         if not self.joining.on_buffers(message, now):
@@ -435,7 +448,15 @@ class Worker:
         if message is None or training.has_unpushed_steps() or training.engines.is_at_work:
             return
         self._save = None
-        arrays = {name: to_host(vector).copy() for name, vector in training.side.state().items()}
+        if not training.has_model():
+            self._saving.without_file(message, "")  # What it has is no model of this run.
+            return
+        side = training.side
+        arrays = {name: to_host(vector).copy() for name, vector in side.state().items()}
+        if taken := RESERVED & arrays.keys():
+            raise TypeError(f"{type(side).__module__}: state() may not name {sorted(taken)}")
+        dice = json.dumps(side.rng.bit_generator.state).encode()
+        arrays[DICE] = np.frombuffer(dice, np.uint8)
         own = self._own_model(training)
         state = {"steps": training.steps}
         if own:
@@ -492,6 +513,8 @@ class Worker:
         peers = {peer for _, peer, _ in self.context.retries.waiting()}
         if self.training is not None and self.training.asking is not None:
             peers |= set(self.training.asking.phase().whom)
+        if self.training is not None and self.training.waits_for_group():
+            peers |= set(self.training.waits().whom)
         return ", ".join(sorted(peers))
 
     def _report_if_due(self, now: float) -> None:

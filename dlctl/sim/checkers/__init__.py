@@ -4,7 +4,8 @@ One promise a file: `ledger` (nothing acknowledged is lost or applied twice), `a
 its push would survive), `terms` (epochs and generations), `samples` (every sample, one living
 holder), `staleness` (as it is reported), `clock` (its bound behind a barrier), `fetches` (a model
 is what the shard was), `liveness` (the run goes on once all is well again), `own_steps` (local SGD
-loses none of them on the way), `tables` (those beside the parameters), `leftovers`.
+loses none of them on the way), `tables` (those beside the parameters), `quorum` (all shards make a
+step with the same pushes), `leftovers`.
 `book` is what several of them know of the workers' pushes.
 """
 
@@ -17,6 +18,7 @@ from dlctl.sim.checkers.ledger import LedgerChecker
 from dlctl.sim.checkers.leftovers import NothingLeft
 from dlctl.sim.checkers.liveness import LivenessChecker
 from dlctl.sim.checkers.own_steps import OwnStepsChecker
+from dlctl.sim.checkers.quorum import QuorumChecker
 from dlctl.sim.checkers.samples import LeasesChecker, SamplesChecker
 from dlctl.sim.checkers.saved import SavedChecker
 from dlctl.sim.checkers.staleness import StalenessChecker
@@ -45,6 +47,7 @@ __all__ = [
     "NothingLeft",
     "OwnStepsChecker",
     "PromiseBroken",
+    "QuorumChecker",
     "SamplesChecker",
     "SavedChecker",
     "StalenessChecker",

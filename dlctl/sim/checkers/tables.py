@@ -9,7 +9,10 @@ import numpy as np
 from dlctl import messages as m
 from dlctl.machine import Effect, Send
 from dlctl.messages import APPLIED, BUFFERED, DUPLICATE, Array
+from dlctl.roles.coordinator.groups import LOST
+from dlctl.roles.coordinator.records import AddEvent
 from dlctl.roles.protocol.effects import Compute
+from dlctl.roles.worker.services.collecting import Collecting
 from dlctl.sim.checkers.base import Checker
 from dlctl.sim.process import Process
 from dlctl.sim.world import World
@@ -103,18 +106,23 @@ class LeadChecker(Checker):
 class GroupChecker(Checker):
     """Of a method whose replicas make the same steps together: at one step all who live have the
     same model, to the last bit, whoever has died in a sum. Who has finished a sum and dies before
-    it could hand it on leaves the others to make it again, without it.
+    it could hand it on leaves the others to make it again, without it. The run fails for want of
+    the model only if nobody who lives has it.
     """
 
     def __init__(self) -> None:
         self._models: dict[int, tuple[Process, Array]] = {}
         """Step -> whoever has computed with a model at it, and that model."""
+        self._workers: dict[Process, Collecting] = {}
 
     def on_effect(self, process: Process, effect: Effect) -> None:
+        if isinstance(effect, AddEvent) and effect.kind == "state" and LOST in effect.text:
+            self._look_who_has_it()
         training = getattr(process.machine, "training", None)
         collecting = getattr(training, "collecting", None)
         if not isinstance(effect, Compute) or training is None or collecting is None:
             return
+        self._workers[process] = collecting
         if collecting._joins or not collecting.number:
             return  # It has not taken part in anything yet.
         step, model = training.side.step, training.side.parameters
@@ -124,6 +132,12 @@ class GroupChecker(Checker):
         if holder.alive and not holder.given_up:
             raise self.broken(f"{process} has another model at step {step} than {holder}")
         self._models[step] = process, model.copy()
+
+    def _look_who_has_it(self) -> None:
+        for process, collecting in self._workers.items():
+            is_there = process.alive and not process.given_up
+            if is_there and collecting.has_model and not process.machine.training.parked:  # type: ignore[attr-defined]
+                raise self.broken(f"the run ends for want of its model, which {process} has")
 
 
 class BufferedChecker(Checker):

@@ -73,7 +73,8 @@ class Clocks(ShardSide):
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
         staleness = max(0, self.shard.version - push.base_version)
         self._clocks[push.slot] = push.clock
-        self.shard.apply(delta)
+        if push.samples:  # Else it only says that nobody has to wait for this replica.
+            self.shard.apply(delta)
         return [Outcome(push.slot, push.epoch, push.seq, APPLIED, staleness)]
 
     def joined(self, slot: int) -> list[Outcome]:
@@ -85,9 +86,6 @@ class Clocks(ShardSide):
     def members(self, slots: frozenset[int]) -> list[Outcome]:
         self._members = slots
         return []
-
-    def waits_for(self) -> frozenset[int]:
-        return frozenset()
 
     def state(self) -> Json:
         return {"clocks": sorted(map(list, self._clocks.items()))}

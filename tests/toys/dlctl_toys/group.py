@@ -33,6 +33,8 @@ class Replica(ReplicaSide):
     def begin(self, start: Start) -> None:
         self.residual = self.residual[:0]
         self.step = 0
+        self._meets = start == "restored"
+        """The others have been saved at other steps, perhaps."""
 
     def state(self) -> dict[str, Vector]:
         return {"step": np.array([self.step], np.float32)}
@@ -43,7 +45,8 @@ class Replica(ReplicaSide):
     def run(self) -> Needs:
         while True:
             data = yield NextData()
-            computed = None if data is None else (yield Gradient())
+            computed = None if data is None or self._meets else (yield Gradient())
+            self._meets = False
             samples = 0 if computed is None else computed.samples
             vector = self.parameters * 0 if computed is None else computed.gradient
             summed: Summed = yield Collective(vector=vector, weight=samples, step=self.step)

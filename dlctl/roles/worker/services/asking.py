@@ -8,7 +8,6 @@ while a gradient is computed, and nothing is answered by a process whose slot ha
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +41,7 @@ def bytes_max(size: int) -> int:
     return MODELS_MAX * 4 * size + MARGIN_BYTES
 
 
-def fault(payload: m.Packed, nbytes_max: float) -> str:
+def fault(payload: m.Packed, nbytes_max: int) -> str:
     """Why these arrays can be neither a question nor an answer; "" if they can."""
     if payload.kind != RAW:
         return f"its arrays are packed as {payload.kind:.20}"
@@ -51,7 +50,7 @@ def fault(payload: m.Packed, nbytes_max: float) -> str:
     if payload.length != sum(array.size for array in payload.arrays):
         return f"it has other than {payload.length} elements"
     if payload.nbytes > nbytes_max:
-        return f"it has {payload.nbytes} bytes; at most {nbytes_max:.0f}"
+        return f"it has {payload.nbytes} bytes; at most {nbytes_max}"
     strange = [str(a.dtype) for a in payload.arrays if a.dtype not in wire.DTYPES]
     return f"{strange[0]} is no type that can be sent" if strange else ""
 
@@ -125,10 +124,8 @@ class Members:
 class Asking:
     """Serves `Ask`: one question at a time."""
 
-    def __init__(
-        self, context: Context, identity: Identity, members: Members, size: int | None = None
-    ) -> None:
-        """size: elements of the model, which answers are measured by; None: of any size."""
+    def __init__(self, context: Context, identity: Identity, members: Members, size: int) -> None:
+        """size: elements of the model, which questions and answers are measured by."""
         self.context = context
         self.identity = identity
         self.members = members
@@ -136,17 +133,12 @@ class Asking:
         """Questions that came to nothing."""
         # An answer waits for the end of a step: that says nothing of how soon others answer.
         self._outstanding = context.measures_apart()
-        self._bytes_max = math.inf if size is None else bytes_max(size)
+        self._bytes_max = bytes_max(size)
         self._number = 0
         self._asked: tuple[int, int] | None = None
         """(slot, epoch) of whom it waits for."""
         self._until = 0.0
         self._answer: tuple[m.Array, ...] | None = None
-
-    @property
-    def repeated(self) -> int:
-        """Questions that were sent again so far."""
-        return self._outstanding.repeated
 
     def begin(self, need: Ask, now: float) -> None:
         """Raises TypeError for a question that nobody would take."""
@@ -174,7 +166,7 @@ class Asking:
 
     def poll(self, now: float) -> tuple[bool, tuple[m.Array, ...] | None]:
         if self._asked is not None and (now >= self._until or self._has_left(*self._asked)):
-            self.cancel()
+            self._give_up()
         self.context.do(*self._outstanding.due(now))
         return self._asked is None, self._answer
 
@@ -192,7 +184,7 @@ class Asking:
             return
         wrong = fault(answer.payload, self._bytes_max)
         if answer.error or wrong:
-            self.cancel()
+            self._give_up()
         else:
             self._outstanding.done(self._key(), now)
             self._asked, self._answer = None, answer.payload.arrays
@@ -208,7 +200,7 @@ class Asking:
         repeat = self._outstanding.deadline()
         return self._until if repeat is None else min(self._until, repeat)
 
-    def cancel(self) -> None:
+    def _give_up(self) -> None:
         if self._asked is not None:
             self.unanswered += 1
             self._outstanding.drop(self._key())
@@ -226,8 +218,6 @@ class Answering:
         self.members = members
         self.side = side
         self.served = 0
-        self.refused = 0
-        """Questions that the method does not take, or has no answer to that could be sent."""
         self._bytes_max = bytes_max(len(side.parameters))
         self._waiting: dict[int, tuple[Peer, m.Ask]] = {}
         """Slot -> its newest question, not answered yet."""
@@ -309,10 +299,7 @@ class Answering:
             if why:  # It would never leave, and whoever asks would wait for nothing.
                 payload, why = pack(()), f"{where} cannot send its answer: {why}"
                 self.context.note("warning", why)
-        if why:
-            self.refused += 1
-        else:
-            self.served += 1
+        self.served += not why
         return self._reply(ask, payload, why[:ERROR_CHARS_MAX])
 
     def _reply(self, ask: m.Ask, payload: m.Packed | None = None, error: str = "") -> m.Answer:

@@ -41,10 +41,6 @@ class Service(Protocol[N]):
         """When to ask again if nothing happens; None: never."""
         ...
 
-    def cancel(self) -> None:
-        """The replica does not wait for it any more: it leaves the run, or is replaced."""
-        ...
-
 
 def check_ranges(ranges: Iterable[Range], size: int) -> None:
     """Raises ValueError unless each has at least one element of a table of this size."""

@@ -52,26 +52,38 @@ class Collecting:
         name: str,
         identity: Identity,
         timeout_s: float,
-        finished: Callable[[], None] = lambda: None,
+        *,
+        begins: bool = False,
+        hands_on: bool = True,
     ) -> None:
-        """timeout_s: so long the others may be silent in a sum that all have begun. finished:
-        called with each.
+        """timeout_s: so long the others may be silent in a sum that all have begun. begins: this
+        replica has the model that the run begins with, or goes on from. hands_on: who joins gets
+        the model from the others, and not from servers.
         """
         self.context = context
         self.name = name
         self.identity = identity
         self.timeout_s = timeout_s
-        self.finished = finished
+        self.finished: Callable[[], None] = lambda: None
+        """Called with each sum."""
+        self._begins = begins
+        self._hands_on = hands_on
+        self._is_new = False
+        """Nothing is trained yet (`Group.is_new`)."""
+        self._is_over = False
+        """This replica makes no more sums."""
         self.generation = 0
         self.slots: tuple[int, ...] = ()
         """Of the members, by rank."""
         self.number = 0
         """Sums that are finished here."""
-        self.rebuilt = 0
-        self._joins = True
-        """This replica has taken part in no sum yet."""
+        self._has_summed = False
+        self._joins = not begins
+        """This replica has taken part in no sum yet, and the others have trained without it."""
         self._is_behind = False
         """It has joined, and no sum with a weight has come since."""
+        self._no_way = ""
+        """Why the newest group could not be made, until one is."""
         self._is_ready = self._is_reducing = False
         self._store = 0, ""
         """The generation whose rendezvous was opened here, and where that is."""
@@ -97,7 +109,8 @@ class Collecting:
     def poll(self, now: float) -> tuple[bool, Summed | None]:
         if self._until is not None and now >= self._until:
             self.context.do(LeaveGroup(self.generation))
-            self._break("the group's thread does not answer", now)
+            why = "" if self._is_ready else m.UNMADE
+            self._break("the group's thread does not answer", now, why)
         if self._result is None and self._need is not None:
             self._reduce_if_ready(self._need, now)
         if self._result is None:
@@ -123,12 +136,24 @@ class Collecting:
         nbytes = 0 if self._vector is None else self._vector.nbytes
         self._until = now + PATIENCE * self.timeout_s + nbytes / BYTES_PER_S_MIN
 
+    @property
+    def is_made(self) -> bool:
+        """Whether the members of the newest group have found each other."""
+        return self._is_ready
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the replica has what the group has come to; or the servers have that."""
+        return not self._hands_on or not (self._joins or self._is_behind)
+
     def phase(self) -> Phase:
         others = tuple(slot for slot in self.slots if slot != self.identity.slot)
+        if self._no_way:
+            return Phase(f"joining its group ({self._no_way})", _names(others))
         if self._is_reducing:
-            whom = others if self._missing is None else self._missing
-            what = "summing" if self._missing is None else "waiting for its group"
-            return Phase(what, _names(whom))
+            if self._missing is None:
+                return Phase("summing")
+            return Phase("waiting for its group", _names(self._missing))
         if self._joined_to == self.generation > 0 and self._until is not None:
             return Phase("joining its group", _names(others))
         return Phase("waiting for its group", (COORDINATOR,))
@@ -140,6 +165,8 @@ class Collecting:
         """The others hear of it from the coordinator, which makes a group without this replica."""
         self._need = self._vector = self._until = None
         self._is_ready = self._is_reducing = False
+        self._is_over = True
+        self.context.retries.drop(BROKEN)
         self.context.do(LeaveGroup(self.generation))
 
     # ------------------------------------------------------------ the group
@@ -156,10 +183,10 @@ class Collecting:
         is_new = message.generation > self.generation
         if is_new:
             self.generation, self.slots = message.generation, message.slots
+            self._is_new = message.is_new
             self._forget_sum()
-            self.rebuilt += 1
             self.context.retries.drop(BROKEN)
-        if self.identity.slot not in self.slots:
+        if self.identity.slot not in self.slots or self._is_over:
             self._note("")
             if is_new:
                 self.context.do(LeaveGroup(self.generation))
@@ -197,10 +224,11 @@ class Collecting:
         if event.result is not None:
             self.on_reduced(event.result, now)
         self.number = event.number
-        # Before the first sum all have the model that the run begins with.
-        self._joins = self._joins and event.number > 0
+        if not self._has_summed:
+            begins = self._begins or self._is_new or not self._hands_on
+            self._joins = event.number > 0 or not begins
         if event.generation == self.generation:
-            self._is_ready, self._until = True, None
+            self._is_ready, self._until, self._no_way = True, None, ""
 
     def on_reduced(self, event: Reduced, now: float) -> None:
         """It counts, whatever generation there is by now: others may have gone on with it."""
@@ -208,8 +236,9 @@ class Collecting:
             return
         if event.generation == self.generation:
             self._is_reducing, self._missing, self._until = False, None, None
-        self._is_behind = self._joins or (self._is_behind and not event.weight)
-        self.number, self._joins = event.number, False
+        is_behind = not event.is_counted or (self._is_behind and not event.weight)
+        self._is_behind = is_behind and self._hands_on
+        self.number, self._joins, self._has_summed = event.number, False, True
         self._result = Summed(
             event.vector, event.weight, event.members, event.step, event.is_counted, event.joined,
             event.first,
@@ -225,16 +254,17 @@ class Collecting:
 
     def on_failed(self, event: GroupFailed, now: float) -> None:
         if event.generation == self.generation:
-            self._break(event.reason, now)
+            self._break(event.reason, now, event.why)
 
-    def _break(self, reason: str, now: float) -> None:
+    def _break(self, reason: str, now: float, why: str) -> None:
+        self._no_way = reason[:REASON_CHARS_MAX] if why == m.UNMADE else ""
         self._forget_sum()
-        self._tell_broken(reason, now)
+        self._tell_broken(reason, now, why)
 
-    def _tell_broken(self, reason: str, now: float) -> None:
+    def _tell_broken(self, reason: str, now: float, why: str = "") -> None:
         me = self.identity
         text = reason[:REASON_CHARS_MAX]
-        message = m.GroupBroken(me.slot, me.epoch, self.generation, text)
+        message = m.GroupBroken(me.slot, me.epoch, self.generation, text, why)
         self.context.ask(BROKEN, COORDINATOR, message, now)
 
 

@@ -93,9 +93,6 @@ class Computing:
         waits = isinstance(self._need, Gradient | NextData) and not self._at_work
         return self.leasing.ask_again_at if waits else None
 
-    def cancel(self) -> None:
-        self._need = None
-
     @property
     def is_computing(self) -> bool:
         return self._at_work is not None
@@ -271,6 +268,3 @@ class Engines:
 
     def deadline(self) -> float | None:
         return None
-
-    def cancel(self) -> None:
-        """What the engine does goes on to its end; nobody waits for it."""

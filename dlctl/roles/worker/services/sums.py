@@ -15,6 +15,14 @@ from typing import NamedTuple
 from dlctl.errors import DlctlError
 from dlctl.roles.protocol.effects import Reduce, Reduced
 
+
+class ModelLost(DlctlError):
+    """No member of the group has what it has come to."""
+
+    def __init__(self) -> None:
+        super().__init__("all replicas that had the model have ended")
+
+
 NEW = -1
 """In place of a number of sums: this member has been in no group yet."""
 
@@ -49,22 +57,19 @@ class Plan(NamedTuple):
     """By rank; 0 for members at another step, and for those that join."""
     joined: int
     first: int
-    """The lowest slot of those that have what the group has come to; of all, if none has."""
+    """The lowest slot of those that have what the group has come to."""
 
 
-def plan_of(rows: Sequence[Row], finished: int) -> Plan:
-    """Those that join, or have just done so, have nothing to say about step and size.
+def plan_of(rows: Sequence[Row]) -> Plan:
+    """Those that join, or have just done so, have nothing to say about step and size. Who is at an
+    older step than others joins, too: replicas save at different steps, and go on from there.
 
-    finished: sums that the group has made. Raises DlctlError if members at one step bring vectors
-    of different sizes, or if nobody has what the group has come to.
+    Raises ModelLost if there is nobody else; DlctlError if members at one step bring vectors of
+    different sizes.
     """
-    members = [row for row in rows if not row.joins]
-    told = [row for row in members if not row.is_behind] or members or list(rows)
-    if finished > 0 and all(row.joins or row.is_behind for row in rows):
-        raise DlctlError(
-            "all replicas that had the model have ended before another one was given it",
-            hint='"dlctl recover" goes on from the newest checkpoint',
-        )
+    told = [row for row in rows if not row.joins and not row.is_behind]
+    if not told:
+        raise ModelLost
     step = max(row.step for row in told)
     sizes = {row.size for row in told if row.step == step}
     if len(sizes) > 1:
@@ -72,8 +77,9 @@ def plan_of(rows: Sequence[Row], finished: int) -> Plan:
             f"at step {step} members of the group sum vectors of sizes {sorted(sizes)}"
         )
     weights = tuple(row.weight if row.step == step and not row.joins else 0.0 for row in rows)
-    joined = sum(row.joins for row in rows)
-    return Plan(sizes.pop(), step, weights, joined, min(row.slot for row in told))
+    joined = sum(row.joins or (row in told and row.step != step) for row in rows)
+    first = min(row.slot for row in told if row.step == step)
+    return Plan(sizes.pop(), step, weights, joined, first)
 
 
 class Claim(NamedTuple):
@@ -136,7 +142,8 @@ class Records:
         members = [claim for claim in known if claim.has(newest, made_in)]
         after = {c.kept_in if c.finished == newest else 0 for c in members}
         counts_after = len(after) == 1 and after != {0}
-        if self.finished == NEW:
+        if self.finished == NEW or (self.finished == 0 and self.kept is None):
+            # It has made no sum, so it has nothing that could be another one's.
             self.finished, self.finished_in = newest, made_in
             if counts_after:
                 self.finished, self.finished_in = newest + 1, after.pop()

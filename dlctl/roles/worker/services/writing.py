@@ -63,6 +63,8 @@ class Writing:
         self.identity = identity
         self.tables = tables
         self.shape = shape
+        self._progress = shape.table(shape.progress) if tables else 0
+        """The table whose pushes hold the steps."""
         self.compressor = compressor
         self.send_queue = send_queue
         self.portions = portions
@@ -79,7 +81,7 @@ class Writing:
         """Of these, those of which a push has taken something, or which count without one."""
         self.newest = -1
         """The number of the newest write that holds all steps before it."""
-        self._number = -1
+        self.number = -1
         """Of the newest write, to whatever table."""
         self._under_way: dict[int, _Pushed] = {}
         self._numbers: dict[tuple[int, int, int], int] = {}
@@ -121,12 +123,10 @@ class Writing:
     def deadline(self) -> float | None:
         return None
 
-    def cancel(self) -> None:
-        self._need = None
-
-    def is_settled(self, table: int) -> bool:
-        """Whether no push to a table is under way."""
-        return all(pushed.table != table for pushed in self._under_way.values())
+    def settled_until(self, table: int) -> int:
+        """All writes to a table up to this number are settled."""
+        under_way = (n for n, pushed in self._under_way.items() if pushed.table == table)
+        return min(under_way, default=self.number + 1) - 1
 
     def is_under_way(self, number: int) -> bool:
         return number in self._under_way
@@ -152,20 +152,20 @@ class Writing:
         """Send it to all shards that have something of it. Returns its number."""
         table = self.shape.table(need.table)
         pieces = self._pieces(need, table)
-        self._number += 1
-        number, steps = self._number, (self.steps_pushed, max(self.steps - 1, 0))
+        self.number += 1
+        number, steps = self.number, (self.steps_pushed, max(self.steps - 1, 0))
         self._under_way[number] = _Pushed(table, steps, len(pieces))
         for client, lo, values in pieces:
             self._send(client, lo, values, need, number, steps)
-        if table == 0:
+        if table == self._progress:
             self.pacing.pushed(number, now)
-        if table == 0 and not need.ranges:
+        if table == self._progress and not need.ranges:
             self.newest = number
             self.portions.pushed(number)
             if need.vector is None and self.has_unpushed_steps():
                 self._refused(number, ASTRAY, "not pushed")
             self.steps_pushed = self.steps
-        if table == 0:
+        if table == self._progress:
             self.pushed()
         return number
 
@@ -210,7 +210,7 @@ class Writing:
     # ------------------------------------------------------------ what becomes of them
 
     def on_ack(self, ack: m.Ack, now: float) -> int | None:
-        """What a server says of a push. Returns the number of a write to the parameters that is
+        """What a server says of a push. Returns the number of a write that holds steps and is
         settled by it. Raises Fenced, and RemoteProtocolError for a table that there is not.
         """
         if ack.table >= len(self.tables):
@@ -222,6 +222,7 @@ class Writing:
             return None
         if ack.table == 0:
             self.context.do(Settled(self.identity.epoch, client.shard, client.settled()))
+        if ack.table == self._progress:
             self.latency.add(took_s)
             self.staleness_sum += ack.staleness
             self.staleness_number += 1
@@ -240,7 +241,7 @@ class Writing:
         if number == self._waits_for and self._need is not None and self._need.wait:
             self._receipts[number] = Receipt(pushed.outcomes)
         self.bad_gradients.settled(number, pushed.table)
-        if pushed.table != 0:
+        if pushed.table != self._progress:
             return None
         self.pacing.settled(number, now)
         return number

@@ -1,7 +1,8 @@
 """A coordinator without daemons, which does what $STAND_IN says, for tests of `start` and `run`.
 
 It is a real process with a real database, log, control socket and checkpoints; only the training is
-missing. `STAND_IN` is one of the functions below; several may be joined by commas.
+missing. `STAND_IN` is one of the functions below; several may be joined by commas. The tests start
+a hundred of them: each imports no more than its scene needs.
 """
 
 from __future__ import annotations
@@ -14,12 +15,8 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import zmq
 
-from dlctl import wire
-from dlctl.messages import Reply
-from dlctl.roles.coordinator.shutdown import stop_reason
 from dlctl.runs import checkpoints, paths
 from dlctl.runs.database import RunDb
 from dlctl.util import processes
@@ -144,6 +141,12 @@ class Coordinator:
 
     def serve(self, timeout_ms: int | None) -> None:
         """Wait for "stop"; then save, say so and end."""
+        if not self.router.poll(timeout_ms):
+            return
+        from dlctl import wire
+        from dlctl.messages import Reply
+        from dlctl.roles.coordinator.shutdown import stop_reason
+
         while self.router.poll(timeout_ms):
             peer, *frames = self.router.recv_multipart()
             request = wire.decode(frames)
@@ -164,6 +167,8 @@ class Coordinator:
             sys.exit(0)
 
     def save(self, step: int) -> None:
+        import numpy as np
+
         number = len(self.db.checkpoints()) + 1
         directory = checkpoints.create(self.directory, step, number)
         arrays = {

@@ -1,0 +1,102 @@
+"""The shard side of a method whose lead decides which pushes of a step count (`Lead.quorum`).
+
+By itself each shard would use the pushes that came to it first, and no two shards the same ones.
+So every shard holds what comes for step t, and tells the coordinator. What all of them hold has
+come. Once the lead has chosen from it, each shard makes the step with just these pushes, in slot
+order, as their mean weighted by samples. All others of step t, and those before it, are LATE.
+
+- A push is that of one process: (clock, slot, epoch). If a worker dies when its push is chosen, all
+  shards hold it, and use it. A shard keeps it beside those of the process that takes its place.
+- A server that dies loses what it held. The next one waits for the chosen pushes: living workers
+  send them again. Of those whose worker has died, too, it does without. This is the one case where
+  two shards differ: as in every method, of a dead worker's last push some shards may have a part.
+- After a checkpoint shards may stand at different steps, as it is not of one moment. Those that are
+  behind are told to pass over to the newest one: a decision for the step before it, without pushes.
+- A refused push has come, and its worker waits for the step: it may be chosen, and the step is made
+  without it on the shard that has refused it.
+
+A replica pushes for the clock that its newest read was of, and reads again until all shards are at
+the same one. What it has pushed settles as APPLIED on all shards or as LATE on all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from dlctl import messages
+from dlctl.algorithms.base import Decision, Outcome
+from dlctl.algorithms.sync import Held, HoldingSide
+from dlctl.messages import HELD, LATE, REFUSED
+from dlctl.shards.base import Shard
+
+
+class Chosen(HoldingSide):
+    """Holds the pushes of step t until the lead has chosen, and makes it with these."""
+
+    asks_lead: ClassVar[bool] = True
+
+    def __init__(self, options: Any, shard: Shard) -> None:
+        super().__init__(options, shard)
+        self._members: frozenset[int] = frozenset()
+        self._held: dict[tuple[int, int, int], Held] = {}
+        """(clock, slot, epoch) -> a push."""
+        self._decision: Decision | None = None
+        """The newest one, while chosen pushes are missing."""
+
+    def held(self) -> list[tuple[int, int, int]]:
+        return sorted(self._held)
+
+    def decided(self, decision: Decision) -> list[Outcome]:
+        if decision.clock >= self.shard.version:
+            self._decision = decision
+        return self._make_step()
+
+    def members(self, slots: frozenset[int]) -> list[Outcome]:
+        self._members = slots
+        return []
+
+    def joined(self, slot: int) -> list[Outcome]:
+        """Of the processes before this one only the last one's pushes are kept: they may have been
+        chosen. A worker that dies again and again takes no more memory.
+        """
+        newest = max((epoch for _, other, epoch in self._held if other == slot), default=0)
+        self._held = {k: h for k, h in self._held.items() if k[1] != slot or k[2] == newest}
+        return []
+
+    def waits_for(self) -> frozenset[int]:
+        """The chosen ones that a server before this one has lost; else who has not pushed yet."""
+        if self._decision is not None:
+            return frozenset(slot for slot, _ in self._missing(self._decision))
+        if not self._held:
+            return frozenset()
+        return self._members - {slot for clock, slot, _ in self._held}
+
+    def _is_in_time(self, push: messages.Push) -> bool:
+        is_over = push.clock < self.shard.version
+        return not is_over and (push.clock, push.slot, push.epoch) not in self._held
+
+    def _hold(self, held: Held) -> list[Outcome]:
+        push = held.push
+        self._held[push.clock, push.slot, push.epoch] = held
+        return [held.outcome(HELD), *self._make_step()]
+
+    def _missing(self, decision: Decision) -> frozenset[tuple[int, int]]:
+        """The (slot, epoch) of chosen pushes that will come again."""
+        here = {(slot, epoch) for clock, slot, epoch in self._held if clock == decision.clock}
+        return decision.used - decision.gone - here
+
+    def _make_step(self) -> list[Outcome]:
+        decision = self._decision
+        if decision is None or self._missing(decision):
+            return []
+        self._decision = None
+        chosen: list[Held] = []
+        late: list[Held] = []
+        for key in sorted(self._held):
+            clock, *process = key
+            if clock <= decision.clock:
+                is_used = clock == decision.clock and tuple(process) in decision.used
+                (chosen if is_used else late).append(self._held.pop(key))
+        self.shard.version = decision.clock
+        dropped = [held.outcome(REFUSED if held.gradient is None else LATE) for held in late]
+        return [*dropped, *self._update(chosen)]

@@ -1,0 +1,51 @@
+"""One decider: every shard makes a step with the same pushes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlctl import messages as m
+from dlctl.algorithms.base import Process as Worker
+from dlctl.machine import Effect, Send
+from dlctl.sim.checkers.base import Checker
+from dlctl.sim.process import Process
+
+Used = frozenset[Worker]
+
+
+class QuorumChecker(Checker):
+    """For methods whose shard sides say of `newest_step` what it was made with. A decision is never
+    changed, and carried out by all shards; but for pushes of the dead that a server has lost.
+    """
+
+    def __init__(self) -> None:
+        self._decided: dict[int, Used] = {}
+        self._gone: set[Worker] = set()
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        match effect:
+            case Send(_, m.Decided() as decided):
+                self._on_decided(decided)
+            case Send(_, m.Holding(shard)):
+                step = process.machine.serving.side.newest_step  # type: ignore[attr-defined]
+                if step is not None:
+                    self._on_step(shard, *step)
+
+    def _on_decided(self, decided: m.Decided) -> None:
+        used, gone = _workers(decided.used), _workers(decided.gone)
+        self._gone |= gone
+        before = self._decided.setdefault(decided.clock, used)
+        if used != before:
+            text = f"for clock {decided.clock} first {sorted(before)} counted, then {sorted(used)}"
+            raise self.broken(text)
+
+    def _on_step(self, shard: int, clock: int, used: Used) -> None:
+        decided = self._decided.get(clock, frozenset())
+        if used - decided or decided - used - self._gone:
+            raise self.broken(
+                f"server-{shard} made step {clock} with {sorted(used)}, and not {sorted(decided)}"
+            )
+
+
+def _workers(numbers: Any) -> Used:
+    return frozenset((slot, epoch) for slot, epoch in numbers.reshape(-1, 2).tolist())

@@ -1,0 +1,194 @@
+"""What a driven method has come to is played back, and nothing is done twice."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+
+import pytest
+
+from dlctl import messages as m
+from dlctl.algorithms.base import BatchRequest, Change, Lead, Snapshot, Sum, Table, VectorRequest
+from dlctl.errors import DlctlError
+from dlctl.machine import Send
+from dlctl.roles.coordinator.driven import DrivenMethod
+from dlctl.roles.coordinator.leases import PortionPool
+from dlctl.roles.protocol.context import Context
+
+SERVERS = 2
+TABLES = [Table(name="w", rule="lead"), Table(name="g", rule="lead")]
+NORM = VectorRequest((Change("copy", "w", "g", 2.0),), (Sum("dot", "g", "g"), Sum("norm1", "g")))
+
+
+@dataclass(slots=True)
+class Counting(Lead):
+    """Batches and norms in turn; a snapshot after each second round."""
+
+    rounds: int = 0
+    seen: tuple[float, ...] = ()
+
+    def state(self):
+        return {"rounds": self.rounds, "seen": list(self.seen)}
+
+    def resume(self, state):
+        self.rounds, self.seen = state["rounds"], tuple(state["seen"])
+
+    def drive(self):
+        while self.rounds < 4:
+            losses, samples = yield BatchRequest()
+            dot, norm = yield NORM
+            self.seen += (losses, samples, dot, norm)
+            self.rounds += 1
+            if self.rounds % 2 == 0:
+                yield Snapshot()
+        return "four rounds"
+
+
+class Driver:
+    """One coordinator with the method, and what it has sent."""
+
+    def __init__(self, before: Driver | None = None, *, is_recut: bool = False) -> None:
+        self.context = Context(resend_s=1.0)
+        self.lead = Counting(None)
+        self.pool = PortionPool(20, 10, limit=0)
+        journal = {}
+        if before is not None:
+            self.lead.resume(json.loads(json.dumps(before.driven.state())))
+            journal = json.loads(json.dumps(before.driven.to_json()))
+            portions = [] if is_recut else before.pool.done()
+            self.pool.restore(before.pool.complete_epochs(), portions)
+        self.driven = DrivenMethod(
+            self.context, self.lead, self.pool, TABLES, SERVERS, journal, is_recut=is_recut
+        )
+        self.driven.advance(0.0)
+
+    def sent(self) -> list[m.VectorOp]:
+        effects = self.context.clear()
+        return [e.message for e in effects if isinstance(e, Send)]
+
+    def answers(self, number: int, *partials: tuple[float, ...]) -> None:
+        for shard, sums in enumerate(partials):
+            self.driven.on_result(m.VectorResult(number, shard, number, sums), 0.0)
+
+    def portion(self, loss: float) -> None:
+        taken = self.pool.take(0)
+        assert taken is not None
+        self.pool.finish(taken.data_epoch, taken.portion)
+        self.driven.on_portion(
+            m.PortionDone(0, 1, taken.data_epoch, taken.portion, 1, taken.stop - taken.start, loss)
+        )
+
+    def one_round(self, number: int) -> None:
+        self.portion(1.0)
+        self.portion(2.0)
+        self.driven.advance(0.0)
+        self.answers(number, (1.0, 2.0), (10.0, 20.0))
+        self.driven.advance(0.0)
+
+
+def test_a_sum_is_that_of_all_shards_and_a_batch_that_of_its_portions():
+    driver = Driver()
+    assert driver.sent() == []
+    assert driver.pool.limit == 2
+    driver.portion(1.0)
+    driver.portion(2.0)
+    assert driver.sent() == [], "nothing begins by itself: a checkpoint may be under way"
+    driver.driven.advance(0.0)
+    op = m.VectorOp(1, ("copy", "dot", "norm1"), ("w", "g", "g"), ("g", "g", ""), (2.0, 0.0, 0.0))
+    assert driver.sent() == [op] * SERVERS
+    driver.answers(1, (1.0, 2.0), (10.0, 20.0))
+    assert driver.lead.seen == (3.0, 20, 11.0, 22.0)
+
+
+def test_answers_that_are_late_repeated_or_of_the_wrong_length_count_for_nothing():
+    driver = Driver()
+    driver.one_round(1)
+    driver.portion(1.0)
+    driver.portion(1.0)
+    driver.driven.advance(0.0)
+    driver.answers(1, (5.0, 5.0), (5.0, 5.0))
+    driver.driven.on_result(m.VectorResult(2, 0, 2, (5.0,)), 0.0)
+    driver.driven.on_result(m.VectorResult(2, 7, 2, (5.0, 5.0)), 0.0)
+    for _ in range(3):
+        driver.driven.on_result(m.VectorResult(2, 0, 2, (1.0, 1.0)), 0.0)
+    assert driver.lead.rounds == 1
+    driver.driven.on_result(m.VectorResult(2, 1, 2, (1.0, 1.0)), 0.0)
+    assert driver.lead.seen[-2:] == (2.0, 2.0)
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2, 3])
+@pytest.mark.parametrize("where", ["before a portion", "in a batch", "in an operation"])
+def test_who_comes_next_goes_on_with_the_request_that_there_was(rounds, where):
+    first, alone = Driver(), Driver()
+    for number in range(4):
+        alone.one_round(number + 1)
+    for number in range(rounds):
+        first.one_round(number + 1)
+    if where != "before a portion":
+        first.portion(1.0)
+    if where == "in an operation":
+        first.portion(2.0)
+        first.driven.advance(0.0)
+    first.sent()
+    second = Driver(first)
+    assert [op.number for op in second.sent()] == [rounds + 1] * 2 * (where == "in an operation")
+    if where == "before a portion":
+        second.portion(1.0)
+    if where != "in an operation":
+        second.portion(2.0)
+        second.driven.advance(0.0)
+    second.answers(rounds + 1, (1.0, 2.0), (10.0, 20.0))
+    second.driven.advance(0.0)
+    for number in range(rounds + 1, 4):
+        second.one_round(number + 1)
+    assert second.lead.seen == alone.lead.seen
+    assert second.driven.over == alone.driven.over == "four rounds"
+
+
+def test_with_other_portions_the_batch_begins_anew_under_a_greater_number():
+    first = Driver()
+    first.one_round(1)
+    first.portion(7.0)
+    second = Driver(first, is_recut=True)
+    assert second.pool.take(0).data_epoch == 2, "batch 1 had begun, and is given up"
+    second.pool.release(0)
+    second.one_round(2)
+    assert second.lead.seen[4:6] == (3.0, 20)
+    third = Driver(second)
+    assert third.pool.limit == second.pool.limit
+    assert third.lead.seen == second.lead.seen
+
+
+def test_a_portion_without_a_loss_makes_the_batch_infinite():
+    driver = Driver()
+    driver.portion(math.nan)
+    again = Driver(driver)
+    again.portion(2.0)
+    assert again.driven.to_json()["results"] == [["inf", "20"]]
+
+
+def test_a_table_that_there_is_not_is_an_error_of_the_method():
+    lead = Counting(None)
+    with pytest.raises(DlctlError, match='names a table "g"'):
+        DrivenMethod(
+            Context(1.0), lead, PortionPool(20, 10, limit=0), TABLES[:1], SERVERS,
+            {"results": [["1.0", "20"]]},
+        )  # fmt: skip
+
+
+def test_a_journal_of_another_method_is_one_error():
+    with pytest.raises(DlctlError, match="cannot be played back"):
+        DrivenMethod(
+            Context(1.0), Counting(None), PortionPool(20, 10, limit=0), TABLES, SERVERS,
+            {"results": [["1.0", "20"], ["1.0"]]},
+        )  # fmt: skip
+
+
+def test_a_coordinator_that_has_lost_what_it_wrote_says_so_and_does_not_wait_for_ever():
+    driver = Driver()
+    driver.portion(1.0)
+    driver.portion(2.0)
+    driver.driven.advance(0.0)
+    with pytest.raises(DlctlError, match="has done vector operation 9"):
+        driver.driven.on_result(m.VectorResult(1, 0, 9, ()), 0.0)

@@ -1,0 +1,80 @@
+"""toy-quorum: synchronous SGD with backup workers, in small (Chen et al., 2016).
+
+    replica, at clock t:  push the gradient for t; what became of it is the same on all shards
+    lead:                 all members but `backups` have come: these count
+    shard:                w_{t+1} = w_t - eta * mean of the chosen gradients
+
+It guards the one decider of all shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge
+
+from dlctl.algorithms.base import Lead, Method, Needs, Outcome, Process, ReplicaSide
+from dlctl.algorithms.needs import Gradient, NextData, Read, Receipt, View, Write
+from dlctl.algorithms.quorum import Chosen
+from dlctl.algorithms.sync import Held
+from dlctl.messages import APPLIED, DUPLICATE
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    backups: Annotated[int, Ge(0)] = 0
+    """Workers that nobody waits for."""
+
+
+class Replica(ReplicaSide):
+    def changes_parameters(self) -> bool:
+        return False
+
+    def run(self) -> Needs:
+        yield NextData()  # Who has asked for data is a member.
+        clock = yield from self._meet(0)
+        while True:
+            computed = yield Gradient()
+            samples = 0
+            if computed is not None:
+                self.residual += computed.gradient
+                samples = computed.samples
+            vector = self.residual if samples else None
+            receipt: Receipt = yield Write(vector=vector, samples=samples, clock=clock, wait=True)
+            kinds = {APPLIED if kind == DUPLICATE else kind for kind in receipt.outcomes.values()}
+            assert len(kinds) == 1, f"push of clock {clock}: {receipt.outcomes}"
+            clock = yield from self._meet(clock + 1)
+
+    def _meet(self, at_least: int) -> Generator[Read, View, int]:
+        """Read until all shards are at the same clock; returns it."""
+        while True:
+            view = yield Read(wait=True, at_least=at_least)
+            if view.clock_min == view.clock_max:
+                return view.clock_max
+            at_least = view.clock_max
+
+
+class Shard(Chosen):
+    newest_step: tuple[int, frozenset[Process]] | None = None
+    """Its clock, and whose pushes it was made with; a checker compares the shards."""
+
+    def _update(self, held: Sequence[Held]) -> list[Outcome]:
+        used = frozenset((h.push.slot, h.push.epoch) for h in held)
+        self.newest_step = self.shard.version, used
+        return super()._update(held)
+
+
+class Counting(Lead):
+    def quorum(
+        self, clock: int, came: frozenset[int], members: frozenset[int]
+    ) -> frozenset[int] | None:
+        """Called whenever another one comes: the first of them, or if several come at once the
+        lowest slots.
+        """
+        enough = max(1, len(members) - self.options.backups)
+        return frozenset(sorted(came)[:enough]) if len(came) >= enough else None
+
+
+QUORUM = Method(Options=Options, replica=Replica, shard=Shard, lead=Counting)
