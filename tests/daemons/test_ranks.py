@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -56,8 +57,9 @@ class House:
         )
         (path / "job.json").write_text(json.dumps(config.to_dict(self.job)))
         self.told: list[Any] = []
+        self._is_told = threading.Event()
         self.ranks = Ranks(
-            count, self.told.append, self.told.append, directory=path, name="worker-0",
+            count, self._tell, self._tell, directory=path, name="worker-0",
             incarnation=1, ready_s=ready_s, silent_s=silent_s,
         )  # fmt: skip
 
@@ -77,11 +79,12 @@ class House:
         return make_engine(self.job, target, replica, 0, len(self.ranks), group)
 
     def until_told(self) -> Any:
-        deadline = time.monotonic() + COMES_S
-        while not self.told:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        assert self._is_told.wait(COMES_S)
         return self.told[0]
+
+    def _tell(self, event: Any) -> None:
+        self.told.append(event)
+        self._is_told.set()
 
     def until_built(self) -> None:
         self.ranks._await(BUILT, "to build its model", time.monotonic() + COMES_S)
