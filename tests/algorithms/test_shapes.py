@@ -104,7 +104,7 @@ class RunsAnEngine(ReplicaSide):
 def test_what_a_replica_needs_is_in_the_shape(replica: type[ReplicaSide], what: str) -> None:
     alone = Method(Options=dict, replica=replica, shape=Shape(tables=(), model="replica"))
     assert faults_of(alone) == [f"it {what}"]
-    shape = replace(DOWNPOUR.shape, links=frozenset({"peers", "group"}), engine="x:Y")
+    shape = replace(DOWNPOUR.shape, links=frozenset({"peers", "group"}), engine="x:Y", twin="x:Z")
     assert faults_of(replace(DOWNPOUR, replica=replica, shape=shape)) == []
 
 

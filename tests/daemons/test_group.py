@@ -7,8 +7,10 @@ import socket
 import time
 
 import numpy as np
+import psutil
 import pytest
 from group_member import (
+    COMES_S,
     CONT,
     HOST,
     KILL,
@@ -107,9 +109,18 @@ def test_a_member_that_stands_still_holds_up_nobody_in_the_next_generation(stopp
         assert back.process.exitcode == 3
 
 
+def assert_stands_still(member: Member) -> None:
+    process, until = psutil.Process(member.process.pid), time.monotonic() + COMES_S
+    while process.status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < until
+        member.pipe.poll(0.05)
+
+
 @pytest.mark.parametrize("hangs", [0, 2], ids=["with the store", "without the store"])
 def test_one_that_hangs_in_the_midst_of_a_sum_is_given_up_in_the_time_of_the_group(hangs):
-    """And not in that of gloo, which is half an hour."""
+    """And not in that of gloo, which is half an hour. Who waits for the store of one that hangs
+    hears when that is killed, as the coordinator does for its silence.
+    """
     with Members(3) as members:
         members.join(1, members.all, timeout_s=2.0)
         members.all[hangs].do(HangInSum())
@@ -117,6 +128,9 @@ def test_one_that_hangs_in_the_midst_of_a_sum_is_given_up_in_the_time_of_the_gro
             member.reduce(1, vector_of(member.slot))
         begun = time.monotonic()
         others = [member for member in members.all if member.slot != hangs]
+        if hangs == 0:
+            assert_stands_still(members.all[0])
+            members.all[0].signal(KILL)
         for member in others:
             assert member.hears(GroupFailed).why == ""
         members.join(2, others, timeout_s=2.0)
