@@ -23,10 +23,18 @@ Read the code in this order; it is the way of one gradient:
             > roles (coordinator | server | worker | agent > protocol) > algorithms > runs
             > shards > optim > compress > wire > machine > messages | flat > config > util > errors
 
-`dlctl/roles/coordinator/coordinator.py` is the control plane (membership, leases, settings,
-checkpoints), and `dlctl/machine.py` the contract that all four roles keep. Everything under
-`dlctl/` but `cli/`, `launch/`, `control/` and `runs/` is pure: sockets, clocks, threads and torch
-live in `daemons/`, and `dlctl/sim/` runs the same roles in virtual time.
+Everything under `dlctl/` but `cli/`, `launch/`, `control/` and `runs/` is pure: sockets, clocks,
+threads and torch live in `daemons/`, and `dlctl/sim/` runs the same roles in virtual time. All four
+roles keep one contract, `dlctl/machine.py`. The control plane is `dlctl/roles/coordinator/`:
+
+    coordinator.py       an event comes in, what follows from it goes out
+    membership.py        daemons, their states and epochs       failure_detector.py   who is dead
+    scheduler.py         which worker leases which portion      leases.py             the portions
+    checkpointing.py     when, and who saves                    settings.py           `dlctl set`
+    persistence.py       what the next coordinator has to know  shutdown.py           how a run ends
+
+An epoch is one process of a worker slot, by which older ones are fenced; a data epoch is one pass
+over the dataset. A portion is a range of the data, a shard a range of the parameters on a server.
 """
 
 __version__ = "0.1.0"
