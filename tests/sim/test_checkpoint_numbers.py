@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from simulated import ACCOUNT, job_file, ledger_checkers
 
 from dlctl.roles.coordinator.records import BeginCheckpoint, CompleteCheckpoint
 from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import Ledger
 from dlctl.sim.simulation import Simulation
+
+pytestmark = pytest.mark.long
 
 EPOCHS = 12
 

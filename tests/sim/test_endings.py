@@ -27,6 +27,8 @@ from dlctl.sim.problems import LeastSquares, WithBuffers, layout_of
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
 
+pytestmark = pytest.mark.long
+
 STOP = {"checkpoint": True, "grace_s": 30.0}
 
 

@@ -18,6 +18,8 @@ from dlctl.sim.problems import LeastSquares, Ledger
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.states import KeptStates
 
+pytestmark = pytest.mark.long
+
 COMPUTE = ComputeOptions(step_s=0.1, build_s=0.1)
 
 

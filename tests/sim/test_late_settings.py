@@ -14,6 +14,8 @@ from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import LeastSquares
 from dlctl.sim.simulation import Simulation
 
+pytestmark = pytest.mark.long
+
 CUT_S, HEAL_S, LOOK_S = 10.0, 20.0, 25.0
 
 

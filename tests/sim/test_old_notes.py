@@ -24,6 +24,8 @@ from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.problems import Ledger
 from dlctl.sim.simulation import Outcome, Simulation
 
+pytestmark = pytest.mark.long
+
 SECONDS, LOOK_S = 24.0, 20.0
 FULL_S, FREE_S = 2.0, 6.0
 DIES_AT_S = 4.0

@@ -9,6 +9,8 @@ from dlctl.sim.drivers import ComputeOptions
 from dlctl.sim.problems import LeastSquares
 from dlctl.sim.simulation import Simulation
 
+pytestmark = pytest.mark.long
+
 LIVES_S = 12.0
 """At work, so long that the death of a process is none of its start."""
 
