@@ -262,6 +262,8 @@ class Shard:
         self.history = History(self.size)
         """What the newest updates changed. It does not survive, either."""
         self._alarm = Alarm()
+        # To ask a protocol takes as long as a tenth of a sparse update.
+        self._sweeping = optimizer if isinstance(optimizer, Sweeping) else None
 
     @property
     def w(self) -> Array:
@@ -319,7 +321,7 @@ class Shard:
         self.version += 1
 
     def _sweeps_next(self) -> bool:
-        return isinstance(self.optimizer, Sweeping) and self.optimizer.sweeps_next()
+        return self._sweeping is not None and self._sweeping.sweeps_next()
 
     def _look_for_what_is_not_finite(self) -> None:
         self._alarm.has_rung = False

@@ -89,7 +89,7 @@ def test_every_third_push_is_one_update_by_the_mean_of_three(name, place, pushes
     """Whatever elements the third one has, the others' are in it, too."""
     _, shard = begun(name, place)
     _, plain = begun(name, InOneMemory)
-    plain.optimizer = plain.optimizer.inner
+    plain = Shard(plain.optimizer.inner, plain.storage)
     buffer = np.zeros(SIZE, np.float32)
     for number, delta in enumerate(PUSHES[pushes], 1):
         shard.apply(delta)
