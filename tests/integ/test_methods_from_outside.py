@@ -107,13 +107,13 @@ def test_a_second_table_survives_the_deaths_of_server_worker_and_coordinator(
 
 
 def test_replicas_that_ask_each_other_need_no_servers(place: Workplace) -> None:
-    place.job(stop=ENDLESS, workers=2, servers=0, algorithm=algorithm("toy-ring"))
+    place.job(stop=ENDLESS, workers=3, servers=0, algorithm=algorithm("toy-ring"))
     place.start()
     place.until_step(8)
     kill(place, "worker-1")
     stop(place)
     assert place.run()["evaluation"]["accuracy"] >= 0.85
-    models = [kept(place, f"worker-{slot}.safetensors")["w"] for slot in range(2)]
+    models = [kept(place, f"worker-{slot}.safetensors")["w"] for slot in range(3)]
     apart = max(np.abs(model - models[0]).max() for model in models)
     assert 0 < apart < 0.5 * np.abs(models[0]).max(), "they go on from each other's models"
     exported = place.dlctl("checkpoint", "export", "-o", "model.safetensors")
