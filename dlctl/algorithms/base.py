@@ -116,13 +116,21 @@ class Shape:
         return PEERS_MAX if "peers" in self.links else COUNT_MAX
 
     def check_sizes(self, layout: Layout) -> None:
-        """Raises DlctlError for a table that would be empty with this model."""
+        """Raises DlctlError for a table that would be empty with this model, or for those of a lead
+        that are not cut alike.
+        """
         for table in self.tables:
             if (size := table.size(layout)) < 1:
                 raise DlctlError(
                     f'the method\'s table "{table.name}" has {size} elements with this model',
                     hint="its size() must be 1 or more",
                 )
+        of_lead = {t.name: t.size(layout) for t in self.tables if t.rule in ("lead", "parts")}
+        if len(set(of_lead.values())) > 1:
+            raise DlctlError(
+                f"the method's tables {', '.join(of_lead)} are not of one size",
+                hint="the lead's operations need that: give them the same size()",
+            )
 
     def tables_of(self, options: Any) -> tuple[Table, ...]:
         """All tables, with these options: their order is that of their numbers."""
@@ -393,7 +401,8 @@ class ShardSide(ABC):
 class Change(NamedTuple):
     """What one operation does to a table, element by element, in the table's dtype.
 
-    copy: y = a * x. axpy: y += a * x. mul: y *= x.
+    copy: y = a * x. axpy: y += a * x. The target is a table of rule "lead" or "parts". What would
+    not be finite is not kept: the run fails.
     """
 
     op: str

@@ -8,8 +8,10 @@ order, as their mean weighted by samples. All others of step t, and those before
 - A push is that of one process: (clock, slot, epoch). If a worker dies when its push is chosen, all
   shards hold it, and use it. A shard keeps it beside those of the process that takes its place.
 - A server that dies loses what it held. The next one waits for the chosen pushes: living workers
-  send them again. Of those whose worker has died, too, it does without. This is the one case where
-  two shards differ: as in every method, of a dead worker's last push some shards may have a part.
+  send them again. Of those whose worker has died, too, it does without. So does a shard that has
+  seen two more processes of a worker come and push before it hears that the first was chosen. In
+  these cases two shards differ: as in every method, of a dead worker's last push some may have a
+  part.
 - After a checkpoint shards may stand at different steps, as it is not of one moment. Those that are
   behind are told to pass over to the newest one: a decision for the step before it, without pushes.
 - A refused push has come, and its worker waits for the step: it may be chosen, and the step is made

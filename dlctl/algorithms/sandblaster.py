@@ -35,8 +35,10 @@ Rules:
 - "w" moves only between two batches, and a batch is not over while a living replica holds a portion
   of it. So one fetch per batch is enough, and no gradient is of a mixture of two points.
 - s and y are of the points that the replicas saw, rounded to float32, not of the exact t d.
-- Operations are made once, and the coordinator plays back what it has on record: the trajectory
-  does not depend on whose death comes when (`roles/coordinator/driven.py`). An operation and the
+- Operations are made once, and the coordinator plays back what it has on record: but for rounding
+  (portions and losses are added as they come) the trajectory does not depend on whose death comes
+  when (`roles/coordinator/driven.py`). A stop in the middle of a search leaves the point that is
+  being tried in "w"; the run goes on with that trial. An operation and the
   next sum that does not wait for another one go in one round trip: 2m + 1 of them for a direction.
 
 Where the paper says nothing: m, the line search and its c1 are ours. The first step along a
@@ -90,7 +92,7 @@ class Options:
     iterations: Annotated[int, Ge(1)] = 100
     """Steps to other parameters after which the run has finished. Each takes a pass over the
     dataset or a few; `epochs`, `steps` and `samples` of job.stop are not looked at."""
-    history: Annotated[int, Ge(1), Le(1000)] = 10
+    history: Annotated[int, Ge(1), Le(300)] = 10
     """Pairs of vectors that the curvature is known from, m; the servers keep one more."""
     gradient_norm_min: Annotated[float, Ge(0)] = 1e-5
     """Euclidean norm of the gradient of the mean loss at which the run has finished."""

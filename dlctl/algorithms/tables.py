@@ -49,6 +49,9 @@ def side_of(table: Table, method: Method, options: Any, shard: Shard) -> ShardSi
             return Server(options, shard)
 
 
+PASSED_OVER_MAX = 1000
+"""Batches in a row of which a shard gets nothing, as all their gradients are of no use: a clock
+that is further ahead is an error, and would have all that follow count as late."""
 PARTS_MAX = 2**17
 """Of one clock: which of them have come is in every commit."""
 
@@ -77,6 +80,8 @@ class Parts(ShardSide):
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
         if push.portion >= PARTS_MAX:
             return self.left_out(push, f"it is part {push.portion}; there are {PARTS_MAX} at most")
+        if push.clock > self._clock + PASSED_OVER_MAX:
+            return self.left_out(push, f"it is of batch {push.clock}, the newest is {self._clock}")
         is_newer, part = push.clock > self._clock, 1 << push.portion
         kind = LATE
         if is_newer or (push.clock == self._clock and not self._parts & part):

@@ -79,6 +79,7 @@ class Simulation:
             checker.at_start(self.world)
         if past is None:
             past = self.store.past()
+            self.store.memory.clear()
             self.store.states.clear()  # As `dlctl start`: it goes on from a checkpoint, or anew.
         self._past = past
         self.injector = Injector(self.world, faults or Faults())

@@ -21,6 +21,7 @@ from dlctl.errors import RemoteProtocolError, UsageError
 from dlctl.messages import APPLIED, LATE, REFUSED
 from dlctl.roles.coordinator.leases import PortionPool
 from dlctl.roles.worker.leases import Portion
+from dlctl.shards.base import Diverged
 from dlctl.sim.problems import Batch, LeastSquares, Logistic, batch_rows
 
 
@@ -559,6 +560,21 @@ def test_an_operation_that_makes_no_sense_changes_nothing(shards, wrong):
     with pytest.raises(RemoteProtocolError):
         shards.vectors[0].run(wrong)
     assert shards.vectors[0].run(op(1, Change("copy", "x", "g"))) == ()
+
+
+def test_a_change_that_would_not_be_finite_is_kept_nowhere(shards):
+    shards.put("x", np.array([1.0, 1e200, 1.0, 1.0]))
+    with pytest.raises(Diverged, match='made "w" infinite'):
+        shards.vectors[0].run(op(1, Change("copy", "x", "w")))
+    assert not shards.whole().any()
+    assert shards.vectors[0].newest == 0
+
+
+def test_a_push_of_a_batch_far_ahead_is_refused_and_the_next_ones_count(shards):
+    shards.push(write(8, 2**40, 0), ONES, (0, 1, 0))
+    shards.push(write(8, 0, 0), ONES, (1, 1, 0))
+    outcomes = shards.tables[1].outcomes
+    assert (outcomes[0, 0, 1, 0], outcomes[0, 1, 1, 0]) == ([REFUSED], [APPLIED])
 
 
 def test_the_sum_of_magnitudes_is_taken_over_all_shards(shards):

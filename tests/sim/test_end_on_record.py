@@ -65,7 +65,12 @@ def test_a_run_that_is_over_waits_for_room_and_says_for_what(hosts):
 
     def look() -> None:
         assert client.reply is not None
-        said.extend([world.process(COORDINATOR).machine.status.waiting(), client.reply.result])
+        said.extend(
+            [
+                world.process(COORDINATOR).machine.status.waiting(world.timeline.now),
+                client.reply.result,
+            ]
+        )
 
     simulation.at(7.0, look)
     outcome = simulation.run(200.0)

@@ -236,14 +236,19 @@ def test_a_stopped_run_is_saved_and_goes_on_from_where_it_was(undisturbed):
     np.testing.assert_allclose(second.weights, best, atol=1e-5)
 
 
+AT_RELEASE = Moment(name="coordinator", kind="LeaseRequest", count=1, direction="received")
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["", "the coordinator dies before the release"])
 @pytest.mark.parametrize("servers", [2, 3])
-@pytest.mark.parametrize("portion_batches", [2, 3])
+@pytest.mark.parametrize("portion_batches", [1, 2, 3])
 def test_a_run_that_ended_in_the_middle_of_a_batch_goes_on_with_other_servers_and_portions(
-    undisturbed, servers, portion_batches
+    undisturbed, servers, portion_batches, dies
 ):
     """The batch is gone on with, or begun anew where nobody can tell what is in it."""
-    first = Simulation(job(), problem(), seed=1)
-    first.request(1.1, "stop", {"grace_s": 0.0})
+    slow = {("worker-1", "server-1"): Link(latency_s=0.15)}
+    first = Simulation(job(), problem(), seed=1, network=NetworkOptions(links=slow))
+    first.request(1.3, "stop", {"grace_s": 0.0})
     store = first.run().store
     manifest = store.manifests[store.newest()]
     assert manifest["data"]["portions"], "a batch is under way"
@@ -251,6 +256,9 @@ def test_a_run_that_ended_in_the_middle_of_a_batch_goes_on_with_other_servers_an
         3, servers, batch_size=8, portion_batches=portion_batches,
         algorithm=("sandblaster", {"iterations": 6, "gradient_norm_min": 0.0}),
     )  # fmt: skip
-    second = Simulation(more, problem(), seed=2, store=store, checkers=(NothingLeft(),)).run()
+    faults = Faults(moments=(AT_RELEASE,)) if dies else None
+    second = Simulation(
+        more, problem(), seed=2, store=store, faults=faults, checkers=(NothingLeft(),)
+    ).run()
     assert (second.state, second.reason) == ("finished", "6 iterations are done")
     assert np.abs(second.weights - undisturbed.weights).max() <= 1e-6

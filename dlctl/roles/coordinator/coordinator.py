@@ -309,14 +309,16 @@ class Coordinator:
             ):
                 self.change_state("running", "", now)
                 self.notify_members()
-                self._release(now)
+                self.scheduler.release(now)
                 self.registration.restore, self.registration.under_way = "", True
                 self.checkpointing.schedule(now)
             elif now - self.run.started_at > self.run.job.timeouts.ready_s:
                 self.end("failed", self.status.not_ready(), now)
         elif self.run.is_working:
             self._update_health(now)
-            if reason := self.scheduler.enough(now):
+            if fault := self.scheduler.failed():
+                self.end("failed", fault, now)
+            elif reason := self.scheduler.enough(now):
                 self.end("finished", reason, now)
             elif self.checkpointing.is_due(now):
                 self.begin_checkpoint(now, None)
@@ -324,12 +326,6 @@ class Coordinator:
                 self.evaluations.begin(now)
             if self.run.shutdown is None and not self.checkpointing.active:
                 self.scheduler.drive(now)
-
-    def _release(self, now: float) -> None:
-        try:
-            self.scheduler.release(now)
-        except DlctlError as error:
-            self.end("failed", f"{error.message}; {error.hint}", now)
 
     def _update_health(self, now: float) -> None:
         state, reason = self.status.health()
@@ -361,10 +357,7 @@ class Coordinator:
         self.context.send(peer, m.PortionNoted(done.data_epoch, done.portion))
 
     def _on_vector_result(self, peer: Peer, message: m.VectorResult, now: float) -> None:
-        try:
-            self.scheduler.on_vector_result(message, now)
-        except DlctlError as error:
-            self.end("failed", f"{error.message}; {error.hint}", now)
+        self.scheduler.on_vector_result(message, now)
 
     def begin_checkpoint(self, now: float, listener: Callable[[Json], None] | None) -> None:
         end, layout = self.run.shutdown, self.registration.layout

@@ -16,7 +16,9 @@ is the present request or nothing of it.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
+from typing import Any
 
 from dlctl import messages as m
 from dlctl.algorithms.base import (
@@ -30,10 +32,13 @@ from dlctl.algorithms.base import (
     VectorRequest,
 )
 from dlctl.algorithms.tables import PARTS_MAX
-from dlctl.errors import DlctlError
 from dlctl.messages import Json
 from dlctl.roles.coordinator.leases import PortionPool
 from dlctl.roles.protocol.context import Context
+
+LATE_S = 2.0
+"""An operation that takes longer is told of, and who has not answered."""
+_CHANGES, _SUMS = {"copy", "axpy"}, {"dot", "norm1"}
 
 
 class DrivenMethod:
@@ -45,28 +50,20 @@ class DrivenMethod:
         tables: Sequence[Table],
         servers: int,
         journal: Json,
-        *,
-        is_recut: bool = False,
     ) -> None:
         """lead: in the state of its newest snapshot. journal: as `to_json` told it, {} of a new
-        run. is_recut: portions or shards are not those of the journal, so that nobody knows which
-        of the present batch are in the sums: it is begun anew.
-
-        Raises DlctlError if the journal does not fit to the method, or a batch has too many
-        portions.
+        run. If portions or shards were others then, nobody knows which of the present batch are in
+        the sums: it is begun anew.
         """
-        if pool.per_epoch > PARTS_MAX:
-            raise DlctlError(
-                f"a batch has {pool.per_epoch} portions; at most {PARTS_MAX} are possible",
-                hint="larger portions: data.portion_batches",
-            )
         self.context = context
         self.lead = lead
         self.pool = pool
         self.servers = servers
         self.over = ""
         """Why the method has come to its end; "" while it goes on."""
-        self._names = {table.name for table in tables}
+        self.failed = ""
+        """The same, if it cannot go on."""
+        self._rules = {table.name: table.rule for table in tables}
         drives = lead.drive()
         assert drives is not None, "a method that the coordinator drives"
         self._drives = drives
@@ -75,52 +72,80 @@ class DrivenMethod:
         self._first = (journal.get("number", 0), journal.get("clock", -1))
         """The numbers of operations, and of batches, before the first one behind it."""
         self._number, self._clock = self._first
-        self._results: list[list[str]] = []
-        """Of all requests since then."""
+        self._results: list[tuple[int, list[str]]] = []
+        """Of all requests since then: the fingerprint of each, and what it has come to."""
         self._loss = 0.0
         """The sum of the present batch's losses so far."""
         self._partials: dict[int, tuple[float, ...]] = {}
-        self._request: Driving | None = None
+        self._request: VectorRequest | BatchRequest | None = None
         """The present one."""
-        self._is_begun = False
-        self._play(journal.get("results", []))
-        if is_recut and isinstance(self._request, BatchRequest):
-            self.pool.skip_epoch(self._clock)
-            self._clock += 1
-            self._first = (self._first[0], self._first[1] + 1)
-        elif isinstance(self._request, BatchRequest):
-            self._loss = float(journal.get("loss", "0"))
+        self._begun_at: float | None = None
+        self._limit_portions()
+        self._play(journal)
 
     def to_json(self) -> Json:
         """The journal."""
         number, clock = self._first
         return {
             "number": number, "clock": clock, "results": [*self._results], "loss": repr(self._loss),
+            "cut": self._cut(),
         }  # fmt: skip
+
+    def _cut(self) -> list[int]:
+        return [self.pool.portion_samples, self.servers]
 
     def state(self) -> Json:
         """The lead's, as the journal begins with it."""
         return self._snapshot
 
-    @property
-    def waits_for(self) -> str:
-        """What the present request waits for, and whom, for people."""
-        if isinstance(self._request, BatchRequest):
-            return f"batch {self._clock}"
+    def waits_for(self, now: float) -> str:
+        """Which operation takes long, and for whom; "" if none does."""
+        is_late = self._begun_at is not None and now >= self._begun_at + LATE_S
+        if not is_late or self.over or not isinstance(self._request, VectorRequest):
+            return ""
         late = [f"server-{shard}" for shard in range(self.servers) if shard not in self._partials]
-        return f"vector operation {self._number} of {', '.join(late)}"
+        return f"{', '.join(late)} (vector operation {self._number})"
 
     # ------------------------------------------------------------ the generator
 
-    def _play(self, results: list[list[str]]) -> None:
+    def _play(self, journal: Json) -> None:
+        """Be where the journal ends."""
+        self._resume(None)
+        for fingerprint, result in journal.get("results", []):
+            if self.over or self.failed:
+                return
+            if fingerprint != _fingerprint(self._request):
+                self.failed = (
+                    "the method goes on in another way than it has begun a step: go back to the "
+                    "options that it had then, or begin a new run with dlctl start --fresh"
+                )
+                return
+            self._resume(result)
+        if not isinstance(self._request, BatchRequest):
+            return
+        if journal.get("cut", self._cut()) == self._cut():
+            self._loss = float(journal.get("loss", "0"))
+            return
+        self.pool.skip_epoch(self._clock)
+        self._clock += 1
+        self._first = (self._first[0], self._first[1] + 1)
+
+    def _resume(self, result: list[str] | None) -> None:
+        """The present request has come to this, None: there is none. Make the next one."""
+        value: Any = None
+        if result is not None:
+            self._results.append((_fingerprint(self._request), result))
+            value = tuple(map(float, result))
+            if isinstance(self._request, BatchRequest):
+                value = (value[0], int(value[1]))
+        self._request, self._begun_at = None, None
         try:
-            self._take(next(self._drives))
-            for result in results:
-                self._result(result)
-        except (ValueError, TypeError, IndexError, AssertionError) as error:
-            raise DlctlError(f"the journal of the method cannot be played back: {error}") from error
+            self._take(self._drives.send(value))
         except StopIteration as end:
             self.over = end.value
+        except Exception as error:  # It is the method's: it would end every coordinator to come.
+            where = type(self.lead).__module__
+            self.failed = f"{where}: drive() has failed: {type(error).__name__}: {error}"
 
     def _take(self, request: Driving) -> None:
         """The next request of the generator, which is not begun yet."""
@@ -128,7 +153,7 @@ class DrivenMethod:
             self._snapshot, self._results = self.lead.state(), []
             self._first = (self._number, self._clock)
             request = self._drives.send(None)
-        self._request, self._is_begun = request, False
+        self._request = request
         if isinstance(request, BatchRequest):
             self._clock += 1
             self._loss = 0.0
@@ -138,34 +163,29 @@ class DrivenMethod:
             self._check(request)
 
     def _check(self, request: VectorRequest) -> None:
-        """Raises DlctlError for what is a mistake of the method: no server could do it."""
-        of_changes = [name for change in request.changes for name in (change.x, change.y)]
-        of_sums = [name for s in request.sums for name in (s.x, s.y) if name]
-        for name in (*of_changes, *of_sums):
-            if name not in self._names:
-                where = type(self.lead).__module__
-                raise DlctlError(f'{where}: drive() names a table "{name}" that there is not')
+        """Raises ValueError for a mistake of the method, which no server could mend."""
+        for change in request.changes:
+            rules = self._rules.get(change.x), self._rules.get(change.y)
+            if change.op not in _CHANGES or None in rules or rules[1] not in ("lead", "parts"):
+                raise ValueError(f"{change} is no operation on its tables")
+        for each in request.sums:
+            names = {each.x} if each.op == "norm1" else {each.x, each.y}
+            if each.op not in _SUMS or names - self._rules.keys():
+                raise ValueError(f"{each} is no operation on its tables")
 
-    def _result(self, result: list[str]) -> None:
-        """The present request has come to this; the generator makes the next one."""
-        self._results.append(result)
-        values = tuple(map(float, result))
-        is_batch = isinstance(self._request, BatchRequest)
-        self._request = None
-        self._take(self._drives.send((values[0], int(values[1])) if is_batch else values))
-
-    def _resume(self, result: list[str]) -> None:
-        try:
-            self._result(result)
-        except StopIteration as end:
-            self.over = end.value
+    def _limit_portions(self) -> None:
+        if self.pool.per_epoch > PARTS_MAX:
+            self.failed = (
+                f"a batch has {self.pool.per_epoch} portions; at most {PARTS_MAX} are possible: "
+                "make them larger with data.portion_batches"
+            )
 
     # ------------------------------------------------------------ its requests
 
     def advance(self, now: float) -> None:
         """Begin the present request, if it is not. Not to be called while a checkpoint is made."""
-        while not self._is_begun and not self.over:
-            self._is_begun = True
+        while self._begun_at is None and not self.over and not self.failed:
+            self._begun_at = now
             if isinstance(self._request, BatchRequest):
                 self.pool.limit = (self._clock + 1) * self.pool.per_epoch
                 self._end_batch()
@@ -187,17 +207,17 @@ class DrivenMethod:
             self.context.ask(("vector", shard), f"server-{shard}", op, now)
 
     def on_result(self, result: m.VectorResult, now: float) -> None:
-        """Raises DlctlError for a request of the method that nobody can do, or if a shard has done
-        more than this coordinator knows of: its host has lost what was written.
+        """What a shard says. If it has done more than this coordinator knows of, the coordinator's
+        host has lost what was written.
         """
         request = self._request
         if result.newest > self._number:
-            raise DlctlError(
+            self.failed = (
                 f"server-{result.shard} has done vector operation {result.newest}, and the records "
-                f"of the coordinator end at {self._number}: its disk has lost the rest",
-                hint="dlctl start goes on from the newest checkpoint",
+                f"of the coordinator end at {self._number}: its disk has lost the rest; "
+                "dlctl start goes on from the newest checkpoint"
             )
-        if not self._is_begun or not isinstance(request, VectorRequest):
+        if self._begun_at is None or not isinstance(request, VectorRequest):
             return
         if result.number != self._number or result.shard in self._partials:
             return
@@ -217,5 +237,14 @@ class DrivenMethod:
         self._end_batch()
 
     def _end_batch(self) -> None:
-        if isinstance(self._request, BatchRequest) and self._is_begun and self.pool.is_finished():
+        if (
+            isinstance(self._request, BatchRequest)
+            and self._begun_at is not None
+            and self.pool.is_finished()
+        ):
             self._resume([repr(self._loss), repr(self.pool.samples)])
+
+
+def _fingerprint(request: VectorRequest | BatchRequest | None) -> int:
+    """Of what was asked for: the same result means something else if it was another question."""
+    return zlib.crc32(repr(request).encode())

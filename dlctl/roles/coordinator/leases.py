@@ -146,6 +146,8 @@ class PortionPool:
     def restore(self, complete_epochs: list[int], done: list[list[int]]) -> None:
         """Go on where a checkpoint was: these are done, everything else is leased (again)."""
         self._complete = set(complete_epochs)
+        while self._next[0] in self._complete:  # Nothing of these is looked at again.
+            self._next = (self._next[0] + 1, 0)
         self._changed |= dict.fromkeys((epoch, -1) for epoch in complete_epochs)
         self.done_count = len(complete_epochs) * self.per_epoch
         for data_epoch, portion in done:

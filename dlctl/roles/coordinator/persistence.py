@@ -49,7 +49,6 @@ from dataclasses import astuple
 from typing import Any
 
 from dlctl import messages as m
-from dlctl.errors import DlctlError
 from dlctl.flat import Layout
 from dlctl.machine import Effect
 from dlctl.messages import Decided, Json, Lease, Message, Topology, VectorOp, Welcome
@@ -252,22 +251,13 @@ class Persistence:
         if asked := values.get("evaluation", [0.0, None])[1]:
             worker, number, step, is_last = asked
             self.evaluations.go_on(Asked(worker, number, step, is_last and is_ending), now)
-        fault = self._begin_driving(now) if was_released else ""
-        if fault:
-            self.control.end("failed", fault, now)
-        elif is_ending:
+        if was_released:
+            self.scheduler.begin_driving(now)
+        if is_ending:
             end_state, end_reason, grace_s, is_shutting_down = values["end"]
             self.control.end(end_state, end_reason, now, grace_s=grace_s, at_once=is_shutting_down)
         else:
             self.scaling.go_on(now)
-
-    def _begin_driving(self, now: float) -> str:
-        """Why the method cannot be driven any further; "" if it can."""
-        try:
-            self.scheduler.begin_driving(now)
-        except DlctlError as error:
-            return f"{error.message}; {error.hint}"
-        return ""
 
     def _forgotten(self) -> str:
         """What the one before has done and could not write, as a sentence; "" if it could."""

@@ -88,8 +88,6 @@ class Scheduler:
         self._restore: Json = {}
         self._journal: Json = {}
         """Of the method that the coordinator drives, as far as it has come before."""
-        self._is_recut = False
-        """Portions are others than those of the journal."""
         self.answered: dict[int, m.Lease] = {}
         """Slot -> its newest lease, in case its request is repeated."""
         self._pending: dict[int, m.LeaseRequest] = {}
@@ -187,7 +185,6 @@ class Scheduler:
         elif self._restore:
             # Other portions than before: only whole epochs can be told apart.
             self._pool.restore(self._restore["complete_epochs"], [])
-            self._is_recut = True
         self.evaluated_epochs = self._pool.epochs_done()
 
     def to_json(self) -> Json:
@@ -202,27 +199,25 @@ class Scheduler:
             "complete_epochs": pool.complete_epochs(),
             "portions": pool.done(),
             "lead": self.lead(),
-            "servers": self.job.servers.count,
         }
 
     # ------------------------------------------------------------ leases
 
     def release(self, now: float) -> None:
-        """All workers are there: begin. Raises DlctlError if the method cannot."""
+        """All workers are there: begin."""
         self.released_at = now
         self.begin_driving(now)
         self.grant(now)
 
     def begin_driving(self, now: float) -> None:
-        """Go on with a method that the coordinator drives. Raises DlctlError."""
+        """Go on with a method that the coordinator drives."""
         if self._pool is None or not self.is_driven:
             return
         self._pool.limit = 0
         servers = self.job.servers.count
         self.driving = DrivenMethod(
-            self.context, self.side, self._pool, self.tables, servers, self._journal,
-            is_recut=self._is_recut or self._restore.get("servers", servers) != servers,
-        )  # fmt: skip
+            self.context, self.side, self._pool, self.tables, servers, self._journal
+        )
 
     def drive(self, now: float) -> None:
         """Let the method that is driven make its next request, if it waits to."""
@@ -231,7 +226,6 @@ class Scheduler:
             self.grant(now)
 
     def on_vector_result(self, result: m.VectorResult, now: float) -> None:
-        """Raises DlctlError."""
         if self.driving is not None:
             self.driving.on_result(result, now)
 
@@ -264,7 +258,7 @@ class Scheduler:
                 continue
             too_much = request.ahead and not self.pool.may_hoard(slot, len(slots))
             taken = None if self.stopped or too_much else self.pool.take(slot)
-            if taken is None and not request.ahead and not self.stopped:
+            if taken is None and not self.stopped and (self.is_driven or not request.ahead):
                 taken = self._doubtful(slot, now)
             else:
                 self._in_vain_since.pop(slot, None)
@@ -305,8 +299,10 @@ class Scheduler:
         self.grant(now)
         return len(back)
 
-    def held_back(self) -> str:
-        """Why workers wait for data although there is some; "" if none does."""
+    def held_back(self, now: float) -> str:
+        """Why workers wait for data although there is some, or there will be; "" if none does."""
+        if self.driving is not None:
+            return self.driving.waits_for(now)
         first = min(self.members.live_slots(), default=0)
         reasons = (self.side.may_lease(slot, first) for slot in self._pending)
         return next((reason for reason in reasons if reason), "")
@@ -358,6 +354,10 @@ class Scheduler:
         if stop.seconds is not None and now - self.released_at >= stop.seconds:
             return f"{stop.seconds:g} seconds are over"
         return ""
+
+    def failed(self) -> str:
+        """Why the method that the coordinator drives cannot go on; "" if it can."""
+        return self.driving.failed if self.driving is not None else ""
 
     def deadline(self) -> float | None:
         seconds = self.job.job.stop.seconds

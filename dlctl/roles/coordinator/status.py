@@ -72,7 +72,7 @@ class StatusReport:
             "ready_at": scheduler.released_at,
             "updated_at": now,
             "ended_at": now if over else None,
-            "waiting": self.waiting(),
+            "waiting": self.waiting(now),
             "checkpoint_error": checkpointing.last_error,
             "saving": checkpointing.to_json(),
             "settings": {
@@ -93,13 +93,13 @@ class StatusReport:
         names = troubled[:TROUBLED_MAX] + ([f"and {more} more"] if more > 0 else [])
         return "degraded" if troubled else "running", ", ".join(names)
 
-    def waiting(self) -> str:
+    def waiting(self, now: float) -> str:
         """Whom the run waits for now, and for what; "" if for nobody."""
         end = self.run.shutdown
         if end is not None:
             pending = end.pending()
             return f"{', '.join(pending)} ({end.step})" if pending else ""
-        return self.unready() if self.run.state == "starting" else self.scheduler.held_back()
+        return self.unready() if self.run.state == "starting" else self.scheduler.held_back(now)
 
     def unready(self) -> str:
         """The daemons that the others wait for before all are at work, and what they are doing."""

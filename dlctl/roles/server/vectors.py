@@ -21,7 +21,9 @@ from dlctl.compress.base import Delta
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array, VectorOp
 from dlctl.roles.server.table_shard import TableShard
+from dlctl.shards.base import Diverged
 from dlctl.util import threads
+from dlctl.vector import all_finite
 
 OPS_MAX = 4096
 """In one message: the wire has no longer lists."""
@@ -38,7 +40,8 @@ class Vectors:
 
     def run(self, message: VectorOp) -> tuple[float, ...]:
         """Make the changes that are not made yet; returns the sums. Of an older message than the
-        newest nothing is done: nobody waits for it any more. Raises RemoteProtocolError.
+        newest nothing is done: nobody waits for it any more. Raises RemoteProtocolError, and
+        Diverged for a change that would not be finite.
         """
         changes, sums = self._parse(message)
         if self.newest > message.number:
@@ -61,7 +64,7 @@ class Vectors:
                 raise RemoteProtocolError(f'there is no table "{x:.20}" or "{y:.20}"')
             if len({self._tables[name].shard.size for name in names}) > 1:
                 raise RemoteProtocolError(f'the tables "{x:.20}" and "{y:.20}" differ in size')
-            if op in ("copy", "axpy", "mul") and not sums:
+            if op in ("copy", "axpy") and not sums:
                 if not self._tables[y].takes_changes():
                     raise RemoteProtocolError(f'the table "{y:.20}" is not changed by operations')
                 changes.append(Change(op, x, y, a))
@@ -72,24 +75,19 @@ class Vectors:
         return changes, sums
 
     def _change(self, change: Change, number: int) -> None:
-        target, x = self._tables[change.y], self._tables[change.x].shard.w
-        made, dtype = np.empty(target.shard.size, target.shard.w.dtype), x.dtype
+        x, target = self._tables[change.x].shard.w, self._tables[change.y]
         y = target.shard.w
+        made, a = np.empty_like(y), x.dtype.type(change.a)
 
         def part(lo: int, hi: int) -> None:
-            factor, into = change.a, made[lo:hi]
-            match change.op:
-                case "copy":
-                    into[:] = x[lo:hi] if factor == 1.0 else x[lo:hi] * dtype.type(factor)
-                case "axpy":
-                    into[:] = y[lo:hi] + x[lo:hi] * dtype.type(factor)
-                case "mul":
-                    into[:] = y[lo:hi] * x[lo:hi]
+            with np.errstate(over="ignore", invalid="ignore"):  # It is looked at below.
+                scaled = x[lo:hi] if change.a == 1.0 else x[lo:hi] * a
+                made[lo:hi] = y[lo:hi] + scaled if change.op == "axpy" else scaled
 
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # The table looks at what has come of it.
-            threads.in_parts(made.size, part)
+        threads.in_parts(made.size, part)
+        if not all_finite(made):
+            what = f'"{change.op}" from "{change.x}" would have made "{change.y}"'
+            raise Diverged(f"{what} infinite or NaN, and was not kept")
         target.change(Delta(made), number)
 
     def _sum(self, wanted: Sum) -> float:
