@@ -120,8 +120,7 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
     gradient_then = gradient.copy()
     computed = Computed(loss, gradient, replica.averaged(), norm, compute.is_usable(loss, norm))
 
-    # Downpour accrues it, makes a step of its own along it, and pushes what it has accrued: of
-    # that, top-k takes the largest element, and the others stay in the residual.
+    # Downpour accrues it and steps along it; top-k pushes the largest element, the others stay.
     effects = to_worker(computed)
     assert np.allclose(replica.parameters, w - np.float32(LOCAL_RATE) * gradient_then)
     largest = int(np.argmax(np.abs(gradient_then)))
@@ -137,8 +136,7 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
     assert sent(to_server(push), m.Ack).outcome == m.DUPLICATE
     assert sent(to_worker(ack, "server-0"), m.PortionDone).steps == 1
 
-    # What the server has now takes the place of the worker's model with its next read.
-    # (The first step of Adagrad is as long as its rate, whatever the gradient.)
+    # The next read brings it into the model. (Adagrad's first step is as long as its rate.)
     expected = w.copy()
     expected[largest] -= RATE * np.sign(gradient_then[largest])
     asked = m.LeaseRequest(0, 1, asked.request + 1, ahead=False)

@@ -10,9 +10,12 @@ import pytest
 
 from dlctl import messages as m
 from dlctl.algorithms.base import BatchRequest, Change, Lead, Snapshot, Sum, Table, VectorRequest
+from dlctl.algorithms.sandblaster import SANDBLASTER, Options
+from dlctl.config import Choice, Data, Job, JobFile, Workers
 from dlctl.machine import Send
 from dlctl.roles.coordinator.driven import DrivenMethod
-from dlctl.roles.coordinator.leases import PortionPool
+from dlctl.roles.coordinator.leases import DONE, PortionPool
+from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.roles.protocol.context import Context
 
 SERVERS = 2
@@ -165,6 +168,44 @@ def test_a_portion_without_a_loss_makes_the_batch_infinite():
     again.portion(2.0)
     ((_, result),) = again.driven.to_json()["results"]
     assert result == ["inf", "20"]
+
+
+class Idle:
+    """Worker 0, which lives and works on nothing."""
+
+    name, asked_for_data, metrics, reported_at = "worker-0", True, {"portions": 0}, 0.0
+
+    def live_slots(self):
+        return (0,)
+
+    def worker(self, slot, epoch):
+        return self
+
+    def get(self, name):
+        return self
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_portion_that_is_only_on_record_as_leased_is_leased_again(ahead):
+    """Its end was told to a coordinator whose disk was full, and which has died."""
+    job = JobFile(
+        job=Job(name="driven", task="none"), algorithm=Choice(name="sandblaster"),
+        workers=Workers(batch_size=8), data=Data(portion_batches=1),
+    )  # fmt: skip
+    lead, idle, context = SANDBLASTER.lead(Options()), Idle(), Context(1.0)
+    tables = SANDBLASTER.shape.tables_of(Options())
+    scheduler = Scheduler(context, idle, job, lead, tables)
+    on_record = {"portion/0/0": DONE, "portion/0/1": 0}
+    scheduler.go_on(1, 8, 0.1, 16, (1, 0), on_record, 0.0)
+    scheduler.released_at = 0.0
+    scheduler.begin_driving(0.0)
+    for now in range(30):
+        idle.reported_at = float(now)
+        scheduler.drive(float(now))
+        scheduler.on_request(m.LeaseRequest(0, 1, 7, ahead), float(now))
+    leases = [e.message for e in context.clear() if isinstance(e, Send)]
+    assert leases
+    assert {(lease.data_epoch, lease.portion) for lease in leases} == {(0, 1)}
 
 
 class Broken(Counting):
