@@ -13,7 +13,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from annotated_types import Ge, Gt, Le, Len
+from annotated_types import Ge, Gt, Le, Len, Lt
 
 from dlctl.util.numeric_limits import PushNorm
 
@@ -73,6 +73,50 @@ DEFAULT_ALGORITHM = "downpour"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The rate over the run, by the samples that all workers have had. It scales every optimiser
+    that takes gradient steps: the replicas' own (`inner`), and the servers' one where gradients are
+    pushed to it; not the one that takes the steps of whole rounds."""
+
+    __pydantic_config__ = STRICT
+
+    kind: Literal["constant", "linear", "cosine", "wsd", "step"] = "constant"
+    """What follows the warm-up. "wsd": stable, then a straight decay; "step": times gamma at each
+    of decay_at."""
+    warmup: str = "0%"
+    """From 0 straight to the peak: "5%" of the run, "500 steps" or "10_000 samples"; steps are
+    those of all workers together."""
+    final: Annotated[float, Ge(0), Le(1)] = 0.0
+    """Part of the peak at the end of the run, of "linear", "cosine" and "wsd"."""
+    decay_at: tuple[Annotated[float, Gt(0), Lt(1)], ...] = ()
+    """Parts of the run: where "step" goes down, and where the decay of "wsd" begins (0.9)."""
+    gamma: Annotated[float, Gt(0), Le(1)] = 0.1
+    """What "step" multiplies by."""
+    over: str = ""
+    """How long the run is taken to be: "50_000 steps" or "1_000_000 samples"; "": what `job.stop`
+    says, which it has to if that is seconds or a target alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients:
+    """What a replica does with a gradient before it is used."""
+
+    __pydantic_config__ = STRICT
+
+    clip_norm: Annotated[float, Ge(0)] = 0.0
+    """The most that its Euclidean norm may be: it is made as long as that, as
+    torch.nn.utils.clip_grad_norm_ does; 0: no limit. Of each replica's gradient by itself."""
+    accumulate: Annotated[int, Ge(1), Le(65536)] = 1
+    """So many batches of `workers.batch_size`, one after the other, are one step: their gradient is
+    that of all their samples."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Of the forward pass, by torch.autocast. "fp16" scales the loss, as torch.amp.GradScaler does:
+    a step whose gradient is too large for it is skipped, and counts as none."""
+    compile: bool = False
+    """torch.compile of the model; if that fails, it is said once and computed without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Servers:
     __pydantic_config__ = STRICT
 
@@ -109,7 +153,7 @@ class Workers:
     count: Count = 1
     """Model replicas."""
     batch_size: Annotated[int, Ge(1)] = 32
-    """Samples of one step of one worker."""
+    """Samples of one batch of one worker; a step is one, or several: `gradient.accumulate`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the replicas compute; "auto" takes a GPU if torch finds one, and spreads the workers
     over all.
@@ -321,7 +365,10 @@ class JobFile:
 
     job: Job
     algorithm: Choice = Choice(name=DEFAULT_ALGORITHM)
+    inner: Choice = Choice(name="none")
     optimizer: Choice = Choice(name="sgd")
+    schedule: Schedule = Schedule()
+    gradient: Gradients = Gradients()
     compression: Choice = Choice(name="none")
     servers: Servers = Servers()
     workers: Workers = Workers()
@@ -333,6 +380,11 @@ class JobFile:
     slurm: Slurm = Slurm()
     network: Network = Network()
     timeouts: Timeouts = Timeouts()
+
+    @property
+    def step_samples(self) -> int:
+        """The most samples of one step of one worker."""
+        return self.workers.batch_size * self.gradient.accumulate
 
     @property
     def places(self) -> tuple[Host, ...]:

@@ -3,7 +3,7 @@
 Adding a method, compressor, server optimiser or launcher is one file and one line here. Entries are
 strings, imported on first use, so that this module costs nothing. Third parties add theirs through
 the entry-point groups `dlctl.algorithms`, `dlctl.compressors`, `dlctl.optimizers`,
-`dlctl.launchers`.
+`dlctl.inner_optimizers`, `dlctl.launchers`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         ),
         "local-sgd": Entry(
             "dlctl.algorithms.local_sgd:LOCAL_SGD",
-            "replicas step alone, the servers take their mean way (Stich 2019, DiLoCo 2023)",
+            "replicas step alone, and go on from their mean (Stich 2019)",
+        ),
+        "diloco": Entry(
+            "dlctl.algorithms.local_sgd:DILOCO",
+            "AdamW in the replicas, Nesterov on the mean of their ways (Douillard 2023)",
         ),
         "sandblaster": Entry(
             "dlctl.algorithms.sandblaster:SANDBLASTER",
@@ -78,6 +82,23 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         "adagrad": Entry("dlctl.optim.adagrad:Adagrad", "per-element rates (Duchi 2011)"),
         "adam": Entry("dlctl.optim.adam:Adam", "Adam, or AdamW with decoupled decay"),
     },
+    "inner_optimizers": {
+        "none": Entry("dlctl.inner:NO_STEPS", "no steps of its own"),
+        "sgd": Entry("dlctl.inner:SGD", "torch.optim.SGD"),
+        "adam": Entry("dlctl.inner:ADAM", "torch.optim.Adam"),
+        "adamw": Entry("dlctl.inner:ADAMW", "torch.optim.AdamW"),
+        "muon": Entry("dlctl.inner:MUON", "torch.optim.Muon for matrices, AdamW for the rest"),
+        "nadam": Entry("dlctl.inner:NADAM", "torch.optim.NAdam"),
+        "radam": Entry("dlctl.inner:RADAM", "torch.optim.RAdam"),
+        "adamax": Entry("dlctl.inner:ADAMAX", "torch.optim.Adamax"),
+        "adagrad": Entry("dlctl.inner:ADAGRAD", "torch.optim.Adagrad"),
+        "adadelta": Entry("dlctl.inner:ADADELTA", "torch.optim.Adadelta"),
+        "adafactor": Entry("dlctl.inner:ADAFACTOR", "torch.optim.Adafactor"),
+        "rmsprop": Entry("dlctl.inner:RMSPROP", "torch.optim.RMSprop"),
+        "rprop": Entry("dlctl.inner:RPROP", "torch.optim.Rprop"),
+        "asgd": Entry("dlctl.inner:ASGD", "torch.optim.ASGD"),
+        "sparseadam": Entry("dlctl.inner:SPARSEADAM", "torch.optim.SparseAdam"),
+    },
     "launchers": {
         "local": Entry("dlctl.launch.local:Local", "processes on this machine"),
         "ssh": Entry("dlctl.launch.remote:Ssh", "agents on other machines, placed over ssh"),
@@ -85,10 +106,19 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
     },
 }
 
+SECTIONS = {
+    "algorithm": "algorithms",
+    "inner": "inner_optimizers",
+    "optimizer": "optimizers",
+    "compression": "compressors",
+}
+"""Section of the job file -> kind of the registry that its `name` is looked up in."""
+BY_PATH = {"inner_optimizers": Entry("dlctl.inner:FOREIGN", "a class of yours")}
+"""Kinds whose names may be "package.module:Class", and what such an entry is."""
 ALIASES: dict[str, str] = {
     # algorithms
     "allreduce": "sync", "asgd": "downpour", "async": "downpour", "async-sgd": "downpour",
-    "asynchronous": "downpour", "bsp": "sync", "ddp": "sync", "diloco": "local-sgd",
+    "asynchronous": "downpour", "bsp": "sync", "ddp": "sync",
     "fedavg": "local-sgd", "hogwild": "downpour",
     "localsgd": "local-sgd", "post-local-sgd": "local-sgd", "synchronous": "sync",
     # compressors
@@ -121,12 +151,25 @@ def find(kind: str, name: str) -> Entry:
 
     Raises UsageError with a suggestion for an unknown name.
     """
-    entry = BUILT_IN[kind].get(name) or _third_party(kind).get(name)
+    entry = BUILT_IN[kind].get(name) or _by_path(kind, name) or _third_party(kind).get(name)
     if entry is None:
         raise UsageError(
-            f'unknown {kind[:-1]} "{name}"; {did_you_mean(name, names(kind), ALIASES)}'
+            f'unknown {singular(kind)} "{name}"; {did_you_mean(name, names(kind), ALIASES)}'
         )
     return entry
+
+
+def is_known(kind: str, name: str) -> bool:
+    return _by_path(kind, name) is not None or name in names(kind)
+
+
+def singular(kind: str) -> str:
+    """As it is called in errors: "inner optimizer"."""
+    return kind[:-1].replace("_", " ")
+
+
+def _by_path(kind: str, name: str) -> Entry | None:
+    return BY_PATH.get(kind) if ":" in name else None
 
 
 def load(kind: str, name: str) -> Any:

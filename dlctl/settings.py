@@ -135,8 +135,6 @@ GENERAL: Mapping[str, Setting] = MappingProxyType(
         ),
     }
 )
-SECTIONS = {"algorithm": "algorithms", "compression": "compressors", "optimizer": "optimizers"}
-"""Sections of a job file that name a component -> its kind in the registry."""
 GENERAL_SECTION = "limits"
 """The section whose keys are called as settings of every run."""
 
@@ -207,7 +205,7 @@ def of_job(
     """
     by_key, sections = dict(GENERAL), {}
     options: dict[str, Mapping[str, Any]] = {}
-    for section, kind in SECTIONS.items():
+    for section, kind in registry.SECTIONS.items():
         choice = job.get(section)
         if not isinstance(choice, Mapping):
             continue
@@ -236,7 +234,7 @@ def every() -> Iterator[tuple[str, Setting, list[str]]]:
     """
     owners: dict[str, list[str]] = {key: [] for key in GENERAL}
     found = dict(GENERAL)
-    for kind in SECTIONS.values():
+    for kind in registry.SECTIONS.values():
         for name in registry.names(kind):
             for key, setting in declared(kind, name).items():
                 if key not in GENERAL:

@@ -13,6 +13,7 @@ from dlctl.compress.none import Dense
 from dlctl.compress.values import Precision
 from dlctl.config import JobFile
 from dlctl.flat import Layout, slice_bounds
+from dlctl.inner import NONE
 from dlctl.messages import Array, Assign, Joined
 from dlctl.optim.base import Optimizer
 from dlctl.optim.sgd import SGD
@@ -20,6 +21,7 @@ from dlctl.roles.protocol.context import Birth, Context
 from dlctl.roles.protocol.retry import Retries
 from dlctl.roles.server.server import Server
 from dlctl.roles.server.shard_protocol import ShardProtocol
+from dlctl.roles.worker.progress import OwnRate
 from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.services.asking import Members
 from dlctl.roles.worker.services.collecting import Collecting
@@ -27,6 +29,8 @@ from dlctl.roles.worker.shard_client import Identity, Link, ShardClient
 from dlctl.roles.worker.training import Training
 from dlctl.shards.base import Shard, Storages
 from dlctl.sim.problems import layout_of
+
+OWN_LR = 0.01
 
 
 def site(
@@ -37,6 +41,7 @@ def site(
     layout: Layout | None = None,
     members: frozenset[int] = frozenset({0}),
     seed: int = 0,
+    has_inner: bool = False,
 ) -> Site:
     """Where a replica runs."""
     return Site(
@@ -46,12 +51,14 @@ def site(
         layout=layout or layout_of(parameters.size),
         rng=np.random.default_rng([seed, slot]),
         members=members,
+        has_inner=has_inner,
     )
 
 
 def replica(method: Method, parameters: Array, options: Any = None, slot: int = 0) -> ReplicaSide:
     """A replica that has begun a new run."""
-    side = method.replica(site(options or method.Options(), parameters, slot))
+    has_inner = method.inner.name != NONE
+    side = method.replica(site(options or method.Options(), parameters, slot, has_inner=has_inner))
     side.begin("new")
     return side
 
@@ -106,8 +113,9 @@ def training(
     push_norm_max: float = 1e9,
     members: Members | None = None,
     collecting: Collecting | None = None,
+    own_lr: float = OWN_LR,
 ) -> Training:
-    """A replica at work."""
+    """A replica at work. own_lr: of its own optimiser, if the method has one."""
     return Training(
         context=context,
         identity=me or identity(),
@@ -122,6 +130,7 @@ def training(
         push_norm_max=push_norm_max,
         members=members,
         collecting=collecting,
+        own_rate=OwnRate(own_lr),
     )
 
 

@@ -26,12 +26,12 @@ from dlctl.roles.protocol.effects import (
     LocateTask,
     OpenStore,
     Reduce,
-    RestoreEngine,
+    RestoreComputeState,
     RunEngine,
     RunEvaluation,
     SaveArrays,
     Settled,
-    TakeEngineState,
+    TakeComputeState,
 )
 from dlctl.roles.worker.worker import Worker
 
@@ -53,8 +53,8 @@ def serve(context: process.DaemonContext) -> int:
     loop.perform(LoadBuffers, thread.load_buffers)
     loop.perform(Compute, thread.compute)
     loop.perform(RunEngine, thread.run_engine)
-    loop.perform(TakeEngineState, thread.take_engine_state)
-    loop.perform(RestoreEngine, thread.restore_engine)
+    loop.perform(TakeComputeState, thread.take_state)
+    loop.perform(RestoreComputeState, thread.restore_state)
     loop.perform(RunEvaluation, thread.evaluate)
     loop.perform(LocateTask, thread.locate)
     loop.perform(Settled, acks.write)

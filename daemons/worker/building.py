@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from daemons.worker import inner
 from daemons.worker.data import PortionLoader
 from daemons.worker.first_calls import make_first_calls
 from daemons.worker.replica import Replica, choose_device
+from daemons.worker.stepper import Stepper
 from daemons.worker.task import calling, load_task
 from dlctl import registry
 from dlctl.algorithms.engines import Operations
@@ -20,7 +22,7 @@ from dlctl.util import cores
 
 
 class Built(NamedTuple):
-    replica: Replica
+    stepper: Stepper
     loader: PortionLoader
     samples: int
     """Of the whole dataset."""
@@ -43,8 +45,10 @@ def build(job: JobFile, slot: int, processes: int) -> Built:
         shuffle=job.data.shuffle,
         processes=processes,
         collate=task.collate,
+        accumulate=job.gradient.accumulate,
     )
-    return Built(replica, loader, len(dataset))
+    optimizer = inner.make(job.inner, replica.values)
+    return Built(Stepper(replica, job.gradient, optimizer), loader, len(dataset))
 
 
 def build_replica(job: JobFile, slot: int, rank: int = 0) -> Replica:
@@ -57,7 +61,8 @@ def build_replica(job: JobFile, slot: int, rank: int = 0) -> Replica:
     make_first_calls()
     task = load_task(job.job.task, Path(job.job.task.rpartition(":")[0]).parent)
     device = choose_device(workers.device, slot * workers.processes + rank)
-    replica = Replica(task, device=str(device), seed=job.job.seed)
+    how = {"precision": job.gradient.precision, "compiled": job.gradient.compile}
+    replica = Replica(task, device=str(device), seed=job.job.seed, **how)  # type: ignore[arg-type]
     replica.check_finite()
     return replica
 

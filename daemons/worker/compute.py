@@ -25,6 +25,7 @@ import numpy as np
 from daemons.loop import Loop
 from daemons.worker.failures import failure_of
 from daemons.worker.ranks import Ranks, RanksEnded
+from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile
 from dlctl.machine import Event
@@ -34,19 +35,18 @@ from dlctl.roles.protocol.effects import (
     BuildModel,
     Compute,
     Computed,
+    ComputeStateTaken,
     EngineRan,
-    EngineStateTaken,
     EvaluationRun,
     LoadBuffers,
     LocateTask,
     ModelBuilt,
-    RestoreEngine,
+    RestoreComputeState,
     RunEngine,
     RunEvaluation,
-    TakeEngineState,
+    TakeComputeState,
     TaskLocated,
 )
-from dlctl.vector import euclidean_norm
 
 log = logging.getLogger("dlctl")
 
@@ -64,6 +64,7 @@ class ComputeThread:
         self._loop = loop
         self._job = job
         self._replica: Any = None
+        self._stepper: Any = None
         self._loader: Any = None
         self._averaged: Array = np.zeros(0)
         """float64[n], the averaged buffers of the model before the next batch."""
@@ -85,11 +86,11 @@ class ComputeThread:
     def run_engine(self, effect: RunEngine) -> None:
         self._work.put(partial(self._run_engine, effect))
 
-    def take_engine_state(self, effect: TakeEngineState) -> None:
-        self._work.put(self._take_engine_state)
+    def take_state(self, effect: TakeComputeState) -> None:
+        self._work.put(self._take_state)
 
-    def restore_engine(self, effect: RestoreEngine) -> None:
-        self._work.put(partial(self._restore_engine, effect))
+    def restore_state(self, effect: RestoreComputeState) -> None:
+        self._work.put(partial(self._restore_state, effect))
 
     def evaluate(self, effect: RunEvaluation) -> None:
         self._work.put(partial(self._evaluate, effect))
@@ -134,7 +135,8 @@ class ComputeThread:
         if self._ranks is not None:
             self._ranks.start(effect.slot, effect.epoch)
         processes = self._job.workers.loader_processes
-        replica, self._loader, samples = build(self._job, effect.slot, processes)
+        self._stepper, self._loader, samples = build(self._job, effect.slot, processes)
+        replica = self._stepper.replica
         replica.reseed(effect.slot, effect.epoch)
         self._loader.reseed(effect.slot, effect.epoch)
         self._replica = replica
@@ -181,17 +183,22 @@ class ComputeThread:
             arrays = self._engine.run(effect.op, effect.arrays, effect.shapes)
         return EngineRan(arrays)
 
-    def _take_engine_state(self) -> EngineStateTaken:
-        assert self._engine is not None
-        with self._all_ranks("state"):
-            state = self._engine.state()
-        return EngineStateTaken(state)
+    def _take_state(self) -> ComputeStateTaken:
+        state = self._stepper.state()
+        if self._engine is not None:
+            with self._all_ranks("state"):
+                state |= engines.to_saved(self._engine.state())
+        return ComputeStateTaken(state)
 
-    def _restore_engine(self, effect: RestoreEngine) -> None:
-        assert self._engine is not None
-        names, arrays = [*effect.arrays], [*effect.arrays.values()]
+    def _restore_state(self, effect: RestoreComputeState) -> None:
+        of_engine = engines.of_saved(effect.arrays)
+        others = {k: v for k, v in effect.arrays.items() if not k.startswith(engines.SAVED_AS)}
+        self._stepper.restore(others)
+        if self._engine is None or not of_engine:
+            return
+        names, arrays = [*of_engine], [*of_engine.values()]
         with self._all_ranks("restore", arrays, names=names):
-            self._engine.restore(effect.arrays)
+            self._engine.restore(of_engine)
 
     @contextmanager
     def _all_ranks(self, kind: str, arrays: Sequence[Array] = (), **header: Any) -> Iterator[None]:
@@ -208,18 +215,17 @@ class ComputeThread:
         self._ranks.done()
 
     def _batch(self, effect: Compute) -> Computed:
-        batch = self._loader.batch(effect.data_epoch, effect.start, effect.stop, effect.number)
-        if effect.own_lr is None:
-            loss, gradient = self._replica.gradient(batch)
-            norm = euclidean_norm(gradient)
-        else:
-            gradient = None
-            loss, norm = self._replica.descend(batch, effect.own_lr, effect.norm_max)
-        is_usable = effect.is_usable(loss, norm)
-        computed = Computed(loss, gradient, self._averaged, norm, is_usable)
+        batches = self._loader.step(effect.data_epoch, effect.start, effect.stop, effect.number)
+        step = self._stepper.step(
+            batches, own_lr=effect.own_lr, gather=effect.gather, norm_max=effect.norm_max
+        )
+        computed = Computed(
+            step.loss, step.gradient, self._averaged, step.norm, step.is_usable,
+            is_skipped=step.is_skipped,
+        )  # fmt: skip
         if not self._averaged.size:
             return computed
-        self._keep_or_restore(is_good=is_usable)
+        self._keep_or_restore(is_good=step.is_usable)
         return replace(computed, averaged=self._averaged)
 
     def _keep_or_restore(self, *, is_good: bool) -> None:

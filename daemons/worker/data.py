@@ -45,9 +45,11 @@ class PortionLoader:
         shuffle: bool,
         processes: int,
         collate: Callable[[list[Any]], Any] | None = None,
+        accumulate: int = 1,
     ) -> None:
         self._size = len(dataset)
         self._batch_size = batch_size
+        self._step_samples = batch_size * accumulate
         self._seed = seed
         self._shuffle = shuffle
         self._orders: dict[int, Any] = {}
@@ -67,18 +69,35 @@ class PortionLoader:
         sequence = np.random.SeedSequence([self._seed, slot, epoch])
         self._dice.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
 
-    def batch(self, data_epoch: int, start: int, stop: int, number: int) -> Any:
-        """Batch `number` (from 0) of samples [start, stop), cut by `slice_bounds`.
+    def step(self, data_epoch: int, start: int, stop: int, number: int) -> list[tuple[Any, float]]:
+        """The batches of step `number` (from 0) of samples [start, stop), cut by `slice_bounds`,
+        and the part of its samples that each has.
 
         Asked for in order, the batches of a portion are loaded ahead; any other order costs a new
         start. Raises TaskError for what the dataset raises.
         """
         assert 0 <= start < stop <= self._size
-        assert 0 <= number < -((start - stop) // self._batch_size)
+        steps = -((start - stop) // self._step_samples)
+        assert 0 <= number < steps
         wanted = (data_epoch, start, stop, number)
         if wanted != self._next:
             self._restart(*wanted)
         self._next = (data_epoch, start, stop, number + 1)
+        lo, hi = slice_bounds(stop - start, steps, number)
+        sizes = [b - a for a, b in self._cut(hi - lo)]
+        return [(self._load(), size / (hi - lo)) for size in sizes]
+
+    def batch(self, data_epoch: int, start: int, stop: int, number: int) -> Any:
+        """The batch of a step that is one batch."""
+        ((batch, _),) = self.step(data_epoch, start, stop, number)
+        return batch
+
+    def _cut(self, samples: int) -> list[tuple[int, int]]:
+        """The bounds of the batches of a step."""
+        batches = -(-samples // self._batch_size)
+        return [slice_bounds(samples, batches, i) for i in range(batches)]
+
+    def _load(self) -> Any:
         try:
             batch = next(self._stream)
         except RuntimeError as error:
@@ -109,9 +128,11 @@ class PortionLoader:
     def _restart(self, data_epoch: int, start: int, stop: int, number: int) -> None:
         self._next = None
         samples = self._order(data_epoch)[start:stop]
-        batches = -(-len(samples) // self._batch_size)
-        bounds = [slice_bounds(len(samples), batches, i) for i in range(number, batches)]
-        self._batches.rows = [samples[lo:hi] for lo, hi in bounds]
+        steps = -(-len(samples) // self._step_samples)
+        bounds = [slice_bounds(len(samples), steps, i) for i in range(number, steps)]
+        self._batches.rows = [
+            samples[lo + a : lo + b] for lo, hi in bounds for a, b in self._cut(hi - lo)
+        ]
         if self._loader is None:
             self._stream = map(self._guarded.batch, self._batches)
             return

@@ -11,11 +11,11 @@ them over once is faster than adding into views of it, from 5 thousand to 25 mil
 
 from __future__ import annotations
 
-import math
+import logging
 import random
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +29,10 @@ from dlctl.errors import DlctlError
 from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout
 from dlctl.vector import Vector
 
+log = logging.getLogger("dlctl")
+
 _BACKWARD = "the backward pass of task.loss"
+_AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Step(NamedTuple):
@@ -39,15 +42,6 @@ class Step(NamedTuple):
     """May be NaN or infinite."""
     gradient: Vector
     """float32[d], of the same kind and order as `Replica.parameters`."""
-
-
-class OwnStep(NamedTuple):
-    """The loss of one batch, and the Euclidean norm of its gradient; each may be NaN or infinite.
-    Then no step was made.
-    """
-
-    loss: float
-    norm: float
 
 
 class Replica:
@@ -60,7 +54,16 @@ class Replica:
     TaskError for what is wrong with the task, DlctlError if there is no such device.
     """
 
-    def __init__(self, task: Task, *, device: str, seed: int) -> None:
+    def __init__(
+        self,
+        task: Task,
+        *,
+        device: str,
+        seed: int,
+        precision: str = "fp32",
+        compiled: bool = False,
+    ) -> None:
+        """precision: of the forward pass, by autocast. compiled: by torch.compile, if it can."""
         self.task = task
         self.seed = seed
         self.device = choose_device(device)
@@ -71,9 +74,20 @@ class Replica:
             self.model = model.to(self.device)
         self._set_mode(training=True)
         self._vector, self._bound = self._bind()
-        self._gradient = torch.zeros_like(self._vector)
-        self._slots = _views(self._gradient, self.layout)
+        self.values = [view for _, view in self._bound]
+        """float32, the trained parameters one by one: views of the vector."""
         self.parameters: Vector = _own(self._vector)
+        self._autocast = _AUTOCAST[precision]
+        self._compiled: Any = torch.compile(self.model) if compiled else None
+
+    @cached_property
+    def _gradient(self) -> Tensor:
+        """Made when somebody asks for a gradient in one piece."""
+        return torch.zeros_like(self._vector)
+
+    @cached_property
+    def _slots(self) -> list[Tensor]:
+        return _views(self._gradient, self.layout)
 
     def _bind(self) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
         """Move the parameters into one vector; float32 ones become views of it."""
@@ -116,42 +130,66 @@ class Replica:
 
     def gradient(self, batch: Any) -> Step:
         """Loss and gradient of one batch at the present parameters. Raises TaskError."""
-        loss = self._loss(batch)
-        with calling(_BACKWARD):
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._collect()
-            value = float(loss.detach())  # a GPU tells of its errors only now
-        return Step(value, _own(self._gradient))
+        self.forget_gradients()
+        loss = self.backward(batch)
+        return Step(loss, self.gathered(self.gradients()))
 
-    def descend(self, batch: Any, lr: float, norm_max: float = sys.float_info.max) -> OwnStep:
-        """Parameters -= lr * gradient of one batch, if that and its loss are finite, and its norm
-        is not larger. It is not made one vector: each parameter goes along its own. Raises
-        TaskError.
+    def forget_gradients(self) -> None:
+        for parameter, _ in self._bound:
+            parameter.grad = None
+
+    def backward(self, batch: Any, weight: float = 1.0) -> float:
+        """Add weight times the gradient of one batch to what autograd keeps. Returns the loss of
+        the batch, which may be NaN or infinite. Raises TaskError.
         """
-        loss = self._loss(batch)
-        with calling(_BACKWARD):
-            loss.backward()  # type: ignore[no-untyped-call]
-            views, gradients = [], []
-            for (_, view), gradient in zip(self._bound, self._gradients(), strict=True):
-                if gradient is not None:
-                    if gradient.dtype is not torch.float32:
-                        gradient = gradient.to(torch.float32)
-                    views.append(view)
-                    gradients.append(gradient.coalesce() if gradient.is_sparse else gradient)
-            norm, value = _norm(gradients), float(loss.detach())
-        if norm <= norm_max and math.isfinite(value) and views:
-            torch._foreach_add_(views, gradients, alpha=-lr)
-        return OwnStep(value, norm)
-
-    def _loss(self, batch: Any) -> Tensor:
         with calling("moving the batch to the device"):
             batch = to_device(batch, self.device)
         if not self.model.training:
             self._set_mode(training=True)
         self._cast()
-        for parameter, _ in self._bound:
-            parameter.grad = None
-        return self.task.loss(self.model, batch)
+        loss = self._forward(batch)
+        with calling(_BACKWARD):
+            (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
+            return float(loss.detach())  # A GPU tells of its errors only now.
+
+    def _forward(self, batch: Any) -> Tensor:
+        if self._compiled is None:
+            return self._loss(self.model, batch)
+        try:
+            return self._loss(self._compiled, batch)
+        except TaskError as error:
+            # If it is the task's own error, it comes again.
+            self._compiled = None
+            loss = self._loss(self.model, batch)
+            log.warning("computing without torch.compile, which failed: %s", error.message,
+                        extra={"detail": error.detail})  # fmt: skip
+            return loss
+
+    def _loss(self, model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
+            return self.task.loss(model, batch)
+
+    def gradients(self) -> list[Tensor | None]:
+        """What autograd has kept, float32, one for each of `values`; it keeps none any more."""
+        return [
+            None if gradient is None else gradient.to(torch.float32)
+            for gradient in self._gradients()
+        ]
+
+    def gathered(self, gradients: Sequence[Tensor | None]) -> Vector:
+        """float32[d]: all in their places, zeros where there is none."""
+        slots, dense = [], []
+        for slot, gradient in zip(self._slots, gradients, strict=True):
+            if gradient is None:
+                slot.zero_()
+            elif gradient.is_sparse:
+                slot.zero_().add_(gradient)  # Rows that occur twice add up.
+            else:
+                slots.append(slot)
+                dense.append(gradient)
+        if slots:
+            torch._foreach_copy_(slots, dense)
+        return _own(self._gradient)
 
     def _set_mode(self, training: bool) -> None:
         with calling("model.train()" if training else "model.eval()"):
@@ -162,20 +200,6 @@ class Replica:
         for parameter, view in self._bound:
             if parameter.dtype is not torch.float32:
                 parameter.data.copy_(view)
-
-    def _collect(self) -> None:
-        """Copy all gradients to their places in the flat one; zeros where there is none."""
-        slots, gradients = [], []
-        for slot, gradient in zip(self._slots, self._gradients(), strict=True):
-            if gradient is None:
-                slot.zero_()
-            elif gradient.is_sparse:
-                slot.zero_().add_(gradient.to(torch.float32))  # rows that occur twice add up
-            else:
-                slots.append(slot)
-                gradients.append(gradient)
-        if slots:
-            torch._foreach_copy_(slots, gradients)
 
     def _gradients(self) -> Iterator[Tensor | None]:
         """Of each parameter, which has none any more."""
@@ -337,14 +361,6 @@ def _seed(seed: int) -> None:
 
 
 # ---------------------------------------------------------------- vectors
-
-
-def _norm(gradients: list[Tensor]) -> float:
-    """Of all of them, float32 and on one device; not finite if squares overflow."""
-    if not gradients:
-        return 0.0
-    parts = [gradient.values() if gradient.is_sparse else gradient for gradient in gradients]
-    return math.hypot(*torch.stack(torch._foreach_norm(parts)).tolist())
 
 
 def _layout(task: Task, model: nn.Module) -> Layout:

@@ -56,32 +56,31 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
     Raises TaskError for what is wrong with the task, also if the gradient is not finite, and
     DlctlError if the checkpoint is of another model.
     """
-    replica, loader, in_all = build(job, slot=0, processes=0)
+    stepper, loader, in_all = build(job, slot=0, processes=0)
+    replica = stepper.replica
     if checkpoint is not None:
         _load(replica, checkpoint)
     method = registry.load("algorithms", job.algorithm.name)
     options = method.Options(**job.algorithm.options)
-    batches, rate = method.replica.one_push(options)
-    samples = min(in_all, batches * job.workers.batch_size)
-    batches = -(-samples // job.workers.batch_size)
+    steps, is_way = method.replica.one_push(options)
+    samples = min(in_all, steps * job.step_samples)
+    own_lr = job.inner.options["lr"] if is_way else None
     total = np.zeros(replica.layout.size(), np.float32)
     before = to_host(replica.parameters).copy()
-    for number in range(batches):
-        batch = loader.batch(0, 0, samples, number)
-        if rate is None:
-            loss, gradient = replica.gradient(batch)
-            total += to_host(gradient)
-            norm = euclidean_norm(total)
-        else:
-            loss, norm = replica.descend(batch, rate)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+    for number in range(-(-samples // job.step_samples)):
+        step = stepper.step(
+            loader.step(0, 0, samples, number), own_lr=own_lr, gather=own_lr is None
+        )
+        if step.gradient is not None:
+            total += to_host(step.gradient)
+        if not (step.is_usable and math.isfinite(euclidean_norm(total))):
             raise TaskError(
-                f"batch {number} has the loss {loss:g} and a gradient that is not finite, or "
+                f"batch {number} has the loss {step.loss:g} and a gradient that is not finite, or "
                 "too large to be squared; no worker would push it",
                 where=replica.task.place("loss"),
                 hint="torch.autograd.set_detect_anomaly(True) shows where a NaN comes from",
             )
-    return total if rate is None else before - to_host(replica.parameters)
+    return before - to_host(replica.parameters) if is_way else total
 
 
 def _load(replica: Replica, checkpoint: Path) -> None:

@@ -171,6 +171,8 @@ class Site:
     rng: np.random.Generator
     """Seeded by job, slot and epoch."""
     members: frozenset[int]
+    has_inner: bool = False
+    """Whether there is an optimiser in the replica, by which `Gradient(step=True)` steps."""
 
 
 class Automatic(NamedTuple):
@@ -186,8 +188,9 @@ class PushKind(NamedTuple):
     """What one push of a replica holds."""
 
     batches: int
-    own_lr: float | None = None
-    """None: the sum of their gradients. Else the way that steps of this rate along them go."""
+    is_way: bool = False
+    """False: the sum of their gradients. True: the way that the replica's own steps go. The
+    servers' optimiser takes no gradients then, and follows no schedule."""
 
 
 Start = Literal["new", "joins", "restored"]
@@ -204,6 +207,7 @@ class ReplicaSide(ABC):
         self.slot = site.slot
         self.layout = site.layout
         self.rng = site.rng
+        self.has_inner = site.has_inner
         self.members = site.members
         """The slots that take part now; the worker role sees to it."""
         self.residual = zeros_like(site.parameters)
@@ -531,6 +535,9 @@ class Method:
     `ReplicaSide.automatic` may become "auto" then."""
     optimizer: Choice = field(default_factory=partial(Choice, name="sgd"))
     """The servers' one, for a job file that names none."""
+    inner: Choice = field(default_factory=partial(Choice, name="none"))
+    """The replicas' one, for a job file that names none; "none": they make no steps by themselves,
+    whatever the job file says."""
     check: Callable[[JobFile], list[Fault]] = lambda job: []
     """What of a job file does not go with this method, beyond what the shape says."""
     experimental: bool = False

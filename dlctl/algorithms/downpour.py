@@ -1,9 +1,9 @@
 """Downpour SGD. Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, Alg. 1.1 and §4.1.
 
 Every replica runs on its own data and talks to the servers on its own schedule. In the paper's
-words, n_fetch = `fetch_every_steps`, n_push = `push_every_steps`, alpha = `local_lr`, eta = the
-rate of the servers' optimiser (Adagrad in the paper, one accumulator per shard, in order of
-arrival):
+words, n_fetch = `fetch_every_steps`, n_push = `push_every_steps`, alpha = the rate of the replica's
+own optimiser (`[inner]`, plain SGD in the paper), eta = the rate of the servers' one (Adagrad in
+the paper, one accumulator per shard, in order of arrival):
 
     step = 0; accrued = 0
     loop:
@@ -35,7 +35,9 @@ it, or while it is under way.
 
 Where the paper says nothing: fetched parameters are put in place between two steps, before the
 local step of the gradient that was being computed. `overlap = false` waits for every fetch instead;
-one worker with n_fetch = n_push = 1 is then exactly the servers' optimiser on one machine.
+one worker with n_fetch = n_push = 1 is then exactly the servers' optimiser on one machine. The
+local step may be any optimiser's, or none: with `[inner] name = "none"` a replica computes with
+what it has fetched until it fetches again.
 """
 
 from __future__ import annotations
@@ -60,9 +62,9 @@ from dlctl.algorithms.base import (
 )
 from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Read, Write
 from dlctl.compress.base import Delta
+from dlctl.config import Choice
 from dlctl.messages import APPLIED
-from dlctl.settings import Setting, interval, number_within
-from dlctl.util.numeric_limits import LocalRate
+from dlctl.settings import Setting, interval
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,8 +79,6 @@ class Options:
     """With "auto": the part of a worker's time that it may stand still for pushes and fetches."""
     auto_steps_max: Annotated[int, Ge(1)] = 64
     """With "auto": the most steps from one push or fetch to the next, however slow the link is."""
-    local_lr: LocalRate = 0.01
-    """Rate of a replica's own steps between two fetches, alpha. Changes live."""
     warmstart_steps: Annotated[int, Ge(0)] = 0
     """Steps that one replica makes alone before the others are released."""
     push_before_fetch: bool = False
@@ -112,7 +112,7 @@ class Replica(ReplicaSide):
         }
 
     def changes_parameters(self) -> bool:
-        return self.options.local_lr > 0
+        return self.has_inner
 
     def run(self) -> Needs:
         step = samples = 0
@@ -126,13 +126,11 @@ class Replica(ReplicaSide):
                 is_lost = left_out >= LEFT_OUT_MAX
                 if fetches or is_lost:
                     yield Read(wait=is_lost or not self.options.overlap)
-                computed = yield Gradient()
+                computed = yield Gradient(step=self.has_inner)
                 left_out = left_out + 1 if computed is None else 0
                 if computed is None:
                     continue
                 self.residual += computed.gradient
-                if self.changes_parameters():
-                    self.parameters -= self.options.local_lr * computed.gradient
                 samples += computed.samples
                 fetched_at = step if fetches else fetched_at
             is_due = data is not None and step - pushed_at >= self.interval("push_every_steps")
@@ -150,7 +148,7 @@ class Server(ShardSide):
 
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
         staleness = max(0, self.shard.version - push.base_version)
-        self.shard.apply(delta)
+        self.shard.apply(delta, push.samples)
         return [Outcome(push.slot, push.epoch, push.seq, APPLIED, staleness)]
 
 
@@ -176,8 +174,6 @@ DOWNPOUR = Method(
         "push_every_steps": Setting(
             help='steps from one push to the next, or "auto"', parse=interval
         ),
-        "local_lr": Setting(
-            help="rate of a replica's own steps between fetches", parse=number_within(LocalRate)
-        ),
     },
+    inner=Choice(name="sgd", options={"lr": 0.01}),
 )

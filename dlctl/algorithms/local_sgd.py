@@ -1,23 +1,30 @@
-"""Local SGD with an outer optimiser. Stich, "Local SGD Converges Fast and Communicates Little",
-ICLR 2019, Alg. 1; Douillard et al., "DiLoCo", 2023, Alg. 1.
+"""Local SGD and DiLoCo. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019,
+Alg. 1; Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023,
+Alg. 1.
 
 N replicas begin a round with the same parameters theta and go H steps away from them, each on its
 own data; what they have come to is averaged, and the servers' optimiser takes the mean way as a
 gradient. In DiLoCo's words, H = `local_steps`, and on a shard's side:
 
     round t:  replica i:  theta_i = theta                     # fetched
-                          H times: theta_i -= local_lr * grad(theta_i, next mini-batch)
+                          H times: theta_i = inner(theta_i, grad(theta_i, next mini-batch))
                           push Delta_i = theta - theta_i
               shard:      theta = outer(theta, sum_i n_i Delta_i / sum_i n_i)      n_i: samples
 
-- outer = SGD with lr 1 takes the mean of the replicas: Local SGD, or FedAvg.
-- outer = Nesterov momentum with lr 0.7 and momentum 0.9 is DiLoCo's, and the default here.
-- local_steps = 1 with outer = SGD, lr 1, is synchronous SGD with the rate `local_lr`.
+They are one method with two names, which differ in what they begin with:
 
-DiLoCo's inner optimiser is AdamW; here it is SGD. Delta_i is taken when it is pushed, and added to
-what the compressor has left of the push before, so that nothing is lost if a replica is stopped
-before H steps. A step is one pass over the gradient and theta_i; what is below the last bit of a
-weight does not change it, as in any training in float32.
+               inner             outer                              H
+    local-sgd  SGD, lr 0.01      SGD, lr 1: the mean of replicas    16
+    diloco     AdamW, lr 4e-4    Nesterov, lr 0.7, momentum 0.9     500
+
+- local_steps = 1 with inner = SGD and outer = SGD, lr 1, is synchronous SGD.
+- The inner optimiser keeps its state from round to round, and in checkpoints (DiLoCo, §2).
+- A schedule is of the inner rate; the outer one stays as it is.
+
+In the paper replicas weigh the same; here they do so by their samples, which differ only where data
+ends. Delta_i is taken when it is pushed, and added to what the compressor has left of the push
+before, so that nothing is lost if a replica is stopped before H steps. What is below the last bit
+of a weight does not change it, as in any training in float32.
 
 With `overlap` a replica does not stand still while the mean is formed. It goes on from theta_i, and
 when the new theta is there, after some steps of the next round, it puts these on top of it:
@@ -31,10 +38,9 @@ twice. No replica gets further ahead than a round.
 
 Everything else is as in `sync`: who takes part, who is waited for, and that a push for a round that
 is over is dropped. A replica without data in the middle of a round pushes what it has. One whose
-steps become infinite ends its round there: it pushes nothing of it, waits for the mean of the
-others and goes on from that. It looks when it pushes, and before that only once the norms of
-residual and steps, added up, come near to it. So does one whose steps have led to where several
-gradients in a row are of no use. One such gradient is left out, as in every method.
+steps become infinite pushes nothing of its round, waits for the mean of the others and goes on from
+that. So does one whose steps have led to where several gradients in a row are of no use. One such
+gradient is left out, as in every method.
 """
 
 from __future__ import annotations
@@ -50,20 +56,14 @@ from dlctl.algorithms.base import Method, Needs, PushKind, Start
 from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Read, Write
 from dlctl.config import Choice
 from dlctl.messages import Array
-from dlctl.settings import Setting, count, number_within
-from dlctl.util.numeric_limits import LocalRate
-from dlctl.vector import copy_of, euclidean_norm, is_finite
-
-REACH_MAX = 1e18
-"""A vector with a smaller norm is finite, and the sum of its squares is in float32, too."""
+from dlctl.settings import Setting, count
+from dlctl.vector import copy_of, is_finite
 
 
 @dataclass(slots=True, kw_only=True)
 class Options:
     local_steps: Annotated[int, Ge(1)] = 16
     """Steps of a replica from one mean to the next, H. Changes live."""
-    local_lr: LocalRate = 0.01
-    """Rate of a replica's own steps. Changes live."""
     overlap: bool = False
     """Go on with the next round while the mean of this one is under way, and put the steps that are
     made meanwhile on top of it. For slow links; false: stand still, as in the papers."""
@@ -74,7 +74,7 @@ class Replica(sync.Replica):
 
     @classmethod
     def one_push(cls, options: Options) -> PushKind:
-        return PushKind(options.local_steps, options.local_lr)
+        return PushKind(options.local_steps, is_way=True)
 
     def begin(self, start: Start) -> None:
         self._is_ahead = False
@@ -85,8 +85,6 @@ class Replica(sync.Replica):
         """Where the steps have begun that are not in the residual yet."""
         self._is_on_way = False
         """A round is under way: from `_base` to the parameters are steps of this replica."""
-        self._reach = 0.0
-        """The residual with these steps in it has no larger norm."""
 
     def run(self) -> Needs:
         clock = yield from self._join()
@@ -122,9 +120,7 @@ class Replica(sync.Replica):
         """It may come late; then it is no step of this round, either."""
         before = copy_of(self.residual)
         super().restore(state)
-        restored = self.residual - before
-        self._reach += euclidean_norm(restored)
-        self._left += restored
+        self._left += self.residual - before
 
     def _accrue(self) -> sync.Accrues:
         """A round's steps; if they become infinite or lead astray, none of them and 0 samples.
@@ -134,7 +130,7 @@ class Replica(sync.Replica):
         slices were fetched again.
         """
         steps = samples = left_out = 0
-        self._is_on_way, self._reach = True, euclidean_norm(self.residual)
+        self._is_on_way = True
         while steps < self.options.local_steps:
             if left_out >= LEFT_OUT_MAX and (steps or self._is_ahead):
                 self.settle()
@@ -142,17 +138,13 @@ class Replica(sync.Replica):
                 return 0
             if (yield NextData()) is None:
                 break
-            own_lr = self.options.local_lr
-            computed = yield Gradient(own_lr)
+            computed = yield Gradient(step=True, gather=False)
             if computed is None:
                 left_out += 1
                 continue
             left_out = 0
-            self._reach += own_lr * computed.norm
             steps += 1
             samples += computed.samples
-            if self._reach >= REACH_MAX and self._drop_if_infinite():
-                return 0
         return 0 if self._drop_if_infinite() else samples
 
     def _drop_if_infinite(self) -> bool:
@@ -173,15 +165,28 @@ class Replica(sync.Replica):
         self._is_on_way = False
 
 
+@dataclass(slots=True, kw_only=True)
+class DilocoOptions(Options):
+    local_steps: Annotated[int, Ge(1)] = 500
+    """Steps of a replica from one mean to the next, H; the paper tries 50 to 2000. Changes live."""
+
+
+LIVE = {
+    "local_steps": Setting(help="steps of a replica alone from one mean to the next", parse=count)
+}
 LOCAL_SGD = Method(
     Options=Options,
     replica=Replica,
     shard=sync.Barrier,
-    live={
-        "local_steps": Setting(
-            help="steps of a replica alone from one mean to the next", parse=count
-        ),
-        "local_lr": Setting(help="rate of a replica's own steps", parse=number_within(LocalRate)),
-    },
+    live=LIVE,
+    optimizer=Choice(name="sgd", options={"lr": 1.0}),
+    inner=Choice(name="sgd", options={"lr": 0.01}),
+)
+DILOCO = Method(
+    Options=DilocoOptions,
+    replica=Replica,
+    shard=sync.Barrier,
+    live=LIVE,
     optimizer=Choice(name="momentum", options={"lr": 0.7, "momentum": 0.9, "nesterov": True}),
+    inner=Choice(name="adamw", options={"lr": 4e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}),
 )

@@ -72,14 +72,14 @@ class Gradient(Need):
     None. See `LEFT_OUT_MAX`.
     """
 
-    own_lr: float | None = None
-    """The replica makes a step of its own at once, parameters -= own_lr * gradient, and the `Step`
-    has no gradient then: to gather it into one vector takes longer than to go along it. It may be
-    made, and `settle` be called, before `run` hears of it.
-    """
+    step: bool = False
+    """The replica's own optimiser (`inner`) makes a step along it at once. It may be made, and
+    `settle` be called, before `run` hears of it."""
+    gather: bool = True
+    """False: the `Step` has no gradient; to gather it into one vector takes time."""
     steps: int = 1
-    """Up to so many batches of one portion in one go, each with a step of its own: `own_lr` is
-    needed then. `Step` has their samples and their mean loss."""
+    """Up to so many batches of one portion in one go, each with a step of its own, and no gradient:
+    `step` and not `gather`. `Step` has their samples and their mean loss."""
 
 
 class Step(NamedTuple):
@@ -89,7 +89,7 @@ class Step(NamedTuple):
     """
 
     gradient: Vector | None
-    """None: the replica has made a step of its own along it."""
+    """None: it was not asked for (`Gradient.gather`)."""
     samples: int
     loss: float
     norm: float = math.inf

@@ -155,7 +155,8 @@ class HoldingSide(ShardSide):
         samples = sum(n for _, n in used)
         if samples:
             shares = [np.float32(n / samples) for _, n in used]
-            self.shard.apply(Delta(_weighted_sum([gradient for gradient, _ in used], shares)))
+            mean = _weighted_sum([gradient for gradient, _ in used], shares)
+            self.shard.apply(Delta(mean), samples)
         else:
             self.shard.version += 1
         return [h.outcome(REFUSED if h.gradient is None else APPLIED) for h in held]

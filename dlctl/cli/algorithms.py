@@ -14,7 +14,7 @@ from dlctl.cli.options import json_option
 from dlctl.errors import NotFound
 from dlctl.util.did_you_mean import closest
 
-SECTIONS = {"algorithms": "algorithm", "optimizers": "optimizer", "compressors": "compression"}
+SECTIONS = {kind: section for section, kind in registry.SECTIONS.items()}
 """Kind -> the section of the job file where its names are used; launchers have none."""
 WIDTH = 76
 
@@ -79,7 +79,7 @@ def _print_list(chosen: list[tuple[str, str]]) -> None:
 
 def _details(kind: str, name: str) -> str:
     entry = registry.find(kind, name)
-    lines = [f"{console.style(name, bold=True)} ({kind[:-1]}): {entry.summary}"]
+    lines = [f"{console.style(name, bold=True)} ({registry.singular(kind)}): {entry.summary}"]
     lines += [entry.note] if entry.note else []
     if kind in SECTIONS:
         lines += ["", f"[{SECTIONS[kind]}]", f'name = "{name}"']
@@ -88,15 +88,16 @@ def _details(kind: str, name: str) -> str:
         default = f"{key.name} = {key.default}" if key.default else f"{key.name}   (required)"
         lines += [default, *textwrap.wrap(f"{key.type}{limits}. {key.text}", WIDTH, **_INDENT)]
     if kind == "algorithms":
-        lines += ["", "[optimizer]", *default_optimizer(name)]
+        for section in ("optimizer", "inner"):
+            lines += ["", f"[{section}]", *default_of(section, name)]
     return "\n".join(lines)
 
 
-def default_optimizer(algorithm: str) -> list[str]:
-    """What stands below [optimizer] if a job file with this method has no such section."""
+def default_of(section: str, algorithm: str) -> list[str]:
+    """What stands below [optimizer] or [inner] where a job file with this method says nothing."""
     from dlctl.cli.keydocs import to_toml
 
-    choice = registry.load("algorithms", algorithm).optimizer
+    choice = getattr(registry.load("algorithms", algorithm), section)
     given = {"name": choice.name} | choice.options
     return [f"{key} = {to_toml(value)}" for key, value in given.items()]
 

@@ -65,7 +65,7 @@ def _known(job: dict[str, Any]) -> settings.LiveSettings:
     """How values are written. What our own components declare are plain numbers; to import them
     would take longer than all else here.
     """
-    chosen = [(kind, job.get(section)) for section, kind in settings.SECTIONS.items()]
+    chosen = [(kind, job.get(section)) for section, kind in registry.SECTIONS.items()]
     names = [(kind, one.get("name")) for kind, one in chosen if isinstance(one, dict)]
     is_ours = all(name in registry.BUILT_IN[kind] for kind, name in names)
     return settings.EVERY_RUN if is_ours else settings.of_job(job)

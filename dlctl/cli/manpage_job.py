@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from dlctl import registry
-from dlctl.cli.algorithms import default_optimizer
+from dlctl.cli.algorithms import default_of
 from dlctl.cli.keydocs import Key, keys
 from dlctl.cli.roff import Page
 from dlctl.config import Choice, JobFile
 
 EXAMPLE = Path(__file__).with_name("template") / "job.toml"
-KINDS = {"algorithm": "algorithms", "optimizer": "optimizers", "compression": "compressors"}
 _ABOUT = {
     "job": "What to train, and until when. This section and its name and task must be there.",
     "algorithm": "The distributed optimisation method.",
+    "inner": "The optimiser by which a replica makes steps of its own, for methods whose replicas "
+    "do; it is torch's. A name may also be a class of yours, `package.module:Class`; it needs an "
+    "lr then, and all other keys are its arguments.",
+    "gradient": "What a replica does with a gradient before it is used.",
     "optimizer": "The rule by which the servers apply what is pushed.",
     "compression": "What a worker sends of an update; what it does not send stays with it and is "
     "added to the next one.",
@@ -72,16 +75,17 @@ def _about(section: str, owner: type[Any]) -> str:
 
 
 def _choices(page: Page, section: str, default: str) -> None:
-    kind = KINDS[section]
+    kind = registry.SECTIONS[section]
     known = registry.BUILT_IN[kind]
     page.item(f'name = "{default}"', f"One of {', '.join(known)}. The other keys depend on it:")
     for name, entry in known.items():
         page.paragraphs(f'`name = "{name}"`: {entry.summary}')
         _keys(page, keys(entry.load().Options))
-        lines = default_optimizer(name) if kind == "algorithms" else []
-        if len(lines) > 1:
-            optimizer = ", ".join(f"`{line}`" for line in lines)
-            page.paragraphs(f"Without a section [optimizer]: {optimizer}.")
+        for other in ("optimizer", "inner") if kind == "algorithms" else ():
+            lines = default_of(other, name)
+            if len(lines) > 1:
+                written = ", ".join(f"`{line}`" for line in lines)
+                page.paragraphs(f"Without a section [{other}]: {written}.")
 
 
 def _keys(page: Page, found: list[Key]) -> None:

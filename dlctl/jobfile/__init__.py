@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dlctl import registry
+from dlctl import inner, registry
 from dlctl.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
 from dlctl.errors import UsageError
 from dlctl.jobfile import checks, reading, schema
@@ -32,9 +32,6 @@ from dlctl.jobfile.problems import Problem as Problem
 from dlctl.jobfile.problems import locate
 from dlctl.util import numeric_limits
 from dlctl.util.did_you_mean import did_you_mean
-
-SECTIONS = {"algorithm": "algorithms", "optimizer": "optimizers", "compression": "compressors"}
-"""Section of the job file -> kind of the registry that its `name` is looked up in."""
 
 
 def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
@@ -52,7 +49,7 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
     _override(document, overrides or {})
     faults = [*reading.remove_foreign(document), *checks.check(document, path.parent)]
     resolved: dict[str, Choice] = {}
-    for section, kind in SECTIONS.items():
+    for section, kind in registry.SECTIONS.items():
         found, more = _resolve(section, kind, document.get(section))
         faults += more
         if found:
@@ -61,6 +58,7 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
     faults += _check_exact_pushes(resolved)
     faults += _check_exact_fetches(resolved, document)
     faults += _check_shape(resolved, document)
+    faults += _check_inner(resolved, document)
     job, more = schema.validate(JobFile, _with_choices(document))
     faults += more
     if job is None or faults:
@@ -68,11 +66,11 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
         for dotted in overrides or {}:
             keys.pop(tuple(dotted.split(".")), None)
         raise JobFileError(path, locate(path, text, keys, faults))
-    for section in [section for section in SECTIONS if section not in resolved]:
+    for section in [section for section in registry.SECTIONS if section not in resolved]:
         choice = getattr(job, section)
-        if section == "optimizer":
-            choice = registry.load("algorithms", resolved["algorithm"].name).optimizer
-        options = effective_options(SECTIONS[section], choice)
+        if section in ("optimizer", "inner"):
+            choice = getattr(registry.load("algorithms", resolved["algorithm"].name), section)
+        options = effective_options(registry.SECTIONS[section], choice)
         resolved[section] = Choice(name=choice.name, options=options)
     # Daemons run elsewhere, so they get the task's file by its full path.
     task = str(path.parent.resolve() / job.job.task)
@@ -95,10 +93,13 @@ def effective_options(kind: str, choice: Choice) -> dict[str, Any]:
     Raises UsageError for an unknown name or options that are not valid.
     """
     options_class = registry.load(kind, choice.name).Options
+    if options_class is None:
+        return dict(choice.options)
     options, faults = schema.validate(options_class, dict(choice.options))
     if options is None:
         problems = "; ".join(f"{'.'.join(map(str, f.path))} {f.message}" for f in faults)
-        raise UsageError(f'options of {kind[:-1]} "{choice.name}" are not valid: {problems}')
+        named = f'{registry.singular(kind)} "{choice.name}"'
+        raise UsageError(f"options of {named} are not valid: {problems}")
     return dataclasses.asdict(options)
 
 
@@ -119,11 +120,11 @@ def _resolve(section: str, kind: str, table: Any) -> tuple[Choice | None, list[F
         return None, []  # the schema says what is wrong
     name = table["name"]
     at = (section, "name")
-    if name not in registry.names(kind):
+    if not registry.is_known(kind, name):
         return None, [
             Fault(
                 at,
-                f"unknown {kind[:-1]}",
+                f"unknown {registry.singular(kind)}",
                 did_you_mean(name, registry.names(kind), registry.ALIASES),
             )
         ]
@@ -132,9 +133,11 @@ def _resolve(section: str, kind: str, table: Any) -> tuple[Choice | None, list[F
     except (ImportError, AttributeError) as error:
         return None, [Fault(at, f"cannot be loaded: {error}")]
     given = {key: value for key, value in table.items() if key != "name"}
+    if entry.Options is None:
+        return Choice(name=name, options=given), []
     options, faults = schema.validate(entry.Options, given, at=(section,), also=("name",))
     if options is None:
-        return None, _with_owners(kind, name, faults)
+        return None, _moved(section, _with_owners(kind, name, faults), table)
     return Choice(name=name, options=dataclasses.asdict(options)), faults
 
 
@@ -157,6 +160,35 @@ def _with_owner(name: str, owners: list[str], fault: Fault) -> Fault:
     return fault._replace(
         message=f"{name} has no {fault.path[-1]}", suggestion=f"{', '.join(owners)} {have} it"
     )
+
+
+def _moved(section: str, faults: list[Fault], table: dict[str, Any]) -> list[Fault]:
+    """The faults, with what to write instead of a key that another section has now."""
+    new = f'write [inner] with name = "sgd" and lr = {table.get("local_lr")!s:.20}'
+    return [
+        fault._replace(message="replicas have an optimiser of their own now", suggestion=new)
+        if fault.path == ("algorithm", "local_lr")
+        else fault
+        for fault in faults
+    ]
+
+
+def _check_inner(resolved: Mapping[str, Choice], document: dict[str, Any]) -> list[Fault]:
+    """What does not go with how the method's replicas step, and schedules that nothing follows."""
+    name = resolved["algorithm"].name if "algorithm" in resolved else DEFAULT_ALGORITHM
+    if "algorithm" not in resolved and "algorithm" in document:
+        return []
+    chosen, method = resolved.get("inner"), registry.load("algorithms", name)
+    if chosen is None:
+        return []
+    if method.inner.name == inner.NONE and chosen.name != inner.NONE:
+        what = f"replicas of {name} make no steps of their own: the servers' optimiser does"
+        return [Fault(("inner", "name"), what, "remove [inner]")]
+    if registry.load("inner_optimizers", chosen.name).Options is None and not isinstance(
+        chosen.options.get("lr"), int | float
+    ):
+        return [Fault(("inner", "name"), "an optimiser of yours needs its lr here", "add lr = ...")]
+    return []
 
 
 def _check_decay(resolved: Mapping[str, Choice]) -> list[Fault]:
@@ -245,7 +277,7 @@ def _check_processes(name: str, can_be_several: bool, processes: Any) -> list[Fa
 def _with_choices(document: dict[str, Any]) -> dict[str, Any]:
     """The document as `JobFile` has it, the options left out: they are checked on their own."""
     reshaped = dict(document)
-    for section in SECTIONS:
+    for section in registry.SECTIONS:
         table = document.get(section)
         if isinstance(table, dict):
             reshaped[section] = {"name": table["name"]} if "name" in table else {}

@@ -64,6 +64,8 @@ class Assign(Message):
     keep: bool = False
     """Another server of this shard has said `Serving`: go on from the state that it has kept, or
     fail. False: begin anew, whatever is there; `restore` counts only then."""
+    samples: int = 0
+    """Of the dataset: a schedule goes by the length of the run."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -174,6 +176,8 @@ class Lease(Message):
     data_epoch: int
     start: int
     stop: int
+    samples: int = 0
+    """Of all workers, that are done."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -155,6 +155,8 @@ class Parameters(Message):
     table: int = 0
     clock: int = 0
     """What the method counts on this shard (`ShardSide.clock`)."""
+    samples: int = 0
+    """Of all replicas, in this version."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -180,6 +182,7 @@ class SparseParameters(Message):
     """And the bytes of `positions` that each part takes."""
     table: int = 0
     clock: int = 0
+    samples: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -117,7 +117,7 @@ def check_state(state: Any, optimizer: Optimizer) -> Json:
     if state == {}:
         return {}
     whole = type(state) is dict and type(state.get("meta")) is dict
-    if not whole or not _is_natural(state.get("version")):
+    if not whole or not all(_is_natural(state.get(key)) for key in ("version", "samples")):
         raise Unusable("the state that was committed is not of our kind")
     lr, counters = state.get("lr"), state.get("counters")
     if type(lr) not in (int, float) or not abs(lr) <= FLOAT32_MAX:
@@ -200,9 +200,9 @@ class Storage(Protocol):
         """Drop what is prepared: when this returns, nothing of it is written or held."""
         ...
 
-    def update(self, delta: Delta, rule: Rule) -> None:
+    def update(self, delta: Delta, rule: Rule, lr: float) -> None:
         """Have `rule` go over all that `delta`, of the shard's length, touches; what it leaves is
-        the shard's then.
+        the shard's then. lr: the rate that the rule has, for who repeats it.
         """
         ...
 
@@ -257,6 +257,10 @@ class Shard:
         self.optimizer = optimizer
         self.storage = storage
         self.version = 0
+        self.samples = 0
+        """In the updates so far."""
+        self._peak = optimizer.lr
+        self._factor: Callable[[int], float] | None = None
         self.size = storage.w.size
         """Elements of each vector."""
         self.history = History(self.size)
@@ -278,13 +282,29 @@ class Shard:
 
     @property
     def lr(self) -> float:
-        """The optimiser's rate. It changes with the next update."""
-        return self.optimizer.lr
+        """The optimiser's rate, the peak of its schedule. It changes with the next update."""
+        return self._peak
 
     @lr.setter
     def lr(self, lr: float) -> None:
-        self.forget_prepared()
-        self.optimizer.lr = lr
+        self._peak = lr
+        self._set_rate()
+
+    def restore(self, version: int, samples: int) -> None:
+        """Go on from a checkpoint with so many updates, of so many samples."""
+        self.version, self.samples = version, samples
+        self._set_rate()
+
+    def follow(self, factor: Callable[[int], float]) -> None:
+        """From now on the rate is lr times this, a function of `samples`."""
+        self._factor = factor
+        self._set_rate()
+
+    def _set_rate(self) -> None:
+        lr = self._peak if self._factor is None else self._peak * self._factor(self.samples)
+        if lr != self.optimizer.lr:
+            self.forget_prepared()
+            self.optimizer.lr = lr
 
     def prepare(self, values: Array, count: int, *, is_new: bool) -> bool:
         """The first `count` of a dense delta's values, float32[n], have come: do what can be done
@@ -306,19 +326,23 @@ class Shard:
         self.optimizer.counters.update(counters)
         return rule
 
-    def apply(self, delta: Delta) -> None:
-        """One update by the optimiser's rule. A sparse one costs O(its length), unless the rule is
-        one for all elements then. Raises Diverged."""
+    def apply(self, delta: Delta, samples: int = 0) -> None:
+        """One update by the optimiser's rule, of so many samples. A sparse one costs O(its length),
+        unless the rule is one for all elements then. Raises Diverged."""
         check_length(delta, self.size)
         if delta.values.dtype != self.w.dtype:
             delta = Delta(delta.values.astype(self.w.dtype), delta.indices, delta.positions)
         if delta.indices is not None and self._sweeps_next():
             delta = Delta(_with_zeros(delta, self.size))
         rule = self._alarm.over(self.optimizer.begin_update())
-        self.storage.update(delta, self.history.watch(self.version + 1, delta, rule))
+        watched = self.history.watch(self.version + 1, delta, rule)
+        self.storage.update(delta, watched, self.optimizer.lr)
         if self._alarm.has_rung:
             self._look_for_what_is_not_finite()
         self.version += 1
+        self.samples += samples
+        if self._factor is not None:
+            self._set_rate()
 
     def _sweeps_next(self) -> bool:
         return self._sweeping is not None and self._sweeping.sweeps_next()
@@ -342,7 +366,8 @@ class Shard:
         self.storage.commit(
             {
                 "version": self.version,
-                "lr": self.optimizer.lr,
+                "samples": self.samples,
+                "lr": self._peak,
                 "counters": self.optimizer.counters,
                 "meta": meta,
             }
@@ -356,7 +381,8 @@ class Shard:
         state = self.storage.resume(self.optimizer)
         if not state:
             return {}
-        self.version = state["version"]
+        self.version, self.samples = state["version"], state["samples"]
+        self.lr = state["lr"]
         meta: Json = state["meta"]
         return meta
 

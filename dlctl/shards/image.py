@@ -31,7 +31,7 @@ from dlctl.shards.records import read_body
 from dlctl.shards.undo import Undo
 from dlctl.util.threads import PLACES
 
-FORMAT = 5
+FORMAT = 6
 MAGIC = b"dlctlSHD"
 PAGE = 4096
 DONE_AT = 3072

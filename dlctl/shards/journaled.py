@@ -26,6 +26,7 @@ from dlctl.optim.base import Optimizer
 from dlctl.optim.blocks import Rule
 from dlctl.shards import records
 from dlctl.shards.base import (
+    FLOAT32_MAX,
     Extras,
     NoRoom,
     Point,
@@ -39,7 +40,7 @@ from dlctl.shards.base import (
 from dlctl.shards.memory import Memory, fresh
 from dlctl.shards.records import Bytes, Record
 
-FORMAT = 3
+FORMAT = 4
 
 
 class Log(Protocol):
@@ -86,7 +87,7 @@ class Journaled(Memory):
         self._spec = spec
         self._point = point
         self._number = 0
-        self._deltas: list[Delta] = []
+        self._deltas: list[tuple[Delta, float]] = []
         """Updates since the last commit."""
         self._was_filled = False
         self._is_doubtful = False
@@ -113,10 +114,10 @@ class Journaled(Memory):
         storage._write_base()
         return storage
 
-    def update(self, delta: Delta, rule: Rule) -> None:
-        self._deltas.append(delta)
+    def update(self, delta: Delta, rule: Rule, lr: float) -> None:
+        self._deltas.append((delta, lr))
         self._updated = True
-        super().update(delta, rule)
+        super().update(delta, rule, lr)
 
     def fill(self, vectors: Mapping[str, Array], extras: Extras | None) -> None:
         super().fill(vectors, extras)
@@ -158,10 +159,10 @@ class Journaled(Memory):
 
     def _write_record(self) -> None:
         arrays: list[Array] = []
-        updates: list[list[int | bool]] = []
-        for values, indices, _ in self._deltas:
+        updates: list[list[int | bool | float]] = []
+        for (values, indices, _), lr in self._deltas:
             arrays += [values] if indices is None else [values, indices]
-            updates.append([values.size, indices is not None])
+            updates.append([values.size, indices is not None, lr])
         parts = records.pack(self._number, {"state": self._state, "updates": updates}, arrays)
         self._is_doubtful = True
         self._log.append(parts)
@@ -267,31 +268,34 @@ class Journaled(Memory):
         state = check_state(record.body.get("state"), optimizer)
         if not state:
             raise Unusable(f"record {record.number} of its journal has no state")
-        optimizer.lr = state["lr"]
         updates = record.body.get("updates")
-        if type(updates) is not list:
+        if type(updates) is not list or not all(map(_is_update, updates)):
             raise Unusable(f"record {record.number} of its journal has no list of updates")
-        for delta in self._deltas_of(record, list(map(_pair, updates))):
-            super().update(delta, optimizer.begin_update())
+        for delta, lr in self._deltas_of(record, updates):
+            optimizer.lr = lr
+            super().update(delta, optimizer.begin_update(), lr)
             self._updated = True
+        optimizer.lr = state["lr"]
         if optimizer.counters != state["counters"]:
             raise Unusable(f"record {record.number} of its journal does not come to what it says")
         return state
 
-    def _deltas_of(self, record: Record, updates: list[tuple[Any, Any]]) -> Iterator[Delta]:
-        """The updates of a commit, as they were pushed: [elements, whether it has indices] each."""
+    def _deltas_of(self, record: Record, updates: list[Any]) -> Iterator[tuple[Delta, float]]:
+        """The updates of a commit as they were pushed, and their rates: [elements, whether it has
+        indices, rate] each.
+        """
         shapes = [
             shape
-            for count, is_sparse in updates
+            for count, is_sparse, _ in updates
             for shape in [(self._dtype, count), *([("<i8", count)] if is_sparse else [])]
         ]
         arrays = record.arrays(shapes)
-        for _, is_sparse in updates:
+        for _, is_sparse, lr in updates:
             values = next(arrays)
             indices = next(arrays) if is_sparse else None
             if not _fits(values, indices, self._spec.size):
                 raise Unusable(f"record {record.number} of its journal is for another shard")
-            yield Delta(values, indices)
+            yield Delta(values, indices), lr
 
 
 def _fits(values: Array, indices: Array | None, size: int) -> bool:
@@ -300,6 +304,12 @@ def _fits(values: Array, indices: Array | None, size: int) -> bool:
         return values.size == size
     is_inside = not indices.size or bool(indices[0] >= 0 and indices[-1] < size)
     return is_inside and bool(np.all(indices[1:] > indices[:-1]))
+
+
+def _is_update(value: Any) -> bool:
+    """Whether it is [elements, whether it has indices, rate]."""
+    is_triple = type(value) is list and len(value) == 3
+    return is_triple and type(value[2]) in (int, float) and abs(value[2]) <= FLOAT32_MAX
 
 
 def _pair(value: Any) -> tuple[Any, Any]:

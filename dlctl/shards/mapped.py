@@ -142,7 +142,7 @@ class Mapped:
         if ahead is not None:
             ahead.drop()
 
-    def update(self, delta: Delta, rule: Rule) -> None:
+    def update(self, delta: Delta, rule: Rule, lr: float) -> None:
         self._updated = True
         if self._ahead is not None and self._ahead.is_of(delta):
             self._ahead.finish()

@@ -43,7 +43,7 @@ class Memory:
     def forget_prepared(self) -> None:
         """There is nothing."""
 
-    def update(self, delta: Delta, rule: Rule) -> None:
+    def update(self, delta: Delta, rule: Rule, lr: float) -> None:
         update_in_place(self.w, delta, self._slots, rule)
 
     def fill(self, vectors: Mapping[str, Array], extras: Extras | None) -> None:

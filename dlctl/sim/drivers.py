@@ -6,11 +6,14 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
-from dlctl import registry
+from dlctl import inner, registry
+from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
+from dlctl.config import Choice
 from dlctl.flat import AVERAGED, CONSTANT
 from dlctl.machine import Exit, Send
 from dlctl.messages import Array
@@ -22,21 +25,21 @@ from dlctl.roles.protocol.effects import (
     BuildModel,
     Compute,
     Computed,
+    ComputeStateTaken,
     EngineRan,
-    EngineStateTaken,
     EvaluationRun,
     LoadBuffers,
     LocateTask,
     ModelBuilt,
     OnRecord,
     ProcessEnded,
-    RestoreEngine,
+    RestoreComputeState,
     RunEngine,
     RunEvaluation,
     Settled,
     SignalProcess,
     StartProcess,
-    TakeEngineState,
+    TakeComputeState,
     TaskLocated,
     Unwritten,
 )
@@ -68,6 +71,47 @@ class ComputeOptions:
     evaluate_s: float = 0.05
 
 
+class Stepping(Protocol):
+    """The optimiser of one replica, over its parameters."""
+
+    def step(self, gradient: Array, lr: float) -> None: ...
+
+    def state(self) -> Mapping[str, Array]:
+        """By the names in a checkpoint; copies."""
+
+    def restore(self, state: Mapping[str, Array]) -> None: ...
+
+
+Inner = Callable[[Array], Stepping]
+"""Parameters -> their optimiser."""
+
+
+class PlainSGD:
+    """parameters -= lr * gradient; nothing is kept."""
+
+    def __init__(self, parameters: Array) -> None:
+        self.parameters = parameters
+
+    def step(self, gradient: Array, lr: float) -> None:
+        self.parameters -= lr * gradient
+
+    def state(self) -> Mapping[str, Array]:
+        return {}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        assert not state
+
+
+def plain_inner(choice: Choice) -> Inner | None:
+    """What needs no torch; a simulation of any other optimiser is given a function like this."""
+    if choice.name == inner.NONE:
+        return None
+    options = inner.SGDOptions(**choice.options)
+    assert choice.name == "sgd", f"{choice.name} is torch's"
+    assert options == inner.SGDOptions(lr=options.lr), "plain SGD has a rate, and nothing else"
+    return PlainSGD
+
+
 class ComputeDriver:
     """One worker's thread for its model.
 
@@ -85,8 +129,11 @@ class ComputeDriver:
         rng: np.random.Generator,
         method: str = "",
         twin: str = "",
+        own: Inner | None = None,
     ) -> None:
-        """twin: "module:Class", the engine of this method in numpy; "" if it has none."""
+        """twin: "module:Class", the engine of this method in numpy; "" if it has none. own: makes
+        the replica's own optimiser of its parameters; None: it has none.
+        """
         self.process = process
         self.problem = problem
         self.batch_size = batch_size
@@ -105,12 +152,14 @@ class ComputeDriver:
         process.perform(LoadBuffers, self._load_buffers)
         process.perform(Compute, self._compute)
         process.perform(RunEvaluation, self._evaluate)
+        self._inner = own(self.parameters) if own is not None else None
+        self._engine: Operations | None = None
         if twin:
             engine = registry.attribute(twin)(problem, self.parameters)
             self._engine = Operations(engine, method)
             process.perform(RunEngine, self._run_engine)
-            process.perform(TakeEngineState, self._take_engine_state)
-            process.perform(RestoreEngine, lambda effect: self._engine.restore(effect.arrays))
+        process.perform(TakeComputeState, self._take_state)
+        process.perform(RestoreComputeState, self._restore_state)
         process.perform(Settled, self._settled)
         process.perform(LocateTask, lambda _: process.post(TaskLocated("/home/me/train.py:51")))
 
@@ -171,24 +220,36 @@ class ComputeDriver:
         norm = euclidean_norm(self._gradient)
         is_usable = effect.is_usable(loss, norm)
         computed = Computed(loss, self._gradient, self._averaged, norm, is_usable)
-        if effect.own_lr is not None:
-            computed = replace(computed, gradient=None)
-            if is_usable:
-                self.parameters -= effect.own_lr * self._gradient
-        return computed
+        if effect.own_lr is not None and is_usable:
+            assert self._inner is not None, "this replica has no optimiser of its own"
+            self._inner.step(self._gradient, effect.own_lr)
+        return computed if effect.gather else replace(computed, gradient=None)
 
     def _run_engine(self, effect: RunEngine) -> None:
         before = [array.copy() for array in effect.arrays]
 
         def finish() -> None:
+            assert self._engine is not None
             assert all(map(np.array_equal, before, effect.arrays)), "changed under an operation"
             arrays = self._engine.run(effect.op, effect.arrays, effect.shapes)
             self.process.post(EngineRan(arrays))
 
         self._later(self._step_s(), finish)
 
-    def _take_engine_state(self, _: TakeEngineState) -> None:
-        self._later(0.0, lambda: self.process.post(EngineStateTaken(self._engine.state())))
+    def _take_state(self, _: TakeComputeState) -> None:
+        self._later(0.0, lambda: self.process.post(ComputeStateTaken(self._state())))
+
+    def _state(self) -> dict[str, Array]:
+        state = dict(self._inner.state()) if self._inner is not None else {}
+        return state | (engines.to_saved(self._engine.state()) if self._engine else {})
+
+    def _restore_state(self, effect: RestoreComputeState) -> None:
+        if self._engine is not None:
+            self._engine.restore(engines.of_saved(effect.arrays))
+        if self._inner is not None:
+            self._inner.restore(
+                {k: v for k, v in effect.arrays.items() if k.startswith(inner.SAVED_AS)}
+            )
 
     def _evaluate(self, effect: RunEvaluation) -> None:
         ran = EvaluationRun(effect.evaluation, self.problem.evaluate(effect.parameters))

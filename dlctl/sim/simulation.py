@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dlctl.config import JobFile
+from dlctl.config import Choice, JobFile
 from dlctl.machine import Started
 from dlctl.messages import Array, Json
 from dlctl.roles.coordinator.registration import Past
@@ -13,7 +13,7 @@ from dlctl.roles.protocol.authz import CLIENT
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import Checker
 from dlctl.sim.client import Client
-from dlctl.sim.drivers import ComputeOptions
+from dlctl.sim.drivers import ComputeOptions, Inner, plain_inner
 from dlctl.sim.faults import Faults, Injector
 from dlctl.sim.network import Network, NetworkOptions
 from dlctl.sim.problems import Problem
@@ -63,7 +63,9 @@ class Simulation:
         store: Store | None = None,
         past: Past | None = None,
         checkers: tuple[Checker, ...] = (),
+        inner: Callable[[Choice], Inner | None] = plain_inner,
     ) -> None:
+        """inner: makes the replicas' own optimisers."""
         self.store = store if store is not None else Store()
         self.world = World(
             job,
@@ -72,6 +74,7 @@ class Simulation:
             network or NetworkOptions(),
             compute or ComputeOptions(),
             self.store,
+            inner,
         )
         self.checkers = checkers
         self.world.observers += checkers

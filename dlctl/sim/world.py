@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dlctl import registry
-from dlctl.config import JobFile
+from dlctl.config import Choice, JobFile
 from dlctl.flat import slice_bounds
 from dlctl.machine import Machine, Started, StopRequested
 from dlctl.messages import Array
@@ -36,7 +36,9 @@ from dlctl.sim.drivers import (
     ChildrenDriver,
     ComputeDriver,
     ComputeOptions,
+    Inner,
     RecordsDriver,
+    plain_inner,
 )
 from dlctl.sim.group import GroupDriver, Groups
 from dlctl.sim.keys import SimulatedKeys
@@ -72,8 +74,10 @@ class World:
         network: NetworkOptions,
         compute: ComputeOptions,
         store: Store,
+        inner: Callable[[Choice], Inner | None] = plain_inner,
     ) -> None:
         self.job = job
+        self.inner = inner
         self.problem = problem
         self.compute = compute
         self.store = store
@@ -287,8 +291,8 @@ class World:
         FilesDriver(process, self.store, self.disk, self.host_disks)
         method = registry.load("algorithms", job.algorithm.name)
         ComputeDriver(
-            process, self.problem, job.workers.batch_size, job.job.seed, self.compute,
-            self._compute_rng, job.algorithm.name, method.shape.twin,
+            process, self.problem, job.step_samples, job.job.seed, self.compute,
+            self._compute_rng, job.algorithm.name, method.shape.twin, self.inner(job.inner),
         )  # fmt: skip
         if "group" in method.shape.links:
             GroupDriver(process, self.groups)

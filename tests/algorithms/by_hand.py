@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from made import identity, joined_tables, replica, training
+from made import OWN_LR, identity, joined_tables, replica, training
 
 from dlctl import messages as m
 from dlctl import registry
@@ -232,7 +232,9 @@ class Player:
         *,
         batch_size: int = 1,
         samples_of: Callable[[Any], int] = lambda batch: 1,
+        own_lr: float = OWN_LR,
     ) -> None:
+        """own_lr: of SGD in the replica, if the method has an optimiser there."""
         self.shards = shards
         self.gradient = gradient
         self.slot, self.epoch = slot, epoch
@@ -257,7 +259,7 @@ class Player:
         self._members = Members(self._context, name, connects="peers" in links)
         self.training = training(
             self._context, tables, algorithm, self.side, me=me, send_queue=self._queue,
-            batch_size=batch_size, push_norm_max=1e300,
+            batch_size=batch_size, push_norm_max=1e300, own_lr=own_lr,
             members=self._members if "peers" in links else None,
             collecting=Collecting(self._context, name, me, 1.0) if "group" in links else None,
         )  # fmt: skip
@@ -385,7 +387,7 @@ class Player:
                 if effect.own_lr is not None:
                     self.parameters -= effect.own_lr * step.gradient
         computed = Computed(
-            losses[-1], gradient if effect.own_lr is None else None, np.zeros(0), norm, is_usable,
+            losses[-1], gradient if effect.gather else None, np.zeros(0), norm, is_usable,
             tuple(losses[:-1]),
         )  # fmt: skip
         self.training.on_computed(computed, self._now)

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 from by_hand import Player, Shards
+from made import OWN_LR
 
 from dlctl import jobfile, registry
 from dlctl.algorithms.base import Lead, Method, ReplicaSide, ShardSide
@@ -53,7 +54,7 @@ def of_portions(*portions):
 
 def pushed_per_gradient(algorithm: Method) -> float:
     """1, or for a method that pushes the way that its replicas have gone, their rate."""
-    return algorithm.replica.one_push(algorithm.Options()).own_lr or 1.0
+    return OWN_LR if algorithm.replica.one_push(algorithm.Options()).is_way else 1.0
 
 
 def players(algorithm: Method, workers: int, servers: int = 2) -> tuple[Shards, list[Player]]:

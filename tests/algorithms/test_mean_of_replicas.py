@@ -23,9 +23,9 @@ def replicas(steps: int, *, overlap: bool = False) -> tuple[Shards, list[Player]
     shards = Shards(LOCAL_SGD, np.ones(SIZE, np.float32), 2)
     for side in shards.sides:
         side.members(frozenset(range(REPLICAS)))
-    everybody = [Player(LOCAL_SGD, shards, gradient, slot) for slot in range(REPLICAS)]
+    everybody = [Player(LOCAL_SGD, shards, gradient, slot, own_lr=RATE) for slot in range(REPLICAS)]
     for player in everybody:
-        player.side.options = Options(local_steps=steps, local_lr=RATE, overlap=overlap)
+        player.side.options = Options(local_steps=steps, overlap=overlap)
     return shards, everybody
 
 

@@ -10,8 +10,8 @@ from dlctl.algorithms import local_sgd, sync
 from dlctl.algorithms.base import ReplicaSide
 from dlctl.algorithms.needs import Data, Gradient, Read, Step, View, Write
 
-LOCAL = local_sgd.Options(local_steps=1, local_lr=1.0)
-OVERLAP = local_sgd.Options(local_steps=1, local_lr=1.0, overlap=True)
+LOCAL = local_sgd.Options(local_steps=1)
+OVERLAP = local_sgd.Options(local_steps=1, overlap=True)
 
 
 def story(side: ReplicaSide, newest: list[int]) -> list[str]:

@@ -16,12 +16,12 @@ from dlctl import config
 from dlctl.machine import Event
 from dlctl.roles.protocol.effects import (
     BuildModel,
+    ComputeStateTaken,
     EngineRan,
-    EngineStateTaken,
     ModelBuilt,
-    RestoreEngine,
+    RestoreComputeState,
     RunEngine,
-    TakeEngineState,
+    TakeComputeState,
     TaskFailed,
 )
 
@@ -94,8 +94,8 @@ def does(tmp_path: Path, monkeypatch, run_script) -> Callable[..., list[Event]]:
         thread = ComputeThread(loop, job, f"counting:{engine}")
         loop.perform(BuildModel, thread.build)
         loop.perform(RunEngine, thread.run_engine)
-        loop.perform(TakeEngineState, thread.take_engine_state)
-        loop.perform(RestoreEngine, thread.restore_engine)
+        loop.perform(TakeComputeState, thread.take_state)
+        loop.perform(RestoreComputeState, thread.restore_state)
         events: list[Event] = run_script(loop, BuildModel(0, 1), *effects, awaited=1 + awaited)
         return events[1:] if isinstance(events[0], ModelBuilt) else events
 
@@ -104,14 +104,14 @@ def does(tmp_path: Path, monkeypatch, run_script) -> Callable[..., list[Event]]:
 
 def test_operations_give_arrays_and_states_are_of_between_two_of_them(does) -> None:
     first, state, second = does(
-        RestoreEngine({"total": TWO}),
+        RestoreComputeState({"total": TWO}),
         RunEngine("add", (TWO, TWO), ((1,),)),
-        TakeEngineState(),
+        TakeComputeState(),
         RunEngine("add", (TWO,)),
         awaited=3,
     )
     assert isinstance(first, EngineRan)
-    assert isinstance(state, EngineStateTaken)
+    assert isinstance(state, ComputeStateTaken)
     assert state.arrays["total"].tolist() == [6]
     assert second.arrays[0].tolist() == [8]
 
@@ -137,7 +137,7 @@ def test_operations_give_arrays_and_states_are_of_between_two_of_them(does) -> N
             RunEngine("single", ()),
             'toy: operation "single" of its engine returned a value of type ndarray, not a tuple',
         ),
-        (RestoreEngine({}), "toy: restore() of its engine raised KeyError: 'total'"),
+        (RestoreComputeState({}), "toy: restore() of its engine raised KeyError: 'total'"),
     ],
 )
 def test_what_goes_wrong_is_one_error_that_names_method_and_operation(does, effect, error) -> None:
@@ -157,5 +157,5 @@ def test_an_engine_that_cannot_be_made_is_an_error_of_its_method(does) -> None:
 
 
 def test_an_engine_needs_no_state(does) -> None:
-    (taken,) = does(RestoreEngine({"total": TWO}), TakeEngineState(), engine="Poor")
-    assert taken == EngineStateTaken({})
+    (taken,) = does(RestoreComputeState({"total": TWO}), TakeComputeState(), engine="Poor")
+    assert taken == ComputeStateTaken({})

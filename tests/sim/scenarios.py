@@ -215,7 +215,7 @@ def downpour_topk(seed: int) -> Simulation:
     """
     method = {
         "push_every_steps": 2, "fetch_every_steps": 1 + seed % 2,
-        "local_lr": (0.01, 0.0)[seed // 2 % 2],
+        "inner_lr": (0.01, 0.0)[seed // 2 % 2],
     }  # fmt: skip
     return _ledger(
         seed,
@@ -237,7 +237,7 @@ def local_sgd(seed: int) -> Simulation:
     every third also loses servers.
     """
     faults = recovery_faults(seed) if seed % 3 == 0 else mixed_faults(seed)
-    method = {"local_steps": 2 + seed % 2, "local_lr": 1.0, "overlap": seed % 4 < 2}
+    method = {"local_steps": 2 + seed % 2, "inner_lr": 1.0, "overlap": seed % 4 < 2}
     compression = (("none", {}), ("topk", {"density": 0.005}))[seed // 5 % 2]
     return _ledger(
         seed, faults, averages=True, durabilities=("process", "process", "disk"),
@@ -270,7 +270,7 @@ def full_disks(seed: int) -> Simulation:
     """
     method = (
         ("downpour", {"push_every_steps": 1 + seed // 2 % 2}),
-        ("local-sgd", {"local_steps": 2, "local_lr": 1.0}),
+        ("local-sgd", {"local_steps": 2, "inner_lr": 1.0}),
         ("downpour", {"warmstart_steps": 6}), ("sync", {}),
     )[seed % 4]  # fmt: skip
     simulation = _ledger(
@@ -299,7 +299,7 @@ def stops(seed: int) -> Simulation:
     dice = np.random.default_rng([seed, 7])
     method = (
         ("downpour", {}),
-        ("local-sgd", {"local_steps": 2, "local_lr": 1.0, "overlap": seed % 8 < 4}),
+        ("local-sgd", {"local_steps": 2, "inner_lr": 1.0, "overlap": seed % 8 < 4}),
         ("downpour", {"push_every_steps": 2}), ("sync", {}),
     )[seed % 4]  # fmt: skip
     is_first = seed // 8 % 2 == 0

@@ -10,6 +10,7 @@ import numpy as np
 from dlctl import config, registry
 from dlctl.compress.values import Precision
 from dlctl.flat import slice_bounds
+from dlctl.jobfile import effective_options
 from dlctl.machine import Send
 from dlctl.messages import Decided, Json, Push, Shutdown
 from dlctl.roles.coordinator.persistence import has_released
@@ -42,6 +43,21 @@ def _compression(name: str, options: dict[str, Any]) -> config.Choice:
     return config.Choice(name=name, options=least | options)
 
 
+def _inner(
+    algorithm: str, chosen: tuple[str, dict[str, Any]] | None, lr: float | None
+) -> config.Choice:
+    """All options, as a job file that was read has them; the method's own if none is chosen."""
+    choice = registry.load("algorithms", algorithm).inner
+    if choice.name not in ("none", "sgd"):
+        choice = config.Choice(name="sgd", options={"lr": 0.01})  # All others need torch.
+    if lr is not None:
+        chosen = ("sgd", {"lr": lr}) if lr else ("none", {})
+    if chosen is not None:
+        choice = config.Choice(name=chosen[0], options=chosen[1])
+    options = effective_options("inner_optimizers", choice)
+    return config.Choice(name=choice.name, options=options)
+
+
 def job_file(
     workers: int = 1,
     servers: int = 1,
@@ -62,9 +78,16 @@ def job_file(
     fetch_values: Precision = "float32",
     timeouts: dict[str, float] | None = None,
     hosts: tuple[config.Host, ...] = (),
+    inner: tuple[str, dict[str, Any]] | None = None,
+    schedule: config.Schedule | None = None,
+    gradient: config.Gradients | None = None,
     **stop: Any,
 ) -> config.JobFile:
-    """A job as the tests need it; `stop` is { epochs = 2 } unless something else is given."""
+    """A job as the tests need it; `stop` is { epochs = 2 } unless something else is given. Among
+    the options of the algorithm, "inner_lr" is the rate of SGD in the replicas; 0: of none.
+    """
+    options = dict(algorithm[1])
+    inner_choice = _inner(algorithm[0], inner, options.pop("inner_lr", None))
     return config.JobFile(
         job=config.Job(
             name="simulated",
@@ -72,8 +95,11 @@ def job_file(
             seed=seed,
             stop=config.Stop(**(stop or {"epochs": 2.0})),
         ),
-        algorithm=config.Choice(name=algorithm[0], options=algorithm[1]),
+        algorithm=config.Choice(name=algorithm[0], options=options),
         optimizer=config.Choice(name=optimizer[0], options=optimizer[1]),
+        inner=inner_choice,
+        schedule=schedule or config.Schedule(),
+        gradient=gradient or config.Gradients(),
         compression=_compression(*compression),
         servers=config.Servers(count=servers, durability=durability, fetch_values=fetch_values),
         workers=config.Workers(

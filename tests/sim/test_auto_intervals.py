@@ -23,7 +23,7 @@ from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.problems import LeastSquares, Ledger, layout_of
 from dlctl.sim.simulation import Outcome, Simulation
 
-AUTO = {"push_every_steps": "auto", "fetch_every_steps": "auto", "local_lr": 0.0}
+AUTO = {"push_every_steps": "auto", "fetch_every_steps": "auto", "inner_lr": 0.0}
 STEP_S = 0.01
 FAST, SLOW = Link(), Link(bytes_per_s=5e3)
 """A push of 100 float32 and its header take 0.09 s over the slow one: 9 steps."""
@@ -177,7 +177,7 @@ def test_every_gradient_is_applied_once_whatever_happens_to_the_network(seed: in
     job = job_file(
         3, 2, optimizer=ACCOUNT, batch_size=4, portion_batches=2, seed=seed, epochs=float(epochs),
         checkpoint_s=0.6, restarts_max=20, timeouts=TIMEOUTS,
-        algorithm=("downpour", {k: v for k, v in AUTO.items() if k != "local_lr"}),
+        algorithm=("downpour", {k: v for k, v in AUTO.items() if k != "inner_lr"}),
     )  # fmt: skip
     outcome = Simulation(
         job, problem, seed, network=poor_network(seed), compute=COMPUTE, faults=mixed_faults(seed),
@@ -200,7 +200,6 @@ class AsBefore(Replica):
                 if computed is None:
                     continue
                 self.residual += computed.gradient
-                self.parameters -= self.options.local_lr * computed.gradient
                 samples += computed.samples
             if samples and (data is None or step % self.options.push_every_steps == 0):
                 yield Write(vector=self.residual, samples=samples)
@@ -217,7 +216,7 @@ def conversation(kind: type[Replica], options: Options, seed: int) -> list[tuple
     side = kind(
         Site(
             options=options, parameters=np.zeros(3, np.float32), slot=0, layout=layout_of(3),
-            rng=dice, members=frozenset({0}),
+            rng=dice, members=frozenset({0}), has_inner=True,
         )
     )  # fmt: skip
     side.begin("new")

@@ -18,7 +18,7 @@ from dlctl.sim.network import Link, NetworkOptions
 from dlctl.sim.problems import Batch, LeastSquares, Ledger, Logistic
 from dlctl.sim.simulation import Simulation
 
-ALONE = ("downpour", {"overlap": False, "local_lr": 0.1})
+ALONE = ("downpour", {"overlap": False, "inner_lr": 0.1})
 """With one worker this is the servers' optimiser on one machine."""
 OPTIMIZERS = {
     "sgd": {"lr": 0.1},
@@ -148,7 +148,7 @@ def test_with_the_push_before_the_fetch_nothing_of_ones_own_is_missing_in_what_i
     def run(push_before_fetch: bool) -> tuple[list[float], list[tuple[int, int]]]:
         nonlocal simulation
         options = {
-            "overlap": False, "fetch_every_steps": 4, "push_every_steps": 4, "local_lr": 0.1,
+            "overlap": False, "fetch_every_steps": 4, "push_every_steps": 4, "inner_lr": 0.1,
             "push_before_fetch": push_before_fetch,
         }  # fmt: skip
         fetched, pushes = Fetched(), Watcher(Push)
@@ -187,7 +187,7 @@ def test_a_fetch_overwrites_local_steps_and_loses_none_of_their_gradients():
                 self.pairs.append((worker.copy(), simulation.world.weights()))
 
     local, problem = Local(), Spy(samples=64)
-    options = {"overlap": False, "fetch_every_steps": 2, "push_every_steps": 4, "local_lr": 0.2}
+    options = {"overlap": False, "fetch_every_steps": 2, "push_every_steps": 4, "inner_lr": 0.2}
     job = job_file(algorithm=("downpour", options), optimizer=("sgd", {"lr": 0.1}), epochs=1.0)
     simulation = Simulation(job, problem, checkers=(local,))
     outcome = simulation.run()
@@ -295,14 +295,14 @@ def test_a_slow_worker_does_not_hold_the_others_up():
 # ---------------------------------------------------------------- fetches of what has changed
 
 
-@pytest.mark.parametrize("local_lr", [0.0, 0.05])
+@pytest.mark.parametrize("inner_lr", [0.0, 0.05])
 def test_a_run_is_the_same_to_the_last_bit_whether_all_is_fetched_or_what_has_changed(
-    local_lr, monkeypatch
+    inner_lr, monkeypatch
 ):
     def run():
         problem, fetches = Spy(size=200), FetchesChecker()
         job = job_file(
-            workers=3, servers=2, algorithm=("downpour", {"local_lr": local_lr}),
+            workers=3, servers=2, algorithm=("downpour", {"inner_lr": inner_lr}),
             optimizer=("adagrad", {"lr": 0.1}), compression=("topk", {"density": 0.02}),
             epochs=3.0,
         )  # fmt: skip

@@ -20,7 +20,7 @@ STEPS, RATE = 3, 0.05
 
 
 def local_sgd(steps: int, rate: float = RATE):
-    return ("local-sgd", {"local_steps": steps, "local_lr": rate})
+    return ("local-sgd", {"local_steps": steps, "inner_lr": rate})
 
 
 # ---------------------------------------------------------------- one replica
@@ -87,7 +87,7 @@ def test_wherever_in_a_round_a_step_becomes_infinite_the_replica_goes_on_without
     takes as long as five of a round's eight steps.
     """
     problem, told = GoesAstray(servers, number), Watcher(PortionDone)
-    method = {"local_steps": 8, "local_lr": 4.0, "overlap": True}
+    method = {"local_steps": 8, "inner_lr": 4.0, "overlap": True}
     job = job_file(
         workers=3, servers=servers, batch_size=2, algorithm=("local-sgd", method),
         optimizer=ACCOUNT, epochs=8.0,

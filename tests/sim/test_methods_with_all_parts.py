@@ -64,9 +64,9 @@ def matrix() -> list[Any]:
 @pytest.mark.parametrize(("name", "compressor", "optimizer"), matrix())
 def test_it_learns_with_what_its_shape_allows(name: str, compressor: str, optimizer: str) -> None:
     method = registry.load("algorithms", name)
-    wanted = {"local_steps": 4, "local_lr": 0.03}
+    wanted = {"local_steps": 4, "inner_lr": 0.03}
     options = {key: wanted[key] for key in wanted if has(method, key)}
-    is_way = method.replica.one_push(method.Options(**options)).own_lr is not None
+    is_way = method.replica.one_push(method.Options(**options)).is_way
     rates = (FOR_WAYS if is_way else FOR_GRADIENTS).get(optimizer, {})
     has_density = has(registry.load("compressors", compressor), "density")
     problem = LeastSquares(samples=64, size=12)

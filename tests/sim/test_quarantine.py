@@ -156,7 +156,7 @@ def test_who_has_ruined_itself_by_its_own_steps_goes_on_from_what_the_servers_ha
     """What is not finite is no step, so none would lead to a fetch or a round's end. What a fetch
     has brought in part before the bad step is ruined with the rest.
     """
-    method = name, {"local_lr": 0.01, "overlap": overlap, **OWN_STEPS[name]}
+    method = name, {"inner_lr": 0.01, "overlap": overlap, **OWN_STEPS[name]}
     optimizer = ("adagrad", {"lr": 0.1})
     job = job_file(workers=2, servers=2, algorithm=method, optimizer=optimizer, epochs=8.0)
     slow = {("server-1", f"worker-{i}"): Link(latency_s=0.5) for i in (0, 1)}
@@ -180,7 +180,7 @@ def test_data_that_is_nan_now_and_then_costs_no_round(overlap) -> None:
             is_bad = np.random.default_rng([batch.slot, batch.number]).random() < 0.1
             return (np.nan if is_bad else loss), gradient
 
-    method = ("local-sgd", {"local_steps": 256, "local_lr": 0.01, "overlap": overlap})
+    method = ("local-sgd", {"local_steps": 256, "inner_lr": 0.01, "overlap": overlap})
     job = job_file(workers=2, algorithm=method, optimizer=("sgd", {"lr": 1.0}), epochs=60.0)
     outcome = Simulation(job, Tenth(), compute=STEPS).run(600.0)
     assert outcome.state == "finished"
@@ -208,7 +208,7 @@ def test_refusals_by_one_of_two_servers_only_are_in_a_row_too(method) -> None:
 def test_who_only_makes_infinite_steps_is_quarantined_although_it_pushes_none(overlap) -> None:
     """Each of its gradients is finite, and all that it does in a round is not."""
     problem = BadHost(1.5e19, where=slice(1))
-    method = ("local-sgd", {"local_lr": 0.1, "overlap": overlap})
+    method = ("local-sgd", {"inner_lr": 0.1, "overlap": overlap})
     job = job_file(workers=3, servers=2, algorithm=method, epochs=40.0)
     outcome = Simulation(job, problem, compute=STEPS).run(600.0)
     assert (outcome.state, outcome.left_behind) == ("finished", [])

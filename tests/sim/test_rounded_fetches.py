@@ -26,7 +26,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "fetch_values": "float16",
     },
     "downpour, sparse": {
-        "algorithm": ("downpour", {"local_lr": 0.0}), "optimizer": ("adagrad", {"lr": 0.5}),
+        "algorithm": ("downpour", {"inner_lr": 0.0}), "optimizer": ("adagrad", {"lr": 0.5}),
         "compression": ("topk", {"density": 0.02}), "fetch_values": "bfloat16",
         "durability": "disk",
     },
@@ -34,7 +34,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "algorithm": ("sync", {}), "optimizer": ("sgd", {"lr": 0.1}), "fetch_values": "bfloat16",
     },
     "local-sgd": {
-        "algorithm": ("local-sgd", {"local_steps": 4, "local_lr": 0.05}),
+        "algorithm": ("local-sgd", {"local_steps": 4, "inner_lr": 0.05}),
         "optimizer": ("sgd", {"lr": 1.0}), "fetch_values": "float16", "durability": "disk",
     },
 }  # fmt: skip

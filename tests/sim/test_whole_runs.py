@@ -90,15 +90,15 @@ def test_every_live_setting_takes_effect_while_the_run_goes_on():
     simulation = Simulation(job, LeastSquares(size=20), compute=STEADY, checkers=(pushes,))
     for_worker = {"push_every_steps": "4", "fetch_every_steps": "2", "density": "0.1"}
     simulation.request(
-        3.0, "set", {"names": ["worker-0"], "settings": for_worker | {"local_lr": "0.125"}}
+        3.0, "set", {"names": ["worker-0"], "settings": for_worker | {"inner_lr": "0.125"}}
     )
     simulation.request(3.0, "set", {"names": ["server-0"], "settings": {"lr": "0.5"}})
     outcome = simulation.run()
     sizes = {at: (p.samples // 8, p.delta.arrays[0].size) for at, _, _, p in pushes.sent}
     assert {size for at, size in sizes.items() if at < 3.0} == {(1, 10)}
     assert {size for at, size in sizes.items() if 3.3 < at < 10.0} == {(4, 2)}
-    options = outcome.world.machine("worker-0").options
-    assert (options.local_lr, options.fetch_every_steps) == (0.125, 2)
+    values = outcome.world.machine("worker-0").live.values()
+    assert (values["inner_lr"], values["fetch_every_steps"]) == (0.125, 2)
     assert outcome.world.machine("server-0").serving.shard.optimizer.lr == 0.5
 
 
@@ -118,7 +118,7 @@ def test_a_change_names_the_daemons_that_did_not_answer():
     job = job_file(workers=2, seconds=20.0)
     simulation = Simulation(job, LeastSquares(), compute=STEADY)
     simulation.at(2.0, lambda: simulation.world.freeze("worker-1"))
-    change = {"names": ["worker-0", "worker-1"], "settings": {"local_lr": "0.5"}}
+    change = {"names": ["worker-0", "worker-1"], "settings": {"inner_lr": "0.5"}}
     asked = simulation.request(3.0, "set", change)
     simulation.at(10.0, lambda: simulation.world.thaw("worker-1"))
     outcome = simulation.run()

@@ -287,7 +287,7 @@ class Coordinator:
                 self.run.algorithm.shape.check_sizes(Layout.from_bytes(message.layout))
             worker.model_ready = True
             self.peers.advance(now)  # Who begins knows who else takes part.
-            self.registration.on_model(worker, message.layout, now)
+            self.registration.on_model(worker, message.layout, message.samples, now)
         except DlctlError as error:
             self.end("failed", f"{error.message}; {error.hint}", now)
 

@@ -275,9 +275,9 @@ class Persistence:
                 daemon.last_exit = self.past.exits.get(name)
                 self.registration.keep_term(daemon)
         self._find_agent(now)
-        if "layout" in values:
-            self.registration.keep_layout(Layout.from_rows(values["layout"]))
         steps, samples, loss, dataset_samples, next_, self.evaluations.newest = values["work"]
+        if layout := values.get("layout"):
+            self.registration.keep_layout(Layout.from_rows(layout), dataset_samples)
         evaluated_epochs = values.get("evaluation", [0.0, None])[0]
         portions = {key: v for key, v in values.items() if key.startswith("portion/")}
         self.scheduler.go_on(

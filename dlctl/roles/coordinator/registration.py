@@ -83,7 +83,7 @@ class Registration:
         self._without: set[str] = set()
         """Workers whose residuals are given up."""
         self.layout: Layout | None = None
-        self._bytes = b""
+        self._bytes, self._samples = b"", 0
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
         self._terms = dict(past.terms)
         self.guest_lists = 0
@@ -91,9 +91,9 @@ class Registration:
         self.on_start: Callable[[Daemon], None] = lambda daemon: None
         """Called for each process that is to be started, with its incarnation."""
 
-    def keep_layout(self, layout: Layout) -> None:
-        """The model that the run has had so far."""
-        self.layout, self._bytes = layout, layout.to_bytes()
+    def keep_layout(self, layout: Layout, samples: int) -> None:
+        """The model that the run has had so far, and the samples of its dataset."""
+        self.layout, self._bytes, self._samples = layout, layout.to_bytes(), samples
 
     def whose(self, peer: Peer, message: m.Message) -> str:
         """Whom a message is about and who sent it, for the log: "of worker-0 from agent-0".
@@ -203,10 +203,12 @@ class Registration:
 
     # ------------------------------------------------------------ the model and the servers
 
-    def on_model(self, worker: Daemon, layout: bytes, now: float) -> None:
-        """Raises DlctlError if this is not the model that the others, or the checkpoint, have."""
+    def on_model(self, worker: Daemon, layout: bytes, samples: int, now: float) -> None:
+        """samples: of the dataset. Raises DlctlError if this is not the model that the others, or
+        the checkpoint, have.
+        """
         if self.layout is None:
-            self.keep_layout(Layout.from_bytes(layout))
+            self.keep_layout(Layout.from_bytes(layout), samples)
             if self._before is not None and self.layout != self._before:
                 raise DlctlError(
                     "the task builds another model than the one in the checkpoint", hint=FRESH
@@ -229,7 +231,8 @@ class Registration:
             lo, hi = slice_bounds(self.layout.size(), len(servers), server.index)
             key = ("assign", server.name)
             if server.registered and not server.address and key not in self.context.retries:
-                assign = m.Assign(lo, hi, self._bytes, self.restore, server.has_served)
+                how = (self.restore, server.has_served, self._samples)
+                assign = m.Assign(lo, hi, self._bytes, *how)
                 self.context.ask(key, server.name, assign, now)
 
     def on_serving(self, peer: Peer, message: m.Serving, now: float) -> None:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from dlctl import messages as m
+from dlctl import schedule
 from dlctl.algorithms.base import Lead, Table
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError, RemoteProtocolError
@@ -58,6 +59,7 @@ class Target:
 
 DOUBT_S = 10.0
 """A worker that has asked for data for so long, in vain, has none that it works on."""
+SCHEDULE = "correct [schedule]: warmup, or over"
 LOSS_WEIGHT = 0.1
 """Of the newest portion in the running mean of the loss."""
 
@@ -177,7 +179,11 @@ class Scheduler:
                 f"the dataset has {samples} samples; at the checkpoint it had {before}",
                 hint="start with --fresh to begin a new run",
             )
-        portion = self.job.data.portion_batches * self.job.workers.batch_size
+        try:
+            schedule.factor(self.job, samples)
+        except ValueError as error:
+            raise DlctlError(str(error), hint=SCHEDULE) from None
+        portion = self.job.data.portion_batches * self.job.step_samples
         self._pool = PortionPool(samples, portion)
         self._pool.limit = _portions(self.job, self._pool)
         if self._restore.get("portion_samples") == portion:
@@ -284,7 +290,8 @@ class Scheduler:
         return self.pool.take(slot)
 
     def _answer(self, slot: int, request: m.LeaseRequest, taken: Range | None) -> None:
-        lease = m.Lease(request.request, *((0, 0, 0, 0) if taken is None else _wire(taken)))
+        portion = (0, 0, 0, 0) if taken is None else _wire(taken)
+        lease = m.Lease(request.request, *portion, self.samples)
         self.answered[slot] = lease
         self.context.send(f"worker-{slot}", lease)
 
@@ -332,7 +339,7 @@ class Scheduler:
 
     def _check(self, done: m.PortionDone) -> None:
         start, stop = self.pool.bounds(done.portion)
-        batches = -(-(stop - start) // self.job.workers.batch_size)
+        batches = -(-(stop - start) // self.job.step_samples)
         if done.steps > batches or done.samples > stop - start:
             said = f"{done.steps} steps and {done.samples} samples"
             raise RemoteProtocolError(f"{said} of a portion of {batches} and {stop - start}")
@@ -393,7 +400,7 @@ def _wire(taken: Any) -> tuple[int, int, int, int]:
 def _portions(job: JobFile, pool: PortionPool) -> float:
     """Portions until the first of the job's limits; steps and samples round up to portions."""
     stop = job.job.stop
-    steps_before = partial(pool.steps_before, batch_size=job.workers.batch_size)
+    steps_before = partial(pool.steps_before, batch_size=job.step_samples)
     limits = [
         math.ceil(stop.epochs * pool.per_epoch) if stop.epochs else math.inf,
         _until(stop.steps, pool.per_epoch, steps_before),

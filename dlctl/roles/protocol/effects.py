@@ -153,7 +153,9 @@ class Compute(Effect):
     stop: int
     number: int
     own_lr: float | None = None
-    """If it is of use, parameters -= own_lr * gradient, which is not handed out then."""
+    """If it is of use, the replica's own optimiser makes a step along it, with this rate."""
+    gather: bool = True
+    """Hand the gradient out."""
     norm_max: float = sys.float_info.max
     """A gradient with a larger Euclidean norm is of no use."""
     count: int = 1
@@ -169,8 +171,7 @@ class Compute(Effect):
 class Computed(Event):
     loss: float
     gradient: Vector | None
-    """float32[d], of the mean loss; valid until the next `Compute`. None: the parameters have gone
-    along it."""
+    """float32[d], of the mean loss; valid until the next `Compute`. None: it was not asked for."""
     averaged: Array
     """float64[n], the buffers after this step."""
     norm: float
@@ -179,6 +180,9 @@ class Computed(Event):
     """See `Compute`; of several batches, whether the last one that was computed is of use."""
     before: tuple[float, ...] = ()
     """The losses of the batches before it, all of use."""
+    is_skipped: bool = False
+    """It is of no use because the scale of the loss was too large (float16): no fault of anybody's.
+    """
 
     @property
     def odd(self) -> str:
@@ -205,17 +209,19 @@ class EngineRan(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class TakeEngineState(Effect):
-    """After all operations so far; answered by `EngineStateTaken`, or by `TaskFailed`."""
+class TakeComputeState(Effect):
+    """What torch keeps for the replica beside the parameters, after all that was asked for so far;
+    answered by `ComputeStateTaken`, or by `TaskFailed`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStateTaken(Event):
+class ComputeStateTaken(Event):
     arrays: Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreEngine(Effect):
+class RestoreComputeState(Effect):
     """Before the first operation; not answered but by `TaskFailed`."""
 
     arrays: Mapping[str, Array]

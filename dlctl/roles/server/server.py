@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from dlctl import messages as m
+from dlctl import schedule
 from dlctl.algorithms.base import Method, Table
 from dlctl.algorithms.tables import optimizer_of, side_of
 from dlctl.compress.base import Compressor
@@ -243,7 +244,13 @@ class Server:
         optimizer = optimizer_of(table, self.algorithm, options, optimizer)
         storages = self.storages.of_table(table.name) if number else self.storages
         spec = self._spec(message, index, number, table, optimizer)
-        return Shard(optimizer, storages.reopen(spec) if message.keep else storages.create(spec))
+        storage = storages.reopen(spec) if message.keep else storages.create(spec)
+        shard = Shard(optimizer, storage)
+        takes_gradients = not self.algorithm.replica.one_push(options).is_way
+        factor = schedule.factor(self.job, message.samples)
+        if factor is not None and table.rule == "optimizer" and takes_gradients:
+            shard.follow(factor)
+        return shard
 
     def _spec(
         self, message: m.Assign, index: int, number: int, table: Table, optimizer: Optimizer

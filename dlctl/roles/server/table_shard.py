@@ -121,6 +121,7 @@ class TableShard:
         """For a checkpoint's manifest."""
         return {
             "version": self.shard.version,
+            "samples": self.shard.samples,
             "counters": dict(self.shard.optimizer.counters),
             "deliveries": self.dedup.to_json(),
             "side": self.side.state(),
@@ -134,7 +135,7 @@ class TableShard:
         counters = self.shard.optimizer.counters
         # Of another optimiser's nothing is kept: the next server would not go on with it.
         counters.update({k: n for k, n in state.get("counters", {}).items() if k in counters})
-        self.shard.version = state["version"]
+        self.shard.restore(state["version"], state.get("samples", 0))
         self.dedup.remember(state.get("deliveries", []))
         self.newest_op = state.get("op", -1)
         if side := state.get("side"):
@@ -313,7 +314,7 @@ class TableShard:
         """With what has changed since the version that the worker has, if that is known here."""
         shard = self.shard
         of = (self.index, self.generation, fetch.request, shard.version)
-        told = (self.table, self.side.clock())
+        told = (self.table, self.side.clock(), shard.samples)
         seen = shard.w if fetch.exact else self._seen()
         changes = None
         if fetch.have_generation == self.generation and not fetch.hi:

@@ -36,6 +36,8 @@ class Fetched:
     slices: dict[int, Slice] = field(default_factory=dict)
     clocks: dict[int, int] = field(default_factory=dict)
     """Shard -> its clock when it answered."""
+    samples: int = 0
+    """Of all replicas, that are in what the newest of these shards has sent."""
     charged: dict[int, int] = field(default_factory=dict)
     """Shard -> the bytes that its answer was expected to have."""
 
@@ -137,6 +139,7 @@ class Fetcher:
         self.send_queue.correct("fetch", answer.nbytes - fetched.charged[message.shard], now)
         fetched.slices[message.shard] = answer.slice
         fetched.clocks[message.shard] = answer.clock
+        fetched.samples = max(fetched.samples, answer.samples)
         fetched.missing -= 1
         if fetched.complete:
             del self._under_way[message.request]

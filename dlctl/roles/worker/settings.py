@@ -9,6 +9,7 @@ from dlctl.compress.base import Compressor
 from dlctl.machine import Configure
 from dlctl.messages import Json
 from dlctl.roles.protocol.context import Context
+from dlctl.roles.worker.progress import OwnRate
 from dlctl.roles.worker.send_queue import SendQueue
 
 
@@ -20,9 +21,10 @@ class WorkerSettings:
         live: Collection[str],
         send_queue: SendQueue,
         compressor: Compressor,
+        own_rate: OwnRate | None = None,
     ) -> None:
         """options: the method's; live: those of them that may change. The compressor declares its
-        own (`live`), attributes of itself.
+        own (`live`), attributes of itself. own_rate: of the replica's own optimiser, if it has one.
         """
         self.context = context
         self.options = options
@@ -31,6 +33,7 @@ class WorkerSettings:
         self.limiters = send_queue.limiters
         self.compressor = compressor
         self.of_compressor: Collection[str] = getattr(compressor, "live", {})
+        self.own_rate = own_rate
         self.log_level = "info"
 
     def values(self) -> Json:
@@ -39,6 +42,8 @@ class WorkerSettings:
         values |= {direction: limiter.bytes_per_s for direction, limiter in self.limiters.items()}
         values["push_window"] = self.send_queue.push_window_bytes
         values |= {key: getattr(self.compressor, key) for key in self.of_compressor}
+        if self.own_rate is not None:
+            values["inner_lr"] = self.own_rate.lr
         return values | {"log_level": self.log_level}
 
     def apply(self, settings: Json, now: float) -> None:
@@ -52,6 +57,8 @@ class WorkerSettings:
                 self.send_queue.push_window_bytes = value
             elif key in self.of_compressor:
                 setattr(self.compressor, key, value)
+            elif key == "inner_lr" and self.own_rate is not None:
+                self.own_rate.lr = value
             elif key == "log_level":
                 self.log_level = value
                 self.context.do(Configure(key, value))

@@ -55,6 +55,7 @@ class Answer(NamedTuple):
 
     slice: Slice
     clock: int
+    samples: int
     nbytes: int
     took_s: float
 
@@ -286,4 +287,6 @@ class ShardClient:
         if asked.have_generation:
             self._answer_bytes = nbytes
         took_s = self.retries.done(key, now, nbytes)
-        return None if took_s is None else Answer(arrived, message.clock, nbytes, took_s)
+        if took_s is None:
+            return None
+        return Answer(arrived, message.clock, message.samples, nbytes, took_s)

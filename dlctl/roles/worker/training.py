@@ -33,6 +33,7 @@ from dlctl.roles.worker.bad_gradients import BadGradients
 from dlctl.roles.worker.fetching import Fetcher
 from dlctl.roles.worker.intervals import Pacing
 from dlctl.roles.worker.leases import Portions
+from dlctl.roles.worker.progress import OwnRate, Progress
 from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.services.asking import Answering, Asking, Members
 from dlctl.roles.worker.services.base import Phase, Service
@@ -62,10 +63,11 @@ class Training:
         push_norm_max: float,
         members: Members | None = None,
         collecting: Collecting | None = None,
+        own_rate: OwnRate | None = None,
     ) -> None:
         """tables: the clients of each table of the method, in shard order. averaged: float64[n],
         the model's buffers. members: who takes part, if replicas ask each other. collecting: their
-        group, if they have one.
+        group, if they have one. own_rate: of the replica's own optimiser, if it has one.
         """
         self.context = context
         self.identity = identity
@@ -81,10 +83,14 @@ class Training:
             context, identity, tables, method.shape, compressor, send_queue, self.portions,
             self.bad_gradients, self.pacing, self.rates, side.parameters, self._on_pushed,
         )  # fmt: skip
-        self.reading = Reading(self.fetcher, side, method.shape, self.pacing, self.writing)
+        self.progress = Progress(lambda: len(side.members))
+        self.own_rate = own_rate or OwnRate(0.0)
+        self.reading = Reading(
+            self.fetcher, side, method.shape, self.pacing, self.writing, self.progress
+        )
         self.computing = Computing(
             context, identity, self.portions, self.writing, self.bad_gradients, self.pacing,
-            self.rates, averaged,
+            self.rates, averaged, self.progress, self.own_rate,
         )  # fmt: skip
         self.engines = Engines(context)
         self.collecting = collecting
@@ -263,6 +269,11 @@ class Training:
     def on_computed(self, event: Computed, now: float) -> None:
         self.computing.on_computed(event, now)
 
+    def on_lease(self, lease: m.Lease, now: float) -> None:
+        if not self.tables:
+            self.progress.told(lease.samples)
+        self.computing.leasing.on_lease(lease, now)
+
     def on_engine(self, event: EngineRan, now: float) -> None:
         self.engines.on_ran(event, now)
 
@@ -308,6 +319,8 @@ class Training:
         values |= self.pacing.metrics(now)
         if self.computing.loss is not None:
             values["loss"] = round(self.computing.loss, 6)
+        if self.side.has_inner:
+            values["inner_lr"] = self.own_rate.at(self.progress.samples)
         values["repeated"] = self.context.repeated
         # Who says that it has none has been told that all which it has done is noted.
         values["portions"] = self.portions.not_done() + self.context.retries.count("portion")

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dlctl import inner, schedule
 from dlctl import messages as m
 from dlctl.algorithms import engines
 from dlctl.algorithms.base import Method, ReplicaSide, Site, Start
@@ -44,9 +45,9 @@ from dlctl.roles.protocol.effects import (
     ArraysSaved,
     BuffersLoaded,
     Computed,
+    ComputeStateTaken,
     CoordinatorGone,
     EngineRan,
-    EngineStateTaken,
     EvaluationRun,
     GroupFailed,
     GroupJoined,
@@ -55,9 +56,9 @@ from dlctl.roles.protocol.effects import (
     LoadBuffers,
     ModelBuilt,
     Reduced,
-    RestoreEngine,
+    RestoreComputeState,
     StoreOpened,
-    TakeEngineState,
+    TakeComputeState,
     TaskFailed,
     TaskLocated,
 )
@@ -67,6 +68,7 @@ from dlctl.roles.protocol.saving import Saving
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.worker.evaluation import Evaluation
 from dlctl.roles.worker.joining import Joining
+from dlctl.roles.worker.progress import OwnRate
 from dlctl.roles.worker.send_queue import SendQueue
 from dlctl.roles.worker.services.asking import Members
 from dlctl.roles.worker.services.collecting import Collecting
@@ -82,6 +84,8 @@ PASSING = {"computing", "waiting for data", "fetching", "pushing", RUNNING}
 """Phases that come and go with every step: they are reported once a second and not at each change.
 """
 DETAIL_CHARS_MAX = 16_000
+OF_TORCH = (engines.SAVED_AS, inner.SAVED_AS)
+"""How the names of what torch keeps begin, among those that a replica saves."""
 W = "w"
 DICE = "dice"
 RESERVED = frozenset({W, "averaged", "constant", DICE})
@@ -106,8 +110,10 @@ class Worker:
         self.context = Context(job.timeouts.resend_s)
         self.send_queue = SendQueue(self.context.retries)
         self.options = algorithm.Options(**job.algorithm.options)
+        self._has_inner = job.inner.name != inner.NONE
+        self._own_rate = OwnRate(job.inner.options["lr"]) if self._has_inner else None
         self.live = WorkerSettings(
-            self.context, self.options, algorithm.live, self.send_queue, compressor
+            self.context, self.options, algorithm.live, self.send_queue, compressor, self._own_rate
         )
         self.training: Training | None = None
         self.joining = Joining(self.context, birth, algorithm.shape)
@@ -126,7 +132,7 @@ class Worker:
         """Asked for; done as soon as the residual is here, with nothing but what pushes have left.
         """
         self._saves: tuple[m.Save, dict[str, m.Array], m.Json] | None = None
-        """All of it is here but the state of the method's engine: arrays, and what they are of."""
+        """All of it is here but what torch keeps: arrays, and what they are of."""
         self._hanging = StallDetector(self.context)
         self._report_at = 0.0
         self._reported_phase = ""
@@ -161,8 +167,8 @@ class Worker:
                 self._on_group_event(event, now)
             case EngineRan() if self.training:
                 self.training.on_engine(event, now)
-            case EngineStateTaken(arrays):
-                self._save_whole(engines.to_saved(arrays))
+            case ComputeStateTaken(arrays):
+                self._save_whole(arrays)
             case Reconnected(peer, lost_at):
                 self._report_at = now  # If it is the coordinator, it learns whose connection it is.
                 self.joining.on_reconnected(peer, lost_at, now)
@@ -228,13 +234,16 @@ class Worker:
         if self._evaluation is not None:
             self._evaluation.advance(self.training, self.context, now)
         self.training.draining = self._draining
+        self.training.computing.holds = self._save is not None and self._is_quiet_to_save()
         self.training.advance(now)
-        self._save_if_clean(self.training)
+        if self._save_if_clean(self.training) and self.training.computing.holds:
+            self.training.computing.holds = False
+            self.training.advance(now)
         bad = self.training.bad_gradients
         if bad.steps_in_row >= self.job.workers.nonfinite_steps_max:
             self._leave_poisoned(
                 f"{NO_USE} for {bad.steps_in_row} steps in a row",
-                f"last: {bad.last}. A smaller lr or local_lr may help; nothing was pushed.",
+                f"last: {bad.last}. A smaller lr or inner.lr may help; nothing was pushed.",
             )
         elif bad.pushes_in_row >= self.job.workers.refused_pushes_max:
             self._leave_poisoned(
@@ -320,17 +329,20 @@ class Worker:
                 layout=Layout.from_bytes(model.layout),
                 rng=np.random.default_rng(seed),
                 members=self.members.slots,
+                has_inner=self._has_inner,
             )
         )
+        if self._own_rate is not None:
+            self._own_rate.factor = schedule.factor(self.job, model.samples)
         start: Start = "joins" if self.joining.is_under_way() else "new"
         side.begin("restored" if saved else start)
         if saved:
             self._restore_model(side, saved)
-            of_engine = engines.of_saved(saved)
-            own = saved.keys() - {*RESERVED, *engines.to_saved(of_engine)}
+            of_torch = {name: saved[name] for name in saved if name.startswith(OF_TORCH)}
+            own = saved.keys() - RESERVED - of_torch.keys()
             side.restore({name: saved[name] for name in own})
-            if of_engine:
-                self.context.do(RestoreEngine(of_engine))
+            if of_torch:
+                self.context.do(RestoreComputeState(of_torch))
             if DICE in saved:
                 side.rng.bit_generator.state = json.loads(saved[DICE].tobytes())
         self.compressor.reseed(*seed)
@@ -342,12 +354,13 @@ class Worker:
             method=self.algorithm,
             side=side,
             compressor=self.compressor,
-            batch_size=self.job.workers.batch_size,
+            batch_size=self.job.step_samples,
             lease_ahead_s=self.job.data.lease_ahead_s,
             averaged=model.averaged,
             push_norm_max=self.job.servers.push_norm_max,
             members=self.members if self.members.connects else None,
             collecting=self._collecting(identity, begins=start == "new" or bool(saved)),
+            own_rate=self._own_rate,
         )
 
     def _collecting(self, identity: Identity, *, begins: bool) -> Collecting | None:
@@ -439,18 +452,29 @@ class Worker:
         else:
             self._save = message
 
-    def _save_if_clean(self, training: Training) -> None:
+    def _keeps_more(self) -> bool:
+        """Whether torch keeps something for this replica beside the servers' parameters."""
+        shape = self.algorithm.shape
+        return self._has_inner or bool(shape.engine) or self.job.gradient.precision == "fp16"
+
+    def _is_quiet_to_save(self) -> bool:
+        """Whether what is saved changes with every step, and not only with pushes."""
+        return self._keeps_more() or self.algorithm.shape.model == "replica"
+
+    def _save_if_clean(self, training: Training) -> bool:
         """Gradients that are not pushed belong to portions that are not done: a run that goes on
-        from here leases these again, so they must not be in the residual as well. What the engine
-        keeps is of the same moment, as long as no operation is under way.
+        from here leases these again, so they must not be in the residual as well. What torch keeps
+        is of the same moment, as long as nothing is computed. Returns whether it was done.
         """
         message = self._save
-        if message is None or training.has_unpushed_steps() or training.engines.is_at_work:
-            return
+        if message is None or training.has_unpushed_steps():
+            return False
+        if self._is_quiet_to_save() and training.is_at_work():
+            return False
         self._save = None
         if not training.has_model():
             self._saving.without_file(message, "")  # What it has is no model of this run.
-            return
+            return True
         side = training.side
         arrays = {name: to_host(vector).copy() for name, vector in side.state().items()}
         if taken := RESERVED & arrays.keys():
@@ -462,15 +486,16 @@ class Worker:
         if own:
             state |= {"lo": 0, "hi": own[W].size, "version": training.steps}
         self._saves = (message, arrays | own, state)
-        if self.algorithm.shape.engine:
-            self.context.do(TakeEngineState())
+        if self._keeps_more():
+            self.context.do(TakeComputeState())
         else:
             self._save_whole({})
+        return True
 
-    def _save_whole(self, of_engine: Mapping[str, m.Array]) -> None:
+    def _save_whole(self, of_torch: Mapping[str, m.Array]) -> None:
         assert self._saves is not None
         (message, arrays, state), self._saves = self._saves, None
-        self._saving.begin(message, saved_file(self.birth.name), {**arrays, **of_engine}, state)
+        self._saving.begin(message, saved_file(self.birth.name), {**arrays, **of_torch}, state)
 
     # ------------------------------------------------------------ ends
 
@@ -551,7 +576,7 @@ class Worker:
             case m.Ack():
                 self.training.on_ack(message, now)
             case m.Lease():
-                self.training.computing.leasing.on_lease(message, now)
+                self.training.on_lease(message, now)
 
     _FROM_COORDINATOR: ClassVar[dict[type, Callable[[Any, Any, float], None]]] = {
         m.Welcome: _on_welcome,

@@ -32,7 +32,7 @@ class Collecting(ShardSide):
 
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
         staleness = max(0, self.shard.version - push.base_version)
-        self.shard.apply(delta)
+        self.shard.apply(delta, push.samples)
         is_buffered = self.shard.optimizer.counters["buffered"] > 0
         kind = BUFFERED if is_buffered else APPLIED
         return [Outcome(push.slot, push.epoch, push.seq, kind, staleness)]

@@ -74,7 +74,7 @@ class Clocks(ShardSide):
         staleness = max(0, self.shard.version - push.base_version)
         self._clocks[push.slot] = push.clock
         if push.samples:  # Else it only says that nobody has to wait for this replica.
-            self.shard.apply(delta)
+            self.shard.apply(delta, push.samples)
         return [Outcome(push.slot, push.epoch, push.seq, APPLIED, staleness)]
 
     def joined(self, slot: int) -> list[Outcome]:

@@ -13,17 +13,15 @@ from dataclasses import dataclass
 
 from dlctl.algorithms.base import Method, Needs, ReplicaSide, Shape, Start
 from dlctl.algorithms.needs import Ask, Done, Gradient, NextData
+from dlctl.config import Choice
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Array
-from dlctl.settings import Setting, number_within
-from dlctl.util.numeric_limits import LocalRate
 from dlctl.vector import Vector, copy_into, to_host
 
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    local_lr: LocalRate = 0.05
-    """Rate of each replica's steps. Changes live."""
+    pass
 
 
 class Replica(ReplicaSide):
@@ -43,7 +41,7 @@ class Replica(ReplicaSide):
             data = yield NextData()
             if data is None:
                 continue
-            if (yield Gradient(self.options.local_lr)) is None:
+            if (yield Gradient(step=True, gather=False)) is None:
                 continue
             yield Done()
             neighbour = self._neighbour()
@@ -85,5 +83,5 @@ RING = Method(
         links=frozenset({"peers"}),
         survives=frozenset({"worker", "coordinator"}),
     ),
-    live={"local_lr": Setting(help="rate of a replica's steps", parse=number_within(LocalRate))},
+    inner=Choice(name="sgd", options={"lr": 0.05}),
 )

@@ -67,7 +67,7 @@ class Server(ShardSide):
     applies_as_pushed = True
 
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
-        self.shard.apply(delta)
+        self.shard.apply(delta, push.samples)
         return [Outcome(push.slot, push.epoch, push.seq, APPLIED)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 from dlctl import messages as m
@@ -13,6 +14,7 @@ from dlctl.roles.protocol.meters import Rates
 from dlctl.roles.worker.bad_gradients import BadGradients
 from dlctl.roles.worker.intervals import Pacing
 from dlctl.roles.worker.leases import Leasing, Portion, Portions
+from dlctl.roles.worker.progress import OwnRate, Progress
 from dlctl.roles.worker.services.base import Phase
 from dlctl.roles.worker.services.writing import Writing
 from dlctl.roles.worker.shard_client import Identity
@@ -44,8 +46,12 @@ class Computing:
         pacing: Pacing,
         rates: Rates,
         averaged: m.Array,
+        progress: Progress,
+        own_rate: OwnRate,
     ) -> None:
-        """averaged: float64[n], the model's averaged buffers as they are now."""
+        """averaged: float64[n], the model's averaged buffers as they are now. own_rate: of the
+        steps that the replica makes by itself.
+        """
         self.context = context
         self.identity = identity
         self.portions = portions
@@ -55,6 +61,10 @@ class Computing:
         self.pacing = pacing
         self.rates = rates
         self.averaged = averaged
+        self.progress = progress
+        self.own_rate = own_rate
+        self.holds = False
+        """A save waits: no batch is begun while all steps are pushed."""
         self.loss: float | None = None
         self.draining = False
         self.is_told_of_end = False
@@ -104,7 +114,8 @@ class Computing:
     # ------------------------------------------------------------ data
 
     def _gradient(self, need: Gradient, now: float) -> tuple[bool, Step | None]:
-        assert need.steps == 1 or need.own_lr is not None, "several steps are the replica's own"
+        are_own = need.step and not need.gather
+        assert need.steps == 1 or are_own, "several steps are the replica's own"
         if self._at_work:
             return False, None
         if self._step is not None or self._left_out:
@@ -117,9 +128,14 @@ class Computing:
             return True, None
         done, data = self._find_data(now)
         if data is not None:
-            self._compute(need, now)
+            if not self.is_held():
+                self._compute(need, now)
             return False, None
         return done, None
+
+    def is_held(self) -> bool:
+        """Whether nothing is computed because all that this replica has is about to be saved."""
+        return self.holds and not self.writing.has_unpushed_steps()
 
     def _next_data(self, now: float) -> tuple[bool, Data | None]:
         done, data = self._find_data(now)
@@ -141,10 +157,11 @@ class Computing:
         for clients in self.writing.tables[:1]:
             for c in clients:
                 c.base_version = c.version
-        lease, limit = portion.lease, self.bad_gradients.norm_max(need.own_lr)
-        self.context.do(
-            Compute(lease.data_epoch, lease.start, lease.stop, number, need.own_lr, limit, count)
-        )
+        lease = portion.lease
+        own_lr = self.own_rate.at(self.progress.samples) if need.step else None
+        limit = self.bad_gradients.norm_max if need.gather else sys.float_info.max
+        place = (lease.data_epoch, lease.start, lease.stop, number)
+        self.context.do(Compute(*place, own_lr, need.gather, limit, count))
         if not self.draining:
             self.leasing.look_ahead(self._batch_s, now)
 
@@ -196,6 +213,7 @@ class Computing:
         portion.samples += samples
         portion.loss_sum += loss * samples
         self.rates.add("samples", samples)
+        self.progress.computed(samples)
         change = loss - self.loss if self.loss is not None else 0.0
         self.loss = loss if self.loss is None else self.loss + LOSS_WEIGHT * change
         return samples

@@ -10,6 +10,7 @@ from dlctl.algorithms.base import ReplicaSide, Shape
 from dlctl.algorithms.needs import Range, Read, View
 from dlctl.roles.worker.fetching import Fetched, Fetcher
 from dlctl.roles.worker.intervals import FETCH, Pacing
+from dlctl.roles.worker.progress import Progress
 from dlctl.roles.worker.services.base import Phase, check_ranges
 from dlctl.roles.worker.services.writing import Writing
 
@@ -58,13 +59,20 @@ class Reading:
     """
 
     def __init__(
-        self, fetcher: Fetcher, side: ReplicaSide, shape: Shape, pacing: Pacing, writing: Writing
+        self,
+        fetcher: Fetcher,
+        side: ReplicaSide,
+        shape: Shape,
+        pacing: Pacing,
+        writing: Writing,
+        progress: Progress,
     ) -> None:
         self.fetcher = fetcher
         self.side = side
         self.shape = shape
         self.pacing = pacing
         self.writing = writing
+        self.progress = progress
         self.has_parameters = False
         """Whether anything has been read into the model yet; without it nothing is computed."""
         self._need: Read | None = None
@@ -167,3 +175,4 @@ class Reading:
             self._placing = None
             self.side.view = self._result = read.view()
             self.has_parameters = True
+            self.progress.told(max(fetched.samples for fetched in read.asked))

@@ -1,0 +1,148 @@
+"""One step of a replica: what becomes of the gradient of its batches before it is used.
+
+    batches -> gradient (accumulated, in the job's precision) -> its norm -> clipped
+            -> a step of the replica's own optimiser, a vector for the method, or both
+
+Of a gradient that is not finite, or too large, nothing is used. In float16 the loss is scaled
+first, by torch.amp.GradScaler; a gradient that this makes infinite is skipped.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from daemons.worker.inner import InnerOptimizer
+from daemons.worker.replica import Replica
+from dlctl.config import Gradients
+from dlctl.inner import SAVED_AS
+from dlctl.messages import Array
+from dlctl.vector import Vector, euclidean_norm
+
+SCALER = f"{SAVED_AS}scaler"
+"""The scale of the loss, and how many steps it has been good for, in a checkpoint."""
+SCALE_MIN = 1.0
+"""Below it, it is not the scale that makes a gradient infinite."""
+
+
+class Stepped(NamedTuple):
+    loss: float
+    """The mean over all samples of the step; may be NaN or infinite."""
+    gradient: Vector | None
+    """float32[d], clipped; the vector is used again by the next step. None: it was not asked for.
+    """
+    norm: float
+    """Euclidean, before it was clipped; not finite if it is too large for that."""
+    is_usable: bool
+    """If not, no step was made."""
+    is_skipped: bool = False
+    """It is not, because of the scale of the loss."""
+
+
+class Stepper:
+    def __init__(
+        self,
+        replica: Replica,
+        options: Gradients | None = None,
+        inner: InnerOptimizer | None = None,
+    ) -> None:
+        self.replica = replica
+        self.clip_norm = options.clip_norm if options is not None else 0.0
+        self.inner = inner
+        self._scaler: torch.amp.GradScaler | None = None
+        if options is not None and options.precision == "fp16":
+            self._scaler = torch.amp.GradScaler(replica.device.type)
+            # It unscales the gradients of an optimiser's parameters; this one makes no steps.
+            self._holder = torch.optim.SGD(replica.values, lr=0.0)
+
+    def step(
+        self,
+        batches: Sequence[tuple[Any, float]],
+        *,
+        own_lr: float | None = None,
+        gather: bool = True,
+        norm_max: float = sys.float_info.max,
+    ) -> Stepped:
+        """batches: with the part of the step's samples that each has. own_lr: the replica's own
+        optimiser makes a step with this rate. gather: hand the gradient out. norm_max: of what is
+        used. Raises TaskError.
+        """
+        scale = self._scaler.get_scale() if self._scaler is not None else 1.0
+        self.replica.forget_gradients()
+        loss = sum(part * self.replica.backward(batch, part * scale) for batch, part in batches)
+        gradients = self.replica.gradients()
+        if self._scaler is not None:
+            self._unscale(gradients)
+        vector = self.replica.gathered(gradients) if gather and own_lr is None else None
+        norm = euclidean_norm(vector) if vector is not None else _norm(gradients)
+        is_skipped = math.isfinite(loss) and not math.isfinite(norm) and scale > SCALE_MIN
+        clipped = min(norm, self.clip_norm) if self.clip_norm and math.isfinite(norm) else norm
+        if not (math.isfinite(loss) and clipped <= norm_max):
+            return Stepped(loss, vector, norm, is_usable=False, is_skipped=is_skipped)
+        if self.clip_norm and vector is not None:
+            vector *= min(1.0, self.clip_norm / (norm + 1e-6))
+        elif self.clip_norm:
+            _clip(gradients, self.clip_norm)
+        if own_lr is None:
+            return Stepped(loss, vector, norm, is_usable=True)
+        assert self.inner is not None
+        vector = self.replica.gathered(gradients) if gather else None
+        self.inner.step(gradients, own_lr)
+        return Stepped(loss, vector, norm, is_usable=True)
+
+    def _unscale(self, gradients: Sequence[Tensor | None]) -> None:
+        assert self._scaler is not None
+        for value, gradient in zip(self.replica.values, gradients, strict=True):
+            value.grad = gradient
+        self._scaler.unscale_(self._holder)
+        self._scaler.update()
+        for value in self.replica.values:
+            value.grad = None
+
+    # ------------------------------------------------------------ what is saved
+
+    def state(self) -> dict[str, Array]:
+        found = self.inner.state() if self.inner is not None else {}
+        if self._scaler is not None:
+            kept = self._scaler.state_dict()
+            found[SCALER] = np.array([kept["scale"], kept["_growth_tracker"]], np.float64)
+        return found
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Go on from what `state` was. Raises DlctlError if it is another optimiser's."""
+        of_inner = {name: array for name, array in state.items() if name != SCALER}
+        if self.inner is not None:
+            self.inner.restore(of_inner)
+        if self._scaler is not None and SCALER in state:
+            scale, tracker = state[SCALER].tolist()
+            kept = self._scaler.state_dict()
+            self._scaler.load_state_dict(kept | {"scale": scale, "_growth_tracker": int(tracker)})
+
+
+def _parts(gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    """Their values, dense."""
+    found = [gradient for gradient in gradients if gradient is not None]
+    return [g.coalesce().values() if g.is_sparse else g for g in found]
+
+
+def _norm(gradients: Sequence[Tensor | None]) -> float:
+    """Of all of them, on one device; not finite if squares overflow in float32."""
+    parts = _parts(gradients)
+    if not parts:
+        return 0.0
+    return math.hypot(*torch.stack(torch._foreach_norm(parts)).tolist())
+
+
+def _clip(gradients: Sequence[Tensor | None], norm_max: float) -> None:
+    """As torch.nn.utils.clip_grad_norm_ does it, to the bit."""
+    total = torch.nn.utils.get_total_norm(_parts(gradients))
+    factor = torch.clamp(norm_max / (total + 1e-6), max=1.0)
+    for gradient in gradients:
+        if gradient is not None:
+            gradient.mul_(factor.to(gradient.device))

@@ -1,0 +1,228 @@
+"""The optimiser inside a replica, `[inner]`: which there are, and their options.
+
+It is torch's own object, made by the worker over the model's parameters
+(`daemons/worker/inner.py`). Here are its options alone, so that a job file can be checked where
+there is no torch; a test compares them with torch's signatures. A class of somebody else's is
+`name = "package.module:Class"`: its options are checked when the worker builds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Lt
+
+from dlctl.config import STRICT
+from dlctl.settings import Setting, number_within
+from dlctl.util.numeric_limits import LocalRate, WeightDecay
+
+NONE = "none"
+"""No steps of its own."""
+SAVED_AS = "inner."
+"""Before the names of its state, in the file of its replica."""
+Decay = Annotated[float, Ge(0), Lt(1)]
+"""How much of a running mean stays at each step."""
+Epsilon = Annotated[float, Ge(0)]
+NotNegative = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+Betas = tuple[Decay, Decay]
+INNER_LR = Setting(help="rate of a replica's own steps, the peak of a schedule",
+                   parse=number_within(LocalRate))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoOptions:
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGDOptions:
+    __pydantic_config__ = STRICT
+
+    lr: LocalRate = 1e-3
+    """Rate of a replica's own steps; 0: it makes none. Live: `dlctl set inner_lr`."""
+    momentum: NotNegative = 0.0
+    dampening: float = 0.0
+    weight_decay: WeightDecay = 0.0
+    nesterov: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamOptions:
+    __pydantic_config__ = STRICT
+
+    lr: LocalRate = 1e-3
+    """Rate of a replica's own steps. Live: `dlctl set inner_lr`."""
+    betas: Betas = (0.9, 0.999)
+    """How much of the mean gradient, and of the mean square, stays at each step."""
+    eps: Epsilon = 1e-8
+    weight_decay: WeightDecay = 0.0
+    amsgrad: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamWOptions:
+    __pydantic_config__ = STRICT
+
+    lr: LocalRate = 1e-3
+    """Rate of a replica's own steps. Live: `dlctl set inner_lr`."""
+    betas: Betas = (0.9, 0.999)
+    """How much of the mean gradient, and of the mean square, stays at each step."""
+    eps: Epsilon = 1e-8
+    weight_decay: WeightDecay = 1e-2
+    """Decoupled: a weight shrinks by lr times this at each step."""
+    amsgrad: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NAdamOptions:
+    __pydantic_config__ = STRICT
+
+    lr: LocalRate = 2e-3
+    betas: Betas = (0.9, 0.999)
+    eps: Epsilon = 1e-8
+    weight_decay: WeightDecay = 0.0
+    momentum_decay: NotNegative = 4e-3
+    decoupled_weight_decay: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RAdamOptions:
+    __pydantic_config__ = STRICT
+
+    lr: LocalRate = 1e-3
+    betas: Betas = (0.9, 0.999)
+    eps: Epsilon = 1e-8
+    weight_decay: WeightDecay = 0.0
+    decoupled_weight_decay: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamaxOptions:
+    __pydantic_config__ = STRICT
+
+    lr: LocalRate = 2e-3
+    betas: Betas = (0.9, 0.999)
+    eps: Epsilon = 1e-8
+    weight_decay: WeightDecay = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseAdamOptions:
+    __pydantic_config__ = STRICT
+
+    lr: Annotated[float, Gt(0)] = 1e-3
+    """All gradients have to be sparse."""
+    betas: Betas = (0.9, 0.999)
+    eps: Positive = 1e-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdagradOptions:
+    __pydantic_config__ = STRICT
+
+    lr: LocalRate = 1e-2
+    lr_decay: NotNegative = 0.0
+    weight_decay: WeightDecay = 0.0
+    initial_accumulator_value: NotNegative = 0.0
+    eps: Epsilon = 1e-10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdadeltaOptions:
+    __pydantic_config__ = STRICT
+
+    lr: LocalRate = 1.0
+    rho: Annotated[float, Ge(0), Lt(1)] = 0.9
+    eps: Epsilon = 1e-6
+    weight_decay: WeightDecay = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RMSpropOptions:
+    __pydantic_config__ = STRICT
+
+    lr: LocalRate = 1e-2
+    alpha: Annotated[float, Ge(0), Lt(1)] = 0.99
+    eps: Epsilon = 1e-8
+    weight_decay: WeightDecay = 0.0
+    momentum: NotNegative = 0.0
+    centered: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RpropOptions:
+    __pydantic_config__ = STRICT
+
+    lr: LocalRate = 1e-2
+    etas: tuple[Annotated[float, Gt(0), Lt(1)], Annotated[float, Gt(1)]] = (0.5, 1.2)
+    step_sizes: tuple[Positive, Positive] = (1e-6, 50.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ASGDOptions:
+    __pydantic_config__ = STRICT
+
+    lr: LocalRate = 1e-2
+    lambd: float = 1e-4
+    alpha: float = 0.75
+    t0: float = 1e6
+    weight_decay: WeightDecay = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdafactorOptions:
+    __pydantic_config__ = STRICT
+
+    lr: LocalRate = 1e-2
+    beta2_decay: Annotated[float, Lt(0)] = -0.8
+    d: Annotated[float, Ge(1)] = 1.0
+    weight_decay: WeightDecay = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MuonOptions:
+    __pydantic_config__ = STRICT
+
+    lr: LocalRate = 1e-3
+    """Of the parameters with two dimensions. Live: `dlctl set inner_lr`; `adamw.lr` moves along."""
+    weight_decay: WeightDecay = 0.1
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.95
+    nesterov: bool = True
+    eps: Epsilon = 1e-7
+    ns_steps: Annotated[int, Ge(1), Lt(100)] = 5
+    adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None
+    """How lr goes with the shape of a matrix; "match_rms_adamw": rates as AdamW's are."""
+    adamw: AdamWOptions = field(default_factory=AdamWOptions)
+    """Options of AdamW, which takes the parameters that have not two dimensions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """One entry of the registry."""
+
+    Options: type[Any] | None
+    """None: any."""
+    torch: str = ""
+    """The class of torch.optim; "": none, or one of somebody else's."""
+    live: Mapping[str, Setting] = field(default_factory=lambda: {"inner_lr": INNER_LR})
+
+
+NO_STEPS = Inner(NoOptions, live={})
+FOREIGN = Inner(None)
+SGD = Inner(SGDOptions, "SGD")
+ADAM = Inner(AdamOptions, "Adam")
+ADAMW = Inner(AdamWOptions, "AdamW")
+NADAM = Inner(NAdamOptions, "NAdam")
+RADAM = Inner(RAdamOptions, "RAdam")
+ADAMAX = Inner(AdamaxOptions, "Adamax")
+SPARSEADAM = Inner(SparseAdamOptions, "SparseAdam")
+ADAGRAD = Inner(AdagradOptions, "Adagrad")
+ADADELTA = Inner(AdadeltaOptions, "Adadelta")
+RMSPROP = Inner(RMSpropOptions, "RMSprop")
+RPROP = Inner(RpropOptions, "Rprop")
+ASGD = Inner(ASGDOptions, "ASGD")
+ADAFACTOR = Inner(AdafactorOptions, "Adafactor")
+MUON = Inner(MuonOptions, "Muon")

@@ -1,0 +1,107 @@
+"""The rate over a run: a factor of its peak, by how many samples all workers have had.
+
+Progress is global, and counted in samples: who joins, leaves, dies or begins anew does not move it.
+The factor for an update is that of the samples before it, as with torch's schedulers:
+
+    warm-up w   p / w, for p < w; then, with q = (p - w) / (T - w):
+    constant    1
+    linear      1 - (1 - final) q
+    cosine      final + (1 - final) (1 + cos(pi q)) / 2   (SGDR, Loshchilov and Hutter 2017)
+    wsd         1, and from decay_at T on straight to final (warm-up, stable, decay; Hu et al. 2024)
+    step        gamma to the power of how many of decay_at T are passed
+
+p: samples; T: those of the whole run. After T it stays as it was there.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Callable
+
+from dlctl.config import JobFile, Schedule
+
+_LENGTH = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?) *(%|steps?|samples?)")
+DECAY_AT = 0.9
+"""Of a run, where the decay of "wsd" begins if nothing is said."""
+
+
+def length(text: str, step_samples: int, whole: float = math.nan) -> float:
+    """The samples that "5%", "500 steps" or "10_000 samples" is. whole: those of the run, of which
+    a percentage is taken. Raises ValueError for anything else.
+    """
+    found = _LENGTH.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f'"{text}" is not a length, as in "5%", "500 steps" or "10_000 samples"')
+    number, unit = float(found[1].replace("_", "")), found[2]
+    if unit == "%":
+        return whole * number / 100
+    return number * (step_samples if unit.startswith("step") else 1)
+
+
+def is_needed(schedule: Schedule) -> bool:
+    """Whether the rate changes at all."""
+    return schedule.kind != "constant" or not schedule.warmup.strip().startswith("0")
+
+
+def needs_whole(schedule: Schedule) -> bool:
+    """Whether it cannot be followed without the length of the run."""
+    return schedule.kind != "constant" or schedule.warmup.strip().endswith("%")
+
+
+def whole_run(job: JobFile, dataset_samples: int) -> float:
+    """The samples of the run by `schedule.over`, else by the first of the limits in `job.stop`;
+    infinite if neither says.
+    """
+    if job.schedule.over:
+        return length(job.schedule.over, job.step_samples)
+    stop = job.job.stop
+    limits = [
+        stop.epochs * dataset_samples if stop.epochs else math.inf,
+        stop.steps * job.step_samples if stop.steps else math.inf,
+        stop.samples or math.inf,
+    ]
+    return min(limits)
+
+
+def factor(job: JobFile, dataset_samples: int) -> Callable[[int], float] | None:
+    """Samples so far -> the part of the peak that is in force; None: always all of it.
+
+    Raises ValueError if the warm-up is longer than the run, or the run of unknown length.
+    """
+    schedule = job.schedule
+    if not is_needed(schedule):
+        return None
+    whole = whole_run(job, dataset_samples)
+    if needs_whole(schedule) and math.isinf(whole):
+        raise ValueError("a schedule has to know how long the run is")
+    warmup = length(schedule.warmup, job.step_samples, whole)
+    if warmup > whole:
+        raise ValueError(f"the warm-up takes {warmup:.0f} samples, and the run has {whole:.0f}")
+
+    def at(samples: int) -> float:
+        if samples < warmup:
+            return samples / warmup
+        passed = min(samples, whole)
+        rest = (passed - warmup) / (whole - warmup) if whole > warmup else 1.0
+        return _after_warmup(schedule, rest, passed / whole)
+
+    return at
+
+
+def _after_warmup(schedule: Schedule, rest: float, part: float) -> float:
+    """rest: of what follows the warm-up; part: of the whole run; both 0..1."""
+    final = schedule.final
+    match schedule.kind:
+        case "linear":
+            return 1 - (1 - final) * rest
+        case "cosine":
+            return final + (1 - final) * (1 + math.cos(math.pi * rest)) / 2
+        case "wsd":
+            begins = schedule.decay_at[0] if schedule.decay_at else DECAY_AT
+            return 1 - (1 - final) * max(0.0, (part - begins) / (1 - begins))
+        case "step":
+            return schedule.gamma ** bisect_right(sorted(schedule.decay_at), part)
+        case _:
+            return 1.0
