@@ -29,7 +29,7 @@ NotNegative = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 Betas = tuple[Decay, Decay]
 INNER_LR = Setting(help="rate of a replica's own steps, the peak of a schedule",
-                   parse=number_within(LocalRate))  # fmt: skip
+                   parse=number_within(LocalRate), option="lr")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,8 @@ class Setting:
     """What `parse` reads back to the same value. Text stays as it is."""
     roles: tuple[str, ...] = ("worker",)
     """The roles whose daemons have it."""
+    option: str = ""
+    """The key of the job file that it changes, if that has another name there."""
     check: Callable[[Any, Mapping[str, Any]], None] = anything_goes
     """Raises UsageError if a value does not go with the other options, in the job file, of the
     component that declares it."""
@@ -188,9 +190,12 @@ class LiveSettings:
 
     def called(self, path: str) -> str:
         """The setting that a key of the job file, "optimizer.lr", says at first; "" if none."""
-        section, _, key = path.partition(".")
-        own = self.section.get(key, GENERAL_SECTION)
-        return key if key in self.by_key and section == own else ""
+        section, _, option = path.partition(".")
+        for key, setting in self.by_key.items():
+            own = self.section.get(key, GENERAL_SECTION)
+            if own == section and (setting.option or key) == option:
+                return key
+        return ""
 
 
 EVERY_RUN = LiveSettings()

@@ -20,7 +20,9 @@ from torch.nn import functional
 from torch.utils.data import default_collate
 
 import dlctl
+from daemons.worker import inner
 from daemons.worker.replica import Replica
+from daemons.worker.stepper import Stepper
 from daemons.worker.task import Task
 from dlctl import messages as m
 from dlctl import wire
@@ -34,14 +36,14 @@ from dlctl.roles.protocol.effects import BuildModel, Compute, Computed, ModelBui
 from dlctl.roles.protocol.token import sign
 from dlctl.roles.server.server import Server
 from dlctl.roles.worker.worker import Worker
-from dlctl.vector import euclidean_norm
 
 RUN, KEY = "tour-1", b"the key of this run"
 RATE, LOCAL_RATE = 0.1, 0.5
 OPTIONS = {"density": 0.2, "dense_below": 0}
 JOB = JobFile(
     job=Job(name="tour", task="train.py:task"),
-    algorithm=Choice(name="downpour", options={"local_lr": LOCAL_RATE, "overlap": False}),
+    algorithm=Choice(name="downpour", options={"overlap": False}),
+    inner=Choice(name="sgd", options={"lr": LOCAL_RATE}),
     optimizer=Choice(name="adagrad", options={"lr": RATE}),
     compression=Choice(name="topk", options=OPTIONS),
 )
@@ -115,12 +117,13 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
 
     # The gradient of the batch is a flat float32 vector, too.
     w = replica.parameters.copy()
-    loss, gradient = replica.gradient(batch)
-    norm = euclidean_norm(gradient)
-    gradient_then = gradient.copy()
-    computed = Computed(loss, gradient, replica.averaged(), norm, compute.is_usable(loss, norm))
+    # The replica's own optimiser has made a step along it.
+    stepper = Stepper(replica, inner=inner.make(JOB.inner, replica.values))
+    step = stepper.step([(batch, 1.0)], own_lr=compute.own_lr)
+    gradient_then = step.gradient.copy()
+    computed = Computed(step.loss, step.gradient, replica.averaged(), step.norm, step.is_usable)
 
-    # Downpour accrues it and steps along it; top-k pushes the largest element, the others stay.
+    # Downpour accrues it; top-k pushes the largest element, the others stay.
     effects = to_worker(computed)
     assert np.allclose(replica.parameters, w - np.float32(LOCAL_RATE) * gradient_then)
     largest = int(np.argmax(np.abs(gradient_then)))

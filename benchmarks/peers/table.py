@@ -18,9 +18,11 @@ count = 1
 portion_batches = 32
 """
 LOCAL_STEPS = """[algorithm]
-name = "local-sgd"
+name = "diloco"
 local_steps = {steps}
-local_lr = {{lr}}
+[inner]
+name = "sgd"
+lr = {{lr}}
 """
 LOCAL_SGD = ONE_SERVER + LOCAL_STEPS
 """The outer step is DiLoCo's by default."""
@@ -42,9 +44,11 @@ DOWNPOUR = (
 name = "downpour"
 fetch_every_steps = {fetch}
 push_every_steps = {push}
-local_lr = 0.1
 push_before_fetch = true
 overlap = false
+[inner]
+name = "sgd"
+lr = 0.1
 [optimizer]
 name = "sgd"
 lr = {{lr}}

@@ -58,6 +58,7 @@ class Stepper:
         self._scaler: torch.amp.GradScaler | None = None
         if options is not None and options.precision == "fp16":
             self._scaler = torch.amp.GradScaler(replica.device.type)
+            self._scaler.scale(torch.zeros((), device=replica.device))  # Else it has no scale yet.
             # It unscales the gradients of an optimiser's parameters; this one makes no steps.
             self._holder = torch.optim.SGD(replica.values, lr=0.0)
 

@@ -213,10 +213,10 @@ def test_who_explodes_while_the_mean_is_under_way_sits_out_the_round():
     player, *others = everybody
     give(player, 0, 5)
     give_bad(player)
-    give(player, 8, BATCHES)
+    give(player, 6, BATCHES)
     go_on([player])
     assert np.abs(player.parameters).max() > 1e10
-    assert len(player.todo) == 4, "no step is made from there"
+    assert len(player.todo) == BATCHES - 8, "no round is begun from there"
     theta = np.ones(SIZE)
     for first, slots in ((0, everybody), (4, others)):
         for other in others:
@@ -250,23 +250,7 @@ def test_who_has_exploded_and_waits_for_the_mean_pushes_none_of_it():
     np.testing.assert_allclose(player.parameters, shards.whole(), rtol=1e-5)
 
 
-def test_steps_that_are_large_and_cancel_are_a_round_like_any_other():
-    """Added up their norms would be out of range; what has come of them is not."""
-    shards, everybody = replicas(steps=3)
-    far = np.full(SIZE, 4e18, np.float32)
-
-    def there_and_back(parameters, batch):
-        return Step({0: far, 1: -far, 2: np.ones(SIZE, np.float32)}[batch[1]], 1, 1.0)
-
-    for player in everybody:
-        player.gradient = there_and_back
-        give(player, 0, 3)
-    go_on(everybody)
-    assert [player.samples_pushed for player in everybody] == [3, 3, 3]
-    np.testing.assert_allclose(shards.whole(), 1 - OUTER_RATE * RATE, rtol=1e-5)
-
-
-def test_a_residual_that_is_restored_out_of_range_ends_the_round():
+def test_a_residual_that_is_restored_out_of_range_is_not_pushed():
     _, everybody = replicas(steps=3)
     player = everybody[0]
     give(player, 0, 1)
@@ -275,7 +259,6 @@ def test_a_residual_that_is_restored_out_of_range_ends_the_round():
     give(player, 1, 3)
     go_on([player])
     assert player.samples_pushed == 0
-    assert len(player.todo) == 1, "no step follows"
 
 
 def test_what_has_become_infinite_without_a_gradient_is_not_pushed():

@@ -58,7 +58,9 @@ run_dir = "{run_dir}"
 name = "downpour"
 push_every_steps = 1
 fetch_every_steps = 4
-local_lr = 0.0
+
+[inner]
+name = "none"
 
 [optimizer]
 name = "sgd"

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,6 +42,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
         weights: str = "ones_(layer.weight)",
         every: int | str = 2,
         algorithm: config.Choice | None = None,
+        **more: Any,
     ) -> config.JobFile:
         downpour = config.Choice(name="downpour", options={"push_every_steps": every})
         path = tmp_path / "measured_task.py"
@@ -50,6 +52,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
             algorithm=algorithm or downpour,
             data=config.Data(shuffle=False),
             workers=config.Workers(count=1, device="cpu", threads=1, batch_size=4),
+            **more,
         )
 
     yield make
@@ -71,9 +74,12 @@ def test_replicas_that_step_alone_push_the_steps_of_a_round(job: Job) -> None:
     """Of the squares the second gradient, 63 times the sum of the weights, is where the first step
     leads to: there it is 3 - 0.63.
     """
-    alone = config.Choice(name="local-sgd", options={"local_steps": 2, "local_lr": 0.01})
-    assert np.allclose(gradient(job(algorithm=alone), None), 0.01 * (1.5 + 5.5))
-    steps = gradient(job(".square()", algorithm=alone), None)
+    alone = {
+        "algorithm": config.Choice(name="local-sgd", options={"local_steps": 2}),
+        "inner": config.Choice(name="sgd", options={"lr": 0.01}),
+    }
+    assert np.allclose(gradient(job(**alone), None), 0.01 * (1.5 + 5.5))
+    steps = gradient(job(".square()", **alone), None)
     assert np.allclose(steps, 0.01 * (7 * 3 + 63 * 2.37))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from daemons.worker.layout import find
 from daemons.worker.replica import Replica, choose_device, to_device
+from daemons.worker.stepper import Stepper
 from daemons.worker.task import Task, TaskError
 from dlctl.errors import DlctlError
 from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout
@@ -88,42 +89,6 @@ def plain_gradient(model: nn.Module, layout: Layout) -> np.ndarray:
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         flat.append(gradient.to_dense().float().reshape(-1).numpy())
     return np.concatenate(flat)
-
-
-def test_a_step_of_its_own_is_one_of_torch_s_along_the_same_gradient(animal):
-    """Two, so that the second one is made where the first has led."""
-    one, other = replica_of(animal), replica_of(animal)
-    for step in range(2):
-        torch.manual_seed(100 + step)
-        loss, gradient = one.gradient(animal.batch())
-        torch.from_numpy(one.parameters).add_(torch.from_numpy(gradient), alpha=-0.1)
-        torch.manual_seed(100 + step)
-        loss_too, norm = other.descend(animal.batch(), 0.1)
-        assert loss_too == loss
-        assert norm == pytest.approx(np.linalg.norm(gradient), rel=1e-5)
-        # Rows of a sparse gradient that occur twice are added up in another order.
-        np.testing.assert_allclose(other.parameters, one.parameters, rtol=1e-6, atol=1e-7)
-    assert all(parameter.grad is None for parameter in other.model.parameters())
-
-
-@pytest.mark.parametrize("factor", [np.nan, np.inf, 1e30])
-def test_no_step_is_made_along_what_is_not_finite(task_of, factor):
-    """The squares of the last one are not."""
-    replica = replica_of(task_of(loss=lambda model, batch: factor * model(batch).sum()))
-    before = replica.parameters.copy()
-    loss, norm = replica.descend(torch.ones(1, 6), 0.1)
-    assert not (np.isfinite(loss) and np.isfinite(norm))
-    assert np.array_equal(replica.parameters, before)
-
-
-def test_no_step_is_made_along_what_no_server_would_take(task_of):
-    replica = replica_of(task_of(loss=lambda model, batch: 1e6 * model(batch).sum()))
-    before = replica.parameters.copy()
-    norm = replica.descend(torch.ones(1, 6), 0.1, norm_max=1e3).norm
-    assert norm > 1e3
-    assert np.array_equal(replica.parameters, before)
-    replica.descend(torch.ones(1, 6), 0.1, norm_max=norm)
-    assert not np.array_equal(replica.parameters, before)
 
 
 def test_the_gradient_is_one_buffer_that_is_used_again(animal):
@@ -430,7 +395,8 @@ def test_on_a_gpu_the_vector_and_the_gradient_stay_there(zoo):
         np.testing.assert_allclose(step.loss, expected.loss, rtol=2e-2)
         np.testing.assert_allclose(step.gradient.cpu(), expected.gradient, rtol=2e-2, atol=2e-2)
         norm = np.linalg.norm(expected.gradient)
-        assert on_gpu.descend(task.batch(), 0.0).norm == pytest.approx(norm, rel=2e-2)
+        stepped = Stepper(on_gpu).step([(task.batch(), 1.0)])
+        assert stepped.norm == pytest.approx(norm, rel=2e-2)
         before = on_gpu.parameters.clone()
         on_gpu.evaluate(np.zeros_like(on_cpu.parameters), on_gpu.averaged())
         assert torch.equal(on_gpu.parameters, before)

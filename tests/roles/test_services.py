@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made import joined_tables, site, training
+from made import OWN_LR, joined_tables, site, training
 
 from dlctl import messages as m
 from dlctl.algorithms.base import (
@@ -521,13 +521,13 @@ def at_work(*needs: Need, samples: int, **more: Any) -> Replica:
     return at
 
 
-OWN = Gradient(own_lr=0.1, steps=3)
+OWN = Gradient(step=True, gather=False, steps=3)
 
 
 def test_several_steps_are_computed_in_one_go() -> None:
     at = at_work(OWN, samples=5)
     compute = at.of(Compute)[0]
-    assert (compute.number, compute.count, compute.own_lr) == (0, 3, 0.1)
+    assert (compute.number, compute.count, compute.own_lr) == (0, 3, OWN_LR)
     at.computed(3.0, before=(1.0, 2.0), own=True)
     assert at.log == [Step(None, 3, 2.0, 1.0, 3)]
     assert at.training.steps == 3

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made import client, identity, replica, serving
+from made import client, identity, serving, site
 from repeated import times
 
 from dlctl import messages as m
@@ -518,9 +518,7 @@ def test_no_other_type_is_taken_for_parameters(dtype: str) -> None:
         slice_in(m.Parameters(0, 1, 1, 1, np.zeros(SIZE, dtype)), SIZE)
 
 
-def test_downpour_says_whether_it_changes_the_model_while_its_rate_may_change() -> None:
-    options = DOWNPOUR.Options(local_lr=0.0)
-    side = replica(DOWNPOUR, np.zeros(2, np.float32), options)
-    assert not side.changes_parameters()
-    options.local_lr = 0.1
-    assert side.changes_parameters()
+@pytest.mark.parametrize("has_inner", [False, True])
+def test_downpour_changes_the_model_if_it_has_an_optimiser_of_its_own(has_inner: bool) -> None:
+    of = site(DOWNPOUR.Options(), np.zeros(2, np.float32), has_inner=has_inner)
+    assert DOWNPOUR.replica(of).changes_parameters() == has_inner

@@ -1,0 +1,295 @@
+"""A replica's own steps are torch's, to the bit; what becomes of a gradient before it is used."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from daemons.worker import inner
+from daemons.worker.replica import Replica
+from daemons.worker.stepper import SCALER, Stepper
+from daemons.worker.task import Task
+from dlctl import registry
+from dlctl.config import Choice, Gradients
+from dlctl.errors import DlctlError
+
+SEED, STEPS = 3, 4
+NAMES = [name for name in registry.BUILT_IN["inner_optimizers"] if name != "none"]
+DENSE = [name for name in NAMES if name != "sparseadam"]
+
+
+def choice(name: str, **options: Any) -> Choice:
+    chosen = registry.load("inner_optimizers", name).Options(**options)
+    return Choice(name=name, options=dataclasses.asdict(chosen))
+
+
+def stepper_of(task: Any, chosen: Choice | None = None, **gradients: Any) -> Stepper:
+    options = Gradients(**gradients)
+    how = {"precision": options.precision, "compiled": options.compile}
+    task = task if isinstance(task, Task) else Task(task)
+    replica = Replica(task, device="cpu", seed=SEED, **how)
+    optimizer = inner.make(chosen, replica.values) if chosen is not None else None
+    return Stepper(replica, options, optimizer)
+
+
+def reference(task: Any) -> nn.Module:
+    torch.manual_seed(SEED)
+    return task.model().train()
+
+
+def flat(model: nn.Module) -> np.ndarray:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy()
+
+
+def optimizers_of(chosen: Choice, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """As a script would make them."""
+    options, parameters = dict(chosen.options), list(model.parameters())
+    kind = getattr(torch.optim, registry.load("inner_optimizers", chosen.name).torch)
+    if (rest := options.pop("adamw", None)) is None:
+        return [kind(parameters, **options)]
+    matrices = [p for p in parameters if p.ndim == 2]
+    return [
+        kind(matrices, **options),
+        torch.optim.AdamW([p for p in parameters if p.ndim != 2], **rest),
+    ]
+
+
+# ---------------------------------------------------------------- own steps
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_own_steps_are_those_of_torch_to_the_bit(zoo, name: str) -> None:
+    task, chosen = zoo["mlp"], choice(name)
+    stepper, model = stepper_of(task, chosen, clip_norm=0.05), reference(task)
+    optimizers = optimizers_of(chosen, model)
+    for number in range(STEPS):
+        lr = chosen.options["lr"] / (number + 1)  # A schedule.
+        step = stepper.step([(task.batch(), 1.0)], own_lr=lr, gather=False)
+        model.zero_grad()
+        loss = task.loss(model, task.batch())
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        for optimizer in optimizers:
+            scale = optimizer.defaults["lr"] / chosen.options["lr"]
+            optimizer.param_groups[0]["lr"] = lr * scale
+            optimizer.step()
+        assert (step.loss, step.is_usable, step.gradient) == (float(loss.detach()), True, None)
+        assert step.norm == pytest.approx(float(norm), rel=1e-6)
+        assert np.array_equal(stepper.replica.parameters, flat(model)), number
+
+
+def test_sparse_gradients_have_an_optimiser_too() -> None:
+    class Rows:
+        def model(self) -> nn.Module:
+            return nn.Embedding(7, 3, sparse=True)
+
+        def dataset(self) -> list[int]:
+            return [0]
+
+        def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+            return model(batch).square().sum()
+
+        def batch(self) -> Tensor:
+            return torch.tensor([1, 4, 4])
+
+    task, chosen = Rows(), choice("sparseadam")
+    stepper, model = stepper_of(task, chosen), reference(task)
+    (optimizer,) = optimizers_of(chosen, model)
+    for _ in range(STEPS):
+        stepper.step([(task.batch(), 1.0)], own_lr=1e-3, gather=False)
+        model.zero_grad()
+        task.loss(model, task.batch()).backward()
+        optimizer.step()
+    np.testing.assert_allclose(stepper.replica.parameters, flat(model), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_what_an_optimiser_keeps_goes_on_in_another_process(zoo, name: str) -> None:
+    task, chosen = zoo["mlp"], choice(name)
+    first, second = stepper_of(task, chosen), stepper_of(task, chosen)
+    for _ in range(2):
+        first.step([(task.batch(), 1.0)], own_lr=1e-3, gather=False)
+    second.replica.parameters[:] = first.replica.parameters
+    second.restore(first.state())
+    for stepper in (first, second):
+        stepper.step([(task.batch(), 1.0)], own_lr=1e-3, gather=False)
+    assert np.array_equal(first.replica.parameters, second.replica.parameters)
+
+
+def test_the_state_of_another_optimiser_is_refused(zoo) -> None:
+    muon = stepper_of(zoo["mlp"], choice("muon"))
+    muon.step([(zoo["mlp"].batch(), 1.0)], own_lr=1e-3, gather=False)
+    adam = stepper_of(zoo["mlp"], choice("adam"))
+    with pytest.raises(DlctlError, match="another inner optimiser"):
+        adam.restore(muon.state())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_options_are_those_of_torch_with_its_defaults(name: str) -> None:
+    entry = registry.load("inner_optimizers", name)
+    theirs = inspect.signature(getattr(torch.optim, entry.torch)).parameters
+    ours = dataclasses.asdict(entry.Options())
+    ours.pop("adamw", None)
+    assert ours == {key: theirs[key].default for key in ours}
+
+
+def test_an_optimiser_of_somebody_else_s_is_made_by_its_path(zoo) -> None:
+    by_path = Choice(name="torch.optim:SGD", options={"lr": 0.1, "momentum": 0.5})
+    known = choice("sgd", lr=0.1, momentum=0.5)
+    one, other = stepper_of(zoo["mlp"], by_path), stepper_of(zoo["mlp"], known)
+    for stepper in (one, other, one, other):
+        stepper.step([(zoo["mlp"].batch(), 1.0)], own_lr=0.1, gather=False)
+    assert np.array_equal(one.replica.parameters, other.replica.parameters)
+
+
+def test_a_step_may_be_made_and_its_gradient_handed_out(zoo) -> None:
+    task = zoo["mlp"]
+    stepper, alone = stepper_of(task, choice("sgd", lr=0.1)), stepper_of(task)
+    before = stepper.replica.parameters.copy()
+    expected = alone.step([(task.batch(), 1.0)])
+    step = stepper.step([(task.batch(), 1.0)], own_lr=0.1)
+    assert np.array_equal(step.gradient, expected.gradient)
+    np.testing.assert_allclose(
+        stepper.replica.parameters, before - np.float32(0.1) * step.gradient, rtol=1e-6, atol=1e-8
+    )
+
+
+# ---------------------------------------------------------------- gradients
+
+
+@pytest.mark.parametrize("own_lr", [None, 0.1])
+@pytest.mark.parametrize("factor", [np.nan, np.inf, 1e30])
+def test_of_what_is_not_finite_nothing_is_used(
+    task_of, factor: float, own_lr: float | None
+) -> None:
+    """The squares of the last one are not."""
+    task = task_of(loss=lambda model, batch: factor * model(batch).sum())
+    stepper = stepper_of(task, choice("sgd", lr=0.1))
+    before = stepper.replica.parameters.copy()
+    step = stepper.step([(torch.ones(1, 6), 1.0)], own_lr=own_lr)
+    assert not step.is_usable
+    assert not (np.isfinite(step.loss) and np.isfinite(step.norm))
+    assert np.array_equal(stepper.replica.parameters, before)
+
+
+def test_nothing_is_used_of_what_no_server_would_take_unless_it_is_clipped(zoo) -> None:
+    task = zoo["mlp"]
+    free, clipped = stepper_of(task), stepper_of(task, clip_norm=1e-4)
+    norm = free.step([(task.batch(), 1.0)]).norm
+    assert not free.step([(task.batch(), 1.0)], norm_max=norm / 2).is_usable
+    assert free.step([(task.batch(), 1.0)], norm_max=norm).is_usable
+    step = clipped.step([(task.batch(), 1.0)], norm_max=norm / 2)
+    assert step.is_usable
+    assert step.norm == norm
+    assert np.linalg.norm(step.gradient) == pytest.approx(1e-4, rel=1e-2)
+
+
+def test_several_batches_are_one_step_of_all_their_samples(zoo, task_of) -> None:
+    task = task_of(loss=lambda model, batch: model(batch).square().mean())
+    whole = zoo["mlp"].batch()
+    alone, parts = stepper_of(task), stepper_of(task)
+    expected = alone.step([(whole, 1.0)])
+    n = len(whole)
+    step = parts.step([(whole[: n - 1], (n - 1) / n), (whole[n - 1 :], 1 / n)])
+    assert step.loss == pytest.approx(expected.loss, rel=1e-6)
+    np.testing.assert_allclose(step.gradient, expected.gradient, rtol=1e-5, atol=1e-7)
+
+
+def test_bf16_is_torch_s_autocast(zoo) -> None:
+    task = zoo["mlp"]
+    step, model = stepper_of(task, precision="bf16").step([(task.batch(), 1.0)]), reference(task)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = task.loss(model, task.batch())
+    loss.backward()
+    assert step.loss == float(loss.detach())
+    gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).numpy()
+    assert np.array_equal(step.gradient, gradient)
+
+
+class Overflows:
+    """A loss whose gradient is finite, and infinite as soon as it is scaled by more than `most`."""
+
+    def __init__(self, most: float) -> None:
+        self.most = most
+
+    def model(self) -> nn.Module:
+        return nn.Linear(2, 1, bias=False)
+
+    def dataset(self) -> list[int]:
+        return [0]
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        return Bounded.apply(model.weight.sum(), self.most)
+
+
+class Bounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, most: float) -> Tensor:
+        ctx.most = most
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return torch.where(gradient.abs() > ctx.most, gradient / 0, gradient), None
+
+
+def test_a_step_whose_scaled_gradient_is_infinite_is_skipped_and_the_scale_goes_down() -> None:
+    stepper = stepper_of(Overflows(2.0**14), choice("sgd", lr=0.5), precision="fp16")
+    before = stepper.replica.parameters.copy()
+    steps = [stepper.step([(torch.ones(1), 1.0)], own_lr=0.5) for _ in range(3)]
+    assert [step.is_skipped for step in steps] == [True, True, False]  # 2**16, 2**15, 2**14
+    assert [step.is_usable for step in steps] == [False, False, True]
+    assert steps[-1].norm == pytest.approx(2**0.5)
+    assert np.array_equal(stepper.replica.parameters, before - np.float32(0.5))
+    assert stepper.state()[SCALER].tolist() == [2.0**14, 1.0]
+    other = stepper_of(Overflows(2.0**14), precision="fp16")
+    other.restore(stepper.state())
+    assert not other.step([(torch.ones(1), 1.0)]).is_skipped
+
+
+def test_what_is_infinite_without_a_scale_is_not_skipped_for_ever() -> None:
+    stepper = stepper_of(Overflows(0.0), precision="fp16")
+    steps = [stepper.step([(torch.ones(1), 1.0)]) for _ in range(20)]
+    assert steps[0].is_skipped
+    assert not steps[-1].is_skipped
+    assert not steps[-1].is_usable
+
+
+# ---------------------------------------------------------------- torch.compile
+
+
+def test_a_compiled_model_has_the_names_it_had(zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda model: torch._dynamo.optimize("eager")(model))
+    task = zoo["mlp"]
+    step = stepper_of(task, compile=True).step([(task.batch(), 1.0)])
+    plain = stepper_of(task)
+    assert np.array_equal(step.gradient, plain.step([(task.batch(), 1.0)]).gradient)
+    names = [entry.name for entry in stepper_of(task, compile=True).replica.layout.entries]
+    assert names == [entry.name for entry in plain.replica.layout.entries]
+
+
+def test_if_it_cannot_be_compiled_it_is_said_once_and_computed_without(
+    zoo, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        def __init__(self, model: nn.Module) -> None:
+            pass
+
+        def __call__(self, batch: Any) -> Tensor:
+            raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(torch, "compile", Broken)
+    task = zoo["mlp"]
+    stepper = stepper_of(task, compile=True)
+    with caplog.at_level(logging.WARNING, "dlctl"):
+        steps = [stepper.step([(task.batch(), 1.0)]) for _ in range(2)]
+    assert all(step.is_usable for step in steps)
+    (record,) = caplog.records
+    assert "no compiler here" in record.message
