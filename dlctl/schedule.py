@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from dlctl.config import JobFile, Schedule
 
@@ -38,6 +38,37 @@ def length(text: str, step_samples: int, whole: float = math.nan) -> float:
     if unit == "%":
         return whole * number / 100
     return number * (step_samples if unit.startswith("step") else 1)
+
+
+def faults(job: JobFile) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """What is wrong with the schedule of a job, as far as it is known without the dataset: key,
+    message, what to write instead.
+    """
+    schedule = job.schedule
+    texts = {"warmup": schedule.warmup, "over": schedule.over}
+    for key, text in texts.items():
+        try:
+            if text:
+                length(text, job.step_samples)
+        except ValueError as error:
+            yield ("schedule", key), str(error), ""
+            return
+    if schedule.over.strip().endswith("%"):
+        yield ("schedule", "over"), "it is the whole, not a part", 'as in "50_000 steps"'
+        return
+    if schedule.kind == "step" and not schedule.decay_at:
+        yield ("schedule", "kind"), '"step" goes down nowhere', "add decay_at = [0.5, 0.75]"
+    if schedule.decay_at and schedule.kind not in ("step", "wsd"):
+        yield ("schedule", "decay_at"), f'"{schedule.kind}" has none', 'use "step" or "wsd"'
+    whole = whole_run(job, 0 if job.job.stop.epochs else 1)
+    if needs_whole(schedule) and math.isinf(whole):
+        key = "kind" if schedule.kind != "constant" else "warmup"
+        what = "it has to know how long the run is, and job.stop does not say"
+        yield ("schedule", key), what, 'add over = "50_000 steps"'
+        return
+    is_known = bool(schedule.over) or not job.job.stop.epochs
+    if is_known and length(schedule.warmup, job.step_samples, whole) > whole:
+        yield ("schedule", "warmup"), "the warm-up is longer than the run", ""
 
 
 def is_needed(schedule: Schedule) -> bool:

@@ -24,7 +24,7 @@ from dlctl.util import hints
 from dlctl.util.text import is_poisoned
 
 RUINED = "the model may be ruined where it stopped"
-RATES = {"lr", "local_lr"}
+RATES = {"lr", "inner_lr"}
 """What ruins a model if it is too large."""
 Json = dict[str, Any]
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dlctl import inner, registry
+from dlctl import inner, registry, schedule
 from dlctl.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
 from dlctl.errors import UsageError
 from dlctl.jobfile import checks, reading, schema
@@ -82,9 +82,10 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
 
 
 def _own_checks(job: JobFile) -> list[Fault]:
-    """What the method itself finds wrong with a job that is valid otherwise."""
+    """What the schedule, or the method itself, finds wrong with a job that is valid otherwise."""
     method = registry.load("algorithms", job.algorithm.name)
-    return [Fault(where, what, instead) for where, what, instead in method.check(job)]
+    found = [*schedule.faults(job), *method.check(job)]
+    return [Fault(where, what, instead) for where, what, instead in found]
 
 
 def effective_options(kind: str, choice: Choice) -> dict[str, Any]:

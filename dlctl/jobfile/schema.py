@@ -105,6 +105,8 @@ def _fault(
     if detail["type"] == "unexpected_keyword_argument":
         known = _keys_at(kind, path[:-1])
         return _unknown((*at, *path), value, known, suggest=suggest)
+    if detail["type"] == "missing" and isinstance(path[-1], int):
+        return Fault((*at, *path[:-1]), "has too few values")
     if detail["type"] == "missing":
         what = f'"{path[-1]}"' if at or len(path) > 1 else f"section [{path[-1]}]"
         return Fault((*at, *path), f"{what} is missing", at_key=True)
@@ -149,7 +151,7 @@ def _follow(loc: KeyPath, values: Any, *, is_missing: bool) -> tuple[KeyPath, An
             break
         try:
             values = values[part]  # type: ignore[index]
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, IndexError):
             return (path, values) if path and not is_missing else ((*path, part), _MISSING)
         path = (*path, part)
     return path, values

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ from simulated import job_file
 from dlctl import config, registry
 from dlctl.algorithms.base import Lead, Method, Needs, ReplicaSide, Shape, ShardSide, Start
 from dlctl.algorithms.needs import Done, Gradient
+from dlctl.inner import SAVED_AS
+from dlctl.messages import Array
 from dlctl.sim.problems import LeastSquares
 from dlctl.sim.simulation import Outcome, Simulation
 from dlctl.sim.store import Store
@@ -62,6 +66,58 @@ def test_a_run_goes_on_from_its_end_as_if_it_had_never_stopped(name: str, worker
     stopped = run(name, workers, 1)
     assert not np.array_equal(stopped.weights, whole.weights)
     resumed = run(name, workers, 3, stopped.store)
+    assert resumed.weights.tolist() == whole.weights.tolist()
+
+
+class OfTorch:
+    """Torch's own optimiser over the parameters of a simulated replica."""
+
+    def __init__(self, choice: config.Choice, parameters: Array) -> None:
+        import torch
+
+        from daemons.worker.inner import InnerOptimizer
+
+        self._tensor = torch.from_numpy
+        self._inner = InnerOptimizer(choice, [torch.from_numpy(parameters)])
+
+    def step(self, gradient: Array, lr: float) -> None:
+        self._inner.step([self._tensor(gradient)], lr)
+
+    def state(self) -> Mapping[str, Array]:
+        return self._inner.state()
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        self._inner.restore(state)
+
+
+def with_adamw(name: str, workers: int, epochs: int, store: Store | None = None) -> Outcome:
+    """With a schedule over three epochs, in the replicas and on the servers."""
+    known = {field.name for field in dataclasses.fields(registry.load("algorithms", name).Options)}
+    job = job_file(
+        workers, 2, epochs=float(epochs), optimizer=("adam", {"lr": 0.02}),
+        algorithm=(name, {key: FIXED[key] for key in FIXED if key in known}),
+        inner=("adamw", {"lr": 0.03}),
+        schedule=config.Schedule(kind="cosine", warmup="10%", over="384 samples"),
+    )  # fmt: skip
+    data = config.Data(portion_batches=4, lease_ahead_s=0.0)
+    outcome = Simulation(
+        dataclasses.replace(job, data=data), LeastSquares(samples=128), store=store,
+        inner=lambda choice: partial(OfTorch, choice),
+    ).run()  # fmt: skip
+    assert outcome.state == "finished", outcome.reason
+    return outcome
+
+
+@pytest.mark.parametrize(("name", "workers"), [("downpour", 1), ("local-sgd", 1), ("diloco", 1)])
+def test_own_optimisers_and_schedules_go_on_as_if_a_run_had_never_stopped(
+    name: str, workers: int
+) -> None:
+    """One replica: of two, each would have to compute the same data again."""
+    whole = with_adamw(name, workers, 3)
+    stopped = with_adamw(name, workers, 1)
+    saved = stopped.store.files[stopped.store.newest()]["worker-0.safetensors"]
+    assert any(key.startswith(SAVED_AS) for key in saved)
+    resumed = with_adamw(name, workers, 3, stopped.store)
     assert resumed.weights.tolist() == whole.weights.tolist()
 
 

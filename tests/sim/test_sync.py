@@ -6,6 +6,7 @@ from simulated import Watcher, job_file, rows_in_order
 
 from dlctl.algorithms.sync import Barrier, Options
 from dlctl.compress.base import Delta
+from dlctl.config import Schedule
 from dlctl.messages import APPLIED, HELD, LATE, Ack, Packed, Push
 from dlctl.optim.sgd import SGD, SGDOptions
 from dlctl.roles.protocol.effects import Compute
@@ -43,6 +44,31 @@ def test_four_workers_are_one_worker_with_a_batch_four_times_as_large(servers, o
     one = Simulation(job_file(batch_size=32, epochs=3.0, **options), problem).run()
     assert np.allclose(outcome.weights, one.weights, rtol=0, atol=1e-6)
     assert outcome.world.machine("server-0").serving.shard.version >= 24
+
+
+def scheduled(workers, batch_size, victim=None, servers=2):
+    job = job_file(
+        workers, servers, batch_size=batch_size, epochs=6.0, portion_batches=1, algorithm=SYNC,
+        optimizer=("adam", {"lr": 0.1, "weight_decay": 0.1}),
+        schedule=Schedule(kind="cosine", warmup="10%", final=0.1),
+    )  # fmt: skip
+    slow = ComputeOptions(step_s=0.1)
+    simulation = Simulation(job, LeastSquares(samples=256), compute=slow)
+    if victim:
+        simulation.at(3.0, lambda: simulation.world.kill(victim))
+    outcome = simulation.run()
+    assert outcome.state == "finished", outcome.reason
+    return outcome
+
+
+def test_a_schedule_is_that_of_one_worker_whoever_dies():
+    one = scheduled(1, 32, servers=1)
+    for victim in (None, "server-1", "coordinator"):
+        four = scheduled(4, 8, victim)
+        assert np.allclose(four.weights, one.weights, rtol=0, atol=1e-6), victim
+        shards = [four.world.machine(f"server-{i}").serving.shard for i in (0, 1)]
+        assert [shard.samples for shard in shards] == [6 * 256] * 2
+        assert [shard.optimizer.lr for shard in shards] == pytest.approx([0.01] * 2)
 
 
 def test_one_worker_is_the_optimiser_on_one_machine_to_the_last_bit():

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 
 class Progress:
-    def __init__(self, members: Callable[[], int]) -> None:
-        """members: how many replicas take part."""
-        self._members = members
+    def __init__(self, replicas: Callable[[], int]) -> None:
+        """replicas: how many train."""
+        self._replicas = replicas
         self._told = self._own = 0
 
     def told(self, samples: int) -> None:
@@ -28,7 +28,7 @@ class Progress:
 
     @property
     def samples(self) -> int:
-        return self._told + self._own * max(1, self._members())
+        return self._told + self._own * max(1, self._replicas())
 
 
 class OwnRate:

@@ -9,7 +9,7 @@ when the data ends.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from dlctl import messages as m
@@ -64,10 +64,12 @@ class Training:
         members: Members | None = None,
         collecting: Collecting | None = None,
         own_rate: OwnRate | None = None,
+        replicas: Callable[[], int] = lambda: 1,
     ) -> None:
         """tables: the clients of each table of the method, in shard order. averaged: float64[n],
         the model's buffers. members: who takes part, if replicas ask each other. collecting: their
         group, if they have one. own_rate: of the replica's own optimiser, if it has one.
+        replicas: how many train, those that are about to begin included.
         """
         self.context = context
         self.identity = identity
@@ -83,7 +85,7 @@ class Training:
             context, identity, tables, method.shape, compressor, send_queue, self.portions,
             self.bad_gradients, self.pacing, self.rates, side.parameters, self._on_pushed,
         )  # fmt: skip
-        self.progress = Progress(lambda: len(side.members))
+        self.progress = Progress(replicas)
         self.own_rate = own_rate or OwnRate(0.0)
         self.reading = Reading(
             self.fetcher, side, method.shape, self.pacing, self.writing, self.progress

@@ -361,6 +361,7 @@ class Worker:
             members=self.members if self.members.connects else None,
             collecting=self._collecting(identity, begins=start == "new" or bool(saved)),
             own_rate=self._own_rate,
+            replicas=lambda: len(self.members.known),
         )
 
     def _collecting(self, identity: Identity, *, begins: bool) -> Collecting | None:
