@@ -80,7 +80,15 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         "sgd": Entry("dlctl.optim.sgd:SGD", "w -= lr * g"),
         "momentum": Entry("dlctl.optim.momentum:Momentum", "heavy ball or Nesterov"),
         "adagrad": Entry("dlctl.optim.adagrad:Adagrad", "per-element rates (Duchi 2011)"),
-        "adam": Entry("dlctl.optim.adam:Adam", "Adam, or AdamW with decoupled decay"),
+        "adam": Entry("dlctl.optim.adam:Adam", "first and second moments (Kingma 2015)"),
+        "adamw": Entry(
+            "dlctl.optim.adam:AdamW", "Adam with decoupled weight decay (Loshchilov 2019)"
+        ),
+        "lion": Entry("dlctl.optim.lion:Lion", "sign of an interpolated momentum (Chen 2023)"),
+        "rmsprop": Entry(
+            "dlctl.optim.rmsprop:RMSprop", "root of a running mean square (Hinton 2012)"
+        ),
+        "yogi": Entry("dlctl.optim.yogi:Yogi", "Adam, its second moment additive (Zaheer 2018)"),
     },
     "inner_optimizers": {
         "none": Entry("dlctl.inner:NO_STEPS", "no steps of its own"),
@@ -126,7 +134,7 @@ ALIASES: dict[str, str] = {
     "dgc": "topk-sampled", "float16": "fp16", "gaussiank": "gaussian", "qsgd": "int8",
     "quantize": "int8", "signsgd": "onebit",
     # optimisers
-    "adamw": "adam", "nesterov": "momentum",
+    "nesterov": "momentum",
     # keys and their values
     "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "gpu": "cuda", "half": "float16",
     "learning-rate": "lr",

@@ -5,7 +5,7 @@
     w -= lr / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + eps)
 
 With `weight_decay` it is AdamW (Loshchilov and Hutter, ICLR 2019): w shrinks by lr * weight_decay
-before each step, and the decay enters neither m nor v.
+before each step, and the decay enters neither m nor v. The two names differ in its default alone.
 """
 
 from __future__ import annotations
@@ -40,8 +40,15 @@ class AdamOptions:
     eps: Annotated[float, Ge(1e-12), Le(1)] = 1e-8
     """Added to the root of v."""
     weight_decay: WeightDecay = 0.0
-    """AdamW: w shrinks by lr times this at each update; for a sparse push only where it touches.
-    lr times it is at most 1."""
+    """w shrinks by lr times this at each update; for a sparse push only where it touches. lr times
+    it is at most 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamWOptions(AdamOptions):
+    weight_decay: WeightDecay = 0.01
+    """w shrinks by lr times this at each update; for a sparse push only where it touches. lr times
+    it is at most 1."""
 
 
 class Adam:
@@ -95,3 +102,9 @@ class Adam:
         temporary *= 1 - self.beta2
         np.multiply(v, self.beta2, out=v_next)
         v_next += temporary
+
+
+class AdamW(Adam):
+    """As torch.optim.AdamW, whose default of `weight_decay` it has."""
+
+    Options: ClassVar[type[Any]] = AdamWOptions

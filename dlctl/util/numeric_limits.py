@@ -10,8 +10,11 @@ longest are
     momentum  lr m; m is a sum of g, up to 2^25 g       3e25
     adagrad   lr g / (sqrt(G) + eps); where g g is 0,   3e13    g < 2.7e-23, eps >= 1e-30
               G may be 0
-    adam      lr m / (sqrt(v) + eps); where v is 0      1e30    eps >= 1e-12
+    adam      lr m / (sqrt(v) + eps); where v is 0      1e30    eps >= 1e-12; yogi, too
               already, m may still be g
+    lion      lr                                        1e6
+    rmsprop   lr b; b is a sum of g / sqrt(v), each     3e21    1 - alpha >= 1e-16
+              at most 1 / sqrt(1 - alpha)
 
 and a sum of g g comes to 2^25 * 1e24. A weight decay only helps as long as it takes at most all of
 a weight at once. Beyond twice that, weights grow with every update, whatever is pushed.

@@ -1,6 +1,5 @@
 """What every server optimiser in the registry must do; a new name gets all of these tests."""
 
-import inspect
 import json
 import tracemalloc
 
@@ -9,6 +8,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from dlctl import registry
+from dlctl.cli.keydocs import keys
 from dlctl.compress.base import Delta
 from dlctl.shards.memory import in_memory
 from dlctl.util.threads import BLOCK
@@ -40,9 +40,9 @@ def pushes(seed, count, size=SIZE):
             yield Delta(g)
 
 
-def shard_of(kind, w):
-    """A shard around `w`, with this optimiser's default options."""
-    return in_memory(kind(kind.Options()), w)
+def shard_of(kind, w, **options):
+    """A shard around `w`, with this optimiser's default options but for some."""
+    return in_memory(kind(kind.Options(**options)), w)
 
 
 def frozen(delta):
@@ -213,7 +213,9 @@ def test_no_vector_of_the_shards_size_is_allocated(kind):
 def test_a_gradient_of_zero_moves_nothing_even_at_first(kind):
     w = vector(0)
     before = w.copy()
-    shard_of(kind, w).apply(Delta(np.zeros(SIZE, np.float32)))
+    has_decay = "weight_decay" in kind.Options.__dataclass_fields__
+    shard = shard_of(kind, w, **({"weight_decay": 0.0} if has_decay else {}))
+    shard.apply(Delta(np.zeros(SIZE, np.float32)))
     assert np.array_equal(w, before)
 
 
@@ -232,7 +234,4 @@ def test_options_have_a_positive_rate_and_refuse_what_they_do_not_know(kind):
 
 @every_kind
 def test_every_option_has_its_manual_text_below_it(kind):
-    lines = [line.strip() for line in inspect.getsource(kind.Options).splitlines()]
-    for field in kind.Options.__dataclass_fields__:
-        (at,) = [i for i, line in enumerate(lines) if line.startswith(f"{field}:")]
-        assert lines[at + 1].startswith('"""'), f"{field} has no text under it"
+    assert [key.name for key in keys(kind.Options) if not key.text] == []

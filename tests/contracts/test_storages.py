@@ -116,9 +116,13 @@ PUSHED = {
 }
 
 
+BOUNDED = {"lion"}
+"""Nothing that is finite makes these come to infinity: a step is as long as the rate."""
+
+
 @pytest.mark.parametrize("pushed", PUSHED)
 @pytest.mark.parametrize("place", [OnMapped, OnJournal])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in BOUNDED])
 def test_what_would_become_infinite_is_in_no_commit(name, place, pushed):
     """Whatever the rule: it is noticed before anybody is told, and the next server finds what was
     there before."""
@@ -138,6 +142,17 @@ def test_what_would_become_infinite_is_in_no_commit(name, place, pushed):
     again.resume()
     assert snapshot(again) == before
     assert all(np.isfinite(vector).all() for vector in (again.w, *again.slots.values()))
+
+
+@pytest.mark.parametrize("name", sorted(BOUNDED))
+def test_what_is_bounded_stays_finite_whatever_is_pushed(name):
+    kind = registry.load("optimizers", name)
+    optimizer = kind(kind.Options(lr=1e6))
+    shard = Shard(optimizer, InMemory().create(Spec("run", 0, 0, SIZE, optimizer.slots)))
+    for seed in range(20):
+        shard.apply(far(PUSHED["dense"](seed)))
+        shard.commit({})
+    assert all(np.isfinite(vector).all() for vector in (shard.w, *shard.slots.values()))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,17 +6,20 @@ from __future__ import annotations
 import gzip
 import hashlib
 import http.server
+import re
+import runpy
 import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
-from importlib import util
+from importlib import import_module, util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from daemons.worker.data import PortionLoader
 from daemons.worker.replica import Replica
@@ -31,15 +34,19 @@ def _own_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     yield
-    for name in ("train", "dlctl_task_train", "fashion_data"):
+    for name in ("train", "dlctl_task_train", "fashion_data", "task"):
         if name not in before:
             sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("name", ["digits", "fashion_mnist"])
+JOBS = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.glob("*/*.toml"))
+
+
+@pytest.mark.parametrize("name", JOBS)
 def test_the_job_file_is_valid_and_names_a_task_that_loads(name):
-    job = jobfile.load(EXAMPLES / name / "job.toml")
-    assert load_task(job.job.task, EXAMPLES / name).has_evaluate
+    path = EXAMPLES / name
+    job = jobfile.load(path)
+    assert load_task(job.job.task, path.parent).has_evaluate
 
 
 def test_digits_can_be_learned():
@@ -53,6 +60,64 @@ def test_digits_can_be_learned():
             step = replica.gradient(loader.batch(epoch, 0, len(dataset), number))
             replica.parameters -= np.float32(0.1) * step.gradient
     assert replica.evaluate(replica.parameters, replica.averaged())["accuracy"] > 0.95
+
+
+# ---------------------------------------------------------------- characters
+
+
+@pytest.fixture
+def chargpt(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(EXAMPLES / "chargpt")
+    return import_module("task")
+
+
+def test_the_text_is_the_same_in_every_process_and_nothing_held_out_is_trained_on(chargpt):
+    text = chargpt.source_text()
+    assert len(text) == chargpt.TRAINED + chargpt.HELD_OUT
+    assert int(text.max()) < len(chargpt.CHARACTERS) == 96
+    trained, held_out = text[: chargpt.TRAINED], text[chargpt.TRAINED :]
+    (samples,) = chargpt.task.dataset().tensors
+    assert samples.shape == (chargpt.SAMPLES, chargpt.CONTEXT + 1)
+    assert torch.equal(samples[0], trained[: chargpt.CONTEXT + 1])
+    assert torch.equal(samples[-1], trained[-chargpt.CONTEXT - 1 :])
+    windows = chargpt.windows(held_out, chargpt.EVALUATED)
+    assert torch.equal(windows[-1], held_out[-chargpt.CONTEXT - 1 :])
+    assert torch.equal(text, chargpt.source_text())
+
+
+def test_a_standard_library_without_its_source_is_an_error_that_says_so(
+    chargpt, tmp_path, monkeypatch
+):
+    (tmp_path / "abc.py").write_text("x = 1\n")
+    monkeypatch.setattr(chargpt.sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(chargpt.TextError, match="has 6 characters of Python source, 2,000,000 are"):
+        chargpt.source_text()
+
+
+def test_no_position_knows_of_a_later_character(chargpt):
+    torch.manual_seed(0)
+    model = chargpt.task.model()
+    assert 350_000 <= sum(parameter.numel() for parameter in model.parameters()) <= 400_000
+    one = torch.zeros((1, 8), dtype=torch.int64)
+    other = one.clone()
+    other[0, 5:] = 7
+    with torch.no_grad():
+        same = (model(one) - model(other)).abs().amax(-1)[0] < 1e-6
+    assert same.tolist() == [True] * 5 + [False] * 3
+
+
+def test_the_script_of_one_process_trains_and_writes(chargpt, monkeypatch, capsys):
+    directory = EXAMPLES / "chargpt"
+    told = ["single.py", "--samples", "64", "--batch-size", "16"]
+    monkeypatch.setattr(sys, "argv", told)
+    monkeypatch.setattr(chargpt, "EVALUATED", 16)
+    monkeypatch.setattr(chargpt, "sample", partial(chargpt.sample, count=20))
+    runpy.run_path(str(directory / "single.py"), run_name="__main__")
+    *written, last = capsys.readouterr().out.splitlines()
+    assert written[0].startswith("def ")
+    found = re.fullmatch(r"validation loss (\S+) after 64 samples", last)
+    assert found is not None
+    assert 3 < float(found[1]) < 4.6  # from ln 96 on
 
 
 # ---------------------------------------------------------------- the files of Fashion-MNIST

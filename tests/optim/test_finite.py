@@ -16,8 +16,11 @@ from dlctl.compress.base import Delta
 from dlctl.config import Servers
 from dlctl.optim.adagrad import Adagrad
 from dlctl.optim.adam import Adam
+from dlctl.optim.lion import Lion
 from dlctl.optim.momentum import Momentum
+from dlctl.optim.rmsprop import RMSprop
 from dlctl.optim.sgd import SGD
+from dlctl.optim.yogi import Yogi
 from dlctl.shards.memory import in_memory
 from dlctl.util import numeric_limits
 
@@ -38,7 +41,7 @@ def least_eps(kind: type) -> float:
     return end_of(get_type_hints(kind.Options, include_extras=True)["eps"], Ge)  # type: ignore[attr-defined]
 
 
-EVERY_KIND = pytest.mark.parametrize("kind", [SGD, Momentum, Adagrad, Adam])
+EVERY_KIND = pytest.mark.parametrize("kind", [SGD, Momentum, Adagrad, Adam, Lion, RMSprop, Yogi])
 STARTS = [0.0, 1e24, -1e24, 0.999 * LARGEST, -0.999 * LARGEST, LARGEST, -LARGEST]
 PATTERNS = {
     "same": lambda step, rng: 1.0,
@@ -49,6 +52,7 @@ PATTERNS = {
 }
 DECAYS = [(LR, 0.0), (LR, 1 / LR), (1.0, 1.0), (1e-3, 1.0)]
 """(lr, weight_decay): what they take is at most all of a weight at once."""
+RMSPROP_WORST = {"alpha": 1 - 2.0**-53, "momentum": 0.99}
 SUMS = [(0.9, False), (0.9, True), (0.9999, False), (0.9999, True)]
 """(momentum, nesterov)"""
 
@@ -57,10 +61,17 @@ def options_of(kind: Any) -> list[dict[str, Any]]:
     """The worst that a job file may say."""
     if kind is Adagrad:
         return [{"lr": LR, "eps": least_eps(kind), "initial_accumulator": 0.0}]
-    if kind is Adam:
-        betas = [(0.9, 0.999), (0.9, 0.0), (0.999, 0.0), (0.0, 0.0)]
+    if kind is RMSprop:
         return [
-            {"lr": lr, "weight_decay": decay, "eps": least_eps(kind), "beta1": one, "beta2": two}
+            {"lr": LR, "eps": least_eps(kind), "alpha": alpha, "momentum": momentum}
+            for alpha in (0.0, 0.99, 1 - 1e-16)
+            for momentum in (0.0, 0.9, 0.9999)
+        ]
+    if kind in (Adam, Lion, Yogi):
+        betas = [(0.9, 0.999), (0.9, 0.0), (0.999, 0.0), (0.0, 0.0)]
+        eps = {} if kind is Lion else {"eps": least_eps(kind)}
+        return [
+            {"lr": lr, "weight_decay": decay, "beta1": one, "beta2": two} | eps
             for lr, decay in DECAYS
             for one, two in betas
         ]
@@ -69,7 +80,9 @@ def options_of(kind: Any) -> list[dict[str, Any]]:
 
 
 def test_every_optimiser_of_ours_is_tried_here() -> None:
-    assert list(registry.BUILT_IN["optimizers"]) == ["sgd", "momentum", "adagrad", "adam"]
+    """AdamW is Adam with another default."""
+    tried = {"sgd", "momentum", "adagrad", "adam", "lion", "rmsprop", "yogi"}
+    assert registry.BUILT_IN["optimizers"].keys() == tried | {"adamw"}
 
 
 @EVERY_KIND
@@ -116,6 +129,9 @@ def test_the_longest_steps_are_as_long_as_is_said_and_short_enough() -> None:
         (Adagrad, {"eps": least_eps(Adagrad)}, {}, [3e-23], 1e6),
         (Adam, {"eps": least_eps(Adam), "beta2": 0.0, "beta1": 0.999}, {}, [NORM, 0.0], 1e30),
         (Adam, {"eps": least_eps(Adam)}, {}, [NORM, 0.0], 1e6),
+        (Lion, {}, {}, [NORM], 1e6),
+        (RMSprop, RMSPROP_WORST, {"momentum": 2.0**25 * 1e8}, [NORM], 3.4e21),
+        (Yogi, {"eps": least_eps(Yogi)}, {"mean": NORM, "square": 0.0}, [0.0], 1e30),
     ]
     for kind, options, slots, gradients, most in cases:
         shard = in_memory(kind(kind.Options(lr=LR, **options)), np.zeros(1, np.float32))
@@ -139,7 +155,7 @@ def test_squares_of_pushes_add_up_to_what_float32_can_hold() -> None:
 
 
 @pytest.mark.parametrize(("decay", "grows"), [(1.0, False), (1.9, False), (2.5, True)])
-@pytest.mark.parametrize("kind", [SGD, Momentum, Adam])
+@pytest.mark.parametrize("kind", [SGD, Momentum, Adam, Lion, Yogi])
 def test_a_decay_of_more_than_twice_a_weight_makes_it_grow_without_bound(
     kind: Any, decay: float, grows: bool
 ) -> None:

@@ -6,8 +6,11 @@ import pytest
 from dlctl.compress.base import Delta
 from dlctl.optim.adagrad import Adagrad
 from dlctl.optim.adam import Adam
+from dlctl.optim.lion import Lion
 from dlctl.optim.momentum import Momentum
+from dlctl.optim.rmsprop import RMSprop
 from dlctl.optim.sgd import SGD
+from dlctl.optim.yogi import Yogi
 from dlctl.shards.memory import in_memory
 
 
@@ -115,6 +118,26 @@ def test_adam_counts_every_update_dense_or_sparse():
     assert shard.optimizer.counters == {"updates": 2}
 
 
+def test_rmsprop_divides_by_the_root_of_a_mean_that_forgets():
+    w = f32(0)
+    shard = in_memory(RMSprop(RMSprop.Options(lr=1.0, alpha=0.75)), w)
+    positions = []
+    for g in (4, 0, 4):
+        shard.apply(Delta(f32(g)))
+        positions.append(w[0])
+    assert shard.slots["square"].tolist() == [0.75 * 0.75 * 4 + 4]
+    np.testing.assert_allclose(positions, [-2, -2, -2 - 4 / 2.5])
+
+
+def test_rmsprops_momentum_sums_what_is_divided_already_and_waits_where_nothing_is_pushed():
+    w = f32(0, 0)
+    shard = in_memory(RMSprop(RMSprop.Options(lr=1.0, alpha=0.75, momentum=0.5)), w)
+    shard.apply(Delta(f32(4, 4)))
+    shard.apply(at([1], 0))
+    assert shard.slots["momentum"].tolist() == [2, 1]
+    assert w.tolist() == [-2, -3]
+
+
 @pytest.mark.parametrize("kind", [SGD, Adagrad])
 def test_a_sparse_push_equals_a_dense_push_with_zeros_elsewhere(kind):
     # True of the rules for which a gradient of zero changes nothing; momentum and Adam are not.
@@ -132,7 +155,7 @@ def test_a_sparse_push_equals_a_dense_push_with_zeros_elsewhere(kind):
         assert np.array_equal(slot, sparse.slots[name])
 
 
-@pytest.mark.parametrize("kind", [SGD, Momentum, Adagrad, Adam])
+@pytest.mark.parametrize("kind", [SGD, Momentum, Adagrad, Adam, Lion, RMSprop, Yogi])
 def test_every_rule_walks_down_a_bowl(kind):
     w = f32(3, -2, 1, 0.5)
     start = np.linalg.norm(w)

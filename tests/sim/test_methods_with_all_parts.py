@@ -23,12 +23,20 @@ FOR_GRADIENTS = {
     "momentum": {"lr": 0.02, "momentum": 0.5},
     "adagrad": {"lr": 0.2},
     "adam": {"lr": 0.05},
+    "adamw": {"lr": 0.05},
+    "lion": {"lr": 0.06},
+    "rmsprop": {"lr": 0.02},
+    "yogi": {"lr": 0.05},
 }
 FOR_WAYS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 1.0},
     "momentum": {"lr": 0.5, "momentum": 0.5},
     "adagrad": {"lr": 0.3},
     "adam": {"lr": 0.1},
+    "adamw": {"lr": 0.1},
+    "lion": {"lr": 0.1},
+    "rmsprop": {"lr": 0.03},
+    "yogi": {"lr": 0.05},
 }
 """For what a method pushes that makes steps of its own."""
 

@@ -1,0 +1,78 @@
+"""RMSprop: steps along a gradient over its typical size. Hinton, Coursera lecture 6e, 2012.
+
+    v  = alpha * v + (1 - alpha) * g * g
+    b  = momentum * b + g / (sqrt(v) + eps)
+    w -= lr * b
+
+The formula is torch's: eps is outside the root, and the rate outside the momentum. The centred
+variant is left out: its variance comes to nothing, or below it, where gradients repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from annotated_types import Ge, Le, Lt
+
+from dlctl.config import STRICT
+from dlctl.messages import Json
+from dlctl.optim.base import LEARNING_RATE
+from dlctl.optim.blocks import Block, Rule
+from dlctl.settings import Setting
+from dlctl.util.numeric_limits import LearningRate
+from dlctl.util.threads import scratch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RMSpropOptions:
+    __pydantic_config__ = STRICT
+
+    lr: LearningRate = 0.01
+    """Learning rate: about the size of a step. Changes live."""
+    alpha: Annotated[float, Ge(0), Lt(1)] = 0.99
+    """How much of the mean square v stays at each update."""
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """How much of the previous sum of steps stays."""
+    eps: Annotated[float, Ge(1e-12), Le(1)] = 1e-8
+    """Added to the root of v."""
+
+
+class RMSprop:
+    """As torch.optim.RMSprop; slots "square" (v) and "momentum" (b).
+
+    b is kept even if `momentum` is 0, so that a run may go on with another one. Sparse pushes are
+    lazy: an element that is not touched keeps its w, v and b.
+    """
+
+    Options: ClassVar[type[Any]] = RMSpropOptions
+    live: ClassVar[Mapping[str, Setting]] = {"lr": LEARNING_RATE}
+
+    def __init__(self, options: RMSpropOptions) -> None:
+        self.lr = options.lr
+        self.alpha = options.alpha
+        self.momentum = options.momentum
+        self.eps = options.eps
+        self.slots: Mapping[str, float] = {"square": 0.0, "momentum": 0.0}
+        self.counters: Json = {}
+
+    def begin_update(self) -> Rule:
+        return self._step
+
+    def _step(self, blocks: Iterable[Block]) -> None:
+        """One step along the decayed sum of gradients over their sizes."""
+        for _, w, g, (v, b), w_next, (v_next, b_next) in blocks:
+            step = scratch(g.size)
+            np.multiply(g, g, out=step)
+            step *= 1 - self.alpha
+            np.multiply(v, self.alpha, out=v_next)
+            v_next += step
+            np.sqrt(v_next, out=step)
+            step += self.eps
+            np.divide(g, step, out=step)
+            np.multiply(b, self.momentum, out=b_next)
+            b_next += step
+            np.multiply(b_next, self.lr, out=step)
+            np.subtract(w, step, out=w_next)
