@@ -84,7 +84,17 @@ def test_an_older_push_that_is_settled_late_does_not_end_the_row() -> None:
     ],
 )
 def test_what_is_of_no_use_is_named(loss: float, norm: float, odd: str) -> None:
-    effect = Compute(0, 0, 8, 0, norm_max=BadGradients(1e9).norm_max)
+    effect = Compute(0, 0, 8, 0, norm_max=BadGradients(1e9).norm_max(None))
     is_usable = effect.is_usable(loss, norm)
     computed = Computed(loss, None, np.zeros(0), norm, is_usable)
     assert (computed.is_usable, computed.odd) == (False, odd)
+
+
+@pytest.mark.parametrize(
+    ("own_lr", "norm"), [(None, 1e9), (0.0, 1e9), (1e-3, 1e12), (1e9, 1.0), (1e-320, 1e308)]
+)
+def test_the_limit_is_that_of_the_push_which_comes_of_a_gradient(own_lr, norm) -> None:
+    """`own_lr`: it is not the gradient that is pushed then but the step along it."""
+    effect = Compute(0, 0, 8, 0, own_lr, norm_max=BadGradients(1e9).norm_max(own_lr))
+    assert effect.is_usable(1.0, norm)
+    assert not effect.is_usable(1.0, 2 * norm)

@@ -22,5 +22,4 @@ def heedless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers push what is too large, as many smaller gradients may be together, and as one does
     that lies: it is for the servers to refuse it.
     """
-    anything = property(lambda bad: sys.float_info.max, lambda bad, norm_max: None)
-    monkeypatch.setattr(BadGradients, "norm_max", anything, raising=False)
+    monkeypatch.setattr(BadGradients, "norm_max", lambda poison, own_lr: sys.float_info.max)

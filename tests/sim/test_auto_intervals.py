@@ -196,7 +196,7 @@ class AsBefore(Replica):
             if data is not None:
                 if step % self.options.fetch_every_steps == 0:
                     yield Read(wait=not self.options.overlap)
-                computed = yield Gradient()
+                computed = yield Gradient(step=self.has_inner)
                 if computed is None:
                     continue
                 self.residual += computed.gradient

@@ -9,6 +9,7 @@ be taken.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, deque
 
 BATCHES_KEPT = 256
@@ -16,9 +17,8 @@ BATCHES_KEPT = 256
 
 
 class BadGradients:
-    def __init__(self, norm_max: float) -> None:
-        """norm_max: of a gradient that is pushed."""
-        self.norm_max = norm_max
+    def __init__(self, push_norm_max: float) -> None:
+        self._push_norm_max = push_norm_max
         self.steps = self.steps_in_row = 0
         """Gradients that were not finite, or too large."""
         self.pushes = 0
@@ -39,6 +39,12 @@ class BadGradients:
     def pushes_in_row(self) -> int:
         """To one table."""
         return max(self._in_row.values(), default=0)
+
+    def norm_max(self, own_lr: float | None) -> float:
+        """Of a gradient that is pushed; or of one along which a replica steps with this rate, and
+        pushes the way: with plain SGD no server would take it, and no other optimiser is harmed.
+        """
+        return min(self._push_norm_max / (own_lr or 1.0), sys.float_info.max)
 
     def computed(self, step: int, where: str) -> None:
         """A gradient that is of use, of the batch `where`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any
 
 from dlctl import messages as m
@@ -159,7 +158,7 @@ class Computing:
                 c.base_version = c.version
         lease = portion.lease
         own_lr = self.own_rate.at(self.progress.samples) if need.step else None
-        limit = self.bad_gradients.norm_max if need.gather else sys.float_info.max
+        limit = self.bad_gradients.norm_max(None if need.gather else own_lr)
         place = (lease.data_epoch, lease.start, lease.stop, number)
         self.context.do(Compute(*place, own_lr, need.gather, limit, count))
         if not self.draining:
