@@ -114,6 +114,8 @@ def head(snapshot: Snapshot, *, brief: bool = False) -> list[str]:
         f"epoch {values.fixed(run.get('data_epoch'), 2)}",
         f"loss {values.decimal(run.get('loss'))}",
     ]
+    if snapshot.is_live and isinstance(rates := run.get("rates"), Mapping):
+        parts += [f"{console.escape(str(key))} {values.decimal(lr)}" for key, lr in rates.items()]
     if snapshot.is_live:
         rate = run.get("samples_per_s") if snapshot.is_current else None
         parts.append(f"{values.fixed(rate, 0)} samples/s")

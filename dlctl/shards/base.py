@@ -290,6 +290,11 @@ class Shard:
         self._peak = lr
         self._set_rate()
 
+    @property
+    def scheduled_lr(self) -> float | None:
+        """The rate of the next update, if it follows a schedule."""
+        return None if self._factor is None else self.optimizer.lr
+
     def restore(self, version: int, samples: int) -> None:
         """Go on from a checkpoint with so many updates, of so many samples."""
         self.version, self.samples = version, samples

@@ -81,10 +81,23 @@ class StatusReport:
         }
         if figures := scheduler.side.figures():
             run["method"] = figures
+        if rates := self._scheduled():
+            run["rates"] = rates
         if checkpointing.newest is not None:
             run["checkpoint"] = checkpointing.newest
         self._seen = run
         return run, tuple(d.to_json() for d in daemons)
+
+    def _scheduled(self) -> Json:
+        """The rates that are in force, of those that follow a schedule: as the first one that has
+        it has said last.
+        """
+        found: Json = {}
+        for daemon in self.run.members.daemons.values():
+            for key in ("lr", "inner_lr"):
+                if isinstance(value := daemon.metrics.get(key), float):
+                    found.setdefault(key, value)
+        return found
 
     def health(self) -> tuple[str, str]:
         """The state of a run that trains, and why it is no better: all who are not well."""

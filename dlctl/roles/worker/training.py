@@ -321,7 +321,7 @@ class Training:
         values |= self.pacing.metrics(now)
         if self.computing.loss is not None:
             values["loss"] = round(self.computing.loss, 6)
-        if self.side.has_inner:
+        if self.own_rate.factor is not None:
             values["inner_lr"] = self.own_rate.at(self.progress.samples)
         values["repeated"] = self.context.repeated
         # Who says that it has none has been told that all which it has done is noted.
