@@ -105,7 +105,11 @@ class Gradients:
 
     clip_norm: Annotated[float, Ge(0)] = 0.0
     """The most that its Euclidean norm may be: it is made as long as that, as
-    torch.nn.utils.clip_grad_norm_ does; 0: no limit. Of each replica's gradient by itself."""
+    torch.nn.utils.clip_grad_norm_ does; 0: no limit."""
+    clip: Literal["replica", "global"] = "replica"
+    """What is clipped: each replica's gradient by itself, or what an update of the servers is made
+    of: with "sync" the mean of all, which is what one process would clip. "global" needs one
+    server, and a method that pushes gradients."""
     accumulate: Annotated[int, Ge(1), Le(65536)] = 1
     """So many batches of `workers.batch_size`, one after the other, are one step: their gradient is
     that of all their samples."""

@@ -53,7 +53,8 @@ class Stepper:
         inner: InnerOptimizer | None = None,
     ) -> None:
         self.replica = replica
-        self.clip_norm = options.clip_norm if options is not None else 0.0
+        is_clipped_here = options is not None and options.clip == "replica"
+        self.clip_norm = options.clip_norm if options is not None and is_clipped_here else 0.0
         self.inner = inner
         self._scaler: torch.amp.GradScaler | None = None
         if options is not None and options.precision == "fp16":

@@ -15,7 +15,7 @@ Nothing of the job is imported or started here, and torch is not needed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from dlctl.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
 from dlctl.errors import UsageError
 from dlctl.jobfile import checks, reading, schema
 from dlctl.jobfile.doubtful import doubts as doubts
-from dlctl.jobfile.positions import find_keys, get
+from dlctl.jobfile.positions import KeyPath, find_keys, get
 from dlctl.jobfile.problems import Fault as Fault
 from dlctl.jobfile.problems import JobFileError as JobFileError
 from dlctl.jobfile.problems import Problem as Problem
@@ -84,8 +84,20 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
 def _own_checks(job: JobFile) -> list[Fault]:
     """What the schedule, or the method itself, finds wrong with a job that is valid otherwise."""
     method = registry.load("algorithms", job.algorithm.name)
-    found = [*schedule.faults(job), *method.check(job)]
+    found = [*schedule.faults(job), *_clip_faults(job, method), *method.check(job)]
     return [Fault(where, what, instead) for where, what, instead in found]
+
+
+def _clip_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
+    """A norm that only all servers together know, or that is of no gradient."""
+    if job.gradient.clip != "global":
+        return
+    pushed = method.replica.one_push(method.Options(**job.algorithm.options))
+    if pushed.is_way or not method.shape.needs_servers:
+        what = f"{job.algorithm.name} pushes no gradients: each replica has its own"
+        yield ("gradient", "clip"), what, 'use "replica"'
+    elif job.servers.count != 1:
+        yield ("gradient", "clip"), "one server knows the norm of a whole update", "use count = 1"
 
 
 def effective_options(kind: str, choice: Choice) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from dlctl.optim.alarm import Alarm
 from dlctl.optim.base import Optimizer, Sweeping
 from dlctl.optim.blocks import Rule, check_length
 from dlctl.shards.history import Changes, History
-from dlctl.vector import all_finite
+from dlctl.vector import all_finite, euclidean_norm
 
 W = "w"
 """The name of the parameters among the vectors of a shard; all others are slots."""
@@ -259,6 +259,8 @@ class Shard:
         self.version = 0
         self.samples = 0
         """In the updates so far."""
+        self.clip_norm = 0.0
+        """The most that the norm of an update's gradient may be: it is scaled to that; 0: any."""
         self._peak = optimizer.lr
         self._factor: Callable[[int], float] | None = None
         self.size = storage.w.size
@@ -318,6 +320,8 @@ class Shard:
         without this. is_new: it may be begun; else it is only gone on with.
         """
         assert count <= values.size == self.size, f"{count} of {values.size} for {self.size}"
+        if self.clip_norm:
+            return False  # Its norm is known when all of it is there.
         return self.storage.prepare(Delta(values), count, self._next_rule if is_new else None)
 
     def forget_prepared(self) -> None:
@@ -337,6 +341,8 @@ class Shard:
         check_length(delta, self.size)
         if delta.values.dtype != self.w.dtype:
             delta = Delta(delta.values.astype(self.w.dtype), delta.indices, delta.positions)
+        if self.clip_norm:
+            delta = _clipped(delta, self.clip_norm)
         if delta.indices is not None and self._sweeps_next():
             delta = Delta(_with_zeros(delta, self.size))
         rule = self._alarm.over(self.optimizer.begin_update())
@@ -390,6 +396,14 @@ class Shard:
         self.lr = state["lr"]
         meta: Json = state["meta"]
         return meta
+
+
+def _clipped(delta: Delta, norm_max: float) -> Delta:
+    """As torch.nn.utils.clip_grad_norm_ does it."""
+    factor = norm_max / (euclidean_norm(delta.values) + 1e-6)
+    if factor >= 1.0:
+        return delta
+    return delta._replace(values=delta.values * np.float32(factor))
 
 
 def _with_zeros(delta: Delta, size: int) -> Array:

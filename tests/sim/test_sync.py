@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from simulated import Watcher, job_file, rows_in_order
 
 from dlctl.algorithms.sync import Barrier, Options
 from dlctl.compress.base import Delta
-from dlctl.config import Schedule
+from dlctl.config import Gradients, Schedule
 from dlctl.messages import APPLIED, HELD, LATE, Ack, Packed, Push
 from dlctl.optim.sgd import SGD, SGDOptions
 from dlctl.roles.protocol.effects import Compute
@@ -69,6 +70,32 @@ def test_a_schedule_is_that_of_one_worker_whoever_dies():
         shards = [four.world.machine(f"server-{i}").serving.shard for i in (0, 1)]
         assert [shard.samples for shard in shards] == [6 * 256] * 2
         assert [shard.optimizer.lr for shard in shards] == pytest.approx([0.01] * 2)
+
+
+def test_four_workers_are_a_script_with_adamw_schedule_and_clipping():
+    """Its batch is as large as all of theirs, and torch does the work."""
+    problem, peak = LeastSquares(samples=256), 0.1
+    job = job_file(
+        4, 1, batch_size=8, epochs=7.0, portion_batches=1, algorithm=SYNC,
+        optimizer=("adamw", {"lr": peak, "weight_decay": 0.1}),
+        schedule=Schedule(kind="cosine", warmup="10%", final=0.1),
+        gradient=Gradients(clip_norm=0.5, clip="global"),
+    )  # fmt: skip
+    outcome = Simulation(job, problem).run()
+    w = problem.initial()
+    parameter = torch.nn.Parameter(torch.from_numpy(w))
+    script = torch.optim.AdamW([parameter], lr=peak, weight_decay=0.1)
+    steps = 7 * 256 // 32
+    for step, rows in enumerate(rows_in_order(job_file(batch_size=32), 256, epochs=7)):
+        cosine = 0.1 + 0.9 * (1 + np.cos(np.pi * (step / steps - 0.1) / 0.9)) / 2
+        warm = step / (0.1 * steps)
+        script.param_groups[0]["lr"] = peak * (warm if warm < 1 else cosine)
+        gradient = problem.gradient(w, Batch(rows, 0, 1, step))[1]
+        parameter.grad = torch.from_numpy(gradient.astype("f4"))
+        torch.nn.utils.clip_grad_norm_([parameter], 0.5)
+        script.step()
+    assert step == steps - 1 >= 50
+    assert np.allclose(outcome.weights, w, rtol=0, atol=1e-5)
 
 
 def test_one_worker_is_the_optimiser_on_one_machine_to_the_last_bit():

@@ -247,9 +247,11 @@ class Server:
         storage = storages.reopen(spec) if message.keep else storages.create(spec)
         shard = Shard(optimizer, storage)
         takes_gradients = not self.algorithm.replica.one_push(options).is_way
-        factor = schedule.factor(self.job, message.samples)
-        if factor is not None and table.rule == "optimizer" and takes_gradients:
-            shard.follow(factor)
+        if table.rule == "optimizer" and takes_gradients:
+            if factor := schedule.factor(self.job, message.samples):
+                shard.follow(factor)
+            gradient = self.job.gradient
+            shard.clip_norm = gradient.clip_norm if gradient.clip == "global" else 0.0
         return shard
 
     def _spec(
