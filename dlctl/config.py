@@ -83,7 +83,7 @@ class Schedule:
     kind: Literal["constant", "linear", "cosine", "wsd", "step"] = "constant"
     """What follows the warm-up. "wsd": stable, then a straight decay; "step": times gamma at each
     of decay_at."""
-    warmup: str = "0%"
+    warmup: str = "0 steps"
     """From 0 straight to the peak: "5%" of the run, "500 steps" or "10_000 samples"; steps are
     those of all workers together."""
     final: Annotated[float, Ge(0), Le(1)] = 0.0
