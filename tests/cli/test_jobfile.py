@@ -446,7 +446,7 @@ def test_what_is_called_otherwise_elsewhere_is_known(folder: Path, line: str, me
         (
             '[algorithm]\nname = "sync"\nlocal_steps = 4',
             "sync has no local_steps",
-            "local-sgd has it",
+            "local-sgd, diloco have it",
         ),
         (
             '[compression]\nname = "topk"\ndensty = 0.01',
