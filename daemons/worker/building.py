@@ -43,6 +43,7 @@ def build(job: JobFile, slot: int, processes: int) -> Built:
         shuffle=job.data.shuffle,
         processes=processes,
         collate=task.collate,
+        place=task.place("dataset"),
     )
     return Built(replica, loader, len(dataset))
 

@@ -32,8 +32,8 @@ class PortionLoader:
     """Reads a map-style dataset portion by portion, with `processes` of torch's DataLoader; with
     none of them it loads each batch when it is asked for.
 
-    collate: makes a batch of a list of samples; None: torch's default_collate. Call `close` to end
-    the processes.
+    collate: makes a batch of a list of samples; None: torch's default_collate. place: of the
+    dataset, for errors that no line of the user's has raised. Call `close` to end the processes.
     """
 
     def __init__(
@@ -45,13 +45,14 @@ class PortionLoader:
         shuffle: bool,
         processes: int,
         collate: Callable[[list[Any]], Any] | None = None,
+        place: str | None = None,
     ) -> None:
         self._size = len(dataset)
         self._batch_size = batch_size
         self._seed = seed
         self._shuffle = shuffle
         self._orders: dict[int, Any] = {}
-        self._guarded = _Guarded(dataset, collate)
+        self._guarded = _Guarded(dataset, collate, place)
         self._batches = _Batches()
         # One of its own, or every portion would shift the replica's dropout.
         self._dice = torch.Generator().manual_seed(seed)
@@ -144,9 +145,12 @@ class _Guarded(Dataset[Any]):
     """The user's dataset with its errors as values: so they keep their place and text on the way
     out of a loader's process."""
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None) -> None:
+    def __init__(
+        self, dataset: Any, collate: Callable[[list[Any]], Any] | None, place: str | None
+    ) -> None:
         self._dataset = dataset
         self._collate = collate or default_collate
+        self._place = place
         self._tensors: tuple[Tensor, ...] = ()
         """Of a dataset that is nothing else: the rows of a batch are taken out at once, which gives
         what collating them one by one would."""
@@ -164,10 +168,10 @@ class _Guarded(Dataset[Any]):
             if self._tensors:
                 # From a list of numbers it would take as long as all the rest.
                 where = torch.from_numpy(rows)
-                with calling("making a batch of samples"):
+                with calling("making a batch of samples", self._place):
                     return [t.index_select(0, where.to(t.device)) for t in self._tensors]
             samples = self._samples(rows.tolist())
-            with calling("making a batch of samples"):
+            with calling("making a batch of samples", self._place):
                 return self._collate(samples)
         except TaskError as error:
             return error.with_traceback(None)
@@ -175,7 +179,7 @@ class _Guarded(Dataset[Any]):
     def _samples(self, indices: list[int]) -> list[Any]:
         at_once = getattr(self._dataset, "__getitems__", None)
         if at_once is not None:
-            with calling("task.dataset().__getitems__"):
+            with calling("task.dataset().__getitems__", self._place):
                 return list(at_once(indices))
         samples = []
         for index in indices:
@@ -184,7 +188,7 @@ class _Guarded(Dataset[Any]):
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
-                raise blame(f"task.dataset()[{index}]", error) from error
+                raise blame(f"task.dataset()[{index}]", error, self._place) from error
         return samples
 
 

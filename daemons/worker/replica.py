@@ -67,7 +67,7 @@ class Replica:
         _seed(seed)
         model = task.model()
         self.layout: Layout = _layout(task, model)
-        with calling(f"moving the model to {self.device}"):
+        with calling(f"moving the model to {self.device}", task.at("model")):
             self.model = model.to(self.device)
         self._set_mode(training=True)
         self._vector, self._bound = self._bind()
@@ -117,7 +117,7 @@ class Replica:
     def gradient(self, batch: Any) -> Step:
         """Loss and gradient of one batch at the present parameters. Raises TaskError."""
         loss = self._loss(batch)
-        with calling(_BACKWARD):
+        with calling(_BACKWARD, self.task.at("loss")):
             loss.backward()  # type: ignore[no-untyped-call]
             self._collect()
             value = float(loss.detach())  # a GPU tells of its errors only now
@@ -129,7 +129,7 @@ class Replica:
         TaskError.
         """
         loss = self._loss(batch)
-        with calling(_BACKWARD):
+        with calling(_BACKWARD, self.task.at("loss")):
             loss.backward()  # type: ignore[no-untyped-call]
             views, gradients = [], []
             for (_, view), gradient in zip(self._bound, self._gradients(), strict=True):
@@ -144,7 +144,7 @@ class Replica:
         return OwnStep(value, norm)
 
     def _loss(self, batch: Any) -> Tensor:
-        with calling("moving the batch to the device"):
+        with calling("moving the batch to the device", self.task.at("dataset")):
             batch = to_device(batch, self.device)
         if not self.model.training:
             self._set_mode(training=True)
@@ -154,7 +154,7 @@ class Replica:
         return self.task.loss(self.model, batch)
 
     def _set_mode(self, training: bool) -> None:
-        with calling("model.train()" if training else "model.eval()"):
+        with calling("model.train()" if training else "model.eval()", self.task.at("model")):
             self.model.train(training)
 
     def _cast(self) -> None:

@@ -24,6 +24,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +32,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
 
 import dlctl
 from dlctl.errors import JobFailed
@@ -98,31 +100,35 @@ class Task:
         """file:line of the user's `part`; None if Python does not know."""
         return _place(_get(self._user, part))
 
+    def at(self, part: str) -> Place:
+        """Says where the user's `part` is, when that is asked for: it takes milliseconds."""
+        return partial(self.place, part)
+
     def model(self) -> nn.Module:
-        with calling("task.model"):
+        with calling("task.model", self.at("model")):
             model = self._user.model()
         if not isinstance(model, nn.Module):
             raise self._wrong("model", model, "a torch.nn.Module")
         return model
 
     def dataset(self) -> Any:
-        with calling("task.dataset"):
+        with calling("task.dataset", self.at("dataset")):
             dataset = self._user.dataset()
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        if not _is_map_style(dataset):
             raise self._wrong(
                 "dataset",
                 dataset,
                 "a map-style dataset with __len__ and __getitem__",
                 hint="dlctl hands out ranges of samples, so it must know how many there are",
             )
-        with calling("len(task.dataset())"):
+        with calling("len(task.dataset())", self.at("dataset")):
             size = len(dataset)
         if size == 0:
             raise TaskError("task.dataset() has no samples", where=self.place("dataset"))
         return dataset
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        with calling("task.loss"):
+        with calling("task.loss", self.at("loss")):
             loss = self._user.loss(model, batch)
         if not isinstance(loss, Tensor):
             raise self._wrong("loss", loss, "a torch.Tensor")
@@ -140,7 +146,7 @@ class Task:
         """The task's metrics, at most `METRICS_MAX`; {} if it has no `evaluate`."""
         if not self.has_evaluate:
             return {}
-        with calling("task.evaluate"):
+        with calling("task.evaluate", self.at("evaluate")):
             metrics = self._user.evaluate(model)  # type: ignore[attr-defined]
         if not isinstance(metrics, dict) or not all(isinstance(key, str) for key in metrics):
             raise self._wrong("evaluate", metrics, "a dict of names and numbers")
@@ -244,27 +250,33 @@ def _meant(attribute: str, module: ModuleType) -> str:
 # ---------------------------------------------------------------- guarding
 
 
+Place = str | Callable[[], str | None] | None
+"""file:line of what was called, or what says it, if that is known."""
+
+
 @contextmanager
-def calling(what: str) -> Iterator[None]:
+def calling(what: str, place: Place = None) -> Iterator[None]:
     """Turn whatever the user's code raises inside into a TaskError saying that `what` raised it.
 
-    A TaskError passes through unchanged: the innermost call is the one to name.
+    place: of the user's code to look at if none of its lines has raised the error, but a library
+    that got something wrong from it. A TaskError passes through unchanged: the innermost call is
+    the one to name.
     """
     try:
         yield
     except (TaskError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise blame(what, error) from error
+        raise blame(what, error, place) from error
 
 
-def blame(what: str, error: BaseException) -> TaskError:
+def blame(what: str, error: BaseException, place: Place = None) -> TaskError:
     """What `calling` makes of an error of the user's code."""
     report = traceback.TracebackException.from_exception(error)
     _cut(report)
     return TaskError(
         _plain(f"{what} raised {type(error).__name__}: {_text(error)}", MESSAGE_CHARS_MAX),
-        where=_where(error, report.stack),
+        where=_where(error, report.stack, place),
         hint=_hint(error),
         # The end of a long traceback says more than its beginning.
         detail=_plain("".join(report.format())[-DETAIL_CHARS_MAX:], DETAIL_CHARS_MAX),
@@ -310,17 +322,24 @@ def _is_of_imports(filename: str) -> bool:
     return filename.startswith("<frozen ")
 
 
-def _where(error: BaseException, stack: traceback.StackSummary) -> str | None:
+def _where(error: BaseException, stack: traceback.StackSummary, place: Place) -> str | None:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    return innermost(stack)
+    own = _line_of(stack, _MACHINERY + _LIBRARIES)
+    return own or (place() if callable(place) else place) or _line_of(stack, _MACHINERY)
 
 
 def innermost(stack: traceback.StackSummary) -> str | None:
-    """file:line of the innermost frame, of the user's own if there are any."""
-    own = [frame for frame in stack if not frame.filename.startswith(_LIBRARIES)]
-    frames = own or list(stack)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
+    """file:line of the innermost frame that is not ours, of the user's own if there are any."""
+    return _line_of(stack, _MACHINERY + _LIBRARIES) or _line_of(stack, _MACHINERY)
+
+
+def _line_of(stack: traceback.StackSummary, beyond: tuple[str, ...]) -> str | None:
+    """file:line of the innermost frame in a file that is in none of these directories."""
+    for frame in reversed(stack):
+        if not _is_of_imports(frame.filename) and not frame.filename.startswith(beyond):
+            return f"{frame.filename}:{frame.lineno}"
+    return None
 
 
 def _text(error: BaseException) -> str:
@@ -347,6 +366,16 @@ def _plain(text: str, chars_max: int) -> str:
 
 
 # ---------------------------------------------------------------- describing
+
+
+def _is_map_style(dataset: object) -> bool:
+    """A Dataset of torch that has no `__getitem__` of its own inherits one that only raises; and an
+    IterableDataset may have a length, but has no samples by number.
+    """
+    if isinstance(dataset, IterableDataset):
+        return False
+    inherited = getattr(type(dataset), "__getitem__", None) is Dataset.__getitem__
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not inherited
 
 
 def _get(user: object, name: str) -> Any:

@@ -204,8 +204,9 @@ def test_an_error_of_the_dataset_names_the_sample_and_the_user_s_line(loader):
 
 def test_samples_that_do_not_fit_together_are_an_error_of_the_task(loader):
     ragged = [torch.ones(1 + i) for i in range(20)]
-    with pytest.raises(TaskError, match="making a batch of samples raised RuntimeError"):
-        loader(ragged).batch(0, 0, 4, 0)
+    with pytest.raises(TaskError, match="making a batch of samples raised Runt") as caught:
+        loader(ragged, place="train.py:7").batch(0, 0, 4, 0)
+    assert caught.value.where == "train.py:7", "no line of torch's, nor of ours"
 
 
 def kill_this_process() -> None:
