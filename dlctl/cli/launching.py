@@ -67,12 +67,15 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
 
     Raises UsageError for a job file that is not valid or differs from its run that still lives,
     TimedOut if another command does not come to an end of starting it, and DlctlError if the run
-    directory cannot be made or the process not be started.
+    directory cannot be made, its path is no text, or the process cannot be started.
     """
     from dlctl import config, jobfile
     from dlctl.cli.validate import summary
 
     job = jobfile.load(file)
+    beside = file.parent.resolve()
+    for path in (beside, (beside / job.job.run_dir).resolve(), paths.runtime_dir()):
+        paths.check_text(path)
     content: Json = json.loads(json.dumps(config.to_dict(job)))
     graft = None if source is None else grafting.check(source, job)
     fresh = fresh or graft is not None
