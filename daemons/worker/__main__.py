@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import sys
 
 from daemons import logs, parent_watch, process
 from daemons.files.arrays import files_of
 from daemons.loop import Loop
 from daemons.worker.acks import Acks
+from daemons.worker.at_exit import end_user_code
 from daemons.worker.compute import ComputeThread
 from daemons.worker.group import GroupThread
 from daemons.worker.ranks import RankLost, Ranks
@@ -111,4 +113,9 @@ def _later_ranks(context: process.DaemonContext, loop: Loop) -> Ranks | None:
     )
 
 
-process.main("worker", serve)
+def end(code: int) -> None:
+    if "daemons.worker.task" in sys.modules:  # Else no code of the user's was ever there.
+        end_user_code(code)
+
+
+process.main("worker", serve, end)
