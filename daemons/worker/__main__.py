@@ -12,8 +12,9 @@ from daemons.loop import Loop
 from daemons.worker.acks import Acks
 from daemons.worker.at_exit import end_user_code
 from daemons.worker.compute import ComputeThread
+from daemons.worker.failures import ProcessLost
 from daemons.worker.group import GroupThread
-from daemons.worker.ranks import RankLost, Ranks
+from daemons.worker.ranks import Ranks
 from dlctl import registry
 from dlctl.compress import values
 from dlctl.launch import addresses
@@ -85,9 +86,9 @@ def serve(context: process.DaemonContext) -> int:
     )
     try:
         code = loop.run(machine)
-    except RankLost as error:
+    except ProcessLost as error:
         log.error("%s", error.message, extra={"detail": error.detail})
-        log.info("exit %d: a replica lives with all its ranks", error.exit_code)
+        log.info("exit %d: a worker lives with all its processes", error.exit_code)
         code = error.exit_code
     if ranks is not None:
         ranks.end()

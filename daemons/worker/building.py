@@ -4,6 +4,7 @@ that computes gradients.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 
 from daemons.worker.data import PortionLoader
 from daemons.worker.first_calls import make_first_calls
+from daemons.worker.loader_watch import LoaderLost
 from daemons.worker.replica import Replica, choose_device
 from daemons.worker.task import calling, load_task
 from dlctl import registry
@@ -26,10 +28,13 @@ class Built(NamedTuple):
     """Of the whole dataset."""
 
 
-def build(job: JobFile, slot: int, processes: int) -> Built:
+def build(
+    job: JobFile, slot: int, processes: int, lost: Callable[[LoaderLost], None] = lambda _: None
+) -> Built:
     """Load the task of a job; sets the number of torch's threads.
 
     slot: the worker's, which spreads workers over GPUs. processes: that load the data; 0: none.
+    lost: told in another thread when one of these has ended.
     Raises TaskError for what is wrong with the task, DlctlError if there is no such device.
     """
     workers = job.workers
@@ -44,6 +49,7 @@ def build(job: JobFile, slot: int, processes: int) -> Built:
         processes=processes,
         collate=task.collate,
         place=task.place("dataset"),
+        lost=lost,
     )
     return Built(replica, loader, len(dataset))
 

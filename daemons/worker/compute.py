@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from daemons.loop import Loop
-from daemons.worker.failures import failure_of
+from daemons.worker.failures import ProcessLost, failure_of
 from daemons.worker.ranks import Ranks, RanksEnded
 from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile
@@ -99,6 +99,9 @@ class ComputeThread:
         from daemons.worker.stack_dump import whereabouts
 
         place, stack = whereabouts(self._thread)
+        if waits := self._loader is not None and self._loader.waits_for():
+            place, said = waits
+            log.warning("%s", said)
         log.warning("the task has not come back; it is at %s", place, extra={"detail": stack})
         self._loop.post(TaskLocated(place if stack else ""))
 
@@ -116,12 +119,15 @@ class ComputeThread:
                 work = partial(self._compute, following) if following is not None else None
 
     def _event_of(self, work: Callable[[], Event | None]) -> Event | None:
-        """What has come of it; None: nothing that anybody waits for, or a rank has failed and this
-        process is about to end. Nothing is raised.
+        """What has come of it; None: nothing that anybody waits for, or another process of the
+        worker has failed and this one is about to end. Nothing is raised.
         """
         try:
             return work()
         except RanksEnded:
+            return None
+        except ProcessLost as error:
+            self._loop.fail(error)
             return None
         except BaseException as error:
             # A worker whose thread is gone would look alive and never compute again.
@@ -134,7 +140,7 @@ class ComputeThread:
         if self._ranks is not None:
             self._ranks.start(effect.slot, effect.epoch)
         processes = self._job.workers.loader_processes
-        replica, self._loader, samples = build(self._job, effect.slot, processes)
+        replica, self._loader, samples = build(self._job, effect.slot, processes, self._loop.fail)
         replica.reseed(effect.slot, effect.epoch)
         self._loader.reseed(effect.slot, effect.epoch)
         self._replica = replica

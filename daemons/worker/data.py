@@ -6,6 +6,7 @@ is two numbers on the wire, and a portion that another worker takes over has the
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
+from daemons.worker.loader_watch import LoaderLost, LoaderWatch
 from daemons.worker.task import TaskError, blame, calling
-from dlctl.errors import DlctlError
 from dlctl.flat import slice_bounds
 
 Rows = npt.NDArray[np.int64]
@@ -33,7 +34,8 @@ class PortionLoader:
     none of them it loads each batch when it is asked for.
 
     collate: makes a batch of a list of samples; None: torch's default_collate. place: of the
-    dataset, for errors that no line of the user's has raised. Call `close` to end the processes.
+    dataset, for errors that no line of the user's has raised. lost: told in another thread when a
+    process has ended by itself. Call `close` to end the processes.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class PortionLoader:
         processes: int,
         collate: Callable[[list[Any]], Any] | None = None,
         place: str | None = None,
+        lost: Callable[[LoaderLost], None] = lambda _: None,
     ) -> None:
         self._size = len(dataset)
         self._batch_size = batch_size
@@ -57,6 +60,9 @@ class PortionLoader:
         # One of its own, or every portion would shift the replica's dropout.
         self._dice = torch.Generator().manual_seed(seed)
         self._loader = self._with(processes) if processes else None
+        self._place, self._lost = place, lost
+        self._watch: LoaderWatch | None = None
+        self._waits = False
         self._stream: Iterator[Any] = iter(())
         self._next: tuple[int, int, int, int] | None = None
 
@@ -72,7 +78,8 @@ class PortionLoader:
         """Batch `number` (from 0) of samples [start, stop), cut by `slice_bounds`.
 
         Asked for in order, the batches of a portion are loaded ahead; any other order costs a new
-        start. Raises TaskError for what the dataset raises.
+        start. Raises TaskError for what the dataset raises, LoaderLost if a process has ended or
+        does not come back.
         """
         assert 0 <= start < stop <= self._size
         assert 0 <= number < -((start - stop) // self._batch_size)
@@ -81,17 +88,31 @@ class PortionLoader:
             self._restart(*wanted)
         self._next = (data_epoch, start, stop, number + 1)
         try:
+            self._waits = True
             batch = next(self._stream)
-        except RuntimeError as error:
+        except Exception as error:
             self._next = None
-            raise DlctlError(f"a process that loads the data has ended: {error}") from error
+            if self._watch is None:
+                raise
+            raise self._watch.blame(error) from error
+        finally:
+            self._waits = False
         if isinstance(batch, TaskError):
             self._next = None
             raise batch
         return batch
 
+    def waits_for(self) -> tuple[str, str] | None:
+        """(file:line of the dataset, what is waited for), while a batch of the processes is."""
+        if self._watch is None or not self._waits:
+            return None
+        pids = ", ".join(map(str, self._watch.pids))
+        return self._place or "", f"no batch has come from those that load the data, pids {pids}"
+
     def close(self) -> None:
         """End the loader's processes."""
+        if self._watch is not None:
+            self._watch.close()
         self._stream = iter(())
         self._next = self._loader = None
 
@@ -116,8 +137,17 @@ class PortionLoader:
         if self._loader is None:
             self._stream = map(self._guarded.batch, self._batches)
             return
+        if self._watch is not None:
+            try:
+                self._stream = iter(self._loader)
+            except Exception as error:
+                raise self._watch.blame(error) from error
+            return
+        others = {*multiprocessing.active_children()}
         with calling("starting to load the data"):
             self._stream = iter(self._loader)
+        ours = {*multiprocessing.active_children()} - others
+        self._watch = LoaderWatch([*ours], self._lost)
 
     def _order(self, data_epoch: int) -> Any:
         if not self._shuffle:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import queue
 import random
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any
 
@@ -14,8 +17,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from daemons.worker.data import PortionLoader
+from daemons.worker.loader_watch import LoaderLost
 from daemons.worker.task import TaskError
-from dlctl.errors import DlctlError
 
 # torch starts its loaders with fork where Python does; newer Pythons remark that threads are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -216,11 +219,51 @@ def kill_this_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_loader_process_that_is_killed_is_no_error_of_the_task():
+def leave_this_process() -> None:
+    import os
+
+    os._exit(3)
+
+
+@pytest.mark.parametrize(
+    ("does", "how", "code"),
+    [
+        (kill_this_process, "was ended by SIGKILL; perhaps for want of memory", 5),
+        (leave_this_process, "has ended with exit code 3", 1),
+    ],
+)
+def test_a_loader_process_that_ends_is_no_error_of_the_task_and_told_at_once(does, how, code):
+    """In the thread that waits for it, too, when torch looks for it."""
+    told: queue.SimpleQueue[LoaderLost] = queue.SimpleQueue()
     data = PortionLoader(
-        Faulty(kill_this_process), batch_size=4, seed=0, shuffle=False, processes=1
+        Faulty(does), batch_size=4, seed=0, shuffle=False, processes=1, lost=told.put
     )
-    with pytest.raises(DlctlError, match="a process that loads the data has ended") as caught:
+    with pytest.raises(LoaderLost) as caught:
         data.batch(0, 12, 16, 0)
-    assert not isinstance(caught.value, TaskError)
+    errors = caught.value, told.get(timeout=20)
     data.close()
+    for error in errors:
+        assert error.message.startswith("a process that loads the data, pid ")
+        assert how in error.message
+        assert error.exit_code == code
+        assert not isinstance(error, TaskError)
+
+
+def test_a_batch_that_no_process_sends_is_named_and_not_waited_for_forever(monkeypatch):
+    monkeypatch.setattr("daemons.worker.data.LOADING_S_MAX", 0.3)
+    slow = Faulty(threading.Event().wait)
+    told: list[LoaderLost] = []
+    data = PortionLoader(
+        slow, batch_size=4, seed=0, shuffle=False, processes=1, place="train.py:7", lost=told.append
+    )
+    assert data.waits_for() is None
+    with ThreadPoolExecutor(1) as thread:
+        batch = thread.submit(data.batch, 0, 12, 16, 0)
+        while (waits := data.waits_for()) is None:
+            assert not batch.done()
+        with pytest.raises(LoaderLost, match=r"pids \d+, send nothing: DataLoader timed out"):
+            batch.result(timeout=20)
+    assert waits[0] == "train.py:7"
+    assert data.waits_for() is None
+    data.close()
+    assert told == [], "what is closed is meant to end"
