@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from daemons.worker.layout import describe, find, layout_of
+from daemons.worker.model_changes import ModelChanges
 from daemons.worker.task import Task, TaskError, calling
 from dlctl.errors import DlctlError
 from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout
@@ -73,6 +74,7 @@ class Replica:
         self._vector, self._bound = self._bind()
         self._gradient = torch.zeros_like(self._vector)
         self._slots = _views(self._gradient, self.layout)
+        self._changes = ModelChanges(task, self.model)
         self.parameters: Vector = _own(self._vector)
 
     def _bind(self) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
@@ -148,6 +150,7 @@ class Replica:
             batch = to_device(batch, self.device)
         if not self.model.training:
             self._set_mode(training=True)
+        self._changes.begin()
         self._cast()
         for parameter, _ in self._bound:
             parameter.grad = None
@@ -179,6 +182,7 @@ class Replica:
 
     def _gradients(self) -> Iterator[Tensor | None]:
         """Of each parameter, which has none any more."""
+        self._changes.end()
         for parameter, view in self._bound:
             gradient, parameter.grad = parameter.grad, None
             is_view = parameter.dtype is torch.float32
@@ -204,6 +208,7 @@ class Replica:
 
     def load_constant(self, values: npt.NDArray[Any]) -> None:
         self._scatter(CONSTANT, values)
+        self._changes.record()
 
     def _gather(self, kind: str, dtype: torch.dtype) -> npt.NDArray[Any]:
         parts = [
@@ -254,12 +259,15 @@ class Replica:
         """
         if not self.task.has_evaluate:
             return {}
+        self._changes.check()
         with self._restored():
             self._vector.copy_(torch.tensor(parameters))
             self.load_averaged(averaged)
             self._cast()
             self._set_mode(training=False)
-            return self.task.evaluate(self.model)
+            metrics = self.task.evaluate(self.model)
+        self._changes.check()
+        return metrics
 
     @contextmanager
     def _restored(self) -> Iterator[None]:
