@@ -43,7 +43,8 @@ class LoaderWatch:
         ended = wait([process.sentinel for process in self._processes], BLAME_S)
         for process in self._processes:
             if process.sentinel in ended:
-                return _lost(process)
+                process.join()
+                return _lost(process.pid, process.exitcode)
         pids = ", ".join(map(str, self.pids))
         return LoaderLost(f"the processes that load the data, pids {pids}, send nothing: {error}")
 
@@ -51,17 +52,31 @@ class LoaderWatch:
         try:
             ended = wait(list(self._pidfds))
             if not self._is_over:
-                self._lost(_lost(self._pidfds[ended[0]]))  # type: ignore[index]
+                pidfd = next(fd for fd in self._pidfds if fd in ended)
+                process = self._pidfds[pidfd]
+                self._lost(_lost(process.pid, _status(pidfd, process)))
         finally:
             for pidfd in self._pidfds:
                 os.close(pidfd)
 
 
-def _lost(process: BaseProcess) -> LoaderLost:
-    process.join()
-    status = process.exitcode  # None if another thread of torch's is just about to set it.
+def _status(pidfd: int, process: BaseProcess) -> int | None:
+    """How it ended, negative for a signal. It is left to torch to collect, which looks for its end
+    when a signal tells of it.
+    """
+    try:
+        end = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
+    except ChildProcessError:
+        return process.exitcode
+    if end is None:
+        return None
+    return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+
+
+def _lost(pid: int | None, status: int | None) -> LoaderLost:
+    """status: None if that is not known."""
     how = "has ended" if status is None else how_it_ended(status)
-    text = f"a process that loads the data, pid {process.pid}, {how}"
+    text = f"a process that loads the data, pid {pid}, {how}"
     if status == KILLED[0]:
         text += "; perhaps for want of memory (dmesg says so): lower workers.loader_processes"
     return LoaderLost(text, by_itself=status not in (None, *KILLED))
