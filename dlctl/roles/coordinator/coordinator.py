@@ -24,7 +24,6 @@ from dlctl import placement, settings
 from dlctl.algorithms.base import Method
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError, NotPermitted, RemoteProtocolError
-from dlctl.flat import Layout
 from dlctl.machine import (
     DeadlineReached,
     Effect,
@@ -282,12 +281,14 @@ class Coordinator:
         if worker is None or worker.peer != peer or worker.role != "worker":
             return
         try:
-            if self.registration.layout is None:
-                self.scheduler.open_dataset(message.samples)
-                self.run.algorithm.shape.check_sizes(Layout.from_bytes(message.layout))
+            # What is refused leaves nothing behind: the run goes on when it is put right.
+            layout = self.registration.check_model(worker, message.layout)
+            self.run.algorithm.shape.check_sizes(layout)
+            self.scheduler.take_dataset(worker.name, message.samples)
+            self.registration.keep_layout(layout)
             worker.model_ready = True
             self.peers.advance(now)  # Who begins knows who else takes part.
-            self.registration.on_model(worker, message.layout, now)
+            self.registration.on_model(worker, now)
         except DlctlError as error:
             self.end("failed", f"{error.message}; {error.hint}", now)
 

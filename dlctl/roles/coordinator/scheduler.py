@@ -167,6 +167,20 @@ class Scheduler:
         self._pool.go_on(next_, standing)
         self.evaluated_epochs = evaluated_epochs
 
+    def take_dataset(self, worker: str, samples: int) -> None:
+        """A worker has built the dataset. Raises DlctlError if it is not the one of the others, or
+        of before.
+        """
+        if self._pool is None:
+            self.open_dataset(samples)
+        elif samples != self._pool.samples:
+            raise DlctlError(
+                f"the dataset of {worker} has {samples} samples; in this run it has "
+                f"{self._pool.samples}",
+                hint="dataset() must give the same samples on every host and every time; after a "
+                "change start with --fresh to begin a new run",
+            )
+
     def open_dataset(self, samples: int) -> None:
         """The first worker has built the dataset. Raises DlctlError if it was another before."""
         before = self._restore.get("dataset_samples", samples)
