@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from dlctl.flat import slice_bounds
 
 Rows = npt.NDArray[np.int64]
 """Of the dataset, by number."""
+_CPU = torch.device("cpu")
 LOADING_S_MAX = 600
 """For one batch: a sample that cannot leave its process would be waited for without an end."""
 ORDERS_KEPT = 2
@@ -115,7 +117,10 @@ class PortionLoader:
         if self._loader is None:
             self._stream = map(self._guarded.batch, self._batches)
             return
-        with calling("starting to load the data"):
+        # It draws with our dice, which are on the CPU. That costs its processes time, so it is done
+        # only where the task has made another device the default one.
+        is_default = torch.get_default_device().type == "cpu"
+        with calling("starting to load the data"), nullcontext() if is_default else _CPU:
             self._stream = iter(self._loader)
 
     def _order(self, data_epoch: int) -> Any:

@@ -76,8 +76,11 @@ class Replica:
         self.parameters: Vector = _own(self._vector)
 
     def _bind(self) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
-        """Move the parameters into one vector; float32 ones become views of it."""
-        vector = torch.empty(self.layout.size(), device=self.device)
+        """Move the parameters into one vector; float32 ones become views of it.
+
+        Here and below dtypes and devices are spelled out: the task may have set other defaults.
+        """
+        vector = torch.empty(self.layout.size(), dtype=torch.float32, device=self.device)
         bound = []
         for (entry, _, _), view in zip(
             self.layout.slices(TRAINED), _views(vector, self.layout), strict=True
@@ -210,13 +213,13 @@ class Replica:
             self._tensor(entry).detach().reshape(-1).to(dtype)
             for entry, _, _ in self.layout.slices(kind)
         ]
-        gathered = torch.cat(parts) if parts else torch.empty(0, dtype=dtype)
+        gathered = torch.cat(parts) if parts else torch.empty(0, dtype=dtype, device="cpu")
         return gathered.cpu().numpy()
 
     def _scatter(self, kind: str, values: npt.NDArray[Any]) -> None:
         assert values.shape == (self.layout.size(kind),)
         for entry, lo, hi in self.layout.slices(kind):
-            source = torch.tensor(values[lo:hi]).view(entry.shape)
+            source = torch.tensor(values[lo:hi], device="cpu").view(entry.shape)
             for tensor in self._tensors(entry):
                 if not tensor.is_floating_point():
                     source = source.round()
@@ -255,7 +258,7 @@ class Replica:
         if not self.task.has_evaluate:
             return {}
         with self._restored():
-            self._vector.copy_(torch.tensor(parameters))
+            self._vector.copy_(torch.tensor(parameters, device="cpu"))
             self.load_averaged(averaged)
             self._cast()
             self._set_mode(training=False)

@@ -102,6 +102,16 @@ def test_portions_of_two_epochs_may_take_turns(loader):
             assert data.batch(epoch, 0, 20, 1).tolist() == order_of(epoch)[4:8]
 
 
+def test_the_task_may_have_made_another_device_the_default_one(loader):
+    tensors = TensorDataset(torch.arange(20.0))
+    torch.set_default_device("meta")
+    try:
+        (batch,) = loader(tensors).batch(0, 0, 8, 1)
+    finally:
+        torch.set_default_device(None)
+    assert batch.tolist() == order_of(0)[4:8]
+
+
 def test_leaving_a_portion_in_its_middle_does_no_harm(loader):
     data = loader(range(1000))
     data.batch(0, 0, 1000, 0)
