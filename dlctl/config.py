@@ -56,7 +56,8 @@ class Job:
     stop: Stop = Stop(epochs=1)
     """When the run has finished, for example { epochs = 3 } or { target = "accuracy >= 0.85" }."""
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
-    """Seeds the model's initial values and the order of the samples."""
+    """Seeds the model's initial values and the order of the samples, all that the task's file draws
+    while it is imported, and the hashes of Python: a set of words has one order in all workers."""
     run_dir: str = "runs"
     """Where run directories are made, relative to the job file."""
 

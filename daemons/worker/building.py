@@ -11,7 +11,7 @@ import torch
 
 from daemons.worker.data import PortionLoader
 from daemons.worker.first_calls import make_first_calls
-from daemons.worker.replica import Replica, choose_device
+from daemons.worker.replica import Replica, choose_device, seed_all
 from daemons.worker.task import calling, load_task
 from dlctl import registry
 from dlctl.algorithms.engines import Operations
@@ -55,6 +55,7 @@ def build_replica(job: JobFile, slot: int, rank: int = 0) -> Replica:
     threads = workers.threads or _fair_share(workers.count)
     torch.set_num_threads(max(1, threads // workers.processes))
     make_first_calls()
+    seed_all(job.job.seed)  # A dataset that is drawn while the file is imported is one for all.
     task = load_task(job.job.task, Path(job.job.task.rpartition(":")[0]).parent)
     device = choose_device(workers.device, slot * workers.processes + rank)
     replica = Replica(task, device=str(device), seed=job.job.seed)

@@ -64,7 +64,7 @@ class Replica:
         self.task = task
         self.seed = seed
         self.device = choose_device(device)
-        _seed(seed)
+        seed_all(seed)
         model = task.model()
         self.layout: Layout = _layout(task, model)
         with calling(f"moving the model to {self.device}"):
@@ -99,7 +99,7 @@ class Replica:
         Processes that load the data draw for themselves: `PortionLoader.reseed`.
         """
         sequence = np.random.SeedSequence([self.seed, slot, epoch])
-        _seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
+        seed_all(int(sequence.generate_state(1, np.uint64)[0] >> 1))
 
     def check_finite(self) -> None:
         """Raises TaskError naming a parameter with a value that is NaN or infinite in float32."""
@@ -332,7 +332,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-def _seed(seed: int) -> None:
+def seed_all(seed: int) -> None:
     """Users draw from any of these: torch, numpy, random."""
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
