@@ -148,7 +148,9 @@ class Task:
         numbers_ = {key: _number(value) for key, value in metrics.items()}
         for key, number in numbers_.items():
             if number is None:
-                raise self._wrong("evaluate", metrics[key], "a number", item=f'["{key}"]')
+                raise self._wrong(
+                    "evaluate", metrics[key], "a number up to 1.8e308", item=f'["{key}"]'
+                )
         return {key: number for key, number in numbers_.items() if number is not None}
 
     def _check_size(self, metrics: dict[str, Any]) -> None:
@@ -375,14 +377,13 @@ def _describe(value: object) -> str:
 
 
 def _number(value: object) -> float | None:
-    """A Python or numpy number, or a tensor or array of one element; None for anything else."""
-    if isinstance(value, numbers.Real):
-        return float(value)
-    item = getattr(value, "item", None)
-    if not callable(item):
-        return None
+    """A Python or numpy number, or a tensor or array of one element; None for anything else, also
+    for one that no float can be.
+    """
     try:
-        number = item()
-    except (TypeError, ValueError, RuntimeError):  # more than one element
+        if not isinstance(value, numbers.Real):
+            item = getattr(value, "item", None)
+            value = item() if callable(item) else None
+        return float(value) if isinstance(value, numbers.Real) else None
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # more than one element, 10**400
         return None
-    return float(number) if isinstance(number, numbers.Real) else None
