@@ -40,7 +40,9 @@ class Stop:
     seconds: Seconds | None = None
     """Seconds since the workers were released."""
     target: str | None = None
-    """A metric of the task's `evaluate` and a bound: "accuracy >= 0.85"."""
+    """A metric of the task's `evaluate` and a bound: "accuracy >= 0.85". If `evaluate` does not
+    return that metric, `status` and `events` say so, and a run with no other limit fails.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

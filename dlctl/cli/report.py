@@ -146,6 +146,8 @@ def _labelled(snapshot: Snapshot) -> list[str]:
         step = values.count(run["evaluation"].get("step", run.get("evaluation_step")))
         shown = console.escape(values.evaluation(run["evaluation"]))
         lines.append(f"  evaluation  {shown} (at step {step})")
+    if (why := text(run.get("target_error"))) and why not in text(snapshot.reason):
+        lines.append(f"{console.style('!', fg='yellow')} target      {why}")
     if isinstance(run.get("checkpoint"), Mapping):
         lines.append(f"  checkpoint  {newest_checkpoint(snapshot)}")
         if missing := without_residuals(run["checkpoint"]):

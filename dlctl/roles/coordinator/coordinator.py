@@ -63,6 +63,7 @@ from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.status import Reports, StatusReport
+from dlctl.roles.coordinator.target import Target
 from dlctl.roles.protocol.authz import CLIENT, READER, Authz, keys_of
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, OnRecord, ProcessEnded, Unwritten
 from dlctl.roles.protocol.files import BytesRead, FileSealed, MirrorFailed, StillReading
@@ -90,7 +91,8 @@ class Coordinator:
         content = asdict(job)
         live = settings.of_job(content, algorithm.live)
         self.settings = SettingChanges(context, members, live, content)
-        self.evaluations = Evaluations(context, members, lambda: self.scheduler.steps)
+        target = Target.parse(job.job.stop.target) if job.job.stop.target else None
+        self.evaluations = Evaluations(context, members, lambda: self.scheduler.steps, target)
         self.files = HostFiles(context, members)
         self.peers = Peers(run)
         self.groups = Groups(run, self, lambda: self.scheduler.steps)
