@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, _utils, default_collate
 
 from daemons.worker.task import TaskError, blame, calling
 from dlctl.errors import DlctlError
@@ -31,6 +31,13 @@ SHUFFLED_IN_MEMORY_MAX = 2**26
 _ROUNDS = 4
 ORDERS_KEPT = 2
 """Around the end of a data epoch portions of two epochs are in work."""
+
+
+def no_errors_from_signals() -> None:
+    """In the main thread torch would have a handler of SIGCHLD raise an error for any loader that
+    has died, at whatever that thread is: our own code, too. The missing batch tells of it as well.
+    """
+    _utils.signal_handling._SIGCHLD_handler_set = True
 
 
 class PortionLoader:

@@ -75,6 +75,7 @@ def prepared(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., Loop]]:
         )
         loop = Loop()
         thread = ComputeThread(loop, job)
+        threading.Thread(target=thread.run, name="compute", daemon=True).start()
         threads.append(thread)
         loop.perform(BuildModel, thread.build)
         loop.perform(LoadBuffers, thread.load_buffers)
