@@ -74,7 +74,8 @@ def serve(main: Main, context: process.DaemonContext) -> int:
     acks = Acks(context.directory, context.birth.name, context.birth.incarnation, job.servers.count)
     method = registry.load("algorithms", job.algorithm.name)
     ranks = _later_ranks(context, loop)
-    thread = ComputeThread(loop, job, method.shape.engine, ranks)
+    run = context.directory if context.is_home else None  # Elsewhere are copies, which stay.
+    thread = ComputeThread(loop, job, method.shape.engine, ranks, run)
     main.begin.put(thread)
     loop.perform(SaveArrays, files.save)
     loop.perform(LoadArrays, files.load)

@@ -26,14 +26,15 @@ class Built(NamedTuple):
     """Of the whole dataset."""
 
 
-def build(job: JobFile, slot: int, processes: int) -> Built:
+def build(job: JobFile, slot: int, processes: int, run: Path | None = None) -> Built:
     """Load the task of a job; sets the number of torch's threads.
 
     slot: the worker's, which spreads workers over GPUs. processes: that load the data; 0: none.
+    run: directory of the run whose code it is to be (`kept_code.py`); None: as it is.
     Raises TaskError for what is wrong with the task, DlctlError if there is no such device.
     """
     workers = job.workers
-    replica = build_replica(job, slot)
+    replica = build_replica(job, slot, run=run)
     task = replica.task
     dataset = task.dataset()
     loader = PortionLoader(
@@ -47,7 +48,7 @@ def build(job: JobFile, slot: int, processes: int) -> Built:
     return Built(replica, loader, len(dataset))
 
 
-def build_replica(job: JobFile, slot: int, rank: int = 0) -> Replica:
+def build_replica(job: JobFile, slot: int, rank: int = 0, run: Path | None = None) -> Replica:
     """The model alone, the same for all slots and ranks; sets the number of torch's threads, which
     the ranks of a replica share. Raises as `build` does.
     """
@@ -56,7 +57,7 @@ def build_replica(job: JobFile, slot: int, rank: int = 0) -> Replica:
     torch.set_num_threads(max(1, threads // workers.processes))
     make_first_calls()
     seed_all(job.job.seed)  # A dataset that is drawn while the file is imported is one for all.
-    task = load_task(job.job.task, Path(job.job.task.rpartition(":")[0]).parent)
+    task = load_task(job.job.task, Path(job.job.task.rpartition(":")[0]).parent, run)
     device = choose_device(workers.device, slot * workers.processes + rank)
     replica = Replica(task, device=str(device), seed=job.job.seed)
     replica.check_finite()

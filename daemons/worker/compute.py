@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -56,11 +57,18 @@ class ComputeThread:
     """What is asked for is done by whoever calls `run`, which never returns."""
 
     def __init__(
-        self, loop: Loop, job: JobFile, engine: str = "", ranks: Ranks | None = None
+        self,
+        loop: Loop,
+        job: JobFile,
+        engine: str = "",
+        ranks: Ranks | None = None,
+        run: Path | None = None,
     ) -> None:
         """engine: "module:Class", the torch part of the method; "" if it has none. ranks: the other
-        processes of the replica, if it is several.
+        processes of the replica, if it is several. run: directory of the run whose code it is to
+        be; None: the task's files as they are.
         """
+        self._run = run
         self._engine_name = engine
         self._engine: Operations | None = None
         self._ranks = ranks
@@ -149,7 +157,7 @@ class ComputeThread:
         if self._ranks is not None:
             self._ranks.start(effect.slot, effect.epoch)
         processes = self._job.workers.loader_processes
-        replica, self._loader, samples = build(self._job, effect.slot, processes)
+        replica, self._loader, samples = build(self._job, effect.slot, processes, self._run)
         replica.reseed(effect.slot, effect.epoch)
         self._loader.reseed(effect.slot, effect.epoch)
         self._replica = replica
