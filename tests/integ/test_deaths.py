@@ -239,6 +239,7 @@ def test_a_start_after_coordinator_and_agent_have_died_goes_on_where_they_were(
     place.nothing_left()
 
 
+@pytest.mark.long
 def test_a_frozen_worker_is_shown_the_others_go_on_and_it_is_replaced(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
     place.job(stop=ENDLESS, workers=2, more="[timeouts]\nsilent_s = 4.0\n")

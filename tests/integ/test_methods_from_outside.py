@@ -142,6 +142,7 @@ def rank_of(place: Workplace) -> int:
     return found[0]
 
 
+@pytest.mark.long
 def test_a_replica_of_several_processes_lives_and_dies_with_all_of_them(place: Workplace) -> None:
     place.job(stop=ENDLESS, algorithm=algorithm("toy-engine"), more_workers="processes = 2")
     place.start()
@@ -167,6 +168,7 @@ def is_there(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.long
 def test_a_group_goes_on_without_a_member_that_hangs(place: Workplace) -> None:
     """It is killed for its silence, and replaced by one that is given the model."""
     limit = "[timeouts]\nsilent_s = 4.0\n"

@@ -222,6 +222,7 @@ def test_who_stops_or_kills_an_old_copy_does_no_harm_to_the_run(place: Workplace
 
 
 @pytest.mark.timeout(120)  # Everything begins anew, one after the other.
+@pytest.mark.long
 def test_workers_come_and_go_and_daemons_begin_anew_while_it_trains(place: Workplace) -> None:
     place.task(pause_s=SLOW_S)
     place.job(stop=ENDLESS)

@@ -151,6 +151,7 @@ def test_a_start_on_a_full_disk_leaves_nothing(place: Workplace) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.long
 def test_training_goes_on_while_the_disk_is_full_and_saves_when_there_is_room(
     place: Workplace,
 ) -> None:

@@ -14,6 +14,7 @@ from dlctl.sim.network import RECONNECT_S
 from dlctl.sim.problems import LeastSquares, Ledger
 from dlctl.sim.simulation import Outcome, Simulation
 
+pytestmark = pytest.mark.long
 SLOW_STEPS = ComputeOptions(step_s=0.1)
 
 
@@ -46,7 +47,6 @@ def lost(outcome: Outcome) -> int:
 # ---------------------------------------------------------------- the network
 
 
-@pytest.mark.per_commit(2)
 @pytest.mark.parametrize("kind", ["cuts", "partitions", "half_opens", "resets"])
 @pytest.mark.parametrize("seed", range(5))
 def test_what_befalls_the_network_costs_messages_and_nothing_else(kind, seed):
@@ -171,7 +171,6 @@ def test_nothing_depends_on_the_wall_clock():
 # ---------------------------------------------------------------- processes
 
 
-@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("block", range(4))
 def test_a_worker_that_was_given_up_comes_back_and_is_fenced(block):
     fenced = 0
@@ -182,7 +181,6 @@ def test_a_worker_that_was_given_up_comes_back_and_is_fenced(block):
     assert fenced > 1
 
 
-@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("block", range(4))
 def test_a_frozen_coordinator_or_agent_is_waited_for(block):
     for seed in range(3 * block, 3 * block + 3):
@@ -225,7 +223,6 @@ def test_nobody_judges_a_coordinator_while_he_stands_still_himself():
     assert (outcome.state, sim.world.coordinator.incarnation) == ("finished", 1)
 
 
-@pytest.mark.long
 def test_who_stands_still_about_as_long_as_he_is_waited_for_comes_back_or_is_replaced():
     replaced, back = set(), set()
     for seed in range(20):
@@ -284,7 +281,6 @@ def test_when_everything_is_killed_at_once_the_next_start_goes_on_from_the_check
     assert again.store.run["step"] == 192
 
 
-@pytest.mark.per_commit(2)
 @pytest.mark.parametrize("durability", ["process", "disk"])
 @pytest.mark.parametrize("seed", range(5))
 def test_when_everything_is_killed_at_once_a_run_that_is_brought_back_has_lost_nothing(

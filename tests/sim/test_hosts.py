@@ -15,6 +15,7 @@ from dlctl.sim.faults import Faults
 from dlctl.sim.problems import Ledger
 from dlctl.sim.simulation import Simulation
 
+pytestmark = pytest.mark.long
 HOSTS = (Host(ssh="h1"), Host(ssh="h2"), Host(ssh="h3"))
 TIMEOUTS = {"silent_s": 3.0, "host_s": 20.0, "grace_s": 20.0}
 
@@ -101,7 +102,6 @@ def test_a_host_for_servers_gets_no_workers_until_no_other_one_is_left():
     assert [*found, spread(simulation)] == [[0, 0, 5], [0, 5, 0]]
 
 
-@pytest.mark.per_commit(1)
 @pytest.mark.parametrize("agent", ["agent-1", "agent-3"])
 def test_a_host_that_is_cut_off_and_comes_back_loses_nothing(agent):
     simulation = on_hosts()
@@ -235,7 +235,6 @@ def test_a_stop_while_a_host_is_away_does_not_wait_for_its_worker():
     assert outcome.left_behind == ["agent-3"]
 
 
-@pytest.mark.per_commit(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_faults_of_all_kinds_on_three_hosts(seed):
     faults = Faults(
