@@ -11,48 +11,60 @@ import atexit
 import gc
 import io
 import logging
-import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from daemons import logs
-
 log = logging.getLogger("dlctl")
+BUSY_S = 0.5
 LIMIT_S = 4.0
-"""Less than what the coordinator gives a process that it has told to exit (`shutdown.EXIT_S`)."""
+"""With that, less than the coordinator waits for one that is to exit (`shutdown.EXIT_S`)."""
 
 
-def end_user_code(code: int, limit_s: float = LIMIT_S) -> None:
-    """To be called in the main thread, by a process that ends with `code` after that.
+def end_user_code(ask_main: Callable[[Callable[[], None]], None], limit_s: float = LIMIT_S) -> None:
+    """To be called in another thread than the main one, by a process that ends after that.
 
-    If `limit_s` is over before, it ends at once, with a line in its log that says where it was.
+    ask_main: has the main thread do something, as soon as it can: what the task registers may need
+    that thread. If it cannot in `BUSY_S`, as it is at a batch, that is done without it. When the
+    limit is over, the log says where it was.
     """
-    watch = threading.Timer(limit_s, _cut_off, (code, limit_s, threading.current_thread()))
-    watch.daemon = True
-    watch.start()
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for those that are no daemons
+    begun, done = threading.Lock(), threading.Event()
+    doing: list[threading.Thread] = []
+
+    def work() -> None:
+        if begun.acquire(blocking=False):
+            doing.append(threading.current_thread())
+            try:
+                _end()
+            except BaseException:
+                log.exception("the end of the task's code has failed")
+            finally:
+                done.set()
+
+    ask_main(work)
+    if not done.wait(BUSY_S) and not begun.locked():
+        threading.Thread(target=work, daemon=True).start()
+    if not done.wait(limit_s) and doing:
+        _tell_where(doing[0], limit_s)
+
+
+def _end() -> None:
+    if threading.current_thread() is threading.main_thread():
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for those that are no daemons
     atexit._run_exitfuncs()
     write_out_files()
-    watch.cancel()
 
 
-def _cut_off(code: int, limit_s: float, thread: threading.Thread) -> None:
-    """Nothing is imported here: it might wait for a thread that imports."""
-    try:
-        frames = traceback.extract_stack(sys._current_frames()[thread.ident or 0])
-        at = [number for number, frame in enumerate(frames) if frame.filename == __file__]
-        of_task = frames[at[-1] + 1 :] if at else frames
-        place = f"{of_task[0].filename}:{of_task[0].lineno}" if of_task else "an unknown place"
-        text = "the task's exit functions or open files took more than %g s and are cut off, at %s"
-        detail = {"detail": "".join(traceback.format_list(of_task))}
-        log.warning(text, limit_s, place, extra=detail)
-        logs.end_prints()
-    finally:
-        os._exit(code)
+def _tell_where(thread: threading.Thread, limit_s: float) -> None:
+    frames = traceback.extract_stack(sys._current_frames()[thread.ident or 0])
+    at = [number for number, frame in enumerate(frames) if frame.filename == __file__]
+    of_task = frames[at[-1] + 1 :] or frames
+    text = "the task's exit functions or open files took more than %g s and are cut off, at %s:%s"
+    detail = {"detail": "".join(traceback.format_list(of_task))}
+    log.warning(text, limit_s, of_task[0].filename, of_task[0].lineno, extra=detail)
 
 
 def write_out_files() -> None:

@@ -13,7 +13,7 @@ import torch
 from daemons.worker.data import PortionLoader
 from daemons.worker.first_calls import make_first_calls
 from daemons.worker.loader_watch import LoaderLost
-from daemons.worker.replica import Replica, choose_device
+from daemons.worker.replica import Replica, choose_device, seed_all
 from daemons.worker.task import calling, load_task
 from dlctl import registry
 from dlctl.algorithms.engines import Operations
@@ -29,16 +29,21 @@ class Built(NamedTuple):
 
 
 def build(
-    job: JobFile, slot: int, processes: int, lost: Callable[[LoaderLost], None] = lambda _: None
+    job: JobFile,
+    slot: int,
+    processes: int,
+    run: Path | None = None,
+    lost: Callable[[LoaderLost], None] = lambda _: None,
 ) -> Built:
     """Load the task of a job; sets the number of torch's threads.
 
     slot: the worker's, which spreads workers over GPUs. processes: that load the data; 0: none.
-    lost: told in another thread when one of these has ended.
+    run: directory of the run whose code it is to be (`kept_code.py`); None: as it is. lost: told in
+    another thread when a process that loads the data has ended.
     Raises TaskError for what is wrong with the task, DlctlError if there is no such device.
     """
     workers = job.workers
-    replica = build_replica(job, slot)
+    replica = build_replica(job, slot, run=run)
     task = replica.task
     dataset = task.dataset()
     loader = PortionLoader(
@@ -54,7 +59,7 @@ def build(
     return Built(replica, loader, len(dataset))
 
 
-def build_replica(job: JobFile, slot: int, rank: int = 0) -> Replica:
+def build_replica(job: JobFile, slot: int, rank: int = 0, run: Path | None = None) -> Replica:
     """The model alone, the same for all slots and ranks; sets the number of torch's threads, which
     the ranks of a replica share. Raises as `build` does.
     """
@@ -62,7 +67,8 @@ def build_replica(job: JobFile, slot: int, rank: int = 0) -> Replica:
     threads = workers.threads or _fair_share(workers.count)
     torch.set_num_threads(max(1, threads // workers.processes))
     make_first_calls()
-    task = load_task(job.job.task, Path(job.job.task.rpartition(":")[0]).parent)
+    seed_all(job.job.seed)  # A dataset that is drawn while the file is imported is one for all.
+    task = load_task(job.job.task, Path(job.job.task.rpartition(":")[0]).parent, run)
     device = choose_device(workers.device, slot * workers.processes + rank)
     replica = Replica(task, device=str(device), seed=job.job.seed)
     replica.check_finite()

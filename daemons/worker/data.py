@@ -9,13 +9,14 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, _utils, default_collate
 
 from daemons.worker.loader_watch import LoaderLost, LoaderWatch
 from daemons.worker.task import TaskError, blame, calling
@@ -23,10 +24,21 @@ from dlctl.flat import slice_bounds
 
 Rows = npt.NDArray[np.int64]
 """Of the dataset, by number."""
+_CPU = torch.device("cpu")
 LOADING_S_MAX = 600
 """For one batch: a sample that cannot leave its process would be waited for without an end."""
+SHUFFLED_IN_MEMORY_MAX = 2**26
+"""Samples of a dataset whose whole order is made at once: 8 bytes of each, in every worker."""
+_ROUNDS = 4
 ORDERS_KEPT = 2
 """Around the end of a data epoch portions of two epochs are in work."""
+
+
+def no_errors_from_signals() -> None:
+    """In the main thread torch would have a handler of SIGCHLD raise an error for any loader that
+    has died, at whatever that thread is: our own code, too. The missing batch tells of it as well.
+    """
+    _utils.signal_handling._SIGCHLD_handler_set = True
 
 
 class PortionLoader:
@@ -54,7 +66,7 @@ class PortionLoader:
         self._batch_size = batch_size
         self._seed = seed
         self._shuffle = shuffle
-        self._orders: dict[int, Any] = {}
+        self._orders: dict[int, Rows] = {}
         self._guarded = _Guarded(dataset, collate, place)
         self._batches = _Batches()
         # One of its own, or every portion would shift the replica's dropout.
@@ -130,35 +142,71 @@ class PortionLoader:
 
     def _restart(self, data_epoch: int, start: int, stop: int, number: int) -> None:
         self._next = None
-        samples = self._order(data_epoch)[start:stop]
+        samples = self._rows_at(data_epoch, start, stop)
         batches = -(-len(samples) // self._batch_size)
         bounds = [slice_bounds(len(samples), batches, i) for i in range(number, batches)]
         self._batches.rows = [samples[lo:hi] for lo, hi in bounds]
         if self._loader is None:
             self._stream = map(self._guarded.batch, self._batches)
             return
+        # It draws with our dice, which are on the CPU. That costs its processes time, so it is done
+        # only where the task has made another device the default one.
+        is_default = torch.get_default_device().type == "cpu"
+        with nullcontext() if is_default else _CPU:
+            self._begin_pass(self._loader)
+
+    def _begin_pass(self, loader: DataLoader[Any]) -> None:
         if self._watch is not None:
             try:
-                self._stream = iter(self._loader)
+                self._stream = iter(loader)
             except Exception as error:
                 raise self._watch.blame(error) from error
             return
         others = {*multiprocessing.active_children()}
         with calling("starting to load the data"):
-            self._stream = iter(self._loader)
+            self._stream = iter(loader)
         ours = {*multiprocessing.active_children()} - others
         self._watch = LoaderWatch([*ours], self._lost)
 
-    def _order(self, data_epoch: int) -> Any:
+    def _rows_at(self, data_epoch: int, start: int, stop: int) -> Rows:
+        """Which samples stand at [start, stop) of the order of a data epoch."""
         if not self._shuffle:
-            data_epoch = 0
+            return np.arange(start, stop)
+        if self._size > SHUFFLED_IN_MEMORY_MAX:
+            return permuted(np.arange(start, stop), self._size, [self._seed, data_epoch])
         if data_epoch not in self._orders:
             while len(self._orders) >= ORDERS_KEPT:
                 del self._orders[next(iter(self._orders))]
             rng = np.random.default_rng([self._seed, data_epoch])
-            order = rng.permutation(self._size) if self._shuffle else np.arange(self._size)
-            self._orders[data_epoch] = order
-        return self._orders[data_epoch]
+            self._orders[data_epoch] = rng.permutation(self._size)
+        return self._orders[data_epoch][start:stop]
+
+
+def permuted(places: Rows, size: int, seed: list[int]) -> Rows:
+    """What a random order of range(size) has at these places, without the rest of it.
+
+    A Feistel network of four rounds permutes the numbers of an even number of bits, at most four
+    times as many as there are samples; what falls behind the end is permuted on until it does not.
+    """
+    half = np.uint64(((size - 1).bit_length() + 1) // 2)
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    keys = np.random.default_rng(seed).integers(0, 2**64, _ROUNDS, np.uint64)
+    found = places.astype(np.uint64)
+    outside = np.ones(len(found), bool)
+    while outside.any():
+        left, right = found[outside] >> half, found[outside] & mask
+        for key in keys:
+            left, right = right, left ^ (_mixed(right ^ key) & mask)
+        found[outside] = left << half | right
+        outside = found >= size
+    return found.astype(np.int64)
+
+
+def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finalizer of splitmix64: every bit depends on all of them."""
+    values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return values ^ values >> np.uint64(31)
 
 
 class _Batches:

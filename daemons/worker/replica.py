@@ -65,7 +65,7 @@ class Replica:
         self.task = task
         self.seed = seed
         self.device = choose_device(device)
-        _seed(seed)
+        seed_all(seed)
         model = task.model()
         self.layout: Layout = _layout(task, model)
         with calling(f"moving the model to {self.device}", task.at("model")):
@@ -78,8 +78,11 @@ class Replica:
         self.parameters: Vector = _own(self._vector)
 
     def _bind(self) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
-        """Move the parameters into one vector; float32 ones become views of it."""
-        vector = torch.empty(self.layout.size(), device=self.device)
+        """Move the parameters into one vector; float32 ones become views of it.
+
+        Here and below dtypes and devices are spelled out: the task may have set other defaults.
+        """
+        vector = torch.empty(self.layout.size(), dtype=torch.float32, device=self.device)
         bound = []
         for (entry, _, _), view in zip(
             self.layout.slices(TRAINED), _views(vector, self.layout), strict=True
@@ -98,7 +101,7 @@ class Replica:
         Processes that load the data draw for themselves: `PortionLoader.reseed`.
         """
         sequence = np.random.SeedSequence([self.seed, slot, epoch])
-        _seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
+        seed_all(int(sequence.generate_state(1, np.uint64)[0] >> 1))
 
     def check_finite(self) -> None:
         """Raises TaskError naming a parameter with a value that is NaN or infinite in float32."""
@@ -215,13 +218,13 @@ class Replica:
             self._tensor(entry).detach().reshape(-1).to(dtype)
             for entry, _, _ in self.layout.slices(kind)
         ]
-        gathered = torch.cat(parts) if parts else torch.empty(0, dtype=dtype)
+        gathered = torch.cat(parts) if parts else torch.empty(0, dtype=dtype, device="cpu")
         return gathered.cpu().numpy()
 
     def _scatter(self, kind: str, values: npt.NDArray[Any]) -> None:
         assert values.shape == (self.layout.size(kind),)
         for entry, lo, hi in self.layout.slices(kind):
-            source = torch.tensor(values[lo:hi]).view(entry.shape)
+            source = torch.tensor(values[lo:hi], device="cpu").view(entry.shape)
             for tensor in self._tensors(entry):
                 if not tensor.is_floating_point():
                     source = source.round()
@@ -261,7 +264,7 @@ class Replica:
             return {}
         self._changes.check()
         with self._restored():
-            self._vector.copy_(torch.tensor(parameters))
+            self._vector.copy_(torch.tensor(parameters, device="cpu"))
             self.load_averaged(averaged)
             self._cast()
             self._set_mode(training=False)
@@ -337,7 +340,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-def _seed(seed: int) -> None:
+def seed_all(seed: int) -> None:
     """Users draw from any of these: torch, numpy, random."""
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)

@@ -35,7 +35,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 import dlctl
+from daemons.worker.kept_code import KeptSource, import_kept
 from dlctl.errors import JobFailed
+from dlctl.runs import task_code
 
 MESSAGE_CHARS_MAX = 2_000
 DETAIL_CHARS_MAX = 7_000
@@ -154,7 +156,9 @@ class Task:
         numbers_ = {key: _number(value) for key, value in metrics.items()}
         for key, number in numbers_.items():
             if number is None:
-                raise self._wrong("evaluate", metrics[key], "a number", item=f'["{key}"]')
+                raise self._wrong(
+                    "evaluate", metrics[key], "a number up to 1.8e308", item=f'["{key}"]'
+                )
         return {key: number for key, number in numbers_.items() if number is not None}
 
     def _check_size(self, metrics: dict[str, Any]) -> None:
@@ -183,8 +187,9 @@ class Task:
 # ---------------------------------------------------------------- loading
 
 
-def load_task(spec: str, directory: Path) -> Task:
+def load_task(spec: str, directory: Path, run: Path | None = None) -> Task:
     """The task that "train.py:task" names: a path relative to `directory`, and a name in that file.
+    run: directory of a run, for which the task's files are what they were when it was started.
 
     The name may stand for an instance, a class (made without arguments) or a module; without a name
     the file itself is the task. Its directory comes first on sys.path, as with `python train.py`.
@@ -192,7 +197,7 @@ def load_task(spec: str, directory: Path) -> Task:
     """
     file, _, attribute = spec.partition(":")
     path = (directory / file).resolve()
-    module = _import(path, directory.resolve())
+    module = _import(path, directory.resolve(), run)
     if not attribute:
         return Task(module, file)
     try:
@@ -207,8 +212,9 @@ def load_task(spec: str, directory: Path) -> Task:
     return Task(user, f"the task {spec}")
 
 
-def _import(path: Path, directory: Path) -> ModuleType:
-    if not path.is_file() or path.suffix != ".py":
+def _import(path: Path, directory: Path, run: Path | None) -> ModuleType:
+    is_kept = run is not None and task_code.as_it_was(run, path, None) is not None
+    if not (path.is_file() or is_kept) or path.suffix != ".py":
         raise TaskError(
             f"there is no Python file {path.name}",
             where=str(path),
@@ -221,7 +227,11 @@ def _import(path: Path, directory: Path) -> ModuleType:
     # The plain name lets the data loader's processes import the file, too; but not if it is taken.
     taken = getattr(sys.modules.get(path.stem), "__file__", str(path)) != str(path)
     name = f"dlctl_task_{path.stem}" if taken else path.stem
-    spec = importlib.util.spec_from_file_location(name, path)
+    loader = None
+    if run is not None:
+        import_kept(run, path.parent)
+        loader = KeptSource(run, name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -404,14 +414,13 @@ def _describe(value: object) -> str:
 
 
 def _number(value: object) -> float | None:
-    """A Python or numpy number, or a tensor or array of one element; None for anything else."""
-    if isinstance(value, numbers.Real):
-        return float(value)
-    item = getattr(value, "item", None)
-    if not callable(item):
-        return None
+    """A Python or numpy number, or a tensor or array of one element; None for anything else, also
+    for one that no float can be.
+    """
     try:
-        number = item()
-    except (TypeError, ValueError, RuntimeError):  # more than one element
+        if not isinstance(value, numbers.Real):
+            item = getattr(value, "item", None)
+            value = item() if callable(item) else None
+        return float(value) if isinstance(value, numbers.Real) else None
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # more than one element, 10**400
         return None
-    return float(number) if isinstance(number, numbers.Real) else None

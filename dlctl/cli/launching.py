@@ -37,7 +37,7 @@ from dlctl.cli.deciding import Decision
 from dlctl.cli.snapshot import Snapshot, load
 from dlctl.control import keys
 from dlctl.errors import DlctlError
-from dlctl.runs import checkpoints, paths
+from dlctl.runs import checkpoints, paths, task_code
 from dlctl.runs.database import RunDb
 
 if TYPE_CHECKING:
@@ -387,7 +387,11 @@ def _remove(directory: Path, made_parent: bool) -> None:
 
 
 def start_coordinator(directory: Path) -> subprocess.Popen[bytes]:
-    """Start the coordinator of a prepared run directory. Raises DlctlError or OSError."""
+    """Start the coordinator of a prepared run directory. Unless daemons of the run live, the task's
+    files are what they are now. Raises DlctlError or OSError.
+    """
     from dlctl.launch import local
 
+    if (directory / task_code.CODE).exists() and not any(local.living(directory)):
+        task_code.forget(directory)
     return local.start_coordinator(directory)

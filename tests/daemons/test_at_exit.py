@@ -11,12 +11,19 @@ from pathlib import Path
 from textwrap import dedent
 
 START = """
-    import atexit, concurrent.futures, gzip, logging, os, sys, threading, zipfile
+    import atexit, concurrent.futures, gzip, logging, os, queue, sys, threading, zipfile
     from pathlib import Path
     from daemons import logs
     from daemons.worker.at_exit import end_user_code
     logs.set_up("worker-0", 1, Path("log"))
     logs.capture_prints()
+    asked = queue.SimpleQueue()
+    def end(limit_s):
+        end_user_code(asked.put, limit_s)
+        logs.end_prints()
+        os._exit(3)
+    def end_in_thread(limit_s=4.0):
+        threading.Thread(target=end, args=(limit_s,), daemon=True).start()
     """
 
 
@@ -54,8 +61,9 @@ def test_what_the_task_has_written_is_there_at_the_end(tmp_path):
         begun.wait()
         pool = concurrent.futures.ThreadPoolExecutor(1)
         pool.submit(lambda: Path("pool").write_text("done"))
-        end_user_code(3)
-        os._exit(3)
+        end_in_thread()
+        asked.get()()
+        threading.Event().wait()
         """
     code, log = ended(tmp_path, story)
     assert code == 3
@@ -75,9 +83,23 @@ def test_an_exit_function_that_hangs_is_cut_off_and_named(tmp_path):
             threading.Event().wait()
         atexit.register(upload)
         print("the last words", end="")
-        end_user_code(3, 0.3)
+        end_in_thread(0.3)
+        asked.get()()
         """
     code, log = ended(tmp_path, story)
     assert code == 3
     assert log[0].startswith("the task's exit functions or open files took more than 0.3 s and are")
     assert log[-1] == "the last words"
+
+
+def test_a_main_thread_that_is_at_a_batch_is_not_waited_for(tmp_path):
+    story = """
+        file = open("losses.csv", "w")
+        file.write("0.5")
+        atexit.register(print, "called")
+        end_in_thread()
+        threading.Event().wait()
+        """
+    code, log = ended(tmp_path, story)
+    assert (code, log) == (3, ["called"])
+    assert (tmp_path / "losses.csv").read_text() == "0.5"

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
-from daemons.worker.data import PortionLoader
+from daemons.worker.data import PortionLoader, permuted
 from daemons.worker.loader_watch import LoaderLost
 from daemons.worker.task import TaskError
 
@@ -103,6 +103,16 @@ def test_portions_of_two_epochs_may_take_turns(loader):
     for _ in range(2):
         for epoch in (0, 1, 2):
             assert data.batch(epoch, 0, 20, 1).tolist() == order_of(epoch)[4:8]
+
+
+def test_the_task_may_have_made_another_device_the_default_one(loader):
+    tensors = TensorDataset(torch.arange(20.0))
+    torch.set_default_device("meta")
+    try:
+        (batch,) = loader(tensors).batch(0, 0, 8, 1)
+    finally:
+        torch.set_default_device(None)
+    assert batch.tolist() == order_of(0)[4:8]
 
 
 def test_leaving_a_portion_in_its_middle_does_no_harm(loader):
@@ -267,3 +277,44 @@ def test_a_batch_that_no_process_sends_is_named_and_not_waited_for_forever(monke
     assert data.waits_for() is None
     data.close()
     assert told == [], "what is closed is meant to end"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 65, 1000, 4099])
+def test_an_order_that_is_never_made_whole_is_one(size):
+    whole = permuted(np.arange(size), size, [5, 0])
+    assert sorted(whole) == list(range(size))
+    assert np.array_equal(permuted(np.arange(size)[size // 3 :], size, [5, 0]), whole[size // 3 :])
+    others = [permuted(np.arange(size), size, [5, epoch]) for epoch in (1, 2, 3)]
+    assert size < 5 or not all(np.array_equal(other, whole) for other in others)
+
+
+def test_an_order_that_is_never_made_whole_is_well_mixed():
+    size = 10_000
+    whole = permuted(np.arange(size), size, [5, 0])
+    assert abs(np.corrcoef(np.arange(size), whole)[0, 1]) < 0.05
+    assert abs(np.corrcoef(whole[1:], whole[:-1])[0, 1]) < 0.05
+    tenths, _ = np.histogram(whole[:1000], 10, (0, size))
+    assert tenths.min() > 60
+    assert tenths.max() < 140
+
+
+class Endless(Dataset):
+    """Has as many samples as it says, and none of them anywhere."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("size", [10**12, 2**63 - 1])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_dataset_may_say_that_it_is_longer_than_any_memory(loader, size, shuffle):
+    endless = loader(Endless(size), shuffle=shuffle)
+    last = [endless.batch(3, size - 10, size, number).tolist() for number in range(3)]
+    assert len({*chain(*last)}) == 10
+    assert all(0 <= index < size for index in chain(*last))

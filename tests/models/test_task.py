@@ -317,6 +317,7 @@ class Broken(Lengthless):
         ("evaluate", None, r"task\.evaluate returned None, not a dict of names and numbers"),
         ("evaluate", {1: 0.5}, r"task\.evaluate returned a value of type dict, not a dict of"),
         ("evaluate", {"a": "high"}, r'task\.evaluate\["a"\] returned a value of type str, not a'),
+        ("evaluate", {"a": 10**400}, r'task\.evaluate\["a"\] returned a value of type int, not a'),
         ("evaluate", {"a": torch.ones(2)}, r'task\.evaluate\["a"\] returned a float32 tensor'),
     ],
 )
