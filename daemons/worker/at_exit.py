@@ -20,7 +20,7 @@ from typing import Any
 
 log = logging.getLogger("dlctl")
 BUSY_S = 0.5
-LIMIT_S = 4.0
+LIMIT_S = 3.5
 """With that, less than the coordinator waits for one that is to exit (`shutdown.EXIT_S`)."""
 
 
