@@ -535,8 +535,12 @@ def test_what_would_make_weights_infinite_is_out_of_range(folder: Path) -> None:
 
 
 def test_a_target_that_nobody_looks_at_is_refused(folder: Path) -> None:
-    text = MINIMAL + 'stop = { target = "loss < 1" }\n[evaluation]\nevery_epochs = 0\n'
-    assert "job.stop.target" in only_problem(folder, text).message
+    text = MINIMAL + 'stop = { target = "loss < 1" }\n'
+    assert (
+        "job.stop.target" in only_problem(folder, text + "[evaluation]\nevery_epochs = 0\n").message
+    )
+    problem = only_problem(folder, text + '[algorithm]\nname = "sandblaster"\n')
+    assert (problem.key, problem.suggestion) == ("job.stop.target", "remove it")
 
 
 @pytest.mark.parametrize("values", ["float16", "bfloat16"])
