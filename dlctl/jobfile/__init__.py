@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dlctl import inner, registry, schedule
+from dlctl import inner, parameter_groups, registry, schedule
 from dlctl.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
 from dlctl.errors import UsageError
 from dlctl.jobfile import checks, reading, schema
@@ -72,9 +72,10 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
             choice = getattr(registry.load("algorithms", resolved["algorithm"].name), section)
         options = effective_options(registry.SECTIONS[section], choice)
         resolved[section] = Choice(name=choice.name, options=options)
-    # Daemons run elsewhere, so they get the task's file by its full path.
-    task = str(path.parent.resolve() / job.job.task)
-    located = dataclasses.replace(job.job, task=task)
+    # Daemons run elsewhere, so they get the job's files by their full paths.
+    home = path.parent.resolve()
+    weights = str(home / job.job.weights) if job.job.weights else ""
+    located = dataclasses.replace(job.job, task=str(home / job.job.task), weights=weights)
     whole: JobFile = dataclasses.replace(job, job=located, **resolved)  # type: ignore[arg-type]
     if faults := _own_checks(whole):
         raise JobFileError(path, locate(path, text, find_keys(text), faults))
@@ -84,8 +85,30 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
 def _own_checks(job: JobFile) -> list[Fault]:
     """What the schedule, or the method itself, finds wrong with a job that is valid otherwise."""
     method = registry.load("algorithms", job.algorithm.name)
-    found = [*schedule.faults(job), *_clip_faults(job, method), *method.check(job)]
+    found: list[tuple[KeyPath, str, str]] = [*schedule.faults(job), *_clip_faults(job, method)]
+    groups = parameter_groups.faults(
+        job.parameters, _gradient_steps(job, method), job.algorithm.name
+    )
+    found += [*groups, *method.check(job)]
     return [Fault(where, what, instead) for where, what, instead in found]
+
+
+def _gradient_steps(job: JobFile, method: Any) -> list[parameter_groups.Steps]:
+    """The optimisers that take gradient steps: the replicas' own, and the servers' if gradients are
+    pushed to it."""
+    found = []
+    if method.inner.name != inner.NONE and job.inner.name != inner.NONE:
+        found.append(("inner_optimizers", job.inner, False))
+    pushed = method.replica.one_push(method.Options(**job.algorithm.options))
+    if method.shard is not None and not pushed.is_way:
+        found.append(("optimizers", job.optimizer, True))
+    return [
+        parameter_groups.Steps(
+            choice.name, choice.options, is_servers,
+            parameter_groups.has_decay(registry.load(kind, choice.name).Options),
+        )
+        for kind, choice, is_servers in found
+    ]  # fmt: skip
 
 
 def _clip_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
