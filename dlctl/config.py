@@ -153,7 +153,7 @@ class ParameterGroup:
     """The rate is the optimiser's times this, whatever schedule and `dlctl set` make of that."""
     train: bool = True
     """false: they stay as they are. requires_grad is False before the first step, and they are
-    neither pushed nor fetched; buffers beside them, such as a BatchNorm's, go on."""
+    in no push and no fetch; buffers beside them, such as a BatchNorm's, go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
