@@ -16,9 +16,15 @@ import numpy as np
 from dlctl.config import ParameterGroup
 from dlctl.messages import Json
 from dlctl.optim.base import Optimizer, Sweeping
-from dlctl.optim.blocks import Block, Rule
+from dlctl.optim.blocks import Block, Place, Rule
 from dlctl.parameter_groups import Run
 from dlctl.settings import Setting
+
+PIECES_MAX = 8
+"""Of a block. If there are more, copying those of a group into one takes less than to go over each.
+"""
+Piece = tuple[int, int, int]
+"""(group, lo, hi), elements of a block."""
 
 
 class Grouped:
@@ -63,13 +69,17 @@ class Grouped:
 
         def each_by_its_own(blocks: Iterable[Block]) -> None:
             for block in blocks:
-                for group, lo, hi in self._pieces(block):
-                    rules[group]([block.part(lo, hi)])
+                pieces = list(self._pieces(block))
+                if len(pieces) <= PIECES_MAX:
+                    for group, lo, hi in pieces:
+                        rules[group]([block.part(lo, hi)])
+                else:
+                    _gathered(block, pieces, rules)
 
         return each_by_its_own
 
-    def _pieces(self, block: Block) -> Iterator[tuple[int, int, int]]:
-        """(group, lo, hi) of all elements of a block, in their order."""
+    def _pieces(self, block: Block) -> Iterator[Piece]:
+        """All elements of a block, in their order."""
         (at, indices), size = block.place, block.w.size
         ends = (at, at + size - 1) if indices is None else (indices[0], indices[-1])
         first, last = np.searchsorted(self._ends, ends, side="right").tolist()
@@ -80,6 +90,21 @@ class Grouped:
             if lo < hi:
                 yield group, lo, hi
             lo = hi
+
+
+def _gathered(block: Block, pieces: Sequence[Piece], rules: Sequence[Rule]) -> None:
+    """Go over all pieces of each group at once."""
+    at, indices = block.place
+    for group in {group for group, _, _ in pieces}:
+        where = np.concatenate([np.arange(lo, hi) for of, lo, hi in pieces if of == group])
+        slots = tuple(slot[where] for slot in block.slots)
+        place = Place(at, at + where if indices is None else indices[where])
+        mine = Block.in_place(place, block.w[where], block.g[where], slots)
+        rules[group]([mine])
+        for following, values in zip(
+            (block.w_next, *block.slots_next), (mine.w, *mine.slots), strict=True
+        ):
+            following[where] = values
 
 
 def make(

@@ -36,8 +36,10 @@ GROUPS = (
 )
 RUNS = [
     Run(3, -1), Run(10, 0), Run(11, 1), Run(PLACES, 2), Run(BLOCK - 1, 1), Run(BLOCK + 9, -1),
-    Run(BLOCK + 2000, 0), Run(2 * BLOCK, 1), Run(SIZE, -1),
+    *(Run(BLOCK + 9 + 100 * number, number % 4 - 1) for number in range(1, 31)),
+    Run(BLOCK + 5000, 0), Run(2 * BLOCK, 1), Run(SIZE, -1),
 ]  # fmt: skip
+"""Some blocks have few pieces, and some have many."""
 UPDATES = [
     dense(1, SIZE), sparse(2, SIZE, 900), sparse(3, SIZE, 1), sparse(4, SIZE, SIZE // 3),
     sparse(5, SIZE, 0), sparse(6, SIZE, 12_000), dense(7, SIZE), dense(8, SIZE),
