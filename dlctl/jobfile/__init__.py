@@ -136,7 +136,18 @@ def effective_options(kind: str, choice: Choice) -> dict[str, Any]:
         problems = "; ".join(f"{'.'.join(map(str, f.path))} {f.message}" for f in faults)
         named = f'{registry.singular(kind)} "{choice.name}"'
         raise UsageError(f"options of {named} are not valid: {problems}")
-    return dataclasses.asdict(options)
+    return _plain(dataclasses.asdict(options))
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """As JSON has it: daemons read a list where there was a tuple."""
+    return {key: _without_tuples(value) for key, value in options.items()}
+
+
+def _without_tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _plain(value)
+    return [*map(_without_tuples, value)] if isinstance(value, tuple) else value
 
 
 def _override(document: dict[str, Any], overrides: Mapping[str, Any]) -> None:
@@ -174,7 +185,7 @@ def _resolve(section: str, kind: str, table: Any) -> tuple[Choice | None, list[F
     options, faults = schema.validate(entry.Options, given, at=(section,), also=("name",))
     if options is None:
         return None, _moved(section, _with_owners(kind, name, faults), table)
-    return Choice(name=name, options=dataclasses.asdict(options)), faults
+    return Choice(name=name, options=_plain(dataclasses.asdict(options))), faults
 
 
 def _with_owners(kind: str, name: str, faults: list[Fault]) -> list[Fault]:
