@@ -17,7 +17,6 @@ from dlctl.errors import UsageError
 from dlctl.jobfile import JobFileError, load, reading
 from dlctl.jobfile.positions import PARTS_MAX, find_keys
 from dlctl.jobfile.reading import SIZE_MAX_BYTES
-from dlctl.registry import SECTIONS
 
 from . import mutation, trees
 from .harmless import check_harmless
