@@ -56,6 +56,11 @@ def faults(job: JobFile) -> Iterator[tuple[tuple[str, ...], str, str]]:
     if schedule.over.strip().endswith("%"):
         yield ("schedule", "over"), "it is the whole, not a part", 'as in "50_000 steps"'
         return
+    if schedule.over and length(schedule.over, job.step_samples) < 1:
+        yield ("schedule", "over"), "it is no sample long", 'as in "50_000 steps"'
+        return
+    if schedule.kind == "wsd" and len(schedule.decay_at) > 1:
+        yield ("schedule", "decay_at"), '"wsd" decays once', "give one value"
     if schedule.kind == "step" and not schedule.decay_at:
         yield ("schedule", "kind"), '"step" goes down nowhere', "add decay_at = [0.5, 0.75]"
     if schedule.decay_at and schedule.kind not in ("step", "wsd"):
@@ -73,7 +78,7 @@ def faults(job: JobFile) -> Iterator[tuple[tuple[str, ...], str, str]]:
 
 def is_needed(schedule: Schedule) -> bool:
     """Whether the rate changes at all."""
-    return schedule.kind != "constant" or not schedule.warmup.strip().startswith("0")
+    return schedule.kind != "constant" or length(schedule.warmup, 1, 1.0) > 0
 
 
 def needs_whole(schedule: Schedule) -> bool:

@@ -6,6 +6,7 @@ What is saved goes by the tensors, so that a run may go on with other groups.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from dlctl.messages import Array
 
 _PYTHON = "#"
 """Behind the name of a state that is a number of Python's, and no tensor."""
+OF = f"{SAVED_AS}of"
+"""Whose state it is."""
 _SCALE = "lr_scale"
 """In a group of torch's: of its rate."""
 
@@ -40,6 +43,7 @@ class InnerOptimizer:
         somebody else's raises.
         """
         self.tensors = list(tensors)
+        self._identity = _identity(choice)
         self._optimizers, self._indices = [], []
         for kind, options, mine in _parts(choice, self.tensors):
             of_mine = [groups[index] for index in mine] if groups else []
@@ -70,13 +74,15 @@ class InnerOptimizer:
 
     def state(self) -> dict[str, Array]:
         """All that it keeps, under its names in a checkpoint: copies."""
-        found: dict[str, Array] = {}
+        found: dict[str, Array] = {OF: np.frombuffer(self._identity, np.uint8)}
         for number, optimizer in enumerate(self._optimizers):
             for place, kept in optimizer.state_dict()["state"].items():
                 index = self._indices[number][place]
                 for key, value in kept.items():
                     name = f"{SAVED_AS}{number}.{index}.{key}"
                     if isinstance(value, Tensor):
+                        is_half = value.dtype is torch.bfloat16  # numpy has none.
+                        value = value.float() if is_half else value
                         found[name] = value.detach().cpu().numpy().copy()
                     elif value is not None:
                         found[name + _PYTHON] = np.array(value)
@@ -85,7 +91,11 @@ class InnerOptimizer:
     def restore(self, state: Mapping[str, Array]) -> None:
         """Go on from what `state` was. Raises DlctlError if it is another optimiser's."""
         kept: list[dict[int, dict[str, Any]]] = [{} for _ in self._optimizers]
+        if state and state[OF].tobytes() != self._identity:
+            raise _of_another()
         for name, array in state.items():
+            if name == OF:
+                continue
             number, index, key = name.removeprefix(SAVED_AS).split(".", 2)
             is_number = key.endswith(_PYTHON)
             value = array.item() if is_number else torch.from_numpy(np.array(array))
@@ -107,6 +117,13 @@ class InnerOptimizer:
             <= sizes[place]
             for place, kept in state.items()
         )
+
+
+def _identity(choice: Choice) -> bytes:
+    """Its name, and the options that say what it keeps."""
+    flags = {key: value for key, value in choice.options.items() if isinstance(value, bool)}
+    flags["momentum"] = bool(choice.options.get("momentum"))
+    return json.dumps([choice.name, flags], sort_keys=True).encode()
 
 
 def _of_another() -> DlctlError:

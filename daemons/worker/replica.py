@@ -86,6 +86,7 @@ class Replica:
         self.parameters: Vector = _own(self._vector)
         self._autocast = _AUTOCAST[precision]
         self._compiled: Any = torch.compile(self.model) if compiled else None
+        self._has_compiled = False
 
     @cached_property
     def _gradient(self) -> Tensor:
@@ -159,23 +160,26 @@ class Replica:
         if not self.model.training:
             self._set_mode(training=True)
         self._cast()
-        loss = self._forward(batch)
+        if self._compiled is None or self._has_compiled:
+            return self._backward(self._compiled or self.model, batch, weight)
+        try:
+            loss = self._backward(self._compiled, batch, weight)
+        except TaskError as error:
+            # It is the first batch of all. If this is the task's own error, it comes again.
+            self._compiled = None
+            for parameter, _ in self._bound:
+                parameter.grad = None
+            loss = self._backward(self.model, batch, weight)
+            log.warning("computing without torch.compile, which failed: %s", error.message,
+                        extra={"detail": error.detail})  # fmt: skip
+        self._has_compiled = True
+        return loss
+
+    def _backward(self, model: nn.Module, batch: Any, weight: float) -> float:
+        loss = self._loss(model, batch)
         with calling(_BACKWARD, self.task.at("loss")):
             (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
             return float(loss.detach())  # A GPU tells of its errors only now.
-
-    def _forward(self, batch: Any) -> Tensor:
-        if self._compiled is None:
-            return self._loss(self.model, batch)
-        try:
-            return self._loss(self._compiled, batch)
-        except TaskError as error:
-            # If it is the task's own error, it comes again.
-            self._compiled = None
-            loss = self._loss(self.model, batch)
-            log.warning("computing without torch.compile, which failed: %s", error.message,
-                        extra={"detail": error.detail})  # fmt: skip
-            return loss
 
     def _loss(self, model: nn.Module, batch: Any) -> Tensor:
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):

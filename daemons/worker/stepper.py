@@ -83,6 +83,8 @@ class Stepper:
             self._unscale(gradients)
         vector = self.replica.gathered(gradients) if gather and own_lr is None else None
         norm = euclidean_norm(vector) if vector is not None else _norm(gradients)
+        if self._scaler is not None:
+            self._update_scale(loss, norm, scale)
         is_skipped = math.isfinite(loss) and not math.isfinite(norm) and scale > SCALE_MIN
         clipped = min(norm, self.clip_norm) if self.clip_norm and math.isfinite(norm) else norm
         if not (math.isfinite(loss) and clipped <= norm_max):
@@ -103,9 +105,16 @@ class Stepper:
         for value, gradient in zip(self.replica.values, gradients, strict=True):
             value.grad = gradient
         self._scaler.unscale_(self._holder)
-        self._scaler.update()
         for value in self.replica.values:
             value.grad = None
+
+    def _update_scale(self, loss: float, norm: float, scale: float) -> None:
+        """It grows after many good steps, and halves for an infinite gradient; but not for one that
+        has nothing to do with it.
+        """
+        assert self._scaler is not None
+        may_change = math.isfinite(loss) and (math.isfinite(norm) or scale > SCALE_MIN)
+        self._scaler.update(None if may_change else scale)
 
     # ------------------------------------------------------------ what is saved
 

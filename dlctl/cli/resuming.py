@@ -27,8 +27,8 @@ def check_fits(run_id: str, good: Good, job: JobFile) -> None:
     """Raises UsageError if another method or rule would have to go on with a checkpoint of this
     run.
     """
-    for section, now in (("algorithm", job.algorithm.name), ("optimizer", job.optimizer.name)):
-        before = good[1][section]
+    for section in ("algorithm", "optimizer", "inner"):
+        before, now = good[1].get(section), getattr(job, section).name
         if isinstance(before, str) and before != now:
             raise UsageError(
                 f'{run_id} was trained with the {section} "{before}", not "{now}": '

@@ -30,8 +30,9 @@ from dlctl.jobfile.problems import Fault as Fault
 from dlctl.jobfile.problems import JobFileError as JobFileError
 from dlctl.jobfile.problems import Problem as Problem
 from dlctl.jobfile.problems import locate
-from dlctl.util import numeric_limits
+from dlctl.util import bounds, numeric_limits
 from dlctl.util.did_you_mean import did_you_mean
+from dlctl.util.numeric_limits import LocalRate
 
 
 def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
@@ -86,9 +87,13 @@ def _own_checks(job: JobFile) -> list[Fault]:
     """What the schedule, or the method itself, finds wrong with a job that is valid otherwise."""
     method = registry.load("algorithms", job.algorithm.name)
     found: list[tuple[KeyPath, str, str]] = [*schedule.faults(job), *_clip_faults(job, method)]
-    groups = parameter_groups.faults(
-        job.parameters, _gradient_steps(job, method), job.algorithm.name
-    )
+    steps = _gradient_steps(job, method)
+    if schedule.is_needed(job.schedule) and not steps:
+        what = f"{job.algorithm.name} has no optimiser that takes gradient steps"
+        found.append((("schedule", "kind"), what, "remove [schedule]"))
+    elif schedule.is_needed(job.schedule) and job.inner.name == "rprop":
+        found.append((("inner", "name"), "rprop finds its rates by itself", "remove [schedule]"))
+    groups = parameter_groups.faults(job.parameters, steps, job.algorithm.name)
     found += [*groups, *method.check(job)]
     return [Fault(where, what, instead) for where, what, instead in found]
 
@@ -116,7 +121,7 @@ def _clip_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]
     if job.gradient.clip != "global":
         return
     pushed = method.replica.one_push(method.Options(**job.algorithm.options))
-    if pushed.is_way or not method.shape.needs_servers:
+    if pushed.is_way or method.shard is None:
         what = f"{job.algorithm.name} pushes no gradients: each replica has its own"
         yield ("gradient", "clip"), what, 'use "replica"'
     elif job.servers.count != 1:
@@ -231,10 +236,14 @@ def _check_inner(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
     if method.inner.name == inner.NONE and chosen.name != inner.NONE:
         what = f"replicas of {name} make no steps of their own: the servers' optimiser does"
         return [Fault(("inner", "name"), what, "remove [inner]")]
-    if registry.load("inner_optimizers", chosen.name).Options is None and not isinstance(
-        chosen.options.get("lr"), int | float
-    ):
-        return [Fault(("inner", "name"), "an optimiser of yours needs its lr here", "add lr = ...")]
+    if chosen.name == inner.NONE and method.replica.one_push(method.Options()).is_way:
+        what = f"{name} pushes the way of its replicas' own steps"
+        return [Fault(("inner", "name"), what, f'use "{method.inner.name}", or remove [inner]')]
+    lr = chosen.options.get("lr")
+    is_ours = registry.load("inner_optimizers", chosen.name).Options is not None
+    if not is_ours and (type(lr) not in (int, float) or not bounds.holds(LocalRate, lr)):
+        what = "an optimiser of yours needs its lr here, a number >= 0"
+        return [Fault(("inner", "name"), what, "add lr = ...")]
     return []
 
 

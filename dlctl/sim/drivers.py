@@ -52,6 +52,7 @@ from dlctl.util.names import HOME_AGENT
 from dlctl.vector import euclidean_norm
 
 SPAWN_S = 0.05
+TAKE_S = 1e-4
 REAP_S = 0.001
 """From the end of a process to its agent's knowing."""
 SSH_S = 0.3
@@ -148,6 +149,8 @@ class ComputeDriver:
         self._who = (0, 0)
         self._counts: dict[int, int] = {}
         self._free_at = 0.0
+        self._is_taken = False
+        """What torch keeps has been asked for, and not been given."""
         process.perform(BuildModel, self._build)
         process.perform(LoadBuffers, self._load_buffers)
         process.perform(Compute, self._compute)
@@ -181,6 +184,7 @@ class ComputeDriver:
         self._later(0.0, lambda: self.process.post(BuffersLoaded()))
 
     def _compute(self, effect: Compute) -> None:
+        assert not self._is_taken, "a batch is begun while what torch keeps is taken"
         self._gradient[:] = np.nan
         before = self.parameters.copy()
         self._later(self._step_s(), lambda: self._finish(effect, before))
@@ -237,7 +241,13 @@ class ComputeDriver:
         self._later(self._step_s(), finish)
 
     def _take_state(self, _: TakeComputeState) -> None:
-        self._later(0.0, lambda: self.process.post(ComputeStateTaken(self._state())))
+        self._is_taken = True
+
+        def taken() -> None:
+            self._is_taken = False
+            self.process.post(ComputeStateTaken(self._state()))
+
+        self._later(TAKE_S, taken)
 
     def _state(self) -> dict[str, Array]:
         state = dict(self._inner.state()) if self._inner is not None else {}

@@ -774,6 +774,19 @@ def test_a_mutilated_job_file_is_read_or_refused_but_never_a_crash(
             "parameters.0.lr_scale", "no optimiser that takes gradient steps",
         ),
         ('[schedule]\nkind = "step"', "schedule.kind", "add decay_at"),
+        ('[schedule]\nkind = "cosine"\nover = "0 steps"', "schedule.over", "no sample long"),
+        (
+            '[algorithm]\nname = "sandblaster"\n[schedule]\nkind = "cosine"', "schedule.kind",
+            "no optimiser that takes gradient steps",
+        ),
+        (
+            '[algorithm]\nname = "diloco"\n[inner]\nname = "none"', "inner.name",
+            'use "adamw", or remove [inner]',
+        ),
+        (
+            '[inner]\nname = "rprop"\n[schedule]\nwarmup = "0.5%"', "inner.name",
+            "finds its rates by itself",
+        ),
         ('[schedule]\nkind = "cosinus"', "schedule.kind", 'did you mean "cosine"?'),
     ],
 )  # fmt: skip

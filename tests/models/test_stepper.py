@@ -139,6 +139,25 @@ def test_the_state_of_another_optimiser_is_refused(zoo) -> None:
         adam.restore(muon.state())
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (choice("adamw"), choice("rmsprop")),
+        (choice("adamw"), choice("adamw", amsgrad=True)),
+        (choice("sgd", momentum=0.9), choice("sgd")),
+        (choice("sgd", momentum=0.9), choice("adamw")),
+    ],
+    ids=lambda chosen: chosen.name,
+)
+def test_state_that_does_not_fit_is_refused_however_large_it_is(
+    zoo, before: Choice, after: Choice
+) -> None:
+    first = stepper_of(zoo["mlp"], before)
+    first.step([(zoo["mlp"].batch(), 1.0)], own_lr=1e-3, gather=False)
+    with pytest.raises(DlctlError, match="another inner optimiser"):
+        stepper_of(zoo["mlp"], after).restore(first.state())
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_options_are_those_of_torch_with_its_defaults(name: str) -> None:
     entry = registry.load("inner_optimizers", name)
@@ -338,6 +357,7 @@ def test_what_is_infinite_without_a_scale_is_not_skipped_for_ever() -> None:
     assert steps[0].is_skipped
     assert not steps[-1].is_skipped
     assert not steps[-1].is_usable
+    assert stepper.state()[SCALER][0] == 1.0, "the scale ends where it is none"
 
 
 # ---------------------------------------------------------------- torch.compile

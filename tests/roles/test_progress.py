@@ -7,11 +7,30 @@ def test_between_two_words_everybody_has_had_as_much_as_this_replica() -> None:
     progress = Progress(lambda: 4)
     progress.computed(8)
     assert progress.samples == 32
-    progress.told(30)
-    assert progress.samples == 30
+    progress.pushed()
+    progress.told(40)
+    assert progress.samples == 40
     progress.computed(8)
     progress.computed(8)
-    assert progress.samples == 30 + 4 * 16
+    assert progress.samples == 40 + 4 * 16
+
+
+def test_what_was_not_pushed_at_a_word_is_not_in_it() -> None:
+    progress = Progress(lambda: 2)
+    progress.computed(8)
+    progress.pushed()
+    progress.computed(8)
+    progress.told(16)
+    assert progress.samples == 16 + 2 * 8
+
+
+def test_it_never_goes_back() -> None:
+    progress = Progress(lambda: 4)
+    progress.computed(8)
+    progress.pushed()
+    assert progress.samples == 32
+    progress.told(8)
+    assert progress.samples == 32
 
 
 def test_an_older_word_changes_nothing() -> None:

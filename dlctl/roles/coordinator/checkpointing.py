@@ -436,6 +436,7 @@ def manifest_of(
         "size": layout.size(),
         "algorithm": job.algorithm.name,
         "optimizer": job.optimizer.name,
+        "inner": job.inner.name,
         "data": data,
         "evaluation": evaluation,
         **({FAILURE: failure[:FAILURE_CHARS]} if failure else {}),

@@ -1,9 +1,9 @@
 """How far the run is, as one replica knows it, and the rate of its own steps there.
 
 What counts is the samples of all replicas. The servers tell how many are in their tables with every
-read; where there are none, the coordinator tells with every lease how many are done. Since then
-every member is taken to have had as many as this one. So with a barrier, where all have the same
-number, it is exact, and it depends on nothing but the state of the run.
+read; where there are none, the coordinator tells with every lease how many are done. Every replica
+is taken to have had as many more as this one: since the word, and what it had not pushed then. So
+where all meet at a barrier it is exact, and it depends on nothing but the state of the run.
 """
 
 from __future__ import annotations
@@ -15,20 +15,28 @@ class Progress:
     def __init__(self, replicas: Callable[[], int]) -> None:
         """replicas: how many train."""
         self._replicas = replicas
-        self._told = self._own = 0
+        self._told = self._own = self._unpushed = self._newest = 0
 
     def told(self, samples: int) -> None:
-        """So many samples are done; an older word changes nothing."""
+        """So many samples are in the tables; an older word changes nothing."""
         if samples > self._told:
-            self._told, self._own = samples, 0
+            self._told, self._own = samples, self._unpushed
 
     def computed(self, samples: int) -> None:
         """This replica has had so many more."""
         self._own += samples
+        self._unpushed += samples
+
+    def pushed(self) -> None:
+        """All that it has had is on its way into the tables."""
+        self._unpushed = 0
 
     @property
     def samples(self) -> int:
-        return self._told + self._own * max(1, self._replicas())
+        """It never goes back."""
+        now = self._told + self._own * max(1, self._replicas())
+        self._newest = max(self._newest, now)
+        return self._newest
 
 
 class OwnRate:

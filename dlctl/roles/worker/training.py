@@ -290,6 +290,7 @@ class Training:
             self.computing.report_done(self.portions.settled(number), now)
 
     def _on_pushed(self) -> None:
+        self.progress.pushed()
         self._push_buffers()
 
     def _on_collected(self) -> None:

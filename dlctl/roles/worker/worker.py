@@ -234,9 +234,9 @@ class Worker:
         if self._evaluation is not None:
             self._evaluation.advance(self.training, self.context, now)
         self.training.draining = self._draining
-        self.training.computing.holds = self._save is not None and self._is_quiet_to_save()
+        self.training.computing.holds = self._holds()
         self.training.advance(now)
-        if self._save_if_clean(self.training) and self.training.computing.holds:
+        if self._save_if_clean(self.training) and not self._holds():
             self.training.computing.holds = False
             self.training.advance(now)
         bad = self.training.bad_gradients
@@ -452,6 +452,13 @@ class Worker:
             self._saving.without_file(message, "")
         else:
             self._save = message
+
+    def _holds(self) -> bool:
+        """Whether no batch is begun until all is taken that is about to be saved. What torch keeps
+        is here when it says so: the next batch might be computed before it is asked for that.
+        """
+        is_saving = self._save is not None or self._saves is not None
+        return is_saving and self._is_quiet_to_save()
 
     def _keeps_more(self) -> bool:
         """Whether torch keeps something for this replica beside the servers' parameters."""

@@ -186,8 +186,9 @@ class Computing:
             self._step = Step(event.gradient, samples, mean, norm, len(losses))
             self.averaged = event.averaged
         if not event.is_usable:
-            self._refuse(event, portion, number)
-            self._left_out = announced and not losses
+            if not event.is_skipped:
+                self._refuse(event, portion, number)
+                self._left_out = announced and not losses
             number += 1
         portion.next_number = number
         if portion.is_last(number - 1):
@@ -226,6 +227,7 @@ class Computing:
 
     def _done_without_push(self, now: float) -> None:
         self.writing.steps_pushed = self.writing.steps
+        self.progress.pushed()
         self.leasing.told_no_data = False
         self.report_done(self.portions.done_now(), now)
 
