@@ -12,6 +12,7 @@ them over once is faster than adding into views of it, from 5 thousand to 25 mil
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from daemons.worker.layout import describe, find, layout_of
-from daemons.worker.task import Task, TaskError, calling
+from daemons.worker.task import Loss, Task, TaskError, calling, number_of
 from dlctl.errors import DlctlError
 from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout
 from dlctl.vector import Vector
@@ -42,6 +43,15 @@ class Step(NamedTuple):
     """May be NaN or infinite."""
     gradient: Vector
     """float32[d], of the same kind and order as `Replica.parameters`."""
+
+
+class Measured(NamedTuple):
+    """What one batch has come to."""
+
+    loss: float
+    """May be NaN or infinite."""
+    metrics: dict[str, float]
+    """What else the task's loss returns, as far as it is finite."""
 
 
 class Replica:
@@ -131,43 +141,47 @@ class Replica:
     def gradient(self, batch: Any) -> Step:
         """Loss and gradient of one batch at the present parameters. Raises TaskError."""
         self.forget_gradients()
-        loss = self.backward(batch)
+        loss = self.backward(batch).loss
         return Step(loss, self.gathered(self.gradients()))
 
     def forget_gradients(self) -> None:
         for parameter, _ in self._bound:
             parameter.grad = None
 
-    def backward(self, batch: Any, weight: float = 1.0) -> float:
-        """Add weight times the gradient of one batch to what autograd keeps. Returns the loss of
-        the batch, which may be NaN or infinite. Raises TaskError.
+    def backward(
+        self, batch: Any, weight: float = 1.0, *, step: int = 0, epoch: int = 0
+    ) -> Measured:
+        """Add weight times the gradient of one batch to what autograd keeps. step, epoch: for a
+        loss that asks for them. Raises TaskError.
         """
         with calling("moving the batch to the device"):
             batch = to_device(batch, self.device)
         if not self.model.training:
             self._set_mode(training=True)
         self._cast()
-        loss = self._forward(batch)
+        loss = self._forward(batch, step, epoch)
         with calling(_BACKWARD):
-            (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
-            return float(loss.detach())  # A GPU tells of its errors only now.
+            value = loss.value if weight == 1.0 else loss.value * weight
+            value.backward()  # type: ignore[no-untyped-call]
+            return _in_numbers(loss)  # A GPU tells of its errors only now.
 
-    def _forward(self, batch: Any) -> Tensor:
+    def _forward(self, *batch: Any) -> Loss:
+        """batch: with its step and epoch."""
         if self._compiled is None:
-            return self._loss(self.model, batch)
+            return self._loss(self.model, *batch)
         try:
-            return self._loss(self._compiled, batch)
+            return self._loss(self._compiled, *batch)
         except TaskError as error:
             # If it is the task's own error, it comes again.
             self._compiled = None
-            loss = self._loss(self.model, batch)
+            loss = self._loss(self.model, *batch)
             log.warning("computing without torch.compile, which failed: %s", error.message,
                         extra={"detail": error.detail})  # fmt: skip
             return loss
 
-    def _loss(self, model: nn.Module, batch: Any) -> Tensor:
+    def _loss(self, model: nn.Module, *batch: Any) -> Loss:
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
-            return self.task.loss(model, batch)
+            return self.task.loss(model, *batch)
 
     def gradients(self) -> list[Tensor | None]:
         """What autograd has kept, float32, one for each of `values`; it keeps none any more."""
@@ -278,12 +292,30 @@ class Replica:
         """
         if not self.task.has_evaluate:
             return {}
+        with self._at(parameters, averaged):
+            return self.task.evaluate(self.model)
+
+    def finish(
+        self,
+        parameters: npt.NDArray[np.float32],
+        averaged: npt.NDArray[np.float64],
+        metrics: dict[str, float],
+    ) -> str:
+        """What the task's `finish` returns at these values. Raises TaskError."""
+        with self._at(parameters, averaged):
+            return self.task.finish(self.model, metrics)
+
+    @contextmanager
+    def _at(
+        self, parameters: npt.NDArray[np.float32], averaged: npt.NDArray[np.float64]
+    ) -> Iterator[None]:
+        """Within this, the model has these values and is in eval mode."""
         with self._restored():
             self._vector.copy_(torch.tensor(parameters))
             self.load_averaged(averaged)
             self._cast()
             self._set_mode(training=False)
-            return self.task.evaluate(self.model)
+            yield
 
     @contextmanager
     def _restored(self) -> Iterator[None]:
@@ -314,6 +346,22 @@ class Replica:
                 setattr(module, key, buffer)
             for module, mode in modes:
                 module.training = mode
+
+
+def _in_numbers(loss: Loss) -> Measured:
+    """What is on the loss's device comes from there with it, all in one transfer."""
+    if not loss.metrics:
+        return Measured(float(loss.value.detach()), {})
+    beside = {
+        name: value
+        for name, value in loss.metrics.items()
+        if isinstance(value, Tensor) and value.device == loss.value.device
+    }
+    together = [t.detach().reshape(()).to(torch.float64) for t in (loss.value, *beside.values())]
+    value, *others = torch.stack(together).tolist()
+    came = dict(zip(beside, others, strict=True))
+    metrics = {n: came[n] if n in came else number_of(v) for n, v in loss.metrics.items()}
+    return Measured(value, {n: number for n, number in metrics.items() if math.isfinite(number)})
 
 
 # ---------------------------------------------------------------- devices and random numbers

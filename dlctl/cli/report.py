@@ -114,6 +114,8 @@ def head(snapshot: Snapshot, *, brief: bool = False) -> list[str]:
         f"epoch {values.fixed(run.get('data_epoch'), 2)}",
         f"loss {values.decimal(run.get('loss'))}",
     ]
+    if isinstance(run.get("metrics"), Mapping) and run["metrics"]:
+        parts.append(console.escape(values.evaluation(run["metrics"])))
     if snapshot.is_live and isinstance(rates := run.get("rates"), Mapping):
         parts += [f"{console.escape(str(key))} {values.decimal(lr)}" for key, lr in rates.items()]
     if snapshot.is_live:

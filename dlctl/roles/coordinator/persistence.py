@@ -7,6 +7,7 @@ The state that decides what the coordinator does next lies in small pieces under
     clock               how long they have been at work; the newest attempt at a checkpoint is ago
     checkpoints         its number
     work                steps, samples and loss; the size of the dataset; the newest evaluation
+    metrics             what else the task's loss returns
     lead                the clock and the state of the method's lead, and the journal of one that
                         drives
     quorum              its newest decision for all shards: the clock, whose pushes count
@@ -175,6 +176,8 @@ class Persistence:
         newest, asked = self.evaluations.newest, self.evaluations.asked
         counts = (scheduler.steps, scheduler.samples, scheduler.loss)
         yield "work", (*counts, scheduler.dataset_samples, scheduler.next, newest)
+        if scheduler.metrics:
+            yield "metrics", dict(scheduler.metrics)
         yield "lead", scheduler.lead()
         if self.quorums.newest is not None:
             yield "quorum", self.quorums.newest
@@ -283,6 +286,7 @@ class Persistence:
         self.scheduler.go_on(
             steps, samples, loss, dataset_samples, (next_[0], next_[1]), portions, evaluated_epochs
         )
+        self.scheduler.metrics = dict(values.get("metrics", {}))
         if "lead" in values:
             self.scheduler.restore_lead(values["lead"])
         if "quorum" in values:

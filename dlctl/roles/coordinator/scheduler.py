@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from dlctl import messages as m
@@ -24,6 +25,8 @@ from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.leases import PortionPool, Range
 from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.protocol.context import Context
+from dlctl.roles.protocol.limits import METRICS_MAX
+from dlctl.roles.protocol.meters import follow
 
 # ---------------------------------------------------------------- a stop condition
 
@@ -82,6 +85,8 @@ class Scheduler:
         self.target = Target.parse(job.job.stop.target) if job.job.stop.target else None
         self.steps = self.samples = 0
         self.loss: float | None = None
+        self.metrics: dict[str, float] = {}
+        """What else the task's loss returns, as running means like that of the loss."""
         self.released_at: float | None = None
         """When the workers were let loose."""
         self.stopped = False
@@ -115,7 +120,7 @@ class Scheduler:
         """What a checkpoint's manifest says of the data and the steps."""
         self._restore = data
         self.steps, self.samples = data.get("steps", 0), data.get("samples", 0)
-        self.loss = data.get("loss")
+        self.loss, self.metrics = data.get("loss"), data.get("metrics", {})
         self.side.steps_done = self.steps
         if "lead" in data:
             self.restore_lead(data["lead"])
@@ -200,6 +205,7 @@ class Scheduler:
             "steps": self.steps,
             "samples": self.samples,
             "loss": self.loss,
+            **({"metrics": dict(self.metrics)} if self.metrics else {}),
             "dataset_samples": pool.samples,
             "portion_samples": pool.portion_samples,
             "complete_epochs": pool.complete_epochs(),
@@ -332,6 +338,7 @@ class Scheduler:
         self.side.portion_done(done.slot, done.steps, done.samples)
         if done.samples:
             self._take_loss(done.loss_sum / done.samples)
+            follow(self.metrics, _means(done), LOSS_WEIGHT)
         if self.driving is not None:
             self.driving.on_portion(done)
         self.grant(now)
@@ -390,6 +397,16 @@ class Scheduler:
         if self._pool is None or self._pool.limit == math.inf or self.is_driven:
             return None
         return min(1.0, self._pool.done_count / self._pool.limit)
+
+
+def _means(done: m.PortionDone) -> dict[str, float]:
+    """What a portion's samples are said to have had besides the loss, as far as it can be so."""
+    found = {}
+    for name, said in islice(done.metric_sums.items(), METRICS_MAX):
+        match said:
+            case [float(total), int(samples)] if 0 < samples <= done.samples:
+                found[name] = total / samples
+    return found
 
 
 def _wire(taken: Any) -> tuple[int, int, int, int]:

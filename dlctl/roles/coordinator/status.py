@@ -68,6 +68,7 @@ class StatusReport:
             "data_epoch": round(scheduler.epochs_done(), 4),
             "progress": self._progress(now),
             "loss": scheduler.loss,
+            "metrics": dict(scheduler.metrics),
             "evaluation": self.evaluations.newest,
             "ready_at": scheduler.released_at,
             "updated_at": now,
