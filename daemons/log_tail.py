@@ -7,8 +7,12 @@ import re
 from pathlib import Path
 
 LINES = 12
-TAIL_BYTES = 32 * 1024
+DETAIL_LINES_MAX = 8
+"""Of one record: its message stays among the last lines, however deep the traceback is."""
+TAIL_BYTES = 256 * 1024
+"""A record of the longest message and the longest traceback fits in, escaped as JSON."""
 LINE_CHARS_MAX = 400
+ERROR = "ERROR "
 _GOODBYE = re.compile(r"exit ([0-9]{1,3}): ")
 """What `Loop` writes at the end: whoever reads last words knows the exit code."""
 
@@ -17,9 +21,16 @@ _NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def last_lines(path: Path) -> tuple[str, ...]:
-    """The last dozen lines: messages of JSON lines with their details, raw lines as they are."""
+    """The last dozen lines: messages of JSON lines with the ends of their details, raw lines as
+    they are. The last error is the first of them if more than a dozen lines came after it, as from
+    functions that the task has registered with atexit.
+    """
     lines = [line for text in _tail(path) for line in _readable(text)]
-    return tuple(line[:LINE_CHARS_MAX] for line in lines[-LINES:])
+    before, last = lines[:-LINES], lines[-LINES:]
+    errors = [line for line in before if line.startswith(ERROR)]
+    if errors and not any(line.startswith(ERROR) for line in last):
+        last[0] = errors[-1]
+    return tuple(line[:LINE_CHARS_MAX] for line in last)
 
 
 def exit_code(path: Path) -> int | None:
@@ -49,6 +60,9 @@ def _readable(text: str) -> list[str]:
         if _GOODBYE.match(record["msg"]):
             return []
         message = f"{record['level'].upper()} {record['msg']}"
-        return [message, *str(record.get("detail", "")).splitlines()]
+        detail = str(record.get("detail", "")).splitlines()
+        if len(detail) > DETAIL_LINES_MAX:
+            detail = ["...", *detail[1 - DETAIL_LINES_MAX :]]
+        return [message, *detail]
     except _NOT_OURS:
         return [text] if text.strip() else []

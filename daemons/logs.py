@@ -20,6 +20,8 @@ from pathlib import Path
 FILE_BYTES_MAX = 50_000_000
 FILES_KEPT = 5
 LINE_CHARS_MAX = 16 * 1024
+WARNINGS = "py.warnings"
+"""Of `warnings.warn`: Python gives it a handler that swallows all, unless it has one."""
 _APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
 _PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -144,14 +146,35 @@ def _numbered(path: Path, number: int) -> Path:
     return path.with_name(f"{path.name}.{number}")
 
 
+class _Own(logging.Logger):
+    """A logger that the task's `logging.disable` and `dictConfig` do not silence."""
+
+    @property
+    def disabled(self) -> bool:
+        return False
+
+    @disabled.setter
+    def disabled(self, _: bool) -> None: ...
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802  (the name is of logging)
+        return level >= self.getEffectiveLevel()
+
+
 def set_up(name: str, incarnation: int, path: Path) -> Rotating:
+    """The root logger is left to the task: with a handler of ours there, `logging.basicConfig`
+    would do nothing, and with `force=True` it would take our log away. What the task's handlers
+    write to sys.stderr is logged as printed; what has no handler is logged as a record.
+    """
     handler = Rotating(path)
     handler.setFormatter(JsonLines(name, incarnation))
-    root = logging.getLogger()
-    root.handlers = [handler]
-    root.setLevel(logging.WARNING)
-    logging.getLogger("dlctl").setLevel(logging.INFO)
+    logging.lastResort = handler
     logging.captureWarnings(True)
+    levels = {"dlctl": logging.INFO, "daemons": logging.WARNING, WARNINGS: logging.WARNING}
+    for own, level in levels.items():
+        logger = logging.getLogger(own)
+        logger.__class__ = _Own
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)
     return handler
 
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import zmq
@@ -40,6 +43,49 @@ log = logging.getLogger("dlctl")
 EffectT = TypeVar("EffectT", bound=Effect)
 WAIT_S_MAX = 3600.0
 CHORES_S = 1.0
+ENDING = (signal.SIGTERM, signal.SIGINT)
+SIGNALS_READ = 4096
+
+
+class Signals:
+    """SIGTERM and SIGINT as something to watch, from the main thread, which has to make it; the
+    interpreter itself tells of them at once, however long that thread computes.
+    """
+
+    def __init__(self) -> None:
+        self._ours, self._theirs = socket.socketpair()
+        for end in (self._ours, self._theirs):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+        before = {number: signal.signal(number, self._on_signal) for number in ENDING}
+        os.register_at_fork(
+            before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, ENDING),
+            after_in_parent=partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, ENDING),
+            after_in_child=partial(_leave, before),
+        )
+
+    def _on_signal(self, number: int, _: object) -> None:
+        """Once more: an event loop of the task's may be told in our place."""
+        with suppress(OSError):
+            self._theirs.send(bytes([number]))
+
+    def fileno(self) -> int:
+        return self._ours.fileno()
+
+    def read(self) -> list[str]:
+        """The names of those that have come; some come twice. Others are not ours to hear."""
+        with suppress(BlockingIOError):
+            came = self._ours.recv(SIGNALS_READ)
+            return [signal.Signals(number).name for number in came if number in ENDING]
+        return []
+
+
+def _leave(handlers: Mapping[signal.Signals, Any]) -> None:
+    """In a process that the task has forked off: what it is told is not for us, and may end it."""
+    signal.set_wakeup_fd(-1)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
 
 class Loop:
@@ -133,13 +179,17 @@ class Loop:
         if self._machine is not None and self.exit_code is None:
             self._handle(self._machine, part)
 
-    def stop_on_signals(self) -> None:
-        """SIGTERM and SIGINT become events; the rest is the machine's business."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+    def stop_on_signals(self, signals: Signals | None = None) -> None:
+        """SIGTERM and SIGINT become events; the rest is the machine's business. signals: where the
+        loop does not run in the main thread.
+        """
+        heard = signals or Signals()
 
-    def _on_signal(self, number: int, _frame: object) -> None:
-        self.post(StopRequested(signal.Signals(number).name))
+        def ask_for_the_end() -> None:
+            for name in heard.read():
+                self.post(StopRequested(name))
+
+        self.watch(heard.fileno(), ask_for_the_end)
 
     def watch(self, fd: int, ready: Callable[[], None]) -> None:
         """Call `ready` when `fd` can be read (a pidfd: when the process has ended)."""

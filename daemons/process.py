@@ -69,8 +69,13 @@ def in_words(error: DlctlError) -> str:
     return "; ".join(filter(None, (error.message + where, hints.in_a_line(error.hint))))
 
 
-def main(role: str, body: Callable[[DaemonContext], int]) -> None:
-    """Run a daemon: `python -m daemons.ROLE RUN_DIRECTORY NAME INCARNATION CONTROL_ADDRESS`."""
+def main(
+    role: str, body: Callable[[DaemonContext], int], end: Callable[[int], None] = lambda _: None
+) -> None:
+    """Run a daemon: `python -m daemons.ROLE RUN_DIRECTORY NAME INCARNATION CONTROL_ADDRESS`.
+
+    end: called with the exit code before the process ends, whatever it is that it ends of.
+    """
     if len(sys.argv) != 5:
         sys.exit(f"usage: python -m daemons.{role} RUN_DIRECTORY NAME INCARNATION CONTROL_ADDRESS")
     directory, name, incarnation = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
@@ -92,6 +97,7 @@ def main(role: str, body: Callable[[DaemonContext], int]) -> None:
     except Exception:
         log.exception("a bug in dlctl: %s ends", name)
         code = 70
+    end(code)
     logs.end_prints()
     logging.shutdown()
     # Nothing that user code has registered or left running can hold the process back any more.

@@ -40,7 +40,9 @@ class Stop:
     seconds: Seconds | None = None
     """Seconds since the workers were released."""
     target: str | None = None
-    """A metric of the task's `evaluate` and a bound: "accuracy >= 0.85"."""
+    """A metric of the task's `evaluate` and a bound: "accuracy >= 0.85". If `evaluate` does not
+    return that metric, `status` and `events` say so, and a run with no other limit fails.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,8 @@ class Job:
     stop: Stop = Stop(epochs=1)
     """When the run has finished, for example { epochs = 3 } or { target = "accuracy >= 0.85" }."""
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
-    """Seeds the model's initial values and the order of the samples."""
+    """Seeds the model's initial values and the order of the samples, all that the task's file draws
+    while it is imported, and the hashes of Python: a set of words has one order in all workers."""
     run_dir: str = "runs"
     """Where run directories are made, relative to the job file."""
 
@@ -83,7 +86,7 @@ class Schedule:
     kind: Literal["constant", "linear", "cosine", "wsd", "step"] = "constant"
     """What follows the warm-up. "wsd": stable, then a straight decay; "step": times gamma at each
     of decay_at."""
-    warmup: str = "0%"
+    warmup: str = "0 steps"
     """From 0 straight to the peak: "5%" of the run, "500 steps" or "10_000 samples"; steps are
     those of all workers together."""
     final: Annotated[float, Ge(0), Le(1)] = 0.0

@@ -78,7 +78,8 @@ def is_needed(schedule: Schedule) -> bool:
 
 def needs_whole(schedule: Schedule) -> bool:
     """Whether it cannot be followed without the length of the run."""
-    return schedule.kind != "constant" or schedule.warmup.strip().endswith("%")
+    is_part = schedule.warmup.strip().endswith("%")
+    return schedule.kind != "constant" or (is_part and is_needed(schedule))
 
 
 def whole_run(job: JobFile, dataset_samples: int) -> float:

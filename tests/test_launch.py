@@ -80,3 +80,11 @@ def test_a_directory_that_is_gone_still_has_its_one_spelling(linked):
     real.rmdir()
     assert base.parse_argv(words, real) == ("worker", "worker-2", 4)
     assert base.parse_argv(words, link) is None
+
+
+def test_sets_of_strings_have_one_order_in_all_workers_of_a_job(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", "random")
+    (tmp_path / "job.json").write_text('{"job": {"seed": 11}}')
+    of = [base.environment("worker", tmp_path, f"worker-{n}", n)["PYTHONHASHSEED"] for n in (0, 1)]
+    assert of == ["11", "11"]
+    assert base.environment("server", tmp_path, "server-0", 1)["PYTHONHASHSEED"] == "random"

@@ -198,3 +198,18 @@ def test_a_value_that_is_not_what_was_written_is_not_read(run, table):
 )
 def test_what_sqlite_has_found_is_told_without_its_internals(found, said):
     assert database._in_plain_words([found, "Page 99: more of it"]) == said
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "%41?mode=memory#c", 'it\'s "so"', "two\nlines", "caf\udce9"]
+)
+def test_a_database_is_found_whatever_its_directory_is_called(tmp_path, name):
+    directory = tmp_path / name
+    directory.mkdir()
+    with closing(RunDb(directory, create=True)) as db:
+        db.put_run(state="running")
+        db.commit()
+    with closing(RunDb(directory, readonly=True)) as db:
+        assert db.run()["state"] == "running"
+    assert FILE in [path.name for path in directory.iterdir()]
+    assert [path.name for path in tmp_path.iterdir()] == [name]

@@ -1,17 +1,25 @@
-"""A worker: the only daemon that runs user code."""
+"""A worker: the only daemon that runs user code, which has its main thread."""
 
 from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
+import queue
+import sys
+import threading
+import traceback
+from functools import partial
 
 from daemons import logs, parent_watch, process
 from daemons.files.arrays import files_of
-from daemons.loop import Loop
+from daemons.loop import Loop, Signals
 from daemons.worker.acks import Acks
+from daemons.worker.at_exit import end_user_code
 from daemons.worker.compute import ComputeThread
+from daemons.worker.failures import ProcessLost
 from daemons.worker.group import GroupThread
-from daemons.worker.ranks import RankLost, Ranks
+from daemons.worker.ranks import Ranks
 from dlctl import registry
 from dlctl.compress import values
 from dlctl.launch import addresses
@@ -38,7 +46,36 @@ from dlctl.roles.worker.worker import Worker
 log = logging.getLogger("dlctl")
 
 
-def serve(context: process.DaemonContext) -> int:
+class Main:
+    """What the main thread does: it hears signals, and computes as soon as there is what to."""
+
+    def __init__(self) -> None:
+        self.signals = Signals()
+        self.begin: queue.SimpleQueue[ComputeThread] = queue.SimpleQueue()
+        self.computes: ComputeThread | None = None
+
+    def run(self) -> None:
+        """All else goes on in a thread, which ends the process."""
+        threading.Thread(target=self._messages, name="messages", daemon=True).start()
+        self.computes = self.begin.get()
+        self.computes.run()
+
+    def end(self, _: int) -> None:
+        """Of the task, if any of it was ever there."""
+        if self.computes is not None and "daemons.worker.task" in sys.modules:
+            end_user_code(self.computes.finish)
+
+    def _messages(self) -> None:
+        try:
+            process.main("worker", partial(serve, self), self.end)
+        except SystemExit as end:
+            print(end, file=sys.stderr)
+        except BaseException:  # before there is a log
+            traceback.print_exc()
+        os._exit(1)
+
+
+def serve(main: Main, context: process.DaemonContext) -> int:
     job = context.job
     logs.capture_prints()
     loop = Loop(context.log_handler.rotate_if_full, secret=context.credentials.secret)
@@ -46,7 +83,9 @@ def serve(context: process.DaemonContext) -> int:
     acks = Acks(context.directory, context.birth.name, context.birth.incarnation, job.servers.count)
     method = registry.load("algorithms", job.algorithm.name)
     ranks = _later_ranks(context, loop)
-    thread = ComputeThread(loop, job, method.shape.engine, ranks)
+    run = context.directory if context.is_home else None  # Elsewhere are copies, which stay.
+    thread = ComputeThread(loop, job, method.shape.engine, ranks, run)
+    main.begin.put(thread)
     loop.perform(SaveArrays, files.save)
     loop.perform(LoadArrays, files.load)
     loop.perform(BuildModel, thread.build)
@@ -58,7 +97,7 @@ def serve(context: process.DaemonContext) -> int:
     loop.perform(RunEvaluation, thread.evaluate)
     loop.perform(LocateTask, thread.locate)
     loop.perform(Settled, acks.write)
-    loop.stop_on_signals()
+    loop.stop_on_signals(main.signals)
     loop.chores += [parent_watch.watch_parents(loop, context), values.MEMORY.check]
     if "group" in method.shape.links:
         place = addresses.of_worker(context.birth.run_id, context.birth.name, job, context.control)
@@ -83,9 +122,9 @@ def serve(context: process.DaemonContext) -> int:
     )
     try:
         code = loop.run(machine)
-    except RankLost as error:
+    except ProcessLost as error:
         log.error("%s", error.message, extra={"detail": error.detail})
-        log.info("exit %d: a replica lives with all its ranks", error.exit_code)
+        log.info("exit %d: a worker lives with all its processes", error.exit_code)
         code = error.exit_code
     if ranks is not None:
         ranks.end()
@@ -111,4 +150,4 @@ def _later_ranks(context: process.DaemonContext, loop: Loop) -> Ranks | None:
     )
 
 
-process.main("worker", serve)
+Main().run()

@@ -4,6 +4,7 @@ that computes gradients.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,8 @@ import torch
 from daemons.worker import inner
 from daemons.worker.data import PortionLoader
 from daemons.worker.first_calls import make_first_calls
-from daemons.worker.replica import Replica, choose_device
+from daemons.worker.loader_watch import LoaderLost
+from daemons.worker.replica import Replica, choose_device, seed_all
 from daemons.worker.stepper import Stepper
 from daemons.worker.task import calling, load_task
 from dlctl import registry
@@ -28,14 +30,22 @@ class Built(NamedTuple):
     """Of the whole dataset."""
 
 
-def build(job: JobFile, slot: int, processes: int) -> Built:
+def build(
+    job: JobFile,
+    slot: int,
+    processes: int,
+    run: Path | None = None,
+    lost: Callable[[LoaderLost], None] = lambda _: None,
+) -> Built:
     """Load the task of a job; sets the number of torch's threads.
 
     slot: the worker's, which spreads workers over GPUs. processes: that load the data; 0: none.
+    run: directory of the run whose code it is to be (`kept_code.py`); None: as it is. lost: told in
+    another thread when a process that loads the data has ended.
     Raises TaskError for what is wrong with the task, DlctlError if there is no such device.
     """
     workers = job.workers
-    replica = build_replica(job, slot)
+    replica = build_replica(job, slot, run=run)
     task = replica.task
     dataset = task.dataset()
     loader = PortionLoader(
@@ -46,12 +56,14 @@ def build(job: JobFile, slot: int, processes: int) -> Built:
         processes=processes,
         collate=task.collate,
         accumulate=job.gradient.accumulate,
+        place=task.place("dataset"),
+        lost=lost,
     )
     optimizer = inner.make(job.inner, replica.values)
     return Built(Stepper(replica, job.gradient, optimizer), loader, len(dataset))
 
 
-def build_replica(job: JobFile, slot: int, rank: int = 0) -> Replica:
+def build_replica(job: JobFile, slot: int, rank: int = 0, run: Path | None = None) -> Replica:
     """The model alone, the same for all slots and ranks; sets the number of torch's threads, which
     the ranks of a replica share. Raises as `build` does.
     """
@@ -59,7 +71,8 @@ def build_replica(job: JobFile, slot: int, rank: int = 0) -> Replica:
     threads = workers.threads or _fair_share(workers.count)
     torch.set_num_threads(max(1, threads // workers.processes))
     make_first_calls()
-    task = load_task(job.job.task, Path(job.job.task.rpartition(":")[0]).parent)
+    seed_all(job.job.seed)  # A dataset that is drawn while the file is imported is one for all.
+    task = load_task(job.job.task, Path(job.job.task.rpartition(":")[0]).parent, run)
     device = choose_device(workers.device, slot * workers.processes + rank)
     how = {"precision": job.gradient.precision, "compiled": job.gradient.compile}
     replica = Replica(task, device=str(device), seed=job.job.seed, **how)  # type: ignore[arg-type]

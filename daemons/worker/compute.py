@@ -1,9 +1,10 @@
-"""The thread that computes: model, gradients and evaluations, one after the other.
+"""The thread that computes: model, gradients and evaluations, one after the other. In a worker it
+is the main thread, because the task's code may need that: signals, asyncio, what draws windows.
 
-Messages go on in the main thread meanwhile: torch releases the interpreter while it works. If the
-main thread only waits when a gradient is done, the worker role hears of it here and the next step
-begins at once: to wake up another thread and be woken up by it takes longer than many a small
-model's step.
+Messages go on in the loop's thread meanwhile: torch releases the interpreter while it works. If the
+loop only waits when a gradient is done, the worker role hears of it here and the next step begins
+at once: to wake up another thread and be woken up by it takes longer than many a small model's
+step.
 
 Everything that touches the model happens here; the worker role sees to it that nobody else writes
 to it then.
@@ -18,12 +19,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 
 from daemons.loop import Loop
-from daemons.worker.failures import failure_of
+from daemons.worker.failures import ProcessLost, failure_of
 from daemons.worker.ranks import Ranks, RanksEnded
 from dlctl.algorithms import engines
 from dlctl.algorithms.engines import Operations
@@ -52,12 +54,21 @@ log = logging.getLogger("dlctl")
 
 
 class ComputeThread:
+    """What is asked for is done by whoever calls `run`, which never returns."""
+
     def __init__(
-        self, loop: Loop, job: JobFile, engine: str = "", ranks: Ranks | None = None
+        self,
+        loop: Loop,
+        job: JobFile,
+        engine: str = "",
+        ranks: Ranks | None = None,
+        run: Path | None = None,
     ) -> None:
         """engine: "module:Class", the torch part of the method; "" if it has none. ranks: the other
-        processes of the replica, if it is several.
+        processes of the replica, if it is several. run: directory of the run whose code it is to
+        be; None: the task's files as they are.
         """
+        self._run = run
         self._engine_name = engine
         self._engine: Operations | None = None
         self._ranks = ranks
@@ -71,8 +82,7 @@ class ComputeThread:
         self._told = False
         """It is in the log that a good batch has left bad buffers."""
         self._work: queue.SimpleQueue[Callable[[], Event | None]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
-        self._thread.start()
+        self._thread = threading.main_thread()
 
     def build(self, effect: BuildModel) -> None:
         self._work.put(partial(self._build, effect))
@@ -95,34 +105,54 @@ class ComputeThread:
     def evaluate(self, effect: RunEvaluation) -> None:
         self._work.put(partial(self._evaluate, effect))
 
+    def finish(self, work: Callable[[], None]) -> None:
+        """What the main thread does last."""
+        self._work.put(work)
+
     def locate(self, _: LocateTask) -> None:
         """Write into the log where the task is that does not come back, and tell the role."""
         from daemons.worker.stack_dump import whereabouts
 
         place, stack = whereabouts(self._thread)
+        if waits := self._loader is not None and self._loader.waits_for():
+            place, said = waits
+            log.warning("%s", said)
         log.warning("the task has not come back; it is at %s", place, extra={"detail": stack})
         self._loop.post(TaskLocated(place if stack else ""))
 
-    def _run(self) -> None:
+    def run(self) -> NoReturn:
+        """Do what is asked for, in this thread."""
+        self._thread = threading.current_thread()
         ours = np.geterr()
         while True:
-            work: Callable[[], Event | None] | None = self._work.get()
-            while work is not None:
-                event = self._event_of(work)
-                if event is None:
-                    break
-                # What the task has numpy do about an overflow here is not for the worker role.
-                with np.errstate(**ours):
-                    following = self._loop.offer(event, Compute)
-                work = partial(self._compute, following) if following is not None else None
+            try:
+                self._do(self._work.get(), ours)
+            except BaseException as error:  # of a signal handler of the task's, while nothing ran
+                self._loop.post(failure_of(error))
+
+    def _do(self, work: Callable[[], Event | None] | None, ours: Any) -> None:
+        """One piece of work, and the batches that follow from it. ours: what numpy does at first
+        about an overflow.
+        """
+        while work is not None:
+            event = self._event_of(work)
+            if event is None:
+                return
+            # What the task has numpy do about an overflow here is not for the worker role.
+            with np.errstate(**ours):
+                following = self._loop.offer(event, Compute)
+            work = partial(self._compute, following) if following is not None else None
 
     def _event_of(self, work: Callable[[], Event | None]) -> Event | None:
-        """What has come of it; None: nothing that anybody waits for, or a rank has failed and this
-        process is about to end. Nothing is raised.
+        """What has come of it; None: nothing that anybody waits for, or another process of the
+        worker has failed and this one is about to end. Nothing is raised.
         """
         try:
             return work()
         except RanksEnded:
+            return None
+        except ProcessLost as error:
+            self._loop.fail(error)
             return None
         except BaseException as error:
             # A worker whose thread is gone would look alive and never compute again.
@@ -131,11 +161,16 @@ class ComputeThread:
     def _build(self, effect: BuildModel) -> ModelBuilt:
         # torch takes seconds to import and is needed in this thread only.
         from daemons.worker.building import build
+        from daemons.worker.data import no_errors_from_signals
 
+        if self._thread is threading.main_thread():
+            no_errors_from_signals()
         if self._ranks is not None:
             self._ranks.start(effect.slot, effect.epoch)
         processes = self._job.workers.loader_processes
-        self._stepper, self._loader, samples = build(self._job, effect.slot, processes)
+        self._stepper, self._loader, samples = build(
+            self._job, effect.slot, processes, self._run, self._loop.fail
+        )
         replica = self._stepper.replica
         replica.reseed(effect.slot, effect.epoch)
         self._loader.reseed(effect.slot, effect.epoch)

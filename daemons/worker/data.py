@@ -6,34 +6,48 @@ is two numbers on the wire, and a portion that another worker takes over has the
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, _utils, default_collate
 
+from daemons.worker.loader_watch import LoaderLost, LoaderWatch
 from daemons.worker.task import TaskError, blame, calling
-from dlctl.errors import DlctlError
 from dlctl.flat import slice_bounds
 
 Rows = npt.NDArray[np.int64]
 """Of the dataset, by number."""
+_CPU = torch.device("cpu")
 LOADING_S_MAX = 600
 """For one batch: a sample that cannot leave its process would be waited for without an end."""
+SHUFFLED_IN_MEMORY_MAX = 2**26
+"""Samples of a dataset whose whole order is made at once: 8 bytes of each, in every worker."""
+_ROUNDS = 4
 ORDERS_KEPT = 2
 """Around the end of a data epoch portions of two epochs are in work."""
+
+
+def no_errors_from_signals() -> None:
+    """In the main thread torch would have a handler of SIGCHLD raise an error for any loader that
+    has died, at whatever that thread is: our own code, too. The missing batch tells of it as well.
+    """
+    _utils.signal_handling._SIGCHLD_handler_set = True
 
 
 class PortionLoader:
     """Reads a map-style dataset portion by portion, with `processes` of torch's DataLoader; with
     none of them it loads each batch when it is asked for.
 
-    collate: makes a batch of a list of samples; None: torch's default_collate. Call `close` to end
-    the processes.
+    collate: makes a batch of a list of samples; None: torch's default_collate. place: of the
+    dataset, for errors that no line of the user's has raised. lost: told in another thread when a
+    process has ended by itself. Call `close` to end the processes.
     """
 
     def __init__(
@@ -46,18 +60,23 @@ class PortionLoader:
         processes: int,
         collate: Callable[[list[Any]], Any] | None = None,
         accumulate: int = 1,
+        place: str | None = None,
+        lost: Callable[[LoaderLost], None] = lambda _: None,
     ) -> None:
         self._size = len(dataset)
         self._batch_size = batch_size
         self._step_samples = batch_size * accumulate
         self._seed = seed
         self._shuffle = shuffle
-        self._orders: dict[int, Any] = {}
-        self._guarded = _Guarded(dataset, collate)
+        self._orders: dict[int, Rows] = {}
+        self._guarded = _Guarded(dataset, collate, place)
         self._batches = _Batches()
         # One of its own, or every portion would shift the replica's dropout.
         self._dice = torch.Generator().manual_seed(seed)
         self._loader = self._with(processes) if processes else None
+        self._place, self._lost = place, lost
+        self._watch: LoaderWatch | None = None
+        self._waits = False
         self._stream: Iterator[Any] = iter(())
         self._next: tuple[int, int, int, int] | None = None
 
@@ -74,7 +93,8 @@ class PortionLoader:
         and the part of its samples that each has.
 
         Asked for in order, the batches of a portion are loaded ahead; any other order costs a new
-        start. Raises TaskError for what the dataset raises.
+        start. Raises TaskError for what the dataset raises, LoaderLost if a process has ended or
+        does not come back.
         """
         assert 0 <= start < stop <= self._size
         steps = -((start - stop) // self._step_samples)
@@ -99,17 +119,31 @@ class PortionLoader:
 
     def _load(self) -> Any:
         try:
+            self._waits = True
             batch = next(self._stream)
-        except RuntimeError as error:
+        except Exception as error:
             self._next = None
-            raise DlctlError(f"a process that loads the data has ended: {error}") from error
+            if self._watch is None:
+                raise
+            raise self._watch.blame(error) from error
+        finally:
+            self._waits = False
         if isinstance(batch, TaskError):
             self._next = None
             raise batch
         return batch
 
+    def waits_for(self) -> tuple[str, str] | None:
+        """(file:line of the dataset, what is waited for), while a batch of the processes is."""
+        if self._watch is None or not self._waits:
+            return None
+        pids = ", ".join(map(str, self._watch.pids))
+        return self._place or "", f"no batch has come from those that load the data, pids {pids}"
+
     def close(self) -> None:
         """End the loader's processes."""
+        if self._watch is not None:
+            self._watch.close()
         self._stream = iter(())
         self._next = self._loader = None
 
@@ -127,7 +161,7 @@ class PortionLoader:
 
     def _restart(self, data_epoch: int, start: int, stop: int, number: int) -> None:
         self._next = None
-        samples = self._order(data_epoch)[start:stop]
+        samples = self._rows_at(data_epoch, start, stop)
         steps = -(-len(samples) // self._step_samples)
         bounds = [slice_bounds(len(samples), steps, i) for i in range(number, steps)]
         self._batches.rows = [
@@ -136,19 +170,64 @@ class PortionLoader:
         if self._loader is None:
             self._stream = map(self._guarded.batch, self._batches)
             return
-        with calling("starting to load the data"):
-            self._stream = iter(self._loader)
+        # It draws with our dice, which are on the CPU. That costs its processes time, so it is done
+        # only where the task has made another device the default one.
+        is_default = torch.get_default_device().type == "cpu"
+        with nullcontext() if is_default else _CPU:
+            self._begin_pass(self._loader)
 
-    def _order(self, data_epoch: int) -> Any:
+    def _begin_pass(self, loader: DataLoader[Any]) -> None:
+        if self._watch is not None:
+            try:
+                self._stream = iter(loader)
+            except Exception as error:
+                raise self._watch.blame(error) from error
+            return
+        others = {*multiprocessing.active_children()}
+        with calling("starting to load the data"):
+            self._stream = iter(loader)
+        ours = {*multiprocessing.active_children()} - others
+        self._watch = LoaderWatch([*ours], self._lost)
+
+    def _rows_at(self, data_epoch: int, start: int, stop: int) -> Rows:
+        """Which samples stand at [start, stop) of the order of a data epoch."""
         if not self._shuffle:
-            data_epoch = 0
+            return np.arange(start, stop)
+        if self._size > SHUFFLED_IN_MEMORY_MAX:
+            return permuted(np.arange(start, stop), self._size, [self._seed, data_epoch])
         if data_epoch not in self._orders:
             while len(self._orders) >= ORDERS_KEPT:
                 del self._orders[next(iter(self._orders))]
             rng = np.random.default_rng([self._seed, data_epoch])
-            order = rng.permutation(self._size) if self._shuffle else np.arange(self._size)
-            self._orders[data_epoch] = order
-        return self._orders[data_epoch]
+            self._orders[data_epoch] = rng.permutation(self._size)
+        return self._orders[data_epoch][start:stop]
+
+
+def permuted(places: Rows, size: int, seed: list[int]) -> Rows:
+    """What a random order of range(size) has at these places, without the rest of it.
+
+    A Feistel network of four rounds permutes the numbers of an even number of bits, at most four
+    times as many as there are samples; what falls behind the end is permuted on until it does not.
+    """
+    half = np.uint64(((size - 1).bit_length() + 1) // 2)
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    keys = np.random.default_rng(seed).integers(0, 2**64, _ROUNDS, np.uint64)
+    found = places.astype(np.uint64)
+    outside = np.ones(len(found), bool)
+    while outside.any():
+        left, right = found[outside] >> half, found[outside] & mask
+        for key in keys:
+            left, right = right, left ^ (_mixed(right ^ key) & mask)
+        found[outside] = left << half | right
+        outside = found >= size
+    return found.astype(np.int64)
+
+
+def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finalizer of splitmix64: every bit depends on all of them."""
+    values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return values ^ values >> np.uint64(31)
 
 
 class _Batches:
@@ -165,9 +244,12 @@ class _Guarded(Dataset[Any]):
     """The user's dataset with its errors as values: so they keep their place and text on the way
     out of a loader's process."""
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None) -> None:
+    def __init__(
+        self, dataset: Any, collate: Callable[[list[Any]], Any] | None, place: str | None
+    ) -> None:
         self._dataset = dataset
         self._collate = collate or default_collate
+        self._place = place
         self._tensors: tuple[Tensor, ...] = ()
         """Of a dataset that is nothing else: the rows of a batch are taken out at once, which gives
         what collating them one by one would."""
@@ -185,10 +267,10 @@ class _Guarded(Dataset[Any]):
             if self._tensors:
                 # From a list of numbers it would take as long as all the rest.
                 where = torch.from_numpy(rows)
-                with calling("making a batch of samples"):
+                with calling("making a batch of samples", self._place):
                     return [t.index_select(0, where.to(t.device)) for t in self._tensors]
             samples = self._samples(rows.tolist())
-            with calling("making a batch of samples"):
+            with calling("making a batch of samples", self._place):
                 return self._collate(samples)
         except TaskError as error:
             return error.with_traceback(None)
@@ -196,7 +278,7 @@ class _Guarded(Dataset[Any]):
     def _samples(self, indices: list[int]) -> list[Any]:
         at_once = getattr(self._dataset, "__getitems__", None)
         if at_once is not None:
-            with calling("task.dataset().__getitems__"):
+            with calling("task.dataset().__getitems__", self._place):
                 return list(at_once(indices))
         samples = []
         for index in indices:
@@ -205,7 +287,7 @@ class _Guarded(Dataset[Any]):
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
-                raise blame(f"task.dataset()[{index}]", error) from error
+                raise blame(f"task.dataset()[{index}]", error, self._place) from error
         return samples
 
 

@@ -67,7 +67,7 @@ class _GivenUp(Exception):
 
 
 class GroupThread:
-    """What the main thread talks to; everything is answered by an event."""
+    """What the loop talks to; everything is answered by an event."""
 
     def __init__(self, loop: Loop, host: str) -> None:
         """host: this machine's address, by which the other members reach it."""
@@ -79,7 +79,7 @@ class GroupThread:
         self._member: _Member | None = None
         self._stores: list[Any] = []
 
-    # ------------------------------------------------------------ from the main thread
+    # ------------------------------------------------------------ from the loop's thread
 
     def open(self, effect: OpenStore) -> None:
         self._of(effect.generation).do(lambda member: member.open())

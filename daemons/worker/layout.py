@@ -57,9 +57,12 @@ def kind(tensor: Tensor) -> str:
 
 
 def find(model: nn.Module, name: str) -> Tensor:
-    """The parameter or buffer of that name, as it is now: a forward pass may replace buffers."""
+    """The parameter or buffer of that name, as it is now: a forward pass may replace buffers.
+    Raises TaskError if the task has removed it.
+    """
     tensor = _look_up(model, name)
-    assert isinstance(tensor, Tensor)
+    if not isinstance(tensor, Tensor):
+        raise TaskError(f'"{name}" was removed from the model after model() had returned')
     return tensor
 
 

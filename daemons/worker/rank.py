@@ -23,13 +23,16 @@ from daemons.worker.rank_messages import ALIVE_S, BUILT, MET, Said, receive, sen
 from dlctl import registry
 from dlctl.algorithms.engines import Operations
 from dlctl.config import JobFile
+from dlctl.launch.base import HOST_FILE
 
 PR_SET_PDEATHSIG = 1
 
 
 class Rank:
-    def __init__(self, link: Connection, job: JobFile, rank: int) -> None:
+    def __init__(self, link: Connection, job: JobFile, rank: int, run: Path | None) -> None:
+        """run: directory of the run whose code it is to be; None: the task's files as they are."""
         self.link = link
+        self._run = run
         self.job = job
         self.rank = rank
         self.step = 0
@@ -56,7 +59,7 @@ class Rank:
         from daemons.worker.rank_group import join_group
 
         begin = self._calls.get().header
-        replica = build_replica(self.job, begin["slot"], self.rank)
+        replica = build_replica(self.job, begin["slot"], self.rank, self._run)
         replica.reseed(begin["slot"], begin["epoch"])
         self._came_to(BUILT)
         limit_s = self._calls.get().header["limit_s"]
@@ -116,7 +119,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     # A parent that has ended before that has closed its end of the socket.
-    Rank(Connection(int(fd)), read_job(Path(directory)), int(rank)).run()
+    run = Path(directory)
+    is_home = not (run / HOST_FILE).exists()
+    Rank(Connection(int(fd)), read_job(run), int(rank), run if is_home else None).run()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -27,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from daemons.log_tail import LINE_CHARS_MAX, LINES
+from daemons.worker.failures import KILLED, ProcessLost, how_it_ended
 from daemons.worker.rank_messages import BUILT, MET, receive, send
-from dlctl.errors import DlctlError, Unreachable
 from dlctl.machine import Event
 from dlctl.messages import Array
 from dlctl.roles.protocol.effects import TaskFailed
@@ -40,23 +39,10 @@ BLAME_S = 1.0
 """An error in one rank may be about another one that has died: so long that is waited for."""
 DRAIN_S = 0.5
 """For the last lines of a rank that has ended."""
-_KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 
-class RankLost(DlctlError):
-    """A rank has ended, or does not answer; `detail` has its last lines.
-
-    exit_code: what the worker ends with; as of one that was killed, unless the rank itself is to
-    blame.
-    """
-
-    exit_code = Unreachable.exit_code
-
-    def __init__(self, message: str, detail: str = "", *, by_itself: bool = False) -> None:
-        super().__init__(message)
-        self.detail = detail
-        if by_itself:
-            self.exit_code = DlctlError.exit_code
+class RankLost(ProcessLost):
+    """A rank has ended, or does not answer."""
 
 
 class RanksEnded(Exception):
@@ -293,11 +279,8 @@ class _Rank:
         self.process.kill()  # If it has only closed its socket.
         status = self.process.wait()
         self._threads[0].join(DRAIN_S)
-        by_signal = f"by {signal.Signals(-status).name}" if status < 0 else ""
-        how = f"was ended {by_signal}" if by_signal else f"has ended with exit code {status}"
-        return RankLost(
-            f"{self._named()} {how}", "\n".join(self._last), by_itself=status not in _KILLED
-        )
+        how, last = how_it_ended(status), "\n".join(self._last)
+        return RankLost(f"{self._named()} {how}", last, by_itself=status not in KILLED)
 
     def _named(self) -> str:
         return f"rank {self.rank} of {self._owner.count} (pid {self.process.pid})"

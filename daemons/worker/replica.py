@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from daemons.worker.layout import describe, find, layout_of
+from daemons.worker.model_changes import ModelChanges
 from daemons.worker.task import Loss, Task, TaskError, calling, number_of
 from dlctl.errors import DlctlError
 from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout
@@ -77,13 +78,14 @@ class Replica:
         self.task = task
         self.seed = seed
         self.device = choose_device(device)
-        _seed(seed)
+        seed_all(seed)
         model = task.model()
         self.layout: Layout = _layout(task, model)
-        with calling(f"moving the model to {self.device}"):
+        with calling(f"moving the model to {self.device}", task.at("model")):
             self.model = model.to(self.device)
         self._set_mode(training=True)
         self._vector, self._bound = self._bind()
+        self._changes = ModelChanges(task, self.model)
         self.values = [view for _, view in self._bound]
         """float32, the trained parameters one by one: views of the vector."""
         self.parameters: Vector = _own(self._vector)
@@ -100,8 +102,11 @@ class Replica:
         return _views(self._gradient, self.layout)
 
     def _bind(self) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
-        """Move the parameters into one vector; float32 ones become views of it."""
-        vector = torch.empty(self.layout.size(), device=self.device)
+        """Move the parameters into one vector; float32 ones become views of it.
+
+        Here and below dtypes and devices are spelled out: the task may have set other defaults.
+        """
+        vector = torch.empty(self.layout.size(), dtype=torch.float32, device=self.device)
         bound = []
         for (entry, _, _), view in zip(
             self.layout.slices(TRAINED), _views(vector, self.layout), strict=True
@@ -120,7 +125,7 @@ class Replica:
         Processes that load the data draw for themselves: `PortionLoader.reseed`.
         """
         sequence = np.random.SeedSequence([self.seed, slot, epoch])
-        _seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
+        seed_all(int(sequence.generate_state(1, np.uint64)[0] >> 1))
 
     def check_finite(self) -> None:
         """Raises TaskError naming a parameter with a value that is NaN or infinite in float32."""
@@ -145,6 +150,8 @@ class Replica:
         return Step(loss, self.gathered(self.gradients()))
 
     def forget_gradients(self) -> None:
+        """A step begins."""
+        self._changes.begin()
         for parameter, _ in self._bound:
             parameter.grad = None
 
@@ -154,13 +161,13 @@ class Replica:
         """Add weight times the gradient of one batch to what autograd keeps. step, epoch: for a
         loss that asks for them. Raises TaskError.
         """
-        with calling("moving the batch to the device"):
+        with calling("moving the batch to the device", self.task.at("dataset")):
             batch = to_device(batch, self.device)
         if not self.model.training:
             self._set_mode(training=True)
         self._cast()
         loss = self._forward(batch, step, epoch)
-        with calling(_BACKWARD):
+        with calling(_BACKWARD, self.task.at("loss")):
             value = loss.value if weight == 1.0 else loss.value * weight
             value.backward()  # type: ignore[no-untyped-call]
             return _in_numbers(loss)  # A GPU tells of its errors only now.
@@ -206,7 +213,7 @@ class Replica:
         return _own(self._gradient)
 
     def _set_mode(self, training: bool) -> None:
-        with calling("model.train()" if training else "model.eval()"):
+        with calling("model.train()" if training else "model.eval()", self.task.at("model")):
             self.model.train(training)
 
     def _cast(self) -> None:
@@ -217,6 +224,7 @@ class Replica:
 
     def _gradients(self) -> Iterator[Tensor | None]:
         """Of each parameter, which has none any more."""
+        self._changes.end()
         for parameter, view in self._bound:
             gradient, parameter.grad = parameter.grad, None
             is_view = parameter.dtype is torch.float32
@@ -242,19 +250,20 @@ class Replica:
 
     def load_constant(self, values: npt.NDArray[Any]) -> None:
         self._scatter(CONSTANT, values)
+        self._changes.record()
 
     def _gather(self, kind: str, dtype: torch.dtype) -> npt.NDArray[Any]:
         parts = [
             self._tensor(entry).detach().reshape(-1).to(dtype)
             for entry, _, _ in self.layout.slices(kind)
         ]
-        gathered = torch.cat(parts) if parts else torch.empty(0, dtype=dtype)
+        gathered = torch.cat(parts) if parts else torch.empty(0, dtype=dtype, device="cpu")
         return gathered.cpu().numpy()
 
     def _scatter(self, kind: str, values: npt.NDArray[Any]) -> None:
         assert values.shape == (self.layout.size(kind),)
         for entry, lo, hi in self.layout.slices(kind):
-            source = torch.tensor(values[lo:hi]).view(entry.shape)
+            source = torch.tensor(values[lo:hi], device="cpu").view(entry.shape)
             for tensor in self._tensors(entry):
                 if not tensor.is_floating_point():
                     source = source.round()
@@ -292,8 +301,11 @@ class Replica:
         """
         if not self.task.has_evaluate:
             return {}
+        self._changes.check()
         with self._at(parameters, averaged):
-            return self.task.evaluate(self.model)
+            metrics = self.task.evaluate(self.model)
+        self._changes.check()
+        return metrics
 
     def finish(
         self,
@@ -311,7 +323,7 @@ class Replica:
     ) -> Iterator[None]:
         """Within this, the model has these values and is in eval mode."""
         with self._restored():
-            self._vector.copy_(torch.tensor(parameters))
+            self._vector.copy_(torch.tensor(parameters, device="cpu"))
             self.load_averaged(averaged)
             self._cast()
             self._set_mode(training=False)
@@ -401,7 +413,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-def _seed(seed: int) -> None:
+def seed_all(seed: int) -> None:
     """Users draw from any of these: torch, numpy, random."""
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)

@@ -26,6 +26,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -33,10 +34,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
 
 import dlctl
+from daemons.worker.kept_code import KeptSource, import_kept
 from dlctl.errors import JobFailed
 from dlctl.roles.protocol.limits import METRICS_MAX
+from dlctl.runs import task_code
 
 _LOSS_RETURNS = 'it returns the loss, or (the loss, {"name": value})'
 MESSAGE_CHARS_MAX = 2_000
@@ -120,24 +124,28 @@ class Task:
         """file:line of the user's `part`; None if Python does not know."""
         return _place(_get(self._user, part))
 
+    def at(self, part: str) -> Place:
+        """Says where the user's `part` is, when that is asked for: it takes milliseconds."""
+        return partial(self.place, part)
+
     def model(self) -> nn.Module:
-        with calling("task.model"):
+        with calling("task.model", self.at("model")):
             model = self._user.model()
         if not isinstance(model, nn.Module):
             raise self._wrong("model", model, "a torch.nn.Module")
         return model
 
     def dataset(self) -> Any:
-        with calling("task.dataset"):
+        with calling("task.dataset", self.at("dataset")):
             dataset = self._user.dataset()
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        if not _is_map_style(dataset):
             raise self._wrong(
                 "dataset",
                 dataset,
                 "a map-style dataset with __len__ and __getitem__",
                 hint="dlctl hands out ranges of samples, so it must know how many there are",
             )
-        with calling("len(task.dataset())"):
+        with calling("len(task.dataset())", self.at("dataset")):
             size = len(dataset)
         if size == 0:
             raise TaskError("task.dataset() has no samples", where=self.place("dataset"))
@@ -146,7 +154,7 @@ class Task:
     def loss(self, model: nn.Module, batch: Any, step: int = 0, epoch: int = 0) -> Loss:
         """step: that this worker has made before. epoch: of the data."""
         told = {"step": step, "epoch": epoch} if self._told else {}
-        with calling("task.loss"):
+        with calling("task.loss", self.at("loss")):
             returned = self._user.loss(model, batch, **{name: told[name] for name in self._told})
         loss, metrics = returned, dict[str, Any]()
         if type(returned) is tuple and len(returned) == 2:
@@ -168,14 +176,14 @@ class Task:
         """The task's metrics, at most `METRICS_MAX`; {} if it has no `evaluate`."""
         if not self.has_evaluate:
             return {}
-        with calling("task.evaluate"):
+        with calling("task.evaluate", self.at("evaluate")):
             metrics = self._user.evaluate(model)  # type: ignore[attr-defined]
         self._check_metrics("evaluate", metrics)
         return {key: number_of(value) for key, value in metrics.items()}
 
     def finish(self, model: nn.Module, metrics: dict[str, float]) -> str:
         """What it returns, which is text or None, and "" for that."""
-        with calling("task.finish"):
+        with calling("task.finish", self.at("finish")):
             text = self._user.finish(model, metrics)  # type: ignore[attr-defined]
         if text is not None and not isinstance(text, str):
             raise self._wrong("finish", text, "text or None")
@@ -188,7 +196,7 @@ class Task:
         self._check_size(part, metrics)
         for key, value in metrics.items():
             if not _is_number(value):
-                raise self._wrong(part, value, "a number", item=f'["{key}"]')
+                raise self._wrong(part, value, "a number up to 1.8e308", item=f'["{key}"]')
 
     def _check_size(self, part: str, metrics: dict[str, Any]) -> None:
         where = self.place(part)
@@ -216,8 +224,9 @@ class Task:
 # ---------------------------------------------------------------- loading
 
 
-def load_task(spec: str, directory: Path) -> Task:
+def load_task(spec: str, directory: Path, run: Path | None = None) -> Task:
     """The task that "train.py:task" names: a path relative to `directory`, and a name in that file.
+    run: directory of a run, for which the task's files are what they were when it was started.
 
     The name may stand for an instance, a class (made without arguments) or a module; without a name
     the file itself is the task. Its directory comes first on sys.path, as with `python train.py`.
@@ -225,7 +234,7 @@ def load_task(spec: str, directory: Path) -> Task:
     """
     file, _, attribute = spec.partition(":")
     path = (directory / file).resolve()
-    module = _import(path, directory.resolve())
+    module = _import(path, directory.resolve(), run)
     if not attribute:
         return Task(module, file)
     try:
@@ -240,8 +249,9 @@ def load_task(spec: str, directory: Path) -> Task:
     return Task(user, f"the task {spec}")
 
 
-def _import(path: Path, directory: Path) -> ModuleType:
-    if not path.is_file() or path.suffix != ".py":
+def _import(path: Path, directory: Path, run: Path | None) -> ModuleType:
+    is_kept = run is not None and task_code.as_it_was(run, path, None) is not None
+    if not (path.is_file() or is_kept) or path.suffix != ".py":
         raise TaskError(
             f"there is no Python file {path.name}",
             where=str(path),
@@ -254,7 +264,11 @@ def _import(path: Path, directory: Path) -> ModuleType:
     # The plain name lets the data loader's processes import the file, too; but not if it is taken.
     taken = getattr(sys.modules.get(path.stem), "__file__", str(path)) != str(path)
     name = f"dlctl_task_{path.stem}" if taken else path.stem
-    spec = importlib.util.spec_from_file_location(name, path)
+    loader = None
+    if run is not None:
+        import_kept(run, path.parent)
+        loader = KeptSource(run, name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -283,27 +297,33 @@ def _meant(attribute: str, module: ModuleType) -> str:
 # ---------------------------------------------------------------- guarding
 
 
+Place = str | Callable[[], str | None] | None
+"""file:line of what was called, or what says it, if that is known."""
+
+
 @contextmanager
-def calling(what: str) -> Iterator[None]:
+def calling(what: str, place: Place = None) -> Iterator[None]:
     """Turn whatever the user's code raises inside into a TaskError saying that `what` raised it.
 
-    A TaskError passes through unchanged: the innermost call is the one to name.
+    place: of the user's code to look at if none of its lines has raised the error, but a library
+    that got something wrong from it. A TaskError passes through unchanged: the innermost call is
+    the one to name.
     """
     try:
         yield
     except (TaskError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise blame(what, error) from error
+        raise blame(what, error, place) from error
 
 
-def blame(what: str, error: BaseException) -> TaskError:
+def blame(what: str, error: BaseException, place: Place = None) -> TaskError:
     """What `calling` makes of an error of the user's code."""
     report = traceback.TracebackException.from_exception(error)
     _cut(report)
     return TaskError(
         _plain(f"{what} raised {type(error).__name__}: {_text(error)}", MESSAGE_CHARS_MAX),
-        where=_where(error, report.stack),
+        where=_where(error, report.stack, place),
         hint=_hint(error),
         # The end of a long traceback says more than its beginning.
         detail=_plain("".join(report.format())[-DETAIL_CHARS_MAX:], DETAIL_CHARS_MAX),
@@ -349,17 +369,24 @@ def _is_of_imports(filename: str) -> bool:
     return filename.startswith("<frozen ")
 
 
-def _where(error: BaseException, stack: traceback.StackSummary) -> str | None:
+def _where(error: BaseException, stack: traceback.StackSummary, place: Place) -> str | None:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    return innermost(stack)
+    own = _line_of(stack, _MACHINERY + _LIBRARIES)
+    return own or (place() if callable(place) else place) or _line_of(stack, _MACHINERY)
 
 
 def innermost(stack: traceback.StackSummary) -> str | None:
-    """file:line of the innermost frame, of the user's own if there are any."""
-    own = [frame for frame in stack if not frame.filename.startswith(_LIBRARIES)]
-    frames = own or list(stack)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
+    """file:line of the innermost frame that is not ours, of the user's own if there are any."""
+    return _line_of(stack, _MACHINERY + _LIBRARIES) or _line_of(stack, _MACHINERY)
+
+
+def _line_of(stack: traceback.StackSummary, beyond: tuple[str, ...]) -> str | None:
+    """file:line of the innermost frame in a file that is in none of these directories."""
+    for frame in reversed(stack):
+        if not _is_of_imports(frame.filename) and not frame.filename.startswith(beyond):
+            return f"{frame.filename}:{frame.lineno}"
+    return None
 
 
 def _text(error: BaseException) -> str:
@@ -386,6 +413,16 @@ def _plain(text: str, chars_max: int) -> str:
 
 
 # ---------------------------------------------------------------- describing
+
+
+def _is_map_style(dataset: object) -> bool:
+    """A Dataset of torch that has no `__getitem__` of its own inherits one that only raises; and an
+    IterableDataset may have a length, but has no samples by number.
+    """
+    if isinstance(dataset, IterableDataset):
+        return False
+    inherited = getattr(type(dataset), "__getitem__", None) is Dataset.__getitem__
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not inherited
 
 
 def _get(user: object, name: str) -> Any:
@@ -425,18 +462,18 @@ def _taken(loss: Callable[..., Any]) -> tuple[str, ...]:
 
 def _is_number(value: object) -> bool:
     """Whether `number_of` takes it."""
-    if isinstance(value, Tensor):  # It may be on a device that has not computed it yet.
+    if isinstance(value, Tensor) and not value.is_cpu:  # It may not be computed yet.
         return value.numel() == 1 and not value.is_complex()
     try:
         number_of(value)
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError):
         return False
     return True
 
 
 def number_of(value: Any) -> float:
-    """Of a Python or numpy number, or a tensor or array of one element. Raises TypeError,
-    ValueError or AttributeError for anything else.
+    """Of a Python or numpy number, or a tensor or array of one element. Raises for anything else,
+    also for one that no float can be.
     """
     number = value if isinstance(value, numbers.Real) else value.item()
     if not isinstance(number, numbers.Real):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -132,12 +133,14 @@ def _gradient(job: JobFile, checkpoint: Path | None) -> Array:
     import numpy as np
 
     from dlctl.config import to_dict
+    from dlctl.launch.base import same_hashes
 
     with tempfile.TemporaryDirectory(prefix="dlctl-gradient-") as directory:
         file = Path(directory) / "gradient.npy"
         argv = [sys.executable, "-P", "-m", "daemons.worker.sample_gradient", str(file)]
         argv += ["--checkpoint", str(checkpoint)] if checkpoint else []
-        done = subprocess.run(argv, input=json.dumps(to_dict(job)), capture_output=True, text=True)
+        content, env = json.dumps(to_dict(job)), {**os.environ, **same_hashes(job.job.seed)}
+        done = subprocess.run(argv, input=content, env=env, capture_output=True, text=True)
         if done.returncode != 0:
             what = "the gradient could not be computed"
             raise error_of(done.stderr, done.returncode, Path(job.job.task), what)

@@ -13,6 +13,7 @@ import io
 import json
 import math
 import os
+import stat
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -84,8 +85,8 @@ def progress_style() -> str:
 def out(text: str = "", *, flush: bool = False) -> None:
     """One line of data (or several) on stdout. Follow a stream with `flush=True`.
 
-    Ends the program quietly with 141 if nobody reads stdout any more; raises DlctlError if it
-    cannot be written (the disk is full).
+    Ends the program quietly with 141 if nobody reads stdout any more. A terminal that is gone is
+    written to no longer. Raises DlctlError if stdout cannot be written (the disk is full).
     """
     _write_out(f"{text}\n", flush)
 
@@ -109,7 +110,10 @@ def _write_out(text: str, flush: bool) -> None:
         if flush:
             stream.flush()
     except OSError as error:
+        is_gone = error.errno == errno.EIO and _was_terminal(stream)
         abandon_stdout()
+        if is_gone:
+            return
         if error.errno == errno.EPIPE:
             raise SystemExit(SIGPIPE_EXIT_CODE) from None
         raise DlctlError(f"cannot write to stdout: {error.strerror}") from error
@@ -124,6 +128,14 @@ def abandon_stdout() -> None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  open until exit
     finally:
         os.close(nowhere)
+
+
+def _was_terminal(stream: TextIO) -> bool:
+    """Of a stream that cannot be written: a terminal whose window is closed is none any more."""
+    try:
+        return stat.S_ISCHR(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):
+        return False
 
 
 def _finite(value: Any) -> Any:

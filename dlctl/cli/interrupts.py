@@ -43,7 +43,9 @@ class Interrupts:
         self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         for number in SIGNALS:
-            self._before[number] = signal.signal(number, self._handle)
+            # Whoever starts us with nohup wants to close the terminal and have it go on.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(

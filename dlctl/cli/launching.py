@@ -37,7 +37,7 @@ from dlctl.cli.deciding import Decision
 from dlctl.cli.snapshot import Snapshot, load
 from dlctl.control import keys
 from dlctl.errors import DlctlError
-from dlctl.runs import checkpoints, paths
+from dlctl.runs import checkpoints, paths, task_code
 from dlctl.runs.database import RunDb
 
 if TYPE_CHECKING:
@@ -67,12 +67,15 @@ def launch(file: Path, *, fresh: bool, source: Path | None = None) -> Launched:
 
     Raises UsageError for a job file that is not valid or differs from its run that still lives,
     TimedOut if another command does not come to an end of starting it, and DlctlError if the run
-    directory cannot be made or the process not be started.
+    directory cannot be made, its path is no text, or the process cannot be started.
     """
     from dlctl import config, jobfile
     from dlctl.cli.validate import summary
 
     job = jobfile.load(file)
+    beside = file.parent.resolve()
+    for path in (beside, (beside / job.job.run_dir).resolve(), paths.runtime_dir()):
+        paths.check_text(path)
     content: Json = json.loads(json.dumps(config.to_dict(job)))
     graft = None if source is None else grafting.check(source, job)
     fresh = fresh or graft is not None
@@ -384,7 +387,11 @@ def _remove(directory: Path, made_parent: bool) -> None:
 
 
 def start_coordinator(directory: Path) -> subprocess.Popen[bytes]:
-    """Start the coordinator of a prepared run directory. Raises DlctlError or OSError."""
+    """Start the coordinator of a prepared run directory. Unless daemons of the run live, the task's
+    files are what they are now. Raises DlctlError or OSError.
+    """
     from dlctl.launch import local
 
+    if (directory / task_code.CODE).exists() and not any(local.living(directory)):
+        task_code.forget(directory)
     return local.start_coordinator(directory)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from contextlib import suppress
+from typing import Any, Protocol, TextIO, cast
 
 from dlctl.cli import console, report, values
 from dlctl.cli.snapshot import Snapshot
@@ -190,18 +192,39 @@ def _fitting(text: str, room: int) -> str:
     return "  ".join(parts)[: max(room, 0)]
 
 
+class _Terminal:
+    """stderr as rich needs it. Once the terminal is gone nobody is shown anything: neither we nor
+    rich's own thread shall end by that.
+    """
+
+    @property
+    def encoding(self) -> str:
+        return sys.stderr.encoding
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
+
+
 class Bar:
     """One line that is drawn again and again, with a bar if we know how far it is."""
 
     def __init__(self) -> None:
-        import sys
-
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
         color = console.shows_color(err=True)
         self._console = Console(
-            file=sys.stderr, force_terminal=True, no_color=not color, highlight=False, markup=False
+            file=cast(TextIO, _Terminal()),
+            force_terminal=True,
+            no_color=not color,
+            highlight=False,
+            markup=False,
         )
         self._progress = Progress(
             SpinnerColumn(),

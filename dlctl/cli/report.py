@@ -16,7 +16,7 @@ from dlctl.cli import console, lineage, values
 from dlctl.cli.snapshot import COPY, ENDED, Snapshot, newest_whole
 from dlctl.cli.values import NOTHING
 from dlctl.errors import DlctlError
-from dlctl.runs import checkpoints, paths
+from dlctl.runs import checkpoints, paths, task_code
 from dlctl.runs.branches import COST
 from dlctl.runs.database import RunDb
 from dlctl.runs.manifest import has_updates
@@ -150,10 +150,18 @@ def _labelled(snapshot: Snapshot) -> list[str]:
         step = values.count(run["evaluation"].get("step", run.get("evaluation_step")))
         shown = console.escape(values.evaluation(run["evaluation"]))
         lines.append(f"  evaluation  {shown} (at step {step})")
+    if (why := text(run.get("target_error"))) and why not in text(snapshot.reason):
+        lines.append(f"{console.style('!', fg='yellow')} target      {why}")
     if isinstance(run.get("checkpoint"), Mapping):
         lines.append(f"  checkpoint  {newest_checkpoint(snapshot)}")
         if missing := without_residuals(run["checkpoint"]):
             lines.append(f"{console.style('!', fg='yellow')} checkpoint  it is {missing}")
+    if snapshot.is_live and (files := task_code.changed(snapshot.directory)):
+        names = console.escape(", ".join(map(values.path, files)))
+        lines.append(
+            f"{console.style('!', fg='yellow')} code        {names}: changed since the start, and "
+            "used as before (dlctl restart takes the new one)"
+        )
     lines += [f"  resumed     it {told}"] if (told := went_back(snapshot)) else []
     lines += _overdue(snapshot)
     if text(run.get("checkpoint_error")):

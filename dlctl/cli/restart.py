@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 import click
 
-from dlctl.cli import arriving, chosendaemons, console, pick, values
+from dlctl.cli import arriving, chosendaemons, console, otherhosts, pick, values
 from dlctl.cli.group import command as make_command
 from dlctl.cli.options import job_option
 from dlctl.cli.snapshot import Snapshot, natural
 from dlctl.errors import UsageError
+from dlctl.runs import task_code
 from dlctl.util import processes
 from dlctl.util.names import COORDINATOR
 
@@ -35,8 +36,9 @@ def command(names: tuple[str, ...], timeout: str | None, no_wait: bool, job: str
 
     NAME is a daemon or a glob. A worker finishes its portion and its pushes first; a server goes on
     with its shard, so this needs durability = "process" or "disk"; agents and the coordinator find
-    what they have left. The coordinator comes last. Nothing that was acknowledged is lost. Returns
-    when all are at work.
+    what they have left. The coordinator comes last. Workers read the task's files anew; one that
+    replaces a dead one uses them as they were at the start. Nothing that was acknowledged is lost.
+    Returns when all are at work.
     """
     if not names:
         raise UsageError("whom to restart? give NAME...", hint="dlctl status")
@@ -45,6 +47,7 @@ def command(names: tuple[str, ...], timeout: str | None, no_wait: bool, job: str
     arriving.require_live(snapshot, "restarted")
     chosen = chosendaemons.match(names, _roles(snapshot))
     before = _incarnations(snapshot, chosen)
+    _take_new_code(snapshot, chosen)
     arriving.ask(snapshot, "restart", {"names": chosen})
     if no_wait:
         console.note(f"restarting {console.escape(', '.join(chosen))}")
@@ -55,6 +58,24 @@ def command(names: tuple[str, ...], timeout: str | None, no_wait: bool, job: str
     width = max(len(name) for name in chosen)
     for name, text in rows:
         console.out(console.escape(f"{name:<{width}}  {text}"))
+
+
+def _take_new_code(snapshot: Snapshot, chosen: list[str]) -> None:
+    """Workers that are restarted read the task's files anew, if all of them can."""
+    workers = {str(row["name"]) for row in snapshot.daemons if row.get("role") == "worker"}
+    changed = task_code.changed(snapshot.directory)
+    if not changed or workers.isdisjoint(chosen):
+        return
+    files = console.escape(", ".join(map(values.path, changed)))
+    if otherhosts.of(snapshot):
+        console.warn(
+            f"{files}: changed, and used as before; new code needs dlctl stop, dlctl start"
+        )
+        return
+    task_code.forget(snapshot.directory)
+    console.note(f"{files}: changed, and read anew")
+    if others := sorted(workers.difference(chosen), key=natural):
+        console.warn(f"{', '.join(others)} go on with the code as it was, until restarted as well")
 
 
 def _roles(snapshot: Snapshot) -> dict[str, str]:

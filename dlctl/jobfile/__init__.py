@@ -246,7 +246,8 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
     """
     if "algorithm" not in resolved and "algorithm" in document:
         return []
-    from dlctl.algorithms.shapes import faults_of  # takes numpy along
+    from dlctl.algorithms.base import Lead  # takes numpy along, as the next one does
+    from dlctl.algorithms.shapes import faults_of
 
     name = resolved["algorithm"].name if "algorithm" in resolved else DEFAULT_ALGORITHM
     method = registry.load("algorithms", name)
@@ -265,6 +266,9 @@ def _check_shape(resolved: Mapping[str, Choice], document: dict[str, Any]) -> li
     elif type(count) is int and count > 0 and not shape.needs_servers:
         faults.append(Fault(path, f"{name} has no servers", "use 0, or remove it"))
         faults.append(Fault(("algorithm", "name"), f"{name} needs servers.count = 0"))
+    if method.lead.drive is not Lead.drive and get(document, ("job", "stop", "target")):
+        what = f"{name} evaluates the model at its end only: nobody would look at the target"
+        faults.append(Fault(("job", "stop", "target"), what, "remove it"))
     faults += _check_processes(name, shape.ranks, get(document, ("workers", "processes")))
     workers = get(document, ("workers", "count"))
     if type(workers) is int and shape.workers_max < workers <= COUNT_MAX:

@@ -7,7 +7,6 @@ values of a wrong type are left to the schema.
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -18,10 +17,10 @@ from dlctl.config import Network, Servers
 from dlctl.jobfile import hosts, slurm
 from dlctl.jobfile.positions import KeyPath, get
 from dlctl.jobfile.problems import Fault
+from dlctl.roles.coordinator.target import Target
 from dlctl.settings import GENERAL
 
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
-TARGET = re.compile(r"\s*([^\s<>=]+)\s*(>=|<=|>|<)\s*([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*")
 PORT_MAX = 65535
 
 
@@ -92,13 +91,11 @@ def _state_dir(text: str) -> Verdict:
 
 
 def _target(text: str) -> Verdict:
-    match = TARGET.fullmatch(text)
     try:
-        if match and math.isfinite(float(match[3])):
-            return FINE
-    except ValueError:
-        pass
-    return 'must be a metric, one of >= <= > <, and a number, as in "accuracy >= 0.85"', ""
+        Target.parse(text)
+    except ValueError as error:
+        return str(error), ""
+    return FINE
 
 
 def _setting(key: str, text: str) -> Verdict:

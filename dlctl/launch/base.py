@@ -76,7 +76,17 @@ def environment(role: str, directory: Path, name: str, incarnation: int) -> dict
         "RANK": name.rpartition("-")[2],
         "PYTHONUNBUFFERED": "1",
     }
+    if role == "worker":
+        with suppress(OSError, ValueError):  # It says itself that it has no job.
+            mine |= same_hashes(read_job(directory)["job"]["seed"])
     return {**os.environ, **mine}
+
+
+def same_hashes(seed: int) -> dict[str, str]:
+    """Sets of strings have the same order in all processes that run a job's task: word numbers and
+    classes that come of one would differ between workers, and after a resume.
+    """
+    return {"PYTHONHASHSEED": str(seed)}
 
 
 def open_log(directory: Path, name: str, incarnation: int) -> int:

@@ -20,7 +20,7 @@ from dlctl.errors import DlctlError
 from dlctl.launch import answers, base, taskfiles
 from dlctl.launch.commands import wait_for_any
 from dlctl.launch.ssh import Call
-from dlctl.runs import database
+from dlctl.runs import database, task_code
 
 log = logging.getLogger("dlctl")
 BEGIN_S = 90.0
@@ -33,20 +33,23 @@ CLOSE_S, POLL_S = 15.0, 0.2
 
 def shared_request(directory: Path) -> dict[str, Any]:
     """What is the same in the requests to begin any agent of a run: the job, and the files of its
-    task as they are now. All agents are to have the same. Raises DlctlError and OSError.
+    task as they were when the run was started. All agents are to have the same. Raises DlctlError
+    and OSError.
     """
     job = base.read_job(directory)
     home = Path(str(database.read(directory).get("job_file"))).parent
     found = taskfiles.collect(home, job["job"]["task"], home / job["job"]["run_dir"])
     for path in found.left_out:
         log.warning("%s is not sent to other hosts: it leads out of %s", path, home)
+    root = home.resolve()
+    files = {p: task_code.as_it_was(directory, root / p, now) for p, now in found.files.items()}
     return {
         "verb": "begin",
         "version": __version__,
         "protocol": wire.PROTOCOL,
         "run_id": directory.name,
         "job": {**job, "job": {**job["job"], "task": found.task}},
-        "files": {path: base64.b64encode(data).decode() for path, data in found.files.items()},
+        "files": {path: base64.b64encode(data or b"").decode() for path, data in files.items()},
     }
 
 

@@ -91,7 +91,8 @@ class RunDb:
                     where=str(path),
                     hint=f"dlctl recover --dry-run -j {directory.name}",
                 )
-            self._db = sqlite3.connect(f"file:{path}?mode={mode}", uri=True, timeout=10)
+            address = f"{path.absolute().as_uri()}?mode={mode}"  # There may be "?" or "#" in it.
+            self._db = sqlite3.connect(address, uri=True, timeout=10)
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             # Survives the end of any process; what has to survive more than that, see `sync`.
             self._db.execute("PRAGMA synchronous=NORMAL")

@@ -122,6 +122,20 @@ def write(path: Path, data: bytes, mode: int) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def check_text(path: Path) -> None:
+    """Raises DlctlError for a path that is no text, such as one in Latin-1: daemons tell each other
+    where the run's files and sockets are, and what they send is UTF-8.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise DlctlError(
+            "the bytes of this path are no UTF-8, and daemons cannot tell each other of it",
+            where=str(path),
+            hint="rename the directory, or use one whose path is UTF-8",
+        ) from None
+
+
 def socket_address(run_id: str, name: str) -> str:
     """`ipc://` address of one daemon's socket. Raises DlctlError if the path is too long."""
     path = str(socket_dir(run_id) / name)

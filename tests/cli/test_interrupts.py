@@ -73,3 +73,14 @@ def test_afterwards_everything_is_as_before() -> None:
         assert signal.getsignal(signal.SIGINT) not in handlers
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_under_nohup_the_terminal_may_close() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            interrupts.arm()
+            _press(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

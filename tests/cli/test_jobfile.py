@@ -446,7 +446,7 @@ def test_what_is_called_otherwise_elsewhere_is_known(folder: Path, line: str, me
         (
             '[algorithm]\nname = "sync"\nlocal_steps = 4',
             "sync has no local_steps",
-            "local-sgd has it",
+            "local-sgd, diloco have it",
         ),
         (
             '[compression]\nname = "topk"\ndensty = 0.01',
@@ -535,8 +535,12 @@ def test_what_would_make_weights_infinite_is_out_of_range(folder: Path) -> None:
 
 
 def test_a_target_that_nobody_looks_at_is_refused(folder: Path) -> None:
-    text = MINIMAL + 'stop = { target = "loss < 1" }\n[evaluation]\nevery_epochs = 0\n'
-    assert "job.stop.target" in only_problem(folder, text).message
+    text = MINIMAL + 'stop = { target = "loss < 1" }\n'
+    assert (
+        "job.stop.target" in only_problem(folder, text + "[evaluation]\nevery_epochs = 0\n").message
+    )
+    problem = only_problem(folder, text + '[algorithm]\nname = "sandblaster"\n')
+    assert (problem.key, problem.suggestion) == ("job.stop.target", "remove it")
 
 
 @pytest.mark.parametrize("values", ["float16", "bfloat16"])
@@ -719,3 +723,53 @@ def test_a_mutilated_job_file_is_read_or_refused_but_never_a_crash(
         text = text[:start] + piece + text[start + length :]
     with contextlib.suppress(JobFileError):
         assert jobfile.load(written(folder, text)).job.name
+
+
+# ---------------------------------------------------------------- how replicas step
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "said"),
+    [
+        ('[inner]\nname = "adamww"', "inner.name", 'inner optimizer; did you mean "adamw"?'),
+        ('[inner]\nname = "adamw"\nbeta1 = 0.9', "inner.beta1", 'did you mean "betas"?'),
+        ('[inner]\nname = "adamw"\nbetas = [0.9]', "inner.betas", "too few values"),
+        ('[inner]\nname = "sgd"\nlr = -1.0', "inner.lr", "must be >= 0"),
+        ('[inner]\nname = "my.optim:Lion"', "inner.name", "needs its lr"),
+        ('[algorithm]\nname = "sync"\n[inner]\nname = "adamw"', "inner.name", "remove [inner]"),
+        (
+            '[algorithm]\nname = "downpour"\nlocal_lr = 0.1', "algorithm.local_lr",
+            'write [inner] with name = "sgd" and lr = 0.1',
+        ),
+        ("[gradient]\nclip_norm = -1.0", "gradient.clip_norm", "must be >= 0"),
+        ('[gradient]\nclip = "global"\n[servers]\ncount = 2', "gradient.clip", "use count = 1"),
+        (
+            '[algorithm]\nname = "diloco"\n[gradient]\nclip = "global"', "gradient.clip",
+            "pushes no gradients",
+        ),
+        ('[schedule]\nkind = "step"', "schedule.kind", "add decay_at"),
+        ('[schedule]\nkind = "cosinus"', "schedule.kind", 'did you mean "cosine"?'),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_how_replicas_step_is_said_with_what_to_write(
+    folder: Path, text: str, key: str, said: str
+) -> None:
+    problem = only_problem(folder, f"{MINIMAL}{text}\n")
+    assert problem.key == key
+    assert said in f"{problem.message}; {problem.suggestion}"
+
+
+def test_an_optimiser_of_somebody_else_s_has_any_options(folder: Path) -> None:
+    text = f'{MINIMAL}[inner]\nname = "my.optim:Lion"\nlr = 1e-4\nbetas = [0.9, 0.99]\n'
+    job = jobfile.load(written(folder, text))
+    assert job.inner == Choice(name="my.optim:Lion", options={"lr": 1e-4, "betas": [0.9, 0.99]})
+
+
+@pytest.mark.parametrize(
+    ("method", "inner"), [("sync", "none"), ("downpour", "sgd"), ("diloco", "adamw")]
+)
+def test_without_a_section_replicas_step_as_their_method_has_it(
+    folder: Path, method: str, inner: str
+) -> None:
+    job = jobfile.load(written(folder, f'{MINIMAL}[algorithm]\nname = "{method}"\n'))
+    assert job.inner.name == inner

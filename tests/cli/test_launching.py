@@ -384,6 +384,30 @@ def test_a_run_directory_that_cannot_be_made_is_named(job, own_place, dlctl_comm
     assert (code, "a link to nowhere" in err) == (1, True)
 
 
+@pytest.mark.parametrize("which", ["job.toml", "runs", "XDG_RUNTIME_DIR"])
+def test_a_path_that_is_no_text_is_refused_before_anything_starts(
+    job, own_place, dlctl_command, monkeypatch, tmp_path, which
+):
+    latin = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    latin.mkdir(mode=0o700)
+    file = "job.toml"
+    if which == "job.toml":
+        (own_place / "train.py").rename(latin / "train.py")
+        file = str((own_place / file).rename(latin / file))
+    elif which == "runs":
+        (own_place / "runs").symlink_to(latin)
+    else:
+        monkeypatch.setenv(which, str(latin))
+    code, _, err = dlctl_command("start", file)
+    assert code == 1
+    assert "error: the bytes of this path are no UTF-8" in err
+    assert f"{tmp_path}/caf\\udce9" in err
+    assert "rename the directory" in err
+    assert left_over(own_place) == (["runs"] if which == "runs" else [])
+    kept = ["job.toml", "train.py"] if which == "job.toml" else []
+    assert sorted(path.name for path in latin.iterdir()) == kept
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a directory somebody else's")
 def test_a_run_directory_of_somebody_else_is_refused(job, own_place, dlctl_command):
     (own_place / "runs").mkdir()

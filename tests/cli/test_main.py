@@ -314,6 +314,16 @@ def test_a_full_disk_is_told_and_is_no_bug() -> None:
     assert done.stderr == b"error: cannot write to stdout: No space left on device\n"
 
 
+def test_a_terminal_whose_window_is_closed_is_no_bug() -> None:
+    ours, theirs = pty.openpty()
+    os.close(ours)
+    done = subprocess.run(
+        [*PROGRAM, "algorithms", "-q"], stdout=theirs, stderr=subprocess.PIPE, check=False
+    )
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 @pytest.mark.parametrize(("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_on_a_real_terminal_errors_are_red_unless_no_color_is_set(
     environment: dict[str, str], coloured: bool

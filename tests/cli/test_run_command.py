@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -170,3 +173,23 @@ def test_the_bar_on_a_terminal_shows_the_fields_and_goes_away(job, play, monkeyp
     assert "a [/bold] line" in shown
     behind = shown.rpartition("1.0s")[2]
     assert "\x1b[1A\x1b[2K" in behind, "it goes up to the bar's line and erases it"
+
+
+class Gone(io.StringIO):
+    """A terminal whose window is closed."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def flush(self) -> None:
+        self.write("")
+
+
+def test_the_bar_outlives_its_terminal(monkeypatch):
+    from dlctl.cli import live
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    bar = live.Bar()
+    bar.phase("running", "worker-0", 1.0)
+    bar.line("a line")
+    bar.close()

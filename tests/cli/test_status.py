@@ -214,6 +214,16 @@ def test_checkpoints_that_keep_failing_are_told_with_the_time_since(run_director
     assert "! checkpoint  failing for 10m0" in out
 
 
+def test_a_target_out_of_reach_is_told_unless_the_run_has_failed_by_it(
+    run_directory, dlctl_command
+):
+    why = "the target acuracy >= 0.5 cannot be reached: the task's evaluate returns accuracy"
+    run = run_directory().run(state="running", target_error=why, **ME)
+    assert f"! target      {why}" in dlctl_command("status").out
+    run.run(state="failed", reason=f"{why}; correct target in [job]")
+    assert dlctl_command("status").out.count(why) == 1
+
+
 def test_running_takes_a_process_that_is_there(run_directory, dlctl_command):
     run = run_directory().run(state="running", updated_at=time.time() + 60, **ME)
     run.daemon("agent-0", **gone())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 
 from daemons.loop import Loop
 from daemons.worker.compute import ComputeThread
+from daemons.worker.loader_watch import LoaderLost
 from dlctl import config
+from dlctl.errors import Unreachable
 from dlctl.machine import Effect, Event, Exit, Started
 from dlctl.roles.protocol.effects import (
     BuildModel,
@@ -26,6 +29,8 @@ from dlctl.roles.protocol.effects import (
 
 TASK = """
     import asyncio
+    import os
+    import signal
     import torch
     from torch import nn
 
@@ -46,6 +51,10 @@ TASK = """
     class Random(list):
         def __getitem__(self, index):
             return torch.rand(2)
+
+    class Deadly(list):
+        def __getitem__(self, index):
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def dataset():
         return {dataset}
@@ -75,6 +84,7 @@ def prepared(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., Loop]]:
         )
         loop = Loop()
         thread = ComputeThread(loop, job)
+        threading.Thread(target=thread.run, name="compute", daemon=True).start()
         threads.append(thread)
         loop.perform(BuildModel, thread.build)
         loop.perform(LoadBuffers, thread.load_buffers)
@@ -203,3 +213,18 @@ def test_a_dataset_that_draws_gives_each_epoch_of_a_slot_something_else(
     losses = [loss(0, 1), loss(1, 1), loss(0, 2)]
     assert len(set(losses)) == 3
     assert loss(1, 1) == losses[1]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_process_that_loads_data_and_is_killed_ends_the_worker_and_not_the_run(
+    prepared, run_script
+):
+    """Its exit code is that of one that was killed, too: another one takes its place."""
+    loop = prepared("return nn.Linear(2, 1)", "Deadly(range(4))", 1)
+    of_torch = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Other tests have loaders in here.
+    try:
+        with pytest.raises(LoaderLost, match="was ended by SIGKILL") as caught:
+            run_script(loop, BuildModel(0, 1), Compute(0, 0, 4, 0), awaited=3)
+    finally:
+        signal.signal(signal.SIGCHLD, of_torch)
+    assert caught.value.exit_code == Unreachable.exit_code

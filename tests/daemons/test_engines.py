@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
@@ -92,6 +93,7 @@ def does(tmp_path: Path, monkeypatch, run_script) -> Callable[..., list[Event]]:
         )
         loop = Loop()
         thread = ComputeThread(loop, job, f"counting:{engine}")
+        threading.Thread(target=thread.run, name="compute", daemon=True).start()
         loop.perform(BuildModel, thread.build)
         loop.perform(RunEngine, thread.run_engine)
         loop.perform(TakeComputeState, thread.take_state)

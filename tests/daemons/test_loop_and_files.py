@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from contextlib import closing
 from pathlib import Path
+from textwrap import dedent
 
 import numpy as np
 import pytest
@@ -111,3 +114,54 @@ def test_chores_are_done_after_events_but_not_after_every_one(run_script, monkey
     monkeypatch.setattr(loop_module, "CHORES_S", 0.0)
     two_events()
     assert len(done) >= 2
+
+
+SIGNALLED = """
+    import os, signal, threading
+    from daemons.loop import Loop, Signals
+    from dlctl.machine import Exit, StopRequested
+
+    class Machine:
+        def handle(self, event, now):
+            return [Exit(0, event.reason)] if isinstance(event, StopRequested) else []
+
+        def deadline(self):
+            return None
+
+    signals = Signals()
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    os.kill(child, signal.SIGTERM)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    signal.raise_signal(signal.SIGUSR1)
+    assert signals.read() == [], "none of these is for us"
+
+    loop = Loop()
+    loop.stop_on_signals(signals)
+    thread = threading.Thread(target=loop.run, args=(Machine(),))
+    thread.start()
+    {of_the_task}
+    os.kill(os.getpid(), signal.SIGTERM)
+    {busy}
+    thread.join(20)
+    assert loop.exit_code == 0
+    """
+
+
+@pytest.mark.parametrize(
+    ("of_the_task", "busy"),
+    [
+        ("pass", "import hashlib; hashlib.pbkdf2_hmac('sha256', b'', b'', 1 << 20)"),
+        ("signal.signal(signal.SIGTERM, lambda *_: None)", "pass"),
+        ("signal.set_wakeup_fd(-1)", "pass"),
+    ],
+    ids=["the main thread computes", "the task has a handler", "the task has an event loop"],
+)
+def test_a_signal_reaches_the_loop_whatever_the_main_thread_does(of_the_task, busy):
+    script = dedent(SIGNALLED).format(of_the_task=of_the_task, busy=busy)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=40, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -57,6 +57,48 @@ def test_the_last_line_is_logged_although_nothing_ends_it(tmp_path):
     assert lines_after(tmp_path / "log", story) == ["epoch 1 done", "and then", "oh"]
 
 
+CONFIGURED = {
+    "nothing": ("", ["warning careful"]),
+    "a level alone": (
+        "logging.getLogger().setLevel('INFO')",
+        ["info loaded", "warning careful"],
+    ),
+    "basicConfig": (
+        "logging.basicConfig(level=logging.INFO)",
+        ["info INFO:mine:loaded", "info WARNING:mine:careful"],
+    ),
+    "basicConfig with force": (
+        "logging.basicConfig(level='INFO', format='%(message)s', force=True)",
+        ["info loaded", "info careful"],
+    ),
+    "dictConfig": (
+        "logging.config.dictConfig({'version': 1, 'root': {'level': 'ERROR'}})",
+        [],
+    ),
+    "disable": ("logging.disable()", []),
+}
+
+
+@pytest.mark.parametrize("how", CONFIGURED)
+def test_what_the_task_logs_is_in_the_log_and_its_settings_do_not_touch_ours(tmp_path, how):
+    setting, expected = CONFIGURED[how]
+    story = f"""
+        import logging.config, warnings
+        {setting}
+        logging.getLogger("mine").info("loaded")
+        logging.getLogger("mine").warning("careful")
+        logging.getLogger("dlctl").info("of ours")
+        warnings.warn("deprecated")
+        """
+    lines_after(tmp_path / "log", story)
+    records = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    *of_task, ours, warned = [f"{record['level']} {record['msg']}" for record in records]
+    assert of_task == expected
+    assert ours == "info of ours"
+    assert warned.startswith("warning <string>:")
+    assert "UserWarning: deprecated" in warned
+
+
 def test_a_log_that_fails_while_a_print_is_logged_neither_hangs_nor_recurses(tmp_path):
     story = """
         class Broken:

@@ -43,6 +43,21 @@ def test_a_run_finishes_although_a_worker_is_killed(place: Workplace) -> None:
 
 
 @pytest.mark.long
+def test_a_run_finishes_although_a_process_that_loads_data_is_killed(place: Workplace) -> None:
+    place.task(pause_s=0.05)
+    place.job(stop="{ epochs = 2 }", workers=2, more_workers="loader_processes = 2")
+    run = place.begin("run", "job.toml")
+    place.until_step(8)
+    psutil.Process(place.pid("worker-1")).children()[0].kill()
+    ended = run.end()
+    assert ended.code == 0, ended.err
+    assert place.run()["step"] == 64, "16 portions of 2 batches, twice"
+    assert re.search(r"a process that loads the data, pid \d+, was ended by SIGKILL", ended.err)
+    assert any(text.startswith("worker-1 starts again") for text in place.events("lost"))
+    place.nothing_left(timeout_s=0.5)
+
+
+@pytest.mark.long
 def test_without_durability_a_killed_server_ends_the_run_which_says_how_to_go_on(
     place: Workplace,
 ) -> None:

@@ -19,10 +19,14 @@ SAMPLES = """
         return functional.cross_entropy(model(inputs).float(), label)
 """
 HEAD = """
+import signal
+
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
+
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # The main thread alone may do that.
 """
 PICTURES = (
     HEAD

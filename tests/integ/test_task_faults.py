@@ -292,7 +292,10 @@ def test_all_who_hang_in_one_line_name_it_and_go_on_when_it_is_corrected(place: 
     assert why.count(command) == 1
     assert place.run()["reason"] == "worker-0, worker-1"
     _task(place, "pass")
+    assert "train.py: changed since the start" in place.dlctl("status").out
     step = place.run()["step"]
-    assert place.dlctl("restart", "worker-*").code == 0
+    restarted = place.dlctl("restart", "worker-*")
+    assert (restarted.code, "train.py: changed, and read anew" in restarted.err) == (0, True)
     place.until_step(step + 20)
+    assert "changed since the start" not in place.dlctl("status").out
     assert place.dlctl("stop").code == 0

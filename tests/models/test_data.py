@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import multiprocessing
+import queue
 import random
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
-from daemons.worker.data import PortionLoader
+from daemons.worker.data import PortionLoader, permuted
+from daemons.worker.loader_watch import LoaderLost
 from daemons.worker.task import TaskError
-from dlctl.errors import DlctlError
 
 # torch starts its loaders with fork where Python does; newer Pythons remark that threads are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -100,6 +103,16 @@ def test_portions_of_two_epochs_may_take_turns(loader):
     for _ in range(2):
         for epoch in (0, 1, 2):
             assert data.batch(epoch, 0, 20, 1).tolist() == order_of(epoch)[4:8]
+
+
+def test_the_task_may_have_made_another_device_the_default_one(loader):
+    tensors = TensorDataset(torch.arange(20.0))
+    torch.set_default_device("meta")
+    try:
+        (batch,) = loader(tensors).batch(0, 0, 8, 1)
+    finally:
+        torch.set_default_device(None)
+    assert batch.tolist() == order_of(0)[4:8]
 
 
 def test_leaving_a_portion_in_its_middle_does_no_harm(loader):
@@ -204,8 +217,9 @@ def test_an_error_of_the_dataset_names_the_sample_and_the_user_s_line(loader):
 
 def test_samples_that_do_not_fit_together_are_an_error_of_the_task(loader):
     ragged = [torch.ones(1 + i) for i in range(20)]
-    with pytest.raises(TaskError, match="making a batch of samples raised RuntimeError"):
-        loader(ragged).batch(0, 0, 4, 0)
+    with pytest.raises(TaskError, match="making a batch of samples raised Runt") as caught:
+        loader(ragged, place="train.py:7").batch(0, 0, 4, 0)
+    assert caught.value.where == "train.py:7", "no line of torch's, nor of ours"
 
 
 def kill_this_process() -> None:
@@ -215,11 +229,92 @@ def kill_this_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_loader_process_that_is_killed_is_no_error_of_the_task():
+def leave_this_process() -> None:
+    import os
+
+    os._exit(3)
+
+
+@pytest.mark.parametrize(
+    ("does", "how", "code"),
+    [
+        (kill_this_process, "was ended by SIGKILL; perhaps for want of memory", 5),
+        (leave_this_process, "has ended with exit code 3", 1),
+    ],
+)
+def test_a_loader_process_that_ends_is_no_error_of_the_task_and_told_at_once(does, how, code):
+    """In the thread that waits for it, too, when torch looks for it."""
+    told: queue.SimpleQueue[LoaderLost] = queue.SimpleQueue()
     data = PortionLoader(
-        Faulty(kill_this_process), batch_size=4, seed=0, shuffle=False, processes=1
+        Faulty(does), batch_size=4, seed=0, shuffle=False, processes=1, lost=told.put
     )
-    with pytest.raises(DlctlError, match="a process that loads the data has ended") as caught:
+    with pytest.raises(LoaderLost) as caught:
         data.batch(0, 12, 16, 0)
-    assert not isinstance(caught.value, TaskError)
+    errors = caught.value, told.get(timeout=20)
     data.close()
+    for error in errors:
+        assert error.message.startswith("a process that loads the data, pid ")
+        assert how in error.message
+        assert error.exit_code == code
+        assert not isinstance(error, TaskError)
+
+
+def test_a_batch_that_no_process_sends_is_named_and_not_waited_for_forever(monkeypatch):
+    monkeypatch.setattr("daemons.worker.data.LOADING_S_MAX", 0.3)
+    slow = Faulty(threading.Event().wait)
+    told: list[LoaderLost] = []
+    data = PortionLoader(
+        slow, batch_size=4, seed=0, shuffle=False, processes=1, place="train.py:7", lost=told.append
+    )
+    assert data.waits_for() is None
+    with ThreadPoolExecutor(1) as thread:
+        batch = thread.submit(data.batch, 0, 12, 16, 0)
+        while (waits := data.waits_for()) is None:
+            assert not batch.done()
+        with pytest.raises(LoaderLost, match=r"pids \d+, send nothing: DataLoader timed out"):
+            batch.result(timeout=20)
+    assert waits[0] == "train.py:7"
+    assert data.waits_for() is None
+    data.close()
+    assert told == [], "what is closed is meant to end"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 65, 1000, 4099])
+def test_an_order_that_is_never_made_whole_is_one(size):
+    whole = permuted(np.arange(size), size, [5, 0])
+    assert sorted(whole) == list(range(size))
+    assert np.array_equal(permuted(np.arange(size)[size // 3 :], size, [5, 0]), whole[size // 3 :])
+    others = [permuted(np.arange(size), size, [5, epoch]) for epoch in (1, 2, 3)]
+    assert size < 5 or not all(np.array_equal(other, whole) for other in others)
+
+
+def test_an_order_that_is_never_made_whole_is_well_mixed():
+    size = 10_000
+    whole = permuted(np.arange(size), size, [5, 0])
+    assert abs(np.corrcoef(np.arange(size), whole)[0, 1]) < 0.05
+    assert abs(np.corrcoef(whole[1:], whole[:-1])[0, 1]) < 0.05
+    tenths, _ = np.histogram(whole[:1000], 10, (0, size))
+    assert tenths.min() > 60
+    assert tenths.max() < 140
+
+
+class Endless(Dataset):
+    """Has as many samples as it says, and none of them anywhere."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("size", [10**12, 2**63 - 1])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_dataset_may_say_that_it_is_longer_than_any_memory(loader, size, shuffle):
+    endless = loader(Endless(size), shuffle=shuffle)
+    last = [endless.batch(3, size - 10, size, number).tolist() for number in range(3)]
+    assert len({*chain(*last)}) == 10
+    assert all(0 <= index < size for index in chain(*last))

@@ -96,3 +96,15 @@ def test_the_first_result_of_a_process_is_its_second_one() -> None:
         [sys.executable, "-c", dedent(STORM)], capture_output=True, text=True, timeout=1200
     )
     assert (storm.returncode, storm.stdout) == (0, ""), storm.stderr
+
+
+def test_what_the_task_draws_while_it_is_imported_is_the_same_in_all_workers(job):
+    path = Path(job.job.task)
+    drawing = "DRAWN = random.random(), numpy.random.rand(), torch.rand(1)"
+    path.write_text(f"import random\nimport numpy\nimport torch\n{drawing}\n{dedent(TASK)}")
+    drawn = []
+    for slot in (0, 1):
+        torch.rand(slot + 1)
+        build(job, slot, 0)
+        drawn.append(sys.modules.pop("calling_task").DRAWN)
+    assert drawn[0] == drawn[1]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,18 @@ def assert_same_state(model: nn.Module, state: dict[str, Tensor]) -> None:
         assert torch.equal(tensor, state[name]), name
 
 
+@contextmanager
+def defaults(dtype: torch.dtype, device: str | None) -> Iterator[None]:
+    """What torch makes tensors of, and where, if nobody says it: as the task's file may set it."""
+    torch.set_default_dtype(dtype)
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+
+
 # ---------------------------------------------------------------- every animal of the zoo
 
 
@@ -56,6 +70,44 @@ def test_every_name_of_the_state_dict_is_in_the_layout(animal):
         assert entry.shape == tuple(tensor.shape)
         assert f"torch.{entry.dtype}" == str(tensor.dtype)
     assert Layout.from_bytes(layout.to_bytes()) == layout
+
+
+class ByDefault:
+    """Says nowhere of what dtype it is. One layer is frozen, one has buffers."""
+
+    def model(self) -> nn.Module:
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+        model[0].requires_grad_(False)
+        return model
+
+    def dataset(self) -> list[Tensor]:
+        return list(torch.ones(8, 3))
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch).square().mean()
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return {"bias": float(model[2].bias)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_whatever_the_task_has_torch_take_by_default_vectors_are_float32(dtype):
+    """And on the CPU, as long as the model is: "meta" stands for any other device here."""
+    with defaults(dtype, None):
+        replica = replica_of(ByDefault())
+        batch = torch.randn(8, 3)
+    with defaults(dtype, "meta"):
+        step = replica.gradient(batch)
+        own = replica.descend(batch, 0.01)
+        metrics = replica.evaluate(replica.parameters.copy(), replica.averaged())
+        replica.load_averaged(replica.averaged())
+        replica.load_constant(replica.constant())
+    assert {entry.dtype for entry in replica.layout.entries} >= {str(dtype).removeprefix("torch.")}
+    assert replica.parameters.dtype == step.gradient.dtype == np.float32
+    assert replica.averaged().dtype == np.float64
+    assert replica.constant().dtype == np.float32
+    assert 0.0 < own.norm < math.inf
+    assert metrics["bias"] == pytest.approx(replica.parameters[-1], rel=1e-2)
 
 
 def test_two_workers_build_the_same_model_and_the_user_would_too(animal):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Dataset, IterableDataset
 
 from daemons.worker.replica import Replica
 from daemons.worker.task import (
@@ -272,6 +273,21 @@ class Lengthless:
         return index
 
 
+class WithLength(IterableDataset):
+    """Whose length DataLoader would use, too; its samples have no numbers."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(100))
+
+
+class WithoutSamples(Dataset):
+    def __len__(self) -> int:
+        return 100
+
+
 class Broken(Lengthless):
     def __len__(self) -> int:
         raise OSError("the index file is gone")
@@ -285,6 +301,12 @@ class Broken(Lengthless):
         ("dataset", None, r"task\.dataset returned None, not a map-style dataset"),
         ("dataset", iter([1]), r"task\.dataset returned a value of type list_iterator"),
         ("dataset", Lengthless(), r"task\.dataset returned a value of type Lengthless"),
+        (
+            "dataset",
+            WithLength(),
+            r"task\.dataset returned a value of type WithLength, not a map-st",
+        ),
+        ("dataset", WithoutSamples(), r"task\.dataset returned a value of type WithoutSamples"),
         ("dataset", Broken(), r"len\(task\.dataset\(\)\) raised OSError: the index file is gone"),
         ("dataset", [], r"task\.dataset\(\) has no samples"),
         ("loss", None, r"task\.loss returned None, not a torch\.Tensor"),
@@ -295,6 +317,7 @@ class Broken(Lengthless):
         ("evaluate", None, r"task\.evaluate returned None, not a dict of names and numbers"),
         ("evaluate", {1: 0.5}, r"task\.evaluate returned a value of type dict, not a dict of"),
         ("evaluate", {"a": "high"}, r'task\.evaluate\["a"\] returned a value of type str, not a'),
+        ("evaluate", {"a": 10**400}, r'task\.evaluate\["a"\] returned a value of type int, not a'),
         ("evaluate", {"a": torch.ones(2)}, r'task\.evaluate\["a"\] returned a float32 tensor'),
     ],
 )
@@ -333,8 +356,9 @@ def test_a_backward_pass_that_fails_is_an_error_of_the_task(task_of):
         return total
 
     replica = Replica(task_of(loss=loss), device="cpu", seed=0)
-    with pytest.raises(TaskError, match=r"the backward pass of task\.loss raised RuntimeError"):
+    with pytest.raises(TaskError, match=r"the backward pass of task\.loss raised Run") as caught:
         replica.gradient(torch.ones(2, 6))
+    assert caught.value.where == f"{__file__}:{loss.__code__.co_firstlineno}", "and not torch's"
 
 
 def test_a_task_that_is_no_object_with_the_three_functions_is_refused():

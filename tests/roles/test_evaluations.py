@@ -7,9 +7,15 @@ import math
 import pytest
 
 from dlctl import messages as m
+from dlctl import registry
+from dlctl.config import Job, JobFile, Stop
 from dlctl.roles.coordinator.evaluation import Evaluations
 from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.coordinator.records import AddEvent, History
+from dlctl.roles.coordinator.run_state import RunState
+from dlctl.roles.coordinator.status import Reports
+from dlctl.roles.coordinator.target import Target
+from dlctl.roles.protocol.keyring import NoKeys
 from dlctl.util.names import HOME_AGENT
 
 GOOD = {"accuracy": 0.5, "loss": 2.0}
@@ -49,3 +55,78 @@ def test_what_is_not_finite_is_named_and_not_kept(evaluations: Evaluations, odd:
     (event,) = [effect for effect in evaluations.context.clear() if isinstance(effect, AddEvent)]
     assert (event.kind, event.daemon) == ("evaluation", "worker-0")
     assert event.text == "step 7: not finite: loss, perplexity"
+
+
+# ---------------------------------------------------------------- the target
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [("acc@5>=.5", Target("acc@5", ">=", 0.5)), ("val/err < +1e+3", Target("val/err", "<", 1e3))],
+)
+def test_a_target_is_read_as_the_job_file_has_it(text: str, target: Target) -> None:
+    assert Target.parse(text) == target
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (["accuracy", "loss"], 'evaluate returns accuracy, loss; did you mean "accuracy"?'),
+        (["perplexity"], "evaluate returns perplexity"),
+        ([], "the task has no evaluate, or it returns no metrics"),
+        ([f"top-{n}" for n in range(20)], "top-15, 12 more"),
+    ],
+)
+def test_a_target_out_of_reach_names_the_metrics_that_there_are(names: list[str], why: str) -> None:
+    told = Target.parse("acuracy >= 0.5").missing_in(names)
+    assert told.startswith("the target acuracy >= 0.5 cannot be reached: ")
+    assert told.endswith(why)
+    assert not Target.parse("acuracy >= 0.5").missing_in([*names, "acuracy"])
+
+
+class Office:
+    """What the coordinator does about an evaluation: the end of the run, if that follows."""
+
+    def __init__(self, evaluations: Evaluations, stop: Stop) -> None:
+        job = JobFile(job=Job(name="a", task="train.py:task", stop=stop))
+        method = registry.load("algorithms", job.algorithm.name)
+        evaluations.target = Target.parse(stop.target or "")
+        self.evaluations, self.ends = evaluations, []
+        run = RunState("a-1", job, method, NoKeys(b""), evaluations.context, evaluations.members)
+        self.reports = Reports(run, self, None, evaluations, None)  # type: ignore[arg-type]
+
+    def end(self, state: str, reason: str, now: float) -> None:
+        self.ends.append((state, reason))
+
+    def hears(self, metrics: dict[str, float], error: str = "") -> list[str]:
+        """What becomes an event of the kind "target"."""
+        if not self.evaluations.worker:
+            self.evaluations.begin(1.0)
+        number, worker = self.evaluations.number, self.evaluations.worker
+        self.reports.on_evaluated(m.Evaluated(number, worker, metrics, error), 1.0)
+        effects = self.evaluations.context.clear()
+        return [e.text for e in effects if isinstance(e, AddEvent) and e.kind == "target"]
+
+
+@pytest.mark.parametrize("metrics", [{"accuracy": 0.9}, {}])
+def test_a_target_that_cannot_be_reached_is_told_once_and_the_run_goes_on(
+    evaluations: Evaluations, metrics: dict[str, float]
+) -> None:
+    office = Office(evaluations, Stop(target="acuracy >= 0.5", seconds=8.0))
+    (text,) = office.hears(metrics)
+    assert evaluations.out_of_reach == text
+    assert office.hears(metrics) == []
+    assert office.hears({"acuracy": 0.4}) == []
+    assert evaluations.out_of_reach == ""
+    assert office.ends == []
+
+
+def test_a_run_that_nothing_else_would_end_fails_at_once(evaluations: Evaluations) -> None:
+    office = Office(evaluations, Stop(target="acuracy >= 0.5"))
+    assert office.hears({}, "it has no model of this run") == []
+    assert office.hears({"acuracy": math.nan}) == [], "it may become a number"
+    assert office.ends == []
+    assert len(office.hears({"accuracy": 0.9})) == 1
+    ((state, reason),) = office.ends
+    assert state == "failed"
+    assert 'did you mean "accuracy"?; correct target in [job]' in reason

@@ -105,6 +105,8 @@ def test_a_server_that_gives_up_is_quoted_as_the_reason(seconds: float, reason: 
         (0, (f"ERROR {PORT}",), ""),
         (70, ("ERROR a bug in dlctl: server-0 ends", "Traceback (most recent call last):",
               "ValueError: no"), "a bug in dlctl: ValueError: no"),
+        (70, ("ERROR a bug in dlctl: worker-0 ends", "ValueError: no", "INFO uploaded"),
+         "a bug in dlctl: ValueError: no"),
         (70, (), ""),
     ],
 )  # fmt: skip

@@ -24,7 +24,6 @@ from dlctl import placement, settings
 from dlctl.algorithms.base import Method
 from dlctl.config import JobFile
 from dlctl.errors import DlctlError, NotPermitted, RemoteProtocolError
-from dlctl.flat import Layout
 from dlctl.machine import (
     DeadlineReached,
     Effect,
@@ -64,6 +63,7 @@ from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.coordinator.shutdown import RunShutdown
 from dlctl.roles.coordinator.status import Reports, StatusReport
+from dlctl.roles.coordinator.target import Target
 from dlctl.roles.protocol.authz import CLIENT, READER, Authz, keys_of
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, OnRecord, ProcessEnded, Unwritten
 from dlctl.roles.protocol.files import BytesRead, FileSealed, MirrorFailed, StillReading
@@ -91,7 +91,8 @@ class Coordinator:
         content = asdict(job)
         live = settings.of_job(content, algorithm.live)
         self.settings = SettingChanges(context, members, live, content)
-        self.evaluations = Evaluations(context, members, lambda: self.scheduler.steps)
+        target = Target.parse(job.job.stop.target) if job.job.stop.target else None
+        self.evaluations = Evaluations(context, members, lambda: self.scheduler.steps, target)
         self.files = HostFiles(context, members)
         self.peers = Peers(run)
         self.groups = Groups(run, self, lambda: self.scheduler.steps)
@@ -282,12 +283,14 @@ class Coordinator:
         if worker is None or worker.peer != peer or worker.role != "worker":
             return
         try:
-            if self.registration.layout is None:
-                self.scheduler.open_dataset(message.samples)
-                self.run.algorithm.shape.check_sizes(Layout.from_bytes(message.layout))
+            # What is refused leaves nothing behind: the run goes on when it is put right.
+            layout = self.registration.check_model(worker, message.layout)
+            self.run.algorithm.shape.check_sizes(layout)
+            self.scheduler.take_dataset(worker.name, message.samples)
+            self.registration.keep_layout(layout, message.samples)
             worker.model_ready = True
             self.peers.advance(now)  # Who begins knows who else takes part.
-            self.registration.on_model(worker, message.layout, message.samples, now)
+            self.registration.on_model(worker, now)
         except DlctlError as error:
             self.end("failed", f"{error.message}; {error.hint}", now)
 

@@ -10,6 +10,7 @@ from dlctl import messages as m
 from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import History
+from dlctl.roles.coordinator.target import Target
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 
 
@@ -27,9 +28,17 @@ class Asked:
 
 class Evaluations:
     def __init__(
-        self, context: History, members: Membership, steps_done: Callable[[], int]
+        self,
+        context: History,
+        members: Membership,
+        steps_done: Callable[[], int],
+        target: Target | None = None,
     ) -> None:
+        """target: of the job; it ends the run."""
         self.context = context
+        self.target = target
+        self.out_of_reach = ""
+        """Why the target cannot be reached, as far as evaluations have shown it."""
         self.members = members
         self.steps_done = steps_done
         self.newest: Json | None = None

@@ -47,9 +47,18 @@ def last_error(status: int, last_lines: tuple[str, ...]) -> str:
     `last_lines`: of its log, "LEVEL text" each, a traceback's lines as they are.
     """
     if status == _BUG and last_lines:
-        return f"a bug in dlctl: {last_lines[-1]}"
+        return f"a bug in dlctl: {_end_of_error(last_lines)}"
     errors = [line.removeprefix(_ERROR) for line in last_lines if line.startswith(_ERROR)]
     return errors[-1] if errors and status > 0 else ""
+
+
+def _end_of_error(last_lines: tuple[str, ...]) -> str:
+    """The last line of its traceback: what the task's exit functions print comes after it."""
+    errors = [number for number, line in enumerate(last_lines) if line.startswith(_ERROR)]
+    for number in range(errors[-1] + 1 if errors else len(last_lines), len(last_lines)):
+        if last_lines[number].startswith(("INFO ", "WARNING ")):
+            return last_lines[number - 1]
+    return last_lines[-1]
 
 
 def in_full(last_exit: Json) -> str:

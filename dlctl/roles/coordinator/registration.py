@@ -84,6 +84,8 @@ class Registration:
         """Workers whose residuals are given up."""
         self.layout: Layout | None = None
         self._bytes, self._samples = b"", 0
+        self._built_by = ""
+        """The first worker that has built the model since this coordinator is here."""
         self._before = Layout.from_rows(past.manifest["layout"]) if past.manifest else None
         self._terms = dict(past.terms)
         self.guest_lists = 0
@@ -203,22 +205,30 @@ class Registration:
 
     # ------------------------------------------------------------ the model and the servers
 
-    def on_model(self, worker: Daemon, layout: bytes, samples: int, now: float) -> None:
-        """samples: of the dataset. Raises DlctlError if this is not the model that the others, or
-        the checkpoint, have.
+    def check_model(self, worker: Daemon, layout: bytes) -> Layout:
+        """What a worker has built. Raises DlctlError if this is not the model that the others, this
+        run so far or its checkpoint have.
         """
-        if self.layout is None:
-            self.keep_layout(Layout.from_bytes(layout), samples)
-            if self._before is not None and self.layout != self._before:
+        built = Layout.from_bytes(layout)
+        if self._built_by:
+            if layout != self._bytes:
+                first = self._built_by
+                other = "the one before it" if first == worker.name else first
                 raise DlctlError(
-                    "the task builds another model than the one in the checkpoint", hint=FRESH
+                    f"{worker.name} built another model than {other}",
+                    hint="model() must build the same layers every time it is called",
                 )
-        if layout != self._bytes:
+        elif self.layout is not None and built != self.layout:
+            raise DlctlError("the task builds another model than this run has had", hint=FRESH)
+        elif self._before is not None and built != self._before:
             raise DlctlError(
-                f"{worker.name} built another model than the first worker",
-                hint="model() must build the same layers every time it is called",
+                "the task builds another model than the one in the checkpoint", hint=FRESH
             )
-        worker.model_ready = True
+        return built
+
+    def on_model(self, worker: Daemon, now: float) -> None:
+        """Its model is the one of the run."""
+        self._built_by = self._built_by or worker.name
         self.assign(now)
         self.introduce()
 

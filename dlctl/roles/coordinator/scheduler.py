@@ -1,16 +1,10 @@
-"""The data side of the coordinator: who gets which portion, what is done, and when it is enough.
-
-It may be enough when the task's `evaluate` reaches a `Target`: "accuracy >= 0.85".
-"""
+"""The data side of the coordinator: who gets which portion, what is done, and when it is enough."""
 
 from __future__ import annotations
 
 import math
-import operator
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -27,38 +21,6 @@ from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.protocol.context import Context
 from dlctl.roles.protocol.limits import METRICS_MAX
 from dlctl.roles.protocol.meters import follow
-
-# ---------------------------------------------------------------- a stop condition
-
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
-    ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
-}  # fmt: skip
-_GRAMMAR = re.compile(r"\s*([A-Za-z_][\w./-]*)\s*(>=|<=|>|<)\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*$")
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    metric: str
-    comparison: str
-    bound: float
-
-    @staticmethod
-    def parse(text: str) -> Target:
-        """Raises ValueError."""
-        match = _GRAMMAR.match(text)
-        if match is None:
-            raise ValueError(f'"{text}" is not a target: write it like "accuracy >= 0.85"')
-        return Target(match[1], match[2], float(match[3]))
-
-    def is_reached(self, metrics: dict[str, float]) -> bool:
-        value = metrics.get(self.metric)
-        return value is not None and _COMPARE[self.comparison](value, self.bound)
-
-    def __str__(self) -> str:
-        return f"{self.metric} {self.comparison} {self.bound:g}"
-
-
-# ---------------------------------------------------------------- who gets which portion
 
 DOUBT_S = 10.0
 """A worker that has asked for data for so long, in vain, has none that it works on."""
@@ -82,7 +44,6 @@ class Scheduler:
         self.members = members
         self.job = job
         self.side = side
-        self.target = Target.parse(job.job.stop.target) if job.job.stop.target else None
         self.steps = self.samples = 0
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
@@ -173,6 +134,20 @@ class Scheduler:
         standing = {(int(epoch), int(p)): portions[f"portion/{epoch}/{p}"] for epoch, p in keys}
         self._pool.go_on(next_, standing)
         self.evaluated_epochs = evaluated_epochs
+
+    def take_dataset(self, worker: str, samples: int) -> None:
+        """A worker has built the dataset. Raises DlctlError if it is not the one of the others, or
+        of before.
+        """
+        if self._pool is None:
+            self.open_dataset(samples)
+        elif samples != self._pool.samples:
+            raise DlctlError(
+                f"the dataset of {worker} has {samples} samples; in this run it has "
+                f"{self._pool.samples}",
+                hint="dataset() must give the same samples on every host and every time; after a "
+                "change start with --fresh to begin a new run",
+            )
 
     def open_dataset(self, samples: int) -> None:
         """The first worker has built the dataset. Raises DlctlError if it was another before."""

@@ -16,6 +16,7 @@ from dlctl.roles.coordinator.membership import Daemon
 from dlctl.roles.coordinator.records import AddMetric, Snapshot
 from dlctl.roles.coordinator.run_state import RunState
 from dlctl.roles.coordinator.scheduler import Scheduler
+from dlctl.roles.coordinator.target import is_only_stop
 from dlctl.roles.protocol.meters import Pace
 
 REPORT_S = 0.5
@@ -70,6 +71,7 @@ class StatusReport:
             "loss": scheduler.loss,
             "metrics": dict(scheduler.metrics),
             "evaluation": self.evaluations.newest,
+            "target_error": self.evaluations.out_of_reach,
             "ready_at": scheduler.released_at,
             "updated_at": now,
             "ended_at": now if over else None,
@@ -219,11 +221,26 @@ class Reports:
 
     def on_evaluated(self, message: m.Evaluated, now: float) -> None:
         """Metrics of an evaluation; they may end the run."""
-        step, metrics = self.evaluations.on_evaluated(message, now) or (0, {})
-        if not metrics:
+        answer = self.evaluations.on_evaluated(message, now)
+        if answer is None:
             return
-        shown = ", ".join(f"{key} {value:.4g}" for key, value in metrics.items())
-        self.context.event("evaluation", message.name, f"step {step}: {shown}")
-        target = self.scheduler.target
+        step, metrics = answer
+        if metrics:
+            shown = ", ".join(f"{key} {value:.4g}" for key, value in metrics.items())
+            self.context.event("evaluation", message.name, f"step {step}: {shown}")
+        target = self.evaluations.target
         if target is not None and target.is_reached(metrics):
             self.control.end("finished", f"the target {target} is reached", now)
+        elif target is not None and not message.error:
+            self._tell_if_out_of_reach(target.missing_in(message.metrics), message.name, now)
+
+    def _tell_if_out_of_reach(self, why: str, name: str, now: float) -> None:
+        """A run that nothing else would end fails at once. why: "" if the target has its metric."""
+        if why and why != self.evaluations.out_of_reach:
+            self.context.event("target", name, why)
+        self.evaluations.out_of_reach = why
+        if why and is_only_stop(self.run.job.job.stop):
+            hint = (
+                "correct target in [job], or give stop another condition as well, and start again"
+            )
+            self.control.end("failed", f"{why}; {hint}", now)

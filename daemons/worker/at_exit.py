@@ -1,0 +1,108 @@
+"""What Python does at the end of a process, done for the task: threads end, functions that it has
+registered with `atexit` are called, and files that it has left open are written out.
+
+The process then ends by `os._exit`, because a whole end of the interpreter would wait for threads
+that compute, or crash them. All this has a limit, which is kept whatever the task does meanwhile.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import io
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+log = logging.getLogger("dlctl")
+BUSY_S = 0.5
+LIMIT_S = 3.5
+"""With that, less than the coordinator waits for one that is to exit (`shutdown.EXIT_S`)."""
+
+
+def end_user_code(ask_main: Callable[[Callable[[], None]], None], limit_s: float = LIMIT_S) -> None:
+    """To be called in another thread than the main one, by a process that ends after that.
+
+    ask_main: has the main thread do something, as soon as it can: what the task registers may need
+    that thread. If it cannot in `BUSY_S`, as it is at a batch, that is done without it. When the
+    limit is over, the log says where it was.
+    """
+    begun, done = threading.Lock(), threading.Event()
+    doing: list[threading.Thread] = []
+
+    def work() -> None:
+        if begun.acquire(blocking=False):
+            doing.append(threading.current_thread())
+            try:
+                _end()
+            except BaseException:
+                log.exception("the end of the task's code has failed")
+            finally:
+                done.set()
+
+    ask_main(work)
+    if not done.wait(BUSY_S) and not begun.locked():
+        threading.Thread(target=work, daemon=True).start()
+    if not done.wait(limit_s) and doing:
+        _tell_where(doing[0], limit_s)
+
+
+def _end() -> None:
+    if threading.current_thread() is threading.main_thread():
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for those that are no daemons
+    atexit._run_exitfuncs()
+    write_out_files()
+
+
+def _tell_where(thread: threading.Thread, limit_s: float) -> None:
+    frames = traceback.extract_stack(sys._current_frames()[thread.ident or 0])
+    at = [number for number, frame in enumerate(frames) if frame.filename == __file__]
+    of_task = frames[at[-1] + 1 :] or frames
+    text = "the task's exit functions or open files took more than %g s and are cut off, at %s:%s"
+    detail = {"detail": "".join(traceback.format_list(of_task))}
+    log.warning(text, limit_s, of_task[0].filename, of_task[0].lineno, extra=detail)
+
+
+def write_out_files() -> None:
+    """What a file that is open still has in its buffers, from the outermost buffer inwards. What
+    cannot be written is in the log.
+    """
+    files = [file for file in gc.get_objects() if issubclass(type(file), io.IOBase)]
+    ours = (sys.stdout, sys.stderr)
+    for file in _writable(files, (io.TextIOWrapper,)):
+        _write_out(file, "flush")
+    # Those of Python's own classes, as GzipFile, have an end to write.
+    for file in _writable(files, (io.BufferedIOBase, io.TextIOBase)):
+        if type(file).__module__ != "_io" and file not in ours:
+            _write_out(file, "close")
+    for archive in _open_archives():
+        _write_out(archive, "close")
+    for file in _writable(files, (io.BufferedWriter, io.BufferedRandom)):
+        _write_out(file, "flush")
+
+
+def _writable(files: list[Any], kinds: tuple[type, ...]) -> Iterator[Any]:
+    for file in files:
+        with suppress(Exception):  # Of a class of the task's, or its buffer is detached.
+            if issubclass(type(file), kinds) and not file.closed and file.writable():
+                yield file
+
+
+def _open_archives() -> list[Any]:
+    """They write their table of contents when they are closed; an import now would be for none."""
+    zipfile = sys.modules.get("zipfile")
+    if zipfile is None:
+        return []
+    return [x for x in gc.get_objects() if issubclass(type(x), zipfile.ZipFile) and x.mode != "r"]
+
+
+def _write_out(file: Any, how: str) -> None:
+    try:
+        getattr(file, how)()
+    except Exception as error:
+        name = getattr(file, "name", None) or getattr(file, "filename", None) or type(file).__name__
+        log.warning("a file that the task left open cannot be written, %s: %s", name, error)

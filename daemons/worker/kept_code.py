@@ -1,0 +1,118 @@
+"""Imports of the task's files as they were when the run was started (`dlctl/runs/task_code.py`).
+
+This holds for what lies in the directory of the task's file, or below; not for what is installed
+there, in a virtual environment. Places (`__file__`, tracebacks) are those of the files themselves.
+"""
+
+from __future__ import annotations
+
+import linecache
+import logging
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.machinery import (
+    BYTECODE_SUFFIXES,
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
+from importlib.util import decode_source, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import dlctl
+from dlctl.runs import task_code
+
+log = logging.getLogger("dlctl")
+_INSTALLED = {
+    *(Path(path) for path in (sys.prefix, sys.base_prefix)),
+    *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    Path(dlctl.__file__).parent,
+    Path(__file__).parent.parent,
+}
+
+
+class KeptSource(SourceFileLoader):
+    """Loads a file as it was. No bytecode: that of the file as it is would be another one's."""
+
+    def __init__(self, directory: Path, name: str, path: str) -> None:
+        """directory: of the run."""
+        super().__init__(name, path)
+        self._directory = directory
+
+    def get_data(self, path: str) -> bytes:
+        try:
+            now = super().get_data(path)
+        except FileNotFoundError:
+            now = None
+        data = task_code.as_it_was(self._directory, Path(path), now)
+        if data is None:
+            raise FileNotFoundError(path)
+        if data != now:
+            self._tell(path, data)
+        return data
+
+    def path_stats(self, path: str) -> Any:
+        raise OSError
+
+    def _tell(self, path: str, data: bytes) -> None:
+        """Also to tracebacks, which would show lines of the file as it is."""
+        lines = decode_source(data).splitlines(keepends=True)
+        linecache.cache[path] = (len(data), None, lines, path)
+        text = "%s has changed since the run was started: it is used as it was then"
+        log.warning(text, os.path.basename(path))
+
+
+class FilesThatAreGone:
+    """Finds modules whose files were read for this run, and are there no longer."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def find_spec(self, name: str, path: Sequence[str] | None, _: object = None) -> Any:
+        last = name.rpartition(".")[2]
+        for folder in sys.path if path is None else path:
+            package, module = Path(folder, last, "__init__.py"), Path(folder, f"{last}.py")
+            for file, inside in ((package, [str(package.parent)]), (module, None)):
+                place = file.absolute()
+                if task_code.as_it_was(self._directory, place, None) is not None:
+                    loader = KeptSource(self._directory, name, str(place))
+                    return spec_from_file_location(
+                        name, place, loader=loader, submodule_search_locations=inside
+                    )
+        return None
+
+
+def import_kept(directory: Path, root: Path) -> None:
+    """From now on import what lies below `root` as it was for the run in `directory`."""
+    sources: Any = partial(KeptSource, directory)
+    finder = FileFinder.path_hook(
+        (ExtensionFileLoader, EXTENSION_SUFFIXES),
+        (sources, SOURCE_SUFFIXES),
+        (SourcelessFileLoader, BYTECODE_SUFFIXES),
+    )
+    sys.path_hooks.insert(0, partial(_find, finder, root))
+    sys.meta_path.append(FilesThatAreGone(directory))
+    for path in list(sys.path_importer_cache):
+        if _is_of_task(path, root):
+            del sys.path_importer_cache[path]
+
+
+def _find(finder: Callable[[str], Any], root: Path, path: str) -> Any:
+    if not _is_of_task(path, root):
+        raise ImportError
+    return finder(path)
+
+
+def _is_of_task(path: str, root: Path) -> bool:
+    place = Path(os.path.abspath(path))
+    if not place.is_relative_to(root) or {"site-packages", "dist-packages"} & {*place.parts}:
+        return False
+    below = {installed for installed in _INSTALLED if installed.is_relative_to(root)}
+    return not any(place.is_relative_to(installed) for installed in below - {root})

@@ -1,0 +1,105 @@
+"""A worker that ends in order loses nothing that the task has written, and ends in any case."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from textwrap import dedent
+
+START = """
+    import atexit, concurrent.futures, gzip, logging, os, queue, sys, threading, zipfile
+    from pathlib import Path
+    from daemons import logs
+    from daemons.worker.at_exit import end_user_code
+    logs.set_up("worker-0", 1, Path("log"))
+    logs.capture_prints()
+    asked = queue.SimpleQueue()
+    def end(limit_s):
+        end_user_code(asked.put, limit_s)
+        logs.end_prints()
+        os._exit(3)
+    def end_in_thread(limit_s=4.0):
+        threading.Thread(target=end, args=(limit_s,), daemon=True).start()
+    """
+
+
+def ended(directory: Path, story: str) -> tuple[int, list[str]]:
+    """The exit code of a process that does this, and its log."""
+    command = [sys.executable, "-c", dedent(START) + dedent(story)]
+    with (directory / "log").open("wb") as log:
+        code = subprocess.run(command, stdout=log, stderr=log, timeout=60, cwd=directory).returncode
+    return code, [json.loads(line)["msg"] for line in (directory / "log").read_text().splitlines()]
+
+
+def test_what_the_task_has_written_is_there_at_the_end(tmp_path):
+    story = """
+        text, binary = open("losses.csv", "w"), open("raw", "wb")
+        packed, archive = gzip.open("packed.gz", "wt"), zipfile.ZipFile("archive.zip", "w")
+        for file in (text, packed):
+            file.write("0.5\\n")
+        binary.write(b"raw")
+        archive.writestr("inside", "one")
+        full = open("/dev/full", "w")
+        full.write("x")
+        detached = open("detached", "w")
+        detached.detach()
+        atexit.register(print, "first registered, last called")
+        @atexit.register
+        def fails():
+            text.write("0.25\\n")
+            raise OSError("of the task")
+        begun = threading.Event()
+        def write_later():
+            begun.set()
+            threading.main_thread().join()
+            Path("thread").write_text("done")
+        threading.Thread(target=write_later).start()
+        begun.wait()
+        pool = concurrent.futures.ThreadPoolExecutor(1)
+        pool.submit(lambda: Path("pool").write_text("done"))
+        end_in_thread()
+        asked.get()()
+        threading.Event().wait()
+        """
+    code, log = ended(tmp_path, story)
+    assert code == 3
+    assert (tmp_path / "losses.csv").read_text() == "0.5\n0.25\n"
+    assert (tmp_path / "raw").read_bytes() == b"raw"
+    assert gzip.decompress((tmp_path / "packed.gz").read_bytes()) == b"0.5\n"
+    assert zipfile.ZipFile(tmp_path / "archive.zip").read("inside") == b"one"
+    assert (tmp_path / "thread").read_text() == (tmp_path / "pool").read_text() == "done"
+    assert "OSError: of the task" in log
+    assert log[log.index("OSError: of the task") + 1] == "first registered, last called"
+    assert log[-1].startswith("a file that the task left open cannot be written, /dev/full: ")
+
+
+def test_an_exit_function_that_hangs_is_cut_off_and_named(tmp_path):
+    story = """
+        def upload():
+            threading.Event().wait()
+        atexit.register(upload)
+        print("the last words", end="")
+        end_in_thread(0.3)
+        asked.get()()
+        """
+    code, log = ended(tmp_path, story)
+    assert code == 3
+    assert log[0].startswith("the task's exit functions or open files took more than 0.3 s and are")
+    assert log[-1] == "the last words"
+
+
+def test_a_main_thread_that_is_at_a_batch_is_not_waited_for(tmp_path):
+    story = """
+        file = open("losses.csv", "w")
+        file.write("0.5")
+        atexit.register(print, "called")
+        end_in_thread()
+        threading.Event().wait()
+        """
+    code, log = ended(tmp_path, story)
+    assert (code, log) == (3, ["called"])
+    assert (tmp_path / "losses.csv").read_text() == "0.5"

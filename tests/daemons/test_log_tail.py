@@ -1,0 +1,52 @@
+"""The last lines of a log say why a daemon ended, however long the traceback is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from daemons.log_tail import DETAIL_LINES_MAX, LINES, exit_code, last_lines
+from dlctl.roles.coordinator.failure_detector import last_error
+
+
+def log_of(path: Path, *records: tuple[str, str, str]) -> Path:
+    """level, message, detail."""
+    lines = [
+        json.dumps({"level": level, "msg": text} | ({"detail": detail} if detail else {}))
+        for level, text, detail in records
+    ]
+    path.write_text("\n".join([*lines, ""]))
+    return path
+
+
+def traceback_of(frames: int) -> str:
+    return "".join(f'  File "train.py", line {n}\n    return f()\n' for n in range(frames))
+
+
+@pytest.mark.parametrize("frames", [0, 1, 4, 5, 20, 150])
+def test_an_error_keeps_its_message_and_the_end_of_its_traceback(tmp_path, frames):
+    detail = traceback_of(frames) + "KeyError: label"
+    bye = ("info", "exit 7: the task failed", "")
+    path = log_of(tmp_path / "log", ("info", "starts", ""), ("error", "it raised", detail), bye)
+    lines = last_lines(path)
+    assert "ERROR it raised" in lines
+    assert lines[-1] == "KeyError: label"
+    assert len(lines) <= DETAIL_LINES_MAX + 2
+    assert last_error(7, lines) == "it raised"
+    assert exit_code(path) == 7
+
+
+def test_an_error_is_not_lost_behind_what_was_printed_after_it(tmp_path):
+    printed = [("info", f"saved part {n}", "") for n in range(50)]
+    path = log_of(tmp_path / "log", ("error", "old", ""), ("error", "it raised", ""), *printed)
+    lines = last_lines(path)
+    assert len(lines) == LINES
+    assert lines[0] == "ERROR it raised"
+    assert lines[-1] == "INFO saved part 49"
+
+
+def test_the_longest_record_is_read_whole(tmp_path):
+    path = log_of(tmp_path / "log", ("error", "\u00e9" * 16_000, "\u00e9" * 16_000))
+    assert last_lines(path)[0].startswith("ERROR \u00e9")
