@@ -184,6 +184,7 @@ class ComputeThread:
             replica.parameters,
             self._averaged,
             replica.constant(),
+            replica.task.has_finish,
         )
 
     def _load_buffers(self, effect: LoadBuffers) -> BuffersLoaded:
@@ -253,11 +254,14 @@ class ComputeThread:
         self._ranks.done()
 
     def _batch(self, effect: Compute) -> Computed:
-        batches = self._loader.step(effect.data_epoch, effect.start, effect.stop, effect.number)
-        step = self._stepper.step(
-            batches, own_lr=effect.own_lr, gather=effect.gather, norm_max=effect.norm_max,
-            epoch=effect.data_epoch,
-        )  # fmt: skip
+        from daemons.worker.out_of_memory import explained
+
+        with explained(self._job):
+            batches = self._loader.step(effect.data_epoch, effect.start, effect.stop, effect.number)
+            step = self._stepper.step(
+                batches, own_lr=effect.own_lr, gather=effect.gather, norm_max=effect.norm_max,
+                epoch=effect.data_epoch,
+            )  # fmt: skip
         computed = Computed(
             step.loss, step.gradient, self._averaged, step.norm, step.is_usable,
             is_skipped=step.is_skipped, metrics=(step.metrics,) if step.metrics else (),
@@ -283,5 +287,12 @@ class ComputeThread:
 
     def _evaluate(self, effect: RunEvaluation) -> EvaluationRun:
         averaged = np.array(effect.averaged, np.float64)
+        if effect.finish_with is not None:
+            from daemons.worker.finish import run_finish
+
+            text, failed = run_finish(
+                self._replica, effect.parameters, averaged, effect.finish_with
+            )
+            return EvaluationRun(effect.evaluation, {}, text, failed)
         metrics = self._replica.evaluate(effect.parameters, averaged)
         return EvaluationRun(effect.evaluation, metrics)

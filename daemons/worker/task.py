@@ -322,11 +322,11 @@ def blame(what: str, error: BaseException, place: Place = None) -> TaskError:
     report = traceback.TracebackException.from_exception(error)
     _cut(report)
     return TaskError(
-        _plain(f"{what} raised {type(error).__name__}: {_text(error)}", MESSAGE_CHARS_MAX),
+        plain(f"{what} raised {type(error).__name__}: {_text(error)}", MESSAGE_CHARS_MAX),
         where=_where(error, report.stack, place),
         hint=_hint(error),
         # The end of a long traceback says more than its beginning.
-        detail=_plain("".join(report.format())[-DETAIL_CHARS_MAX:], DETAIL_CHARS_MAX),
+        detail=plain("".join(report.format())[-DETAIL_CHARS_MAX:], DETAIL_CHARS_MAX),
     )
 
 
@@ -406,7 +406,7 @@ def _hint(error: BaseException) -> str | None:
     return None
 
 
-def _plain(text: str, chars_max: int) -> str:
+def plain(text: str, chars_max: int) -> str:
     """Text that can be encoded whatever it was, and is not too long."""
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= chars_max else text[: chars_max - 3] + "..."

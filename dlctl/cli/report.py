@@ -150,6 +150,8 @@ def _labelled(snapshot: Snapshot) -> list[str]:
         step = values.count(run["evaluation"].get("step", run.get("evaluation_step")))
         shown = console.escape(values.evaluation(run["evaluation"]))
         lines.append(f"  evaluation  {shown} (at step {step})")
+    if isinstance(done := run.get("finish"), Mapping) and (why := text(done.get("error"))):
+        lines.append(f"{console.style('!', fg='yellow')} finish      {why}")
     if (why := text(run.get("target_error"))) and why not in text(snapshot.reason):
         lines.append(f"{console.style('!', fg='yellow')} target      {why}")
     if isinstance(run.get("checkpoint"), Mapping):

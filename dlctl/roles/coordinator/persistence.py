@@ -13,6 +13,7 @@ The state that decides what the coordinator does next lies in small pieces under
     quorum              its newest decision for all shards: the clock, whose pushes count
     group               the members that are left out: slot and epoch
     evaluation          epochs that were done when one was begun last; what is under way (`Asked`)
+    finish              how often the task's `finish` was begun, and what has come of it
     layout              the model's tensors
     end                 how the run ends, once it does
     daemon/<name>       its incarnation, term, address, and how far it has come
@@ -46,7 +47,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 from dlctl import messages as m
@@ -182,6 +183,8 @@ class Persistence:
         if self.quorums.newest is not None:
             yield "quorum", self.quorums.newest
         yield "evaluation", (scheduler.evaluated_epochs, None if asked is None else astuple(asked))
+        if self.evaluations.has_finish:
+            yield "finish", (self.evaluations.finishes, self.evaluations.finished)
         if self.run.shutdown is not None:
             end = self.run.shutdown
             yield "end", (end.state, end.reason, end.grace_s, end.is_shutting_down())
@@ -252,8 +255,9 @@ class Persistence:
                 self._look_after(daemon, is_ending, now)
         self.registration.assign(now)
         if asked := values.get("evaluation", [0.0, None])[1]:
-            worker, number, step, is_last = asked
-            self.evaluations.go_on(Asked(worker, number, step, is_last and is_ending), now)
+            was = Asked(*asked)
+            if is_ending or not was.finishes:
+                self.evaluations.go_on(replace(was, is_last=was.is_last and is_ending), now)
         if was_released:
             self.scheduler.begin_driving(now)
         if is_ending:
@@ -297,6 +301,9 @@ class Persistence:
         self.groups.left_out = {(slot, epoch) for slot, epoch in values.get("group", [])}
         if "group" in values:
             self._known["group"] = values["group"]
+        if "finish" in values:
+            self.evaluations.has_finish = True
+            self.evaluations.finishes, self.evaluations.finished = values["finish"]
         self.mirror.go_on(values, self.past.logs)
         for key, value in values.items():
             if key.startswith("answer/"):

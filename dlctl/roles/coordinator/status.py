@@ -71,6 +71,7 @@ class StatusReport:
             "loss": scheduler.loss,
             "metrics": dict(scheduler.metrics),
             "evaluation": self.evaluations.newest,
+            "finish": self.evaluations.finished,
             "target_error": self.evaluations.out_of_reach,
             "ready_at": scheduler.released_at,
             "updated_at": now,
