@@ -38,7 +38,7 @@ def _is_for_want_of_memory(error: BaseException | None) -> bool:
 
 
 def advice(job: JobFile) -> str:
-    """What makes a step smaller and leaves what comes of it as it is, as far as that is possible."""
+    """What needs less memory and leaves what comes of a step as it is, as far as there is such."""
     size, accumulate = job.workers.batch_size, job.gradient.accumulate
     tries = []
     if size > 1:
