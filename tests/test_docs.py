@@ -83,4 +83,5 @@ def test_the_job_file_in_the_readme_is_valid(tmp_path: Path) -> None:
     block = "".join(re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.S))
     (tmp_path / "train.py").write_text("task = None\n")
     (tmp_path / "job.toml").write_text(block)
-    assert jobfile.load(tmp_path / "job.toml").compression.options["density"] == 0.01
+    job = jobfile.load(tmp_path / "job.toml")
+    assert (job.inner.name, job.schedule.kind, job.gradient.clip_norm) == ("adamw", "cosine", 1.0)

@@ -422,7 +422,7 @@ def test_an_unknown_name_is_answered_with_the_ones_there_are(folder: Path, kind:
     ("line", "meant"),
     [
         ('[algorithm]\nname = "async"', "downpour"),
-        ('[algorithm]\nname = "DiLoCo"', "local-sgd"),
+        ('[algorithm]\nname = "DiLoCo"', "diloco"),
         ('[compression]\nname = "dgc"', "topk-sampled"),
         ('[compression]\nname = "float16"', "fp16"),
         ('[compression]\nname = "none"\nvalues = "fp16"', "float16"),

@@ -77,7 +77,7 @@ def short_journals(monkeypatch):
 
 def test_another_server_makes_the_same_updates_again_to_the_last_bit(tmp_path):
     first = begun(tmp_path / "state")
-    first.optimizer.lr = 0.25
+    first.lr = 0.25
     wanted = train(first, deltas(3))[-1]
     let_go(first)
     second, meta = found(tmp_path / "state")

@@ -106,7 +106,7 @@ def does(tmp_path: Path, monkeypatch, run_script) -> Callable[..., list[Event]]:
 
 def test_operations_give_arrays_and_states_are_of_between_two_of_them(does) -> None:
     first, state, second = does(
-        RestoreComputeState({"total": TWO}),
+        RestoreComputeState({"engine.total": TWO}),
         RunEngine("add", (TWO, TWO), ((1,),)),
         TakeComputeState(),
         RunEngine("add", (TWO,)),
@@ -114,7 +114,7 @@ def test_operations_give_arrays_and_states_are_of_between_two_of_them(does) -> N
     )
     assert isinstance(first, EngineRan)
     assert isinstance(state, ComputeStateTaken)
-    assert state.arrays["total"].tolist() == [6]
+    assert state.arrays["engine.total"].tolist() == [6]
     assert second.arrays[0].tolist() == [8]
 
 
@@ -139,7 +139,10 @@ def test_operations_give_arrays_and_states_are_of_between_two_of_them(does) -> N
             RunEngine("single", ()),
             'toy: operation "single" of its engine returned a value of type ndarray, not a tuple',
         ),
-        (RestoreComputeState({}), "toy: restore() of its engine raised KeyError: 'total'"),
+        (
+            RestoreComputeState({"engine.all": TWO}),
+            "toy: restore() of its engine raised KeyError: 'total'",
+        ),
     ],
 )
 def test_what_goes_wrong_is_one_error_that_names_method_and_operation(does, effect, error) -> None:
@@ -159,5 +162,5 @@ def test_an_engine_that_cannot_be_made_is_an_error_of_its_method(does) -> None:
 
 
 def test_an_engine_needs_no_state(does) -> None:
-    (taken,) = does(RestoreComputeState({"total": TWO}), TakeComputeState(), engine="Poor")
+    (taken,) = does(RestoreComputeState({"engine.total": TWO}), TakeComputeState(), engine="Poor")
     assert taken == ComputeStateTaken({})

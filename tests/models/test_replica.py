@@ -98,7 +98,7 @@ def test_whatever_the_task_has_torch_take_by_default_vectors_are_float32(dtype):
         batch = torch.randn(8, 3)
     with defaults(dtype, "meta"):
         step = replica.gradient(batch)
-        own = replica.descend(batch, 0.01)
+        own = Stepper(replica).step([(batch, 1.0)])
         metrics = replica.evaluate(replica.parameters.copy(), replica.averaged())
         replica.load_averaged(replica.averaged())
         replica.load_constant(replica.constant())

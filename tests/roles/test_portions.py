@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dlctl.flat import slice_bounds
 from dlctl.messages import Lease
 from dlctl.roles.coordinator.leases import PortionPool
-from dlctl.roles.coordinator.scheduler import Target
+from dlctl.roles.coordinator.target import Target
 from dlctl.roles.worker.leases import Portions
 
 
@@ -224,7 +224,7 @@ def test_a_target_is_a_metric_and_a_bound(
 
 @pytest.mark.parametrize("text", ["", "accuracy", "accuracy = 1", ">= 1", "a >= b", "a >= 1 2"])
 def test_what_is_no_target_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a target"):
+    with pytest.raises(ValueError, match="must be a metric"):
         Target.parse(text)
 
 

@@ -103,23 +103,27 @@ class Training:
         if members is not None:
             self.asking = Asking(context, identity, members, len(side.parameters))
             self.answering = Answering(context, identity, members, side)
-        self._services: dict[type[Need], Service[Any]] = {
-            NextData: self.computing,
-            Gradient: self.computing,
-            Done: self.computing,
-            Engine: self.engines,
-        }
-        if tables:
-            self._services |= {Read: self.reading, Write: self.writing}
-        if self.asking is not None:
-            self._services[Ask] = self.asking
-        if collecting is not None:
-            self._services[Collective] = collecting
+        self._services = self._all_services()
         self.parked = False
         """Drained: the method will not be resumed any more."""
         self._paused = self._leaves = False
         self._run: Generator[Need, Any, None] = side.run()
         self._need: Need | None = None
+
+    def _all_services(self) -> dict[type[Need], Service[Any]]:
+        services: dict[type[Need], Service[Any]] = {
+            NextData: self.computing,
+            Gradient: self.computing,
+            Done: self.computing,
+            Engine: self.engines,
+        }
+        if self.tables:
+            services |= {Read: self.reading, Write: self.writing}
+        if self.asking is not None:
+            services[Ask] = self.asking
+        if self.collecting is not None:
+            services[Collective] = self.collecting
+        return services
 
     @property
     def channels(self) -> list[ShardClient]:

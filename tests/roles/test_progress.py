@@ -1,0 +1,37 @@
+"""How far the run is, as one replica knows it, and its own rate there."""
+
+from dlctl.roles.worker.progress import OwnRate, Progress
+
+
+def test_between_two_words_everybody_has_had_as_much_as_this_replica() -> None:
+    progress = Progress(lambda: 4)
+    progress.computed(8)
+    assert progress.samples == 32
+    progress.told(30)
+    assert progress.samples == 30
+    progress.computed(8)
+    progress.computed(8)
+    assert progress.samples == 30 + 4 * 16
+
+
+def test_an_older_word_changes_nothing() -> None:
+    progress = Progress(lambda: 2)
+    progress.told(100)
+    progress.computed(8)
+    progress.told(64)
+    assert progress.samples == 116
+
+
+def test_who_is_not_on_any_list_yet_is_there_all_the_same() -> None:
+    progress = Progress(lambda: 0)
+    progress.computed(8)
+    assert progress.samples == 8
+
+
+def test_the_rate_is_a_part_of_its_peak_which_may_change() -> None:
+    rate = OwnRate(0.4)
+    assert rate.at(10) == 0.4
+    rate.factor = lambda samples: samples / 100
+    assert rate.at(50) == 0.2
+    rate.lr = 0.8
+    assert rate.at(50) == 0.4
