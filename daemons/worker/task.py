@@ -39,15 +39,13 @@ from torch.utils.data import Dataset, IterableDataset
 import dlctl
 from daemons.worker.kept_code import KeptSource, import_kept
 from dlctl.errors import JobFailed
-from dlctl.roles.protocol.limits import METRICS_MAX
+from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX, METRICS_MAX
 from dlctl.runs import task_code
 
 _LOSS_RETURNS = 'it returns the loss, or (the loss, {"name": value})'
 MESSAGE_CHARS_MAX = 2_000
 DETAIL_CHARS_MAX = 7_000
 """At most 4 bytes each: message and detail fit into a message's header."""
-METRIC_NAME_CHARS_MAX = 200
-"""All metrics of an evaluation, or of a portion of data, travel in one message's header, too."""
 TOLD = ("step", "epoch")
 """What a task's loss is told if it takes arguments of these names behind model and batch."""
 

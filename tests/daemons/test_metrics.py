@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from daemons.worker.task import METRIC_NAME_CHARS_MAX, METRICS_MAX, Task, TaskError
+from daemons.worker.task import Task, TaskError
 from dlctl import messages as m
 from dlctl import wire
+from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX, METRICS_MAX
 from dlctl.roles.worker.leases import Portion
 
 

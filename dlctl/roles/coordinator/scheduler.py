@@ -6,7 +6,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from dlctl import messages as m
@@ -19,7 +18,7 @@ from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.leases import PortionPool, Range
 from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.protocol.context import Context
-from dlctl.roles.protocol.limits import METRICS_MAX
+from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
 from dlctl.roles.protocol.meters import follow
 
 DOUBT_S = 10.0
@@ -377,10 +376,10 @@ class Scheduler:
 def _means(done: m.PortionDone) -> dict[str, float]:
     """What a portion's samples are said to have had besides the loss, as far as it can be so."""
     found = {}
-    for name, said in islice(done.metric_sums.items(), METRICS_MAX):
+    for name, said in done.metric_sums.items():
         match said:
             case [float(total), int(samples)] if 0 < samples <= done.samples:
-                found[name] = total / samples
+                found[name[:METRIC_NAME_CHARS_MAX]] = total / samples
     return found
 
 
