@@ -14,7 +14,7 @@ import msgpack
 
 from dlctl import config, registry
 from dlctl.errors import UsageError
-from dlctl.jobfile import SECTIONS, JobFileError, load, reading
+from dlctl.jobfile import JobFileError, load, reading
 from dlctl.jobfile.positions import PARTS_MAX, find_keys
 from dlctl.jobfile.reading import SIZE_MAX_BYTES
 
@@ -64,7 +64,7 @@ def seeds() -> list[bytes]:
     """A short job, and for every algorithm, optimizer and compressor one with every key."""
     everything = [
         _whole(**{section: name})
-        for section, kind in SECTIONS.items()
+        for section, kind in registry.SECTIONS.items()
         for name in registry.names(kind)
     ]
     windows = b"\xef\xbb\xbf" + _MINIMAL.replace("\n", "\r\n").encode()
@@ -78,7 +78,7 @@ def _whole(**names: str) -> str:
     chosen = {"algorithm": "downpour", "optimizer": "sgd", "compression": "none", **names}
     job = config.to_dict(config.JobFile(job=config.Job(name="digits", task="train.py:task")))
     for section, name in chosen.items():
-        options = registry.load(SECTIONS[section], name).Options()
+        options = registry.load(registry.SECTIONS[section], name).Options()
         job[section] = {"name": name, **dataclasses.asdict(options)}
     tables = {section: table for section, table in job.items() if isinstance(table, dict)}
     return "".join(f"[{section}]\n{_keys(table)}" for section, table in tables.items())
@@ -163,7 +163,7 @@ def target(data: bytes) -> None:
     text = json.dumps(document, allow_nan=False)
     assert config.from_dict(config.JobFile, json.loads(text)) == job
     msgpack.packb(document)
-    for section, kind in SECTIONS.items():
+    for section, kind in registry.SECTIONS.items():
         choice = getattr(job, section)
         entry = registry.load(kind, choice.name)
         entry.Options(**choice.options)

@@ -17,7 +17,7 @@ from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Ack, Change, Fetch, Packed, Parameters, Push, Welcome
 
 FETCH = [wire.PROTOCOL, Fetch.code, [0, 1, 2, 3, 4, 5, False, 0, 0, 0, 0], []]
-PARAMETERS = [wire.PROTOCOL, Parameters.code, [0, 1, 2, 3, None, False, 0, 0], [[0, 2]]]
+PARAMETERS = [wire.PROTOCOL, Parameters.code, [0, 1, 2, 3, None, False, 0, 0, 0], [[0, 2]]]
 
 
 def refused(header: Any, *buffers: bytes, why: str | None = None) -> None:
