@@ -408,6 +408,14 @@ def test_of_what_was_saved_at_a_failure_nobody_knows_how_good_it_is():
     assert best.of(enumerate(found)) == 0
 
 
+@pytest.mark.parametrize(
+    "odd", [{}, None, {"loss": "1"}, {"loss": float("nan")}, {"loss": -(10**400)}]
+)
+def test_what_is_no_number_is_not_the_best(odd):
+    found = [{"evaluation": odd}, {"evaluation": {"loss": 2.0}}]
+    assert Best.parse("loss min").of(enumerate(found)) == 1
+
+
 def test_pruning_touches_nothing_that_is_not_a_checkpoint(tmp_path):
     save(tmp_path, step=10, number=1)
     newest = save(tmp_path, step=20, number=2)

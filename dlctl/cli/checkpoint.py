@@ -190,7 +190,9 @@ def _as_data(directory: Path, data: Data) -> Data:
     }
 
 
-def _row(directory: Path, data: Data, is_damaged: bool, now: float, *, is_best: bool) -> list[str]:
+def _row(
+    directory: Path, data: Data, is_damaged: bool, now: float, *, is_best: bool = False
+) -> list[str]:
     evaluation = console.escape(values.evaluation_at(data["evaluation"], data["step"]))
     return [
         str(data["number"]),

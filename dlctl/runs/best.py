@@ -8,6 +8,7 @@ the first was saved soonest after it.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -37,7 +38,9 @@ class Best:
     def value(self, evaluation: Any) -> float | None:
         """Of an evaluation's metrics; None if they have no such number."""
         found = evaluation.get(self.metric) if isinstance(evaluation, Mapping) else None
-        return float(found) if isinstance(found, int | float) else None
+        if not isinstance(found, int | float):
+            return None
+        return float(found) if abs(found) <= sys.float_info.max else None
 
     def is_better(self, value: float, other: float | None) -> bool:
         if other is None:
