@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 from annotated_types import Ge, Gt, Le, Len, Lt
 
-from dlctl.util.numeric_limits import PushNorm
+from dlctl.util.numeric_limits import PushNorm, WeightDecay
 
 STRICT = {"extra": "forbid", "strict": True}
 """Config for the validator: an unknown key is an error and "4" is not 4."""
@@ -60,6 +60,13 @@ class Job:
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
     """Seeds the model's initial values and the order of the samples, all that the task's file draws
     while it is imported, and the hashes of Python: a set of words has one order in all workers."""
+    weights: str = ""
+    """Values to begin with instead of those of model(): a .safetensors file, or a directory of
+    such, with names as in model().state_dict(); relative to the job file. Every worker reads it, so
+    with other hosts it has to be at the same full path on each of them. "": model()'s own."""
+    strict: bool = True
+    """Whether all names and shapes of `weights` and of the model have to match. If not, those that
+    do are used, and a warning lists the others."""
     run_dir: str = "runs"
     """Where run directories are made, relative to the job file."""
 
@@ -121,6 +128,32 @@ class Gradients:
     a step whose gradient is too large for it is skipped, and counts as none."""
     compile: bool = False
     """torch.compile of the model; if that fails, it is said once and computed without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterGroup:
+    """Parameters that are trained in another way than the others, or not at all. The first group
+    with a pattern for a parameter is its own; what has none is trained as if there were no groups.
+
+    Rates and decays are those of every optimiser that takes gradient steps: the replicas' own
+    (`inner`), and the servers' one where gradients are pushed to it; not of the one that takes the
+    steps of whole rounds.
+    """
+
+    __pydantic_config__ = STRICT
+
+    match: tuple[str, ...]
+    """Names of parameters, as in model().named_parameters(), with * for anything, ? for one
+    character and [ab] for one of several: ["*.bias", "*norm*"]. A tied parameter goes by any of its
+    names. Every pattern has to match something."""
+    weight_decay: WeightDecay | None = None
+    """Instead of the optimiser's; 0: none. lr times lr_scale times it is at most 1 on the servers.
+    """
+    lr_scale: Annotated[float, Ge(0), Le(1e6)] = 1.0
+    """The rate is the optimiser's times this, whatever schedule and `dlctl set` make of that."""
+    train: bool = True
+    """false: they stay as they are. requires_grad is False before the first step, and they are
+    in no push and no fetch; buffers beside them, such as a BatchNorm's, go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,6 +423,7 @@ class JobFile:
     optimizer: Choice = Choice(name="sgd")
     schedule: Schedule = Schedule()
     gradient: Gradients = Gradients()
+    parameters: tuple[ParameterGroup, ...] = ()
     compression: Choice = Choice(name="none")
     servers: Servers = Servers()
     workers: Workers = Workers()

@@ -20,6 +20,8 @@ from dlctl.util.did_you_mean import did_you_mean
 from dlctl.util.units import format_rate, format_size, parse_rate, parse_size
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+GROUPS = "parameters"
+"""The section of a job whose groups of parameters have rates and decays of their own."""
 AUTO = "auto"
 """An interval that a worker finds by itself."""
 COUNT_MAX = 10**6
@@ -152,7 +154,8 @@ class LiveSettings:
     section: Mapping[str, str] = field(default_factory=dict)
     """Key -> the section of the job file that has it, for those that components declare."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Section -> the options of its component in the job file."""
+    """Section -> the options of its component in the job file; those of the servers' optimiser with
+    the groups of parameters, if there are any, as `GROUPS`."""
 
     def find(self, key: str) -> Setting:
         """Raises UsageError with a suggestion."""
@@ -220,6 +223,8 @@ def of_job(
         for key, setting in (own or {}).items():
             if key not in GENERAL:
                 by_key[key], sections[key] = setting, section
+    if groups := job.get(GROUPS):
+        options["optimizer"] = {**options.get("optimizer", {}), GROUPS: groups}
     return LiveSettings(by_key, sections, options)
 
 

@@ -135,6 +135,21 @@ def test_a_job_has_the_settings_of_its_own_components_and_of_every_run():
     assert not any(live.called(path) for path in others)
 
 
+def test_a_rate_has_to_go_with_the_decay_of_every_group_that_is_trained():
+    groups = [
+        {"match": ["a"], "weight_decay": None, "lr_scale": 4.0, "train": True},
+        {"match": ["b"], "weight_decay": 2.0, "lr_scale": 0.5, "train": True},
+        {"match": ["c"], "weight_decay": 1e6, "lr_scale": 1.0, "train": False},
+    ]
+    adamw = {"name": "adamw", "options": {"lr": 0.1, "weight_decay": 0.5}}
+    live = settings.of_job({"optimizer": adamw, "parameters": groups})
+    assert live.parse("lr", "0.5") == 0.5
+    with pytest.raises(UsageError, match=r"got 2.04 \* 0.5") as caught:
+        live.parse("lr", "0.51")
+    assert "dlctl set lr=0.5" in str(caught.value.hint)
+    assert settings.of_job({"optimizer": adamw}).parse("lr", "2") == 2.0
+
+
 def test_a_job_of_components_that_are_not_installed_has_the_settings_of_every_run():
     job = {"algorithm": {"name": "nobody-has-it", "options": {}}, "compression": None}
     assert list(settings.of_job(job).by_key) == list(settings.GENERAL)

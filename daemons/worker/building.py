@@ -4,22 +4,24 @@ that computes gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
-from daemons.worker import inner
+from daemons.worker import inner, weights
 from daemons.worker.data import PortionLoader
 from daemons.worker.first_calls import make_first_calls
 from daemons.worker.loader_watch import LoaderLost
 from daemons.worker.replica import Replica, choose_device, seed_all
 from daemons.worker.stepper import Stepper
-from daemons.worker.task import calling, load_task
-from dlctl import registry
+from daemons.worker.task import Task, TaskError, calling, load_task
+from dlctl import parameter_groups, registry
 from dlctl.algorithms.engines import Operations
-from dlctl.config import JobFile
+from dlctl.config import JobFile, ParameterGroup
+from dlctl.parameter_groups import SHOWN_MAX
 from dlctl.util import cores
 
 
@@ -59,7 +61,9 @@ def build(
         place=task.place("dataset"),
         lost=lost,
     )
-    optimizer = inner.make(job.inner, replica.values)
+    numbers = parameter_groups.of_trained(job.parameters, replica.layout)
+    groups = [None if n == parameter_groups.NONE else job.parameters[n] for n in numbers]
+    optimizer = inner.make(job.inner, replica.values, groups)
     return Built(Stepper(replica, job.gradient, optimizer), loader, len(dataset))
 
 
@@ -75,9 +79,48 @@ def build_replica(job: JobFile, slot: int, rank: int = 0, run: Path | None = Non
     task = load_task(job.job.task, Path(job.job.task.rpartition(":")[0]).parent, run)
     device = choose_device(workers.device, slot * workers.processes + rank)
     how = {"precision": job.gradient.precision, "compiled": job.gradient.compile}
-    replica = Replica(task, device=str(device), seed=job.job.seed, **how)  # type: ignore[arg-type]
+    replica = Replica(
+        task,
+        device=str(device),
+        seed=job.job.seed,
+        prepare=lambda model: _prepare(job, task, model, warns=slot == rank == 0),
+        **how,  # type: ignore[arg-type]
+    )
     replica.check_finite()
     return replica
+
+
+def _prepare(job: JobFile, task: Task, model: nn.Module, *, warns: bool) -> None:
+    """The job's initial values, and what it does not train. Raises TaskError, DlctlError."""
+    if job.job.weights:
+        weights.load(model, Path(job.job.weights), strict=job.job.strict, warns=warns)
+    if job.parameters:
+        freeze(model, job.parameters, task.place("model"))
+
+
+def freeze(model: nn.Module, groups: Sequence[ParameterGroup], where: str | None = None) -> None:
+    """Have nobody train the parameters of groups that say so.
+
+    Raises TaskError if a pattern is for none; where: the place of the model.
+    """
+    names: dict[int, list[str]] = {}
+    parameters: dict[int, nn.Parameter] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+        parameters[id(parameter)] = parameter
+    known = [name for mine in names.values() for name in mine]
+    if unmatched := parameter_groups.unmatched(groups, known):
+        close = ", ".join(parameter_groups.close_to(unmatched, known))
+        patterns = ", ".join(f'"{pattern:.100}"' for pattern in unmatched[:SHOWN_MAX])
+        raise TaskError(
+            f"[[parameters]] match: no parameter of the model has a name like {patterns}",
+            where=where,
+            hint=f"there are {len(known)} names, for example {close}",
+        )
+    for key, parameter in parameters.items():
+        number = parameter_groups.group_of(groups, names[key])
+        if number != parameter_groups.NONE and not groups[number].train:
+            parameter.requires_grad_(False)
 
 
 def make_engine(

@@ -1,6 +1,7 @@
 """The optimiser inside a replica: torch's own, over the float32 values that are the model.
 
 Its rate is told with every step (`schedule.py`); a group whose rate is another one keeps the ratio.
+What is saved goes by the tensors, so that a run may go on with other groups.
 """
 
 from __future__ import annotations
@@ -14,27 +15,43 @@ from torch import Tensor
 
 from daemons.worker.task import calling
 from dlctl import registry
-from dlctl.config import Choice
+from dlctl.config import Choice, ParameterGroup
 from dlctl.errors import DlctlError
 from dlctl.inner import NONE, SAVED_AS
 from dlctl.messages import Array
 
 _PYTHON = "#"
 """Behind the name of a state that is a number of Python's, and no tensor."""
+_SCALE = "lr_scale"
+"""In a group of torch's: of its rate."""
 
 
 class InnerOptimizer:
     """One or several of torch's optimisers that share out the tensors."""
 
-    def __init__(self, choice: Choice, tensors: Sequence[Tensor]) -> None:
-        """tensors: float32, the model's values. Raises DlctlError for options that the class does
-        not take, TaskError for what somebody else's raises.
+    def __init__(
+        self,
+        choice: Choice,
+        tensors: Sequence[Tensor],
+        groups: Sequence[ParameterGroup | None] = (),
+    ) -> None:
+        """tensors: float32, the model's values. groups: of the job, one for each tensor; (): there
+        are none. Raises DlctlError for options that the class does not take, TaskError for what
+        somebody else's raises.
         """
         self.tensors = list(tensors)
-        self._optimizers = _make(choice, self.tensors)
-        lr = float(choice.options["lr"])
+        self._optimizers, self._indices = [], []
+        for kind, options, mine in _parts(choice, self.tensors):
+            of_mine = [groups[index] for index in mine] if groups else []
+            grouped, order = _in_groups([self.tensors[i] for i in mine], of_mine, options)
+            with calling(f"making the inner optimiser {choice.name}"):
+                self._optimizers.append(kind(grouped, **options))
+            self._indices.append(order)
         self._scales = [
-            [group["lr"] / lr if lr else 1.0 for group in optimizer.param_groups]
+            [
+                _scale(group, optimizer, float(choice.options["lr"]))
+                for group in optimizer.param_groups
+            ]
             for optimizer in self._optimizers
         ]
 
@@ -55,7 +72,8 @@ class InnerOptimizer:
         """All that it keeps, under its names in a checkpoint: copies."""
         found: dict[str, Array] = {}
         for number, optimizer in enumerate(self._optimizers):
-            for index, kept in optimizer.state_dict()["state"].items():
+            for place, kept in optimizer.state_dict()["state"].items():
+                index = self._indices[number][place]
                 for key, value in kept.items():
                     name = f"{SAVED_AS}{number}.{index}.{key}"
                     if isinstance(value, Tensor):
@@ -71,9 +89,10 @@ class InnerOptimizer:
             number, index, key = name.removeprefix(SAVED_AS).split(".", 2)
             is_number = key.endswith(_PYTHON)
             value = array.item() if is_number else torch.from_numpy(np.array(array))
-            if int(number) >= len(kept):
+            if int(number) >= len(kept) or int(index) not in self._indices[int(number)]:
                 raise _of_another()
-            kept[int(number)].setdefault(int(index), {})[key.removesuffix(_PYTHON)] = value
+            place = self._indices[int(number)].index(int(index))
+            kept[int(number)].setdefault(place, {})[key.removesuffix(_PYTHON)] = value
         for optimizer, of_it in zip(self._optimizers, kept, strict=True):
             saved = optimizer.state_dict() | {"state": of_it}
             if not self._fits(optimizer, of_it):
@@ -84,10 +103,9 @@ class InnerOptimizer:
         """Whether what is kept for a parameter could be of it."""
         sizes = [t.numel() for group in optimizer.param_groups for t in group["params"]]
         return all(
-            index < len(sizes)
-            and max((v.numel() for v in kept.values() if isinstance(v, Tensor)), default=0)
-            <= sizes[index]
-            for index, kept in state.items()
+            max((v.numel() for v in kept.values() if isinstance(v, Tensor)), default=0)
+            <= sizes[place]
+            for place, kept in state.items()
         )
 
 
@@ -98,24 +116,53 @@ def _of_another() -> DlctlError:
     )
 
 
-def make(choice: Choice, tensors: Sequence[Tensor]) -> InnerOptimizer | None:
+def make(
+    choice: Choice, tensors: Sequence[Tensor], groups: Sequence[ParameterGroup | None] = ()
+) -> InnerOptimizer | None:
     """None: the replicas of this job make no steps of their own."""
-    return None if choice.name == NONE else InnerOptimizer(choice, tensors)
+    return None if choice.name == NONE else InnerOptimizer(choice, tensors, groups)
 
 
-def _make(choice: Choice, tensors: list[Tensor]) -> list[torch.optim.Optimizer]:
+def _parts(
+    choice: Choice, tensors: Sequence[Tensor]
+) -> list[tuple[Any, dict[str, Any], list[int]]]:
+    """(class, options, which tensors) of each optimiser."""
     entry, options = registry.load("inner_optimizers", choice.name), dict(choice.options)
     if not entry.torch:
-        with calling(f"making the inner optimiser {choice.name}"):
-            return [registry.attribute(choice.name)(tensors, **options)]
-    rest = options.pop("adamw", None)
+        with calling(f"importing the inner optimiser {choice.name}"):
+            return [(registry.attribute(choice.name), options, [*range(len(tensors))])]
+    kind, rest = getattr(torch.optim, entry.torch), options.pop("adamw", None)
     if rest is None:
-        return [getattr(torch.optim, entry.torch)(tensors, **options)]
-    matrices = [tensor for tensor in tensors if tensor.ndim == 2]
-    others = [tensor for tensor in tensors if tensor.ndim != 2]
-    made: list[torch.optim.Optimizer] = []
-    if matrices:
-        made.append(getattr(torch.optim, entry.torch)(matrices, **options))
-    if others:
-        made.append(torch.optim.AdamW(others, **rest))
-    return made
+        return [(kind, options, [*range(len(tensors))])]
+    matrices = [index for index, tensor in enumerate(tensors) if tensor.ndim == 2]
+    others = [index for index, tensor in enumerate(tensors) if tensor.ndim != 2]
+    found = [(kind, options, matrices), (torch.optim.AdamW, rest, others)]
+    return [part for part in found if part[2]]
+
+
+def _in_groups(
+    tensors: list[Tensor], groups: Sequence[ParameterGroup | None], options: Mapping[str, Any]
+) -> tuple[list[Any], list[int]]:
+    """As torch's optimisers take them; and which tensor of these each parameter of theirs is."""
+    if not any(groups):
+        return list(tensors), [*range(len(tensors))]
+    kinds: dict[ParameterGroup | None, list[int]] = {}
+    for index, group in enumerate(groups):
+        kinds.setdefault(group, []).append(index)
+    made = []
+    for group, mine in kinds.items():
+        scale = group.lr_scale if group is not None else 1.0
+        one = {"params": [tensors[i] for i in mine], "lr": options["lr"] * scale, _SCALE: scale}
+        if group is not None and group.weight_decay is not None:
+            one["weight_decay"] = group.weight_decay
+        made.append(one)
+    return made, [index for mine in kinds.values() for index in mine]
+
+
+def _scale(group: Mapping[str, Any], optimizer: torch.optim.Optimizer, lr: float) -> float:
+    """What the job's rate, of which lr is the peak, is multiplied by for a group of torch's."""
+    if not lr:
+        return float(group.get(_SCALE, 1.0))
+    if _SCALE in group:
+        return float(optimizer.defaults.get("lr", lr) / lr * group[_SCALE])
+    return float(group["lr"] / lr)

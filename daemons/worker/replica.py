@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -73,13 +73,18 @@ class Replica:
         seed: int,
         precision: str = "fp32",
         compiled: bool = False,
+        prepare: Callable[[nn.Module], None] | None = None,
     ) -> None:
-        """precision: of the forward pass, by autocast. compiled: by torch.compile, if it can."""
+        """precision: of the forward pass, by autocast. compiled: by torch.compile, if it can.
+        prepare: what is done to the new model before it is laid out.
+        """
         self.task = task
         self.seed = seed
         self.device = choose_device(device)
         seed_all(seed)
         model = task.model()
+        if prepare is not None:
+            prepare(model)
         self.layout: Layout = _layout(task, model)
         with calling(f"moving the model to {self.device}", task.at("model")):
             self.model = model.to(self.device)

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dlctl import inner, registry, schedule
+from dlctl import inner, parameter_groups, registry, schedule
 from dlctl.config import COUNT_MAX, DEFAULT_ALGORITHM, Choice, JobFile
 from dlctl.errors import UsageError
 from dlctl.jobfile import checks, reading, schema
@@ -72,9 +72,10 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
             choice = getattr(registry.load("algorithms", resolved["algorithm"].name), section)
         options = effective_options(registry.SECTIONS[section], choice)
         resolved[section] = Choice(name=choice.name, options=options)
-    # Daemons run elsewhere, so they get the task's file by its full path.
-    task = str(path.parent.resolve() / job.job.task)
-    located = dataclasses.replace(job.job, task=task)
+    # Daemons run elsewhere, so they get the job's files by their full paths.
+    home = path.parent.resolve()
+    weights = str(home / job.job.weights) if job.job.weights else ""
+    located = dataclasses.replace(job.job, task=str(home / job.job.task), weights=weights)
     whole: JobFile = dataclasses.replace(job, job=located, **resolved)  # type: ignore[arg-type]
     if faults := _own_checks(whole):
         raise JobFileError(path, locate(path, text, find_keys(text), faults))
@@ -84,8 +85,30 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
 def _own_checks(job: JobFile) -> list[Fault]:
     """What the schedule, or the method itself, finds wrong with a job that is valid otherwise."""
     method = registry.load("algorithms", job.algorithm.name)
-    found = [*schedule.faults(job), *_clip_faults(job, method), *method.check(job)]
+    found: list[tuple[KeyPath, str, str]] = [*schedule.faults(job), *_clip_faults(job, method)]
+    groups = parameter_groups.faults(
+        job.parameters, _gradient_steps(job, method), job.algorithm.name
+    )
+    found += [*groups, *method.check(job)]
     return [Fault(where, what, instead) for where, what, instead in found]
+
+
+def _gradient_steps(job: JobFile, method: Any) -> list[parameter_groups.Steps]:
+    """The optimisers that take gradient steps: the replicas' own, and the servers' if gradients are
+    pushed to it."""
+    found = []
+    if method.inner.name != inner.NONE and job.inner.name != inner.NONE:
+        found.append(("inner_optimizers", job.inner, False))
+    pushed = method.replica.one_push(method.Options(**job.algorithm.options))
+    if method.shard is not None and not pushed.is_way:
+        found.append(("optimizers", job.optimizer, True))
+    return [
+        parameter_groups.Steps(
+            choice.name, choice.options, is_servers,
+            parameter_groups.has_decay(registry.load(kind, choice.name).Options),
+        )
+        for kind, choice, is_servers in found
+    ]  # fmt: skip
 
 
 def _clip_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
@@ -113,7 +136,18 @@ def effective_options(kind: str, choice: Choice) -> dict[str, Any]:
         problems = "; ".join(f"{'.'.join(map(str, f.path))} {f.message}" for f in faults)
         named = f'{registry.singular(kind)} "{choice.name}"'
         raise UsageError(f"options of {named} are not valid: {problems}")
-    return dataclasses.asdict(options)
+    return _plain(dataclasses.asdict(options))
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """As JSON has it: daemons read a list where there was a tuple."""
+    return {key: _without_tuples(value) for key, value in options.items()}
+
+
+def _without_tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _plain(value)
+    return [*map(_without_tuples, value)] if isinstance(value, tuple) else value
 
 
 def _override(document: dict[str, Any], overrides: Mapping[str, Any]) -> None:
@@ -151,7 +185,7 @@ def _resolve(section: str, kind: str, table: Any) -> tuple[Choice | None, list[F
     options, faults = schema.validate(entry.Options, given, at=(section,), also=("name",))
     if options is None:
         return None, _moved(section, _with_owners(kind, name, faults), table)
-    return Choice(name=name, options=dataclasses.asdict(options)), faults
+    return Choice(name=name, options=_plain(dataclasses.asdict(options))), faults
 
 
 def _with_owners(kind: str, name: str, faults: list[Fault]) -> list[Fault]:

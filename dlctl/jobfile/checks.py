@@ -29,6 +29,7 @@ def check(document: dict[str, Any], directory: Path) -> Iterator[Fault]:
     """All faults of these kinds. `directory`: where the job file is."""
     yield from _check_text(document, ("job", "name"), _job_name)
     yield from _check_text(document, ("job", "task"), lambda text: _task(text, directory))
+    yield from _check_text(document, ("job", "weights"), lambda text: _weights(text, directory))
     yield from _check_text(document, ("job", "run_dir"), _run_dir)
     yield from _check_text(document, ("job", "stop", "target"), _target)
     yield from _check_text(document, ("checkpoints", "best"), _best)
@@ -78,6 +79,26 @@ def _task(text: str, directory: Path) -> Verdict:
     close = difflib.get_close_matches(file, beside, n=1)
     meant = f'did you mean "{close[0]}:{name}"?' if close else ""
     return f'there is no file "{file}" beside the job file', meant
+
+
+def _weights(text: str, directory: Path) -> Verdict:
+    """The files must be there; what is in them turns out when a worker builds the model."""
+    if not text:
+        return FINE
+    place = directory / text
+    try:
+        if "\0" not in text and place.is_dir():
+            has_any = any(place.glob("*.safetensors"))
+            return FINE if has_any else (f'there is no .safetensors file in "{text}"', "")
+        if "\0" not in text and place.is_file():
+            is_one = text.endswith(".safetensors")
+            return FINE if is_one else ("must be a .safetensors file, or a directory of such", "")
+        beside = [path.name for path in place.parent.glob("*.safetensors")]
+    except (OSError, ValueError):
+        beside = []
+    close = difflib.get_close_matches(Path(text).name, beside, n=1)
+    meant = f'did you mean "{Path(text).with_name(close[0])}"?' if close else ""
+    return f'there is no file or directory "{text:.200}"; it is relative to the job file', meant
 
 
 def _run_dir(text: str) -> Verdict:

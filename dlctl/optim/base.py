@@ -7,25 +7,38 @@ blocks, of all elements or only of the pushed ones, and the shard keeps what it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from dlctl.errors import UsageError
 from dlctl.messages import Json
 from dlctl.optim.blocks import Rule
-from dlctl.settings import Setting, number_within
+from dlctl.settings import GROUPS, Setting, number_within
 from dlctl.util import hints, numeric_limits
 
 
 def _goes_with_decay(lr: float, options: Mapping[str, Any]) -> None:
-    """Raises UsageError if weights would grow with this rate and the job's weight decay."""
-    weight_decay = options.get("weight_decay", 0.0)
-    if fault := numeric_limits.decay_fault(lr, weight_decay):
-        most = numeric_limits.most_with(weight_decay)
-        raise UsageError(
-            f"lr: {fault}",
-            hint=hints.told(f"dlctl set lr={most}", "that is the most with the job's weight_decay"),
-        )
+    """Raises UsageError if weights would grow with this rate and the job's weight decay, that of a
+    group of parameters included.
+    """
+    own = options.get("weight_decay", 0.0)
+    for scale, decay in [(1.0, own), *_of_groups(options.get(GROUPS) or (), own)]:
+        if fault := numeric_limits.decay_fault(lr * scale, decay):
+            most = numeric_limits.most_with(scale * decay)
+            raise UsageError(
+                f"lr: {fault}",
+                hint=hints.told(
+                    f"dlctl set lr={most}", "that is the most with the job's weight_decay"
+                ),
+            )
+
+
+def _of_groups(groups: Iterable[Mapping[str, Any]], own: float) -> Iterator[tuple[float, float]]:
+    """(factor of the rate, decay) of each group that is trained; own: the optimiser's decay."""
+    for group in groups:
+        if group.get("train", True):
+            decay = group.get("weight_decay")
+            yield group.get("lr_scale", 1.0), own if decay is None else decay
 
 
 LEARNING_RATE = Setting(

@@ -20,11 +20,19 @@ from dlctl.util.threads import BLOCK, PLACES
 from dlctl.vector import chosen
 
 
-class Block(NamedTuple):
-    """Some elements of a shard; all arrays are float32 and of one length."""
+class Place(NamedTuple):
+    """Which elements of a shard a block has."""
 
     at: int
     """The place of the first of them among those of the push."""
+    indices: Array | None = None
+    """Where in the shard they are, strictly increasing; None: from `at` on."""
+
+
+class Block(NamedTuple):
+    """Some elements of a shard; all arrays are float32 and of one length."""
+
+    place: Place
     w: Array
     g: Array
     """Their gradient; not to be written."""
@@ -33,9 +41,22 @@ class Block(NamedTuple):
     """Where the next values go: `w` itself, or memory that overlaps with nothing here."""
     slots_next: tuple[Array, ...]
 
+    @property
+    def at(self) -> int:
+        return self.place.at
+
     @staticmethod
-    def in_place(at: int, w: Array, g: Array, slots: tuple[Array, ...]) -> Block:
-        return Block(at, w, g, slots, w, slots)
+    def in_place(place: Place, w: Array, g: Array, slots: tuple[Array, ...]) -> Block:
+        return Block(place, w, g, slots, w, slots)
+
+    def part(self, lo: int, hi: int) -> Block:
+        """Its elements [lo, hi)."""
+        at, indices = self.place
+        place = Place(at + lo, None if indices is None else indices[lo:hi])
+        slots = tuple(slot[lo:hi] for slot in self.slots)
+        slots_next = tuple(slot[lo:hi] for slot in self.slots_next)
+        w, g, w_next = (array[lo:hi] for array in (self.w, self.g, self.w_next))
+        return Block(place, w, g, slots, w_next, slots_next)
 
 
 Rule = Callable[[Iterable[Block]], None]
@@ -72,14 +93,15 @@ def update_in_place(w: Array, delta: Delta, slots: Mapping[str, Array], rule: Ru
         for at in range(lo, hi, BLOCK):
             cut = slice(at, min(at + BLOCK, hi))
             w, *slots = (array[cut] for array in arrays)
-            yield Block.in_place(at, w, delta.values[cut], tuple(slots))
+            yield Block.in_place(Place(at), w, delta.values[cut], tuple(slots))
 
     def sparse(lo: int, hi: int) -> Iterator[Block]:
         assert where is not None
         for at in range(lo, hi, PLACES):
             cut = slice(at, min(at + PLACES, hi))
             touched = [chosen(array, where[cut]) for array in arrays]
-            yield Block.in_place(at, touched[0], delta.values[cut], tuple(touched[1:]))
+            place = Place(at, where[cut])
+            yield Block.in_place(place, touched[0], delta.values[cut], tuple(touched[1:]))
             for array, part in zip(arrays, touched, strict=True):
                 array[where[cut]] = part
 

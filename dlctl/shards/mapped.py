@@ -25,7 +25,7 @@ import numpy as np
 from dlctl.compress.base import Delta
 from dlctl.messages import Array, Json
 from dlctl.optim.base import Optimizer
-from dlctl.optim.blocks import Block, Cut, Rule, go_over, update_in_place
+from dlctl.optim.blocks import Block, Cut, Place, Rule, go_over, update_in_place
 from dlctl.shards import image
 from dlctl.shards.ahead import Ahead
 from dlctl.shards.base import Extras, Point, Spec, Unusable, W, check_state, no_point
@@ -194,7 +194,9 @@ class Mapped:
                 cut = slice(at, min(at + BLOCK, hi))
                 w, *slots = (array[cut] for array in present)
                 w_next, *slots_next = (array[cut] for array in following)
-                yield Block(at, w, delta.values[cut], tuple(slots), w_next, tuple(slots_next))
+                yield Block(
+                    Place(at), w, delta.values[cut], tuple(slots), w_next, tuple(slots_next)
+                )
                 self._point("block updated")
 
         return across
@@ -219,7 +221,8 @@ class Mapped:
                 undo.mark(at, end)
                 w, *slots = present
                 w_next, *slots_next = following
-                yield Block(at, w, delta.values[at:end], tuple(slots), w_next, tuple(slots_next))
+                place, values = Place(at, chosen), delta.values[at:end]
+                yield Block(place, w, values, tuple(slots), w_next, tuple(slots_next))
                 for array, new in zip(vectors, following, strict=True):
                     array[chosen] = new
                     self._point("block scattered")

@@ -755,6 +755,32 @@ def test_a_mutilated_job_file_is_read_or_refused_but_never_a_crash(
             '[algorithm]\nname = "diloco"\n[gradient]\nclip = "global"', "gradient.clip",
             "pushes no gradients",
         ),
+        ("[[parameters]]\nmatch = []", "parameters.0.match", 'as in ["*.bias"'),
+        ("[[parameters]]\nweight_decay = 0", "parameters.0.match", '"match" is missing'),
+        (
+            '[[parameters]]\nmatch = ["*"]\ntrain = false\nlr_scale = 2', "parameters.0.train",
+            "neither a rate nor a decay",
+        ),
+        (
+            '[[parameters]]\nmatch = ["a"]\n[[parameters]]\nmatch = ["*"]\nweight_decay = 200',
+            "parameters.1.weight_decay", "(got 0.01 * 200); 100 is the most",
+        ),
+        (
+            '[[parameters]]\nmatch = ["*"]\nlr_scale = 100\n[optimizer]\nname = "adamw"\n'
+            "weight_decay = 100", "parameters.0.lr_scale", "(got 0.1 * 100)",
+        ),
+        (
+            '[optimizer]\nname = "sgd"\nlr = 10\n[[parameters]]\nmatch = ["*"]\nlr_scale = 1e6',
+            "parameters.0.lr_scale", "lr times it is 1e+07",
+        ),
+        (
+            '[optimizer]\nname = "adagrad"\n[[parameters]]\nmatch = ["*"]\nweight_decay = 0.1',
+            "parameters.0.weight_decay", "adagrad has no weight_decay",
+        ),
+        (
+            '[algorithm]\nname = "sandblaster"\n[[parameters]]\nmatch = ["*"]\nlr_scale = 2',
+            "parameters.0.lr_scale", "no optimiser that takes gradient steps",
+        ),
         ('[schedule]\nkind = "step"', "schedule.kind", "add decay_at"),
         ('[schedule]\nkind = "cosinus"', "schedule.kind", 'did you mean "cosine"?'),
     ],
@@ -781,3 +807,33 @@ def test_without_a_section_replicas_step_as_their_method_has_it(
 ) -> None:
     job = jobfile.load(written(folder, f'{MINIMAL}[algorithm]\nname = "{method}"\n'))
     assert job.inner.name == inner
+
+
+def test_groups_are_of_the_optimisers_that_take_gradient_steps(folder: Path) -> None:
+    """Not of the one along whole rounds, and what is frozen has no rate that could be wrong."""
+    text = (
+        '[algorithm]\nname = "diloco"\n[[parameters]]\nmatch = ["*.bias"]\nweight_decay = 500\n'
+        '[[parameters]]\nmatch = ["backbone.*", "*norm*"]\ntrain = false\n'
+    )
+    first, second = jobfile.load(written(folder, MINIMAL + text)).parameters
+    assert (first.match, first.weight_decay, first.lr_scale) == (("*.bias",), 500, 1.0)
+    assert (second.match, second.train) == (("backbone.*", "*norm*"), False)
+
+
+def test_weights_to_begin_with_have_to_be_there(folder: Path) -> None:
+    (folder / "start.safetensors").touch()
+    (folder / "shards").mkdir()
+    (folder / "notes.txt").touch()
+    job = jobfile.load(written(folder, f'{MINIMAL}weights = "start.safetensors"\n')).job
+    assert (job.weights, job.strict) == (str(folder.resolve() / "start.safetensors"), True)
+    for value, said in {
+        "strat.safetensors": 'did you mean "start.safetensors"?',
+        "shards": "there is no .safetensors file in",
+        "notes.txt": "must be a .safetensors file",
+        "nowhere/x": "it is relative to the job file",
+    }.items():
+        problem = only_problem(folder, f'{MINIMAL}weights = "{value}"\n')
+        assert problem.key == "job.weights"
+        assert said in f"{problem.message}; {problem.suggestion}"
+    (folder / "shards" / "0.safetensors").touch()
+    assert jobfile.load(written(folder, f'{MINIMAL}weights = "shards"\n')).job.weights

@@ -29,6 +29,10 @@ MEMORY_PER_BYTE = 500
 """
 FAULT_CHARS_MAX = 40_000
 _MINIMAL = '[job]\nname = "digits"\ntask = "train.py:task"\n'
+_PARAMETERS = (
+    '[[parameters]]\nmatch = ["*.bias", "n[or]m?"]\nweight_decay = 0.5\nlr_scale = 1e3\n'
+    '[[parameters]]\nmatch = ["*"]\ntrain = false\n'
+)
 _HOSTS = """
 [[hosts]]
 servers = 1
@@ -69,7 +73,7 @@ def seeds() -> list[bytes]:
     ]
     windows = b"\xef\xbb\xbf" + _MINIMAL.replace("\n", "\r\n").encode()
     inline = 'job = { name = "a", task = "train.py:task", stop = { steps = 5 } }\n'
-    texts = [_MINIMAL, inline, _MINIMAL + _HOSTS, *everything]
+    texts = [_MINIMAL, inline, _MINIMAL + _HOSTS, _MINIMAL + _PARAMETERS, *everything]
     return [windows, *(text.encode() for text in texts)]
 
 

@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # The main thread alone may do that.
+signal.signal(signal.SIGUSR1, lambda *_: None)  # The main thread alone may do that.
 """
 PICTURES = (
     HEAD

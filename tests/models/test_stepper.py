@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ from daemons.worker import inner
 from daemons.worker.replica import Replica
 from daemons.worker.stepper import SCALER, Stepper
 from daemons.worker.task import Task
-from dlctl import registry
-from dlctl.config import Choice, Gradients
+from dlctl import parameter_groups, registry
+from dlctl.config import Choice, Gradients, ParameterGroup
 from dlctl.errors import DlctlError
 
 SEED, STEPS = 3, 4
@@ -30,12 +31,19 @@ def choice(name: str, **options: Any) -> Choice:
     return Choice(name=name, options=dataclasses.asdict(chosen))
 
 
-def stepper_of(task: Any, chosen: Choice | None = None, **gradients: Any) -> Stepper:
+def stepper_of(
+    task: Any,
+    chosen: Choice | None = None,
+    groups: Sequence[ParameterGroup] = (),
+    **gradients: Any,
+) -> Stepper:
     options = Gradients(**gradients)
     how = {"precision": options.precision, "compiled": options.compile}
     task = task if isinstance(task, Task) else Task(task)
     replica = Replica(task, device="cpu", seed=SEED, **how)
-    optimizer = inner.make(chosen, replica.values) if chosen is not None else None
+    numbers = parameter_groups.of_trained(groups, replica.layout)
+    of_values = [groups[n] if n >= 0 else None for n in numbers]
+    optimizer = inner.make(chosen, replica.values, of_values) if chosen is not None else None
     return Stepper(replica, options, optimizer)
 
 
@@ -159,6 +167,76 @@ def test_a_step_may_be_made_and_its_gradient_handed_out(zoo) -> None:
     np.testing.assert_allclose(
         stepper.replica.parameters, before - np.float32(0.1) * step.gradient, rtol=1e-6, atol=1e-8
     )
+
+
+BIASES = ParameterGroup(match=("*.bias",), weight_decay=0.0)
+FIRST = ParameterGroup(match=("*.bias", "0.*"), lr_scale=0.3, weight_decay=0.2)
+
+
+def in_groups(chosen: Choice, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """As a script would make them: biases have no decay, the first layer its own and a rate."""
+    made = []
+    for optimizer in optimizers_of(chosen, model):
+        kinds: dict[str, list[nn.Parameter]] = {"rest": [], "biases": [], "first": []}
+        for name, parameter in model.named_parameters():
+            if any(parameter is p for p in optimizer.param_groups[0]["params"]):
+                is_first = "first" if name.startswith("0.") else "rest"
+                kinds["biases" if name.endswith(".bias") else is_first].append(parameter)
+        own = {"biases": {"weight_decay": 0.0}, "first": {"weight_decay": 0.2}}
+        options = {k: v for k, v in optimizer.defaults.items() if k in chosen_options(optimizer)}
+        groups = [
+            {"params": mine, "lr_scale": 0.3 if kind == "first" else 1.0, **own.get(kind, {})}
+            for kind, mine in kinds.items()
+            if mine
+        ]
+        made.append(type(optimizer)(groups, **options))
+    return made
+
+
+def chosen_options(optimizer: torch.optim.Optimizer) -> list[str]:
+    return [*inspect.signature(type(optimizer)).parameters]
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_own_steps_in_groups_are_those_of_torch_to_the_bit(zoo, name: str) -> None:
+    task, chosen = zoo["mlp"], choice(name)
+    stepper, model = stepper_of(task, chosen, (BIASES, FIRST)), reference(task)
+    optimizers = in_groups(chosen, model)
+    for number in range(STEPS):
+        lr = chosen.options["lr"] / (number + 1)  # A schedule.
+        stepper.step([(task.batch(), 1.0)], own_lr=lr, gather=False)
+        model.zero_grad()
+        task.loss(model, task.batch()).backward()
+        for optimizer in optimizers:
+            scale = optimizer.defaults["lr"] / chosen.options["lr"]
+            for group in optimizer.param_groups:
+                group["lr"] = lr * (scale * group["lr_scale"])
+            optimizer.step()
+        assert np.array_equal(stepper.replica.parameters, flat(model)), number
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
+def test_what_an_optimiser_keeps_goes_on_with_other_groups(zoo, name: str) -> None:
+    """It is of the tensors, wherever they are: those of one shape must not be mistaken."""
+    task, chosen = zoo["mlp"], choice(name)
+    groups = (ParameterGroup(match=("2.*", "0.bias")),)  # Nothing is changed but the order.
+    first, second = stepper_of(task, chosen, groups), stepper_of(task, chosen)
+    for _ in range(2):
+        first.step([(task.batch(), 1.0)], own_lr=1e-3, gather=False)
+    second.replica.parameters[:] = first.replica.parameters
+    second.restore(first.state())
+    for stepper in (first, second):
+        stepper.step([(task.batch(), 1.0)], own_lr=1e-3, gather=False)
+    assert np.array_equal(first.replica.parameters, second.replica.parameters)
+
+
+def test_a_peak_of_nothing_keeps_the_scales_of_the_groups(zoo) -> None:
+    task = zoo["mlp"]
+    stepper = stepper_of(task, choice("sgd", lr=0.0), (ParameterGroup(match=("*",), lr_scale=0.5),))
+    plain = stepper_of(task, choice("sgd", lr=0.0))
+    stepper.step([(task.batch(), 1.0)], own_lr=0.2, gather=False)
+    plain.step([(task.batch(), 1.0)], own_lr=0.1, gather=False)
+    assert np.array_equal(stepper.replica.parameters, plain.replica.parameters)
 
 
 # ---------------------------------------------------------------- gradients

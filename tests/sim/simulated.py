@@ -81,6 +81,7 @@ def job_file(
     inner: tuple[str, dict[str, Any]] | None = None,
     schedule: config.Schedule | None = None,
     gradient: config.Gradients | None = None,
+    parameters: tuple[config.ParameterGroup, ...] = (),
     **stop: Any,
 ) -> config.JobFile:
     """A job as the tests need it; `stop` is { epochs = 2 } unless something else is given. Among
@@ -100,6 +101,7 @@ def job_file(
         inner=inner_choice,
         schedule=schedule or config.Schedule(),
         gradient=gradient or config.Gradients(),
+        parameters=parameters,
         compression=_compression(*compression),
         servers=config.Servers(count=servers, durability=durability, fetch_values=fetch_values),
         workers=config.Workers(

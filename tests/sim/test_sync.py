@@ -7,7 +7,8 @@ from simulated import Watcher, job_file, rows_in_order
 
 from dlctl.algorithms.sync import Barrier, Options
 from dlctl.compress.base import Delta
-from dlctl.config import Gradients, Schedule
+from dlctl.config import Gradients, ParameterGroup, Schedule
+from dlctl.flat import TRAINED, Entry, Layout
 from dlctl.messages import APPLIED, HELD, LATE, Ack, Packed, Push
 from dlctl.optim.sgd import SGD, SGDOptions
 from dlctl.roles.protocol.effects import Compute
@@ -95,6 +96,47 @@ def test_four_workers_are_a_script_with_adamw_schedule_and_clipping():
         torch.nn.utils.clip_grad_norm_([parameter], 0.5)
         script.step()
     assert step == steps - 1 >= 50
+    assert np.allclose(outcome.weights, w, rtol=0, atol=1e-5)
+
+
+class OfLayers(LeastSquares):
+    """The same, its parameters in three tensors, none of which ends where a shard of three does."""
+
+    def __init__(self, samples):
+        super().__init__(samples)
+        sizes = {"0.weight": 5, "0.bias": 2, "1.weight": 5}
+        self.layout = Layout(tuple(Entry(n, TRAINED, (d,), "float32") for n, d in sizes.items()))
+
+
+@pytest.mark.parametrize(("servers", "victim"), [(1, None), (3, None), (3, "server-1")])
+def test_groups_of_parameters_are_those_of_a_script_with_adamw(servers, victim):
+    """Each has a rate and a decay of its own, on whatever shards it is, whoever dies."""
+    problem, peak = OfLayers(samples=256), 0.05
+    biases = ParameterGroup(match=("*.bias",), weight_decay=0.0)
+    last = ParameterGroup(match=("1.*",), lr_scale=0.25, weight_decay=0.5)
+    job = job_file(
+        4, servers, batch_size=8, epochs=7.0, portion_batches=1, algorithm=SYNC,
+        optimizer=("adamw", {"lr": peak, "weight_decay": 0.1}), parameters=(biases, last),
+    )  # fmt: skip
+    simulation = Simulation(job, problem, compute=ComputeOptions(step_s=0.1))
+    if victim:
+        simulation.at(3.0, lambda: simulation.world.kill(victim))
+    outcome = simulation.run()
+    assert outcome.state == "finished", outcome.reason
+    w = problem.initial()
+    parts = [torch.nn.Parameter(torch.from_numpy(part)) for part in np.split(w, [5, 7])]
+    groups = [
+        {"params": [parts[0]]},
+        {"params": [parts[1]], "weight_decay": 0.0},
+        {"params": [parts[2]], "lr": 0.25 * peak, "weight_decay": 0.5},
+    ]
+    script = torch.optim.AdamW(groups, lr=peak, weight_decay=0.1)
+    for step, rows in enumerate(rows_in_order(job_file(batch_size=32), 256, epochs=7)):
+        gradient = problem.gradient(w, Batch(rows, 0, 1, step))[1].astype("f4")
+        for part, of_part in zip(parts, np.split(gradient, [5, 7]), strict=True):
+            part.grad = torch.from_numpy(of_part)
+        script.step()
+    assert step >= 50
     assert np.allclose(outcome.weights, w, rtol=0, atol=1e-5)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from dlctl import messages as m
-from dlctl import schedule
+from dlctl import parameter_groups, schedule
 from dlctl.algorithms.base import Method, Table
 from dlctl.algorithms.tables import optimizer_of, side_of
 from dlctl.compress.base import Compressor
@@ -34,6 +34,7 @@ from dlctl.machine import (
     Started,
     StopRequested,
 )
+from dlctl.optim import grouped
 from dlctl.optim.base import Optimizer
 from dlctl.roles.protocol.authz import Authz, guests_in
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Context
@@ -240,14 +241,19 @@ class Server:
         self, message: m.Assign, index: int, number: int, table: Table, options: Any
     ) -> Shard:
         """One table's shard. Raises DlctlError."""
-        optimizer = self.make_optimizer(self.make_optimizer.Options(**self.job.optimizer.options))
-        optimizer = optimizer_of(table, self.algorithm, options, optimizer)
+        takes_gradients = (
+            table.rule == "optimizer" and not self.algorithm.replica.one_push(options).is_way
+        )
+        groups = self.job.parameters if takes_gradients else ()
+        layout = Layout.from_bytes(message.layout)
+        runs = parameter_groups.runs(groups, layout, message.lo, message.hi)
+        parameters = grouped.make(self.make_optimizer, self.job.optimizer.options, groups, runs)
+        optimizer = optimizer_of(table, self.algorithm, options, parameters)
         storages = self.storages.of_table(table.name) if number else self.storages
-        spec = self._spec(message, index, number, table, optimizer)
+        spec = self._spec(message, layout, index, number, table, optimizer)
         storage = storages.reopen(spec) if message.keep else storages.create(spec)
         shard = Shard(optimizer, storage)
-        takes_gradients = not self.algorithm.replica.one_push(options).is_way
-        if table.rule == "optimizer" and takes_gradients:
+        if takes_gradients:
             if factor := schedule.factor(self.job, message.samples):
                 shard.follow(factor)
             gradient = self.job.gradient
@@ -255,9 +261,14 @@ class Server:
         return shard
 
     def _spec(
-        self, message: m.Assign, index: int, number: int, table: Table, optimizer: Optimizer
+        self,
+        message: m.Assign,
+        layout: Layout,
+        index: int,
+        number: int,
+        table: Table,
+        optimizer: Optimizer,
     ) -> Spec:
-        layout = Layout.from_bytes(message.layout)
         extras = {}
         if index == 0 and not number:
             extras = {"averaged": layout.size(AVERAGED), "constant": layout.size(CONSTANT)}

@@ -1,0 +1,133 @@
+"""`[job] weights`: where training begins, from .safetensors files, by the names of a state_dict.
+
+All names and shapes are compared before the first value is read, so that one error has all that is
+wrong; a tied tensor has to be there by one of its names.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from daemons.worker.task import calling
+from dlctl.errors import DlctlError
+
+log = logging.getLogger("dlctl")
+
+SUFFIX = ".safetensors"
+SHOWN_MAX = 10
+"""Names of each kind in an error."""
+
+
+class Mismatch(NamedTuple):
+    missing: list[str]
+    """Of the model, and not in the files."""
+    unexpected: list[str]
+    """In the files, and not of the model."""
+    shapes: dict[str, str]
+    """Name -> as in "fc.weight [3, 4], and not [4, 4]"."""
+
+    def __str__(self) -> str:
+        kinds = (
+            ("missing", self.missing),
+            ("not in the model", self.unexpected),
+            ("of another shape", [*self.shapes.values()]),
+        )
+        return "; ".join(f"{what}: {_shown(names)}" for what, names in kinds if names)
+
+
+def load(model: nn.Module, place: Path, *, strict: bool, warns: bool = True) -> None:
+    """Put the values of a file, or of all in a directory, into a model.
+
+    strict: raises DlctlError, which lists all names that are missing, unexpected or of another
+    shape; else a warning does, if this process `warns`. Raises DlctlError for what cannot be read.
+    """
+    shapes = {path: _shapes(path) for path in _files(place)}
+    _check_once(shapes)
+    with calling("model.state_dict()"):
+        state = model.state_dict(keep_vars=True)
+    tensors = {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
+    found = _compare(tensors, {n: s for of_file in shapes.values() for n, s in of_file.items()})
+    unfit = {*found.unexpected, *found.shapes}
+    if any(found):
+        what, where = f"the weights do not fit the model: {found}", str(place)
+        if strict:
+            hint = "strict = false in [job] begins with those that fit"
+            raise DlctlError(what, where=where, hint=hint)
+        if not any(of_file.keys() - unfit for of_file in shapes.values()):
+            raise DlctlError(what, where=where, hint="none fits: names are those of a state_dict")
+        if warns:
+            log.warning("%s (%s)", what, where)
+    for path, of_file in shapes.items():
+        values = _read(path, of_file.keys() - unfit)
+        with calling("model.load_state_dict()"):
+            model.load_state_dict(values, strict=False)
+
+
+def _files(place: Path) -> list[Path]:
+    if not place.exists():
+        raise DlctlError(
+            "the weights are not on this host",
+            where=str(place),
+            hint="job.weights has to be at the same full path on every host; it does not travel "
+            "with the task",
+        )
+    files = sorted(place.glob(f"*{SUFFIX}")) if place.is_dir() else [place]
+    if not files:
+        raise DlctlError(f"there are no {SUFFIX} files", where=str(place))
+    return files
+
+
+def _shapes(path: Path) -> dict[str, list[int]]:
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _read(path: Path, names: Iterable[str]) -> dict[str, Any]:
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in sorted(names)}
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> DlctlError:
+    return DlctlError(f"cannot read the weights: {error}", where=str(path))
+
+
+def _check_once(shapes: dict[Path, dict[str, list[int]]]) -> None:
+    owner: dict[str, Path] = {}
+    for path, names in shapes.items():
+        for name in names:
+            if (other := owner.setdefault(name, path)) is not path:
+                words = f'"{name:.200}" is in {other.name} and in {path.name}'
+                raise DlctlError(f"the weights are ambiguous: {words}", where=str(path.parent))
+
+
+def _compare(tensors: dict[str, Tensor], shapes: dict[str, list[int]]) -> Mismatch:
+    is_there = {id(tensors[name]) for name in shapes if name in tensors}
+    missing: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        if id(tensor) not in is_there:
+            missing.setdefault(id(tensor), name)
+    unexpected = [name for name in shapes if name not in tensors]
+    wrong = {
+        name: f"{name} {shapes[name]}, and not {[*tensor.shape]}"
+        for name, tensor in tensors.items()
+        if name in shapes and not is_lazy(tensor) and [*tensor.shape] != shapes[name]
+    }
+    return Mismatch([*missing.values()], unexpected, wrong)
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else ""
+    return ", ".join(name[:200] for name in names[:SHOWN_MAX]) + more

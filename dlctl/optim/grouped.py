@@ -1,0 +1,140 @@
+"""An optimiser whose rate and weight decay differ from parameter to parameter.
+
+On a shard the parameters of a group are ranges of elements. A block of an update is cut where
+another group begins, and each piece is gone over by the optimiser of its group. There is one for
+each group, alike but for its rate and its decay, and all have one set of counters: to a storage
+they are one optimiser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dlctl.config import ParameterGroup
+from dlctl.messages import Json
+from dlctl.optim.base import Optimizer, Sweeping
+from dlctl.optim.blocks import Block, Place, Rule
+from dlctl.parameter_groups import Run
+from dlctl.settings import Setting
+
+PIECES_MAX = 8
+"""Of a block. If there are more, copying those of a group into one takes less than to go over each.
+"""
+Piece = tuple[int, int, int]
+"""(group, lo, hi), elements of a block."""
+
+
+class Grouped:
+    Options: ClassVar[type[Any]] = object
+    live: ClassVar[Mapping[str, Setting]] = {}
+
+    def __init__(
+        self, members: Sequence[Optimizer], scales: Sequence[float], runs: Sequence[Run]
+    ) -> None:
+        """members: of one kind, the first one at its full rate; scales: of the rate of each. runs:
+        all elements of the shard; `Run.group` is the number of the member.
+        """
+        self._members = members
+        self._scales = scales
+        self._ends = np.array([run.end for run in runs], np.int64)
+        self._groups = [run.group for run in runs]
+        self.slots: Mapping[str, float] = members[0].slots
+        self.counters: Json = members[0].counters
+        for member in members:
+            member.counters = self.counters
+
+    @property
+    def lr(self) -> float:
+        """Before it is scaled."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        self._lr = lr
+        for member, scale in zip(self._members, self._scales, strict=True):
+            member.lr = lr * scale
+
+    def sweeps_next(self) -> bool:
+        first = self._members[0]
+        return isinstance(first, Sweeping) and first.sweeps_next()
+
+    def begin_update(self) -> Rule:
+        before, rules = dict(self.counters), []
+        for member in self._members:
+            self.counters.update(before)
+            rules.append(member.begin_update())
+
+        def each_by_its_own(blocks: Iterable[Block]) -> None:
+            for block in blocks:
+                pieces = list(self._pieces(block))
+                if len(pieces) <= PIECES_MAX:
+                    for group, lo, hi in pieces:
+                        rules[group]([block.part(lo, hi)])
+                else:
+                    _gathered(block, pieces, rules)
+
+        return each_by_its_own
+
+    def _pieces(self, block: Block) -> Iterator[Piece]:
+        """All elements of a block, in their order."""
+        (at, indices), size = block.place, block.w.size
+        ends = (at, at + size - 1) if indices is None else (indices[0], indices[-1])
+        first, last = np.searchsorted(self._ends, ends, side="right").tolist()
+        bounds = self._ends[first:last]
+        cuts = bounds - at if indices is None else np.searchsorted(indices, bounds)
+        lo = 0
+        for group, hi in zip(self._groups[first : last + 1], [*cuts.tolist(), size], strict=True):
+            if lo < hi:
+                yield group, lo, hi
+            lo = hi
+
+
+def _gathered(block: Block, pieces: Sequence[Piece], rules: Sequence[Rule]) -> None:
+    """Go over all pieces of each group at once."""
+    at, indices = block.place
+    for group in {group for group, _, _ in pieces}:
+        where = np.concatenate([np.arange(lo, hi) for of, lo, hi in pieces if of == group])
+        slots = tuple(slot[where] for slot in block.slots)
+        place = Place(at, at + where if indices is None else indices[where])
+        mine = Block.in_place(place, block.w[where], block.g[where], slots)
+        rules[group]([mine])
+        for following, values in zip(
+            (block.w_next, *block.slots_next), (mine.w, *mine.slots), strict=True
+        ):
+            following[where] = values
+
+
+def make(
+    kind: type[Optimizer],
+    options: Mapping[str, Any],
+    groups: Sequence[ParameterGroup],
+    runs: Sequence[Run],
+) -> Optimizer:
+    """The optimiser of a shard. runs: `parameter_groups.runs` of it.
+
+    Where all elements are treated alike, and as if there were no groups, it is a plain one.
+    """
+    plain = kind(kind.Options(**options))
+    makes: list[tuple[float, Any]] = [(1.0, options.get("weight_decay"))]
+    numbers = {-1: 0}
+    for number in sorted({run.group for run in runs} - {-1}):
+        group = groups[number]
+        is_decayed = group.weight_decay is not None and "weight_decay" in options
+        made = (group.lr_scale, group.weight_decay if is_decayed else options.get("weight_decay"))
+        if made not in makes:
+            makes.append(made)
+        numbers[number] = makes.index(made)
+    if not any(numbers[run.group] for run in runs):
+        return plain
+    members = [plain]
+    for _, decay in makes[1:]:
+        own = {"weight_decay": decay} if "weight_decay" in options else {}
+        members.append(kind(kind.Options(**{**options, **own})))
+    optimizer = Grouped(
+        members, [scale for scale, _ in makes], [Run(run.end, numbers[run.group]) for run in runs]
+    )
+    optimizer.lr = plain.lr
+    return optimizer

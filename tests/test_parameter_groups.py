@@ -1,0 +1,64 @@
+"""Which group a parameter is in, where its elements are, and patterns that are for none."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlctl import parameter_groups
+from dlctl.config import ParameterGroup
+from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout, slice_bounds
+from dlctl.parameter_groups import NONE, Run
+
+GROUPS = (
+    ParameterGroup(match=("*.bias", "*norm*"), weight_decay=0.0),
+    ParameterGroup(match=("head.*",), lr_scale=0.1),
+)
+LAYOUT = Layout(
+    (
+        Entry("embed.weight", TRAINED, (4, 2), "float32", ("head.weight",)),
+        Entry("frozen.bias", CONSTANT, (100,), "float32"),
+        Entry("a.weight", TRAINED, (3,), "float32"),
+        Entry("a.bias", TRAINED, (2,), "float32"),
+        Entry("norm.mean", AVERAGED, (100,), "float32"),
+        Entry("norm.weight", TRAINED, (2,), "float32"),
+        Entry("empty.bias", TRAINED, (0,), "float32"),
+        Entry("head.bias", TRAINED, (5,), "float32"),
+    )
+)
+ELEMENTS = [1] * 8 + [NONE] * 3 + [0] * 9
+
+
+def test_the_first_group_with_a_pattern_for_any_name_counts() -> None:
+    assert parameter_groups.of_trained(GROUPS, LAYOUT) == [1, NONE, 0, 0, 0, 0]
+    assert parameter_groups.group_of(GROUPS, ["x", "HEAD.bias"]) == 0
+    assert parameter_groups.group_of(GROUPS, ["HEAD.weight"]) == NONE
+
+
+@pytest.mark.parametrize("servers", range(1, 22))
+def test_runs_are_the_elements_of_the_groups_on_every_shard(servers: int) -> None:
+    found: list[int] = []
+    for index in range(servers):
+        lo, hi = slice_bounds(20, servers, index)
+        begin = 0
+        for end, group in parameter_groups.runs(GROUPS, LAYOUT, lo, hi):
+            assert end > begin
+            found += [group] * (end - begin)
+            begin = end
+        assert begin == hi - lo
+    assert found == ELEMENTS
+
+
+def test_neighbours_of_one_group_are_one_run() -> None:
+    assert parameter_groups.runs(GROUPS, LAYOUT, 0, 20) == [Run(8, 1), Run(11, NONE), Run(20, 0)]
+
+
+def test_patterns_that_match_nothing_are_found_with_the_names_that_are_close() -> None:
+    names = ["blocks.0.attn.bias", "blocks.0.attn.weight", "embed.weight", "ln.weight"]
+    groups = (
+        ParameterGroup(match=("*.bias", "*.biases")),
+        ParameterGroup(match=("embbed.*", "*")),
+    )
+    wrong = parameter_groups.unmatched(groups, names)
+    assert wrong == ["*.biases", "embbed.*"]
+    assert parameter_groups.close_to(wrong, names) == ["blocks.0.attn.bias", "embed.weight"]
+    assert parameter_groups.close_to(["xyz"], names) == names
