@@ -243,9 +243,9 @@ class ReplicaSide(ABC):
     def begin(self, start: Start) -> None:  # noqa: B027  most methods have nothing to prepare
         """The model has the run's values, as far as there are any."""
 
-    def settle(self) -> None:  # noqa: B027  most methods have nothing else
-        """Bring the residual up to date: what was read is about to be put into `parameters`, and no
-        gradient is being computed."""
+    def placing(self, lo: int, hi: int) -> None:  # noqa: B027  most methods have nothing to keep
+        """What was read is about to take the place of `parameters[lo:hi]`; no gradient is being
+        computed."""
 
     def placed(self, lo: int, hi: int) -> None:  # noqa: B027  most methods leave it as it is
         """What was read has just been put into `parameters[lo:hi]`."""

@@ -45,7 +45,6 @@ gradient is left out, as in every method.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -55,7 +54,6 @@ from dlctl.algorithms import sync
 from dlctl.algorithms.base import Method, Needs, PushKind, Start
 from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Read, Write
 from dlctl.config import Choice
-from dlctl.messages import Array
 from dlctl.settings import Setting, count
 from dlctl.vector import copy_of, is_finite
 
@@ -79,10 +77,8 @@ class Replica(sync.Replica):
     def begin(self, start: Start) -> None:
         self._is_ahead = False
         """A push is out, and this replica has gone on without its mean."""
-        self._left = copy_of(self.residual)
-        """What of the residual is no step since the newest push: what it has left there."""
         self._base = copy_of(self.parameters)
-        """Where the steps have begun that are not in the residual yet."""
+        """Where the steps have begun that no push holds."""
         self._is_on_way = False
         """A round is under way: from `_base` to the parameters are steps of this replica."""
 
@@ -94,36 +90,30 @@ class Replica(sync.Replica):
                 yield Read(wait=True, at_least=clock + 1)
             is_apart = self._is_ahead and self.view.clock_max != clock + 1
             self._is_ahead, clock = False, self.view.clock_max
+            if samples and not self._take_way():
+                samples = 0
             self._is_on_way = False
             yield Write(vector=self.residual if samples else None, samples=samples, clock=clock)
-            if samples:
-                self._is_ahead = self.options.overlap and not is_apart
-                self._left[:] = self.residual
+            self._is_ahead = bool(samples) and self.options.overlap and not is_apart
             if self._is_ahead:
                 yield Read(wait=False, at_least=clock + 1)
             else:
                 clock = yield from self._next_step(clock)
 
-    def settle(self) -> None:
-        if self._is_on_way:
-            self._base -= self.parameters
-            self.residual += self._base
-            self._base[:] = self.parameters
+    def placing(self, lo: int, hi: int) -> None:
+        """From here until it is placed, `_base` has the way that goes on top of what was read."""
+        base = self._base[lo:hi]
+        if self._is_ahead and self._is_on_way:
+            base -= self.parameters[lo:hi]
+        else:
+            base[:] = 0
 
     def placed(self, lo: int, hi: int) -> None:
-        if self._is_ahead:
-            self.parameters[lo:hi] += self._left[lo:hi]
-            self.parameters[lo:hi] -= self.residual[lo:hi]
-        self._base[lo:hi] = self.parameters[lo:hi]
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        """It may come late; then it is no step of this round, either."""
-        before = copy_of(self.residual)
-        super().restore(state)
-        self._left += self.residual - before
+        self.parameters[lo:hi] -= self._base[lo:hi]
+        self._base[lo:hi] += self.parameters[lo:hi]
 
     def _accrue(self) -> sync.Accrues:
-        """A round's steps; if they become infinite or lead astray, none of them and 0 samples.
+        """A round's steps. Returns their samples; 0 if they lead astray, and none of them counts.
 
         What this replica would compute with is of no use then, nor are slices of a mean that have
         been placed: steps that are dropped here stand on top of them. So no step follows until all
@@ -133,8 +123,7 @@ class Replica(sync.Replica):
         self._is_on_way = True
         while steps < self.options.local_steps:
             if left_out >= LEFT_OUT_MAX and (steps or self._is_ahead):
-                self.settle()
-                self._drop()
+                self._is_on_way = False
                 return 0
             if (yield NextData()) is None:
                 break
@@ -145,24 +134,19 @@ class Replica(sync.Replica):
             left_out = 0
             steps += 1
             samples += computed.samples
-        return 0 if self._drop_if_infinite() else samples
+        return samples
 
-    def _drop_if_infinite(self) -> bool:
-        """Settle, and drop the steps of this round if the residual is not finite with them. Returns
-        whether it was so.
+    def _take_way(self) -> bool:
+        """Add the way of this round to the residual, unless it is not finite with it. Returns
+        whether it was.
         """
-        self.settle()
-        if is_finite(self.residual):
+        self._base -= self.parameters
+        self._base += self.residual
+        if not is_finite(self._base):
             return False
-        self._drop()
+        self.residual[:] = self._base
+        self._base[:] = self.parameters
         return True
-
-    def _drop(self) -> None:
-        """Forget the steps of this round; what earlier pushes have left in the residual stays."""
-        if not is_finite(self._left):
-            self._left[:] = 0  # It was restored like this.
-        self.residual[:] = self._left
-        self._is_on_way = False
 
 
 @dataclass(slots=True, kw_only=True)

@@ -74,7 +74,7 @@ class Gradient(Need):
 
     step: bool = False
     """The replica's own optimiser (`inner`) makes a step along it at once. It may be made, and
-    `settle` be called, before `run` hears of it."""
+    `placing` be called, before `run` hears of it."""
     gather: bool = True
     """False: the `Step` has no gradient; to gather it into one vector takes time."""
     steps: int = 1

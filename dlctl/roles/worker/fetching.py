@@ -144,9 +144,15 @@ class Fetcher:
         if fetched.complete:
             del self._under_way[message.request]
 
-    def place(self, fetched: Fetched, parameters: Vector, then: Callable[[int, int], None]) -> None:
-        """Put what has come into the model; the gradients to come are of it. `then` is called with
-        the bounds of every slice that stands there.
+    def place(
+        self,
+        fetched: Fetched,
+        parameters: Vector,
+        before: Callable[[int, int], None],
+        then: Callable[[int, int], None],
+    ) -> None:
+        """Put what has come into the model; the gradients to come are of it. `before` and `then`
+        are called with the bounds of every slice that is about to stand there, and does.
         """
         for client in fetched.clients:
             arrived = fetched.slices.pop(client.shard, None)
@@ -160,6 +166,7 @@ class Fetcher:
                 continue
             lo, hi = fetched.within(client)
             model = parameters[lo:hi]
+            before(lo, hi)
             if fetched.part is None:
                 client.basis.place(arrived, model, keep=self._model_changes)
             else:

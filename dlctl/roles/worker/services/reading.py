@@ -167,10 +167,9 @@ class Reading:
         read = self._placing
         if read is None:
             return
-        if any(fetched.slices for fetched in read.asked):
-            self.side.settle()
+        side = self.side
         for fetched in read.asked:
-            self.fetcher.place(fetched, self.side.parameters, self.side.placed)
+            self.fetcher.place(fetched, side.parameters, side.placing, side.placed)
         if read.is_here():
             self._placing = None
             self.side.view = self._result = read.view()
