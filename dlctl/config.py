@@ -261,6 +261,12 @@ class Checkpoints:
     keep: Annotated[int, Ge(1)] = 3
     """Checkpoints that are kept; older ones are removed. What a run saves because it has failed
     takes the place of no other one: up to as many of those are kept besides."""
+    best: str = ""
+    """A metric of the task's `evaluate`, and which end of it is good: "val_loss min" or "accuracy
+    max". A checkpoint is saved as soon as an evaluation has found a better one than all before, and
+    the one with the best stays besides the newest `keep`: "dlctl checkpoint export best" has its
+    model. What was trained while that was evaluated is in it, too; at the end of the run nothing
+    is. "": none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +275,14 @@ class Evaluation:
 
     every_epochs: Annotated[float, Ge(0)] = 1.0
     """Epochs between evaluations by worker-0; 0: only at the end."""
+    finish_s: Seconds = 60.0
+    """The most that the task's `finish(model, metrics)` may take, if it has one, with all that it
+    takes to fetch the model. It runs once, on
+    one worker, when the run has finished: after the last evaluation and the last checkpoint, with
+    that model in eval mode. What it prints is in the worker's log; that and the text that it
+    returns are shown by `dlctl run` at the end. If it raises an error, takes longer, or its worker
+    dies, that is a warning and the run has finished all the same; of a worker that dies it is begun
+    once more on another one, if there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

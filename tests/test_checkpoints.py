@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 from dlctl.errors import DlctlError
 from dlctl.flat import slice_bounds
 from dlctl.runs import checkpoint_damage, checkpoints, manifest
+from dlctl.runs.best import Best
 
 SIZE = 103
 W = np.random.default_rng(7).standard_normal(SIZE).astype(np.float32)
@@ -381,6 +382,38 @@ def test_pruning_keeps_the_newest_and_never_removes_the_newest_good_one(tmp_path
     assert sorted(removed) == sorted([left_behind, *saved[:3]])
     assert sorted((tmp_path / "ckpt").iterdir()) == sorted([*saved[3:], being_written])
     assert checkpoints.prune(tmp_path, keep=1, trusted=saved[3]) == []
+
+
+def evaluated(run: Path, number: int, **metrics: float) -> Path:
+    directory = save(run, step=number * 10, number=number)
+    found = checkpoints.read_manifest(directory) | {"evaluation": metrics or None}
+    checkpoints.write_manifest(directory, found)
+    return directory
+
+
+@pytest.mark.parametrize(("best", "stays"), [("loss min", 2), ("loss max", 1), ("acc max", None)])
+def test_pruning_keeps_the_first_one_with_the_best_evaluation(tmp_path, best, stays):
+    evaluated(tmp_path, 0)
+    losses = [2.0, 1.0, 1.0, 1.5]
+    saved = [evaluated(tmp_path, n, loss=loss) for n, loss in enumerate(losses, 1)]
+    assert checkpoints.best_of(tmp_path, Best.parse(best)) == (saved[stays - 1] if stays else None)
+    checkpoints.prune(tmp_path, 1, trusted=saved[-1], best=Best.parse(best))
+    left = [checkpoints.number(path)[0] for path in checkpoints.complete(tmp_path)]
+    assert left == ([stays, 4] if stays else [4])
+
+
+def test_of_what_was_saved_at_a_failure_nobody_knows_how_good_it_is():
+    best = Best.parse("loss min")
+    found = [{"evaluation": {"loss": 2.0}}, {"evaluation": {"loss": 1.0}, "failure": "out of luck"}]
+    assert best.of(enumerate(found)) == 0
+
+
+@pytest.mark.parametrize(
+    "odd", [{}, None, {"loss": "1"}, {"loss": float("nan")}, {"loss": -(10**400)}]
+)
+def test_what_is_no_number_is_not_the_best(odd):
+    found = [{"evaluation": odd}, {"evaluation": {"loss": 2.0}}]
+    assert Best.parse("loss min").of(enumerate(found)) == 1
 
 
 def test_pruning_touches_nothing_that_is_not_a_checkpoint(tmp_path):

@@ -15,6 +15,7 @@ from daemons.loop import Loop
 from dlctl.errors import DlctlError
 from dlctl.roles.coordinator import records as j
 from dlctl.runs import branches, checkpoints, preferred
+from dlctl.runs.best import Best
 from dlctl.runs.branches import Resume
 from dlctl.runs.database import RunDb
 from dlctl.runs.manifest import SCHEMA
@@ -61,10 +62,10 @@ class Directories:
         except Exception as failure:
             error = _words(failure)
         if not error and branch is not None:
-            self._prune(directory, effect.keep, branch)
+            self._prune(directory, effect.keep, effect.best, branch)
         self._loop.post(j.CheckpointEnded(effect.number, error))
 
-    def _prune(self, newest: Path, keep: int, branch: Sequence[Resume]) -> None:
+    def _prune(self, newest: Path, keep: int, best: str, branch: Sequence[Resume]) -> None:
         """The new checkpoint is good whatever becomes of the old ones.
 
         Damaged ones that the run went back from must not take the places of the good ones, nor must
@@ -72,7 +73,7 @@ class Directories:
         """
         try:
             counts = preferred.counting(self.directory, branch)
-            checkpoints.prune(self.directory, keep, newest, log.warning, counts)
+            checkpoints.prune(self.directory, keep, newest, log.warning, counts, Best.parse(best))
         except Exception as error:
             log.warning("cannot remove old checkpoints: %s", _words(error))
 

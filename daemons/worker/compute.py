@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -184,6 +184,7 @@ class ComputeThread:
             replica.parameters,
             self._averaged,
             replica.constant(),
+            replica.task.has_finish,
         )
 
     def _load_buffers(self, effect: LoadBuffers) -> BuffersLoaded:
@@ -194,15 +195,18 @@ class ComputeThread:
 
     def _compute(self, effect: Compute) -> Computed:
         """The batches of an effect; the first one that is of no use ends it."""
+        if effect.count == 1:
+            return self._batch(effect)
         losses: list[float] = []
+        metrics: list[Mapping[str, float]] = []
         for number in range(effect.number, effect.number + effect.count):
-            computed = self._batch(effect if effect.count == 1 else replace(effect, number=number))
+            computed = self._batch(replace(effect, number=number))
             if not computed.is_usable:
                 break
             losses.append(computed.loss)
-        if effect.count == 1:
-            return computed
-        return replace(computed, before=tuple(losses[:-1] if computed.is_usable else losses))
+            metrics += computed.metrics or ({},)
+        before = tuple(losses[:-1] if computed.is_usable else losses)
+        return replace(computed, before=before, metrics=tuple(metrics) if any(metrics) else ())
 
     def _make_engine(self) -> Operations:
         from daemons.worker.building import make_engine
@@ -250,13 +254,17 @@ class ComputeThread:
         self._ranks.done()
 
     def _batch(self, effect: Compute) -> Computed:
-        batches = self._loader.step(effect.data_epoch, effect.start, effect.stop, effect.number)
-        step = self._stepper.step(
-            batches, own_lr=effect.own_lr, gather=effect.gather, norm_max=effect.norm_max
-        )
+        from daemons.worker.out_of_memory import explained
+
+        with explained(self._job):
+            batches = self._loader.step(effect.data_epoch, effect.start, effect.stop, effect.number)
+            step = self._stepper.step(
+                batches, own_lr=effect.own_lr, gather=effect.gather, norm_max=effect.norm_max,
+                epoch=effect.data_epoch,
+            )  # fmt: skip
         computed = Computed(
             step.loss, step.gradient, self._averaged, step.norm, step.is_usable,
-            is_skipped=step.is_skipped,
+            is_skipped=step.is_skipped, metrics=(step.metrics,) if step.metrics else (),
         )  # fmt: skip
         if not self._averaged.size:
             return computed
@@ -279,5 +287,12 @@ class ComputeThread:
 
     def _evaluate(self, effect: RunEvaluation) -> EvaluationRun:
         averaged = np.array(effect.averaged, np.float64)
+        if effect.finish_with is not None:
+            from daemons.worker.finish import run_finish
+
+            text, failed = run_finish(
+                self._replica, effect.parameters, averaged, effect.finish_with
+            )
+            return EvaluationRun(effect.evaluation, {}, text, failed)
         metrics = self._replica.evaluate(effect.parameters, averaged)
         return EvaluationRun(effect.evaluation, metrics)

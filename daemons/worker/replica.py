@@ -12,6 +12,7 @@ them over once is faster than adding into views of it, from 5 thousand to 25 mil
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 
 from daemons.worker.layout import describe, find, layout_of
 from daemons.worker.model_changes import ModelChanges
-from daemons.worker.task import Task, TaskError, calling
+from daemons.worker.task import Loss, Task, TaskError, calling, number_of
 from dlctl.errors import DlctlError
 from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry, Layout
 from dlctl.vector import Vector
@@ -43,6 +44,15 @@ class Step(NamedTuple):
     """May be NaN or infinite."""
     gradient: Vector
     """float32[d], of the same kind and order as `Replica.parameters`."""
+
+
+class Measured(NamedTuple):
+    """What one batch has come to."""
+
+    loss: float
+    """May be NaN or infinite."""
+    metrics: dict[str, float]
+    """What else the task's loss returns, as far as it is finite."""
 
 
 class Replica:
@@ -142,7 +152,7 @@ class Replica:
     def gradient(self, batch: Any) -> Step:
         """Loss and gradient of one batch at the present parameters. Raises TaskError."""
         self.forget_gradients()
-        loss = self.backward(batch)
+        loss = self.backward(batch).loss
         return Step(loss, self.gathered(self.gradients()))
 
     def forget_gradients(self) -> None:
@@ -151,39 +161,41 @@ class Replica:
         for parameter, _ in self._bound:
             parameter.grad = None
 
-    def backward(self, batch: Any, weight: float = 1.0) -> float:
-        """Add weight times the gradient of one batch to what autograd keeps. Returns the loss of
-        the batch, which may be NaN or infinite. Raises TaskError.
+    def backward(
+        self, batch: Any, weight: float = 1.0, *, step: int = 0, epoch: int = 0
+    ) -> Measured:
+        """Add weight times the gradient of one batch to what autograd keeps. step, epoch: for a
+        loss that asks for them. Raises TaskError.
         """
         with calling("moving the batch to the device", self.task.at("dataset")):
             batch = to_device(batch, self.device)
         if not self.model.training:
             self._set_mode(training=True)
         self._cast()
+        told = (batch, step, epoch)
         if self._compiled is None or self._has_compiled:
-            return self._backward(self._compiled or self.model, batch, weight)
+            return self._backward(self._compiled or self.model, told, weight)
         try:
-            loss = self._backward(self._compiled, batch, weight)
+            loss = self._backward(self._compiled, told, weight)
         except TaskError as error:
             # It is the first batch of all. If this is the task's own error, it comes again.
             self._compiled = None
             for parameter, _ in self._bound:
                 parameter.grad = None
-            loss = self._backward(self.model, batch, weight)
+            loss = self._backward(self.model, told, weight)
             log.warning("computing without torch.compile, which failed: %s", error.message,
                         extra={"detail": error.detail})  # fmt: skip
         self._has_compiled = True
         return loss
 
-    def _backward(self, model: nn.Module, batch: Any, weight: float) -> float:
-        loss = self._loss(model, batch)
-        with calling(_BACKWARD, self.task.at("loss")):
-            (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
-            return float(loss.detach())  # A GPU tells of its errors only now.
-
-    def _loss(self, model: nn.Module, batch: Any) -> Tensor:
+    def _backward(self, model: nn.Module, told: tuple[Any, int, int], weight: float) -> Measured:
+        """told: the batch, with its step and epoch."""
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
-            return self.task.loss(model, batch)
+            loss = self.task.loss(model, *told)
+        with calling(_BACKWARD, self.task.at("loss")):
+            value = loss.value if weight == 1.0 else loss.value * weight
+            value.backward()  # type: ignore[no-untyped-call]
+            return _in_numbers(loss)  # A GPU tells of its errors only now.
 
     def gradients(self) -> list[Tensor | None]:
         """What autograd has kept, float32, one for each of `values`; it keeps none any more."""
@@ -297,14 +309,32 @@ class Replica:
         if not self.task.has_evaluate:
             return {}
         self._changes.check()
+        with self._at(parameters, averaged):
+            metrics = self.task.evaluate(self.model)
+        self._changes.check()
+        return metrics
+
+    def finish(
+        self,
+        parameters: npt.NDArray[np.float32],
+        averaged: npt.NDArray[np.float64],
+        metrics: dict[str, float],
+    ) -> str:
+        """What the task's `finish` returns at these values. Raises TaskError."""
+        with self._at(parameters, averaged):
+            return self.task.finish(self.model, metrics)
+
+    @contextmanager
+    def _at(
+        self, parameters: npt.NDArray[np.float32], averaged: npt.NDArray[np.float64]
+    ) -> Iterator[None]:
+        """Within this, the model has these values and is in eval mode."""
         with self._restored():
             self._vector.copy_(torch.tensor(parameters, device="cpu"))
             self.load_averaged(averaged)
             self._cast()
             self._set_mode(training=False)
-            metrics = self.task.evaluate(self.model)
-        self._changes.check()
-        return metrics
+            yield
 
     @contextmanager
     def _restored(self) -> Iterator[None]:
@@ -335,6 +365,22 @@ class Replica:
                 setattr(module, key, buffer)
             for module, mode in modes:
                 module.training = mode
+
+
+def _in_numbers(loss: Loss) -> Measured:
+    """What is on the loss's device comes from there with it, all in one transfer."""
+    if not loss.metrics:
+        return Measured(float(loss.value.detach()), {})
+    beside = {
+        name: value
+        for name, value in loss.metrics.items()
+        if isinstance(value, Tensor) and value.device == loss.value.device
+    }
+    together = [t.detach().reshape(()).to(torch.float64) for t in (loss.value, *beside.values())]
+    value, *others = torch.stack(together).tolist()
+    came = dict(zip(beside, others, strict=True))
+    metrics = {n: came[n] if n in came else number_of(v) for n, v in loss.metrics.items()}
+    return Measured(value, {n: number for n, number in metrics.items() if math.isfinite(number)})
 
 
 # ---------------------------------------------------------------- devices and random numbers

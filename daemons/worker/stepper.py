@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from daemons.worker.inner import InnerOptimizer
-from daemons.worker.replica import Replica
+from daemons.worker.replica import Measured, Replica
 from dlctl.config import Gradients
 from dlctl.inner import SAVED_AS
 from dlctl.messages import Array
@@ -43,6 +44,8 @@ class Stepped(NamedTuple):
     """If not, no step was made."""
     is_skipped: bool = False
     """It is not, because of the scale of the loss."""
+    metrics: Mapping[str, float] = MappingProxyType({})
+    """What else the task's loss returns: means over the samples of the step."""
 
 
 class Stepper:
@@ -56,6 +59,8 @@ class Stepper:
         is_clipped_here = options is not None and options.clip == "replica"
         self.clip_norm = options.clip_norm if options is not None and is_clipped_here else 0.0
         self.inner = inner
+        self.steps = 0
+        """Made so far, by this process."""
         self._scaler: torch.amp.GradScaler | None = None
         if options is not None and options.precision == "fp16":
             self._scaler = torch.amp.GradScaler(replica.device.type)
@@ -70,14 +75,20 @@ class Stepper:
         own_lr: float | None = None,
         gather: bool = True,
         norm_max: float = sys.float_info.max,
+        epoch: int = 0,
     ) -> Stepped:
         """batches: with the part of the step's samples that each has. own_lr: the replica's own
         optimiser makes a step with this rate. gather: hand the gradient out. norm_max: of what is
-        used. Raises TaskError.
+        used. epoch: of the data. Raises TaskError.
         """
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
         self.replica.forget_gradients()
-        loss = sum(part * self.replica.backward(batch, part * scale) for batch, part in batches)
+        parts = [part for _, part in batches]
+        measured = [
+            self.replica.backward(batch, part * scale, step=self.steps, epoch=epoch)
+            for batch, part in batches
+        ]
+        loss = sum(part * each.loss for part, each in zip(parts, measured, strict=True))
         gradients = self.replica.gradients()
         if self._scaler is not None:
             self._unscale(gradients)
@@ -89,16 +100,18 @@ class Stepper:
         clipped = min(norm, self.clip_norm) if self.clip_norm and math.isfinite(norm) else norm
         if not (math.isfinite(loss) and clipped <= norm_max):
             return Stepped(loss, vector, norm, is_usable=False, is_skipped=is_skipped)
+        self.steps += 1
+        metrics = _means(measured, parts)
         if self.clip_norm and vector is not None:
             vector *= min(1.0, self.clip_norm / (norm + 1e-6))
         elif self.clip_norm:
             _clip(gradients, self.clip_norm)
         if own_lr is None:
-            return Stepped(loss, vector, norm, is_usable=True)
+            return Stepped(loss, vector, norm, is_usable=True, metrics=metrics)
         assert self.inner is not None
         vector = self.replica.gathered(gradients) if gather else None
         self.inner.step(gradients, own_lr)
-        return Stepped(loss, vector, norm, is_usable=True)
+        return Stepped(loss, vector, norm, is_usable=True, metrics=metrics)
 
     def _unscale(self, gradients: Sequence[Tensor | None]) -> None:
         assert self._scaler is not None
@@ -134,6 +147,22 @@ class Stepper:
             scale, tracker = state[SCALER].tolist()
             kept = self._scaler.state_dict()
             self._scaler.load_state_dict(kept | {"scale": scale, "_growth_tracker": int(tracker)})
+
+
+def _means(measured: Sequence[Measured], parts: Sequence[float]) -> Mapping[str, float]:
+    """Of every metric, over the batches that have it, by their parts of the samples."""
+    if len(measured) == 1:
+        return measured[0].metrics
+    names = dict.fromkeys(name for each in measured for name in each.metrics)
+    found = {}
+    for name in names:
+        having = [
+            (part, each.metrics[name])
+            for part, each in zip(parts, measured, strict=True)
+            if name in each.metrics
+        ]
+        found[name] = sum(p * value for p, value in having) / sum(p for p, _ in having)
+    return found
 
 
 def _parts(gradients: Sequence[Tensor | None]) -> list[Tensor]:

@@ -4,8 +4,10 @@ A task is any object, class or module with these; there is no base class to inhe
 
     model() -> torch.nn.Module
     dataset() -> map-style dataset: __len__ and __getitem__
-    loss(model, batch) -> 0-d tensor, the mean over the batch
+    loss(model, batch) -> 0-d tensor, the mean over the batch; or (that, dict of numbers), which
+                          are means over the batch, too. It may also take step, epoch by name
     evaluate(model) -> dict of numbers       optional
+    finish(model, metrics) -> text or None   optional; once, when the run has finished
     collate(samples) -> batch                optional; torch's default_collate if absent
 
 Whatever the user's code does wrong comes out as a TaskError: what was called, what it raised, and
@@ -28,7 +30,7 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,14 +39,15 @@ from torch.utils.data import Dataset, IterableDataset
 import dlctl
 from daemons.worker.kept_code import KeptSource, import_kept
 from dlctl.errors import JobFailed
+from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX, METRICS_MAX
 from dlctl.runs import task_code
 
+_LOSS_RETURNS = 'it returns the loss, or (the loss, {"name": value})'
 MESSAGE_CHARS_MAX = 2_000
 DETAIL_CHARS_MAX = 7_000
 """At most 4 bytes each: message and detail fit into a message's header."""
-METRICS_MAX = 64
-METRIC_NAME_CHARS_MAX = 200
-"""All metrics of an evaluation travel in one message's header, too."""
+TOLD = ("step", "epoch")
+"""What a task's loss is told if it takes arguments of these names behind model and batch."""
 
 
 class TaskError(JobFailed):
@@ -62,14 +65,25 @@ class TaskError(JobFailed):
         self.detail = detail
 
 
+class Loss(NamedTuple):
+    """What a task's loss has returned for one batch."""
+
+    value: Tensor
+    """0-d, with a gradient."""
+    metrics: dict[str, Any]
+    """Numbers, and tensors and arrays of one element, which may be on a device."""
+
+
 class UserTask(Protocol):
-    """What a user writes; `evaluate(model)` and `collate(samples)` may stand beside these."""
+    """What a user writes; `evaluate(model)`, `finish(model, metrics)` and `collate(samples)` may
+    stand beside these.
+    """
 
     def model(self) -> nn.Module: ...
 
     def dataset(self) -> Any: ...
 
-    def loss(self, model: nn.Module, batch: Any) -> Tensor: ...
+    def loss(self, model: nn.Module, batch: Any) -> Any: ...
 
 
 class Task:
@@ -87,6 +101,8 @@ class Task:
                 hint="a task has model(), dataset() and loss(model, batch)",
             )
         self._user = user
+        self._told = _taken(_get(user, "loss"))
+        """Of `TOLD`, what the task's loss takes."""
 
     @property
     def collate(self) -> Callable[[list[Any]], Any] | None:
@@ -97,6 +113,10 @@ class Task:
     @property
     def has_evaluate(self) -> bool:
         return callable(_get(self._user, "evaluate"))
+
+    @property
+    def has_finish(self) -> bool:
+        return callable(_get(self._user, "finish"))
 
     def place(self, part: str) -> str | None:
         """file:line of the user's `part`; None if Python does not know."""
@@ -129,11 +149,17 @@ class Task:
             raise TaskError("task.dataset() has no samples", where=self.place("dataset"))
         return dataset
 
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+    def loss(self, model: nn.Module, batch: Any, step: int = 0, epoch: int = 0) -> Loss:
+        """step: that this worker has made before. epoch: of the data."""
+        told = {"step": step, "epoch": epoch} if self._told else {}
         with calling("task.loss", self.at("loss")):
-            loss = self._user.loss(model, batch)
+            returned = self._user.loss(model, batch, **{name: told[name] for name in self._told})
+        loss, metrics = returned, dict[str, Any]()
+        if type(returned) is tuple and len(returned) == 2:
+            loss, metrics = returned
+            self._check_metrics("loss", metrics)
         if not isinstance(loss, Tensor):
-            raise self._wrong("loss", loss, "a torch.Tensor")
+            raise self._wrong("loss", loss, "a torch.Tensor", hint=_LOSS_RETURNS)
         if loss.ndim != 0 or not loss.is_floating_point():
             raise self._wrong("loss", loss, "one real number", hint="take the mean over the batch")
         if not loss.requires_grad:
@@ -142,7 +168,7 @@ class Task:
                 where=self.place("loss"),
                 hint="no detach(), item() or no_grad() between the model's output and the loss",
             )
-        return loss
+        return Loss(loss, metrics)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """The task's metrics, at most `METRICS_MAX`; {} if it has no `evaluate`."""
@@ -150,29 +176,38 @@ class Task:
             return {}
         with calling("task.evaluate", self.at("evaluate")):
             metrics = self._user.evaluate(model)  # type: ignore[attr-defined]
-        if not isinstance(metrics, dict) or not all(isinstance(key, str) for key in metrics):
-            raise self._wrong("evaluate", metrics, "a dict of names and numbers")
-        self._check_size(metrics)
-        numbers_ = {key: _number(value) for key, value in metrics.items()}
-        for key, number in numbers_.items():
-            if number is None:
-                raise self._wrong(
-                    "evaluate", metrics[key], "a number up to 1.8e308", item=f'["{key}"]'
-                )
-        return {key: number for key, number in numbers_.items() if number is not None}
+        self._check_metrics("evaluate", metrics)
+        return {key: number_of(value) for key, value in metrics.items()}
 
-    def _check_size(self, metrics: dict[str, Any]) -> None:
-        where = self.place("evaluate")
+    def finish(self, model: nn.Module, metrics: dict[str, float]) -> str:
+        """What it returns, which is text or None, and "" for that."""
+        with calling("task.finish", self.at("finish")):
+            text = self._user.finish(model, metrics)  # type: ignore[attr-defined]
+        if text is not None and not isinstance(text, str):
+            raise self._wrong("finish", text, "text or None")
+        return text or ""
+
+    def _check_metrics(self, part: str, metrics: Any) -> None:
+        """Nothing is fetched from a device for that."""
+        if not isinstance(metrics, dict) or not all(isinstance(key, str) for key in metrics):
+            raise self._wrong(part, metrics, "a dict of names and numbers")
+        self._check_size(part, metrics)
+        for key, value in metrics.items():
+            if not _is_number(value):
+                raise self._wrong(part, value, "a number up to 1.8e308", item=f'["{key}"]')
+
+    def _check_size(self, part: str, metrics: dict[str, Any]) -> None:
+        where = self.place(part)
         if len(metrics) > METRICS_MAX:
             raise TaskError(
-                f"task.evaluate returned {len(metrics)} metrics; at most {METRICS_MAX} can be kept",
+                f"task.{part} returned {len(metrics)} metrics; at most {METRICS_MAX} can be kept",
                 where=where,
                 hint="return averages over classes or layers",
             )
         longest = max(metrics, key=len, default="")
         if len(longest) > METRIC_NAME_CHARS_MAX:
             raise TaskError(
-                f'task.evaluate returned a name of {len(longest)} characters, "{longest[:20]}..."; '
+                f'task.{part} returned a name of {len(longest)} characters, "{longest[:20]}..."; '
                 f"at most {METRIC_NAME_CHARS_MAX} are allowed",
                 where=where,
             )
@@ -285,11 +320,11 @@ def blame(what: str, error: BaseException, place: Place = None) -> TaskError:
     report = traceback.TracebackException.from_exception(error)
     _cut(report)
     return TaskError(
-        _plain(f"{what} raised {type(error).__name__}: {_text(error)}", MESSAGE_CHARS_MAX),
+        plain(f"{what} raised {type(error).__name__}: {_text(error)}", MESSAGE_CHARS_MAX),
         where=_where(error, report.stack, place),
         hint=_hint(error),
         # The end of a long traceback says more than its beginning.
-        detail=_plain("".join(report.format())[-DETAIL_CHARS_MAX:], DETAIL_CHARS_MAX),
+        detail=plain("".join(report.format())[-DETAIL_CHARS_MAX:], DETAIL_CHARS_MAX),
     )
 
 
@@ -369,7 +404,7 @@ def _hint(error: BaseException) -> str | None:
     return None
 
 
-def _plain(text: str, chars_max: int) -> str:
+def plain(text: str, chars_max: int) -> str:
     """Text that can be encoded whatever it was, and is not too long."""
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= chars_max else text[: chars_max - 3] + "..."
@@ -413,14 +448,32 @@ def _describe(value: object) -> str:
     return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
-def _number(value: object) -> float | None:
-    """A Python or numpy number, or a tensor or array of one element; None for anything else, also
-    for one that no float can be.
-    """
+def _taken(loss: Callable[..., Any]) -> tuple[str, ...]:
+    """Of `TOLD`, the parameters behind the model and the batch."""
     try:
-        if not isinstance(value, numbers.Real):
-            item = getattr(value, "item", None)
-            value = item() if callable(item) else None
-        return float(value) if isinstance(value, numbers.Real) else None
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # more than one element, 10**400
-        return None
+        behind = list(inspect.signature(loss).parameters.values())[2:]
+    except (TypeError, ValueError):  # not every callable tells
+        return ()
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(p.name for p in behind if p.name in TOLD and p.kind in by_name)
+
+
+def _is_number(value: object) -> bool:
+    """Whether `number_of` takes it."""
+    if isinstance(value, Tensor) and not value.is_cpu:  # It may not be computed yet.
+        return value.numel() == 1 and not value.is_complex()
+    try:
+        number_of(value)
+    except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError):
+        return False
+    return True
+
+
+def number_of(value: Any) -> float:
+    """Of a Python or numpy number, or a tensor or array of one element. Raises for anything else,
+    also for one that no float can be.
+    """
+    number = value if isinstance(value, numbers.Real) else value.item()
+    if not isinstance(number, numbers.Real):
+        raise TypeError(f"{type(value).__name__} is no number")
+    return float(number)

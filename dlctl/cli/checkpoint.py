@@ -149,14 +149,21 @@ def ls(group_job: str | None, job: str | None, as_json: bool) -> None:
     snapshot = knownruns.load_any(pick.directory(job or group_job))
     damage = checkpoint_choice.visible_damage(snapshot.directory)
     found = [(d, checkpoints.read_manifest(d)) for d in checkpoints.complete(snapshot.directory)]
+    best = checkpoint_choice.best(snapshot)
     if as_json:
-        shown = [{**_as_data(path, data), "problems": damage[path]} for path, data in found]
+        shown = [
+            {**_as_data(path, data), "problems": damage[path], "is_best": path == best}
+            for path, data in found
+        ]
         console.out_json("dlctl.checkpoints/1", {"run_id": snapshot.run_id, "checkpoints": shown})
     elif console.is_quiet():
         for directory, _ in found:
             console.out(str(directory))
     elif found:
-        rows = [_row(path, data, bool(damage[path]), snapshot.now) for path, data in found]
+        rows = [
+            _row(path, data, bool(damage[path]), snapshot.now, is_best=path == best)
+            for path, data in found
+        ]
         console.out(console.table(HEADERS, rows, HEADERS[:5]))
     else:
         what = "no checkpoint whose manifest can be read" if damage else "no checkpoint yet"
@@ -183,7 +190,10 @@ def _as_data(directory: Path, data: Data) -> Data:
     }
 
 
-def _row(directory: Path, data: Data, is_damaged: bool, now: float) -> list[str]:
+def _row(
+    directory: Path, data: Data, is_damaged: bool, now: float, *, is_best: bool = False
+) -> list[str]:
+    evaluation = console.escape(values.evaluation_at(data["evaluation"], data["step"]))
     return [
         str(data["number"]),
         values.count(data["step"]),
@@ -191,7 +201,7 @@ def _row(directory: Path, data: Data, is_damaged: bool, now: float) -> list[str]
         values.size(_bytes_there(directory, data) if is_damaged else _nbytes(data)),
         str(len(data["shards"])),
         console.style("damaged", fg="red") if is_damaged else "all there",
-        console.escape(values.evaluation_at(data["evaluation"], data["step"])),
+        evaluation + (", the best" if is_best else ""),
         console.escape(values.path(directory)),
     ]
 
@@ -220,7 +230,7 @@ def _failures(snapshot: Snapshot) -> list[str]:
     ],
     see_also=["checkpoint ls"],
 )
-@click.argument("directory", required=False, metavar="[DIR|NUMBER|STEP|latest]")
+@click.argument("directory", required=False, metavar="[DIR|NUMBER|STEP|latest|best]")
 @job_option
 @json_option
 @click.pass_obj
@@ -297,7 +307,8 @@ def prune(
 ) -> None:
     """Remove all but the newest ones.
 
-    N good ones stay, every byte of which is checked, and so does one that is being written. What
+    N good ones stay, every byte of which is checked, and so does one that is being written, and the
+    best one, if checkpoints.best says what is good. What
     was saved because the run had failed takes the place of no other one. What older attempts have
     left behind is removed, too. Damaged ones that are newer than these do not
     count; they stay, and are named, unless --damaged is given.
@@ -308,7 +319,7 @@ def prune(
     if not checkpoints.finished(snapshot.directory):
         console.note(f"{console.escape(snapshot.run_id)} has no checkpoint yet")
     good, bad = _examined(snapshot.directory, None if damaged else keep)
-    chosen = _unwanted(snapshot.directory, keep, good, bad, damaged)
+    chosen = _unwanted(snapshot, keep, good, bad, damaged)
     problems: list[str] = []
     if not dry_run:
         chosen = [path for path in chosen if checkpoints.remove(path, problems.append)]
@@ -341,16 +352,18 @@ def _examined(run_directory: Path, wanted: int | None) -> tuple[list[Path], list
 
 
 def _unwanted(
-    run_directory: Path, keep: int | None, good: list[Path], bad: list[Path], damaged: bool
+    snapshot: Snapshot, keep: int | None, good: list[Path], bad: list[Path], damaged: bool
 ) -> list[Path]:
     """What is to be removed, the oldest first: a damaged one does not count as one that is kept."""
+    run_directory = snapshot.directory
     found = set(bad) if damaged else set[Path]()
     if keep is not None and good:
         oldest = checkpoints.number(good[:keep][-1])
         readable = [checkpoints.number(path) for path in checkpoints.complete(run_directory)]
         window = sum(number >= oldest for number in readable)
         counts = preferred.counting(run_directory, [])
-        found |= {*checkpoints.superfluous(run_directory, window, good[0], counts)}
+        old = checkpoints.superfluous(run_directory, window, good[0], counts)
+        found |= {path for path in old if path != checkpoint_choice.best(snapshot)}
     return sorted(found, key=checkpoints.number)
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from dlctl.cli import console, knownruns, lineage, pick, values
-from dlctl.cli.snapshot import Snapshot
+from dlctl.cli.snapshot import Snapshot, read_job
 from dlctl.errors import DlctlError, NotFound, UsageError
 from dlctl.runs import checkpoints, manifest, preferred
+from dlctl.runs.best import Best
 from dlctl.runs.manifest import Manifest
 
 
 def chosen(text: str, job: str | None) -> Path:
-    """A checkpoint by its path, its number within the run, its step, or "latest" (the newest good
-    one). The newest one of that step, if several have it.
+    """A checkpoint by its path, its number within the run, its step, "latest" (the newest good one)
+    or "best" (`checkpoints.best`). The newest one of that step, if several have it.
 
     Raises NotFound if there is no such checkpoint, UsageError if it is none of these.
     """
@@ -22,6 +23,8 @@ def chosen(text: str, job: str | None) -> Path:
     snapshot = knownruns.load_any(pick.directory(job))
     if text == "latest":
         return _newest_good(snapshot)
+    if text == "best":
+        return _best_good(snapshot)
     found = checkpoints.finished(snapshot.directory)
     for directory in found:
         if text in (directory.name, str(checkpoints.number(directory)[0])):
@@ -74,6 +77,31 @@ def _newest_good(snapshot: Snapshot) -> Path:
             "is taken instead\n" + "\n".join(f"  {problem}" for problem in problems)
         )
     return good[0]
+
+
+def best(snapshot: Snapshot) -> Path | None:
+    """The one whose evaluation was the best, as the job says; None if it does not, or if there is
+    none.
+    """
+    wanted = Best.parse(read_job(snapshot.directory).get("checkpoints", {}).get("best", ""))
+    return None if wanted is None else checkpoints.best_of(snapshot.directory, wanted)
+
+
+def _best_good(snapshot: Snapshot) -> Path:
+    found = best(snapshot)
+    if found is None:
+        raise NotFound(
+            f"{snapshot.run_id} has no best checkpoint",
+            hint='say what is good in [checkpoints]: best = "val_loss min"; it is known when an '
+            "evaluation with that metric has been made",
+        )
+    if problems := checkpoints.verify(found):
+        told = "".join(f"\n  {problem}" for problem in problems)
+        raise DlctlError(
+            f"the best checkpoint is damaged{told}",
+            hint=f"dlctl checkpoint ls -j {snapshot.run_id}",
+        )
+    return found
 
 
 def visible_damage(run_directory: Path) -> dict[Path, list[str]]:

@@ -26,10 +26,11 @@ TORCH_ENDINGS = (".pt", ".pth", ".bin")
         ("dlctl checkpoint export", "the newest good one, as NAME-STEP.safetensors here"),
         ("dlctl checkpoint export -o model.pt", "for torch.load(weights_only=True)"),
         ("dlctl checkpoint export 3 --to torch", "number 3, as NAME-STEP.pt"),
+        ("dlctl checkpoint export best", "the best by what checkpoints.best names"),
     ],
     see_also=["checkpoint ls"],
 )
-@click.argument("directory", default="latest", metavar="[DIR|NUMBER|STEP|latest]")
+@click.argument("directory", default="latest", metavar="[DIR|NUMBER|STEP|latest|best]")
 @click.option(
     "--to",
     "kind",

@@ -114,6 +114,8 @@ def head(snapshot: Snapshot, *, brief: bool = False) -> list[str]:
         f"epoch {values.fixed(run.get('data_epoch'), 2)}",
         f"loss {values.decimal(run.get('loss'))}",
     ]
+    if isinstance(run.get("metrics"), Mapping) and run["metrics"]:
+        parts.append(console.escape(values.evaluation(run["metrics"])))
     if snapshot.is_live and isinstance(rates := run.get("rates"), Mapping):
         parts += [f"{console.escape(str(key))} {values.decimal(lr)}" for key, lr in rates.items()]
     if snapshot.is_live:
@@ -148,6 +150,8 @@ def _labelled(snapshot: Snapshot) -> list[str]:
         step = values.count(run["evaluation"].get("step", run.get("evaluation_step")))
         shown = console.escape(values.evaluation(run["evaluation"]))
         lines.append(f"  evaluation  {shown} (at step {step})")
+    if isinstance(done := run.get("finish"), Mapping) and (why := text(done.get("error"))):
+        lines.append(f"{console.style('!', fg='yellow')} finish      {why}")
     if (why := text(run.get("target_error"))) and why not in text(snapshot.reason):
         lines.append(f"{console.style('!', fg='yellow')} target      {why}")
     if isinstance(run.get("checkpoint"), Mapping):

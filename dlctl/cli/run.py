@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
@@ -158,8 +158,15 @@ def _stop(directory: Path, interrupts: Interrupts, origin: str) -> Snapshot:
 
 def _summary(snapshot: Snapshot, file: Path) -> None:
     """What came of it (on stdout), and what to type next."""
-    console.out("\n".join(report.head(snapshot, brief=True)), flush=True)
+    console.out("\n".join([*report.head(snapshot, brief=True), *_finish(snapshot)]), flush=True)
     _tell_next(snapshot, file)
+
+
+def _finish(snapshot: Snapshot) -> list[str]:
+    """What the task's `finish` has printed and returned."""
+    found = snapshot.run.get("finish")
+    told = found.get("text") if isinstance(found, Mapping) else None
+    return [console.escape_lines(told)] if isinstance(told, str) and told else []
 
 
 def _tell_next(snapshot: Snapshot, file: Path) -> None:

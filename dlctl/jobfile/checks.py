@@ -18,6 +18,7 @@ from dlctl.jobfile import hosts, slurm
 from dlctl.jobfile.positions import KeyPath, get
 from dlctl.jobfile.problems import Fault
 from dlctl.roles.coordinator.target import Target
+from dlctl.runs.best import Best
 from dlctl.settings import GENERAL
 
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
@@ -31,6 +32,7 @@ def check(document: dict[str, Any], directory: Path) -> Iterator[Fault]:
     yield from _check_text(document, ("job", "weights"), lambda text: _weights(text, directory))
     yield from _check_text(document, ("job", "run_dir"), _run_dir)
     yield from _check_text(document, ("job", "stop", "target"), _target)
+    yield from _check_text(document, ("checkpoints", "best"), _best)
     yield from _check_text(document, ("servers", "state_dir"), _state_dir)
     for key in ("push", "fetch", "push_window"):
         yield from _check_text(document, ("limits", key), partial(_setting, key))
@@ -114,6 +116,14 @@ def _state_dir(text: str) -> Verdict:
 def _target(text: str) -> Verdict:
     try:
         Target.parse(text)
+    except ValueError as error:
+        return str(error), ""
+    return FINE
+
+
+def _best(text: str) -> Verdict:
+    try:
+        Best.parse(text)
     except ValueError as error:
         return str(error), ""
     return FINE

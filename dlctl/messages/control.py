@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dlctl.messages.base import Array, Json, Message, Signed
 
@@ -50,6 +50,8 @@ class ModelReady(Message):
     name: str
     layout: bytes
     samples: int
+    has_finish: bool = False
+    """Whether the task has a `finish`."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -193,6 +195,8 @@ class PortionDone(Message):
     steps: int
     samples: int
     loss_sum: float
+    metric_sums: Json = field(default_factory=dict)
+    """What else the task's loss returns: name -> [sum over samples, samples that have it]."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -251,6 +255,9 @@ class Evaluate(Message):
     """To a worker: fetch the servers' parameters and run the task's `evaluate` on them."""
 
     evaluation: int
+    finishes: bool = False
+    """It is the task's `finish` that is to be run, with `metrics`."""
+    metrics: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -259,6 +266,8 @@ class Evaluated(Message):
     name: str
     metrics: Json
     error: str
+    text: str = ""
+    """What `finish` has printed and returned."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

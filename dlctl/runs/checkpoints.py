@@ -29,6 +29,7 @@ from typing import IO, TYPE_CHECKING, Any
 from dlctl.errors import DlctlError
 from dlctl.flat import AVERAGED, CONSTANT
 from dlctl.runs import checkpoint_damage, tensorfile
+from dlctl.runs.best import Best
 from dlctl.runs.manifest import MANIFEST, Manifest, layout, parse, serialise, tables
 from dlctl.util.fsync import sync_directory
 from dlctl.util.hashing import Progress, no_progress, sha256_of
@@ -369,21 +370,32 @@ def newest_good(
     return None
 
 
+def best_of(run_directory: Path, best: Best) -> Path | None:
+    """The complete one whose evaluation was the best; None if none has had one."""
+    found = []
+    for directory in finished(run_directory):
+        with suppress(DlctlError):
+            found.append((directory, read_manifest(directory)))
+    return best.of(found)
+
+
 def prune(
     run_directory: Path,
     keep: int,
     trusted: Path | None = None,
     on_problem: Callable[[str], None] = _IGNORE,
     counts: Callable[[int], bool] = _ALL,
+    best: Best | None = None,
 ) -> list[Path]:
     """Remove all but the newest `keep` complete checkpoints, and what older attempts left behind.
 
     The newest good one stays in any case. `trusted` is a checkpoint that the caller has just
     written and need not be hashed again to be called good. Those whose numbers do not count, as the
-    run has left them for an older one, take the place of none that does. A directory that cannot be
-    removed stays, too; `on_problem` hears why. Returns what was removed.
+    run has left them for an older one, take the place of none that does. The best one stays, too,
+    and so does a directory that cannot be removed; `on_problem` hears why. Returns what has been
+    removed.
     """
-    old = superfluous(run_directory, keep, trusted, counts)
+    old = superfluous(run_directory, keep, trusted, counts, best)
     return [directory for directory in old if remove(directory, on_problem)]
 
 
@@ -392,6 +404,7 @@ def superfluous(
     keep: int,
     trusted: Path | None = None,
     counts: Callable[[int], bool] = _ALL,
+    best: Best | None = None,
 ) -> list[Path]:
     """What `prune` would remove. One that is being written is newer than all that are complete.
 
@@ -404,6 +417,8 @@ def superfluous(
     readable = complete(run_directory)
     counted = [directory for directory in readable if counts(number(directory)[0])]
     kept = {good[0].name, *(path.name for path in (*readable[-keep:], *counted[-keep:]))}
+    if best is not None and (found := best_of(run_directory, best)) is not None:
+        kept.add(found.name)
     return [
         directory
         for directory in _candidates(run_directory)

@@ -44,6 +44,7 @@ from dlctl.roles.protocol.effects import (
     Unwritten,
 )
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
+from dlctl.runs.best import Best
 from dlctl.sim.disk import NO_SPACE, SAVE_S, Disk
 from dlctl.sim.problems import Batch, Problem, batch_rows
 from dlctl.sim.process import Process
@@ -70,6 +71,8 @@ class ComputeOptions:
     """Slot -> how many times longer its steps take."""
     build_s: float = 0.2
     evaluate_s: float = 0.05
+    finish_s: float = 0.0
+    """0: the task has no `finish`."""
 
 
 class Stepping(Protocol):
@@ -175,8 +178,9 @@ class ComputeDriver:
         layout = self.problem.layout
         constant = np.ones(layout.size(CONSTANT), np.float32)
         built = ModelBuilt(
-            layout.to_bytes(), self.problem.samples, self.parameters, self._averaged, constant
-        )
+            layout.to_bytes(), self.problem.samples, self.parameters, self._averaged, constant,
+            has_finish=bool(self.options.finish_s),
+        )  # fmt: skip
         self.process.post(built, self.options.build_s)
 
     def _load_buffers(self, effect: LoadBuffers) -> None:
@@ -263,7 +267,11 @@ class ComputeDriver:
 
     def _evaluate(self, effect: RunEvaluation) -> None:
         ran = EvaluationRun(effect.evaluation, self.problem.evaluate(effect.parameters))
-        self._later(self.options.evaluate_s, lambda: self.process.post(ran))
+        takes_s = self.options.evaluate_s
+        if effect.finish_with is not None:
+            text = f"{effect.finish_with} of {ran.metrics}"
+            ran, takes_s = replace(ran, metrics={}, text=text), self.options.finish_s
+        self._later(takes_s, lambda: self.process.post(ran))
 
 
 Spawner = Callable[[str, str, int, str, str], Process]
@@ -463,7 +471,9 @@ class RecordsDriver:
             return
         self.store.manifests[effect.directory] = json.loads(json.dumps(effect.manifest))
         kept = sorted(self.store.manifests, key=lambda d: int(self.store.manifests[d]["number"]))
-        for directory in kept[: -effect.keep]:
+        wanted = Best.parse(effect.best)
+        best = wanted and wanted.of((d, self.store.manifests[d]) for d in kept)
+        for directory in (d for d in kept[: -effect.keep] if d != best):
             del self.store.manifests[directory]
             del self.store.files[directory]
         self.process.post(j.CheckpointEnded(effect.number, ""), SAVE_S)

@@ -1,6 +1,6 @@
 """A GPT of characters that learns to write Python, from the standard library's own source text.
 
-    dlctl run examples/chargpt/sync.toml
+    dlctl run examples/chargpt/sync.toml          # ends with the loss and a sample
     dlctl checkpoint export -j examples/chargpt/sync.toml -o chargpt.safetensors
     python examples/chargpt/task.py chargpt.safetensors "def "
 
@@ -106,6 +106,10 @@ class CharGpt:
         losses = [loss_of(model, part.to(device)) * len(part) for part in parts]
         return {"val_loss": torch.stack(losses).sum() / EVALUATED}
 
+    def finish(self, model, metrics):
+        """Once, when a run has finished: `dlctl run` shows what it returns."""
+        return f"What it writes, at a loss of {metrics['val_loss']:.3f}:\n{sample(model)}"
+
 
 def loss_of(model, characters):
     """The mean loss of each next character, in nats; characters: uint8[batch, CONTEXT + 1]."""
@@ -146,11 +150,11 @@ def sample(model, prompt="\n", count=400, temperature=0.8, seed=0):
 
     The model stays in the mode in which it is; here no layer asks for it.
     """
-    dice = torch.Generator().manual_seed(seed)
+    dice, device = torch.Generator().manual_seed(seed), next(model.parameters()).device
     numbers = [NUMBER_OF.get(character, NUMBER_OF["?"]) for character in prompt or "\n"]
     for _ in range(count):
-        scores = model(torch.tensor([numbers[-CONTEXT:]]))[0, -1]
-        chances = functional.softmax(scores / temperature, dim=0)
+        scores = model(torch.tensor([numbers[-CONTEXT:]], device=device))[0, -1]
+        chances = functional.softmax(scores.cpu() / temperature, dim=0)
         numbers.append(int(torch.multinomial(chances, 1, generator=dice)))
     return "".join(CHARACTERS[number] for number in numbers)
 

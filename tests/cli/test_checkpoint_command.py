@@ -164,6 +164,27 @@ def test_a_checkpoint_is_found_by_its_step_too(saved, dlctl_command):
     assert ended.out == "ok   runs/digits-7f3a/ckpt/000000002000-2\n"
 
 
+def test_the_best_one_is_marked_found_and_kept(run_directory, dlctl_command):
+    run = run_directory("digits-7f3a")
+    job = json.loads((run.path / "job.json").read_text())
+    job["checkpoints"]["best"] = "accuracy max"
+    (run.path / "job.json").write_text(json.dumps(job))
+    first, second, third = [save(run.path, 1000 * number, number) for number in (1, 2, 3)]
+    rows = dlctl_command("checkpoint", "ls").out.splitlines()
+    assert ["the best" in row for row in rows] == [False, True, False, False]
+    ended = dlctl_command("checkpoint", "prune", "--keep", "1")
+    assert (ended.code, [path.exists() for path in (first, second, third)]) == (
+        0, [True, False, True],
+    )  # fmt: skip
+    assert dlctl_command("checkpoint", "verify", "best").out.endswith("/000000001000-1\n")
+
+
+def test_where_nothing_is_said_to_be_good_nothing_is_the_best(saved, dlctl_command):
+    code, _, err = dlctl_command("checkpoint", "export", "best")
+    assert (code, "digits-7f3a has no best checkpoint" in err) == (4, True)
+    assert 'best = "val_loss min"' in err
+
+
 def test_pruning_shows_first_what_it_would_remove(saved, dlctl_command):
     would = dlctl_command("checkpoint", "prune", "--keep", "1", "--dry-run")
     assert (would.code, would.out) == (

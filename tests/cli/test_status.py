@@ -224,6 +224,12 @@ def test_a_target_out_of_reach_is_told_unless_the_run_has_failed_by_it(
     assert dlctl_command("status").out.count(why) == 1
 
 
+def test_a_finish_of_the_task_that_has_failed_is_told(run_directory, dlctl_command):
+    finish = {"worker": "worker-0", "text": "", "error": "who ran it has died"}
+    run_directory().run(state="finished", finish=finish)
+    assert "! finish      who ran it has died" in dlctl_command("status").out
+
+
 def test_running_takes_a_process_that_is_there(run_directory, dlctl_command):
     run = run_directory().run(state="running", updated_at=time.time() + 60, **ME)
     run.daemon("agent-0", **gone())

@@ -25,6 +25,7 @@ from dlctl.cli import console
 from dlctl.errors import DlctlError
 from dlctl.flat import slice_bounds
 from dlctl.runs import checkpoints, manifest
+from dlctl.runs.best import Best
 
 from . import mutation, trees
 from .harmless import check_harmless
@@ -208,6 +209,7 @@ def _check_manifest(directory: Path, found: dict[str, Any]) -> None:
     assert manifest.parse(manifest.serialise(found, "here"), "here") == found
     assert all(math.isfinite(found[key]) for key in ("number", "step", "samples", "at"))
     manifest.layout(found).to_bytes()
+    assert Best("accuracy", "max").of([(directory, found)]) in (None, directory)
     with redirect_stdout(io.StringIO()) as shown:
         console.out_json("dlctl.checkpoints/1", command._as_data(directory, found))
     json.loads(shown.getvalue())

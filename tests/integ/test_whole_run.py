@@ -14,6 +14,16 @@ from torch import nn
 from workplace import Ended, Workplace
 
 ACCURACY = 0.95
+PLAIN_LOSS = "return functional.cross_entropy(model(points), label)"
+MORE = """loss = functional.cross_entropy(model(points), label)
+        return loss, {"halved": loss.detach() / 2, "size": len(label)}
+
+    def finish(self, model, metrics):
+        assert not model.training
+        print("printed by finish")
+        again = self.evaluate(model)["accuracy"]
+        return f"the accuracy is {metrics['accuracy']:.6f}, it is {again:.6f}"
+"""
 
 
 class Finished(NamedTuple):
@@ -29,8 +39,11 @@ def finished(shared_place: Workplace) -> Iterator[Finished]:
         (place.path / f"{name}.py").write_text("raise RuntimeError('not the module you want')\n")
     place.job(
         stop=f'{{ epochs = 20, target = "accuracy >= {ACCURACY}" }}', workers=2, servers=2,
-        more='[network]\ntransport = "tcp"\n',
+        more='best = "accuracy max"\n[network]\ntransport = "tcp"\n',
     )  # fmt: skip
+    task = (place.path / "train.py").read_text()
+    assert PLAIN_LOSS in task
+    (place.path / "train.py").write_text(task.replace(PLAIN_LOSS, MORE))
     yield Finished(place, place.dlctl("run", "job.toml"))
     place.nothing_left()
 
@@ -49,6 +62,31 @@ def test_the_target_is_reached(finished: Finished) -> None:
     assert run["evaluation"]["accuracy"] >= ACCURACY
     assert "target" in run["reason"]
     assert all(row["last_exit"]["code"] == 0 for row in run["daemons"])
+
+
+def test_finish_has_run_with_the_final_model_and_is_shown(finished: Finished) -> None:
+    accuracy = finished.place.run()["evaluation"]["accuracy"]
+    told = f"printed by finish\nthe accuracy is {accuracy:.6f}, it is {accuracy:.6f}"
+    assert finished.ended.out.endswith(told + "\n")
+    assert finished.place.run()["finish"] == {"worker": "worker-0", "text": told, "error": ""}
+    assert "printed by finish" in finished.place.dlctl("logs", "worker-0").out
+
+
+def test_what_a_loss_returns_besides_is_shown(finished: Finished) -> None:
+    run = finished.place.run()
+    assert run["metrics"]["halved"] == pytest.approx(run["loss"] / 2)
+    assert run["metrics"]["size"] == 8
+    workers = [row["metrics"] for row in run["daemons"] if row["role"] == "worker"]
+    for found in workers:
+        assert found["task"]["halved"] == pytest.approx(found["loss"] / 2, abs=1e-5)
+    assert "halved 0." in finished.ended.out
+
+
+def test_the_best_checkpoint_is_that_of_the_target(finished: Finished) -> None:
+    ended = finished.place.dlctl("checkpoint", "ls", "--json")
+    found = json.loads(ended.out)["checkpoints"]
+    best = [row["evaluation"]["accuracy"] for row in found if row["is_best"]]
+    assert best == [max(row["evaluation"]["accuracy"] for row in found)]
 
 
 @pytest.mark.per_commit(1)

@@ -391,3 +391,35 @@ def test_if_it_cannot_be_compiled_it_is_said_once_and_computed_without(
     assert all(step.is_usable for step in steps)
     (record,) = caplog.records
     assert "no compiler here" in record.message
+
+
+# ---------------------------------------------------------------- what else a loss returns
+
+
+def test_metrics_are_means_over_the_samples_of_a_step(task_of) -> None:
+    def loss(model: nn.Module, batch: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        metrics = {"first": batch[0, 0].detach(), "size": len(batch), "graph": model(batch).sum()}
+        odd = {"odd": float("nan")} if len(batch) > 1 else {"odd": np.float32(4.0)}
+        return model(batch).square().mean(), metrics | odd
+
+    stepper = stepper_of(task_of(loss=loss), choice("sgd", lr=0.1))
+    batches = [(torch.full((3, 6), 2.0), 0.75), (torch.full((1, 6), 6.0), 0.25)]
+    found = stepper.step(batches, own_lr=0.0, gather=False).metrics
+    assert (found["first"], found["size"], found["odd"]) == (3.0, 2.5, 4.0)
+    one = stepper.step(batches[:1]).metrics
+    assert one.keys() == {"first", "size", "graph"}, "what is not finite is left out"
+    assert all(type(value) is float for value in one.values())
+
+
+def test_a_loss_hears_of_the_steps_that_were_made(task_of) -> None:
+    told: list[tuple[int, int]] = []
+
+    def loss(model: nn.Module, batch: Tensor, *, step: int, epoch: int) -> Tensor:
+        told.append((step, epoch))
+        return model(batch).mean() * (float("nan") if len(told) == 3 else 1.0)
+
+    stepper = stepper_of(task_of(loss=loss))
+    half = (torch.ones(1, 6), 0.5)
+    for batches in ([half, half], [half], [half]):
+        stepper.step(batches, epoch=4)
+    assert told == [(0, 4), (0, 4), (1, 4), (1, 4)], "the second step was none"

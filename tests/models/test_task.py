@@ -313,6 +313,25 @@ class Broken(Lengthless):
         ("loss", 0.5, r"task\.loss returned a value of type float, not a torch\.Tensor"),
         ("loss", torch.ones(4), r"task\.loss returned a float32 tensor of shape \[4\], not one"),
         ("loss", torch.tensor(3), r"task\.loss returned a int64 tensor of shape \[\], not one"),
+        ("loss", (torch.tensor(1.0), None), r"task\.loss returned None, not a dict of names and"),
+        ("loss", (0.5, {}), r"task\.loss returned a value of type float, not a torch\.Tensor"),
+        (
+            "loss",
+            (torch.ones(1), {}, {}),
+            r"task\.loss returned a value of type tuple, not a torch",
+        ),
+        (
+            "loss",
+            (None, {"a": "no"}),
+            r'task\.loss\["a"\] returned a value of type str, not a numb',
+        ),
+        (
+            "loss",
+            (None, {"a": torch.ones(2)}),
+            r'task\.loss\["a"\] returned a float32 tensor of sha',
+        ),
+        ("loss", (None, {"x" * 201: 1}), r"task\.loss returned a name of 201 characters"),
+        ("loss", (None, {str(n): n for n in range(65)}), r"returned 65 metrics; at most 64"),
         ("loss", torch.tensor(1.0), r"task\.loss returned a tensor without a gradient"),
         ("evaluate", None, r"task\.evaluate returned None, not a dict of names and numbers"),
         ("evaluate", {1: 0.5}, r"task\.evaluate returned a value of type dict, not a dict of"),
@@ -346,6 +365,35 @@ def test_numbers_of_all_kinds_are_metrics(task_of):
     assert np.isnan(found.pop("nan"))
     assert found == {"int": 3.0, "bool": 1.0, "numpy": 0.5, "array": 2.0, "tensor": 0.25}
     assert all(type(value) is float for value in found.values())
+
+
+def test_a_loss_is_told_of_step_and_epoch_as_far_as_it_asks(task_of):
+    told: list[tuple[object, ...]] = []
+
+    def both(model: nn.Module, batch: torch.Tensor, *, step: int, epoch: int) -> torch.Tensor:
+        told.append((step, epoch))
+        return model(batch).mean()
+
+    def one(model: nn.Module, batch: torch.Tensor, epoch: int = -1) -> torch.Tensor:
+        told.append((epoch,))
+        return model(batch).mean()
+
+    def neither(step: nn.Module, batch: torch.Tensor, **others: int) -> torch.Tensor:
+        told.append((others,))
+        return step(batch).mean()
+
+    for loss in (both, one, neither):
+        task_of(loss=loss).loss(nn.Linear(6, 1), torch.ones(2, 6), 7, 2)
+    assert told == [(7, 2), (2,), ({},)]
+
+
+def test_what_finish_returns_is_text_or_nothing(task_of):
+    model = nn.Linear(1, 1)
+    assert task_of(finish=lambda model, metrics: f"{metrics}").finish(model, {"a": 1}) == "{'a': 1}"
+    assert task_of(finish=lambda model, metrics: None).finish(model, {}) == ""
+    with pytest.raises(TaskError, match=r"task\.finish returned a value of type float, not text"):
+        task_of(finish=lambda model, metrics: 0.5).finish(model, {})
+    assert not task_of().has_finish
 
 
 def test_a_backward_pass_that_fails_is_an_error_of_the_task(task_of):

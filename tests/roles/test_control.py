@@ -9,6 +9,7 @@ import pytest
 
 from dlctl import messages as m
 from dlctl import settings
+from dlctl.config import Checkpoints
 from dlctl.errors import NotFound, NotPermitted, UsageError
 from dlctl.flat import AVERAGED, Entry, Layout
 from dlctl.machine import Effect, Note, Send
@@ -338,7 +339,7 @@ class Saving:
     def __init__(self, every_s: float = 60.0) -> None:
         self.context, self.members, self.rows = History(1.0), members(), []  # type: ignore[var-annotated]
         self.machine = Checkpointing(
-            self.context, self.members, 3, every_s, 7, Transfers(self.context)
+            self.context, self.members, Checkpoints(every_s=every_s), 7, Transfers(self.context)
         )
 
     def begin(self) -> list[Effect]:

@@ -190,7 +190,7 @@ class World:
 
     def place(self) -> None:
         if self.training is not None:
-            self.fetcher.place(self.training, self.model, lambda lo, lambda lo, hi: None, hi: None)
+            self.fetcher.place(self.training, self.model, *[lambda lo, hi: None] * 2)
             self.flush()
             if self.training.complete:
                 self.training = None

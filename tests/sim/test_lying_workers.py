@@ -75,6 +75,22 @@ def test_no_loss_makes_the_mean_of_all_something_else_than_a_number(loss_sum):
         assert math.isfinite(scheduler.loss)
 
 
+def test_of_a_portion_s_metrics_only_numbers_count_and_no_more_than_there_may_be():
+    world = in_the_middle().world
+    scheduler = world.machine(COORDINATOR).scheduler
+    said = {
+        "good": [32.0, 16], "half": [4.0, 8], "nan": [math.nan, 16], "inf": [math.inf, 16],
+        "more": [1.0, 17], "none": [1.0, 0], "text": "1", "pair": [1.0, 2, 3], "flat": 1.0,
+    }  # fmt: skip
+    tell(world, replace(held(scheduler, 0), metric_sums=said), b"x")
+    assert scheduler.metrics == {"good": 2.0, "half": 0.5}
+    many = {"good": [48.0, 16]} | {f"{n}" * 300: [1.0, 1] for n in range(100, 200)}
+    tell(world, replace(held(scheduler, 0), metric_sums=many), b"x")
+    assert scheduler.metrics["good"] == pytest.approx(2.1), "the newest has a tenth"
+    assert len(scheduler.metrics) == 64
+    assert max(map(len, scheduler.metrics)) == 200
+
+
 def test_a_portion_of_somebody_else_is_not_done():
     simulation = in_the_middle()
     scheduler = simulation.world.machine(COORDINATOR).scheduler

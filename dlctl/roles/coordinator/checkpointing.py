@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from dlctl import messages as m
-from dlctl.config import JobFile
+from dlctl.config import Checkpoints, JobFile
 from dlctl.flat import Layout
 from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Daemon, Membership
@@ -81,8 +81,7 @@ class Checkpointing:
         self,
         context: History,
         members: Membership,
-        keep: int,
-        every_s: float,
+        options: Checkpoints,
         number: int,
         transfers: Transfers,
         *,
@@ -93,8 +92,8 @@ class Checkpointing:
         """
         self.context = context
         self.members = members
-        self.keep = keep
-        self.every_s = every_s
+        self.keep, self.best = options.keep, options.best
+        self.every_s = options.every_s
         self.transfers = transfers
         self.leaves_residuals = leaves_residuals
         self.newest: Json | None = None
@@ -370,7 +369,10 @@ class Checkpointing:
             "shards": [part_of(s) for s in shards],
             "workers": [part_of(s) for s in self._saved("worker") if s.file],
         }
-        self.context.do(CompleteCheckpoint(current.number, current.directory, manifest, self.keep))
+        complete = CompleteCheckpoint(
+            current.number, current.directory, manifest, self.keep, self.best
+        )
+        self.context.do(complete)
 
     def _stop_fetching(self, current: _Current) -> None:
         for file in current.coming.values():

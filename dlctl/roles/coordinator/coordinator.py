@@ -68,6 +68,7 @@ from dlctl.roles.protocol.authz import CLIENT, READER, Authz, keys_of
 from dlctl.roles.protocol.effects import AgentWaits, HostsTaken, OnRecord, ProcessEnded, Unwritten
 from dlctl.roles.protocol.files import BytesRead, FileSealed, MirrorFailed, StillReading
 from dlctl.roles.protocol.keyring import Keyring
+from dlctl.runs.best import Best
 
 
 class Coordinator:
@@ -92,14 +93,21 @@ class Coordinator:
         live = settings.of_job(content, algorithm.live)
         self.settings = SettingChanges(context, members, live, content)
         target = Target.parse(job.job.stop.target) if job.job.stop.target else None
-        self.evaluations = Evaluations(context, members, lambda: self.scheduler.steps, target)
+        self.evaluations = Evaluations(
+            context,
+            members,
+            lambda: self.scheduler.steps,
+            target,
+            job.evaluation.finish_s,
+            Best.parse(job.checkpoints.best),
+        )
         self.files = HostFiles(context, members)
         self.peers = Peers(run)
         self.groups = Groups(run, self, lambda: self.scheduler.steps)
         self.quorums = Quorums(run, self.scheduler.side)
         self.registration.on_start = self.files.mirror.follow
         self.checkpointing = Checkpointing(
-            context, members, job.checkpoints.keep, job.checkpoints.every_s, past.checkpoints,
+            context, members, job.checkpoints, past.checkpoints,
             self.files.transfers, leaves_residuals=leaves_residuals(job),
         )  # fmt: skip
         self.handover = Handover(run)
@@ -289,6 +297,7 @@ class Coordinator:
             self.scheduler.take_dataset(worker.name, message.samples)
             self.registration.keep_layout(layout, message.samples)
             worker.model_ready = True
+            self.evaluations.has_finish = message.has_finish
             self.peers.advance(now)  # Who begins knows who else takes part.
             self.registration.on_model(worker, now)
         except DlctlError as error:
@@ -323,12 +332,16 @@ class Coordinator:
                 self.end("failed", fault, now)
             elif reason := self.scheduler.enough(now):
                 self.end("finished", reason, now)
-            elif self.checkpointing.is_due(now):
+            elif self.checkpointing.is_due(now) or self._has_better_to_save():
+                self.evaluations.is_to_save = False
                 self.begin_checkpoint(now, None)
             elif self.scheduler.evaluation_due():
                 self.evaluations.begin(now)
             if self.run.shutdown is None and not self.checkpointing.active:
                 self.scheduler.drive(now)
+
+    def _has_better_to_save(self) -> bool:
+        return self.evaluations.is_to_save and not self.checkpointing.active
 
     def _update_health(self, now: float) -> None:
         state, reason = self.status.health()
@@ -393,6 +406,7 @@ class Coordinator:
             shutdown.DRAINING: worked,
             shutdown.EVALUATING: worked and state == "finished",
             shutdown.SAVING: worked and save,
+            shutdown.FINISHING: (worked and state == "finished" and self.evaluations.has_finish),
         }
         self.run.shutdown = RunShutdown(
             state, reason, [step for step, yes in wanted.items() if yes],

@@ -1,4 +1,9 @@
-"""Evaluations: one worker at a time runs the task's `evaluate` on what the servers have."""
+"""Evaluations: one worker at a time runs the task's `evaluate` on what the servers have; and at the
+end of a run that has finished one runs the task's `finish`, if it has one.
+
+Who dies while it runs `finish` is followed by one other, if there is one. It has so long as
+`evaluation.finish_s` says, and what it raises or does not come to changes nothing about the run.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,12 @@ from dlctl import messages as m
 from dlctl.messages import Json
 from dlctl.roles.coordinator.membership import Daemon, Membership
 from dlctl.roles.coordinator.records import History
-from dlctl.roles.coordinator.target import Target
+from dlctl.roles.coordinator.target import Target, what_there_is
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
+from dlctl.runs.best import Best
+
+FINISHES_MAX = 2
+"""Workers that are asked to run `finish`: it may be what they die of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +33,8 @@ class Asked:
     """When it was begun: what is evaluated is hardly newer."""
     is_last: bool
     """Nothing is trained any more."""
+    finishes: bool = False
+    """It is the task's `finish` that is run."""
 
 
 class Evaluations:
@@ -33,8 +44,18 @@ class Evaluations:
         members: Membership,
         steps_done: Callable[[], int],
         target: Target | None = None,
+        finish_s: float = 60.0,
+        best: Best | None = None,
     ) -> None:
-        """target: of the job; it ends the run."""
+        """target: of the job; it ends the run. finish_s: that `finish` may take. best: what is to
+        be saved at once.
+        """
+        self.best = best
+        self.best_value: float | None = None
+        """The best so far, as this coordinator knows."""
+        self.is_to_save = False
+        """That one is in no checkpoint yet."""
+        self._told_of_best = False
         self.context = context
         self.target = target
         self.out_of_reach = ""
@@ -49,6 +70,14 @@ class Evaluations:
         """There is an answer about what the servers have at the end of the run."""
         self._begun = 0.0
         """Since then the worker evaluates, or hangs before it does, or is silent."""
+        self._evaluated_by = ""
+        self.finish_s = finish_s
+        self.has_finish = False
+        """Whether the task has a `finish`."""
+        self.finishes = 0
+        """How often somebody has been asked to run it."""
+        self.finished: Json | None = None
+        """{"worker", "text", "error"}: what has come of it."""
 
     @property
     def worker(self) -> str:
@@ -62,6 +91,36 @@ class Evaluations:
             self.number += 1
             worker = min(able, key=_seems_to_hang)
             self._ask(Asked(worker.name, self.number, self.steps_done(), is_last), now)
+
+    def finish(self, now: float) -> None:
+        """Have the task's `finish` run, unless it has been, or is: by who evaluated last, if it is
+        well, else by another worker.
+        """
+        able = self._able()
+        if not able or self.asked is not None or self.finished or self.finishes >= FINISHES_MAX:
+            return
+        self.number += 1
+        self.finishes += 1
+        worker = min(able, key=lambda d: (_seems_to_hang(d), d.name != self._evaluated_by))
+        asked = Asked(worker.name, self.number, self.steps_done(), is_last=True, finishes=True)
+        self._ask(asked, now)
+
+    def finish_until(self) -> float:
+        """When who runs it is given up."""
+        return self._begun + self.finish_s
+
+    def end_finish(self) -> None:
+        """Whatever it has not come to, it will not any more."""
+        if self.finished:
+            return
+        why = "no worker is there that could run it"
+        if self.asked is not None:
+            why = f"not done after {self.finish_s:g} s (finish_s of [evaluation])"
+        elif self.finishes:
+            why = "who ran it has died"
+        self.finished = {"worker": self.worker, "text": "", "error": why}
+        self.context.event("late", self.worker, f"the task's finish: {why}")
+        self.gone(self.worker)
 
     def go_on(self, asked: Asked, now: float) -> None:
         """Another coordinator has begun this one, and nobody knows how far it is."""
@@ -81,18 +140,25 @@ class Evaluations:
     def _ask(self, asked: Asked, now: float) -> None:
         self.asked = asked
         self._begun = now
-        self.context.ask("evaluate", asked.worker, m.Evaluate(asked.number), now)
+        newest = self.newest or {} if asked.finishes else {}
+        metrics = {name: value for name, value in newest.items() if name != "step"}
+        message = m.Evaluate(asked.number, asked.finishes, metrics)
+        self.context.ask("evaluate", asked.worker, message, now)
 
     def on_report(self, daemon: Daemon, now: float) -> None:
         """Who is at work meanwhile waits for the model: a slow link may need longer for it than the
-        evaluation may take.
+        evaluation may take. (What runs `finish` has one limit for both.)
         """
-        if daemon.name == self.worker and not (daemon.stuck or daemon.evaluates):
+        asked = self.asked
+        if asked is None or asked.worker != daemon.name or asked.finishes:
+            return
+        if not (daemon.stuck or daemon.evaluates):
             self._begun = now
 
     def overdue(self, now: float) -> bool:
         """Whether the worker has taken so long that nothing will come of it."""
-        return self.asked is not None and now >= self._begun + EVALUATE_S_MAX
+        asked = self.asked
+        return asked is not None and not asked.finishes and now >= self._begun + EVALUATE_S_MAX
 
     def on_evaluated(self, message: m.Evaluated, now: float) -> tuple[int, Json] | None:
         """Of the answer that is waited for: its step, and the metrics that are finite."""
@@ -101,7 +167,10 @@ class Evaluations:
             return None
         self.context.retries.done("evaluate", now)
         self.asked = None
-        self.has_last = asked.is_last
+        if asked.finishes:
+            self._on_finished(message)
+            return None
+        self.has_last, self._evaluated_by = asked.is_last, message.name
         step = asked.step
         numbers = {k: v for k, v in message.metrics.items() if isinstance(v, int | float)}
         metrics = {k: v for k, v in numbers.items() if math.isfinite(v)}
@@ -109,7 +178,25 @@ class Evaluations:
             self.context.event("evaluation", message.name, f"step {step}: not finite: {odd}")
         if metrics:
             self.newest = metrics | {"step": step}
+        if self.best is not None and not message.error:
+            self._look_for_the_best(self.best, metrics, message)
         return step, metrics
+
+    def _look_for_the_best(self, best: Best, metrics: Json, message: m.Evaluated) -> None:
+        value = best.value(metrics)
+        if value is not None and best.is_better(value, self.best_value):
+            self.best_value, self.is_to_save = value, True
+        elif best.metric not in message.metrics and not self._told_of_best:
+            self._told_of_best = True
+            why = what_there_is(best.metric, message.metrics)
+            text = f'best = "{best}" of [checkpoints] keeps no checkpoint: {why}'
+            self.context.event("target", message.name, text)
+
+    def _on_finished(self, message: m.Evaluated) -> None:
+        self.finished = {"worker": message.name, "text": message.text, "error": message.error}
+        why = f"the task's finish has failed: {message.error}"
+        text = why if message.error else "the task's finish is done"
+        self.context.event("finish", message.name, text)
 
     def gone(self, name: str) -> None:
         if name == self.worker:

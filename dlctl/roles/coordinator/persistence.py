@@ -7,11 +7,13 @@ The state that decides what the coordinator does next lies in small pieces under
     clock               how long they have been at work; the newest attempt at a checkpoint is ago
     checkpoints         its number
     work                steps, samples and loss; the size of the dataset; the newest evaluation
+    metrics             what else the task's loss returns
     lead                the clock and the state of the method's lead, and the journal of one that
                         drives
     quorum              its newest decision for all shards: the clock, whose pushes count
     group               the members that are left out: slot and epoch
     evaluation          epochs that were done when one was begun last; what is under way (`Asked`)
+    finish              how often the task's `finish` was begun, and what has come of it
     layout              the model's tensors
     end                 how the run ends, once it does
     daemon/<name>       its incarnation, term, address, and how far it has come
@@ -45,7 +47,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 from dlctl import messages as m
@@ -175,10 +177,14 @@ class Persistence:
         newest, asked = self.evaluations.newest, self.evaluations.asked
         counts = (scheduler.steps, scheduler.samples, scheduler.loss)
         yield "work", (*counts, scheduler.dataset_samples, scheduler.next, newest)
+        if scheduler.metrics:
+            yield "metrics", dict(scheduler.metrics)
         yield "lead", scheduler.lead()
         if self.quorums.newest is not None:
             yield "quorum", self.quorums.newest
         yield "evaluation", (scheduler.evaluated_epochs, None if asked is None else astuple(asked))
+        if self.evaluations.has_finish:
+            yield "finish", (self.evaluations.finishes, self.evaluations.finished)
         if self.run.shutdown is not None:
             end = self.run.shutdown
             yield "end", (end.state, end.reason, end.grace_s, end.is_shutting_down())
@@ -249,8 +255,9 @@ class Persistence:
                 self._look_after(daemon, is_ending, now)
         self.registration.assign(now)
         if asked := values.get("evaluation", [0.0, None])[1]:
-            worker, number, step, is_last = asked
-            self.evaluations.go_on(Asked(worker, number, step, is_last and is_ending), now)
+            was = Asked(*asked)
+            if is_ending or not was.finishes:
+                self.evaluations.go_on(replace(was, is_last=was.is_last and is_ending), now)
         if was_released:
             self.scheduler.begin_driving(now)
         if is_ending:
@@ -283,6 +290,7 @@ class Persistence:
         self.scheduler.go_on(
             steps, samples, loss, dataset_samples, (next_[0], next_[1]), portions, evaluated_epochs
         )
+        self.scheduler.metrics = dict(values.get("metrics", {}))
         if "lead" in values:
             self.scheduler.restore_lead(values["lead"])
         if "quorum" in values:
@@ -293,6 +301,9 @@ class Persistence:
         self.groups.left_out = {(slot, epoch) for slot, epoch in values.get("group", [])}
         if "group" in values:
             self._known["group"] = values["group"]
+        if "finish" in values:
+            self.evaluations.has_finish = True
+            self.evaluations.finishes, self.evaluations.finished = values["finish"]
         self.mirror.go_on(values, self.past.logs)
         for key, value in values.items():
             if key.startswith("answer/"):

@@ -88,6 +88,8 @@ class CompleteCheckpoint(Effect):
     directory: str
     manifest: Json
     keep: int
+    best: str = ""
+    """As in "val_loss min": the best by that stays, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.leases import PortionPool, Range
 from dlctl.roles.coordinator.membership import Membership
 from dlctl.roles.protocol.context import Context
+from dlctl.roles.protocol.limits import METRIC_NAME_CHARS_MAX
+from dlctl.roles.protocol.meters import follow
 
 DOUBT_S = 10.0
 """A worker that has asked for data for so long, in vain, has none that it works on."""
@@ -43,6 +45,8 @@ class Scheduler:
         self.side = side
         self.steps = self.samples = 0
         self.loss: float | None = None
+        self.metrics: dict[str, float] = {}
+        """What else the task's loss returns, as running means like that of the loss."""
         self.released_at: float | None = None
         """When the workers were let loose."""
         self.stopped = False
@@ -76,7 +80,7 @@ class Scheduler:
         """What a checkpoint's manifest says of the data and the steps."""
         self._restore = data
         self.steps, self.samples = data.get("steps", 0), data.get("samples", 0)
-        self.loss = data.get("loss")
+        self.loss, self.metrics = data.get("loss"), data.get("metrics", {})
         self.side.steps_done = self.steps
         if "lead" in data:
             self.restore_lead(data["lead"])
@@ -175,6 +179,7 @@ class Scheduler:
             "steps": self.steps,
             "samples": self.samples,
             "loss": self.loss,
+            **({"metrics": dict(self.metrics)} if self.metrics else {}),
             "dataset_samples": pool.samples,
             "portion_samples": pool.portion_samples,
             "complete_epochs": pool.complete_epochs(),
@@ -307,6 +312,7 @@ class Scheduler:
         self.side.portion_done(done.slot, done.steps, done.samples)
         if done.samples:
             self._take_loss(done.loss_sum / done.samples)
+            follow(self.metrics, _means(done), LOSS_WEIGHT)
         if self.driving is not None:
             self.driving.on_portion(done)
         self.grant(now)
@@ -365,6 +371,16 @@ class Scheduler:
         if self._pool is None or self._pool.limit == math.inf or self.is_driven:
             return None
         return min(1.0, self._pool.done_count / self._pool.limit)
+
+
+def _means(done: m.PortionDone) -> dict[str, float]:
+    """What a portion's samples are said to have had besides the loss, as far as it can be so."""
+    found = {}
+    for name, said in done.metric_sums.items():
+        match said:
+            case [float(total), int(samples)] if 0 < samples <= done.samples:
+                found[name[:METRIC_NAME_CHARS_MAX]] = total / samples
+    return found
 
 
 def _wire(taken: Any) -> tuple[int, int, int, int]:

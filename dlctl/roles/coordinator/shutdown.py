@@ -3,6 +3,7 @@
 draining       workers finish their portion, push what is accrued, wait for the acks
 evaluating     a worker evaluates what the servers have              (a finished run)
 saving         the last checkpoint
+finishing      a worker runs the task's `finish`              (a finished run, if it has one)
 recording      that nobody needs any more what the servers have       (a run that has not failed)
 shutting down  workers and servers exit; who does not is killed
 collecting     the last lines of the logs of other hosts              (a run that has such)
@@ -27,9 +28,9 @@ from dlctl.roles.coordinator.remote_files import LogMirror
 from dlctl.roles.protocol.limits import EVALUATE_S_MAX
 from dlctl.util.text import KILLED
 
-DRAINING, EVALUATING, SAVING, RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER = (
-    "draining", "evaluating", "saving", "recording", "shutting down", "collecting", "leaving",
-    "over",
+DRAINING, EVALUATING, SAVING, FINISHING, RECORDING, SHUTTING_DOWN, COLLECTING, LEAVING, OVER = (
+    "draining", "evaluating", "saving", "finishing", "recording", "shutting down", "collecting",
+    "leaving", "over",
 )  # fmt: skip
 SAVE_AGAIN_S, SAVE_PAUSE_S = 20.0, 2.0
 """A last checkpoint that fails is tried again for so long, with pauses: disks are emptied."""
@@ -71,7 +72,7 @@ class RunShutdown:
         keeps_shards: bool,
         mirror: LogMirror,
     ) -> None:
-        """`state`: stopped, finished or failed. `steps`: which of the first three there are.
+        """`state`: stopped, finished or failed. `steps`: which of the first four there are.
 
         keeps_shards: what the servers have survives them, unless they are told to remove it.
         """
@@ -150,16 +151,22 @@ class RunShutdown:
     def advance(self, now: float) -> bool:
         """Go on from step to step as far as possible; True if a step was begun."""
         begun = False
-        self._evaluate(now)
-        self._save(now)
+        self._work(now)
         while self.step != OVER and (not self.pending() or self._is_over(now)):
             self._finish_step()
             self._steps.pop(0)
             self.begin(now)
-            self._evaluate(now)
-            self._save(now)
+            self._work(now)
             begun = True
         return begun
+
+    def _work(self, now: float) -> None:
+        self._evaluate(now)
+        self._save(now)
+        if self.step == FINISHING and self.state == "finished":
+            self.evaluations.finish(now)
+            if self.evaluations.worker:
+                self.until = self.evaluations.finish_until()
 
     def _evaluate(self, now: float) -> None:
         """One that was under way before is of older parameters: wait for it to end. If the worker
@@ -197,7 +204,7 @@ class RunShutdown:
 
     def hurry(self, now: float) -> None:
         """Kill what is left (`stop --kill`)."""
-        while self.needs_servers() or self.step == RECORDING:
+        while self.needs_servers() or self.step in (FINISHING, RECORDING):
             self._finish_step(is_killed=True)
             self._steps.pop(0)
         self.begin(now)
@@ -211,7 +218,7 @@ class RunShutdown:
         if self.step == DRAINING:
             late = [d for d in daemons if d.state == "draining" and not d.drained]
             return [d.name for d in late if not d.out_of_touch]
-        if self.step == EVALUATING:
+        if self.step in (EVALUATING, FINISHING):
             return [self.evaluations.worker] if self.evaluations.worker else []
         if self.step == SAVING:
             if self._save_again_at is not None:
@@ -302,6 +309,8 @@ class RunShutdown:
                 if daemon.alive:
                     self._kill(daemon, 9, now)
             return False
+        if self.step == FINISHING:
+            return True
         late = self.pending()
         self.context.event("late", "", f"{self.step}: gave up waiting for {', '.join(late)}")
         if self.step == DRAINING:
@@ -320,6 +329,8 @@ class RunShutdown:
     def _finish_step(self, *, is_killed: bool = False) -> None:
         if self.step == EVALUATING:
             self.evaluations.gone(self.evaluations.worker)
+        elif self.step == FINISHING:
+            self.evaluations.end_finish()
         elif self.step == SAVING:
             self._look_at_the_last_checkpoint(is_killed)
 

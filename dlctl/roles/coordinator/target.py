@@ -48,17 +48,21 @@ class Target:
         """Why it cannot be reached when an evaluation has these metrics; "" if it can."""
         if self.metric in names:
             return ""
-        text = f"the target {self} cannot be reached: "
-        if not names:
-            return f"{text}the task has no evaluate, or it returns no metrics"
-        shown = sorted(f"{name:.80}" for name in names)
-        more = [f"{len(shown) - NAMES_MAX} more"] if len(shown) > NAMES_MAX else []
-        text += f"the task's evaluate returns {', '.join(shown[:NAMES_MAX] + more)}"
-        meant = did_you_mean(self.metric, names)
-        return f"{text}; {meant}" if meant.startswith("did") else text
+        return f"the target {self} cannot be reached: {what_there_is(self.metric, names)}"
 
     def __str__(self) -> str:
         return f"{self.metric} {self.comparison} {self.bound:g}"
+
+
+def what_there_is(metric: str, names: Collection[str]) -> str:
+    """What the task's evaluate returns, if it does not return this one."""
+    if not names:
+        return "the task has no evaluate, or it returns no metrics"
+    shown = sorted(f"{name:.80}" for name in names)
+    more = [f"{len(shown) - NAMES_MAX} more"] if len(shown) > NAMES_MAX else []
+    text = f"the task's evaluate returns {', '.join(shown[:NAMES_MAX] + more)}"
+    meant = did_you_mean(metric, names)
+    return f"{text}; {meant}" if meant.startswith("did") else text
 
 
 def is_only_stop(stop: Stop) -> bool:

@@ -129,6 +129,8 @@ class ModelBuilt(Event):
     """float64[n], initial values of the averaged buffers."""
     constant: Array
     """float32[m], the frozen parameters."""
+    has_finish: bool = False
+    """Whether the task has a `finish`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,8 @@ class Computed(Event):
     is_skipped: bool = False
     """It is of no use because the scale of the loss was too large (float16): no fault of anybody's.
     """
+    metrics: tuple[Mapping[str, float], ...] = ()
+    """What else the task's loss returns, of each batch of use; (): nothing of any of them."""
 
     @property
     def odd(self) -> str:
@@ -335,6 +339,8 @@ class RunEvaluation(Effect):
     evaluation: int
     parameters: Array
     averaged: Array
+    finish_with: Json | None = None
+    """Metrics: it is the task's `finish` that runs, with these. What it raises is in the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +358,10 @@ class TaskLocated(Event):
 class EvaluationRun(Event):
     evaluation: int
     metrics: Json
+    text: str = ""
+    """What the task's `finish` has printed and returned."""
+    error: str = ""
+    """What it has raised."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,5 +7,8 @@ REACH = 16
 further behind its newest one (`ShardClient.has_room`)."""
 EVALUATE_S_MAX = 600.0
 """An evaluation that takes longer hangs."""
+METRICS_MAX = 64
+METRIC_NAME_CHARS_MAX = 200
+"""All metrics of an evaluation, or of a portion of data, travel in one message's header."""
 STATUS_UNKNOWN = -255
 """The exit status of a process that was not our child: nobody can say what it was."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+from dlctl.roles.protocol.limits import METRICS_MAX
 
 LATENCIES_KEPT = 512
 RATE_S_MIN = 0.5
@@ -15,6 +17,19 @@ def median(values: Iterable[float]) -> float:
     """The upper one of the two in the middle, if there are two; 0 of nothing."""
     ordered = sorted(values)
     return ordered[len(ordered) // 2] if ordered else 0.0
+
+
+def follow(means: dict[str, float], newest: Mapping[str, float], weight: float) -> None:
+    """Take newest values into running means, each unless its mean would be no number any more, and
+    of no more than `METRICS_MAX` names.
+    """
+    for name, value in newest.items():
+        if name not in means and len(means) >= METRICS_MAX:
+            continue
+        before = means.get(name, value)
+        mean = before + weight * (value - before)
+        if math.isfinite(mean):
+            means[name] = mean
 
 
 class Latency:

@@ -20,18 +20,22 @@ class Evaluation:
     number: int
     fetched: Fetched | None
     """The model on its way from the servers; None: the replica's own is evaluated."""
+    finish_with: m.Json | None = None
+    """Metrics: the task's `finish` is run, with these, and not its `evaluate`."""
     buffers: m.Buffers | None = None
     running: bool = False
 
     @staticmethod
-    def begin(number: int, training: Training, now: float) -> Evaluation:
+    def begin(message: m.Evaluate, training: Training, now: float) -> Evaluation:
+        number = message.evaluation
+        finish_with = dict(message.metrics) if message.finishes else None
         if not training.channels:
-            return Evaluation(number, None)
+            return Evaluation(number, None, finish_with)
         fetched = training.fetcher.start(0, whole=True)
         me, first = training.identity, training.channels[0]
         request = m.FetchBuffers(me.slot, me.epoch, fetched.request)
         training.context.ask(buffers_key(fetched.request), first.peer, request, now)
-        return Evaluation(number, fetched)
+        return Evaluation(number, fetched, finish_with)
 
     def advance(self, training: Training, context: Context, now: float) -> None:
         """Run it as soon as everything has come and no gradient is being computed."""
@@ -44,7 +48,7 @@ class Evaluation:
         else:
             parameters = training.fetcher.assemble(self.fetched)
             averaged = self.buffers.averaged
-        context.do(RunEvaluation(self.number, parameters, averaged))
+        context.do(RunEvaluation(self.number, parameters, averaged, self.finish_with))
 
     def _is_here(self) -> bool:
         return self.fetched is None or (self.buffers is not None and self.fetched.complete)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dlctl import messages as m
@@ -15,6 +16,7 @@ from dlctl.algorithms.needs import Data
 from dlctl.flat import slice_bounds
 from dlctl.messages import Lease
 from dlctl.roles.protocol.context import COORDINATOR, Context
+from dlctl.roles.protocol.limits import METRICS_MAX
 from dlctl.roles.worker.shard_client import Identity
 
 
@@ -28,6 +30,8 @@ class Portion:
     steps: int = 0
     samples: int = 0
     loss_sum: float = 0.0
+    metric_sums: dict[str, list[float]] = field(default_factory=dict)
+    """What else the task's loss returns: name -> [sum over samples, samples that have it]."""
 
     @property
     def batches(self) -> int:
@@ -45,6 +49,15 @@ class Portion:
 
     def is_last(self, number: int) -> bool:
         return number == self.batches - 1
+
+    def add_metrics(self, metrics: Mapping[str, float], samples: int) -> None:
+        """The means of a batch; of names that were not there before, as many as fit."""
+        for name, value in metrics.items():
+            if name not in self.metric_sums and len(self.metric_sums) >= METRICS_MAX:
+                continue
+            sums = self.metric_sums.setdefault(name, [0.0, 0])
+            sums[0] += value * samples
+            sums[1] += samples
 
 
 @dataclass(slots=True)

@@ -326,6 +326,8 @@ class Training:
         values |= self.pacing.metrics(now)
         if self.computing.loss is not None:
             values["loss"] = round(self.computing.loss, 6)
+        if self.computing.metrics:
+            values["task"] = dict(self.computing.metrics)
         if self.own_rate.factor is not None:
             values["inner_lr"] = self.own_rate.at(self.progress.samples)
         values["repeated"] = self.context.repeated

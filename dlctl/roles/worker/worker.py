@@ -184,8 +184,8 @@ class Worker:
                 self._saving.on_saved(event)
             case BuffersLoaded() if self.training is None:
                 self._restore_or_begin()
-            case EvaluationRun(number, metrics):
-                self._on_evaluated(number, metrics)
+            case EvaluationRun():
+                self._on_evaluated(event)
             case TaskFailed(error, detail):
                 self._fail(error, detail)
             case TaskLocated():
@@ -425,7 +425,7 @@ class Worker:
             if self.training.parked:  # Else it is asked again.
                 self.context.send(COORDINATOR, self._without_model(message))
         elif self.training is not None and self._evaluation is None:
-            self._evaluation = Evaluation.begin(message.evaluation, self.training, now)
+            self._evaluation = Evaluation.begin(message, self.training, now)
 
     def _without_model(self, message: m.Evaluate) -> m.Evaluated:
         return m.Evaluated(message.evaluation, self.birth.name, {}, "it has no model of this run")
@@ -438,11 +438,13 @@ class Worker:
         elif self._evaluation is not None:
             self._evaluation.buffers = message
 
-    def _on_evaluated(self, number: int, metrics: dict[str, Any]) -> None:
+    def _on_evaluated(self, run: EvaluationRun) -> None:
         assert self.training is not None
         self._evaluation = None
         self.training.resume()
-        self._evaluated = m.Evaluated(number, self.birth.name, metrics, "")
+        self._evaluated = m.Evaluated(
+            run.evaluation, self.birth.name, run.metrics, run.error, run.text
+        )
         self.context.send(COORDINATOR, self._evaluated)
 
     def _on_save(self, message: m.Save, now: float) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from itertools import repeat
 from typing import Any
 
 from dlctl import messages as m
 from dlctl.algorithms.needs import Data, Done, Engine, Gradient, NextData, Step
 from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.effects import Compute, Computed, EngineRan, RunEngine
-from dlctl.roles.protocol.meters import Rates
+from dlctl.roles.protocol.meters import Rates, follow
 from dlctl.roles.worker.bad_gradients import BadGradients
 from dlctl.roles.worker.intervals import Pacing
 from dlctl.roles.worker.leases import Leasing, Portion, Portions
@@ -65,6 +67,8 @@ class Computing:
         self.holds = False
         """A save waits: no batch is begun while all steps are pushed."""
         self.loss: float | None = None
+        self.metrics: dict[str, float] = {}
+        """What else the task's loss returns, as running means like that of the loss."""
         self.draining = False
         self.is_told_of_end = False
         """The method has been told that there is no data, because the replica leaves."""
@@ -176,8 +180,8 @@ class Computing:
         self._batch_s += (BATCH_WEIGHT if self._batch_s else 1.0) * (took_s - self._batch_s)
         announced, self._announced = self._announced, False
         samples = 0
-        for loss in losses:
-            samples += self._accept(loss, portion, number)
+        for loss, metrics in zip(losses, event.metrics or repeat({}), strict=False):
+            samples += self._accept(loss, metrics, portion, number)
             self.pacing.computed(took_s)
             number += 1
         if losses:
@@ -203,7 +207,9 @@ class Computing:
         if not self.writing.is_under_way(last):
             self.report_done(self.portions.settled(last), now)
 
-    def _accept(self, loss: float, portion: Portion, number: int) -> int:
+    def _accept(
+        self, loss: float, metrics: Mapping[str, float], portion: Portion, number: int
+    ) -> int:
         """Count a batch that is of use. Returns its samples."""
         start, stop = portion.batch_range(number)
         samples = stop - start
@@ -216,6 +222,9 @@ class Computing:
         self.progress.computed(samples)
         change = loss - self.loss if self.loss is not None else 0.0
         self.loss = loss if self.loss is None else self.loss + LOSS_WEIGHT * change
+        if metrics:
+            portion.add_metrics(metrics, samples)
+            follow(self.metrics, metrics, LOSS_WEIGHT)
         return samples
 
     def _refuse(self, event: Computed, portion: Portion, number: int) -> None:
@@ -235,8 +244,9 @@ class Computing:
         for p in done:
             lease, me = p.lease, self.identity
             message = m.PortionDone(
-                me.slot, me.epoch, lease.data_epoch, lease.portion, p.steps, p.samples, p.loss_sum
-            )
+                me.slot, me.epoch, lease.data_epoch, lease.portion, p.steps, p.samples, p.loss_sum,
+                p.metric_sums,
+            )  # fmt: skip
             key = ("portion", lease.data_epoch, lease.portion)
             self.context.ask(key, COORDINATOR, message, now)
 
