@@ -534,6 +534,29 @@ def test_several_steps_are_computed_in_one_go() -> None:
     assert at.training.rates.total["samples"] == 3
 
 
+def test_a_step_that_is_skipped_is_no_fault_and_the_next_batch_follows() -> None:
+    at = at_work(NextData(), Gradient(), samples=3)
+    skipped = Computed(1.0, None, np.zeros(0), np.inf, False, is_skipped=True)
+    at.training.on_computed(skipped, 0.0)
+    at.advance()
+    assert at.training.bad_gradients.steps == at.training.steps == 0
+    assert [compute.number for compute in at.of(Compute)] == [0, 1]
+    at.computed(2.0)
+    assert at.log[-1].loss == 2.0
+
+
+def test_while_a_save_waits_no_batch_is_begun() -> None:
+    at = at_work(Write(vector=ONES.copy()), Gradient(), samples=3)
+    begun = len(at.of(Compute))
+    at.training.computing.holds = True
+    for shard, push in enumerate(at.of(m.Push)):
+        at.ack(push, shard)
+    assert len(at.of(Compute)) == begun
+    at.training.computing.holds = False
+    at.advance()
+    assert len(at.of(Compute)) == 1
+
+
 def test_several_steps_end_with_their_portion() -> None:
     at = at_work(OWN, OWN, OWN, samples=4)
     at.computed(1.0, before=(1.0, 1.0), own=True)
