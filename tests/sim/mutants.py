@@ -241,18 +241,10 @@ def leftovers_are_steps(patch: Patch) -> None:
 
 
 @mutant(
-    "steps are not in the residual when a mean is placed on them", "OwnStepsChecker",
-    scenario="local-sgd",
-)  # fmt: skip
-def steps_are_settled_too_late(patch: Patch) -> None:
-    honest = Training._place_arrivals
-
-    def place_arrivals(self):
-        settle, self.side.settle = self.side.settle, lambda: None
-        honest(self)
-        self.side.settle = settle
-
-    patch.setattr(Training, "_place_arrivals", place_arrivals)
+    "steps since the push are lost when a mean is placed", "OwnStepsChecker", scenario="local-sgd"
+)
+def steps_are_lost_to_a_mean(patch: Patch) -> None:
+    patch.setattr(Replica, "placing", lambda self, lo, hi: self._base[lo:hi].fill(0))
 
 
 @mutant(
@@ -283,14 +275,12 @@ def short_rounds_are_dropped(patch: Patch) -> None:
         self._is_on_way = True
         steps = samples = 0
         while steps < self.options.local_steps:
-            computed = yield Gradient(1.0)
+            computed = yield Gradient(step=True, gather=False)
             if computed is None:
-                self.settle()
-                self.residual[:] = 0
+                self._base[:] = self.parameters
                 return 0
             steps += 1
             samples += computed.samples
-        self.settle()
         return samples
 
     patch.setattr(Replica, "_accrue", accrue)
