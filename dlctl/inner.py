@@ -50,7 +50,9 @@ class SGDOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdamOptions:
+class MomentsOptions:
+    """What all of Adam's kind have."""
+
     __pydantic_config__ = STRICT
 
     lr: LocalRate = 1e-3
@@ -59,54 +61,34 @@ class AdamOptions:
     """How much of the mean gradient, and of the mean square, stays at each step."""
     eps: Epsilon = 1e-8
     weight_decay: WeightDecay = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamOptions(MomentsOptions):
     amsgrad: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdamWOptions:
-    __pydantic_config__ = STRICT
-
-    lr: LocalRate = 1e-3
-    """Rate of a replica's own steps. Live: `dlctl set inner_lr`."""
-    betas: Betas = (0.9, 0.999)
-    """How much of the mean gradient, and of the mean square, stays at each step."""
-    eps: Epsilon = 1e-8
+class AdamWOptions(AdamOptions):
     weight_decay: WeightDecay = 1e-2
     """Decoupled: a weight shrinks by lr times this at each step."""
-    amsgrad: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NAdamOptions:
-    __pydantic_config__ = STRICT
-
+class NAdamOptions(MomentsOptions):
     lr: LocalRate = 2e-3
-    betas: Betas = (0.9, 0.999)
-    eps: Epsilon = 1e-8
-    weight_decay: WeightDecay = 0.0
     momentum_decay: NotNegative = 4e-3
     decoupled_weight_decay: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RAdamOptions:
-    __pydantic_config__ = STRICT
-
-    lr: LocalRate = 1e-3
-    betas: Betas = (0.9, 0.999)
-    eps: Epsilon = 1e-8
-    weight_decay: WeightDecay = 0.0
+class RAdamOptions(MomentsOptions):
     decoupled_weight_decay: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdamaxOptions:
-    __pydantic_config__ = STRICT
-
+class AdamaxOptions(MomentsOptions):
     lr: LocalRate = 2e-3
-    betas: Betas = (0.9, 0.999)
-    eps: Epsilon = 1e-8
-    weight_decay: WeightDecay = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

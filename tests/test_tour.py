@@ -144,9 +144,8 @@ def test_one_gradient_goes_from_the_loss_to_a_server_and_comes_back_as_parameter
     expected[largest] -= RATE * np.sign(gradient_then[largest])
     asked = m.LeaseRequest(0, 1, asked.request + 1, ahead=False)
     effects = to_worker(m.Lease(asked.request, portion=0, data_epoch=1, start=0, stop=5))
-    answer = to_server(sent(effects, m.Fetch))
-    (message,) = [effect.message for effect in answer if isinstance(effect, Send)]
-    to_worker(message, "server-0")
+    (answer,) = [e.message for e in to_server(sent(effects, m.Fetch)) if isinstance(e, Send)]
+    to_worker(answer, "server-0")
     assert np.allclose(replica.parameters, expected, atol=1e-6)
 
 

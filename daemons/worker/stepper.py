@@ -28,6 +28,9 @@ from dlctl.vector import Vector, euclidean_norm
 
 SCALER = f"{SAVED_AS}scaler"
 """The scale of the loss, and how many steps it has been good for, in a checkpoint."""
+CLOSE = 1e-3
+"""Below the limit by more than this part of it a norm needs no clipping, in torch's float32 either.
+"""
 SCALE_MIN = 1.0
 """Below it, it is not the scale that makes a gradient infinite."""
 
@@ -102,10 +105,11 @@ class Stepper:
             return Stepped(loss, vector, norm, is_usable=False, is_skipped=is_skipped)
         self.steps += 1
         metrics = _means(measured, parts)
-        if self.clip_norm and vector is not None:
-            vector *= min(1.0, self.clip_norm / (norm + 1e-6))
-        elif self.clip_norm:
-            _clip(gradients, self.clip_norm)
+        if self.clip_norm and norm > self.clip_norm * (1 - CLOSE):
+            if vector is not None:
+                vector *= min(1.0, self.clip_norm / (norm + 1e-6))
+            else:
+                _clip(gradients, self.clip_norm)
         if own_lr is None:
             return Stepped(loss, vector, norm, is_usable=True, metrics=metrics)
         assert self.inner is not None

@@ -543,6 +543,11 @@ class Method:
     experimental: bool = False
     """It is marked in lists, and runs a reduced contract suite."""
 
+    def pushes_gradients(self, options: Any) -> bool:
+        """Whether the servers' optimiser takes gradients, and no ways of whole rounds: then it
+        follows the schedule, the groups of parameters and the global clipping."""
+        return self.shard is not None and not self.replica.one_push(options).is_way
+
 
 def dense(delta: Delta, size: int) -> Array:
     """A delta as a full vector, float32[size]; the array itself if it is dense already."""

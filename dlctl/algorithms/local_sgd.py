@@ -138,11 +138,14 @@ class Replica(sync.Replica):
 
     def _take_way(self) -> bool:
         """Add the way of this round to the residual, unless it is not finite with it. Returns
-        whether it was.
+        whether it was. A residual that is not finite itself was restored like this: no round would
+        ever count with it.
         """
         self._base -= self.parameters
         self._base += self.residual
         if not is_finite(self._base):
+            if not is_finite(self.residual):
+                self.residual[:] = 0
             return False
         self.residual[:] = self._base
         self._base[:] = self.parameters

@@ -104,8 +104,7 @@ def _gradient_steps(job: JobFile, method: Any) -> list[parameter_groups.Steps]:
     found = []
     if method.inner.name != inner.NONE and job.inner.name != inner.NONE:
         found.append(("inner_optimizers", job.inner, False))
-    pushed = method.replica.one_push(method.Options(**job.algorithm.options))
-    if method.shard is not None and not pushed.is_way:
+    if method.pushes_gradients(method.Options(**job.algorithm.options)):
         found.append(("optimizers", job.optimizer, True))
     return [
         parameter_groups.Steps(
@@ -120,8 +119,7 @@ def _clip_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]
     """A norm that only all servers together know, or that is of no gradient."""
     if job.gradient.clip != "global":
         return
-    pushed = method.replica.one_push(method.Options(**job.algorithm.options))
-    if pushed.is_way or method.shard is None:
+    if not method.pushes_gradients(method.Options(**job.algorithm.options)):
         what = f"{job.algorithm.name} pushes no gradients: each replica has its own"
         yield ("gradient", "clip"), what, 'use "replica"'
     elif job.servers.count != 1:
@@ -189,7 +187,7 @@ def _resolve(section: str, kind: str, table: Any) -> tuple[Choice | None, list[F
         return Choice(name=name, options=given), []
     options, faults = schema.validate(entry.Options, given, at=(section,), also=("name",))
     if options is None:
-        return None, _moved(section, _with_owners(kind, name, faults), table)
+        return None, _moved(_with_owners(kind, name, faults), table)
     return Choice(name=name, options=_plain(dataclasses.asdict(options))), faults
 
 
@@ -214,7 +212,7 @@ def _with_owner(name: str, owners: list[str], fault: Fault) -> Fault:
     )
 
 
-def _moved(section: str, faults: list[Fault], table: dict[str, Any]) -> list[Fault]:
+def _moved(faults: list[Fault], table: dict[str, Any]) -> list[Fault]:
     """The faults, with what to write instead of a key that another section has now."""
     new = f'write [inner] with name = "sgd" and lr = {table.get("local_lr")!s:.20}'
     return [
@@ -226,7 +224,7 @@ def _moved(section: str, faults: list[Fault], table: dict[str, Any]) -> list[Fau
 
 
 def _check_inner(resolved: Mapping[str, Choice], document: dict[str, Any]) -> list[Fault]:
-    """What does not go with how the method's replicas step, and schedules that nothing follows."""
+    """What does not go with how the method's replicas step."""
     name = resolved["algorithm"].name if "algorithm" in resolved else DEFAULT_ALGORITHM
     if "algorithm" not in resolved and "algorithm" in document:
         return []

@@ -249,15 +249,21 @@ def test_who_has_exploded_and_waits_for_the_mean_pushes_none_of_it():
     np.testing.assert_allclose(player.parameters, shards.whole(), rtol=1e-5)
 
 
-def test_a_residual_that_is_restored_out_of_range_is_not_pushed():
+def test_a_residual_that_is_restored_out_of_range_costs_one_round():
     _, everybody = replicas(steps=3)
-    player = everybody[0]
+    player, *others = everybody
     give(player, 0, 1)
     go_on([player])
     player.side.restore({"residual": np.full(SIZE, 1e19, np.float32)})
     give(player, 1, 3)
-    go_on([player])
-    assert player.samples_pushed == 0
+    for other in others:
+        give(other, 0, 3)
+    go_on(everybody)
+    assert [each.samples_pushed for each in everybody] == [0, 3, 3]
+    for each in everybody:
+        give(each, 3, 6)
+    go_on(everybody)
+    assert [each.samples_pushed for each in everybody] == [3, 6, 6]
 
 
 def test_what_has_become_infinite_without_a_gradient_is_not_pushed():

@@ -241,9 +241,7 @@ class Server:
         self, message: m.Assign, index: int, number: int, table: Table, options: Any
     ) -> Shard:
         """One table's shard. Raises DlctlError."""
-        takes_gradients = (
-            table.rule == "optimizer" and not self.algorithm.replica.one_push(options).is_way
-        )
+        takes_gradients = table.rule == "optimizer" and self.algorithm.pushes_gradients(options)
         groups = self.job.parameters if takes_gradients else ()
         layout = Layout.from_bytes(message.layout)
         runs = parameter_groups.runs(groups, layout, message.lo, message.hi)

@@ -15,28 +15,28 @@ class Progress:
     def __init__(self, replicas: Callable[[], int]) -> None:
         """replicas: how many train."""
         self._replicas = replicas
-        self._told = self._own = self._unpushed = self._newest = 0
+        self._told = self._own = self._unpushed = 0
+        self.samples = 0
+        """Of all replicas so far; it never goes back."""
 
     def told(self, samples: int) -> None:
         """So many samples are in the tables; an older word changes nothing."""
         if samples > self._told:
             self._told, self._own = samples, self._unpushed
+            self._look()
 
     def computed(self, samples: int) -> None:
         """This replica has had so many more."""
         self._own += samples
         self._unpushed += samples
+        self._look()
 
     def pushed(self) -> None:
         """All that it has had is on its way into the tables."""
         self._unpushed = 0
 
-    @property
-    def samples(self) -> int:
-        """It never goes back."""
-        now = self._told + self._own * max(1, self._replicas())
-        self._newest = max(self._newest, now)
-        return self._newest
+    def _look(self) -> None:
+        self.samples = max(self.samples, self._told + self._own * max(1, self._replicas()))
 
 
 class OwnRate:
