@@ -46,6 +46,10 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
             "dlctl.algorithms.local_sgd:DILOCO",
             "AdamW in the replicas, Nesterov on the mean of their ways (Douillard 2023)",
         ),
+        "sparseloco": Entry(
+            "dlctl.algorithms.sparseloco:SPARSELOCO",
+            "DiLoCo whose replicas send 1.6 % of their ways, in 2 bits (Sarfi 2025)",
+        ),
         "sandblaster": Entry(
             "dlctl.algorithms.sandblaster:SANDBLASTER",
             "L-BFGS on the shards, a batch is the whole dataset (Dean 2012)",
@@ -68,6 +72,10 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
             "dlctl.compress.gaussian_ref:GaussianRef",
             "GaussianK as its authors published it, to compare with",
             'it can send far more or less than k, or nothing at all; use "gaussian" to train',
+        ),
+        "topk-chunked": Entry(
+            "dlctl.compress.chunked:ChunkedTopK",
+            "the k largest of every chunk, in 2 bits each (SparseLoCo, Sarfi 2025)",
         ),
         "randomk": Entry(
             "dlctl.compress.randomk:RandomK", "k random entries; their places need no bytes"

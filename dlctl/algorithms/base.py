@@ -538,6 +538,8 @@ class Method:
     inner: Choice = field(default_factory=partial(Choice, name="none"))
     """The replicas' one, for a job file that names none; "none": they make no steps by themselves,
     whatever the job file says."""
+    compression: Choice = field(default_factory=partial(Choice, name="none"))
+    """Of pushes, for a job file that names none."""
     check: Callable[[JobFile], list[Fault]] = lambda job: []
     """What of a job file does not go with this method, beyond what the shape says."""
     experimental: bool = False

@@ -100,5 +100,5 @@ class Chosen(HoldingSide):
                 is_used = clock == decision.clock and tuple(process) in decision.used
                 (chosen if is_used else late).append(self._held.pop(key))
         self.shard.version = decision.clock
-        dropped = [held.outcome(REFUSED if held.gradient is None else LATE) for held in late]
+        dropped = [held.outcome(REFUSED if held.kept is None else LATE) for held in late]
         return [*dropped, *self._update(chosen)]

@@ -109,8 +109,8 @@ class Replica(ReplicaSide):
 
 class Held(NamedTuple):
     push: messages.Push
-    gradient: Array | None
-    """Dense; None: it was refused."""
+    kept: Any
+    """What is needed of its delta; None: it was refused."""
     reason: str = ""
     """Why it was refused."""
 
@@ -131,7 +131,7 @@ class HoldingSide(ShardSide):
         if push.is_part:
             # The rest of a mean cannot be told from zeros; a second part of it would be too late.
             return self._hold(Held(push, None, "it is only a part, and the mean is of whole ones"))
-        return self._hold(Held(push, dense(delta, self.shard.size)))
+        return self._hold(Held(push, self._kept(delta)))
 
     def left_out(self, push: messages.Push, reason: str) -> list[Outcome]:
         if self._is_absurd(push) or not self._is_in_time(push):
@@ -140,6 +140,14 @@ class HoldingSide(ShardSide):
 
     def _is_absurd(self, push: messages.Push) -> bool:
         return push.clock - self.shard.version > AHEAD_MAX
+
+    def _kept(self, delta: Delta) -> Any:
+        """What is held of a push, for `_mean_of`."""
+        return dense(delta, self.shard.size)
+
+    def _mean_of(self, kept: Sequence[Any], shares: Sequence[np.float32]) -> Delta:
+        """What these pushes come to together. shares: of the samples of all, in the same order."""
+        return Delta(_weighted_sum(kept, shares))
 
     @abstractmethod
     def _is_in_time(self, push: messages.Push) -> bool:
@@ -151,15 +159,14 @@ class HoldingSide(ShardSide):
 
     def _update(self, held: Sequence[Held]) -> list[Outcome]:
         """Make this step with these pushes, in their order."""
-        used = [(h.gradient, h.push.samples) for h in held if h.gradient is not None]
-        samples = sum(n for _, n in used)
+        used = [h for h in held if h.kept is not None]
+        samples = sum(h.push.samples for h in used)
         if samples:
-            shares = [np.float32(n / samples) for _, n in used]
-            mean = _weighted_sum([gradient for gradient, _ in used], shares)
-            self.shard.apply(Delta(mean), samples)
+            shares = [np.float32(h.push.samples / samples) for h in used]
+            self.shard.apply(self._mean_of([h.kept for h in used], shares), samples)
         else:
             self.shard.version += 1
-        return [h.outcome(REFUSED if h.gradient is None else APPLIED) for h in held]
+        return [h.outcome(REFUSED if h.kept is None else APPLIED) for h in held]
 
 
 class Barrier(HoldingSide):

@@ -69,7 +69,7 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> JobFile:
         raise JobFileError(path, locate(path, text, keys, faults))
     for section in [section for section in registry.SECTIONS if section not in resolved]:
         choice = getattr(job, section)
-        if section in ("optimizer", "inner"):
+        if section != "algorithm":  # Each method has its own.
             choice = getattr(registry.load("algorithms", resolved["algorithm"].name), section)
         options = effective_options(registry.SECTIONS[section], choice)
         resolved[section] = Choice(name=choice.name, options=options)

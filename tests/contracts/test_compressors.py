@@ -43,7 +43,8 @@ def variants(name):
     if "dense_below" in hints:
         yield {"dense_below": options().dense_below}
         choices["dense_below"] = (0,)
-        choices["values"] = ("float32", "float16") if "values" in hints else ()
+        usual = ("float32", "float16", getattr(options(), "values", ""))
+        choices["values"] = tuple(dict.fromkeys(usual)) if "values" in hints else ()
         choices = {key: chosen for key, chosen in choices.items() if chosen}
     for chosen in itertools.product(*choices.values()):
         yield dict(zip(choices, chosen, strict=True))
@@ -81,7 +82,8 @@ class Maker(NamedTuple):
     def is_exact(self):
         """Whether rounding loses nothing of any vector, not even the last bit."""
         stochastic = self.options.get("rounding") == "stochastic"
-        return self.name not in ROUNDING and not stochastic
+        is_rounded = self.name in ROUNDING or self.options.get("values") == "2bit"
+        return not is_rounded and not stochastic
 
     @property
     def rolls_dice(self):

@@ -1,0 +1,131 @@
+"""SparseLoCo in virtual time: one replica is the paper's loop, and the mean is that of its code."""
+
+import numpy as np
+import pytest
+import torch
+from simulated import job_file, rows_in_order
+
+from dlctl.algorithms.sparseloco import BLOCK, Options, Shard
+from dlctl.compress.base import Delta
+from dlctl.compress.chunked import ChunkedTopK
+from dlctl.optim.sgd import SGD
+from dlctl.shards.memory import in_memory
+from dlctl.sim.problems import Batch, LeastSquares
+from dlctl.sim.simulation import Simulation
+
+STEPS, RATE, DECAY, OUTER = 3, 0.05, 0.95, 0.9
+CHUNK, KEEP = 40, 6
+SPARSE = ("topk-chunked", {"chunk": CHUNK, "keep": KEEP})
+
+
+def sent(e):
+    """What one replica sends of `e`, in float64, written down chunk by chunk from the paper."""
+    found = np.zeros_like(e)
+    for start in range(0, len(e), CHUNK):
+        chunk = e[start : start + CHUNK]
+        keep = -(-KEEP * len(chunk) // CHUNK)
+        where = np.argsort(-np.abs(chunk), kind="stable")[:keep]
+        shift = chunk[where].mean()
+        centred = chunk[where] - shift
+        scale = 6 * np.sqrt((centred**2).sum() / (keep - 1)) / 4
+        q = np.clip(np.round(centred / scale + 2), 0, 3)
+        for level in set(q):
+            found[start + where[q == level]] = shift + centred[q == level].mean()
+    return found
+
+
+def test_one_replica_is_the_loop_of_the_paper():
+    problem = LeastSquares(samples=96, size=2 * CHUNK)
+    job = job_file(
+        batch_size=8,
+        algorithm=("sparseloco", {"local_steps": STEPS, "inner_lr": RATE}),
+        optimizer=("sgd", {"lr": OUTER}),
+        compression=SPARSE,
+    )
+    outcome = Simulation(job, problem).run()
+    theta, e = problem.initial().astype(float), np.zeros(2 * CHUNK)
+    batches = list(enumerate(rows_in_order(job, problem.samples, epochs=2)))
+    assert len(batches) % STEPS == 0
+    for first in range(0, len(batches), STEPS):
+        inner = theta.copy()
+        for number, rows in batches[first : first + STEPS]:
+            batch = Batch(rows, 0, 1, number)
+            inner -= RATE * problem.gradient(inner.astype(np.float32), batch)[1]
+        e = DECAY * e + theta - inner
+        delta = sent(e)
+        e -= delta
+        theta -= OUTER * delta
+    np.testing.assert_allclose(outcome.weights, theta, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_replicas_that_send_little_come_to_the_same_loss(servers):
+    problem = LeastSquares(samples=512, size=80)
+    losses = {}
+    for name, compression in (("local-sgd", ("none", {})), ("sparseloco", SPARSE)):
+        job = job_file(
+            workers=4, servers=servers, batch_size=8, epochs=40,
+            algorithm=(name, {"local_steps": STEPS, "inner_lr": RATE}),
+            optimizer=("sgd", {"lr": 1.0}), compression=compression,
+        )  # fmt: skip
+        losses[name] = problem.evaluate(Simulation(job, problem).run().weights)["loss"]
+    assert problem.evaluate(problem.initial())["loss"] > 10
+    assert losses["sparseloco"] < 2 * losses["local-sgd"] < 1e-3
+
+
+# ---------------------------------------------------------------- the mean of a round
+
+
+def deltas(replicas: int, size: int) -> list[Delta]:
+    rng = np.random.default_rng(replicas)
+    made = []
+    for number in range(replicas):
+        where = np.sort(rng.choice(size, size // 20, replace=False))
+        made.append(Delta((rng.standard_normal(where.size) * (1 + number)).astype("f4"), where))
+    return made
+
+
+def by_torch(pushes: list[Delta], size: int, mean: str) -> np.ndarray:
+    """As the authors' code does it, block by block: norms against torch.median, then the mean over
+    all, or by scatter_reduce over those that have sent an entry."""
+    found = torch.zeros(size)
+    for start in range(0, size, BLOCK):
+        values, places = [], []
+        for delta in pushes:
+            here = (delta.indices >= start) & (delta.indices < start + BLOCK)
+            values.append(torch.from_numpy(delta.values[here]))
+            places.append(torch.from_numpy(delta.indices[here]))
+        norms = torch.stack([v.norm() for v in values])
+        factors = (norms.median() / (norms + 1e-8)).clamp(max=1)
+        together = torch.cat([v * f for v, f in zip(values, factors, strict=True)])
+        where = torch.cat(places)
+        if mean == "senders":
+            found.scatter_reduce_(0, where, together, reduce="mean", include_self=False)
+        else:
+            found.index_add_(0, where, together / len(pushes))
+    return found.numpy()
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+@pytest.mark.parametrize("mean", ["replicas", "senders"])
+def test_the_mean_of_a_round_is_that_of_the_authors_code(replicas, mean):
+    size = 2 * BLOCK + 700
+    shard = in_memory(SGD(SGD.Options(lr=1.0)), np.zeros(size, np.float32))
+    pushes = deltas(replicas, size)
+    shares = [np.float32(1 / replicas)] * replicas
+    found = Shard(Options(mean=mean), shard)._mean_of(pushes, shares)
+    assert found.indices is not None
+    full = np.zeros(size, np.float32)
+    full[found.indices] = found.values
+    np.testing.assert_allclose(full, by_torch(pushes, size, mean), rtol=1e-5, atol=1e-6)
+
+
+def test_two_bits_of_a_chunk_are_those_of_the_paper():
+    e = np.random.default_rng(3).standard_normal(3 * CHUNK).astype(np.float32)
+    compressor = ChunkedTopK(ChunkedTopK.Options(chunk=CHUNK, keep=KEEP, dense_below=0))
+    rest = e.copy()
+    delta = ChunkedTopK.expand(compressor.take(rest), e.size)
+    full = np.zeros(e.size)
+    full[delta.indices] = delta.values
+    np.testing.assert_allclose(full, sent(e.astype(float)), rtol=1e-5)
+    np.testing.assert_allclose(rest + full, e, rtol=1e-5, atol=1e-6)
