@@ -46,6 +46,10 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
             "dlctl.algorithms.local_sgd:DILOCO",
             "AdamW in the replicas, Nesterov on the mean of their ways (Douillard 2023)",
         ),
+        "async-diloco": Entry(
+            "dlctl.algorithms.async_diloco:ASYNC_DILOCO",
+            "DiLoCo without waiting: delayed momentum, steps by speed (Liu 2024)",
+        ),
         "sparseloco": Entry(
             "dlctl.algorithms.sparseloco:SPARSELOCO",
             "DiLoCo whose replicas send 1.6 % of their ways, in 2 bits (Sarfi 2025)",
@@ -87,6 +91,10 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
     "optimizers": {
         "sgd": Entry("dlctl.optim.sgd:SGD", "w -= lr * g"),
         "momentum": Entry("dlctl.optim.momentum:Momentum", "heavy ball or Nesterov"),
+        "delayed-nesterov": Entry(
+            "dlctl.optim.delayed_nesterov:DelayedNesterov",
+            "Nesterov for pushes that come one by one (Liu 2024)",
+        ),
         "adagrad": Entry("dlctl.optim.adagrad:Adagrad", "per-element rates (Duchi 2011)"),
         "adam": Entry("dlctl.optim.adam:Adam", "first and second moments (Kingma 2015)"),
         "adamw": Entry(

@@ -214,6 +214,8 @@ class ReplicaSide(ABC):
         """What was accrued and not yet sent: error feedback."""
         self.intervals: dict[str, int] = {}
         """Option -> its number of steps for as long as it is "auto"; the worker role sees to it."""
+        self.step_s = 0.0
+        """Seconds that a step takes, smoothed; 0: not known yet. The worker role sees to it."""
         self.view = View(0, 0)
         """Of the newest read that is in the model, all of it; the worker role sees to it."""
 

@@ -112,6 +112,9 @@ class Replica(sync.Replica):
         self.parameters[lo:hi] -= self._base[lo:hi]
         self._base[lo:hi] += self.parameters[lo:hi]
 
+    def round_steps(self) -> int:
+        return self.options.local_steps
+
     def _accrue(self) -> sync.Accrues:
         """A round's steps. Returns their samples; 0 if they lead astray, and none of them counts.
 
@@ -121,7 +124,7 @@ class Replica(sync.Replica):
         """
         steps = samples = left_out = 0
         self._is_on_way = True
-        while steps < self.options.local_steps:
+        while steps < self.round_steps():
             if left_out >= LEFT_OUT_MAX and (steps or self._is_ahead):
                 self._is_on_way = False
                 return 0

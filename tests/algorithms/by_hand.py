@@ -182,8 +182,9 @@ class Shards:
     def take(self, index: int, push: m.Push) -> None:
         """A push that is new, in order and sound, of all that the shard has."""
         table = self.tables[push.table]
-        assert push.delta.length == table.shards[index].size
-        delta = Delta(np.array(push.delta.arrays[0], np.float32))
+        values = np.array(push.delta.arrays[0], np.float32)
+        assert push.is_part or values.size == table.shards[index].size
+        delta = Delta(values, push.at + np.arange(values.size) if push.is_part else None)
         self._hear(index, push.table, table.sides[index].push(push, delta))
         if table.sides[index].asks_lead:
             self._ask_lead(push.clock)

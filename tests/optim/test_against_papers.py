@@ -4,8 +4,10 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from dlctl.compress.base import Delta
+from dlctl.optim.delayed_nesterov import DelayedNesterov
 from dlctl.optim.lion import Lion
 from dlctl.optim.yogi import Yogi
 from dlctl.shards.memory import in_memory
@@ -41,7 +43,29 @@ def yogi(w, gradients, lr=0.01, beta1=0.9, beta2=0.999, eps=1e-3, initial_accumu
     return w, {"mean": m, "square": v}
 
 
+def delayed_nesterov(w, gradients, lr=0.7, momentum=0.9, every=4, spread=0.0):
+    """Liu et al. 2024, Algorithm 3, of one element; None: it was not pushed, which is a push of 0,
+    as the N-th is made of all."""
+    m = arrived = 0.0
+    for number, g in enumerate(gradients, 1):
+        g = g or 0.0
+        arrived += g
+        if number % every:
+            w = w - lr * (spread * momentum * m + g / every)
+            continue
+        m = momentum * m + arrived / every
+        w = w - lr * ((1 - spread * every + spread) * momentum * m + g / every)
+        arrived = 0.0
+    return w, {"momentum": m, "arrived": arrived}
+
+
 CASES = {
+    "delayed nesterov": (DelayedNesterov, delayed_nesterov, {"lr": 0.05}),
+    "delayed nesterov, spread": (
+        DelayedNesterov,
+        delayed_nesterov,
+        {"lr": 0.05, "momentum": 0.8, "every": 5, "spread": 0.1},
+    ),
     "lion": (Lion, lion, {}),
     "lion with its own betas": (Lion, lion, {"lr": 0.02, "beta1": 0.5, "beta2": 0.8}),
     "lion with decay": (Lion, lion, {"lr": 0.02, "weight_decay": 0.3}),
@@ -91,3 +115,20 @@ def test_yogi_forgets_a_large_gradient_more_slowly_than_it_learns_of_it():
         shard.apply(Delta(np.array([g], np.float32)))
         squares.append(float(shard.slots["square"][0]))
     np.testing.assert_allclose(squares, [10, 9.9, 9.8], rtol=1e-6)
+
+
+def test_equal_pushes_of_all_replicas_are_one_step_of_nesterovs_momentum():
+    """As torch makes it, of which there is one for as many pushes as there are replicas."""
+    rng, every = np.random.default_rng(5), 3
+    w = rng.standard_normal(SIZE).astype(np.float32)
+    theta = torch.nn.Parameter(torch.from_numpy(w.copy()))
+    torchs = torch.optim.SGD([theta], lr=0.7, momentum=0.9, nesterov=True)
+    options = DelayedNesterov.Options(lr=0.7, momentum=0.9, every=every)
+    shard = in_memory(DelayedNesterov(options), w)
+    for _ in range(20):
+        g = rng.standard_normal(SIZE).astype(np.float32)
+        for _ in range(every):
+            shard.apply(Delta(g))
+        theta.grad = torch.from_numpy(g)
+        torchs.step()
+    np.testing.assert_allclose(shard.w, theta.detach().numpy(), rtol=1e-4, atol=1e-5)

@@ -16,6 +16,7 @@ from dlctl.compress.base import Delta
 from dlctl.config import Servers
 from dlctl.optim.adagrad import Adagrad
 from dlctl.optim.adam import Adam
+from dlctl.optim.delayed_nesterov import DelayedNesterov
 from dlctl.optim.lion import Lion
 from dlctl.optim.momentum import Momentum
 from dlctl.optim.rmsprop import RMSprop
@@ -41,7 +42,9 @@ def least_eps(kind: type) -> float:
     return end_of(get_type_hints(kind.Options, include_extras=True)["eps"], Ge)  # type: ignore[attr-defined]
 
 
-EVERY_KIND = pytest.mark.parametrize("kind", [SGD, Momentum, Adagrad, Adam, Lion, RMSprop, Yogi])
+EVERY_KIND = pytest.mark.parametrize(
+    "kind", [SGD, Momentum, DelayedNesterov, Adagrad, Adam, Lion, RMSprop, Yogi]
+)
 STARTS = [0.0, 1e24, -1e24, 0.999 * LARGEST, -0.999 * LARGEST, LARGEST, -LARGEST]
 PATTERNS = {
     "same": lambda step, rng: 1.0,
@@ -61,6 +64,12 @@ def options_of(kind: Any) -> list[dict[str, Any]]:
     """The worst that a job file may say."""
     if kind is Adagrad:
         return [{"lr": LR, "eps": least_eps(kind), "initial_accumulator": 0.0}]
+    if kind is DelayedNesterov:
+        return [
+            {"lr": LR, "momentum": momentum, "every": every, "spread": spread}
+            for momentum in (0.9, 0.9999)
+            for every, spread in ((1, 0.0), (4, 0.0), (4, 0.25))
+        ]
     if kind is RMSprop:
         return [
             {"lr": LR, "eps": least_eps(kind), "alpha": alpha, "momentum": momentum}
@@ -82,6 +91,7 @@ def options_of(kind: Any) -> list[dict[str, Any]]:
 def test_every_optimiser_of_ours_is_tried_here() -> None:
     """AdamW is Adam with another default."""
     tried = {"sgd", "momentum", "adagrad", "adam", "lion", "rmsprop", "yogi"}
+    tried |= {"delayed-nesterov"}
     assert registry.BUILT_IN["optimizers"].keys() == tried | {"adamw"}
 
 

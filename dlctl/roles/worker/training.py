@@ -274,6 +274,7 @@ class Training:
 
     def on_computed(self, event: Computed, now: float) -> None:
         self.computing.on_computed(event, now)
+        self.side.step_s = self.computing.batch_s
 
     def on_lease(self, lease: m.Lease, now: float) -> None:
         if not self.tables:

@@ -76,7 +76,8 @@ class Computing:
         self._at_work: tuple[Portion, int, int] | None = None
         """Portion, first batch and number of batches that are being computed."""
         self._busy_since = 0.0
-        self._batch_s = 0.0
+        self.batch_s = 0.0
+        """What a batch takes, smoothed; 0: not known yet."""
         self._step: Step | None = None
         self._announced = self._left_out = False
         """`NextData` has named the batch that is next; that batch was computed and refused."""
@@ -166,7 +167,7 @@ class Computing:
         place = (lease.data_epoch, lease.start, lease.stop, number)
         self.context.do(Compute(*place, own_lr, need.gather, limit, count))
         if not self.draining:
-            self.leasing.look_ahead(self._batch_s, now)
+            self.leasing.look_ahead(self.batch_s, now)
 
     # ------------------------------------------------------------ gradients
 
@@ -177,7 +178,7 @@ class Computing:
         self._at_work = None
         losses = [*event.before, *([event.loss] if event.is_usable else [])]
         took_s = (now - self._busy_since) / max(len(losses), 1)
-        self._batch_s += (BATCH_WEIGHT if self._batch_s else 1.0) * (took_s - self._batch_s)
+        self.batch_s += (BATCH_WEIGHT if self.batch_s else 1.0) * (took_s - self.batch_s)
         announced, self._announced = self._announced, False
         samples = 0
         for loss, metrics in zip(losses, event.metrics or repeat({}), strict=False):
@@ -259,12 +260,12 @@ class Computing:
     def stuck_s(self, now: float, *, evaluates: bool) -> float:
         """How long the present batch or evaluation takes, if far longer than it should, else 0."""
         took_s = now - self._busy_since if self._at_work or evaluates else 0.0
-        return took_s if took_s > max(STUCK_S_MIN, STUCK_BATCHES * self._batch_s) else 0.0
+        return took_s if took_s > max(STUCK_S_MIN, STUCK_BATCHES * self.batch_s) else 0.0
 
     def long_s(self, now: float) -> float:
         """The same of a batch that only takes longer than the others did."""
         took_s = now - self._busy_since if self._at_work else 0.0
-        return took_s if took_s > max(LONG_S_MIN, LONG_BATCHES * self._batch_s) else 0.0
+        return took_s if took_s > max(LONG_S_MIN, LONG_BATCHES * self.batch_s) else 0.0
 
 
 class Engines:

@@ -1,0 +1,110 @@
+"""Asynchronous DiLoCo. Liu et al., "Asynchronous Local-SGD Training for Language Modeling", 2024
+(arXiv 2401.09135), Alg. 2: delayed Nesterov momentum, and local steps by each worker's speed.
+
+DiLoCo in which nobody waits for anybody. A replica makes H steps away from the parameters, pushes
+the way, and goes on from what the servers have with it in:
+
+    replica i:  theta_i = theta                               # fetched, with its own push in it
+                H_i times: theta_i = inner(theta_i, grad(theta_i, next mini-batch))
+                push theta_fetched - theta_i
+    shard:      theta = outer(theta, push)                    # at once
+
+The outer optimiser is `delayed-nesterov`, which is made for pushes that come one by one. Its
+`every` is the number of workers.
+
+With `dynamic_steps` (DyLU in the paper) a replica makes steps by its speed v_i, so that slow ones
+bring nothing that is very stale, and all push about as often:
+
+                H_i = max(1, ceil(H v_i / max_j v_j))
+
+Each replica measures its own speed, and writes it to its place of a small table; those of replicas
+that have left do not count. In the paper the speeds are known beforehand.
+
+A replica that dies takes its round with it: its portions are leased again. One whose steps become
+infinite pushes nothing of its round and goes on from what the servers have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import Ge
+
+from dlctl import messages
+from dlctl.algorithms import downpour, local_sgd
+from dlctl.algorithms.base import MODEL, Method, Needs, Outcome, Shape, Table
+from dlctl.algorithms.needs import NextData, Read, View, Write
+from dlctl.compress.base import Delta
+from dlctl.config import COUNT_MAX, Choice
+from dlctl.messages import APPLIED
+from dlctl.settings import Setting, count
+
+SPEEDS = "speeds"
+"""The table of steps per second, one place for each slot; 0: not measured."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    local_steps: Annotated[int, Ge(1)] = 50
+    """Steps of the fastest replica from one push to the next, H; the paper has 50. Changes live."""
+    dynamic_steps: bool = True
+    """Slower replicas make fewer steps, in proportion to their speed; false: as many."""
+
+
+class Replica(local_sgd.Replica):
+    options: Options  # type: ignore[assignment]
+
+    def run(self) -> Needs:
+        self._steps = self.options.local_steps
+        while True:
+            yield NextData()
+            yield Read(wait=True, after_own=True)
+            if self.options.dynamic_steps:
+                yield from self._compare_speeds()
+            else:
+                self._steps = self.options.local_steps
+            samples = yield from self._accrue()
+            if samples and not self._take_way():
+                samples = 0
+            self._is_on_way = False
+            yield Write(vector=self.residual if samples else None, samples=samples)
+
+    def round_steps(self) -> int:
+        return self._steps
+
+    def _compare_speeds(self) -> Generator[Write | Read, Any, None]:
+        """Tell the others how fast this replica is, and set its steps."""
+        own = (self.slot, self.slot + 1)
+        speed = 1 / self.step_s if self.step_s else 0.0
+        yield Write(table=SPEEDS, ranges=(own,), vector=np.array([speed], np.float32))
+        view: View = yield Read(table=SPEEDS, wait=True, into="beside")
+        assert view.values is not None
+        fastest = max(view.values[sorted(self.members)], default=0.0)
+        part = speed / fastest if 0 < speed < fastest else 1.0
+        self._steps = max(1, math.ceil(self.options.local_steps * part))
+
+
+class Server(downpour.Server):
+    """Applies every way at once. A push without samples brings nothing, and is no step."""
+
+    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+        if push.samples:
+            return super().push(push, delta)
+        return [Outcome(push.slot, push.epoch, push.seq, APPLIED)]
+
+
+ASYNC_DILOCO = Method(
+    Options=Options,
+    shape=Shape(
+        tables=(MODEL, Table(name=SPEEDS, rule="set", size=lambda layout: COUNT_MAX)),
+    ),
+    replica=Replica,
+    shard=Server,
+    live={"local_steps": Setting(help="steps of a replica from push to push", parse=count)},
+    optimizer=Choice(name="delayed-nesterov"),
+    inner=Choice(name="adamw", options={"lr": 4e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}),
+)
