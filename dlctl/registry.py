@@ -50,6 +50,10 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
             "dlctl.algorithms.async_diloco:ASYNC_DILOCO",
             "DiLoCo without waiting: delayed momentum, steps by speed (Liu 2024)",
         ),
+        "streaming-diloco": Entry(
+            "dlctl.algorithms.streaming_diloco:STREAMING_DILOCO",
+            "DiLoCo by fragments, each while the others are trained (Douillard 2025)",
+        ),
         "sparseloco": Entry(
             "dlctl.algorithms.sparseloco:SPARSELOCO",
             "DiLoCo whose replicas send 1.6 % of their ways, in 2 bits (Sarfi 2025)",
@@ -76,6 +80,10 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
             "dlctl.compress.gaussian_ref:GaussianRef",
             "GaussianK as its authors published it, to compare with",
             'it can send far more or less than k, or nothing at all; use "gaussian" to train',
+        ),
+        "e3m0": Entry(
+            "dlctl.compress.e3m0:E3M0",
+            "4 bits per entry: a sign and a power of two (Douillard 2025)",
         ),
         "topk-chunked": Entry(
             "dlctl.compress.chunked:ChunkedTopK",

@@ -224,6 +224,10 @@ class ReplicaSide(ABC):
         steps: int | str = getattr(self.options, key)
         return steps if isinstance(steps, int) else self.intervals.get(key, 1)
 
+    pushes_once: ClassVar[bool] = True
+    """Whether the pushes of a replica add up to what its steps have come to; False for a method that
+    gives up, or pushes again, a part of that."""
+
     @classmethod
     def one_push(cls, options: Any) -> PushKind:
         """What one push is made of, at the beginning of a run."""

@@ -147,8 +147,9 @@ class Read(Need):
     ranges: tuple[Range, ...] = ()
     """Of the table; (): all of it."""
     into: Literal["model", "beside"] = "model"
-    """model: into `parameters`. beside: into `View.values`, the model stays as it is; only with
-    `wait`. All tables but the parameters are read beside."""
+    """model: into `parameters`. beside: into `View.values`, the model stays as it is. All tables but
+    the parameters are read beside. Without `wait` that is a prefetch: the next such `Read`, which
+    has to be the same one with `wait`, gets what it brings."""
 
 
 class View(NamedTuple):
@@ -179,6 +180,11 @@ class Write(Need):
     table: str = PARAMETERS
     ranges: tuple[Range, ...] = ()
     """`vector` holds these elements of the table, one range after the other; (): all of it."""
+    to_all: bool = False
+    """Shards that have nothing of `ranges` get an empty part, so that the clocks of all go on."""
+    of: int = 1
+    """With `ranges`: how many writes, one after the other, hold all of a step between them. Steps
+    are done when so many that came after them are settled."""
     wait: bool = False
 
 

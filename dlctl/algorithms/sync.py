@@ -30,7 +30,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -122,13 +122,16 @@ class Held(NamedTuple):
 class HoldingSide(ShardSide):
     """Holds the pushes of a step until it is made, whoever says when: its clock is the step."""
 
+    takes_parts: ClassVar[bool] = False
+    """Whether a push may be of some elements only, and say nothing of the others."""
+
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
         if self._is_absurd(push):
             reason = f"it is for step {push.clock}, and the shard is at {self.shard.version}"
             return super().left_out(push, reason)
         if not self._is_in_time(push):
             return [Outcome(push.slot, push.epoch, push.seq, LATE)]
-        if push.is_part:
+        if push.is_part and not self.takes_parts:
             # The rest of a mean cannot be told from zeros; a second part of it would be too late.
             return self._hold(Held(push, None, "it is only a part, and the mean is of whole ones"))
         return self._hold(Held(push, self._kept(delta)))
@@ -141,12 +144,21 @@ class HoldingSide(ShardSide):
     def _is_absurd(self, push: messages.Push) -> bool:
         return push.clock - self.shard.version > AHEAD_MAX
 
+    def _counts(self, push: messages.Push) -> bool:
+        """Whether it brings something to the mean."""
+        return push.samples > 0
+
+    def _shares(self, pushes: Sequence[messages.Push]) -> list[np.float32]:
+        """The part of the mean that each one is."""
+        samples = sum(push.samples for push in pushes)
+        return [np.float32(push.samples / samples) for push in pushes]
+
     def _kept(self, delta: Delta) -> Any:
         """What is held of a push, for `_mean_of`."""
         return dense(delta, self.shard.size)
 
     def _mean_of(self, kept: Sequence[Any], shares: Sequence[np.float32]) -> Delta:
-        """What these pushes come to together. shares: of the samples of all, in the same order."""
+        """What these pushes come to together. shares: of the whole, in the same order."""
         return Delta(_weighted_sum(kept, shares))
 
     @abstractmethod
@@ -159,11 +171,10 @@ class HoldingSide(ShardSide):
 
     def _update(self, held: Sequence[Held]) -> list[Outcome]:
         """Make this step with these pushes, in their order."""
-        used = [h for h in held if h.kept is not None]
-        samples = sum(h.push.samples for h in used)
-        if samples:
-            shares = [np.float32(h.push.samples / samples) for h in used]
-            self.shard.apply(self._mean_of([h.kept for h in used], shares), samples)
+        used = [h for h in held if h.kept is not None and self._counts(h.push)]
+        if used:
+            mean = self._mean_of([h.kept for h in used], self._shares([h.push for h in used]))
+            self.shard.apply(mean, sum(h.push.samples for h in used))
         else:
             self.shard.version += 1
         return [h.outcome(REFUSED if h.kept is None else APPLIED) for h in held]

@@ -416,8 +416,8 @@ class Player:
 
     def _push(self, index: int, push: m.Push) -> None:
         if push.table == self._progress:
-            lo, hi = self.shards.bounds[index]
-            self.pushed[lo:hi] += push.delta.arrays[0]
+            lo = self.shards.bounds[index][0] + push.at
+            self.pushed[lo : lo + push.delta.length] += push.delta.arrays[0]
             self.samples_pushed += push.samples if index == 0 else 0
         self.shards.take(index, push)
 

@@ -71,6 +71,8 @@ class Portions:
     """Counted: they are asked for at every step, and may be a thousand short portions."""
     _computed: list[Portion] = field(default_factory=list)
     """All batches computed, not all of them pushed."""
+    _in_parts: deque[list[Portion]] = field(default_factory=deque)
+    """What was computed before each of the newest pushes, where one push is a part of a step."""
     _pushed: dict[int, list[Portion]] = field(default_factory=dict)
     """Push number -> portions that end with it."""
 
@@ -91,6 +93,7 @@ class Portions:
     def not_done(self) -> int:
         """Portions at hand, or of which not everything is settled."""
         own = len(self.upcoming) + len(self._computed) + (self.current is not None)
+        own += sum(len(portions) for portions in self._in_parts)
         return own + sum(len(portions) for portions in self._pushed.values())
 
     def wants_more_ahead(self, batch_s: float) -> bool:
@@ -122,11 +125,13 @@ class Portions:
         self.current = self.upcoming.popleft() if self.upcoming else None
         self._batches_upcoming -= self.current.batches if self.current else 0
 
-    def pushed(self, number: int) -> None:
-        """Push `number` holds everything computed so far."""
-        if self._computed:
-            self._pushed.setdefault(number, []).extend(self._computed)
-            self._computed = []
+    def pushed(self, number: int, of: int = 1) -> None:
+        """Push `number` holds everything computed so far, or one of `of` parts of it."""
+        self._in_parts.append(self._computed)
+        self._computed = []
+        while len(self._in_parts) >= of:
+            if whole := self._in_parts.popleft():
+                self._pushed.setdefault(number, []).extend(whole)
 
     def refused(self, number: int) -> None:
         """A shard has left out push `number`: what ends with it is not in all of them, and has no
@@ -137,7 +142,9 @@ class Portions:
 
     def done_now(self) -> list[Portion]:
         """All computed portions that no push holds: they are done without one."""
-        done, self._computed = self._computed, []
+        done = [portion for portions in self._in_parts for portion in portions] + self._computed
+        self._in_parts.clear()
+        self._computed = []
         return done
 
     def settled(self, number: int) -> list[Portion]:

@@ -152,6 +152,8 @@ class Computing:
             # The first time the method may still push what it has accrued; then it is parked.
             is_first, self.is_told_of_end = not self.is_told_of_end, True
             return is_first, None
+        if self.holds and self.writing.is_in_parts():
+            return True, None  # What is about to be saved has all steps in full.
         data = self.portions.ahead()
         return (True, data) if data is not None else (self.leasing.wait(now), None)
 

@@ -39,6 +39,11 @@ class OneRead:
         is_whole = not self.ranges and not other.ranges
         return is_whole and self.at_least >= other.at_least and self.includes >= other.includes
 
+    def is_alike(self, other: OneRead) -> bool:
+        """Whether it was asked for to get the same."""
+        mine = (self.table, self.ranges, self.at_least, self.after_own)
+        return mine == (other.table, other.ranges, other.at_least, other.after_own)
+
     def take_in(self, other: OneRead) -> None:
         """Before it is under way: be as good as both."""
         is_whole = not self.ranges or not other.ranges
@@ -91,14 +96,13 @@ class Reading:
         check_ranges(need.ranges, self.fetcher.tables[table][-1].hi)
         if table and need.into == "model":
             raise ValueError(f'table "{need.table}" is read beside the model')
-        if need.into == "beside" and not need.wait:
-            raise ValueError("what is read beside the model is waited for")
         self._need, self._result = need, None
         includes = self.writing.number if need.after_own else -1
         read = OneRead(table, need.at_least, need.ranges, need.after_own, need.wait, includes)
         if need.into == "beside":
-            self._beside = read
-            self._ask(read, whole=True)
+            if self._beside is None or not self._beside.is_alike(read):
+                self._beside = read
+                self._ask(read, whole=True)
         elif self._wanted is not None:
             self._wanted.take_in(read)
         elif self._placing is None or not self._placing.serves(read):
@@ -134,7 +138,10 @@ class Reading:
         return True, self._result if need.wait else None
 
     def _is_done(self, need: Read) -> bool:
-        if self._beside is not None:
+        if need.into == "beside" and not need.wait:
+            return True
+        if need.into == "beside":
+            assert self._beside is not None
             if not self._beside.is_here():
                 return False
             read, self._beside = self._beside, None
@@ -145,7 +152,8 @@ class Reading:
         return not waits or (self._placing is None and self._wanted is None)
 
     def phase(self) -> Phase:
-        read = self._beside or self._placing
+        is_beside = self._need is not None and self._need.into == "beside"
+        read = self._beside if is_beside else self._placing
         assert read is not None
         late = {c.peer for f in read.asked for c in f.clients if c.shard not in f.clocks}
         return Phase("fetching", tuple(sorted(late)))

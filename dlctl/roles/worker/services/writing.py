@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,6 +80,8 @@ class Writing:
         """Of this replica so far; the computing service counts them."""
         self.steps_pushed = 0
         """Of these, those of which a push has taken something, or which count without one."""
+        self._in_parts: deque[int] = deque()
+        """The steps before each of the newest writes, where one write is a part of a step."""
         self.newest = -1
         """The number of the newest write that holds all steps before it."""
         self.number = -1
@@ -159,15 +162,26 @@ class Writing:
             self._send(client, lo, values, need, number, steps)
         if table == self._progress:
             self.pacing.pushed(number, now)
-        if table == self._progress and not need.ranges:
-            self.newest = number
-            self.portions.pushed(number)
-            if need.vector is None and self.has_unpushed_steps():
-                self._refused(number, ASTRAY, "not pushed")
-            self.steps_pushed = self.steps
         if table == self._progress:
+            self._count(need, number)
             self.pushed()
         return number
+
+    def _count(self, need: Write, number: int) -> None:
+        """The steps that are pushed in full now."""
+        if need.ranges and need.of == 1:
+            return
+        self.newest = number
+        self.portions.pushed(number, need.of)
+        if not need.ranges and need.vector is None and self.has_unpushed_steps():
+            self._refused(number, ASTRAY, "not pushed")
+        self._in_parts.append(self.steps)
+        while len(self._in_parts) >= need.of:
+            self.steps_pushed = self._in_parts.popleft()
+
+    def is_in_parts(self) -> bool:
+        """Whether some steps are pushed in part, and take several more writes."""
+        return bool(self._in_parts) and self.has_unpushed_steps()
 
     def _pieces(self, need: Write, table: int) -> list[tuple[ShardClient, int, Vector]]:
         """(shard, first element of the table, its values); every shard takes part in a whole one,
@@ -186,6 +200,9 @@ class Writing:
         for lo, hi in need.ranges:
             pieces += _cut(clients, (lo, hi), vector[at : at + hi - lo])
             at += hi - lo
+        if need.to_all:
+            have = {client.shard for client, _, _ in pieces}
+            pieces += [(c, c.lo, vector[:0]) for c in clients if c.shard not in have]
         return pieces
 
     def _send(

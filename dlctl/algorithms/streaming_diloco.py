@@ -1,0 +1,261 @@
+"""Streaming DiLoCo. Douillard et al., "Streaming DiLoCo with overlapping communication", 2025
+(arXiv 2501.18512), Alg. 2.
+
+DiLoCo that never sends all parameters at once. They are cut into P fragments; every H / P steps the
+replicas exchange one of them, in turn, so that each is exchanged every H steps. And nobody waits:
+what has come of a fragment takes its place tau steps after it was pushed, mixed with what the
+replica has made of it meanwhile.
+
+    replica i, every H / P steps, for the next fragment p:
+        push Delta_i = ref_p - theta_i,p                      # ref: what came last of it
+        tau steps later:
+            ref_p = theta_p                                   # from the servers
+            theta_i,p = alpha theta_i,p + (1 - alpha) theta_p
+    shard, when all have pushed p:
+        theta_p = outer(theta_p, mean_i Delta_i)              # momentum is of p alone
+
+P = `fragments`, H = `local_steps`, tau = `delay_steps`, alpha = `mix`. At most one fragment is under
+way. `compression` is of fragments; the paper sends 4 bits: `name = "e3m0"`. What the rounding takes
+away is in the next push of that fragment; the paper drops it.
+
+- Fragments are ranges of the flat vector of equal length, layer after layer ("sequential" in the
+  paper); the paper prefers layers in strides.
+- Replicas weigh the same, as in the paper.
+- Where data ends, and before a checkpoint, the fragments are exchanged one after the other without
+  steps between: each step is in all of them then. A step counts as done when that is so.
+- With tau = 0 and alpha = 0 a replica stands still for each fragment, and P = 1 is DiLoCo.
+
+Who takes part in an exchange, and who is waited for, is as in `sync`. A replica whose steps become
+infinite drops them, and goes on from what the servers have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from annotated_types import Ge, Le
+
+from dlctl import messages
+from dlctl.algorithms import sync
+from dlctl.algorithms.base import Method, Needs, PushKind, Start
+from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Range, Read, View, Write
+from dlctl.compress.base import Delta
+from dlctl.config import Choice, JobFile
+from dlctl.flat import slice_bounds
+from dlctl.messages import Array
+from dlctl.settings import Setting, count
+from dlctl.vector import Vector, copy_into, copy_of, is_finite
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    local_steps: Annotated[int, Ge(1)] = 100
+    """Steps from one exchange of a fragment to the next one of the same, H; at least one for each
+    fragment. Changes live."""
+    fragments: Annotated[int, Ge(1), Le(64)] = 4
+    """Parts in which the parameters are exchanged, P."""
+    delay_steps: Annotated[int, Ge(0)] = 1
+    """Steps from the push of a fragment until what has come of it takes its place, tau; less than
+    local_steps / fragments."""
+    mix: Annotated[float, Ge(0), Le(1)] = 0.5
+    """What stays of a replica's own values then, alpha; 0: nothing."""
+
+
+class Replica(sync.Replica):
+    options: Options  # type: ignore[assignment]
+    pushes_once: ClassVar[bool] = False
+
+    @classmethod
+    def one_push(cls, options: Any) -> PushKind:
+        return PushKind(options.local_steps, is_way=True)
+
+    def begin(self, start: Start) -> None:
+        self._parts = min(self.options.fragments, len(self.parameters))
+        self._ref = copy_of(self.parameters)
+        """What has come last of every fragment."""
+        self._has_model = self._is_astray = False
+        self._owed = 0
+        """Exchanges until all steps are in every fragment."""
+
+    def state(self) -> dict[str, Vector]:
+        return {"residual": self.residual, "own": self.parameters, "ref": self._ref}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        super().restore(state)
+        if {"own", "ref"} <= state.keys() and state["own"].size == len(self.parameters):
+            copy_into(self.parameters, state["own"])
+            copy_into(self._ref, state["ref"])
+            self._has_model = True
+
+    def run(self) -> Needs:
+        clock = yield from self._join()
+        carried = ahead = 0
+        """Samples, and steps, that were made after the newest push."""
+        while True:
+            each = max(1, self.options.local_steps // self._parts)
+            samples, has_data = yield from self._walk(each - ahead)
+            samples += carried
+            has_pushed = yield from self._push(clock, samples)
+            carried = ahead = 0
+            if has_data and has_pushed and self.options.delay_steps:
+                ahead = min(self.options.delay_steps, each - 1)
+                yield self._read_of(clock, wait=False)
+                carried, has_data = yield from self._walk(ahead)
+            clock = yield from self._merge(clock)
+            while not has_data and self._owed:
+                yield from self._push(clock, carried)
+                carried = 0
+                clock = yield from self._merge(clock)
+
+    # ------------------------------------------------------------ steps
+
+    def _walk(self, steps: int) -> Generator[NextData | Gradient, Any, tuple[int, bool]]:
+        """So many steps, or as many as there is data for. Returns (samples, whether there was)."""
+        samples = left_out = 0
+        while steps > 0:
+            if (yield NextData()) is None:
+                return samples, False
+            computed = yield Gradient(step=True, gather=False)
+            if computed is None:
+                left_out += 1
+                self._is_astray = left_out >= LEFT_OUT_MAX
+                if self._is_astray:
+                    break
+                continue
+            left_out = 0
+            self._owed = self._parts
+            steps -= computed.steps
+            samples += computed.samples
+        return samples, True
+
+    # ------------------------------------------------------------ fragments
+
+    def _fragment(self, clock: int) -> Range:
+        """The elements that are exchanged at `clock`."""
+        return slice_bounds(len(self.parameters), self._parts, clock % self._parts)
+
+    def _push(self, clock: int, samples: int) -> Generator[Write, Any, bool]:
+        """The next fragment, or nothing if this replica has nothing. Returns whether it had."""
+        lo, hi = self._fragment(clock)
+        if not self._owed or not self._take_way(lo, hi):
+            yield Write(vector=None, clock=clock)
+            return False
+        self._owed -= 1
+        yield Write(
+            vector=self.residual[lo:hi], ranges=((lo, hi),), to_all=True, of=self._parts,
+            samples=samples, clock=clock,
+        )  # fmt: skip
+        return True
+
+    def _take_way(self, lo: int, hi: int) -> bool:
+        """Add the way of a fragment to the residual, unless it is not finite with it."""
+        way = self._ref[lo:hi] - self.parameters[lo:hi]
+        way += self.residual[lo:hi]
+        if self._is_astray or not is_finite(way):
+            self._is_astray = True
+            if not is_finite(self.residual[lo:hi]):
+                self.residual[lo:hi] = 0
+            return False
+        self.residual[lo:hi] = way
+        return True
+
+    def _read_of(self, clock: int, *, wait: bool) -> Read:
+        """What has come of the fragment that is exchanged at `clock`."""
+        part = (self._fragment(clock),)
+        return Read(wait=wait, at_least=clock + 1, ranges=part, into="beside")
+
+    def _merge(self, clock: int) -> Generator[Read | Write, Any, int]:
+        """Wait for what has come of a fragment, and put it into its place. Returns the clock."""
+        lo, hi = self._fragment(clock)
+        view: View = yield self._read_of(clock, wait=True)
+        assert view.values is not None
+        if self._is_astray or view.clock_max != clock + 1:
+            return (yield from self._begin_anew(view.clock_max))
+        copy_into(self._ref[lo:hi], view.values)
+        own, mix = self.parameters[lo:hi], self.options.mix
+        own *= mix
+        own += (1 - mix) * self._ref[lo:hi] if mix else self._ref[lo:hi]
+        return clock + 1
+
+    def _begin_anew(self, clock: int) -> Generator[Read | Write, Any, int]:
+        """Go on from what the servers have; steps that were not pushed are none."""
+        if self._is_astray:
+            self._has_model, self._owed = False, 0
+        self._is_astray = False
+        return (yield from self._meet(clock))
+
+    def placing(self, lo: int, hi: int) -> None:
+        """What was read of all fragments: the way that was not pushed goes on top of it."""
+        if self._has_model:
+            self._ref[lo:hi] -= self.parameters[lo:hi]
+        else:
+            self._ref[lo:hi] = 0
+
+    def placed(self, lo: int, hi: int) -> None:
+        self.parameters[lo:hi] -= self._ref[lo:hi]
+        self._ref[lo:hi] += self.parameters[lo:hi]
+        self._has_model = self._has_model or hi == len(self.parameters)
+
+
+class Shard(sync.Barrier):
+    """A barrier of fragments; a whole push only says that its replica brings nothing."""
+
+    takes_parts = True
+
+    def _kept(self, delta: Delta) -> Delta:
+        return delta
+
+    def _counts(self, push: messages.Push) -> bool:
+        return push.is_part
+
+    def _shares(self, pushes: Sequence[messages.Push]) -> list[np.float32]:
+        return [np.float32(1 / len(pushes))] * len(pushes)
+
+    def _mean_of(self, kept: Sequence[Delta], shares: Sequence[np.float32]) -> Delta:
+        """All are of the same fragment, and sparse or not all of them have each of its elements."""
+        alike = all(np.array_equal(delta.indices, kept[0].indices) for delta in kept)
+        if alike:
+            return Delta(_sum_of([delta.values for delta in kept], shares), kept[0].indices)
+        full = np.zeros(self.shard.size, np.float32)
+        for delta, share in zip(kept, shares, strict=True):
+            full[delta.indices] += share * delta.values
+        found = np.unique(np.concatenate([delta.indices for delta in kept]))
+        return Delta(full[found], found)
+
+
+def _sum_of(values: Sequence[Array], shares: Sequence[np.float32]) -> Array:
+    total = values[0] * shares[0]
+    for more, share in zip(values[1:], shares[1:], strict=True):
+        total += more * share
+    return total
+
+
+def check(job: JobFile) -> list[tuple[tuple[str, ...], str, str]]:
+    """Raises nothing: what does not go together in the job file."""
+    options = job.algorithm.options
+    each = options["local_steps"] // options["fragments"]
+    if each < 1:
+        what = f"{options['fragments']} fragments in {options['local_steps']} steps"
+        return [(("algorithm", "fragments"), what, f"use at most {options['local_steps']}")]
+    if options["delay_steps"] >= each > 0 and options["delay_steps"]:
+        what = f"a fragment is pushed every {each} steps"
+        return [(("algorithm", "delay_steps"), what, f"use at most {each - 1}")]
+    return []
+
+
+STREAMING_DILOCO = Method(
+    Options=Options,
+    replica=Replica,
+    shard=Shard,
+    live={
+        "local_steps": Setting(
+            help="steps from one exchange of a fragment to its next", parse=count
+        )
+    },
+    optimizer=Choice(name="momentum", options={"lr": 0.7, "momentum": 0.9, "nesterov": True}),
+    inner=Choice(name="adamw", options={"lr": 4e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}),
+    check=check,
+)
