@@ -225,8 +225,8 @@ class ReplicaSide(ABC):
         return steps if isinstance(steps, int) else self.intervals.get(key, 1)
 
     pushes_once: ClassVar[bool] = True
-    """Whether the pushes of a replica add up to what its steps have come to; False for a method that
-    gives up, or pushes again, a part of that."""
+    """Whether the pushes of a replica add up to what its steps have come to; False for a method
+    that gives up, or pushes again, a part of that."""
 
     @classmethod
     def one_push(cls, options: Any) -> PushKind:

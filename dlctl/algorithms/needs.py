@@ -147,9 +147,9 @@ class Read(Need):
     ranges: tuple[Range, ...] = ()
     """Of the table; (): all of it."""
     into: Literal["model", "beside"] = "model"
-    """model: into `parameters`. beside: into `View.values`, the model stays as it is. All tables but
-    the parameters are read beside. Without `wait` that is a prefetch: the next such `Read`, which
-    has to be the same one with `wait`, gets what it brings."""
+    """model: into `parameters`. beside: into `View.values`, the model stays as it is. All tables
+    but the parameters are read beside. Without `wait` that is a prefetch: the next such `Read`,
+    which has to be the same one with `wait`, gets what it brings."""
 
 
 class View(NamedTuple):

@@ -14,9 +14,9 @@ replica has made of it meanwhile.
     shard, when all have pushed p:
         theta_p = outer(theta_p, mean_i Delta_i)              # momentum is of p alone
 
-P = `fragments`, H = `local_steps`, tau = `delay_steps`, alpha = `mix`. At most one fragment is under
-way. `compression` is of fragments; the paper sends 4 bits: `name = "e3m0"`. What the rounding takes
-away is in the next push of that fragment; the paper drops it.
+P = `fragments`, H = `local_steps`, tau = `delay_steps`, alpha = `mix`. At most one fragment is
+under way. `compression` is of fragments; the paper sends 4 bits: `name = "e3m0"`. What the rounding
+takes away is in the next push of that fragment; the paper drops it.
 
 - Fragments are ranges of the flat vector of equal length, layer after layer ("sequential" in the
   paper); the paper prefers layers in strides.
@@ -65,7 +65,7 @@ class Options:
 
 
 class Replica(sync.Replica):
-    options: Options  # type: ignore[assignment]
+    options: Options
     pushes_once: ClassVar[bool] = False
 
     @classmethod
@@ -216,25 +216,17 @@ class Shard(sync.Barrier):
 
     def _mean_of(self, kept: Sequence[Delta], shares: Sequence[np.float32]) -> Delta:
         """All are of the same fragment, and sparse or not all of them have each of its elements."""
-        alike = all(np.array_equal(delta.indices, kept[0].indices) for delta in kept)
-        if alike:
-            return Delta(_sum_of([delta.values for delta in kept], shares), kept[0].indices)
         full = np.zeros(self.shard.size, np.float32)
         for delta, share in zip(kept, shares, strict=True):
             full[delta.indices] += share * delta.values
-        found = np.unique(np.concatenate([delta.indices for delta in kept]))
+        places: list[Array] = [d.indices for d in kept if d.indices is not None]
+        alike = all(np.array_equal(where, places[0]) for where in places)
+        found = places[0] if alike else np.unique(np.concatenate(places))
         return Delta(full[found], found)
 
 
-def _sum_of(values: Sequence[Array], shares: Sequence[np.float32]) -> Array:
-    total = values[0] * shares[0]
-    for more, share in zip(values[1:], shares[1:], strict=True):
-        total += more * share
-    return total
-
-
 def check(job: JobFile) -> list[tuple[tuple[str, ...], str, str]]:
-    """Raises nothing: what does not go together in the job file."""
+    """What does not go together in the job file."""
     options = job.algorithm.options
     each = options["local_steps"] // options["fragments"]
     if each < 1:

@@ -1,4 +1,4 @@
-"""Streaming DiLoCo with several replicas, against the loop of the paper (Douillard 2025, Alg. 2)."""
+"""Streaming DiLoCo with several replicas, against the paper's loop (Douillard 2025, Alg. 2)."""
 
 import numpy as np
 import pytest
