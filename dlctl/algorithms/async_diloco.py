@@ -68,10 +68,12 @@ class Replica(local_sgd.Replica):
             else:
                 self._steps = self.options.local_steps
             samples = yield from self._accrue()
-            if samples and not self._take_way():
-                samples = 0
+            is_astray = not self._is_on_way or (samples and not self._take_way())
             self._is_on_way = False
-            yield Write(vector=self.residual if samples else None, samples=samples)
+            if is_astray:
+                yield Write(vector=None)
+            elif samples:
+                yield Write(vector=self.residual, samples=samples)
 
     def round_steps(self) -> int:
         return self._steps
@@ -89,7 +91,7 @@ class Replica(local_sgd.Replica):
 
 
 class Server(downpour.Server):
-    """Applies every way at once. A push without samples brings nothing, and is no step."""
+    """Applies every way at once. A push without samples is of steps that lead nowhere, and none."""
 
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
         if push.samples:

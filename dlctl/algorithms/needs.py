@@ -185,6 +185,9 @@ class Write(Need):
     of: int = 1
     """With `ranges`: how many writes, one after the other, hold all of a step between them. Steps
     are done when so many that came after them are settled."""
+    holds_steps: bool = True
+    """False: it holds nothing of any step, and what is in a part of such writes counts as in none.
+    """
     wait: bool = False
 
 

@@ -141,7 +141,7 @@ class Replica(sync.Replica):
         """The next fragment, or nothing if this replica has nothing. Returns whether it had."""
         lo, hi = self._fragment(clock)
         if not self._owed or not self._take_way(lo, hi):
-            yield Write(vector=None, clock=clock)
+            yield Write(vector=None, clock=clock, holds_steps=self._is_astray)
             return False
         self._owed -= 1
         yield Write(
@@ -184,6 +184,8 @@ class Replica(sync.Replica):
         """Go on from what the servers have; steps that were not pushed are none."""
         if self._is_astray:
             self._has_model, self._owed = False, 0
+        elif self._owed:
+            self._owed = self._parts
         self._is_astray = False
         return (yield from self._meet(clock))
 

@@ -100,7 +100,7 @@ class Replica(ReplicaSide):
         for none is left behind the step that was asked for.
         """
         while True:
-            yield Write(vector=None, clock=clock)
+            yield Write(vector=None, clock=clock, holds_steps=False)
             view: View = yield Read(wait=True, at_least=clock + 1)
             before, clock = clock, view.clock_max
             if clock == before + 1:

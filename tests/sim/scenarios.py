@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from simulated import (
@@ -173,6 +174,7 @@ def _ledger(
     cells: int = 200,
     averages: bool = False,
     shares: bool = False,
+    in_step: bool = True,
     forgets: bool = False,
     more: Callable[[Ledger], Checker] | None = None,
     durabilities: tuple[str, ...] = ("process", "process", "process", "disk", "none"),
@@ -188,13 +190,14 @@ def _ledger(
         restarts_max=20, durability=durability, timeouts=TIMEOUTS, **usual | options,
     )  # fmt: skip
     checkers = ledger_checkers(
-        problem, epochs, once=False, averages=averages, shares=shares, forgets=forgets,
+        problem, epochs, once=False, averages=averages, shares=shares, in_step=in_step,
+        forgets=forgets,
         heal_at_s=faults.heal_at_s,
     )  # fmt: skip
     checkers += (more(problem),) if more is not None else ()
     # Behind the checkers of a method's own: these say more of what it does wrong.
     ahead = int(job.algorithm.options.get("overlap", False))
-    checkers += (ClockChecker(ahead=ahead),) if averages else ()
+    checkers += (ClockChecker(ahead=ahead),) if averages and in_step else ()
     return Simulation(
         job, problem, seed, network=poor_network(seed), compute=COMPUTE, faults=faults,
         checkers=checkers,
@@ -242,6 +245,28 @@ def local_sgd(seed: int) -> Simulation:
     return _ledger(
         seed, faults, averages=True, durabilities=("process", "process", "disk"),
         algorithm=("local-sgd", method), compression=compression, more=OwnStepsChecker,
+    )  # fmt: skip
+
+
+WAYS: tuple[tuple[str, dict[str, Any], dict[str, bool]], ...] = (
+    ("async-diloco", {"local_steps": 3}, {"in_step": False}),
+    ("sparseloco", {"local_steps": 2, "clip": False}, {"averages": True}),
+    (
+        "streaming-diloco",
+        {"local_steps": 4, "fragments": 2, "delay_steps": 0, "mix": 0.0},
+        {"averages": True, "in_step": False},
+    ),
+)
+"""(method, options, what its ledger is like) of those whose replicas go ways of their own."""
+
+
+def ways(seed: int) -> Simulation:
+    """The relatives of local SGD; two of three seeds also lose servers and coordinators."""
+    name, options, kind = WAYS[seed % len(WAYS)]
+    faults = mixed_faults(seed) if seed // 3 % 3 == 0 else recovery_faults(seed)
+    return _ledger(
+        seed, faults, durabilities=("process", "process", "disk"),
+        algorithm=(name, {**options, "inner_lr": 1.0}), **kind,
     )  # fmt: skip
 
 
@@ -407,6 +432,7 @@ SCENARIOS: dict[str, Callable[[int], Simulation]] = {
     "downpour-topk": downpour_topk,
     "sync": sync,
     "local-sgd": local_sgd,
+    "ways": ways,
     "sandblaster": sandblaster,
     "recovery": recovery,
     "sync-recovery": sync_recovery,

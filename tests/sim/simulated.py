@@ -126,11 +126,13 @@ def ledger_checkers(
     once: bool,
     averages: bool = False,
     shares: bool = False,
+    in_step: bool = True,
     forgets: bool = False,
     heal_at_s: float = 10.0,
 ) -> tuple[Checker, ...]:
     """Everything that must be true of a run of `problem`; `averages`: the method is a barrier;
-    `shares`: of single gradients; `forgets`: the coordinator's notes may be old.
+    `shares`: of single gradients; `in_step`: replicas compute on what the servers had at one time;
+    `forgets`: the coordinator's notes may be old.
     """
     book = Book(problem)
     return (
@@ -141,7 +143,7 @@ def ledger_checkers(
         SamplesChecker(problem.samples, epochs, once=once),
         LeasesChecker(problem.samples, epochs, forgets=forgets),
         FetchesChecker(),
-        *(() if averages else (StalenessChecker(book),)),
+        *(() if averages or not in_step else (StalenessChecker(book),)),
         LivenessChecker(heal_at_s),
         SavedChecker(book),
         NothingLeft(),

@@ -133,6 +133,17 @@ class Portions:
             if whole := self._in_parts.popleft():
                 self._pushed.setdefault(number, []).extend(whole)
 
+    def begin_parts_anew(self) -> None:
+        """What is in some parts of a step is in none of those that come."""
+        self._computed = self._take_unpushed()
+
+    def _take_unpushed(self) -> list[Portion]:
+        """All that is computed and not in a push, oldest first."""
+        taken = [portion for portions in self._in_parts for portion in portions] + self._computed
+        self._in_parts.clear()
+        self._computed = []
+        return taken
+
     def refused(self, number: int) -> None:
         """A shard has left out push `number`: what ends with it is not in all of them, and has no
         loss. Who needs the gradient of a whole batch takes it for a point too far.
@@ -142,10 +153,7 @@ class Portions:
 
     def done_now(self) -> list[Portion]:
         """All computed portions that no push holds: they are done without one."""
-        done = [portion for portions in self._in_parts for portion in portions] + self._computed
-        self._in_parts.clear()
-        self._computed = []
-        return done
+        return self._take_unpushed()
 
     def settled(self, number: int) -> list[Portion]:
         """Push `number` is settled on every shard: the portions that are done now."""

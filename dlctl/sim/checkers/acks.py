@@ -34,7 +34,7 @@ class AcksChecker(Checker):
         if not isinstance(effect, Send):
             return
         match effect.message:
-            case m.Ack(outcome=outcome) if outcome in (APPLIED, DUPLICATE):
+            case m.Ack(outcome=outcome, table=0) if outcome in (APPLIED, DUPLICATE):
                 key = self.book.key(process, effect.peer, effect.message)
                 if key is not None:
                     self._on_ack(process, key)

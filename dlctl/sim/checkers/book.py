@@ -77,7 +77,7 @@ class Book(Checker):
         match effect.message:
             case m.Join(_, slot, epoch, _):
                 self.who[process] = (slot, epoch)
-            case m.Push():
+            case m.Push(table=0):
                 self._on_push(str(effect.peer), effect.message)
             case m.Joined(shard):
                 self.servers[shard] = process
@@ -94,11 +94,11 @@ class Book(Checker):
             self._peers[process, peer] = (message.slot, message.epoch)
 
     def key(self, server: Process, peer: Peer, ack: m.Ack) -> Key | None:
-        """The push that an ack is for, whether its worker still lives or not; None if it is no
-        worker's.
+        """The push to the parameters that an ack is for, whether its worker still lives or not;
+        None if there is none.
         """
         who = self._peers.get((server, peer))
-        return Key(*who, ack.shard, ack.seq) if who is not None else None
+        return Key(*who, ack.shard, ack.seq) if who is not None and not ack.table else None
 
     def unsettled(self, slot: int, epoch: int, shard: int) -> set[int]:
         """Cells of pushes that nobody has answered for good yet."""
@@ -131,8 +131,8 @@ class Book(Checker):
         expand = registry.load("compressors", push.delta.kind).expand
         delta = expand(push.delta, push.delta.length)
         used = np.flatnonzero(delta.values)
-        cells = used if delta.indices is None else delta.indices[used]
-        self.is_dense = delta.indices is None
+        cells = push.at + (used if delta.indices is None else delta.indices[used])
+        self.is_dense = delta.indices is None and not push.is_part
         known = self.cells.setdefault(key, cells)
         base = self.bases.setdefault(key, push.base_version)
         if base != push.base_version or not np.array_equal(known, cells):

@@ -43,8 +43,8 @@ class StalenessChecker(Checker):
     def on_effect(self, process: Process, effect: Effect) -> None:
         if isinstance(effect, Compute):
             self._on_compute(process)
-        if not isinstance(effect, Send):
-            return
+        if not isinstance(effect, Send) or getattr(effect.message, "table", None):
+            return  # Of the parameters only.
         match effect.message:
             case m.Joined(shard) | m.Parameters(shard) | m.SparseParameters(shard) | m.Ack(shard):
                 self._meet(process, shard)

@@ -169,7 +169,10 @@ class Writing:
 
     def _count(self, need: Write, number: int) -> None:
         """The steps that are pushed in full now."""
-        if need.ranges and need.of == 1:
+        if not need.holds_steps:
+            self._in_parts.clear()
+            self.portions.begin_parts_anew()
+        if not need.holds_steps or (need.ranges and need.of == 1):
             return
         self.newest = number
         self.portions.pushed(number, need.of)
