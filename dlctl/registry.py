@@ -54,6 +54,10 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
             "dlctl.algorithms.streaming_diloco:STREAMING_DILOCO",
             "DiLoCo by fragments, each while the others are trained (Douillard 2025)",
         ),
+        "loscar": Entry(
+            "dlctl.algorithms.loscar:LOSCAR",
+            "local SGD that averages a random part each round (2026)",
+        ),
         "sparseloco": Entry(
             "dlctl.algorithms.sparseloco:SPARSELOCO",
             "DiLoCo whose replicas send 1.6 % of their ways, in 2 bits (Sarfi 2025)",

@@ -81,6 +81,8 @@ class Replica(sync.Replica):
         """Where the steps have begun that no push holds."""
         self._is_on_way = False
         """A round is under way: from `_base` to the parameters are steps of this replica."""
+        self._has_data = True
+        """The newest round has ended by its steps."""
 
     def run(self) -> Needs:
         clock = yield from self._join()
@@ -123,12 +125,13 @@ class Replica(sync.Replica):
         slices were fetched again.
         """
         steps = samples = left_out = 0
-        self._is_on_way = True
+        self._is_on_way = self._has_data = True
         while steps < self.round_steps():
             if left_out >= LEFT_OUT_MAX and (steps or self._is_ahead):
                 self._is_on_way = False
                 return 0
             if (yield NextData()) is None:
+                self._has_data = False
                 break
             computed = yield Gradient(step=True, gather=False)
             if computed is None:

@@ -73,22 +73,29 @@ class Shard(sync.Barrier):
         return delta
 
     def _mean_of(self, kept: Sequence[Delta], shares: Sequence[np.float32]) -> Delta:
-        if self.options.clip:
-            kept = clipped(kept, self.shard.size)
-        values, shared = np.zeros(self.shard.size, np.float32), None
-        if self.options.mean == "senders":
-            shared = np.zeros(self.shard.size, np.float32)
-        for delta, share in zip(kept, shares, strict=True):
-            where = _where(delta)
-            values[where] += share * delta.values
-            if shared is not None:
-                shared[where] += share
-        if shared is not None:
-            np.divide(values, shared, out=values, where=shared > 0)
-        if any(delta.indices is None for delta in kept):
-            return Delta(values)
-        found = _union([delta.indices for delta in kept], self.shard.size)
-        return Delta(values[found], found)
+        size = self.shard.size
+        deltas = clipped(kept, size) if self.options.clip else kept
+        return mean_of(deltas, shares, size, of_senders=self.options.mean == "senders")
+
+
+def mean_of(
+    deltas: Sequence[Delta], shares: Sequence[np.float32], size: int, *, of_senders: bool = False
+) -> Delta:
+    """Sparse if all of them are. of_senders: an entry is divided by the shares of those that have
+    it, and not by those of all.
+    """
+    values, shared = np.zeros(size, np.float32), np.zeros(size if of_senders else 0, np.float32)
+    for delta, share in zip(deltas, shares, strict=True):
+        where = _where(delta)
+        values[where] += share * delta.values
+        if of_senders:
+            shared[where] += share
+    if of_senders:
+        np.divide(values, shared, out=values, where=shared > 0)
+    if any(delta.indices is None for delta in deltas):
+        return Delta(values)
+    found = _union([delta.indices for delta in deltas], size)
+    return Delta(values[found], found)
 
 
 def clipped(deltas: Sequence[Delta], size: int) -> list[Delta]:

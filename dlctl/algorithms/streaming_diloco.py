@@ -42,6 +42,7 @@ from dlctl import messages
 from dlctl.algorithms import sync
 from dlctl.algorithms.base import Method, Needs, PushKind, Start
 from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Range, Read, View, Write
+from dlctl.algorithms.sparseloco import mean_of
 from dlctl.compress.base import Delta
 from dlctl.config import Choice, JobFile
 from dlctl.flat import slice_bounds
@@ -217,14 +218,7 @@ class Shard(sync.Barrier):
         return [np.float32(1 / len(pushes))] * len(pushes)
 
     def _mean_of(self, kept: Sequence[Delta], shares: Sequence[np.float32]) -> Delta:
-        """All are of the same fragment, and sparse or not all of them have each of its elements."""
-        full = np.zeros(self.shard.size, np.float32)
-        for delta, share in zip(kept, shares, strict=True):
-            full[delta.indices] += share * delta.values
-        places: list[Array] = [d.indices for d in kept if d.indices is not None]
-        alike = all(np.array_equal(where, places[0]) for where in places)
-        found = places[0] if alike else np.unique(np.concatenate(places))
-        return Delta(full[found], found)
+        return mean_of(kept, shares, self.shard.size)
 
 
 def check(job: JobFile) -> list[tuple[tuple[str, ...], str, str]]:

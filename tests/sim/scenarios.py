@@ -251,6 +251,7 @@ def local_sgd(seed: int) -> Simulation:
 WAYS: tuple[tuple[str, dict[str, Any], dict[str, bool]], ...] = (
     ("async-diloco", {"local_steps": 3}, {"in_step": False}),
     ("sparseloco", {"local_steps": 2, "clip": False}, {"averages": True}),
+    ("loscar", {"local_steps": 2, "density": 1.0, "overlap": True}, {"averages": True}),
     (
         "streaming-diloco",
         {"local_steps": 4, "fragments": 2, "delay_steps": 0, "mix": 0.0},

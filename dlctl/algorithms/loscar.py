@@ -1,0 +1,135 @@
+"""LOSCAR-SGD: local SGD that averages a random part of the parameters each round, while it goes on
+(arXiv 2605.20866).
+
+Every round has a mask S, which all replicas draw alike: from the number of the round. What is in S
+is averaged; the rest stays with each replica as it is, until a later mask has it.
+
+    round t:  replica i:  H steps, to y_i;  push (x - y_i) on S_t          # x: from the servers
+              shard:      x = mean_i y_i on S_t
+              replica i:  some steps later, at z_i:   x_i = x + (z_i - y_i) on S_t,   z_i elsewhere
+
+So nothing waits for the network, and a round costs `density` of the bytes of local SGD's.
+
+This file was derived from a summary of the method and not from the paper's text. What is ours:
+
+- replicas weigh the same, those without data included: these have come to x;
+- a replica that runs out of data pushes all that it has, at its weight, so that the model at the
+  end is the mean of all replicas;
+- positions travel with the values, in about a byte each; they could be drawn by the servers, too.
+
+Rounds, members and deaths are those of `local-sgd`. What a dead replica has not pushed is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+from annotated_types import Gt, Le
+
+from dlctl import messages
+from dlctl.algorithms import local_sgd, sync
+from dlctl.algorithms.base import Method, Start
+from dlctl.algorithms.sparseloco import mean_of
+from dlctl.compress.base import Delta
+from dlctl.config import Choice
+from dlctl.messages import Array
+from dlctl.vector import Vector, copy_into, indices_like, is_finite
+
+MASKS = 0x105CA4
+"""Seeds the masks, with the number of the round."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Options(local_sgd.Options):
+    density: Annotated[float, Gt(0), Le(1)] = 0.01
+    """The part of the parameters that a round averages."""
+    overlap: bool = True
+    """Go on with the next round while the mean of this one is under way; false: stand still."""
+
+
+class Replica(local_sgd.Replica):
+    options: Options
+    pushes_once: ClassVar[bool] = False
+
+    def begin(self, start: Start) -> None:
+        super().begin(start)
+        self._has_model = self._is_astray = False
+
+    def state(self) -> dict[str, Vector]:
+        return {"residual": self.residual, "own": self.parameters, "base": self._base}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        super().restore(state)
+        if {"own", "base"} <= state.keys() and state["own"].size == len(self.parameters):
+            copy_into(self.parameters, state["own"])
+            copy_into(self._base, state["base"])
+            self._has_model = True
+
+    def _accrue(self) -> sync.Accrues:
+        self._is_astray = False
+        samples = yield from super()._accrue()
+        self._is_astray = not self._is_on_way
+        return samples
+
+    def _take_way(self) -> bool:
+        way = self._base - self.parameters
+        if not is_finite(way):
+            self._is_astray = True
+            return False
+        if self._has_data:
+            where = indices_like(way, mask(self.view.clock_max, len(way), self.options.density))
+            self.residual[:] = 0
+            self.residual[where] = way[where]
+            self._base[where] = self.parameters[where]
+        else:
+            self.residual[:] = way
+            self._base[:] = self.parameters
+        return True
+
+    def placing(self, lo: int, hi: int) -> None:
+        """What this replica has not pushed goes on top of what was read."""
+        if self._has_model and not self._is_astray:
+            self._base[lo:hi] -= self.parameters[lo:hi]
+        else:
+            self._base[lo:hi] = 0
+
+    def placed(self, lo: int, hi: int) -> None:
+        super().placed(lo, hi)
+        self._has_model = self._has_model or hi == len(self.parameters)
+
+
+def mask(clock: int, size: int, density: float) -> Array:
+    """int64[n], ascending: what the round averages, the same for all replicas."""
+    dice = np.random.default_rng([MASKS, clock])
+    found = np.flatnonzero(dice.random(size, dtype=np.float32) < density)
+    return found if found.size else dice.integers(0, size, 1)
+
+
+class Shard(sync.Barrier):
+    """Keeps pushes as sparse as they come; all replicas of a round weigh the same."""
+
+    def _kept(self, delta: Delta) -> Delta:
+        return delta
+
+    def _counts(self, push: messages.Push) -> bool:
+        return True
+
+    def _shares(self, pushes: Sequence[messages.Push]) -> list[np.float32]:
+        return [np.float32(1 / len(pushes))] * len(pushes)
+
+    def _mean_of(self, kept: Sequence[Delta], shares: Sequence[np.float32]) -> Delta:
+        return mean_of(kept, shares, self.shard.size)
+
+
+LOSCAR = Method(
+    Options=Options,
+    replica=Replica,
+    shard=Shard,
+    live=local_sgd.LIVE,
+    optimizer=Choice(name="sgd", options={"lr": 1.0}),
+    inner=Choice(name="sgd", options={"lr": 0.01}),
+    compression=Choice(name="topk", options={"density": 1.0}),
+)
