@@ -286,6 +286,23 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Average:
+    """An exponential moving average of the parameters, kept by the servers beside them."""
+
+    __pydantic_config__ = STRICT
+
+    ema: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """How much of the average stays at each update of the servers, as 0.999; 0: none is kept. It
+    begins with the initial parameters, and is in checkpoints: "dlctl checkpoint export --average"
+    has its model. Costs a server 4 bytes per parameter and one pass more over an update. With
+    compressed pushes it costs more: each is applied, and fetched, as if all of it had been pushed,
+    zeros where there was nothing; of an optimiser with momentum these elements move on, too."""
+    evaluate: bool = False
+    """Whether the task's `evaluate` and `finish`, and with them job.stop.target and
+    checkpoints.best, are of the average in place of the parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     __pydantic_config__ = STRICT
 
@@ -431,6 +448,7 @@ class JobFile:
     limits: Limits = Limits()
     checkpoints: Checkpoints = Checkpoints()
     evaluation: Evaluation = Evaluation()
+    average: Average = Average()
     hosts: tuple[Host, ...] = ()
     slurm: Slurm = Slurm()
     network: Network = Network()

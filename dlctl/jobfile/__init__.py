@@ -87,6 +87,7 @@ def _own_checks(job: JobFile) -> list[Fault]:
     """What the schedule, or the method itself, finds wrong with a job that is valid otherwise."""
     method = registry.load("algorithms", job.algorithm.name)
     found: list[tuple[KeyPath, str, str]] = [*schedule.faults(job), *_clip_faults(job, method)]
+    found += _average_faults(job, method)
     steps = _gradient_steps(job, method)
     if schedule.is_needed(job.schedule) and not steps:
         what = f"{job.algorithm.name} has no optimiser that takes gradient steps"
@@ -124,6 +125,15 @@ def _clip_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]
         yield ("gradient", "clip"), what, 'use "replica"'
     elif job.servers.count != 1:
         yield ("gradient", "clip"), "one server knows the norm of a whole update", "use count = 1"
+
+
+def _average_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
+    """An average of what no server's optimiser updates, or that is looked at and not kept."""
+    if job.average.ema and (method.shard is None or method.shape.model != "tables"):
+        what = f"{job.algorithm.name} has no parameters that the servers' optimiser updates"
+        yield ("average", "ema"), what, "remove [average]"
+    elif job.average.evaluate and not job.average.ema:
+        yield ("average", "evaluate"), "there is no average to evaluate", "add ema = 0.999"
 
 
 def effective_options(kind: str, choice: Choice) -> dict[str, Any]:

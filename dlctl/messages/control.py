@@ -258,6 +258,8 @@ class Evaluate(Message):
     finishes: bool = False
     """It is the task's `finish` that is to be run, with `metrics`."""
     metrics: Json = field(default_factory=dict)
+    average: bool = False
+    """On the moving average of the parameters."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -20,6 +20,7 @@ from dlctl.optim.alarm import Alarm
 from dlctl.optim.base import Optimizer, Sweeping
 from dlctl.optim.blocks import Rule, check_length
 from dlctl.shards.history import Changes, History
+from dlctl.util.names import AVERAGE
 from dlctl.vector import all_finite, euclidean_norm
 
 W = "w"
@@ -296,6 +297,11 @@ class Shard:
     def scheduled_lr(self) -> float | None:
         """The rate of the next update, if it follows a schedule."""
         return None if self._factor is None else self.optimizer.lr
+
+    def begins_with(self, values: Array) -> Mapping[str, Array]:
+        """What a new shard is to be filled with if the model begins with these values."""
+        is_averaged = AVERAGE in self.optimizer.slots
+        return {W: values, AVERAGE: values} if is_averaged else {W: values}
 
     def restore(self, version: int, samples: int) -> None:
         """Go on from a checkpoint with so many updates, of so many samples."""

@@ -100,6 +100,7 @@ class Coordinator:
             target,
             job.evaluation.finish_s,
             Best.parse(job.checkpoints.best),
+            of_average=job.average.evaluate,
         )
         self.files = HostFiles(context, members)
         self.peers = Peers(run)

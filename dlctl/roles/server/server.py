@@ -35,6 +35,7 @@ from dlctl.machine import (
     StopRequested,
 )
 from dlctl.optim import grouped
+from dlctl.optim.averaged import Averaged
 from dlctl.optim.base import Optimizer
 from dlctl.roles.protocol.authz import Authz, guests_in
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Context
@@ -245,7 +246,11 @@ class Server:
         groups = self.job.parameters if takes_gradients else ()
         layout = Layout.from_bytes(message.layout)
         runs = parameter_groups.runs(groups, layout, message.lo, message.hi)
-        parameters = grouped.make(self.make_optimizer, self.job.optimizer.options, groups, runs)
+        parameters: Optimizer = grouped.make(
+            self.make_optimizer, self.job.optimizer.options, groups, runs
+        )
+        if ema := self.job.average.ema:
+            parameters = Averaged(parameters, ema)
         optimizer = optimizer_of(table, self.algorithm, options, parameters)
         storages = self.storages.of_table(table.name) if number else self.storages
         spec = self._spec(message, layout, index, number, table, optimizer)

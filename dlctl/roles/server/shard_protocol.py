@@ -29,7 +29,7 @@ from dlctl.roles.protocol.token import is_genuine
 from dlctl.roles.server.buffers import AveragedBuffers
 from dlctl.roles.server.dedup import NEW, Dedup
 from dlctl.roles.server.table_shard import COUNTED, TableShard
-from dlctl.shards.base import Extras, Shard, W
+from dlctl.shards.base import Extras, Shard
 from dlctl.shards.summary import Summary
 
 
@@ -225,7 +225,7 @@ class ShardProtocol:
                 )
                 return
             extras = Extras(message.averaged, message.constant) if self.index == 0 else None
-            self.begin_with({W: message.values}, extras)
+            self.begin_with(self.shard.begins_with(message.values), extras)
         self._answer_join(peer, message.slot)
 
     def _fits(self, message: m.Initialise) -> bool:
