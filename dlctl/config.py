@@ -102,6 +102,14 @@ class Schedule:
     """Parts of the run: where "step" goes down, and where the decay of "wsd" begins (0.9)."""
     gamma: Annotated[float, Gt(0), Le(1)] = 0.1
     """What "step" multiplies by."""
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """How the rate goes with the number of workers, for methods that average gradients, as "sync"
+    (Goyal 2017): lr is that for lr_workers of them, with N it is N / lr_workers times as much, or
+    the square root of that. After "dlctl scale" it goes there by equal amounts over the length of
+    the warm-up. If the run begins with another number than lr_workers, its warm-up goes from lr to
+    the rate for that number, and not from 0. Workers that die and come back change nothing."""
+    lr_workers: Annotated[int, Ge(0), Le(COUNT_MAX)] = 0
+    """How many workers lr is for; 0: workers.count."""
     over: str = ""
     """How long the run is taken to be: "50_000 steps" or "1_000_000 samples"; "": what `job.stop`
     says, which it has to if that is seconds or a target alone."""

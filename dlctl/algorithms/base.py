@@ -321,6 +321,8 @@ class ShardSide(ABC):
     applies_as_pushed: ClassVar[bool] = False
     """Whether `push` hands a delta to the shard at once and as it is, so that the shard may work on
     it while it comes."""
+    averages: ClassVar[bool] = False
+    """Whether an update is one of the mean of what all members have pushed for a step."""
     asks_lead: ClassVar[bool] = False
     """Whether it holds pushes until the lead has said which of them count; then it has `held` and
     `decided`, too, and `Shard.version` is its clock. Only a side of the parameters may."""

@@ -30,7 +30,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -121,6 +121,8 @@ class Held(NamedTuple):
 
 class HoldingSide(ShardSide):
     """Holds the pushes of a step until it is made, whoever says when: its clock is the step."""
+
+    averages: ClassVar[bool] = True
 
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
         if self._is_absurd(push):

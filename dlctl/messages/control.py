@@ -114,6 +114,8 @@ class Members(Message):
     """To a server: the slots that take part now. Barriers count these."""
 
     slots: tuple[int, ...]
+    scale: tuple[float, ...] = ()
+    """`schedule.Scale`, if the rate goes with the number of workers that the run is to have."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -363,7 +363,8 @@ class Coordinator:
         if self.run.state in ("pending", "starting"):
             return
         for told in [server] if server is not None else self.members.of_role("server"):
-            self.context.send(told.name, m.Members(self.members.live_slots()))
+            members = m.Members(self.members.live_slots(), self.scheduler.scale or ())
+            self.context.send(told.name, members)
 
     def _on_portion_done(self, peer: Peer, done: m.PortionDone, now: float) -> None:
         worker = self.members.worker(done.slot, done.epoch)

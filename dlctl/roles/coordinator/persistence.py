@@ -10,6 +10,7 @@ The state that decides what the coordinator does next lies in small pieces under
     metrics             what else the task's loss returns
     lead                the clock and the state of the method's lead, and the journal of one that
                         drives
+    scale               what the rate is multiplied by for the number of workers, and since when
     quorum              its newest decision for all shards: the clock, whose pushes count
     group               the members that are left out: slot and epoch
     evaluation          epochs that were done when one was begun last; what is under way (`Asked`)
@@ -72,6 +73,7 @@ from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
+from dlctl.schedule import Scale
 from dlctl.util.names import HOME_AGENT
 
 UNWRITTEN_S_MIN = 3.0
@@ -180,6 +182,8 @@ class Persistence:
         if scheduler.metrics:
             yield "metrics", dict(scheduler.metrics)
         yield "lead", scheduler.lead()
+        if scheduler.scale is not None:
+            yield "scale", scheduler.scale
         if self.quorums.newest is not None:
             yield "quorum", self.quorums.newest
         yield "evaluation", (scheduler.evaluated_epochs, None if asked is None else astuple(asked))
@@ -293,6 +297,8 @@ class Persistence:
         self.scheduler.metrics = dict(values.get("metrics", {}))
         if "lead" in values:
             self.scheduler.restore_lead(values["lead"])
+        if "scale" in values:
+            self.scheduler.scale = Scale(*values["scale"])
         if "quorum" in values:
             self.quorums.go_on(values["quorum"])
         numbers = [_unused(number, now) for number in (*values["numbers"], 0, 0)]

@@ -56,6 +56,7 @@ from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.space import Space
 from dlctl.roles.server.table_shard import TableShard
 from dlctl.roles.server.vectors import Vectors
+from dlctl.schedule import Scale
 from dlctl.shards.base import Diverged, Extras, Held, NoRoom, Shard, Spec, Storages, W
 from dlctl.shards.memory import InMemory
 from dlctl.util.names import NO_ROOM
@@ -100,6 +101,8 @@ class Server:
         self._lifeline = Watchdog()
         self._gathering = Restoring(self.context)
         self._restoring = False
+        self._scale: tuple[float, ...] = ()
+        """Of the rate, as the coordinator has said it last."""
         self._room = Space()
         self._report_at = 0.0
 
@@ -341,8 +344,14 @@ class Server:
     # ------------------------------------------------------------ from the coordinator
 
     def _on_members(self, message: m.Members, now: float) -> None:
-        if self.serving is not None:
-            self.serving.on_members(frozenset(message.slots))
+        if self.serving is None:
+            return
+        if message.scale and message.scale != self._scale:
+            self._scale = message.scale
+            scale, samples = Scale(*message.scale), self.serving.assigned.samples
+            if factor := schedule.factor(self.job, samples, scale):
+                self.serving.shard.follow(factor)
+        self.serving.on_members(frozenset(message.slots))
 
     def _on_decided(self, message: m.Decided, now: float) -> None:
         if self._asks_lead is not None:
