@@ -126,8 +126,9 @@ class Gradients:
     torch.nn.utils.clip_grad_norm_ does; 0: no limit."""
     clip: Literal["replica", "global"] = "replica"
     """What is clipped: each replica's gradient by itself, or what an update of the servers is made
-    of: with "sync" the mean of all, which is what one process would clip. "global" needs one
-    server, and a method that pushes gradients."""
+    of: with "sync" the mean of all, which is what one process would clip. "global" needs a method
+    that pushes gradients, and one server where it does not average them. Several servers add up
+    their parts of the norm by way of the coordinator, one more round trip for every step."""
     accumulate: Annotated[int, Ge(1), Le(65536)] = 1
     """So many batches of `workers.batch_size`, one after the other, are one step: their gradient is
     that of all their samples."""

@@ -372,6 +372,18 @@ class ShardSide(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} asks nobody")
 
+    def norm_part(self) -> tuple[int, float] | None:
+        """(the clock of the step that waits for the norm of all shards' updates, the square of this
+        one's norm), for sides that average, where `Shard.shares_norm`; None: none waits for it.
+        """
+        return None
+
+    def norm_known(self, clock: int, squared: float) -> list[Outcome]:
+        """The square of the norm of what all shards are about to apply at this clock. It stands for
+        all of them, even if this one's own part has changed since.
+        """
+        raise NotImplementedError(f"{type(self).__name__} shares no norm")
+
     def joined(self, slot: int) -> list[Outcome]:
         """A new epoch of `slot` has joined; pushes of its old epochs will not come any more."""
         return []

@@ -123,7 +123,7 @@ def _clip_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]
     if not method.pushes_gradients(method.Options(**job.algorithm.options)):
         what = f"{job.algorithm.name} pushes no gradients: each replica has its own"
         yield ("gradient", "clip"), what, 'use "replica"'
-    elif job.servers.count != 1:
+    elif job.servers.count != 1 and not _averages_gradients(job, method):
         yield ("gradient", "clip"), "one server knows the norm of a whole update", "use count = 1"
 
 

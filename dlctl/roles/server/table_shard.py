@@ -166,6 +166,12 @@ class TableShard:
         outcomes = self.side.decided(decision)
         self._settle(outcomes, at_once=self.shard.version != before)
 
+    def norm_known(self, clock: int, squared: float) -> None:
+        """All shards have said how large their part of this clock's update is."""
+        before = self.shard.version
+        outcomes = self.side.norm_known(clock, squared)
+        self._settle(outcomes, at_once=self.shard.version != before)
+
     def takes_changes(self) -> bool:
         """Whether operations of the lead may change it."""
         return isinstance(self.shard.optimizer, Accrue | Set)
