@@ -330,6 +330,8 @@ class ShardSide(ABC):
     def __init__(self, options: Any, shard: Shard) -> None:
         self.options = options
         self.shard = shard
+        self.measures_noise = False
+        """Whether it is to find out how much the gradients of a step differ."""
 
     @classmethod
     def optimizer(cls, options: Any, optimizer: Optimizer) -> Optimizer:
@@ -391,6 +393,10 @@ class ShardSide(ABC):
     def members(self, slots: frozenset[int]) -> list[Outcome]:
         """These slots take part from now on."""
         return []
+
+    def figures(self) -> messages.Json:
+        """What the server reports of it, in plain values: "noise_parts" is `NoiseScale.parts`."""
+        return {}
 
     def state(self) -> messages.Json:
         """What a server that takes this one's place has to know besides the shard. It is kept with

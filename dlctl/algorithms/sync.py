@@ -45,6 +45,7 @@ from dlctl.algorithms.base import (
     dense,
 )
 from dlctl.algorithms.needs import Gradient, NextData, Read, Step, View, Write
+from dlctl.algorithms.noise import NoiseScale
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, HELD, LATE, REFUSED, Array, Json
 from dlctl.shards.base import Shard
@@ -52,6 +53,8 @@ from dlctl.util import threads
 from dlctl.util.threads import BLOCK, scratch
 from dlctl.vector import squared_norm
 
+NOISE_EVERY = 10
+"""Steps. To look at one takes a tenth of an update or more: it reads all pushes once again."""
 Accrues = Generator[NextData | Gradient, Any, int]
 
 AHEAD_MAX = 2**32
@@ -138,16 +141,6 @@ def _names(held: Sequence[Held]) -> tuple[tuple[int, int, int], ...]:
     return tuple((h.push.slot, h.push.epoch, h.push.seq) for h in held)
 
 
-def _mean(held: Sequence[Held]) -> tuple[Array | None, int]:
-    """(the mean weighted by samples, all samples)"""
-    used = [(h.gradient, h.push.samples) for h in held if h.gradient is not None]
-    samples = sum(n for _, n in used)
-    if not samples:
-        return None, 0
-    shares = [np.float32(n / samples) for _, n in used]
-    return _weighted_sum([gradient for gradient, _ in used], shares), samples
-
-
 class HoldingSide(ShardSide):
     """Holds the pushes of a step until it is made, whoever says when: its clock is the step."""
 
@@ -159,6 +152,7 @@ class HoldingSide(ShardSide):
         """Of the step that is to be made, while its norm is not known."""
         self._norm: tuple[int, float] | None = None
         """(clock, square of the norm of all shards): the newest that has been said."""
+        self._noise = NoiseScale()
 
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
         if self._is_absurd(push):
@@ -198,7 +192,7 @@ class HoldingSide(ShardSide):
         if not self.shard.shares_norm or (self._norm is not None and self._norm[0] == clock):
             return True
         if self._mean is None or self._mean.of != _names(held) or self._mean.clock != clock:
-            mean, samples = _mean(held)
+            mean, samples = self._mean_of_step(held)
             squared = 0.0 if mean is None else squared_norm(mean)
             self._mean = Mean(clock, _names(held), mean, samples, squared)
         return False
@@ -218,13 +212,34 @@ class HoldingSide(ShardSide):
         if known is not None and known.of == _names(held):
             mean, samples = known.mean, known.samples
         else:
-            mean, samples = _mean(held)
+            mean, samples = self._mean_of_step(held)
         if mean is None:
             self.shard.version += 1
         else:
+            if self.measures_noise and self.shard.version % NOISE_EVERY == 0:
+                self._measure_noise(held, mean)
             norm = math.sqrt(self._norm[1]) if self._norm and self.shard.shares_norm else None
             self.shard.apply(Delta(mean), samples, norm)
         return [h.outcome(REFUSED if h.gradient is None else APPLIED) for h in held]
+
+    def _mean_of_step(self, held: Sequence[Held]) -> tuple[Array | None, int]:
+        """(the mean weighted by samples, float32[n], or None if nobody had any; all samples)"""
+        used = [(h.gradient, h.push.samples) for h in held if h.gradient is not None]
+        samples = sum(n for _, n in used)
+        if not samples:
+            return None, 0
+        shares = [np.float32(n / samples) for _, n in used]
+        return _weighted_sum([gradient for gradient, _ in used], shares), samples
+
+    def _measure_noise(self, held: Sequence[Held], mean: Array) -> None:
+        """All shards do so at the same steps."""
+        used = [h for h in held if h.gradient is not None and h.push.samples]
+        squares = sum(squared_norm(h.gradient) for h in used)
+        self._noise.add(squares, squared_norm(mean), [h.push.samples for h in used])
+
+    def figures(self) -> Json:
+        parts = self._noise.parts()
+        return {} if parts is None else {"noise_parts": list(parts)}
 
 
 class Barrier(HoldingSide):

@@ -106,6 +106,22 @@ def test_four_workers_are_a_script_with_adamw_schedule_and_clipping(servers, vic
     assert np.allclose(outcome.weights, w, rtol=0, atol=1e-5)
 
 
+def test_the_gradient_noise_scale_is_told_of_all_shards_together():
+    found = {}
+    for servers in (1, 3):
+        job = job_file(
+            4, servers, batch_size=8, epochs=10.0, portion_batches=1, algorithm=SYNC,
+            optimizer=("sgd", {"lr": 0.01}),
+        )  # fmt: skip
+        slow = ComputeOptions(step_s=0.1)
+        outcome = Simulation(job, LeastSquares(samples=256), compute=slow).run()
+        machines = [outcome.world.machine(f"server-{i}") for i in range(servers)]
+        parts = [machine.serving.side.figures()["noise_parts"] for machine in machines]
+        found[servers] = np.sum(parts, axis=0)
+        assert outcome.store.run["noise_scale"] > 0
+    assert found[3] == pytest.approx(found[1], rel=1e-4)
+
+
 class OfLayers(LeastSquares):
     """The same, its parameters in three tensors, none of which ends where a shard of three does."""
 

@@ -237,7 +237,9 @@ class Server:
         options, tables = self.options, []
         for number, table in enumerate(self.declared):
             shard = self._open(message, welcome.index, number, table, options)
-            tables.append((table.name, shard, side_of(table, self.algorithm, options, shard)))
+            side = side_of(table, self.algorithm, options, shard)
+            side.measures_noise = not number and self.algorithm.pushes_gradients(options)
+            tables.append((table.name, shard, side))
         serving = ShardProtocol(
             self.context, self.birth.run_id, welcome.token, welcome.index, welcome.term, message,
             tables, (self.job.compression.name, self.compressor),

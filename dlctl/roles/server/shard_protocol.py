@@ -120,6 +120,7 @@ class ShardProtocol:
             **self.rates.report(now),
             **self.staleness.report(),
             **({"poison": poison} if poison else {}),
+            **self.side.figures(),
             **({"lr": lr} if (lr := self.shard.scheduled_lr) is not None else {}),
             **({"last_checkpoint": self.last_checkpoint} if self.last_checkpoint else {}),
         }
