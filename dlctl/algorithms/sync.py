@@ -198,7 +198,9 @@ class HoldingSide(ShardSide):
         return False
 
     def norm_part(self) -> tuple[int, float] | None:
-        return None if self._mean is None else (self._mean.clock, self._mean.squared)
+        if self._mean is None or (self._norm is not None and self._norm[0] == self._mean.clock):
+            return None
+        return self._mean.clock, self._mean.squared
 
     def norm_known(self, clock: int, squared: float) -> list[Outcome]:
         if self._mean is None or clock != self._mean.clock:

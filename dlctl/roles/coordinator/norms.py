@@ -57,8 +57,7 @@ class Norms:
                 self.run.context.send(f"server-{shard}", m.NormTotal(part.clock, total))
 
     def _total(self, clock: int) -> float | None:
-        if self.newest is not None and clock <= self.newest[0]:
-            # A shard can wait for the newest one only; whatever is said of others comes late.
+        if self.newest is not None and clock == self.newest[0]:
             return self.newest[1]
         parts = [self._part(server, clock) for server in self.run.members.of_role("server")]
         known = [part for part in parts if part is not None]
