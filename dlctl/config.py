@@ -102,6 +102,14 @@ class Schedule:
     """Parts of the run: where "step" goes down, and where the decay of "wsd" begins (0.9)."""
     gamma: Annotated[float, Gt(0), Le(1)] = 0.1
     """What "step" multiplies by."""
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """How the rate goes with the number of workers, for methods that average gradients, as "sync"
+    (Goyal 2017): lr is that for lr_workers of them, with N it is N / lr_workers times as much, or
+    the square root of that. After "dlctl scale" it goes there by equal amounts over the length of
+    the warm-up. If the run begins with another number than lr_workers, its warm-up goes from lr to
+    the rate for that number, and not from 0. Workers that die and come back change nothing."""
+    lr_workers: Annotated[int, Ge(0), Le(COUNT_MAX)] = 0
+    """How many workers lr is for; 0: workers.count."""
     over: str = ""
     """How long the run is taken to be: "50_000 steps" or "1_000_000 samples"; "": what `job.stop`
     says, which it has to if that is seconds or a target alone."""
@@ -118,8 +126,9 @@ class Gradients:
     torch.nn.utils.clip_grad_norm_ does; 0: no limit."""
     clip: Literal["replica", "global"] = "replica"
     """What is clipped: each replica's gradient by itself, or what an update of the servers is made
-    of: with "sync" the mean of all, which is what one process would clip. "global" needs one
-    server, and a method that pushes gradients."""
+    of: with "sync" the mean of all, which is what one process would clip. "global" needs a method
+    that pushes gradients, and one server where it does not average them. Several servers add up
+    their parts of the norm by way of the coordinator, one more round trip for every step."""
     accumulate: Annotated[int, Ge(1), Le(65536)] = 1
     """So many batches of `workers.batch_size`, one after the other, are one step: their gradient is
     that of all their samples."""
@@ -286,6 +295,23 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Average:
+    """An exponential moving average of the parameters, kept by the servers beside them."""
+
+    __pydantic_config__ = STRICT
+
+    ema: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """How much of the average stays at each update of the servers, as 0.999; 0: none is kept. It
+    begins with the initial parameters, and is in checkpoints: "dlctl checkpoint export --average"
+    has its model. Costs a server 4 bytes per parameter and one pass more over an update. With
+    compressed pushes it costs more: each is applied, and fetched, as if all of it had been pushed,
+    zeros where there was nothing; of an optimiser with momentum these elements move on, too."""
+    evaluate: bool = False
+    """Whether the task's `evaluate` and `finish`, and with them job.stop.target and
+    checkpoints.best, are of the average in place of the parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     __pydantic_config__ = STRICT
 
@@ -431,6 +457,7 @@ class JobFile:
     limits: Limits = Limits()
     checkpoints: Checkpoints = Checkpoints()
     evaluation: Evaluation = Evaluation()
+    average: Average = Average()
     hosts: tuple[Host, ...] = ()
     slurm: Slurm = Slurm()
     network: Network = Network()

@@ -11,6 +11,11 @@ The factor for an update is that of the samples before it, as with torch's sched
     step        gamma to the power of how many of decay_at T are passed
 
 p: samples; T: those of the whole run. After T it stays as it was there.
+
+With `lr_scaling` it is multiplied by n or sqrt(n), n = workers / `lr_workers` (Goyal et al. 2017).
+A new n takes its place as the warm-up does, in a straight line of length w from the old one on; at
+the beginning of the run that is 1, and if n is another one then, this is the whole warm-up. How
+many workers there are is what `dlctl scale` has said: all servers are told the same `Scale`.
 """
 
 from __future__ import annotations
@@ -19,10 +24,12 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from dlctl.config import JobFile, Schedule
 
 _LENGTH = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?) *(%|steps?|samples?)")
+Key = tuple[str, ...]
 DECAY_AT = 0.9
 """Of a run, where the decay of "wsd" begins if nothing is said."""
 
@@ -40,7 +47,38 @@ def length(text: str, step_samples: int, whole: float = math.nan) -> float:
     return number * (step_samples if unit.startswith("step") else 1)
 
 
-def faults(job: JobFile) -> Iterator[tuple[tuple[str, ...], str, str]]:
+class Scale(NamedTuple):
+    """What the rate is multiplied by, for the sake of the number of workers."""
+
+    since: float
+    """Samples; from there on it goes from `before` to `after`."""
+    before: float
+    after: float
+
+    def at(self, samples: float, warmup: float) -> float:
+        """warmup: samples until it is there."""
+        passed = samples - self.since
+        if passed >= warmup:
+            return self.after
+        return self.before + (self.after - self.before) * max(0.0, passed) / warmup
+
+    def to(self, after: float, samples: float, warmup: float) -> Scale:
+        """The one that follows it from there on."""
+        return Scale(float(samples), self.at(samples, warmup), after)
+
+
+def multiple(job: JobFile, workers: int) -> float:
+    """What so many workers multiply the rate by."""
+    n = workers / (job.schedule.lr_workers or job.workers.count)
+    return {"none": 1.0, "linear": n, "sqrt": math.sqrt(n)}[job.schedule.lr_scaling]
+
+
+def first_scale(job: JobFile) -> Scale:
+    """That of a run's beginning."""
+    return Scale(0.0, 1.0, multiple(job, job.workers.count))
+
+
+def faults(job: JobFile) -> Iterator[tuple[Key, str, str]]:
     """What is wrong with the schedule of a job, as far as it is known without the dataset: key,
     message, what to write instead.
     """
@@ -59,6 +97,8 @@ def faults(job: JobFile) -> Iterator[tuple[tuple[str, ...], str, str]]:
     if schedule.over and length(schedule.over, job.step_samples) < 1:
         yield ("schedule", "over"), "it is no sample long", 'as in "50_000 steps"'
         return
+    if schedule.lr_workers and not scales(schedule):
+        yield ("schedule", "lr_workers"), "no rate goes by it", 'add lr_scaling = "linear"'
     if schedule.kind == "wsd" and len(schedule.decay_at) > 1:
         yield ("schedule", "decay_at"), '"wsd" decays once', "give one value"
     if schedule.kind == "step" and not schedule.decay_at:
@@ -78,13 +118,19 @@ def faults(job: JobFile) -> Iterator[tuple[tuple[str, ...], str, str]]:
 
 def is_needed(schedule: Schedule) -> bool:
     """Whether the rate changes at all."""
-    return schedule.kind != "constant" or length(schedule.warmup, 1, 1.0) > 0
+    is_constant = schedule.kind == "constant" and length(schedule.warmup, 1, 1.0) == 0
+    return scales(schedule) or not is_constant
+
+
+def scales(schedule: Schedule) -> bool:
+    """Whether the rate goes with the number of workers."""
+    return schedule.lr_scaling != "none"
 
 
 def needs_whole(schedule: Schedule) -> bool:
     """Whether it cannot be followed without the length of the run."""
     is_part = schedule.warmup.strip().endswith("%")
-    return schedule.kind != "constant" or (is_part and is_needed(schedule))
+    return schedule.kind != "constant" or (is_part and length(schedule.warmup, 1, 1.0) > 0)
 
 
 def whole_run(job: JobFile, dataset_samples: int) -> float:
@@ -102,8 +148,16 @@ def whole_run(job: JobFile, dataset_samples: int) -> float:
     return min(limits)
 
 
-def factor(job: JobFile, dataset_samples: int) -> Callable[[int], float] | None:
+def warmup_samples(job: JobFile, dataset_samples: int) -> float:
+    return length(job.schedule.warmup, job.step_samples, whole_run(job, dataset_samples))
+
+
+def factor(
+    job: JobFile, dataset_samples: int, scale: Scale | None = None
+) -> Callable[[int], float] | None:
     """Samples so far -> the part of the peak that is in force; None: always all of it.
+
+    scale: for the number of workers; None: that of the run's beginning.
 
     Raises ValueError if the warm-up is longer than the run, or the run of unknown length.
     """
@@ -113,16 +167,20 @@ def factor(job: JobFile, dataset_samples: int) -> Callable[[int], float] | None:
     whole = whole_run(job, dataset_samples)
     if needs_whole(schedule) and math.isinf(whole):
         raise ValueError("a schedule has to know how long the run is")
-    warmup = length(schedule.warmup, job.step_samples, whole)
+    warmup = warmup_samples(job, dataset_samples)
     if warmup > whole:
         raise ValueError(f"the warm-up takes {warmup:.0f} samples, and the run has {whole:.0f}")
 
+    first = first_scale(job)
+    now = scale or first
+
     def at(samples: int) -> float:
+        scaled = now.at(samples, warmup)
         if samples < warmup:
-            return samples / warmup
+            return scaled * (samples / warmup if first.after == 1.0 else 1.0)
         passed = min(samples, whole)
         rest = (passed - warmup) / (whole - warmup) if whole > warmup else 1.0
-        return _after_warmup(schedule, rest, passed / whole)
+        return scaled * _after_warmup(schedule, rest, passed / whole)
 
     return at
 

@@ -146,7 +146,7 @@ def not_finite(u: Vector) -> Vector:
 
 def euclidean_norm(u: Vector) -> float:
     """The root of u.u, in one pass; NaN or infinite if an element is, or if squares overflow."""
-    return math.sqrt(_squares(u))
+    return math.sqrt(squared_norm(u))
 
 
 def all_finite(u: Array) -> bool:
@@ -157,10 +157,10 @@ def all_finite(u: Array) -> bool:
 
 def is_finite(u: Vector) -> bool:
     """Whether the norm is: no element is NaN or infinite, no squares overflow. In one pass."""
-    return math.isfinite(_squares(u))
+    return math.isfinite(squared_norm(u))
 
 
-def _squares(u: Vector) -> float:
+def squared_norm(u: Vector) -> float:
     """The sum of all squares. Of a long array each part is summed up in the array's own precision,
     and the parts in float64: the sum of all may be larger than that precision can express.
     """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler
@@ -89,6 +91,32 @@ def test_stable_then_decay() -> None:
     )
 
 
+def test_a_rate_for_more_workers_is_warmed_up_to_from_that_of_one() -> None:
+    """Goyal 2017: from eta to k eta, by the same amount at every step, then what follows."""
+    goyal = Workers(batch_size=BATCH, count=8)
+    how = {"kind": "step", "decay_at": (0.5,), "warmup": "10 steps", "lr_workers": 1}
+    for name, k in (("linear", 8.0), ("sqrt", 8.0**0.5)):
+        one = replace(job(**how, lr_scaling=name), workers=goyal)
+        factor = schedule.factor(one, 0)
+        assert factor is not None
+        wanted = [*np.linspace(1, k, 11), *[k] * 39, *[0.1 * k] * 50]
+        assert [factor(BATCH * step) for step in range(100)] == pytest.approx(wanted, abs=1e-12)
+
+
+def test_a_new_number_of_workers_changes_the_rate_over_a_warm_up() -> None:
+    one = replace(
+        job(warmup="10 steps", lr_scaling="linear"), workers=Workers(batch_size=BATCH, count=2)
+    )
+    scale = schedule.first_scale(one)
+    for since, workers in ((400, 4), (440, 1)):  # The second one while the first is under way.
+        scale = scale.to(schedule.multiple(one, workers), since, 10 * BATCH)
+    factor = schedule.factor(one, 0, scale)
+    assert factor is not None
+    assert [factor(samples) for samples in (40, 80, 440, 480, 520, 700)] == pytest.approx(
+        [0.5 * 1.5, 1.5, 1.5, 1.0, 0.5, 0.5]
+    )
+
+
 @pytest.mark.parametrize(
     ("stop", "over", "whole"),
     [
@@ -125,6 +153,7 @@ def test_without_a_schedule_nothing_changes() -> None:
         (Stop(steps=10), {"over": "50%"}, "over", "not a part"),
         (Stop(steps=10), {"kind": "step"}, "kind", "goes down nowhere"),
         (Stop(steps=10), {"kind": "cosine", "decay_at": (0.5,)}, "decay_at", "has none"),
+        (Stop(steps=10), {"lr_workers": 3}, "lr_workers", "no rate goes by it"),
     ],
 )
 def test_what_cannot_be_followed_is_found_before_the_run(

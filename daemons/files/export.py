@@ -30,6 +30,7 @@ from dlctl.errors import DlctlError, UsageError
 from dlctl.flat import AVERAGED, CONSTANT, TRAINED, Entry
 from dlctl.runs import checkpoints
 from dlctl.runs.manifest import Manifest, layout
+from dlctl.util.names import AVERAGE
 from dlctl.util.text import escape, escape_lines, plural
 
 if TYPE_CHECKING:
@@ -51,10 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("checkpoint", type=Path, help="directory with a manifest.json")
     parser.add_argument("--to", choices=sorted(WRITERS), default="safetensors")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--average", action="store_true")
     parser.add_argument("--errors", choices=("text", "json"), default="text")
     chosen = parser.parse_args(arguments)
     try:
-        export(chosen.checkpoint, chosen.output, chosen.to)
+        export(chosen.checkpoint, chosen.output, chosen.to, of_average=chosen.average)
     except DlctlError as error:
         _complain(error, as_json=chosen.errors == "json")
         return error.exit_code
@@ -73,11 +75,12 @@ def _complain(error: DlctlError, *, as_json: bool) -> None:
     print("\n".join(lines), file=sys.stderr)
 
 
-def export(directory: Path, output: Path, to: str) -> None:
+def export(directory: Path, output: Path, to: str, *, of_average: bool = False) -> None:
     """Write the checkpoint in `directory` to the file `output`, replacing one that is there.
 
-    Raises DlctlError, with `output` untouched, if the checkpoint is damaged, torch is missing or
-    the file cannot be written; UsageError if `output` cannot be a file.
+    of_average: the moving average of the parameters in place of these. Raises DlctlError, with
+    `output` untouched, if the checkpoint is damaged or has no average, torch is missing or the file
+    cannot be written; UsageError if `output` cannot be a file.
     """
     _check_output(output)
     problems = checkpoints.verify(directory)
@@ -88,7 +91,15 @@ def export(directory: Path, output: Path, to: str) -> None:
             where=str(directory),
             hint="dlctl checkpoint ls shows the others",
         )
-    tensors = state_dict(directory, checkpoints.read_manifest(directory))
+    manifest = checkpoints.read_manifest(directory)
+    if of_average and AVERAGE not in checkpoints.slots(directory, manifest):
+        raise DlctlError(
+            "the checkpoint has no moving average",
+            where=str(directory),
+            hint="it has one if the job file has [average] with ema = 0.999",
+        )
+    of = checkpoints.SLOT + AVERAGE if of_average else "w"
+    tensors = state_dict(directory, manifest, of)
     with _replacing(output) as temporary:
         WRITERS[to](tensors, temporary)
 
@@ -105,15 +116,16 @@ def _check_output(output: Path) -> None:
         )
 
 
-def state_dict(directory: Path, manifest: Manifest) -> StateDict:
-    """name -> tensor, in the model's own shapes and dtypes; tied names share one tensor.
+def state_dict(directory: Path, manifest: Manifest, of: str = "w") -> StateDict:
+    """name -> tensor, in the model's own shapes and dtypes; tied names share one tensor. of: the
+    vector of the shards that has the parameters.
 
     Raises DlctlError if a file is cut or torch is not installed.
     """
     torch = _torch()
     model = layout(manifest)
     vectors = {
-        TRAINED: checkpoints.read_slice(directory, manifest, "w", 0, manifest["size"]),
+        TRAINED: checkpoints.read_slice(directory, manifest, of, 0, manifest["size"]),
         AVERAGED: checkpoints.read_extra(directory, manifest, "averaged"),
         CONSTANT: checkpoints.read_extra(directory, manifest, "constant"),
     }

@@ -327,6 +327,8 @@ class ShardSide(ABC):
     applies_as_pushed: ClassVar[bool] = False
     """Whether `push` hands a delta to the shard at once and as it is, so that the shard may work on
     it while it comes."""
+    averages: ClassVar[bool] = False
+    """Whether an update is one of the mean of what all members have pushed for a step."""
     asks_lead: ClassVar[bool] = False
     """Whether it holds pushes until the lead has said which of them count; then it has `held` and
     `decided`, too, and `Shard.version` is its clock. Only a side of the parameters may."""
@@ -334,6 +336,8 @@ class ShardSide(ABC):
     def __init__(self, options: Any, shard: Shard) -> None:
         self.options = options
         self.shard = shard
+        self.measures_noise = False
+        """Whether it is to find out how much the gradients of a step differ."""
 
     @classmethod
     def optimizer(cls, options: Any, optimizer: Optimizer) -> Optimizer:
@@ -376,6 +380,18 @@ class ShardSide(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} asks nobody")
 
+    def norm_part(self) -> tuple[int, float] | None:
+        """(the clock of the step that waits for the norm of all shards' updates, the square of this
+        one's norm), for sides that average, where `Shard.shares_norm`; None: none waits for it.
+        """
+        return None
+
+    def norm_known(self, clock: int, squared: float) -> list[Outcome]:
+        """The square of the norm of what all shards are about to apply at this clock. It stands for
+        all of them, even if this one's own part has changed since.
+        """
+        raise NotImplementedError(f"{type(self).__name__} shares no norm")
+
     def joined(self, slot: int) -> list[Outcome]:
         """A new epoch of `slot` has joined; pushes of its old epochs will not come any more."""
         return []
@@ -383,6 +399,10 @@ class ShardSide(ABC):
     def members(self, slots: frozenset[int]) -> list[Outcome]:
         """These slots take part from now on."""
         return []
+
+    def figures(self) -> messages.Json:
+        """What the server reports of it, in plain values: "noise_parts" is `NoiseScale.parts`."""
+        return {}
 
     def state(self) -> messages.Json:
         """What a server that takes this one's place has to know besides the shard. It is kept with

@@ -91,6 +91,9 @@ class Chosen(HoldingSide):
         decision = self._decision
         if decision is None or self._missing(decision):
             return []
+        used = {(decision.clock, *process) for process in decision.used} & self._held.keys()
+        if not self._may_update(decision.clock, [self._held[key] for key in sorted(used)]):
+            return []
         self._decision = None
         chosen: list[Held] = []
         late: list[Held] = []

@@ -27,6 +27,7 @@ whatever the order of arrival. Rules:
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -44,12 +45,16 @@ from dlctl.algorithms.base import (
     dense,
 )
 from dlctl.algorithms.needs import Gradient, NextData, Read, Step, View, Write
+from dlctl.algorithms.noise import NoiseScale
 from dlctl.compress.base import Delta
 from dlctl.messages import APPLIED, HELD, LATE, REFUSED, Array, Json
 from dlctl.shards.base import Shard
 from dlctl.util import threads
 from dlctl.util.threads import BLOCK, scratch
+from dlctl.vector import squared_norm
 
+NOISE_EVERY = 10
+"""Steps. To look at one takes a tenth of an update or more: it reads all pushes once again."""
 Accrues = Generator[NextData | Gradient, Any, int]
 
 AHEAD_MAX = 2**32
@@ -119,11 +124,37 @@ class Held(NamedTuple):
         return Outcome(push.slot, push.epoch, push.seq, kind, reason=self.reason)
 
 
+class Mean(NamedTuple):
+    """What a step is about to be made with."""
+
+    clock: int
+    of: tuple[tuple[int, int, int], ...]
+    """(slot, epoch, number) of its pushes."""
+    mean: Delta | None
+    """None: nobody had any samples."""
+    samples: int
+    squared: float
+    """The square of its norm."""
+
+
+def _names(held: Sequence[Held]) -> tuple[tuple[int, int, int], ...]:
+    return tuple((h.push.slot, h.push.epoch, h.push.seq) for h in held)
+
+
 class HoldingSide(ShardSide):
     """Holds the pushes of a step until it is made, whoever says when: its clock is the step."""
 
     takes_parts: ClassVar[bool] = False
     """Whether a push may be of some elements only, and say nothing of the others."""
+    averages: ClassVar[bool] = True
+
+    def __init__(self, options: Any, shard: Shard) -> None:
+        super().__init__(options, shard)
+        self._mean: Mean | None = None
+        """Of the step that is to be made, while its norm is not known."""
+        self._norm: tuple[int, float] | None = None
+        """(clock, square of the norm of all shards): the newest that has been said."""
+        self._noise = NoiseScale()
 
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
         if self._is_absurd(push):
@@ -169,15 +200,66 @@ class HoldingSide(ShardSide):
     def _hold(self, held: Held) -> list[Outcome]:
         """It is HELD, and perhaps a step is made with it."""
 
+    @abstractmethod
+    def _make_step(self) -> list[Outcome]:
+        """Make the step, and perhaps those behind it, as far as that can be done."""
+
+    def _may_update(self, clock: int, held: Sequence[Held]) -> bool:
+        """Whether the step of these pushes can be made. Where it is clipped by the norm of all
+        shards, they have to know that first, also if there is nothing of it here.
+        """
+        if not self.shard.shares_norm or (self._norm is not None and self._norm[0] == clock):
+            return True
+        if self._mean is None or self._mean.of != _names(held) or self._mean.clock != clock:
+            mean, samples = self._mean_of_step(held)
+            squared = 0.0 if mean is None else squared_norm(mean.values)
+            self._mean = Mean(clock, _names(held), mean, samples, squared)
+        return False
+
+    def norm_part(self) -> tuple[int, float] | None:
+        if self._mean is None or (self._norm is not None and self._norm[0] == self._mean.clock):
+            return None
+        return self._mean.clock, self._mean.squared
+
+    def norm_known(self, clock: int, squared: float) -> list[Outcome]:
+        if self._mean is None or clock != self._mean.clock:
+            return []
+        self._norm = clock, squared
+        return self._make_step()
+
     def _update(self, held: Sequence[Held]) -> list[Outcome]:
         """Make this step with these pushes, in their order."""
-        used = [h for h in held if h.kept is not None and self._counts(h.push)]
-        if used:
-            mean = self._mean_of([h.kept for h in used], self._shares([h.push for h in used]))
-            self.shard.apply(mean, sum(h.push.samples for h in used))
+        known, self._mean = self._mean, None
+        if known is not None and known.of == _names(held):
+            mean, samples = known.mean, known.samples
         else:
+            mean, samples = self._mean_of_step(held)
+        if mean is None:
             self.shard.version += 1
+        else:
+            if self.measures_noise and self.shard.version % NOISE_EVERY == 0:
+                self._measure_noise(held, mean)
+            norm = math.sqrt(self._norm[1]) if self._norm and self.shard.shares_norm else None
+            self.shard.apply(mean, samples, norm)
         return [h.outcome(REFUSED if h.kept is None else APPLIED) for h in held]
+
+    def _mean_of_step(self, held: Sequence[Held]) -> tuple[Delta | None, int]:
+        """(what these pushes come to, or None if nobody brings anything; all samples)"""
+        used = [h for h in held if h.kept is not None and self._counts(h.push)]
+        if not used:
+            return None, 0
+        mean = self._mean_of([h.kept for h in used], self._shares([h.push for h in used]))
+        return mean, sum(h.push.samples for h in used)
+
+    def _measure_noise(self, held: Sequence[Held], mean: Delta) -> None:
+        """All shards do so at the same steps."""
+        used = [h for h in held if h.kept is not None and h.push.samples]
+        squares = sum(squared_norm(h.kept) for h in used)
+        self._noise.add(squares, squared_norm(mean.values), [h.push.samples for h in used])
+
+    def figures(self) -> Json:
+        parts = self._noise.parts()
+        return {} if parts is None else {"noise_parts": list(parts)}
 
 
 class Barrier(HoldingSide):
@@ -227,12 +309,17 @@ class Barrier(HoldingSide):
         self._resumed = bool(state["due_from"])
         self._due_from = {slot: None if step < 0 else step for slot, step in state["due_from"]}
 
+    def _make_step(self) -> list[Outcome]:
+        return self._complete()
+
     def _complete(self) -> list[Outcome]:
         done: list[Outcome] = []
         while self._is_complete(self.shard.version):
             clock = self._next_clock()
             if clock == self.shard.version:
                 slots = sorted(slot for (c, slot) in self._held if c == clock)
+                if not self._may_update(clock, [self._held[clock, slot] for slot in slots]):
+                    break
                 done += self._update([self._held.pop((clock, slot)) for slot in slots])
             else:
                 self.shard.version = clock

@@ -27,6 +27,7 @@ TORCH_ENDINGS = (".pt", ".pth", ".bin")
         ("dlctl checkpoint export -o model.pt", "for torch.load(weights_only=True)"),
         ("dlctl checkpoint export 3 --to torch", "number 3, as NAME-STEP.pt"),
         ("dlctl checkpoint export best", "the best by what checkpoints.best names"),
+        ("dlctl checkpoint export --average", "the moving average that [average] keeps"),
     ],
     see_also=["checkpoint ls"],
 )
@@ -43,6 +44,7 @@ TORCH_ENDINGS = (".pt", ".pth", ".bin")
     type=click.Path(path_type=Path),
     help="File to write.  [default: NAME-STEP.safetensors or .pt, in this directory]",
 )
+@click.option("--average", is_flag=True, help="The moving average of the parameters: [average].")
 @click.option("--force", is_flag=True, help="Overwrite a file that is there.")
 @job_option
 @click.pass_obj
@@ -51,6 +53,7 @@ def export(
     directory: str,
     kind: str | None,
     output: Path | None,
+    average: bool,
     force: bool,
     job: str | None,
 ) -> None:
@@ -69,7 +72,7 @@ def export(
             where=str(file),
             hint="write another file with -o FILE, or overwrite with --force",
         )
-    _export(path, kind, file)
+    _export(path, kind, file, of_average=average)
     size = values.size(file.stat().st_size)
     console.out(f"{console.escape(str(file))}  {size}  from {console.escape(values.path(path))}")
 
@@ -82,10 +85,11 @@ def _file_stem(directory: Path) -> str:
     return f"{name if plain else 'model'}-{data['step']}"
 
 
-def _export(directory: Path, kind: str, file: Path) -> None:
+def _export(directory: Path, kind: str, file: Path, *, of_average: bool) -> None:
     """Another process does it, because it needs torch. Its error becomes ours."""
     argv = [sys.executable, "-P", "-m", "daemons.files.export", str(directory), "--to", kind]
     argv += ["--output", str(file), "--errors", "json"]
+    argv += ["--average"] if of_average else []
     done = subprocess.run(argv, capture_output=True, text=True)
     if done.returncode != 0:
         raise error_of(done.stderr, done.returncode, directory, "the export failed")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dlctl.cli import console, lineage, values
-from dlctl.cli.snapshot import COPY, ENDED, Snapshot, newest_whole
+from dlctl.cli.snapshot import COPY, ENDED, Snapshot, newest_whole, read_job
 from dlctl.cli.values import NOTHING
 from dlctl.errors import DlctlError
 from dlctl.runs import checkpoints, paths, task_code
@@ -177,6 +177,19 @@ def _labelled(snapshot: Snapshot) -> list[str]:
         lines.append(f"{bad} disk        {console.escape(full)}")
         lines.append(console.next_lines(make_room(snapshot), " " * 14))
     return lines
+
+
+def noise_scale(snapshot: Snapshot) -> list[str]:
+    """Up to where more samples in a step are worth it, if the servers have found that out."""
+    if (samples := values.number(snapshot.run.get("noise_scale"))) is None:
+        return []
+    said = f"  noise       the gradient noise scale is {samples:.0f} samples"
+    try:
+        job = read_job(snapshot.directory)
+        own = job["workers"]["batch_size"] * job["gradient"]["accumulate"]
+        return [f"{said}, a step of {samples / own:.1f} workers"]
+    except (KeyError, TypeError, ZeroDivisionError):
+        return [said]
 
 
 def went_back(snapshot: Snapshot) -> str:

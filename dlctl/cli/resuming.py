@@ -12,6 +12,7 @@ from dlctl.cli.snapshot import Snapshot
 from dlctl.errors import DlctlError, UsageError
 from dlctl.runs import checkpoints, manifest
 from dlctl.util import hints
+from dlctl.util.names import AVERAGE
 from dlctl.util.text import plural
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ def check_fits(run_id: str, good: Good, job: JobFile) -> None:
                 "its checkpoint does not fit",
                 hint="begin a new run with --fresh",
             )
+    if job.average.ema and AVERAGE not in checkpoints.slots(*good):
+        raise UsageError(
+            f"{run_id} was trained without [average]: its checkpoint has none to go on with",
+            hint="remove [average], or begin a new run with --fresh",
+        )
 
 
 def tell(decision: Decision) -> None:

@@ -32,7 +32,11 @@ RECENT_EVENTS = 10
     see_also=["ps", "logs", "events"],
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=chosendaemons.complete)
-@click.option("--wide", is_flag=True, help="Show host, memory, intervals, waiting, latencies, too.")
+@click.option(
+    "--wide",
+    is_flag=True,
+    help="Show host, memory, intervals, waiting, latencies, noise scale, too.",
+)
 @click.option("--check", is_flag=True, help="Exit with 3 unless the job runs and is well.")
 @click.option(
     "-w",
@@ -119,7 +123,7 @@ def _show(
 def _lines(
     snapshot: Snapshot, rows: Sequence[report.Row], wide: bool, *, events: bool
 ) -> list[str]:
-    lines = report.head(snapshot)
+    lines = [*report.head(snapshot), *(report.noise_scale(snapshot) if wide else [])]
     lines.append(daemontable.table(snapshot, rows, wide=wide))
     lines += attention.lines(snapshot, rows)
     return lines + (_recent_events(snapshot, [row["name"] for row in rows]) if events else [])

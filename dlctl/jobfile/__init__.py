@@ -87,8 +87,9 @@ def _own_checks(job: JobFile) -> list[Fault]:
     """What the schedule, or the method itself, finds wrong with a job that is valid otherwise."""
     method = registry.load("algorithms", job.algorithm.name)
     found: list[tuple[KeyPath, str, str]] = [*schedule.faults(job), *_clip_faults(job, method)]
+    found += [*_average_faults(job, method), *_scaling_faults(job, method)]
     steps = _gradient_steps(job, method)
-    if schedule.is_needed(job.schedule) and not steps:
+    if schedule.is_needed(job.schedule) and not steps and not schedule.scales(job.schedule):
         what = f"{job.algorithm.name} has no optimiser that takes gradient steps"
         found.append((("schedule", "kind"), what, "remove [schedule]"))
     elif schedule.is_needed(job.schedule) and job.inner.name == "rprop":
@@ -122,8 +123,29 @@ def _clip_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]
     if not method.pushes_gradients(method.Options(**job.algorithm.options)):
         what = f"{job.algorithm.name} pushes no gradients: each replica has its own"
         yield ("gradient", "clip"), what, 'use "replica"'
-    elif job.servers.count != 1:
+    elif job.servers.count != 1 and not _averages_gradients(job, method):
         yield ("gradient", "clip"), "one server knows the norm of a whole update", "use count = 1"
+
+
+def _scaling_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
+    """More workers make a larger batch only where their gradients are averaged."""
+    if schedule.scales(job.schedule) and not _averages_gradients(job, method):
+        what = f"more workers of {job.algorithm.name} do not make the batch of an update larger"
+        yield ("schedule", "lr_scaling"), what, "remove it"
+
+
+def _averages_gradients(job: JobFile, method: Any) -> bool:
+    options = method.Options(**job.algorithm.options)
+    return bool(method.pushes_gradients(options) and method.shard.averages)
+
+
+def _average_faults(job: JobFile, method: Any) -> Iterator[tuple[KeyPath, str, str]]:
+    """An average of what no server's optimiser updates, or that is looked at and not kept."""
+    if job.average.ema and (method.shard is None or method.shape.model != "tables"):
+        what = f"{job.algorithm.name} has no parameters that the servers' optimiser updates"
+        yield ("average", "ema"), what, "remove [average]"
+    elif job.average.evaluate and not job.average.ema:
+        yield ("average", "evaluate"), "there is no average to evaluate", "add ema = 0.999"
 
 
 def effective_options(kind: str, choice: Choice) -> dict[str, Any]:

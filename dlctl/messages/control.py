@@ -114,6 +114,8 @@ class Members(Message):
     """To a server: the slots that take part now. Barriers count these."""
 
     slots: tuple[int, ...]
+    scale: tuple[float, ...] = ()
+    """`schedule.Scale`, if the rate goes with the number of workers that the run is to have."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -258,6 +260,8 @@ class Evaluate(Message):
     finishes: bool = False
     """It is the task's `finish` that is to be run, with `metrics`."""
     metrics: Json = field(default_factory=dict)
+    average: bool = False
+    """On the moving average of the parameters."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -496,3 +500,23 @@ class Decided(Message):
     """int64[2 n]: slot and epoch of each."""
     gone: Array
     """int64[2 n]: of these, who has died since. More and more of them, never fewer."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class NormPart(Message):
+    """From a server: what its shard's update at this clock adds to the square of the norm by which
+    all shards clip theirs. Repeated until `NormTotal`.
+    """
+
+    shard: int
+    generation: int
+    clock: int
+    squared: float
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class NormTotal(Message):
+    """To a server: the sum of the parts of all shards."""
+
+    clock: int
+    squared: float

@@ -133,6 +133,8 @@ class Fetch(Message):
     after: int = 0
     """Not before so many pushes of this worker to the table's shard are settled: it reads its own
     writes, and need not wait for their acks before it asks."""
+    average: bool = False
+    """The moving average of the parameters in place of these; all of it."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

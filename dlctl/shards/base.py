@@ -20,6 +20,7 @@ from dlctl.optim.alarm import Alarm
 from dlctl.optim.base import Optimizer, Sweeping
 from dlctl.optim.blocks import Rule, check_length
 from dlctl.shards.history import Changes, History
+from dlctl.util.names import AVERAGE
 from dlctl.vector import all_finite, euclidean_norm
 
 W = "w"
@@ -261,6 +262,8 @@ class Shard:
         """In the updates so far."""
         self.clip_norm = 0.0
         """The most that the norm of an update's gradient may be: it is scaled to that; 0: any."""
+        self.shares_norm = False
+        """Whether that norm is the one of all shards together: `apply` is told it."""
         self._peak = optimizer.lr
         self._factor: Callable[[int], float] | None = None
         self.size = storage.w.size
@@ -296,6 +299,11 @@ class Shard:
     def scheduled_lr(self) -> float | None:
         """The rate of the next update, if it follows a schedule."""
         return None if self._factor is None else self.optimizer.lr
+
+    def begins_with(self, values: Array) -> Mapping[str, Array]:
+        """What a new shard is to be filled with if the model begins with these values."""
+        is_averaged = AVERAGE in self.optimizer.slots
+        return {W: values, AVERAGE: values} if is_averaged else {W: values}
 
     def restore(self, version: int, samples: int) -> None:
         """Go on from a checkpoint with so many updates, of so many samples."""
@@ -335,14 +343,16 @@ class Shard:
         self.optimizer.counters.update(counters)
         return rule
 
-    def apply(self, delta: Delta, samples: int = 0) -> None:
+    def apply(self, delta: Delta, samples: int = 0, norm: float | None = None) -> None:
         """One update by the optimiser's rule, of so many samples. A sparse one costs O(its length),
-        unless the rule is one for all elements then. Raises Diverged."""
+        unless the rule is one for all elements then. norm: to be clipped by; None: the delta's own.
+        Raises Diverged."""
         check_length(delta, self.size)
         if delta.values.dtype != self.w.dtype:
             delta = Delta(delta.values.astype(self.w.dtype), delta.indices, delta.positions)
         if self.clip_norm:
-            delta = _clipped(delta, self.clip_norm)
+            norm = euclidean_norm(delta.values) if norm is None else norm
+            delta = _clipped(delta, self.clip_norm, norm)
         if delta.indices is not None and self._sweeps_next():
             delta = Delta(_with_zeros(delta, self.size))
         rule = self._alarm.over(self.optimizer.begin_update())
@@ -398,9 +408,9 @@ class Shard:
         return meta
 
 
-def _clipped(delta: Delta, norm_max: float) -> Delta:
+def _clipped(delta: Delta, norm_max: float, norm: float) -> Delta:
     """As torch.nn.utils.clip_grad_norm_ does it."""
-    factor = norm_max / (euclidean_norm(delta.values) + 1e-6)
+    factor = norm_max / (norm + 1e-6)
     if factor >= 1.0:
         return delta
     return delta._replace(values=delta.values * np.float32(factor))

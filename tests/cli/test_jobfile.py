@@ -795,6 +795,16 @@ def test_a_mutilated_job_file_is_read_or_refused_but_never_a_crash(
             '[inner]\nname = "rprop"\n[schedule]\nwarmup = "0.5%"', "inner.name",
             "finds its rates by itself",
         ),
+        (
+            '[algorithm]\nname = "sandblaster"\n[average]\nema = 0.9', "average.ema",
+            "remove [average]",
+        ),
+        (
+            '[schedule]\nlr_scaling = "linear"', "schedule.lr_scaling",
+            "more workers of downpour do not make the batch",
+        ),
+        ("[average]\nevaluate = true", "average.evaluate", "add ema = 0.999"),
+        ("[average]\nema = 1.0", "average.ema", "and < 1"),
         ('[schedule]\nkind = "cosinus"', "schedule.kind", 'did you mean "cosine"?'),
     ],
 )  # fmt: skip

@@ -82,6 +82,19 @@ def test_a_run_in_depth(run_directory, dlctl_command):
     assert f"next: dlctl logs worker-1 -j {run.path.name}" in trouble
 
 
+def test_the_gradient_noise_scale_is_told_with_how_many_workers_make_it(
+    run_directory, dlctl_command
+):
+    run = training(run_directory()).run(noise_scale=1234.4)
+    (run.path / "job.json").write_text(
+        json.dumps({"workers": {"batch_size": 32}, "gradient": {"accumulate": 2}})
+    )
+    told = "  noise       the gradient noise scale is 1234 samples, a step of 19.3 workers\n"
+    assert told in dlctl_command("status", "--wide").out
+    assert "noise" not in dlctl_command("status").out
+    assert json.loads(dlctl_command("status", "--json").out)["noise_scale"] == 1234.4
+
+
 def test_status_succeeds_whatever_the_state_and_check_says_3(run_directory, dlctl_command):
     run = training(run_directory())
     assert dlctl_command("status").code == 0

@@ -32,7 +32,9 @@ LOADERS = {
 }
 
 
-def save(replica: Replica, directory: Path, shards: int = 2) -> Path:
+def save(
+    replica: Replica, directory: Path, shards: int = 2, average: np.ndarray | None = None
+) -> Path:
     """A checkpoint as the servers and the coordinator write one."""
     directory.mkdir()
     size = replica.layout.size()
@@ -40,6 +42,8 @@ def save(replica: Replica, directory: Path, shards: int = 2) -> Path:
     for index in range(shards):
         lo, hi = slice_bounds(size, shards, index)
         arrays = {"w": replica.parameters[lo:hi]}
+        if average is not None:
+            arrays["slot.average"] = average[lo:hi]
         if index == 0:
             arrays |= {"averaged": replica.averaged(), "constant": replica.constant()}
         file = f"shard-{index}.safetensors"
@@ -87,6 +91,20 @@ def test_the_names_come_in_the_model_s_own_order(zoo, tmp_path):
     directory = save(replica, tmp_path / "ckpt")
     state = export.state_dict(directory, checkpoints.read_manifest(directory))
     assert list(state) == list(replica.model.state_dict())
+
+
+def test_the_average_is_exported_if_the_checkpoint_has_one(zoo, tmp_path, capsys):
+    replica = Replica(Task(zoo["mlp"]), device="cpu", seed=1)
+    average = replica.parameters + np.float32(1)
+    output, with_one = tmp_path / "model.safetensors", save(replica, tmp_path / "a", 2, average)
+    assert export.main([str(with_one), "--output", str(output), "--average"]) == 0
+    for name, tensor in load_file(output).items():
+        assert torch.allclose(tensor, replica.model.state_dict()[name] + 1)
+    output.unlink()
+    without = save(replica, tmp_path / "b")
+    assert export.main([str(without), "--output", str(output), "--average"]) == 1
+    assert "the checkpoint has no moving average" in capsys.readouterr().err
+    assert not output.exists()
 
 
 # ---------------------------------------------------------------- what may go wrong

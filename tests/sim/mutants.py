@@ -29,6 +29,7 @@ from dlctl.roles.coordinator.coordinator import Coordinator
 from dlctl.roles.coordinator.driven import DrivenMethod
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.leases import PortionPool, Range
+from dlctl.roles.coordinator.norms import Norms
 from dlctl.roles.coordinator.persistence import Lasting, Persistence
 from dlctl.roles.coordinator.quorum import Quorums
 from dlctl.roles.coordinator.records import IssueTerm
@@ -997,3 +998,11 @@ def lost_pushes_of_the_dead_are_waited_for(patch: Patch) -> None:
         return decision.used - here
 
     patch.setattr(Chosen, "_missing", missing)
+
+
+@mutant(
+    "the norm that some shards have clipped by is forgotten with its coordinator", "NormChecker",
+    scenario="sync-recovery", first=43, seeds=1,
+)  # fmt: skip
+def a_norm_is_forgotten(patch: Patch) -> None:
+    patch.setattr(Norms, "go_on", lambda self, newest: None)

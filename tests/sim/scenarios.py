@@ -25,6 +25,7 @@ from simulated import (
     ledger_checkers,
 )
 
+from dlctl.config import Gradients
 from dlctl.messages import Array
 from dlctl.roles.protocol.context import COORDINATOR
 from dlctl.sim.checkers import (
@@ -37,6 +38,7 @@ from dlctl.sim.checkers import (
     LeadChecker,
     LeasesChecker,
     LivenessChecker,
+    NormChecker,
     NothingLeft,
     OwnStepsChecker,
     QuorumChecker,
@@ -230,9 +232,17 @@ def downpour_topk(seed: int) -> Simulation:
     )
 
 
+CLIPPED = Gradients(clip="global", clip_norm=1e9)
+"""All shards have to know of each other what they are about to apply, and all of it is applied."""
+
+
 def sync(seed: int) -> Simulation:
-    """A barrier in the servers."""
-    return _ledger(seed, mixed_faults(seed), averages=True, shares=True, algorithm=("sync", {}))
+    """A barrier in the servers; in every other run they clip together."""
+    gradient = CLIPPED if seed % 2 else Gradients()
+    return _ledger(
+        seed, mixed_faults(seed), averages=True, shares=True, algorithm=("sync", {}),
+        gradient=gradient, more=lambda _: NormChecker(),
+    )  # fmt: skip
 
 
 def local_sgd(seed: int) -> Simulation:
@@ -282,10 +292,13 @@ def recovery(seed: int) -> Simulation:
 
 
 def sync_recovery(seed: int) -> Simulation:
-    """The same with a barrier, whose held pushes die with their server."""
+    """The same with a barrier, whose held pushes die with their server; in every other run all
+    servers clip together.
+    """
     return _ledger(
         seed, recovery_faults(seed), averages=True, shares=True,
         durabilities=("process", "process", "disk"), algorithm=("sync", {}),
+        gradient=CLIPPED if seed % 2 else Gradients(), more=lambda _: NormChecker(),
     )  # fmt: skip
 
 
@@ -302,6 +315,7 @@ def full_disks(seed: int) -> Simulation:
     simulation = _ledger(
         seed, forgetting_faults(seed), forgets=True, averages=method[0] != "downpour",
         shares=method[0] == "sync", durabilities=("process", "process", "disk"), algorithm=method,
+        gradient=CLIPPED if method[0] == "sync" else Gradients(),
     )  # fmt: skip
     moment = seed // 3 % 3
     if moment == 1:
@@ -405,6 +419,7 @@ def toys(seed: int) -> Simulation:
         WORKERS, servers, algorithm=(name, options), batch_size=4, portion_batches=2, seed=seed,
         epochs=float(epochs), restarts_max=20, timeouts=TIMEOUTS, checkpoint_s=0.6,
         durability=("process", "disk")[seed // 4 % 2],
+        gradient=CLIPPED if name == "toy-quorum" and seed % 24 == 23 else Gradients(),
     )  # fmt: skip
     checkers = (
         TermsChecker(), SamplesChecker(problem.samples, epochs, once=False),
@@ -415,7 +430,7 @@ def toys(seed: int) -> Simulation:
     if name == "toy-clock" and not faults.full_disks:
         checkers = (*checkers, LeadChecker())
     if name == "toy-quorum":
-        checkers = (*checkers, QuorumChecker())
+        checkers = (*checkers, QuorumChecker(), NormChecker())
     if name == "toy-buffer":
         checkers = (*checkers, BufferedChecker())
     simulation = Simulation(

@@ -82,6 +82,7 @@ def job_file(
     schedule: config.Schedule | None = None,
     gradient: config.Gradients | None = None,
     parameters: tuple[config.ParameterGroup, ...] = (),
+    average: config.Average | None = None,
     **stop: Any,
 ) -> config.JobFile:
     """A job as the tests need it; `stop` is { epochs = 2 } unless something else is given. Among
@@ -102,6 +103,7 @@ def job_file(
         schedule=schedule or config.Schedule(),
         gradient=gradient or config.Gradients(),
         parameters=parameters,
+        average=average or config.Average(),
         compression=_compression(*compression),
         servers=config.Servers(count=servers, durability=durability, fetch_values=fetch_values),
         workers=config.Workers(

@@ -73,16 +73,23 @@ def test_a_schedule_is_that_of_one_worker_whoever_dies():
         assert [shard.optimizer.lr for shard in shards] == pytest.approx([0.01] * 2)
 
 
-def test_four_workers_are_a_script_with_adamw_schedule_and_clipping():
-    """Its batch is as large as all of theirs, and torch does the work."""
+@pytest.mark.parametrize(
+    ("servers", "victim"), [(1, None), (3, None), (3, "server-1"), (3, "coordinator")]
+)
+def test_four_workers_are_a_script_with_adamw_schedule_and_clipping(servers, victim):
+    """Its batch is as large as all of theirs, and torch does the work, on one whole gradient."""
     problem, peak = LeastSquares(samples=256), 0.1
     job = job_file(
-        4, 1, batch_size=8, epochs=7.0, portion_batches=1, algorithm=SYNC,
+        4, servers, batch_size=8, epochs=7.0, portion_batches=1, algorithm=SYNC,
         optimizer=("adamw", {"lr": peak, "weight_decay": 0.1}),
         schedule=Schedule(kind="cosine", warmup="10%", final=0.1),
         gradient=Gradients(clip_norm=0.5, clip="global"),
     )  # fmt: skip
-    outcome = Simulation(job, problem).run()
+    simulation = Simulation(job, problem, compute=ComputeOptions(step_s=0.1))
+    if victim:
+        simulation.at(3.0, lambda: simulation.world.kill(victim))
+    outcome = simulation.run()
+    assert outcome.state == "finished", outcome.reason
     w = problem.initial()
     parameter = torch.nn.Parameter(torch.from_numpy(w))
     script = torch.optim.AdamW([parameter], lr=peak, weight_decay=0.1)
@@ -97,6 +104,22 @@ def test_four_workers_are_a_script_with_adamw_schedule_and_clipping():
         script.step()
     assert step == steps - 1 >= 50
     assert np.allclose(outcome.weights, w, rtol=0, atol=1e-5)
+
+
+def test_the_gradient_noise_scale_is_told_of_all_shards_together():
+    found = {}
+    for servers in (1, 3):
+        job = job_file(
+            4, servers, batch_size=8, epochs=10.0, portion_batches=1, algorithm=SYNC,
+            optimizer=("sgd", {"lr": 0.01}),
+        )  # fmt: skip
+        slow = ComputeOptions(step_s=0.1)
+        outcome = Simulation(job, LeastSquares(samples=256), compute=slow).run()
+        machines = [outcome.world.machine(f"server-{i}") for i in range(servers)]
+        parts = [machine.serving.side.figures()["noise_parts"] for machine in machines]
+        found[servers] = np.sum(parts, axis=0)
+        assert outcome.store.run["noise_scale"] > 0
+    assert found[3] == pytest.approx(found[1], rel=1e-4)
 
 
 class OfLayers(LeastSquares):

@@ -16,7 +16,7 @@ from dlctl import wire
 from dlctl.errors import RemoteProtocolError
 from dlctl.messages import Ack, Change, Fetch, Packed, Parameters, Push, Welcome
 
-FETCH = [wire.PROTOCOL, Fetch.code, [0, 1, 2, 3, 4, 5, False, 0, 0, 0, 0], []]
+FETCH = [wire.PROTOCOL, Fetch.code, [0, 1, 2, 3, 4, 5, False, 0, 0, 0, 0, False], []]
 PARAMETERS = [wire.PROTOCOL, Parameters.code, [0, 1, 2, 3, None, False, 0, 0, 0], [[0, 2]]]
 
 

@@ -43,6 +43,7 @@ from dlctl.roles.coordinator.failure_detector import FailureDetector
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.host_failures import HostFailures
 from dlctl.roles.coordinator.membership import Daemon, Membership
+from dlctl.roles.coordinator.norms import Norms
 from dlctl.roles.coordinator.peers import Peers
 from dlctl.roles.coordinator.persistence import Persistence
 from dlctl.roles.coordinator.quorum import Quorums
@@ -100,11 +101,13 @@ class Coordinator:
             target,
             job.evaluation.finish_s,
             Best.parse(job.checkpoints.best),
+            of_average=job.average.evaluate,
         )
         self.files = HostFiles(context, members)
         self.peers = Peers(run)
         self.groups = Groups(run, self, lambda: self.scheduler.steps)
         self.quorums = Quorums(run, self.scheduler.side)
+        self.norms = Norms(run)
         self.registration.on_start = self.files.mirror.follow
         self.checkpointing = Checkpointing(
             context, members, job.checkpoints, past.checkpoints,
@@ -135,6 +138,7 @@ class Coordinator:
             settings=self.settings, evaluations=self.evaluations,
             checkpointing=self.checkpointing, files=self.files, scaling=self.scaling,
             rotation=self.rotation, peers=self.peers, groups=self.groups, quorums=self.quorums,
+            norms=self.norms,
         )  # fmt: skip
         if past.manifest:
             self.scheduler.restore(past.manifest.get("data", {}))
@@ -260,6 +264,7 @@ class Coordinator:
         self.peers.advance(now)
         self.groups.advance(now)
         self.quorums.advance()
+        self.norms.advance()
         self.requests.tell(now)
         self.status.report_if_due(now)
 
@@ -362,7 +367,8 @@ class Coordinator:
         if self.run.state in ("pending", "starting"):
             return
         for told in [server] if server is not None else self.members.of_role("server"):
-            self.context.send(told.name, m.Members(self.members.live_slots()))
+            members = m.Members(self.members.live_slots(), self.scheduler.scale or ())
+            self.context.send(told.name, members)
 
     def _on_portion_done(self, peer: Peer, done: m.PortionDone, now: float) -> None:
         worker = self.members.worker(done.slot, done.epoch)
@@ -477,6 +483,7 @@ class Coordinator:
         m.PortionDone: _on_portion_done,
         m.VectorResult: _on_vector_result,
         m.Holding: lambda self, peer, message, now: self.quorums.on_holding(peer, message),
+        m.NormPart: lambda self, peer, message, now: self.norms.on_part(peer, message),
         m.Report: lambda self, peer, message, now: self.reports.on_report(peer, message, now),
         m.Evaluated: lambda self, peer, message, now: self.reports.on_evaluated(message, now),
         m.ProcessExited: lambda self, peer, message, now: self.failure_detector.on_exited(

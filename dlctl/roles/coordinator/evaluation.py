@@ -46,10 +46,13 @@ class Evaluations:
         target: Target | None = None,
         finish_s: float = 60.0,
         best: Best | None = None,
+        *,
+        of_average: bool = False,
     ) -> None:
         """target: of the job; it ends the run. finish_s: that `finish` may take. best: what is to
-        be saved at once.
+        be saved at once. of_average: what is looked at is the servers' moving average.
         """
+        self._of_average = of_average
         self.best = best
         self.best_value: float | None = None
         """The best so far, as this coordinator knows."""
@@ -142,7 +145,7 @@ class Evaluations:
         self._begun = now
         newest = self.newest or {} if asked.finishes else {}
         metrics = {name: value for name, value in newest.items() if name != "step"}
-        message = m.Evaluate(asked.number, asked.finishes, metrics)
+        message = m.Evaluate(asked.number, asked.finishes, metrics, self._of_average)
         self.context.ask("evaluate", asked.worker, message, now)
 
     def on_report(self, daemon: Daemon, now: float) -> None:

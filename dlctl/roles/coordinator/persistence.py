@@ -10,6 +10,8 @@ The state that decides what the coordinator does next lies in small pieces under
     metrics             what else the task's loss returns
     lead                the clock and the state of the method's lead, and the journal of one that
                         drives
+    scale               what the rate is multiplied by for the number of workers, and since when
+    norm                the newest one by which all shards clip an update: its clock, its square
     quorum              its newest decision for all shards: the clock, whose pushes count
     group               the members that are left out: slot and epoch
     evaluation          epochs that were done when one was begun last; what is under way (`Asked`)
@@ -60,6 +62,7 @@ from dlctl.roles.coordinator.control import Control
 from dlctl.roles.coordinator.evaluation import Asked, Evaluations
 from dlctl.roles.coordinator.groups import Groups
 from dlctl.roles.coordinator.membership import LASTING, Daemon
+from dlctl.roles.coordinator.norms import Norms
 from dlctl.roles.coordinator.peers import Peers
 from dlctl.roles.coordinator.quorum import Quorums
 from dlctl.roles.coordinator.records import Remember
@@ -72,6 +75,7 @@ from dlctl.roles.coordinator.scheduler import Scheduler
 from dlctl.roles.coordinator.settings import SettingChanges
 from dlctl.roles.protocol.effects import ProcessEnded
 from dlctl.roles.protocol.limits import STATUS_UNKNOWN
+from dlctl.schedule import Scale
 from dlctl.util.names import HOME_AGENT
 
 UNWRITTEN_S_MIN = 3.0
@@ -117,6 +121,7 @@ class Persistence:
         peers: Peers,
         groups: Groups,
         quorums: Quorums,
+        norms: Norms,
     ) -> None:
         self.run = run
         self.control = control
@@ -132,6 +137,7 @@ class Persistence:
         self.peers = peers
         self.groups = groups
         self.quorums = quorums
+        self.norms = norms
         self._known: dict[str, Any] = {}
         self._answered_slots: set[int] = set()
         self._begun: float | None = None
@@ -180,8 +186,12 @@ class Persistence:
         if scheduler.metrics:
             yield "metrics", dict(scheduler.metrics)
         yield "lead", scheduler.lead()
+        if scheduler.scale is not None:
+            yield "scale", scheduler.scale
         if self.quorums.newest is not None:
             yield "quorum", self.quorums.newest
+        if self.norms.newest is not None:
+            yield "norm", self.norms.newest
         yield "evaluation", (scheduler.evaluated_epochs, None if asked is None else astuple(asked))
         if self.evaluations.has_finish:
             yield "finish", (self.evaluations.finishes, self.evaluations.finished)
@@ -293,8 +303,12 @@ class Persistence:
         self.scheduler.metrics = dict(values.get("metrics", {}))
         if "lead" in values:
             self.scheduler.restore_lead(values["lead"])
+        if "scale" in values:
+            self.scheduler.scale = Scale(*values["scale"])
         if "quorum" in values:
             self.quorums.go_on(values["quorum"])
+        if "norm" in values:
+            self.norms.go_on(values["norm"])
         numbers = [_unused(number, now) for number in (*values["numbers"], 0, 0)]
         self.evaluations.number, self.settings.number, self.registration.guest_lists = numbers[:3]
         self.peers.number, self.groups.generation = numbers[3:5]

@@ -61,7 +61,7 @@ class Quorums:
         server = self.run.members.get(f"server-{message.shard}")
         if server is None or not self.is_asked:
             raise RemoteProtocolError("nobody is to decide about that")
-        if server.peer != peer or not _is_current(server, message.generation):
+        if server.peer != peer or not is_current(server, message.generation):
             return  # Its connection is new: its next report tells whose it is.
         pushes = frozenset((c, slot, epoch) for c, slot, epoch in rows_in(message.pushes, 3))
         report = Report(message.generation, message.number, message.clock, pushes)
@@ -88,7 +88,7 @@ class Quorums:
         known = [
             report
             for server, report in zip(servers, reports, strict=True)
-            if report is not None and _is_current(server, report.generation)
+            if report is not None and is_current(server, report.generation)
         ]
         if len(known) < len(servers) or self._is_under_way(known):
             return
@@ -146,6 +146,6 @@ class Quorums:
         self.newest = clock, tuple((slot, epoch) for slot, epoch in used)
 
 
-def _is_current(server: Daemon, generation: int) -> bool:
+def is_current(server: Daemon, generation: int) -> bool:
     """Whether that is the server's living process."""
     return server.alive and server.registered and server.term == generation

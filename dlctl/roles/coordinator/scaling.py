@@ -124,6 +124,8 @@ class Scaling:
         if count != before:
             text = f"workers {before} -> {count}"
             self.context.event("scale", "", text, before=before, after=count)
+            self.scheduler.rescale(count)
+            self.control.notify_members()
         return {"before": before, "after": count, "starting": started, "leaving": left}
 
     def restart(self, names: list[str], now: float) -> Json:

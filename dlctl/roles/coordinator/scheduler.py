@@ -62,6 +62,8 @@ class Scheduler:
         """Slot -> since when it has asked, because it has no data, and has not got any."""
         self.evaluated_epochs = 0.0
         """How far the run was when an evaluation was begun last."""
+        self.scale = schedule.first_scale(job) if schedule.scales(job.schedule) else None
+        """Of the rate, if it goes with the number of workers."""
 
     @property
     def is_driven(self) -> bool:
@@ -84,6 +86,8 @@ class Scheduler:
         self.side.steps_done = self.steps
         if "lead" in data:
             self.restore_lead(data["lead"])
+        if self.scale is not None and "scale" in data:
+            self.scale = schedule.Scale(*data["scale"])
 
     def lead(self) -> list[Any]:
         """[clock, state] of the method's lead, and the journal of one that drives, as
@@ -171,6 +175,18 @@ class Scheduler:
             # Other portions than before: only whole epochs can be told apart.
             self._pool.restore(self._restore["complete_epochs"], [])
         self.evaluated_epochs = self._pool.epochs_done()
+        self.rescale(self.job.workers.count)
+
+    def rescale(self, workers: int) -> None:
+        """The run is to have so many workers. The rate goes by that from the first sample on that
+        nobody has leased: all servers hear of it before.
+        """
+        after = schedule.multiple(self.job, workers)
+        if self.scale is not None and self.scale.after != after:
+            epoch, portion = self.pool.next
+            leased = epoch * self.pool.samples + self.pool.samples_before(portion)
+            warmup = schedule.warmup_samples(self.job, self.pool.samples)
+            self.scale = self.scale.to(after, max(leased, self.samples), warmup)
 
     def to_json(self) -> Json:
         """For a checkpoint's manifest."""
@@ -185,6 +201,7 @@ class Scheduler:
             "complete_epochs": pool.complete_epochs(),
             "portions": pool.done(),
             "lead": self.lead(),
+            **({"scale": self.scale} if self.scale is not None else {}),
         }
 
     # ------------------------------------------------------------ leases

@@ -5,6 +5,7 @@ daemons say about themselves once a second, and about what they have evaluated.
 from __future__ import annotations
 
 from dlctl import messages as m
+from dlctl.algorithms.noise import noise_scale
 from dlctl.machine import Peer
 from dlctl.messages import Json
 from dlctl.roles.coordinator import daemon_states
@@ -87,6 +88,8 @@ class StatusReport:
             run["method"] = figures
         if rates := self._scheduled():
             run["rates"] = rates
+        if (noise := self._noise_scale()) is not None:
+            run["noise_scale"] = round(noise, 1)
         if checkpointing.newest is not None:
             run["checkpoint"] = checkpointing.newest
         self._seen = run
@@ -102,6 +105,13 @@ class StatusReport:
                 if isinstance(value := daemon.metrics.get(key), float):
                     found.setdefault(key, value)
         return found
+
+    def _noise_scale(self) -> float | None:
+        """In samples, if all servers have found their parts of it."""
+        servers = self.run.members.of_role("server")
+        parts = [server.metrics.get("noise_parts") for server in servers]
+        known = [(part[0], part[1]) for part in parts if isinstance(part, list)]
+        return noise_scale(known) if len(known) == len(parts) else None
 
     def health(self) -> tuple[str, str]:
         """The state of a run that trains, and why it is no better: all who are not well."""

@@ -86,6 +86,7 @@ _RULES: dict[type[m.Message], _Rule] = {
     m.GuestsNoted: (frozenset({SERVER}), _named),
     m.VectorResult: (frozenset({SERVER}), _shard),
     m.Holding: (frozenset({SERVER}), _shard),
+    m.NormPart: (frozenset({SERVER}), _shard),
     m.Spawned: (frozenset({AGENT}), _anybody),
     m.ProcessExited: (frozenset({AGENT}), _anybody),
     m.FileData: (frozenset({AGENT}), _named),

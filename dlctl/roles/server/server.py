@@ -35,6 +35,7 @@ from dlctl.machine import (
     StopRequested,
 )
 from dlctl.optim import grouped
+from dlctl.optim.averaged import Averaged
 from dlctl.optim.base import Optimizer
 from dlctl.roles.protocol.authz import Authz, guests_in
 from dlctl.roles.protocol.context import COORDINATOR, EXIT_FENCED, REPORT_S, Birth, Context
@@ -50,11 +51,13 @@ from dlctl.roles.protocol.restore import Restoring
 from dlctl.roles.protocol.saving import Saving
 from dlctl.roles.protocol.watchdog import Watchdog
 from dlctl.roles.server.abuse_guard import AbuseGuard
+from dlctl.roles.server.norms import SharesNorm
 from dlctl.roles.server.quorum import AsksLead
 from dlctl.roles.server.shard_protocol import ShardProtocol
 from dlctl.roles.server.space import Space
 from dlctl.roles.server.table_shard import TableShard
 from dlctl.roles.server.vectors import Vectors
+from dlctl.schedule import Scale
 from dlctl.shards.base import Diverged, Extras, Held, NoRoom, Shard, Spec, Storages, W
 from dlctl.shards.memory import InMemory
 from dlctl.util.names import NO_ROOM
@@ -95,10 +98,13 @@ class Server:
         """Live settings so far."""
         self._vectors: Vectors | None = None
         self._asks_lead: AsksLead | None = None
+        self._norms: SharesNorm | None = None
         self._saving = Saving(self.context, birth.name)
         self._lifeline = Watchdog()
         self._gathering = Restoring(self.context)
         self._restoring = False
+        self._scale: tuple[float, ...] = ()
+        """Of the rate, as the coordinator has said it last."""
         self._room = Space()
         self._report_at = 0.0
 
@@ -115,8 +121,8 @@ class Server:
             case Reconnected(peer, lost_at):
                 self._report_at = now  # The coordinator learns from it whose connection it is.
                 self.context.again(peer, lost_at, now)
-                if self._asks_lead is not None:
-                    self._asks_lead.tell_again(now)
+                for asks in self._asking():
+                    asks.tell_again(now)
             case DeadlineReached():
                 self.context.do(*self.context.retries.due(now))
                 self._gathering.on_deadline(now)
@@ -137,15 +143,19 @@ class Server:
                 self._close()
                 self.context.do(Exit(0, reason))
         self._report_if_due(now)
-        if self._asks_lead is not None:  # Behind a report: by that we are known.
-            self._asks_lead.tell_if_due(now)
+        for asks in self._asking():  # Behind a report: by that we are known.
+            asks.tell_if_due(now)
         return self.context.clear()
 
     def deadline(self) -> float | None:
         times = [self.context.retries.deadline(), self._report_at if self._welcome else None]
         times += [self._lifeline.deadline(), self._gathering.deadline(), self._room.deadline()]
-        times += [self._asks_lead.deadline()] if self._asks_lead is not None else []
+        times += [asks.deadline() for asks in self._asking()]
         return min((t for t in times if t is not None), default=None)
+
+    def _asking(self) -> list[AsksLead | SharesNorm]:
+        """What it asks the coordinator again and again."""
+        return [asks for asks in (self._asks_lead, self._norms) if asks is not None]
 
     def _on_message(self, peer: Peer, message: m.Message, identity: str, now: float) -> None:
         try:
@@ -214,6 +224,8 @@ class Server:
             self._vectors = Vectors(self.serving.tables)
             if self.serving.side.asks_lead:
                 self._asks_lead = AsksLead(self.context, self.serving)
+            if self.serving.shard.shares_norm:
+                self._norms = SharesNorm(self.context, self.serving)
             self._apply(self._wanted)
             if message.restore and not message.keep:
                 self._restore(self.serving)
@@ -225,7 +237,9 @@ class Server:
         options, tables = self.options, []
         for number, table in enumerate(self.declared):
             shard = self._open(message, welcome.index, number, table, options)
-            tables.append((table.name, shard, side_of(table, self.algorithm, options, shard)))
+            side = side_of(table, self.algorithm, options, shard)
+            side.measures_noise = not number and self.algorithm.pushes_gradients(options)
+            tables.append((table.name, shard, side))
         serving = ShardProtocol(
             self.context, self.birth.run_id, welcome.token, welcome.index, welcome.term, message,
             tables, (self.job.compression.name, self.compressor),
@@ -245,7 +259,11 @@ class Server:
         groups = self.job.parameters if takes_gradients else ()
         layout = Layout.from_bytes(message.layout)
         runs = parameter_groups.runs(groups, layout, message.lo, message.hi)
-        parameters = grouped.make(self.make_optimizer, self.job.optimizer.options, groups, runs)
+        parameters: Optimizer = grouped.make(
+            self.make_optimizer, self.job.optimizer.options, groups, runs
+        )
+        if ema := self.job.average.ema:
+            parameters = Averaged(parameters, ema)
         optimizer = optimizer_of(table, self.algorithm, options, parameters)
         storages = self.storages.of_table(table.name) if number else self.storages
         spec = self._spec(message, layout, index, number, table, optimizer)
@@ -256,6 +274,7 @@ class Server:
                 shard.follow(factor)
             gradient = self.job.gradient
             shard.clip_norm = gradient.clip_norm if gradient.clip == "global" else 0.0
+            shard.shares_norm = shard.clip_norm > 0 and self.job.servers.count > 1
         return shard
 
     def _spec(
@@ -336,12 +355,22 @@ class Server:
     # ------------------------------------------------------------ from the coordinator
 
     def _on_members(self, message: m.Members, now: float) -> None:
-        if self.serving is not None:
-            self.serving.on_members(frozenset(message.slots))
+        if self.serving is None:
+            return
+        if message.scale and message.scale != self._scale:
+            self._scale = message.scale
+            scale, samples = Scale(*message.scale), self.serving.assigned.samples
+            if factor := schedule.factor(self.job, samples, scale):
+                self.serving.shard.follow(factor)
+        self.serving.on_members(frozenset(message.slots))
 
     def _on_decided(self, message: m.Decided, now: float) -> None:
         if self._asks_lead is not None:
             self._asks_lead.on_decided(message)
+
+    def _on_norm_total(self, message: m.NormTotal, now: float) -> None:
+        if self._norms is not None:
+            self._norms.on_total(message)
 
     def _on_vector_op(self, message: m.VectorOp, now: float) -> None:
         serving = self.serving
@@ -445,7 +474,7 @@ class Server:
             what = f"holding step {table.shard.version}{of}"
             if slots := sorted(table.side.waits_for()):
                 return what, ", ".join(f"worker-{slot}" for slot in slots)
-            if table.side.held():
+            if table.side.held() or table.side.norm_part():
                 return what, COORDINATOR
         return "serving", ""
 
@@ -466,6 +495,7 @@ class Server:
         m.Guests: _on_guests,
         m.VectorOp: _on_vector_op,
         m.Decided: _on_decided,
+        m.NormTotal: _on_norm_total,
         m.Change: _on_change,
         m.Save: _on_save,
         m.Reopen: lambda self, message, now: self.serving and self.serving.reopen(message.last),

@@ -29,7 +29,7 @@ from dlctl.roles.protocol.token import is_genuine
 from dlctl.roles.server.buffers import AveragedBuffers
 from dlctl.roles.server.dedup import NEW, Dedup
 from dlctl.roles.server.table_shard import COUNTED, TableShard
-from dlctl.shards.base import Extras, Shard, W
+from dlctl.shards.base import Extras, Shard
 from dlctl.shards.summary import Summary
 
 
@@ -120,6 +120,7 @@ class ShardProtocol:
             **self.rates.report(now),
             **self.staleness.report(),
             **({"poison": poison} if poison else {}),
+            **self.side.figures(),
             **({"lr": lr} if (lr := self.shard.scheduled_lr) is not None else {}),
             **({"last_checkpoint": self.last_checkpoint} if self.last_checkpoint else {}),
         }
@@ -225,7 +226,7 @@ class ShardProtocol:
                 )
                 return
             extras = Extras(message.averaged, message.constant) if self.index == 0 else None
-            self.begin_with({W: message.values}, extras)
+            self.begin_with(self.shard.begins_with(message.values), extras)
         self._answer_join(peer, message.slot)
 
     def _fits(self, message: m.Initialise) -> bool:

@@ -34,6 +34,7 @@ from dlctl.roles.server.dedup import NEW, Dedup
 from dlctl.roles.server.early_apply import EarlyApply
 from dlctl.shards.base import Shard
 from dlctl.shards.summary import Summary
+from dlctl.util.names import AVERAGE
 from dlctl.vector import euclidean_norm
 
 COUNTED = {
@@ -165,6 +166,12 @@ class TableShard:
         outcomes = self.side.decided(decision)
         self._settle(outcomes, at_once=self.shard.version != before)
 
+    def norm_known(self, clock: int, squared: float) -> None:
+        """All shards have said how large their part of this clock's update is."""
+        before = self.shard.version
+        outcomes = self.side.norm_known(clock, squared)
+        self._settle(outcomes, at_once=self.shard.version != before)
+
     def takes_changes(self) -> bool:
         """Whether operations of the lead may change it."""
         return isinstance(self.shard.optimizer, Accrue | Set)
@@ -288,10 +295,12 @@ class TableShard:
     # ------------------------------------------------------------ reads
 
     def on_fetch(self, peer: Peer, fetch: m.Fetch) -> None:
-        """Raises RemoteProtocolError for a range that is not in the slice."""
+        """Raises RemoteProtocolError for what is not there."""
         is_range = fetch.lo > 0 or fetch.hi > 0
         if is_range and not fetch.lo < fetch.hi <= self.shard.size:
             raise RemoteProtocolError(f"[{fetch.lo}, {fetch.hi}) of {self.shard.size} elements")
+        if fetch.average and (AVERAGE not in self.shard.slots or fetch.have_generation):
+            raise RemoteProtocolError("there is no average, or no change of one")
         if self._may_answer(fetch):
             self._answer_fetch(peer, fetch)
             return
@@ -315,7 +324,7 @@ class TableShard:
         shard = self.shard
         of = (self.index, self.generation, fetch.request, shard.version)
         told = (self.table, self.side.clock(), shard.samples)
-        seen = shard.w if fetch.exact else self._seen()
+        seen = self._asked_for(fetch)
         changes = None
         if fetch.have_generation == self.generation and not fetch.hi:
             changes = shard.changes_since(fetch.have_version, seen)
@@ -327,6 +336,11 @@ class TableShard:
         else:
             self._rates.add("fetch_bytes", changes.values.nbytes + changes.positions.nbytes)
             self.context.send(peer, m.SparseParameters(*of, fetch.have_version, *changes, *told))
+
+    def _asked_for(self, fetch: m.Fetch) -> m.Array:
+        if fetch.average:
+            return self.shard.slots[AVERAGE]
+        return self.shard.w if fetch.exact else self._seen()
 
     def _seen(self) -> m.Array:
         """What workers get of the present version."""

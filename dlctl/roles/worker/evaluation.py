@@ -31,7 +31,7 @@ class Evaluation:
         finish_with = dict(message.metrics) if message.finishes else None
         if not training.channels:
             return Evaluation(number, None, finish_with)
-        fetched = training.fetcher.start(0, whole=True)
+        fetched = training.fetcher.start(0, whole=True, average=message.average)
         me, first = training.identity, training.channels[0]
         request = m.FetchBuffers(me.slot, me.epoch, fetched.request)
         training.context.ask(buffers_key(fetched.request), first.peer, request, now)

@@ -84,11 +84,13 @@ class Fetcher:
         part: Range | None = None,
         whole: bool = False,
         after_own: bool = False,
+        average: bool = False,
     ) -> Fetched:
         """Ask every shard for its slice of a table, or of a range; the sends go out with the queue.
 
         whole: all values as they are, to be looked at beside the model; else only what has to be
         placed there, and rounded if the job says so. after_own: with all that was pushed before.
+        average: the moving average of the parameters; with `whole`.
         """
         self._requests += 1
         fetched = Fetched(self._requests, self.tables[table], clock_min, part)
@@ -99,7 +101,9 @@ class Fetcher:
         self._under_way[fetched.request] = fetched
         for client in fetched.clients:
             is_whole = whole or part is not None
-            self._ask(fetched, client, whole=is_whole, exact=whole, after_own=after_own)
+            self._ask(
+                fetched, client, whole=is_whole, exact=whole, after_own=after_own, average=average
+            )
         return fetched
 
     def _ask(
@@ -110,6 +114,7 @@ class Fetcher:
         whole: bool,
         exact: bool = False,
         after_own: bool = False,
+        average: bool = False,
     ) -> None:
         part = (0, 0)
         if fetched.part is not None:
@@ -117,7 +122,7 @@ class Fetcher:
             part = lo - client.lo, hi - client.lo
         message = client.fetch(
             fetched.request, fetched.clock_min, whole=whole, exact=exact, part=part,
-            after_own=after_own,
+            after_own=after_own, average=average,
         )  # fmt: skip
         nbytes = fetched.charged[client.shard] = client.expected_bytes(message)
         key = client.fetch_key(fetched.request)

@@ -247,6 +247,7 @@ class ShardClient:
         exact: bool = False,
         part: tuple[int, int] = (0, 0),
         after_own: bool = False,
+        average: bool = False,
     ) -> Fetch:
         """A fetch, which has to be sent through the worker's send queue under `fetch_key`.
 
@@ -258,7 +259,7 @@ class ShardClient:
         me = self.identity
         return Fetch(
             me.slot, me.epoch, request, clock_min, *have, exact, self.table, *part,
-            self.next_seq if after_own else 0,
+            self.next_seq if after_own else 0, average,
         )  # fmt: skip
 
     def expected_bytes(self, fetch: Fetch) -> int:

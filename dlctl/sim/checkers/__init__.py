@@ -5,7 +5,7 @@ its push would survive), `terms` (epochs and generations), `samples` (every samp
 holder), `staleness` (as it is reported), `clock` (its bound behind a barrier), `fetches` (a model
 is what the shard was), `liveness` (the run goes on once all is well again), `own_steps` (local SGD
 loses none of them on the way), `tables` (those beside the parameters), `quorum` (all shards make a
-step with the same pushes), `leftovers`.
+step with the same pushes), `norms` (they clip by the same norm), `leftovers`.
 `book` is what several of them know of the workers' pushes.
 """
 
@@ -17,6 +17,7 @@ from dlctl.sim.checkers.fetches import FetchesChecker
 from dlctl.sim.checkers.ledger import LedgerChecker
 from dlctl.sim.checkers.leftovers import NothingLeft
 from dlctl.sim.checkers.liveness import LivenessChecker
+from dlctl.sim.checkers.norms import NormChecker
 from dlctl.sim.checkers.own_steps import OwnStepsChecker
 from dlctl.sim.checkers.quorum import QuorumChecker
 from dlctl.sim.checkers.samples import LeasesChecker, SamplesChecker
@@ -44,6 +45,7 @@ __all__ = [
     "LeasesChecker",
     "LedgerChecker",
     "LivenessChecker",
+    "NormChecker",
     "NothingLeft",
     "OwnStepsChecker",
     "PromiseBroken",

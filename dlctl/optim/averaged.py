@@ -1,0 +1,59 @@
+"""An exponential moving average of the parameters, behind any optimiser (Polyak and Juditsky 1992).
+
+    w = what the optimiser makes of it;  average += (1 - ema) * (w - average)
+
+It is a slot like the optimiser's own, and begins with the initial parameters (`Shard.begins_with`).
+So it survives, is saved and is cut anew as the others are. Every update moves all of it: a sparse
+push is made dense, with zeros where nothing was pushed, and costs as much as a dense one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dlctl.messages import Json
+from dlctl.optim.base import Optimizer
+from dlctl.optim.blocks import Block, Rule
+from dlctl.settings import Setting
+from dlctl.util.names import AVERAGE
+from dlctl.util.threads import scratch
+
+
+class Averaged:
+    Options: ClassVar[type[Any]] = object
+    live: ClassVar[Mapping[str, Setting]] = {}
+
+    def __init__(self, inner: Optimizer, ema: float) -> None:
+        """ema: the part of the average that stays at each update, 0..1."""
+        assert 0 < ema < 1, f"an average with {ema}"
+        self.inner = inner
+        self._part = np.float32(1 - ema)
+        self.slots: Mapping[str, float] = {**inner.slots, AVERAGE: 0.0}
+        self.counters: Json = inner.counters
+
+    @property
+    def lr(self) -> float:
+        return self.inner.lr
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        self.inner.lr = lr
+
+    def sweeps_next(self) -> bool:
+        return True
+
+    def begin_update(self) -> Rule:
+        step = self.inner.begin_update()
+        return lambda blocks: step(self._averaging(blocks))
+
+    def _averaging(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        """The same blocks for the optimiser; what it leaves in each goes into the average."""
+        for block in blocks:
+            yield block._replace(slots=block.slots[:-1], slots_next=block.slots_next[:-1])
+            average, way = block.slots[-1], scratch(block.w.size)
+            np.subtract(block.w_next, average, out=way)
+            way *= self._part
+            np.add(average, way, out=block.slots_next[-1])

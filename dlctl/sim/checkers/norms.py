@@ -1,0 +1,22 @@
+"""Shards that clip an update together do so by one norm."""
+
+from __future__ import annotations
+
+from dlctl import messages as m
+from dlctl.machine import Effect, Send
+from dlctl.sim.checkers.base import Checker
+from dlctl.sim.process import Process
+
+
+class NormChecker(Checker):
+    """What has been said of a clock stands, whoever asks for it again and whoever answers."""
+
+    def __init__(self) -> None:
+        self._said: dict[int, float] = {}
+
+    def on_effect(self, process: Process, effect: Effect) -> None:
+        match effect:
+            case Send(_, m.NormTotal(clock, squared)):
+                before = self._said.setdefault(clock, squared)
+                if squared != before:
+                    raise self.broken(f"for clock {clock} first {before:g}, then {squared:g}")
