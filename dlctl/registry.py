@@ -46,6 +46,13 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
             "dlctl.algorithms.local_sgd:DILOCO",
             "AdamW in the replicas, Nesterov on the mean of their ways (Douillard 2023)",
         ),
+        "easgd": Entry(
+            "dlctl.algorithms.easgd:EASGD",
+            "replicas and a centre pull each other nearer (Zhang 2015)",
+        ),
+        "eamsgd": Entry(
+            "dlctl.algorithms.easgd:EAMSGD", "the same with Nesterov's momentum in the replicas"
+        ),
         "sandblaster": Entry(
             "dlctl.algorithms.sandblaster:SANDBLASTER",
             "L-BFGS on the shards, a batch is the whole dataset (Dean 2012)",

@@ -191,6 +191,8 @@ class PushKind(NamedTuple):
     is_way: bool = False
     """False: the sum of their gradients. True: the way that the replica's own steps go. The
     servers' optimiser takes no gradients then, and follows no schedule."""
+    is_all: bool = True
+    """False: a part of that way stays in the replica's position, and no push holds it."""
 
 
 Start = Literal["new", "joins", "restored"]
