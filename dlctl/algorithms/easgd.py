@@ -6,7 +6,7 @@ centre x~. Every tau steps of its own clock a replica and the centre pull each o
 
     every tau steps:  read x~, and wait for it
                       e = alpha (x - x~)
-    g = gradient at x                       # where it was before the pull, as the authors' code has it
+    g = gradient at x                       # before the pull, as in the authors' code
     x = x - eta g
     every tau steps:  x = x - e;  the servers: x~ = x~ + e
 
