@@ -10,6 +10,7 @@ from simulated import job_file
 
 from dlctl.sim.checkers import (
     AnswersChecker,
+    BufferedChecker,
     Checker,
     FetchesChecker,
     LeasesChecker,
@@ -22,8 +23,10 @@ from dlctl.sim.checkers import (
 from dlctl.sim.problems import LeastSquares
 from dlctl.sim.simulation import Simulation
 
-METHODS: dict[str, tuple[dict[str, Any], tuple[Checker, ...]]] = {
+METHODS: dict[str, tuple[dict[str, Any], tuple[type[Checker], ...]]] = {
+    "sync": ({"backup_workers": 1}, ()),
     "easgd": ({"exchange_every_steps": 3, "inner_lr": 0.1}, ()),
+    "fedbuff": ({"local_steps": 2, "buffer_pushes": 3, "inner_lr": 0.1}, (BufferedChecker,)),
 }
 SEEDS = [range(1), *(pytest.param(range(n, n + 4), marks=pytest.mark.long) for n in (1, 5, 9))]
 
@@ -45,7 +48,7 @@ def test_a_run_ends_with_a_good_model_whoever_dies(name: str, seeds: range) -> N
             TermsChecker(), SamplesChecker(problem.samples, epochs, once=False),
             LeasesChecker(problem.samples, epochs, forgets=bool(faults.full_disks)),
             FetchesChecker(), TablesChecker(), AnswersChecker(), LivenessChecker(HEAL_AT_S),
-            NothingLeft(), *more,
+            NothingLeft(), *(kind() for kind in more),
         )  # fmt: skip
         outcome = Simulation(
             job, problem, seed, network=poor_network(seed), compute=COMPUTE, faults=faults,
