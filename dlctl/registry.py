@@ -36,7 +36,8 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
     "algorithms": {
         "downpour": Entry("dlctl.algorithms.downpour:DOWNPOUR", "asynchronous SGD (Dean 2012)"),
         "sync": Entry(
-            "dlctl.algorithms.sync:SYNC", "a barrier in the servers, averaged by samples"
+            "dlctl.algorithms.backups:SYNC",
+            "a barrier in the servers, averaged by samples; backup workers (Chen 2016)",
         ),
         "local-sgd": Entry(
             "dlctl.algorithms.local_sgd:LOCAL_SGD",
@@ -61,6 +62,17 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         "sparseloco": Entry(
             "dlctl.algorithms.sparseloco:SPARSELOCO",
             "DiLoCo whose replicas send 1.6 % of their ways, in 2 bits (Sarfi 2025)",
+        ),
+        "easgd": Entry(
+            "dlctl.algorithms.easgd:EASGD",
+            "replicas and a centre pull each other nearer (Zhang 2015)",
+        ),
+        "eamsgd": Entry(
+            "dlctl.algorithms.easgd:EAMSGD", "the same with Nesterov's momentum in the replicas"
+        ),
+        "fedbuff": Entry(
+            "dlctl.algorithms.fedbuff:FEDBUFF",
+            "local-sgd without a barrier, its ways buffered in the servers (Nguyen 2022)",
         ),
         "sandblaster": Entry(
             "dlctl.algorithms.sandblaster:SANDBLASTER",

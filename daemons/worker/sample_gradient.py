@@ -6,7 +6,7 @@ The job comes as JSON on standard input; with --checkpoint DIR the gradient is a
 that checkpoint, without at the model's initial ones. The task is loaded as by a worker, and so are
 the samples: those that the first batches of the run consist of. OUTPUT becomes a .npy file with a
 float32 vector: the sum of their gradients, of which the servers' slices are what is pushed; of
-local SGD the sum of a replica's own steps.
+local SGD and EASGD the sum of a replica's own steps.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
         _load(replica, checkpoint)
     method = registry.load("algorithms", job.algorithm.name)
     options = method.Options(**job.algorithm.options)
-    steps, is_way = method.replica.one_push(options)
-    samples = min(in_all, steps * job.step_samples)
-    own_lr = job.inner.options["lr"] if is_way else None
+    push = method.replica.one_push(options)
+    samples = min(in_all, push.batches * job.step_samples)
+    own_lr = job.inner.options["lr"] if push.is_way else None
     total = np.zeros(replica.layout.size(), np.float32)
     before = to_host(replica.parameters).copy()
     for number in range(-(-samples // job.step_samples)):
@@ -80,7 +80,7 @@ def gradient(job: JobFile, checkpoint: Path | None) -> Array:
                 where=replica.task.place("loss"),
                 hint="torch.autograd.set_detect_anomaly(True) shows where a NaN comes from",
             )
-    return before - to_host(replica.parameters) if is_way else total
+    return before - to_host(replica.parameters) if push.is_way else total
 
 
 def _load(replica: Replica, checkpoint: Path) -> None:

@@ -191,6 +191,8 @@ class PushKind(NamedTuple):
     is_way: bool = False
     """False: the sum of their gradients. True: the way that the replica's own steps go. The
     servers' optimiser takes no gradients then, and follows no schedule."""
+    is_all: bool = True
+    """False: a part of that way stays in the replica's position, and no push holds it."""
 
 
 Start = Literal["new", "joins", "restored"]
@@ -223,10 +225,6 @@ class ReplicaSide(ABC):
         """Steps of an option that is a number of them or "auto", as they are in force now."""
         steps: int | str = getattr(self.options, key)
         return steps if isinstance(steps, int) else self.intervals.get(key, 1)
-
-    pushes_once: ClassVar[bool] = True
-    """Whether the pushes of a replica add up to what its steps have come to; False for a method
-    that gives up, or pushes again, a part of that."""
 
     @classmethod
     def one_push(cls, options: Any) -> PushKind:
@@ -333,6 +331,11 @@ class ShardSide(ABC):
     """Whether it holds pushes until the lead has said which of them count; then it has `held` and
     `decided`, too, and `Shard.version` is its clock. Only a side of the parameters may."""
 
+    @classmethod
+    def of(cls, options: Any) -> type[ShardSide]:
+        """The side that serves with these options: a method may have another one for some."""
+        return cls
+
     def __init__(self, options: Any, shard: Shard) -> None:
         self.options = options
         self.shard = shard
@@ -369,8 +372,8 @@ class ShardSide(ABC):
         """The slots without whose pushes nothing goes on; empty while nobody waits."""
         return frozenset()
 
-    def held(self) -> list[tuple[int, int, int]]:
-        """(clock, slot, epoch) of each push that it holds; for sides that ask the lead."""
+    def held(self) -> list[tuple[int, int, int, int]]:
+        """(clock, slot, epoch, samples) of each push that it holds; for sides that ask the lead."""
         return []
 
     def decided(self, decision: Decision) -> list[Outcome]:
@@ -506,13 +509,14 @@ class Lead:
         return ""
 
     def quorum(
-        self, clock: int, came: frozenset[int], members: frozenset[int]
+        self, clock: int, came: Mapping[int, int], members: frozenset[int]
     ) -> frozenset[int] | None:
         """Which pushes of a clock count, the same on every shard; None: not yet. For methods whose
         shard side asks (`ShardSide.asks_lead`); called again when somebody comes, joins or leaves.
 
-        came: the slots that live and whose pushes for this clock all shards hold, at least one; the
-        answer is a part of them. members: who takes part.
+        came: slot -> samples, of those that live and whose pushes for this clock all shards hold,
+        at least one; the answer is a part of them. members: who takes part. What it answers is
+        carried out, so the lead may count it.
         """
         raise NotImplementedError(f"{type(self).__name__} decides nothing")
 

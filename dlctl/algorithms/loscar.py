@@ -24,14 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Gt, Le
 
 from dlctl import messages
 from dlctl.algorithms import local_sgd, sync
-from dlctl.algorithms.base import Method, Start
+from dlctl.algorithms.base import Method, PushKind, Start
 from dlctl.algorithms.sparseloco import mean_of
 from dlctl.compress.base import Delta
 from dlctl.config import Choice
@@ -52,7 +52,10 @@ class Options(local_sgd.Options):
 
 class Replica(local_sgd.Replica):
     options: Options
-    pushes_once: ClassVar[bool] = False
+
+    @classmethod
+    def one_push(cls, options: Any) -> PushKind:
+        return PushKind(options.local_steps, is_way=True, is_all=False)
 
     def begin(self, start: Start) -> None:
         super().begin(start)

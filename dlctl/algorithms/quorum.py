@@ -45,8 +45,8 @@ class Chosen(HoldingSide):
         self._decision: Decision | None = None
         """The newest one, while chosen pushes are missing."""
 
-    def held(self) -> list[tuple[int, int, int]]:
-        return sorted(self._held)
+    def held(self) -> list[tuple[int, int, int, int]]:
+        return sorted((*key, held.push.samples) for key, held in self._held.items())
 
     def decided(self, decision: Decision) -> list[Outcome]:
         if decision.clock >= self.shard.version:

@@ -40,7 +40,7 @@ def faults_of(method: Method) -> list[str]:
     is_driven = method.lead.drive is not Lead.drive
     if is_driven != any(table.rule == "lead" for table in shape.tables):
         found.append('it needs tables of rule "lead" if the coordinator drives it, and none else')
-    asks = method.shard is not None and method.shard.asks_lead
+    asks = method.shard is not None and method.shard.of(method.Options()).asks_lead
     if asks and method.lead.quorum is Lead.quorum:
         found.append("its shard side asks the lead which pushes count, and the lead has no quorum")
     if bool(shape.engine) != bool(shape.twin):

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -67,11 +67,10 @@ class Options:
 
 class Replica(sync.Replica):
     options: Options
-    pushes_once: ClassVar[bool] = False
 
     @classmethod
     def one_push(cls, options: Any) -> PushKind:
-        return PushKind(options.local_steps, is_way=True)
+        return PushKind(options.local_steps, is_way=True, is_all=False)
 
     def begin(self, start: Start) -> None:
         self._parts = min(self.options.fragments, len(self.parameters))

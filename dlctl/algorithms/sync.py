@@ -1,5 +1,5 @@
 """Synchronous SGD: a barrier in the servers. Chen et al., "Revisiting Distributed Synchronous SGD",
-2016, without backup workers.
+2016; `backups.py` has the backup workers.
 
 Every replica computes its gradient on the same parameters w_t. A shard waits for the push of step t
 from every member, averages by the samples used and updates once:
@@ -37,7 +37,6 @@ import numpy as np
 
 from dlctl import messages
 from dlctl.algorithms.base import (
-    Method,
     Needs,
     Outcome,
     ReplicaSide,
@@ -374,6 +373,3 @@ def _weighted_sum(vectors: Sequence[Array], weights: Sequence[np.float32]) -> Ar
 
     threads.in_parts(total.size, add)
     return total
-
-
-SYNC = Method(Options=Options, replica=Replica, shard=Barrier)

@@ -38,7 +38,7 @@ def side_of(table: Table, method: Method, options: Any, shard: Shard) -> ShardSi
     match table.rule:
         case "optimizer":
             assert method.shard is not None, "shapes.faults_of has seen to it"
-            return method.shard(options, shard)
+            return method.shard.of(options)(options, shard)
         case "mean":
             return Barrier(options, shard)
         case "parts":

@@ -192,10 +192,11 @@ class Shards:
     def _ask_lead(self, clock: int) -> None:
         """What the coordinator does with what all shards hold."""
         everywhere = frozenset.intersection(*(frozenset(side.held()) for side in self.sides))
-        came = {slot: epoch for at, slot, epoch in sorted(everywhere) if at == clock}
-        chosen = self.lead.quorum(clock, frozenset(came), self.slots) if came else None
+        here = [(slot, epoch, n) for at, slot, epoch, n in sorted(everywhere) if at == clock]
+        came = {slot: samples for slot, _, samples in here}
+        chosen = self.lead.quorum(clock, came, self.slots) if came else None
         if chosen is not None:
-            used = frozenset((slot, came[slot]) for slot in chosen)
+            used = frozenset((slot, epoch) for slot, epoch, _ in here if slot in chosen)
             for index, side in enumerate(self.sides):
                 self._hear(index, 0, side.decided(Decision(clock, used, frozenset())))
 
@@ -234,8 +235,11 @@ class Player:
         batch_size: int = 1,
         samples_of: Callable[[Any], int] = lambda batch: 1,
         own_lr: float = OWN_LR,
+        options: Any = None,
     ) -> None:
-        """own_lr: of SGD in the replica, if the method has an optimiser there."""
+        """own_lr: of SGD in the replica, if the method has an optimiser there. options: of the
+        method, if they are not the default ones.
+        """
         self.shards = shards
         self.gradient = gradient
         self.slot, self.epoch = slot, epoch
@@ -251,7 +255,7 @@ class Player:
         self._progress = algorithm.shape.table(algorithm.shape.progress) if of_servers else 0
         self.parameters = np.full(shards.size, np.nan if of_servers else 1.0, np.float32)
         self.acks: list[m.Ack] = []
-        self.side = replica(algorithm, self.parameters, slot=slot)
+        self.side = replica(algorithm, self.parameters, options, slot)
         self._context = Context(resend_s=1e6)
         self._queue = SendQueue(self._context.retries)
         me = identity(slot, epoch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -17,9 +18,9 @@ from dlctl.sim.problems import layout_of
 
 class Deciding(Lead):
     def quorum(
-        self, clock: int, came: frozenset[int], members: frozenset[int]
+        self, clock: int, came: Mapping[int, int], members: frozenset[int]
     ) -> frozenset[int] | None:
-        return came
+        return frozenset(came)
 
 
 def faults(*tables: Table) -> list[str]:

@@ -37,8 +37,8 @@ def test_the_largest_evaluation_that_is_allowed_fits_into_a_message():
     found = Task(Measured(dict.fromkeys(names, 0.5))).evaluate(nn.Linear(1, 1))
     wire.encode(m.Evaluated(1, "worker-0", found, ""))
     portion = Portion(m.Lease(1, 2, 3, 0, 8), 8)
-    portion.add_metrics(found, 8)
-    portion.add_metrics({"one more": 1.0}, 8)
+    portion.count(8, 0.5, found, 1)
+    portion.count(8, 0.5, {"one more": 1.0}, 1)
     sums = portion.metric_sums
     assert sums == {name: [4.0, 8] for name in names}
     wire.encode(m.PortionDone(1, 2, 3, 4, 5, 6, 7.0, sums))

@@ -176,6 +176,26 @@ def test_a_portion_is_done_when_the_push_with_its_last_batch_is_settled() -> Non
     assert portions.settled(1) == [batch[0]]
 
 
+def test_what_a_late_push_held_is_not_trained() -> None:
+    """The portion is done all the same: nobody computes it again."""
+    portions = Portions(batch_size=2, ahead_s=0.0)
+    portions.take(Lease(1, 0, 0, 0, 6))
+    for number, loss in enumerate((1.0, 2.0, 4.0)):
+        portion, _, _ = portions.next_batches(1)
+        portions.count(portion, 2, loss, {"seen": loss})
+        if number == 2:
+            portions.finish(portion)
+        portions.pushed(number)
+    assert portions.settled(0) == []
+    portions.late(1)
+    assert portions.settled(1) == []
+    (done,) = portions.settled(2)
+    assert (done.steps, done.samples, done.loss_sum) == (2, 4, 10.0)
+    assert done.metric_sums == {"seen": [10.0, 4]}
+    portions.late(2)
+    assert done.samples == 4, "it is settled"
+
+
 def test_it_is_known_how_much_is_at_hand() -> None:
     portions = Portions(32, ahead_s=2.0)
     assert portions.batches_left() == 0

@@ -27,6 +27,8 @@ from dlctl.sim.keys import SimulatedKeys
 from dlctl.util.names import HOME_AGENT
 
 METHOD = registry.load("algorithms", "toy-quorum")
+SAMPLES = 3
+"""Of each push that is made here."""
 Pairs = Iterable[tuple[int, int]]
 Triples = list[list[int]]
 
@@ -64,9 +66,11 @@ class Asking(Life):
 
 
 def holdings(effects: list[Any]) -> list[tuple[int, Triples]]:
-    """(clock, rows) of all that a server tells the coordinator about what it holds."""
+    """(clock, rows without samples) of all that a server tells the coordinator that it holds."""
     found = [e.message for e in effects if isinstance(e, Send) and e.peer == COORDINATOR]
-    return [(h.clock, rows_in(h.pushes, 3)) for h in found if isinstance(h, m.Holding)]
+    told = [(h.clock, rows_in(h.pushes, 4)) for h in found if isinstance(h, m.Holding)]
+    assert all(row[3] == SAMPLES for _, rows in told for row in rows)
+    return [(clock, [row[:3] for row in rows]) for clock, rows in told]
 
 
 PLACES = pytest.mark.parametrize("durability", ["process", "disk"])
@@ -163,7 +167,7 @@ def test_of_a_worker_that_dies_again_and_again_no_more_than_two_processes_pushes
         server.join(2, epoch)
         assert server.pushes(2, 0, clock=0, epoch=epoch) == [(0, HELD)]
     assert server.server.serving is not None
-    assert server.server.serving.side.held() == [(0, 2, 7), (0, 2, 8)]
+    assert server.server.serving.side.held() == [(0, 2, 7, SAMPLES), (0, 2, 8, SAMPLES)]
 
 
 def test_a_decision_comes_as_often_as_it_likes_and_counts_once() -> None:
@@ -283,7 +287,8 @@ class Office:
         )  # fmt: skip
         method_ = registry.load("algorithms", method)
         self.run = RunState("run", job, method_, SimulatedKeys(b"key"), self.context, self.members)
-        self.side = METHOD.lead(METHOD.Options(backups=backups))
+        own = {"backups": backups} if method_ is METHOD else {}
+        self.side = method_.lead(method_.Options(**own))
         self.quorums = Quorums(self.run, self.side)
         self.numbers = 0
         for name in placed:
@@ -312,7 +317,7 @@ class Office:
         server = self.members.daemons[f"server-{shard}"]
         epochs = {slot: self.members.daemons[f"worker-{slot}"].term for slot in slots}
         at = more.pop("at", clock)
-        rows = [(at, slot, epoch) for slot, epoch in epochs.items()]
+        rows = [(at, slot, epoch, 1) for slot, epoch in epochs.items()]
         self.numbers += 1
         of = (more.pop("generation", server.term), more.pop("number", self.numbers))
         message = m.Holding(shard, *of, clock, packed(rows))

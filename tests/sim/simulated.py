@@ -48,7 +48,7 @@ def _inner(
 ) -> config.Choice:
     """All options, as a job file that was read has them; the method's own if none is chosen."""
     choice = registry.load("algorithms", algorithm).inner
-    if choice.name not in ("none", "sgd"):
+    if choice.name != "none" and (choice.name != "sgd" or choice.options.keys() != {"lr"}):
         choice = config.Choice(name="sgd", options={"lr": 0.01})  # All others need torch.
     if lr is not None:
         chosen = ("sgd", {"lr": lr}) if lr else ("none", {})

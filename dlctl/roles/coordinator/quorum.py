@@ -36,8 +36,8 @@ class Report(NamedTuple):
     generation: int
     number: int
     clock: int
-    pushes: frozenset[tuple[int, int, int]]
-    """(clock, slot, epoch)"""
+    pushes: frozenset[tuple[int, int, int, int]]
+    """(clock, slot, epoch, samples)"""
 
 
 class Quorums:
@@ -45,7 +45,7 @@ class Quorums:
         self.run = run
         self.side = side
         shard = run.algorithm.shard
-        self.is_asked = shard is not None and shard.asks_lead
+        self.is_asked = shard is not None and shard.of(side.options).asks_lead
         self.newest: tuple[int, tuple[Process, ...]] | None = None
         """The newest decision: the clock, whose pushes count. The next coordinator knows it."""
         self._reports: dict[int, Report] = {}
@@ -63,7 +63,7 @@ class Quorums:
             raise RemoteProtocolError("nobody is to decide about that")
         if server.peer != peer or not is_current(server, message.generation):
             return  # Its connection is new: its next report tells whose it is.
-        pushes = frozenset((c, slot, epoch) for c, slot, epoch in rows_in(message.pushes, 3))
+        pushes = frozenset((c, slot, epoch, n) for c, slot, epoch, n in rows_in(message.pushes, 4))
         report = Report(message.generation, message.number, message.clock, pushes)
         before = self._reports.get(message.shard)
         if before is not None and report[:2] < before[:2]:
@@ -97,18 +97,20 @@ class Quorums:
             self._take(clock - 1, ())
             return
         everywhere = frozenset.intersection(*(report.pushes for report in known))
-        came = {
-            slot: epoch
-            for at, slot, epoch in sorted(everywhere)
+        living = [
+            (slot, epoch, samples)
+            for at, slot, epoch, samples in sorted(everywhere)
             if at == clock and self._lives((slot, epoch))
-        }
-        if not came:
+        ]
+        if not living:
             return
-        chosen = self.side.quorum(clock, frozenset(came), frozenset(self._members))
+        came = {slot: samples for slot, _, samples in living}
+        chosen = self.side.quorum(clock, came, frozenset(self._members))
         if chosen is None:
             return
         assert chosen <= came.keys(), f"{sorted(chosen)} of {sorted(came)}"
-        self._take(clock, tuple((slot, came[slot]) for slot in sorted(chosen)))
+        used = tuple((slot, epoch) for slot, epoch, _ in living if slot in chosen)
+        self._take(clock, used)
 
     def _take(self, clock: int, used: tuple[Process, ...]) -> None:
         self.newest = clock, used

@@ -21,7 +21,7 @@ class AsksLead:
     def __init__(self, context: Context, serving: ShardProtocol) -> None:
         self.context = context
         self.serving = serving
-        self._told: tuple[int, list[tuple[int, int, int]]] | None = None
+        self._told: tuple[int, list[tuple[int, int, int, int]]] | None = None
         self._number = 0
         self._pause_s = 0.0
         self._due_at: float | None = None

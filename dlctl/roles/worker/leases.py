@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dlctl import messages as m
 from dlctl.algorithms.needs import Data
@@ -18,6 +19,15 @@ from dlctl.messages import Lease
 from dlctl.roles.protocol.context import COORDINATOR, Context
 from dlctl.roles.protocol.limits import METRICS_MAX
 from dlctl.roles.worker.shard_client import Identity
+
+
+class Counted(NamedTuple):
+    """A batch that counts as trained, unless the push that holds it comes too late."""
+
+    portion: Portion
+    samples: int
+    loss: float
+    metrics: Mapping[str, float]
 
 
 @dataclass(slots=True)
@@ -50,14 +60,19 @@ class Portion:
     def is_last(self, number: int) -> bool:
         return number == self.batches - 1
 
-    def add_metrics(self, metrics: Mapping[str, float], samples: int) -> None:
-        """The means of a batch; of names that were not there before, as many as fit."""
+    def count(self, samples: int, loss: float, metrics: Mapping[str, float], times: int) -> None:
+        """A batch with the means of its samples; of names of metrics that were not there before, as
+        many as fit. times: 1, or -1 to take it back.
+        """
+        self.steps += times
+        self.samples += times * samples
+        self.loss_sum += times * loss * samples
         for name, value in metrics.items():
             if name not in self.metric_sums and len(self.metric_sums) >= METRICS_MAX:
                 continue
             sums = self.metric_sums.setdefault(name, [0.0, 0])
-            sums[0] += value * samples
-            sums[1] += samples
+            sums[0] += times * value * samples
+            sums[1] += times * samples
 
 
 @dataclass(slots=True)
@@ -75,6 +90,10 @@ class Portions:
     """What was computed before each of the newest pushes, where one push is a part of a step."""
     _pushed: dict[int, list[Portion]] = field(default_factory=dict)
     """Push number -> portions that end with it."""
+    _counted: list[Counted] = field(default_factory=list)
+    """Batches that no push holds."""
+    _under_way: dict[int, list[Counted]] = field(default_factory=dict)
+    """Push number -> the batches that it holds."""
 
     def take(self, lease: Lease) -> None:
         """A lease has come: begin with it, or keep it for when the present one has ended."""
@@ -119,6 +138,13 @@ class Portions:
         self.current.next_number += count
         return self.current, number, count
 
+    def count(
+        self, portion: Portion, samples: int, loss: float, metrics: Mapping[str, float]
+    ) -> None:
+        """A batch was computed, and is of use."""
+        portion.count(samples, loss, metrics, 1)
+        self._counted.append(Counted(portion, samples, loss, metrics))
+
     def finish(self, portion: Portion) -> None:
         """The last batch of the portion was computed (or refused)."""
         self._computed.append(portion)
@@ -132,6 +158,9 @@ class Portions:
         while len(self._in_parts) >= of:
             if whole := self._in_parts.popleft():
                 self._pushed.setdefault(number, []).extend(whole)
+        if self._counted:
+            self._under_way.setdefault(number, []).extend(self._counted)
+            self._counted = []
 
     def begin_parts_anew(self) -> None:
         """What is in some parts of a step is in none of those that come."""
@@ -151,12 +180,19 @@ class Portions:
         for portion in self._pushed.get(number, ()):
             portion.loss_sum = math.inf
 
+    def late(self, number: int) -> None:
+        """All shards have dropped push `number`: nothing was trained with what it holds."""
+        for portion, samples, loss, metrics in self._under_way.pop(number, ()):
+            portion.count(samples, loss, metrics, -1)
+
     def done_now(self) -> list[Portion]:
         """All computed portions that no push holds: they are done without one."""
+        self._counted = []
         return self._take_unpushed()
 
     def settled(self, number: int) -> list[Portion]:
         """Push `number` is settled on every shard: the portions that are done now."""
+        self._under_way.pop(number, None)
         return self._pushed.pop(number, [])
 
 

@@ -9,7 +9,7 @@ It guards the one decider of all shards.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -68,7 +68,7 @@ class Shard(Chosen):
 
 class Counting(Lead):
     def quorum(
-        self, clock: int, came: frozenset[int], members: frozenset[int]
+        self, clock: int, came: Mapping[int, int], members: frozenset[int]
     ) -> frozenset[int] | None:
         """Called whenever another one comes: the first of them, or if several come at once the
         lowest slots.

@@ -218,15 +218,12 @@ class Computing:
         samples = stop - start
         self.bad_gradients.computed(self.writing.steps, portion.in_words(number))
         self.writing.steps += 1
-        portion.steps += 1
-        portion.samples += samples
-        portion.loss_sum += loss * samples
+        self.portions.count(portion, samples, loss, metrics)
         self.rates.add("samples", samples)
         self.progress.computed(samples)
         change = loss - self.loss if self.loss is not None else 0.0
         self.loss = loss if self.loss is None else self.loss + LOSS_WEIGHT * change
         if metrics:
-            portion.add_metrics(metrics, samples)
             follow(self.metrics, metrics, LOSS_WEIGHT)
         return samples
 

@@ -66,6 +66,8 @@ class Writing:
         self.shape = shape
         self._progress = shape.table(shape.progress) if tables else 0
         """The table whose pushes hold the steps."""
+        # A part of a batch that comes late is in the sum already: another replica has brought it.
+        self._drops_late = bool(tables) and shape.tables[self._progress].rule != "parts"
         self.compressor = compressor
         self.send_queue = send_queue
         self.portions = portions
@@ -263,6 +265,8 @@ class Writing:
         self.bad_gradients.settled(number, pushed.table)
         if pushed.table != self._progress:
             return None
+        if self._drops_late and set(pushed.outcomes.values()) == {m.LATE}:
+            self.portions.late(number)
         self.pacing.settled(number, now)
         return number
 

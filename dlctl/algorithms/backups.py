@@ -1,0 +1,124 @@
+"""Synchronous SGD with backup workers. Chen, Pan et al., "Revisiting Distributed Synchronous SGD",
+2016, Alg. 3 and 4.
+
+Of N + b replicas, b = `backup_workers`, a step waits for the first N gradients only, and divides by
+the samples of these:
+
+    w_{t+1} = w_t - eta * sum n_i g_i / sum n_i         over the first N that come for step t
+
+Which N, the coordinator decides for all shards (`quorum.py`), so a step takes a round trip to it
+more. All other gradients of step t are LATE: they are dropped, never mixed into a later step, and
+do not count as trained. Who has made one goes on from the newest parameters. With b = 0 nobody has
+to decide: it is the barrier of `sync.py`.
+
+- Of replicas without data nobody waits for a gradient, and none of them takes another one's place.
+- Of several that come at once, those count that have counted least so far.
+- While one of them is dead, N is one less; b stays.
+- A replica that is always slow contributes nothing. Every epoch deals the samples out anew, so that
+  it is not always the same ones that are missing; `dlctl status` has the part of the steps in which
+  each replica has counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge
+
+from dlctl.algorithms import sync
+from dlctl.algorithms.base import Fault, Lead, Method, Needs, ShardSide
+from dlctl.algorithms.needs import NextData, Read, View, Write
+from dlctl.algorithms.quorum import Chosen
+from dlctl.config import JobFile
+from dlctl.messages import Json
+
+
+@dataclass(slots=True, kw_only=True)
+class Options(sync.Options):
+    backup_workers: Annotated[int, Ge(0)] = 0
+    """Workers whose gradients a step does not wait for, b: the slowest ones are dropped. The rate
+    is to fit a batch of all workers but these."""
+
+
+class Replica(sync.Replica):
+    """One of those that all count, or of those of which some may not."""
+
+    options: Options
+
+    def run(self) -> Needs:
+        if not self.options.backup_workers:
+            yield from super().run()
+            return
+        yield NextData()  # Who has asked for data is a member.
+        clock = yield from self._meet_all(0)
+        while True:
+            samples = yield from self._accrue()
+            yield Write(vector=self.residual if samples else None, samples=samples, clock=clock)
+            clock = yield from self._meet_all(clock + 1)
+
+    def _meet_all(self, at_least: int) -> Generator[Read, View, int]:
+        """Read until all shards are at the same step; returns it."""
+        while True:
+            view = yield Read(wait=True, at_least=at_least)
+            if view.clock_min == view.clock_max:
+                return view.clock_max
+            at_least = view.clock_max
+
+
+class Server(sync.Barrier):
+    @classmethod
+    def of(cls, options: Options) -> type[ShardSide]:
+        return Chosen if options.backup_workers else cls
+
+
+class FirstOnes(Lead):
+    """Which gradients count."""
+
+    options: Options
+
+    def __post_init__(self) -> None:
+        self._steps = 0
+        self._counted: Counter[int] = Counter()
+        """Slot -> steps in which its gradient was."""
+
+    def quorum(
+        self, clock: int, came: Mapping[int, int], members: frozenset[int]
+    ) -> frozenset[int] | None:
+        idle = frozenset(slot for slot, samples in came.items() if not samples)
+        gradients = came.keys() - idle
+        most = max(1, len(members) - self.options.backup_workers)
+        if len(gradients) < min(most, len(members - idle)):
+            return None
+        chosen = sorted(gradients, key=lambda slot: (self._counted[slot], slot))[:most]
+        self._steps += bool(chosen)
+        self._counted.update(chosen)
+        return idle.union(chosen)
+
+    def state(self) -> Json:
+        return {"steps": self._steps, "counted": sorted(map(list, self._counted.items()))}
+
+    def resume(self, state: Json) -> None:
+        self._steps, self._counted = state["steps"], Counter(dict(state["counted"]))
+
+    def figures(self) -> Json:
+        if not self._steps:
+            return {}
+        return {
+            f"worker-{slot} counted": round(n / self._steps, 3)
+            for slot, n in sorted(self._counted.items())
+        }
+
+
+def check(job: JobFile) -> list[Fault]:
+    backups = job.algorithm.options["backup_workers"]
+    if backups < job.workers.count:
+        return []
+    what = f"of {job.workers.count} workers {backups} are not waited for"
+    where = ("algorithm", "backup_workers")
+    return [(where, what, f"use {job.workers.count - 1} or less, or more workers")]
+
+
+SYNC = Method(Options=Options, replica=Replica, shard=Server, lead=FirstOnes, check=check)

@@ -1,0 +1,203 @@
+"""Elastic averaging SGD. Zhang, Choromanska and LeCun, "Deep learning with Elastic Averaging SGD",
+NeurIPS 2015, Alg. 1 and 2 (the asynchronous ones).
+
+Every one of p replicas has a position of its own, x, and steps by itself. The servers have the
+centre x~. Every tau steps of its own clock a replica and the centre pull each other nearer:
+
+    every tau steps:  read x~, and wait for it
+                      e = alpha (x - x~)
+    g = gradient at x                       # before the pull, as in the authors' code
+    x = x - eta g
+    every tau steps:  x = x - e;  the servers: x~ = x~ + e
+
+In the paper's words, tau = `exchange_every_steps`, alpha = `alpha`, and eta is the rate of the
+replicas' own optimiser (`[inner]`). beta = p alpha = 0.9 unless `alpha` says something else: each
+replica takes the p that take part just now. The centre is what is evaluated, saved and exported.
+
+- e is one vector with two signs, so the sum of all positions and the centre is what the gradients
+  have made of it. What a compressor does not send is not subtracted either: it stays a part of
+  x - x~, and comes again by itself. So e needs no residual.
+- The servers add what is pushed, in order of arrival: their optimiser has no part in it.
+- A replica that joins begins at the centre, and so does one whose steps have led to where several
+  gradients in a row are of no use, or to what is not finite; what it had is lost.
+- A replica that dies takes along what makes its position differ from the centre, all but alpha of
+  the last steps. Its position, and the state of its optimiser, are in checkpoints.
+
+EAMSGD is the same with Nesterov's momentum delta in the replicas:
+
+    v = delta v - eta g(x + delta v);  x = x + v
+
+torch's form, b = delta b + g; y = y - eta (g + delta b), is that with v = -eta b, in the variable
+y = x + delta v, where the gradient is taken. So it is SGD with `momentum` and `nesterov` as the
+replicas' optimiser; e is taken from y then, and in the authors' code from x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from annotated_types import Ge, Gt, Le
+
+from dlctl.algorithms.base import (
+    MODEL,
+    Fault,
+    Method,
+    Needs,
+    PushKind,
+    ReplicaSide,
+    Shape,
+    Start,
+)
+from dlctl.algorithms.needs import LEFT_OUT_MAX, Gradient, NextData, Read, Write
+from dlctl.config import Choice, JobFile
+from dlctl.messages import Array
+from dlctl.settings import AUTO, Setting, count, fraction
+from dlctl.vector import Vector, copy_into, copy_of, is_finite, zeros_like
+
+BETA = 0.9
+"""p alpha, the paper's choice."""
+Exchange = Generator[Read | Write, Any, None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    exchange_every_steps: Annotated[int, Ge(1)] = 10
+    """Steps of a replica from one exchange with the centre to the next, tau; the first one comes
+    before its first step. Changes live."""
+    alpha: Annotated[float, Gt(0), Le(1)] | Literal["auto"] = "auto"
+    """The part of its way to the centre that a replica goes at an exchange, and the centre towards
+    it. "auto": 0.9 over the number of replicas. Changes live."""
+
+
+class Replica(ReplicaSide):
+    options: Options
+
+    @classmethod
+    def one_push(cls, options: Options) -> PushKind:
+        return PushKind(options.exchange_every_steps, is_way=True, is_all=False)
+
+    def begin(self, start: Start) -> None:
+        self.residual = self.residual[:0]
+        self._has_position = False
+        """Else the next read makes the centre its position."""
+        self._steps = 0
+        """Since the exchange that was due last."""
+        self._alpha = 0.0
+        self._pull = zeros_like(self.parameters)
+        """e; while the centre is placed, x."""
+
+    def state(self) -> dict[str, Vector]:
+        if not self._has_position:
+            return {}
+        return {"position": self.parameters, "steps": np.array([self._steps], np.float32)}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        if "position" in state and state["position"].size == len(self.parameters):
+            copy_into(self.parameters, state["position"])
+            self._has_position, self._steps = True, int(state["steps"][0])
+
+    def run(self) -> Needs:
+        samples = left_out = 0
+        while True:
+            data = yield NextData()
+            if data is not None and left_out >= LEFT_OUT_MAX:
+                yield from self._begin_at_centre(samples)
+                samples = 0
+            is_due = bool(samples) if data is None else self._is_due()
+            if is_due:
+                self._alpha = self._share()
+                yield Read(wait=True)
+                self._has_position = True
+            if data is not None:
+                computed = yield Gradient(step=True, gather=False)
+                left_out = left_out + 1 if computed is None else 0
+                if computed is None:
+                    continue
+                samples += computed.samples
+                self._steps = 1 if is_due else self._steps + 1
+            if is_due:
+                yield from self._exchange(samples)
+                samples = 0
+
+    def _is_due(self) -> bool:
+        return not self._has_position or self._steps >= self.options.exchange_every_steps
+
+    def _share(self) -> float:
+        """alpha, as it is now."""
+        alpha = self.options.alpha
+        return BETA / len(self.members | {self.slot}) if isinstance(alpha, str) else alpha
+
+    def placing(self, lo: int, hi: int) -> None:
+        self._pull[lo:hi] = self.parameters[lo:hi]
+
+    def placed(self, lo: int, hi: int) -> None:
+        """The centre stands in the model: go back to x, and keep the pull between the two."""
+        pull, model = self._pull[lo:hi], self.parameters[lo:hi]
+        if not self._has_position:
+            pull[:] = 0
+            return
+        position = copy_of(pull)
+        pull -= model
+        pull *= self._alpha
+        model[:] = position
+
+    def _exchange(self, samples: int) -> Exchange:
+        pull = self._pull
+        if not is_finite(pull):
+            yield from self._begin_at_centre(samples)
+            return
+        sent = copy_of(pull)
+        yield Write(vector=pull, samples=samples)
+        sent -= pull
+        self.parameters -= sent
+
+    def _begin_at_centre(self, samples: int) -> Exchange:
+        """Give up its position, and the steps that no push holds."""
+        self._has_position, self._steps = False, 0
+        yield Read(wait=True)
+        self._has_position = True
+        if samples:
+            yield Write(vector=None)
+
+
+def share(text: str) -> float | str:
+    """A number above 0 and at most 1, or "auto"."""
+    return AUTO if text == AUTO else fraction(text)
+
+
+def check(job: JobFile) -> list[Fault]:
+    """Elastic symmetry: what the centre gets is what the replica gives."""
+    found: list[Fault] = []
+    if job.optimizer.options.get("lr", 1.0) != 1.0:
+        what = f"the servers of {job.algorithm.name} add what is pushed, and have no rate"
+        found.append((("optimizer", "lr"), what, "remove [optimizer]; [inner] has the rate"))
+    if job.compression.options.get("unbiased"):
+        what = f"{job.algorithm.name} subtracts from a replica just what its push holds"
+        found.append((("compression", "unbiased"), what, "remove it"))
+    return found
+
+
+_method = partial(
+    Method,
+    Options=Options,
+    replica=Replica,
+    shape=Shape(tables=(replace(MODEL, rule="add"),), optimizers=("sgd",)),
+    live={
+        "exchange_every_steps": Setting(
+            help="steps of a replica from one exchange with the centre to the next", parse=count
+        ),
+        "alpha": Setting(
+            help='part of the way to the centre at an exchange, or "auto"', parse=share
+        ),
+    },
+    optimizer=Choice(name="sgd", options={"lr": 1.0}),
+    check=check,
+)
+EASGD = _method(inner=Choice(name="sgd", options={"lr": 0.01}))
+EAMSGD = _method(
+    inner=Choice(name="sgd", options={"lr": 0.001, "momentum": 0.99, "nesterov": True})
+)

@@ -1,0 +1,101 @@
+"""FedBuff. Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS
+2022, Alg. 1: local SGD without a barrier.
+
+A replica reads the servers' parameters, goes H steps by itself, and pushes the way that it went.
+Nobody waits for it. A shard collects K ways, whoever's they are, and then makes one step by their
+mean with the servers' optimiser. In the paper's words, K = `buffer_pushes`, and on both sides:
+
+    replica:  theta_i = theta, read after j steps of the shard
+              H times: theta_i = inner(theta_i, grad(theta_i, next mini-batch))
+              push Delta_i = theta - theta_i
+    shard:    tau = steps - j;  buffer += s(tau) Delta_i
+              every K-th push:  theta = outer(theta, buffer / K);  buffer = 0;  steps += 1
+
+H is `local_steps`. s(tau) is 1 unless `staleness_weight` is "root": 1 / sqrt(1 + tau). As in the
+paper the weights are not normalised, and ways weigh the same however many samples they are of.
+
+- A way in the buffer is in the commit that acknowledges its push, with its weight: no death loses
+  it. At the end of a run less than K of them may be there: they are in the last checkpoint and in
+  no step.
+- Each shard counts its own steps, so two of them may take K pushes in another order, and a way may
+  be in another step on each. j is that of the shard that had made the fewest.
+- Where data ends a replica pushes what it has. One whose steps become infinite, or lead to where
+  several gradients in a row are of no use, pushes nothing of its round, as in local SGD.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+from annotated_types import Ge
+
+from dlctl import messages
+from dlctl.algorithms import local_sgd
+from dlctl.algorithms.base import Method, Needs, Outcome, ShardSide
+from dlctl.algorithms.needs import NextData, Read, Write
+from dlctl.compress.base import Delta
+from dlctl.config import Choice
+from dlctl.messages import APPLIED, BUFFERED
+from dlctl.optim import buffered
+from dlctl.optim.base import Optimizer
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    local_steps: Annotated[int, Ge(1)] = 16
+    """Steps of a replica from one push to the next, H. Changes live."""
+    buffer_pushes: Annotated[int, Ge(1)] = 10
+    """Pushes of which the mean is one step of the servers, K."""
+    staleness_weight: Literal["constant", "root"] = "constant"
+    """What a way weighs that is tau steps of the servers old. "constant": 1; "root": 1 over the
+    root of 1 + tau."""
+
+
+class Replica(local_sgd.Replica):
+    options: Options  # type: ignore[assignment]
+
+    def run(self) -> Needs:
+        while True:
+            if (yield NextData()) is None:
+                continue
+            yield Read(wait=True, after_own=True)
+            clock = self.view.clock_min
+            samples = yield from self._accrue()
+            if samples and not self._take_way():
+                samples = 0
+            self._is_on_way = False
+            yield Write(vector=self.residual if samples else None, samples=samples, clock=clock)
+
+
+class Collecting(ShardSide):
+    """Its clock is the number of its steps."""
+
+    @classmethod
+    def optimizer(cls, options: Options, optimizer: Optimizer) -> Optimizer:
+        return buffered.Buffered(optimizer, options.buffer_pushes)
+
+    def clock(self) -> int:
+        return int(self.shard.optimizer.counters[buffered.STEPS])
+
+    def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:
+        staleness = max(0, self.clock() - push.clock)
+        kind = APPLIED
+        if push.samples:  # Else a round has come to nothing, and the buffer has no place for it.
+            if self.options.staleness_weight == "root":
+                weight = np.float32((1 + staleness) ** -0.5)
+                delta = delta._replace(values=delta.values * weight)
+            self.shard.apply(delta, push.samples)
+            kind = BUFFERED if self.shard.optimizer.counters[buffered.BUFFERED] else APPLIED
+        return [Outcome(push.slot, push.epoch, push.seq, kind, staleness)]
+
+
+FEDBUFF = Method(
+    Options=Options,
+    replica=Replica,
+    shard=Collecting,
+    live=local_sgd.LIVE,
+    optimizer=Choice(name="sgd", options={"lr": 1.0}),
+    inner=Choice(name="sgd", options={"lr": 0.01}),
+)
