@@ -46,6 +46,9 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
             "dlctl.algorithms.local_sgd:DILOCO",
             "AdamW in the replicas, Nesterov on the mean of their ways (Douillard 2023)",
         ),
+        "ssp": Entry(
+            "dlctl.algorithms.ssp:SSP", "nobody is too far ahead of the slowest one (Ho 2013)"
+        ),
         "sandblaster": Entry(
             "dlctl.algorithms.sandblaster:SANDBLASTER",
             "L-BFGS on the shards, a batch is the whole dataset (Dean 2012)",

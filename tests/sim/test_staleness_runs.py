@@ -1,0 +1,114 @@
+"""Methods that bound or use staleness, in whole runs with deaths and joins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from simulated import job_file, rows_in_order
+
+from dlctl.roles.protocol.effects import Compute
+from dlctl.sim.checkers import (
+    Checker,
+    FetchesChecker,
+    LeasesChecker,
+    LivenessChecker,
+    NothingLeft,
+    SamplesChecker,
+    TermsChecker,
+)
+from dlctl.sim.drivers import ComputeOptions
+from dlctl.sim.faults import Faults
+from dlctl.sim.network import Link, NetworkOptions
+from dlctl.sim.problems import Batch, LeastSquares
+from dlctl.sim.simulation import Outcome, Simulation
+
+TIMEOUTS = {"silent_s": 6.0, "resend_s": 0.3}
+HEAL_AT_S = 5.0
+
+
+class ClocksApart(Checker):
+    """No replica computes more clocks ahead of another one than it may be."""
+
+    def __init__(self, staleness: int) -> None:
+        self.staleness = staleness
+        self.most = 0
+        self._at_work: dict[int, Any] = {}
+
+    def on_effect(self, process: Any, effect: Any) -> None:
+        if not isinstance(effect, Compute):
+            return
+        machine = process.machine
+        side = machine.training.side
+        self._at_work[side.slot] = process
+        clocks = [
+            other.machine.training.side.clock
+            for other in self._at_work.values()
+            if other.alive and other.machine.training.side.is_counted
+        ]
+        apart = side.clock - min(clocks, default=side.clock)
+        self.most = max(self.most, apart)
+        if apart > self.staleness:
+            raise self.broken(f"{process} computes at {side.clock}; others are at {clocks}")
+
+
+def ssp_run(seed: int, staleness: int, **more: int) -> tuple[Outcome, ClocksApart]:
+    dice = np.random.default_rng(seed)
+    loss, duplicate, reorder = (float(p) for p in dice.uniform(0, 0.1, 3))
+    link = Link(
+        latency_s=float(dice.uniform(0.0002, 0.02)), jitter_s=0.005,
+        loss=loss, duplicate=duplicate, reorder=reorder,
+    )  # fmt: skip
+    apart = ClocksApart(staleness)
+    problem, epochs = LeastSquares(samples=192), 3
+    job = job_file(
+        3, 2, algorithm=("ssp", {"staleness": staleness, **more}), batch_size=4, portion_batches=2,
+        seed=seed, epochs=float(epochs), restarts_max=20, timeouts=TIMEOUTS, checkpoint_s=0.6,
+    )  # fmt: skip
+    faults = Faults(
+        kills=2, server_kills=int(dice.integers(2)), coordinator_kills=int(dice.integers(2)),
+        resets=1, freezes=1, freeze_s=1.0, from_s=0.5, heal_at_s=HEAL_AT_S,
+    )  # fmt: skip
+    simulation = Simulation(
+        job, problem, seed, network=NetworkOptions(link=link), faults=faults,
+        compute=ComputeOptions(step_s=0.1, spread=0.6, build_s=0.1, slow={1: 2.0}),
+        checkers=(
+            TermsChecker(), SamplesChecker(problem.samples, epochs, once=False),
+            LeasesChecker(problem.samples, epochs), FetchesChecker(), LivenessChecker(HEAL_AT_S),
+            NothingLeft(), apart,
+        ),
+    )  # fmt: skip
+    if seed % 3 == 0:
+        simulation.request(2.0, "scale", {"workers": 4})
+    return simulation.run(100.0), apart
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 60), marks=pytest.mark.long)])
+def test_clocks_are_never_further_apart_than_they_may_be_whoever_dies_and_joins(staleness, seeds):
+    most = 0
+    for seed in seeds:
+        outcome, apart = ssp_run(seed, staleness, fetch_every_clocks=1 + seed % 3)
+        assert outcome.state == "finished", (seed, outcome.reason)
+        most = max(most, apart.most)
+    assert most == staleness, "it is used, too"
+
+
+@pytest.mark.parametrize("victim", [None, "server-1", "coordinator"])
+def test_without_staleness_it_is_the_sum_of_all_updates_of_a_clock(victim):
+    """With as many samples in a clock, twice as large a rate makes of the mean of two a sum."""
+    problem = LeastSquares(samples=256)
+    job = job_file(
+        2, 2, algorithm=("ssp", {"staleness": 0, "inner_lr": 0.05}), batch_size=8, epochs=3.0,
+        portion_batches=1, optimizer=("sgd", {"lr": 1.0}),
+    )  # fmt: skip
+    simulation = Simulation(job, problem, compute=ComputeOptions(step_s=0.1, spread=0.0))
+    if victim:
+        simulation.at(2.0, lambda: simulation.world.kill(victim))
+    outcome = simulation.run()
+    assert outcome.state == "finished", outcome.reason
+    w = problem.initial()
+    for number, rows in enumerate(rows_in_order(job_file(batch_size=16), 256, epochs=3)):
+        w = w - np.float32(0.1) * problem.gradient(w, Batch(rows, 0, 1, number))[1]
+    np.testing.assert_allclose(outcome.weights, w, rtol=0, atol=1e-5)
