@@ -49,6 +49,10 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         "ssp": Entry(
             "dlctl.algorithms.ssp:SSP", "nobody is too far ahead of the slowest one (Ho 2013)"
         ),
+        "softsync": Entry(
+            "dlctl.algorithms.softsync:SOFTSYNC",
+            "an update of any n-th part of all gradients, older ones slower (Zhang 2016)",
+        ),
         "sandblaster": Entry(
             "dlctl.algorithms.sandblaster:SANDBLASTER",
             "L-BFGS on the shards, a batch is the whole dataset (Dean 2012)",

@@ -10,6 +10,7 @@ from simulated import job_file, rows_in_order
 
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers import (
+    BufferedChecker,
     Checker,
     FetchesChecker,
     LeasesChecker,
@@ -112,3 +113,59 @@ def test_without_staleness_it_is_the_sum_of_all_updates_of_a_clock(victim):
     for number, rows in enumerate(rows_in_order(job_file(batch_size=16), 256, epochs=3)):
         w = w - np.float32(0.1) * problem.gradient(w, Batch(rows, 0, 1, number))[1]
     np.testing.assert_allclose(outcome.weights, w, rtol=0, atol=1e-5)
+
+
+def bounded(
+    algorithm: str, options: dict[str, Any], seed: int = 0, *checkers: Checker, **more: Any
+) -> Simulation:
+    """A run with a slow worker, in which a worker, a server and the coordinator die."""
+    problem, epochs = LeastSquares(samples=192), 3
+    job = job_file(
+        3, 2, algorithm=(algorithm, options), batch_size=4, portion_batches=2, seed=seed,
+        epochs=float(epochs), restarts_max=20, timeouts=TIMEOUTS, checkpoint_s=0.6, **more,
+    )  # fmt: skip
+    link = Link(latency_s=0.002, jitter_s=0.005, loss=0.05, duplicate=0.05, reorder=0.05)
+    faults = Faults(
+        kills=2, server_kills=1, coordinator_kills=seed % 2, resets=1, from_s=0.5,
+        heal_at_s=HEAL_AT_S,
+    )  # fmt: skip
+    common = (
+        TermsChecker(), SamplesChecker(problem.samples, epochs, once=False),
+        LeasesChecker(problem.samples, epochs), FetchesChecker(), LivenessChecker(HEAL_AT_S),
+        NothingLeft(),
+    )  # fmt: skip
+    return Simulation(
+        job, problem, seed, network=NetworkOptions(link=link), faults=faults,
+        compute=ComputeOptions(step_s=0.1, spread=0.6, build_s=0.1, slow={1: 2.0}),
+        checkers=(*common, *checkers),
+    )  # fmt: skip
+
+
+def learned(simulation: Simulation) -> Outcome:
+    outcome = simulation.run(100.0)
+    assert outcome.state == "finished", outcome.reason
+    problem = LeastSquares(samples=192)
+    assert (
+        problem.evaluate(outcome.weights)["loss"]
+        < 0.5 * problem.evaluate(0 * outcome.weights)["loss"]
+    )
+    return outcome
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("durability", ["process", "disk"])
+def test_softsync_loses_no_push_that_is_only_buffered(seed, durability):
+    learned(bounded("softsync", {"n": 1}, seed, BufferedChecker(), durability=durability))
+
+
+def test_softsync_of_as_many_updates_as_learners_at_one_rate_is_downpour():
+    def run(algorithm: str, **options: Any) -> Outcome:
+        job = job_file(
+            3, 2, algorithm=(algorithm, options), inner=("none", {}), batch_size=4, epochs=3.0
+        )
+        return Simulation(job, LeastSquares(samples=192), 3).run(100.0)
+
+    softsync = run("softsync", n=3, modulated=False)
+    downpour = run("downpour", overlap=False)
+    assert softsync.weights.tolist() == downpour.weights.tolist()
+    assert run("softsync", n=3).weights.tolist() != downpour.weights.tolist()
