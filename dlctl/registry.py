@@ -53,6 +53,9 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
             "dlctl.algorithms.softsync:SOFTSYNC",
             "an update of any n-th part of all gradients, older ones slower (Zhang 2016)",
         ),
+        "dc-asgd": Entry(
+            "dlctl.algorithms.dc_asgd:DC_ASGD", "gradients are corrected for their age (Zheng 2017)"
+        ),
         "sandblaster": Entry(
             "dlctl.algorithms.sandblaster:SANDBLASTER",
             "L-BFGS on the shards, a batch is the whole dataset (Dean 2012)",

@@ -330,9 +330,11 @@ class ShardSide(ABC):
         self.shard = shard
 
     @classmethod
-    def optimizer(cls, options: Any, optimizer: Optimizer) -> Optimizer:
+    def optimizer(cls, options: Any, optimizer: Optimizer, workers: int) -> Optimizer:
         """The rule of the shard, from the job's optimiser: a method may put something before it
         (`optim.buffered`). Whatever has a slot of it survives with the shard.
+
+        workers: as many as the job says. With `dlctl scale` there may be more.
         """
         return optimizer
 
@@ -343,6 +345,12 @@ class ShardSide(ABC):
     def may_read(self, slot: int, at_least: int) -> bool:
         """Whether this read is answered now; else it waits until something has changed."""
         return self.clock() >= at_least
+
+    def shown(self, slot: int) -> tuple[int, Array] | None:
+        """What a replica's read puts into its model, if that is not the present state of the shard:
+        its version, float32[n]. Such a read is of the whole slice. Evaluations see what there is.
+        """
+        return None
 
     @abstractmethod
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:

@@ -63,7 +63,7 @@ class Collecting(ShardSide):
         """Since when it is that: the shard's version, its updates, pushes in the buffer."""
 
     @classmethod
-    def optimizer(cls, options: Options, optimizer: Optimizer) -> Optimizer:
+    def optimizer(cls, options: Options, optimizer: Optimizer, workers: int) -> Optimizer:
         return Buffered(optimizer, 1)
 
     def push(self, push: messages.Push, delta: Delta) -> list[Outcome]:

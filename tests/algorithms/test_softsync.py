@@ -21,7 +21,7 @@ SIZE, LR = 5, 0.1
 
 
 def shard_of(options: Options) -> Shard:
-    rule = Collecting.optimizer(options, SGD(SGDOptions(lr=LR)))
+    rule = Collecting.optimizer(options, SGD(SGDOptions(lr=LR)), workers=4)
     return in_memory(rule, np.ones(SIZE, np.float32))
 
 

@@ -246,7 +246,8 @@ class Server:
         layout = Layout.from_bytes(message.layout)
         runs = parameter_groups.runs(groups, layout, message.lo, message.hi)
         parameters = grouped.make(self.make_optimizer, self.job.optimizer.options, groups, runs)
-        optimizer = optimizer_of(table, self.algorithm, options, parameters)
+        workers = self.job.workers.count
+        optimizer = optimizer_of(table, self.algorithm, options, parameters, workers)
         storages = self.storages.of_table(table.name) if number else self.storages
         spec = self._spec(message, layout, index, number, table, optimizer)
         storage = storages.reopen(spec) if message.keep else storages.create(spec)

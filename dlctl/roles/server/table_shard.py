@@ -313,16 +313,22 @@ class TableShard:
     def _answer_fetch(self, peer: Peer, fetch: m.Fetch) -> None:
         """With what has changed since the version that the worker has, if that is known here."""
         shard = self.shard
-        of = (self.index, self.generation, fetch.request, shard.version)
         told = (self.table, self.side.clock(), shard.samples)
-        seen = shard.w if fetch.exact else self._seen()
-        changes = None
-        if fetch.have_generation == self.generation and not fetch.hi:
+        shown = None if fetch.exact else self.side.shown(fetch.slot)
+        version = shard.version if shown is None else shown[0]
+        of = (self.index, self.generation, fetch.request, version)
+        seen, changes = shard.w, None
+        if shown is not None:
+            seen = shown[1]
+        elif not fetch.exact:
+            seen = self._seen()
+        if shown is None and fetch.have_generation == self.generation and not fetch.hi:
             changes = shard.changes_since(fetch.have_version, seen)
         if changes is None:
             values = seen[fetch.lo : fetch.hi] if fetch.hi else seen
             self._rates.add("fetch_bytes", values.nbytes)
-            remembered = not fetch.hi and shard.history.reaches(shard.version)
+            is_present = shown is None and not fetch.hi
+            remembered = is_present and shard.history.reaches(shard.version)
             self.context.send(peer, m.Parameters(*of, values, remembered, *told))
         else:
             self._rates.add("fetch_bytes", changes.values.nbytes + changes.positions.nbytes)
