@@ -56,6 +56,10 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
         "dc-asgd": Entry(
             "dlctl.algorithms.dc_asgd:DC_ASGD", "gradients are corrected for their age (Zheng 2017)"
         ),
+        "ringmaster": Entry(
+            "dlctl.algorithms.ringmaster:RINGMASTER",
+            "gradients that are too old are dropped (Maranjyan 2025)",
+        ),
         "sandblaster": Entry(
             "dlctl.algorithms.sandblaster:SANDBLASTER",
             "L-BFGS on the shards, a batch is the whole dataset (Dean 2012)",

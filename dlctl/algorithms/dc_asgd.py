@@ -95,10 +95,14 @@ class Compensated:
     Options: ClassVar[type[Any]] = object
     live: ClassVar[Mapping[str, Setting]] = {}
 
-    def __init__(self, inner: Optimizer, options: Options, workers: int) -> None:
+    def __init__(
+        self, inner: Optimizer, workers: int, lambda_0: float, decay: float | None
+    ) -> None:
+        """decay: of the mean square; None: lambda is constant."""
         self.inner = inner
-        self.options = options
-        self._own = [MEAN_SQUARE] if options.variance == "adaptive" else []
+        self._lambda_0 = np.float32(lambda_0)
+        self._decay = None if decay is None else np.float32(decay)
+        self._own = [] if decay is None else [MEAN_SQUARE]
         self._own += [copy_name(slot) for slot in range(workers)]
         self.slots: Mapping[str, float] = {**inner.slots, **dict.fromkeys(self._own, 0.0)}
         self.counters: Json = inner.counters
@@ -151,13 +155,12 @@ class Compensated:
 
     def _strength(self, g: Array, own_next: tuple[Array, ...]) -> Any:
         """lambda; the mean square is brought up to date."""
-        lambda_0 = np.float32(self.options.lambda_0)
-        if self.options.variance == "constant":
-            return lambda_0
-        decay, mean_square = np.float32(self.options.mean_square_decay), own_next[0]
-        mean_square *= decay
-        mean_square += (np.float32(1) - decay) * g * g
-        return lambda_0 / np.sqrt(mean_square + EPS)
+        if self._decay is None:
+            return self._lambda_0
+        mean_square = own_next[0]
+        mean_square *= self._decay
+        mean_square += (1 - self._decay) * g * g
+        return self._lambda_0 / np.sqrt(mean_square + EPS)
 
 
 def _keep(array: Array, following: Array) -> None:
@@ -173,7 +176,9 @@ class Server(ShardSide):
 
     @classmethod
     def optimizer(cls, options: Options, optimizer: Optimizer, workers: int) -> Optimizer:
-        return Compensated(optimizer, options, workers)
+        is_constant = options.variance == "constant"
+        decay = None if is_constant else options.mean_square_decay
+        return Compensated(optimizer, workers, options.lambda_0, decay)
 
     def shown(self, slot: int) -> tuple[int, Array] | None:
         if slot not in self._versions:

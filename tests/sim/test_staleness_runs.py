@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import job_file, rows_in_order
+from simulated import Watcher, job_file, rows_in_order
 
+from dlctl.messages import Ack
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers import (
     BufferedChecker,
@@ -209,3 +210,19 @@ def test_a_gradient_is_corrected_by_what_it_was_computed_with_whoever_dies(seed,
     options = {"variance": ("constant", "adaptive")[seed]}
     learned(bounded("dc-asgd", options, seed, checker, reads_w=False, durability=durability))
     assert checker.compared > 100
+
+
+def test_ringmaster_uses_no_gradient_that_is_too_old_and_one_that_waits_for_none_is_downpour():
+    acks = Watcher(Ack)
+    learned(bounded("ringmaster", {"delay_max": 2}, 0, acks))
+    told = {(ack.outcome, ack.staleness >= 2) for ack in acks.messages() if ack.staleness}
+    assert told == {("applied", False), ("late", True)}
+
+    def run(algorithm: str, **options: Any) -> Outcome:
+        job = job_file(
+            3, 2, algorithm=(algorithm, options), inner=("none", {}), batch_size=4, epochs=3.0
+        )
+        return Simulation(job, LeastSquares(samples=192), 3).run(100.0)
+
+    ringmaster = run("ringmaster", delay_max=100)
+    assert ringmaster.weights.tolist() == run("downpour", overlap=False).weights.tolist()
