@@ -60,6 +60,10 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
             "dlctl.algorithms.ringmaster:RINGMASTER",
             "gradients that are too old are dropped (Maranjyan 2025)",
         ),
+        "ringleader": Entry(
+            "dlctl.algorithms.ringleader:RINGLEADER",
+            "all workers weigh the same, however fast they are (Maranjyan 2026)",
+        ),
         "sandblaster": Entry(
             "dlctl.algorithms.sandblaster:SANDBLASTER",
             "L-BFGS on the shards, a batch is the whole dataset (Dean 2012)",

@@ -226,3 +226,9 @@ def test_ringmaster_uses_no_gradient_that_is_too_old_and_one_that_waits_for_none
 
     ringmaster = run("ringmaster", delay_max=100)
     assert ringmaster.weights.tolist() == run("downpour", overlap=False).weights.tolist()
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("durability", ["process", "disk"])
+def test_ringleader_loses_no_gradient_that_is_in_a_table(seed, durability):
+    learned(bounded("ringleader", {}, seed, BufferedChecker(), durability=durability))
