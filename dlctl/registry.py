@@ -64,6 +64,10 @@ BUILT_IN: dict[str, dict[str, Entry]] = {
             "dlctl.algorithms.ringleader:RINGLEADER",
             "all workers weigh the same, however fast they are (Maranjyan 2026)",
         ),
+        "epoch-cut": Entry(
+            "dlctl.algorithms.epoch_cut:EPOCH_CUT",
+            "Downpour, and nobody waits for the slowest at an epoch's end (Chilimbi 2014)",
+        ),
         "sandblaster": Entry(
             "dlctl.algorithms.sandblaster:SANDBLASTER",
             "L-BFGS on the shards, a batch is the whole dataset (Dean 2012)",

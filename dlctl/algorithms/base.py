@@ -468,13 +468,32 @@ Drives = Generator[Driving, Any, str]
 """Returns why it has come to its end, as a sentence for the user."""
 
 
+class DataEpoch(NamedTuple):
+    """How far one pass over the dataset has come."""
+
+    portions: int
+    """Of it that the run will lease; 0: it ends before."""
+    left: int
+    """Of these, the ones that nobody has."""
+    under_way: Mapping[int, int]
+    """Slot -> how many it has."""
+
+
+NO_EPOCH = DataEpoch(0, 0, {})
+
+
 @dataclass(slots=True)
 class Lead:
     """Who may lease data now; for methods that the coordinator drives, also the driving."""
 
     options: Any
     steps_done: int = 0
-    """Acknowledged steps of all workers, kept up by the coordinator role."""
+    """Acknowledged steps of all workers, kept up by the coordinator role; likewise, if there is a
+    `cut_epoch`, who takes part, and the data epoch that was not cut yet, which is 0 at first and in
+    the state of who cuts."""
+    members: frozenset[int] = frozenset()
+    data_epoch: int = 0
+    epoch: DataEpoch = NO_EPOCH
 
     clock: int = 0
     """What the method counts beside the coordinator. With `state` it is on record before anybody
@@ -498,7 +517,14 @@ class Lead:
         """
         raise NotImplementedError(f"{type(self).__name__} decides nothing")
 
-    def portion_done(self, slot: int, steps: int, samples: int) -> None:
+    def cut_epoch(self) -> bool:
+        """Whether `data_epoch` is over: of its portions, those that nobody has are dropped then.
+
+        While it is not, `may_lease` should let nobody have one of the next data epoch.
+        """
+        return False
+
+    def portion_done(self, slot: int, steps: int, samples: int, data_epoch: int) -> None:
         """A worker has done a portion, for the first time; `steps_done` counts it already."""
 
     def drive(self) -> Drives | None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from simulated import Watcher, job_file, rows_in_order
 
-from dlctl.messages import Ack
+from dlctl.messages import Ack, PortionDone
 from dlctl.roles.protocol.effects import Compute
 from dlctl.sim.checkers import (
     BufferedChecker,
@@ -232,3 +232,38 @@ def test_ringmaster_uses_no_gradient_that_is_too_old_and_one_that_waits_for_none
 @pytest.mark.parametrize("durability", ["process", "disk"])
 def test_ringleader_loses_no_gradient_that_is_in_a_table(seed, durability):
     learned(bounded("ringleader", {}, seed, BufferedChecker(), durability=durability))
+
+
+def cut_run(fraction: float, *, victims: tuple[str, ...] = ()) -> tuple[Outcome, list[Any]]:
+    """Four workers, one of which takes eight times as long; and the portions that were done."""
+    done = Watcher(PortionDone)
+    job = job_file(
+        4, 2, algorithm=("epoch-cut", {"fraction": fraction, "inner_lr": 0.0}), batch_size=4,
+        portion_batches=1, epochs=4.0, timeouts=TIMEOUTS,
+    )  # fmt: skip
+    simulation = Simulation(
+        job, LeastSquares(samples=256), 1,
+        compute=ComputeOptions(step_s=0.1, spread=0.1, slow={3: 8.0}),
+        checkers=(TermsChecker(), LivenessChecker(HEAL_AT_S), NothingLeft(), done),
+    )  # fmt: skip
+    for number, victim in enumerate(victims):
+        simulation.at(2.0 + number, lambda victim=victim: simulation.world.kill(victim))
+    outcome = simulation.run(100.0)
+    assert outcome.state == "finished", outcome.reason
+    return outcome, done.messages()
+
+
+def test_an_epoch_that_is_cut_does_not_wait_for_the_slowest():
+    whole, _ = cut_run(1.0)
+    cut, done = cut_run(0.75)
+    assert cut.seconds < 0.5 * whole.seconds
+    of_epochs = [{d.portion for d in done if d.data_epoch == epoch} for epoch in range(4)]
+    assert [48 <= len(portions) < 64 for portions in of_epochs] == [True] * 4
+    problem = LeastSquares(samples=256)
+    assert problem.evaluate(cut.weights)["loss"] < 0.01
+
+
+@pytest.mark.parametrize("victim", ["worker-3", "worker-0", "server-1", "coordinator"])
+def test_epochs_are_cut_whoever_dies(victim):
+    _, done = cut_run(0.75, victims=(victim,))
+    assert len({(d.data_epoch, d.portion) for d in done}) >= 4 * 48
